@@ -1,0 +1,37 @@
+"""What to run and where: the one home of every setting and its default. Imports no torch."""
+
+from parascale.config.layout import STRATEGIES, Layout
+from parascale.config.project import (
+    Config,
+    Project,
+    load_project,
+    load_project_file,
+    load_site,
+    load_workload,
+    run_from_dict,
+)
+from parascale.config.run import Run
+from parascale.config.site import Site
+from parascale.config.workload import SPLITS, Data, Model, Optim, Source, Text, Training, Workload
+
+__all__ = [
+    "SPLITS",
+    "STRATEGIES",
+    "Config",
+    "Data",
+    "Layout",
+    "Model",
+    "Optim",
+    "Project",
+    "Run",
+    "Site",
+    "Source",
+    "Text",
+    "Training",
+    "Workload",
+    "load_project",
+    "load_project_file",
+    "load_site",
+    "load_workload",
+    "run_from_dict",
+]

@@ -1,0 +1,99 @@
+"""How a run is spread over processes, and what that spread is called."""
+
+from dataclasses import dataclass
+
+from parascale.config.options import option
+from parascale.errors import ConfigError
+
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
+# Schedules in which a rank holds two stages; in the V-shaped one, rank r holds stages r and n-1-r.
+LOOPED_SCHEDULES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
+STRATEGIES = ("single", "ddp", "multi_node", "fsdp", "hsdp", "tp", "pp", "naive", "local_sgd", "hybrid", "three_d")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism. Their product is the world size: `dp × fsdp × tp × pp`.
+
+    Ranks are numbered with tp fastest, then fsdp, then dp, then pp, so that the ranks of a tensor-parallel
+    group, which talk most, lie next to each other on one node.
+    """
+
+    nodes: int = option(1, "machines", low=1)
+    gpus_per_node: int = option(1, "GPUs asked for on each node (processes, on a site without GPUs)", low=1)
+    idle_gpus: int = option(0, "GPUs a node that are asked for and left unused, to show what waste costs", low=0)
+    dp: int = option(1, "data-parallel replicas (DDP)", low=1)
+    fsdp: int = option(1, "ranks over which parameters, gradients and optimizer state are sharded (FSDP2)", low=1)
+    tp: int = option(1, "ranks over which each matrix is split (tensor parallelism)", low=1)
+    pp: int = option(1, "pipeline stages' ranks", low=1)
+    micro_batches: int = option(1, "parts into which a rank's batch is cut for the pipeline", low=1)
+    schedule: str = option("1F1B", "pipeline schedule", choices=SCHEDULES)
+    sequence_parallel: bool = option(True, "tensor parallelism also splits the sequence between its matrices")
+    loss_parallel: bool = option(True, "tensor parallelism computes the loss on split logits")
+    reshard_after_forward: bool = option(
+        True, "FSDP frees gathered parameters after the forward pass (saves memory, gathers twice)"
+    )
+    activation_checkpointing: bool = option(
+        False, "recompute a block's activations in the backward pass instead of keeping them"
+    )
+    compile: bool = option(False, "compile each block with `torch.compile`")
+
+    @property
+    def world_size(self):
+        """Processes of the run."""
+        return self.nodes * self.processes_per_node
+
+    @property
+    def processes_per_node(self):
+        """Processes on each node: one for each GPU that is used."""
+        return self.gpus_per_node - self.idle_gpus
+
+    @property
+    def data_parallel(self):
+        """Ranks that see different samples of a step: `dp × fsdp`."""
+        return self.dp * self.fsdp
+
+    @property
+    def stages(self):
+        """Pipeline stages: one a pipeline rank, two in looped schedules."""
+        return self.pp * (2 if self.pp > 1 and self.schedule in LOOPED_SCHEDULES else 1)
+
+    def check(self):
+        """Raise ConfigError where the degrees and the machine do not match."""
+        if self.idle_gpus >= self.gpus_per_node:
+            raise ConfigError(
+                f"idle_gpus = {self.idle_gpus} leaves none of gpus_per_node = {self.gpus_per_node} to work"
+            )
+        product = self.dp * self.fsdp * self.tp * self.pp
+        if product != self.world_size:
+            idle = f" (less {self.idle_gpus} idle a node)" if self.idle_gpus else ""
+            raise ConfigError(f"dp × fsdp × tp × pp = {product}, but nodes × gpus_per_node{idle} = {self.world_size}")
+        if self.pp == 1 and self.micro_batches > 1:
+            raise ConfigError(
+                f"micro_batches = {self.micro_batches} needs pp > 1; without a pipeline use the workload's "
+                "`training.accumulate`"
+            )
+        if self.pp > 1 and self.micro_batches > 1 and self.schedule != "GPipe" and self.micro_batches < self.stages:
+            raise ConfigError(
+                f"schedule {self.schedule} needs at least as many micro_batches as stages "
+                f"({self.stages}), not {self.micro_batches}"
+            )
+
+    def strategy(self, average_every=None):
+        """The name of this spread, as reports and rules use it."""
+        kinds = [self.data_parallel > 1, self.tp > 1, self.pp > 1]
+        if average_every:
+            return "local_sgd"
+        if sum(kinds) == 3:
+            return "three_d"
+        if sum(kinds) == 2:
+            return "hybrid"
+        if self.pp > 1:
+            return "naive" if self.micro_batches == 1 else "pp"
+        if self.tp > 1:
+            return "tp"
+        if self.fsdp > 1:
+            return "hsdp" if self.dp > 1 else "fsdp"
+        if self.dp > 1:
+            return "multi_node" if self.nodes > 1 else "ddp"
+        return "single"

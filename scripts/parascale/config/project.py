@@ -1,0 +1,206 @@
+"""The whole configuration: `config.yaml`, the run table, workloads and sites, loaded and checked.
+
+Reading only, and no torch: a login node or a laptop loads it in a few milliseconds.
+"""
+
+import dataclasses
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from parascale.config import strict
+from parascale.config.options import option, section
+from parascale.config.run import Run
+from parascale.config.runtable import read_rows
+from parascale.config.site import Site
+from parascale.config.workload import Workload
+from parascale.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The short runs that prove each layout right."""
+
+    steps: int = option(20, "optimizer steps that are compared", low=2)
+    precision: str = option("fp32", "precision of the comparison; fp64 is the stricter proof", choices=("fp32", "fp64"))
+
+
+@dataclass(frozen=True)
+class Config:
+    """`config/config.yaml`: what to run, and where results go."""
+
+    root: str = option(".", "folder that holds `results/` and `work/`; `$VARIABLES` are filled in")
+    site: str = option("local", "which machine: a file of `sites`")
+    runs: str = option("config/runs.tsv", "the run table")
+    workloads: str = option("config/workloads", "folder of workloads")
+    sites: str = option("config/sites", "folder of sites")
+    title: str = option("Scaling report", "heading of the report")
+    parity: Parity = section(Parity, "the short runs that prove each layout right")
+    timeout_seconds: float = option(
+        300.0, "a collective operation or a training step that takes longer ends the run", above=0.0
+    )
+
+
+@dataclass(frozen=True)
+class Project:
+    """A loaded configuration: settings, the site, and every run by name, in the table's order."""
+
+    config: Config
+    site: Site
+    runs: dict
+
+    @functools.cached_property
+    def root(self):
+        """Folder above `results/` and `work/`."""
+        return Path(_expanded(self.config.root, "root"))
+
+    @functools.cached_property
+    def datasets(self):
+        """Dataset name → Data, for every dataset that a run uses."""
+        return {run.workload.data.dataset: run.workload.data for run in self.runs.values()}
+
+    def baseline(self, name):
+        """The run that `name` is measured against, itself included."""
+        return self.runs[self.runs[name].baseline]
+
+
+def load_project(values, where="config"):
+    """Load everything that a configuration (a mapping, as YAML gives it) names."""
+    config = strict.load(Config, values, where)
+    site = load_site(config, config.site)
+    find_workload = functools.cache(lambda name: load_workload(config.workloads, name))
+    runs = {}
+    for values, place in read_rows(config.runs):
+        run = strict.load(Run, {**values, "workload": find_workload(values["workload"])}, place)
+        if run.run in runs:
+            raise ConfigError(f"{place}: run `{run.run}` stands twice in the table")
+        try:
+            run.check()
+            site.check_layout(run.layout)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: run `{run.run}`: {error}") from None
+        runs[run.run] = run
+    if not runs:
+        raise ConfigError(f"{config.runs}: the run table has no rows")
+    runs = _with_baselines(runs, config.runs)
+    _check_datasets(runs)
+    return Project(config, site, runs)
+
+
+def load_project_file(path):
+    """Load the configuration in a YAML file; paths in it are relative to the current folder."""
+    return load_project(_yaml(path), str(path))
+
+
+def load_site(config, name):
+    """The site `name`: `<sites>/<name>.yaml`."""
+    path = _named_file(config.sites, name, "site")
+    site = strict.load(Site, {"name": name, **_yaml(path)}, str(path))
+    if site.cores_per_node is None:
+        site = dataclasses.replace(site, cores_per_node=os.cpu_count())
+    return site
+
+
+def load_workload(folder, name):
+    """The workload `name`: `<folder>/<name>.yaml`, on top of the workload that it `extends`, if any."""
+    path = _named_file(folder, name, "workload")
+    values = _extended(folder, path, [])
+    data = {"dataset": name, **values.get("data", {})}
+    return strict.load(Workload, {**values, "name": name, "data": data}, str(path))
+
+
+def run_from_dict(values):
+    """The Run that `dataclasses.asdict` made a mapping of (what a rule hands to a script)."""
+    return strict.load(Run, values, "run settings")
+
+
+def _extended(folder, path, seen):
+    values = _yaml(path)
+    base = values.pop("extends", None)
+    if base is None:
+        return values
+    if base in seen:
+        raise ConfigError(f"{path}: `extends` goes in a circle: {' → '.join([*seen, base])}")
+    return _merged(_extended(folder, _named_file(folder, base, "workload"), [*seen, base]), values)
+
+
+def _merged(base, over):
+    """`over` on top of `base`, key by key through nested mappings. `steps` and `epochs` replace each other."""
+    merged = dict(base)
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if one in over:
+            merged.pop(other, None)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def _yaml(path):
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(values, dict | None):
+        raise ConfigError(f"{path}: must be a mapping of keys")
+    return values or {}
+
+
+def _named_file(folder, name, what):
+    path = Path(folder) / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(entry.stem for entry in Path(folder).glob("*.yaml"))
+        raise ConfigError(f"{path}: no such {what}{strict.nearest(str(name), known)}")
+    return path
+
+
+def _with_baselines(runs, where):
+    """Runs whose baseline is a name: the one given, or the workload's first run on one process, or the run itself."""
+    resolved = {}
+    for name, run in runs.items():
+        baseline = run.baseline
+        if baseline is None:
+            peers = [
+                other.run for other in runs.values() if other.workload == run.workload and other.layout.world_size == 1
+            ]
+            baseline = peers[0] if peers else name
+        if baseline not in runs:
+            raise ConfigError(
+                f"{where}: run `{name}`: baseline `{baseline}` is not in the table{strict.nearest(baseline, runs)}"
+            )
+        if runs[baseline].workload != run.workload:
+            raise ConfigError(
+                f"{where}: run `{name}`: baseline `{baseline}` trains workload "
+                f"`{runs[baseline].workload.name}`, not `{run.workload.name}`"
+            )
+        if run.init_from is not None and run.init_from not in runs:
+            raise ConfigError(
+                f"{where}: run `{name}`: init_from `{run.init_from}` is not in the table{strict.nearest(run.init_from, runs)}"
+            )
+        resolved[name] = dataclasses.replace(run, baseline=baseline)
+    return resolved
+
+
+def _check_datasets(runs):
+    """Workloads that share a dataset must mean the same data."""
+    seen = {}
+    for run in runs.values():
+        data = run.workload.data
+        other = seen.setdefault(data.dataset, run.workload)
+        if (other.data.source, other.data.text) != (data.source, data.text):
+            raise ConfigError(
+                f"workloads `{other.name}` and `{run.workload.name}` both call their dataset `{data.dataset}`, "
+                "but its source or text settings differ; give one of them another `data.dataset`"
+            )
+
+
+def _expanded(path, key):
+    full = os.path.expanduser(os.path.expandvars(path))
+    if "$" in full:
+        raise ConfigError(f"`{key}` = `{path}`: an environment variable in it is not set")
+    return full

@@ -1,0 +1,173 @@
+"""What is trained, on which data, and how: the settings that do not depend on a machine or a layout."""
+
+from dataclasses import dataclass
+
+from parascale.config.options import option, required, section
+
+TASKS = ("language_model", "summarisation", "classification")
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where raw data comes from."""
+
+    kind: str = option(
+        "builtin",
+        "where the data comes from: made from what is installed (no network), a Hugging Face dataset, "
+        "your own files, or files and archives by address",
+        choices=("builtin", "hub", "files", "url"),
+    )
+    name: str | None = option(
+        None, "`hub`: the dataset's id (`Salesforce/wikitext`); `builtin`: which corpus (`documentation`)"
+    )
+    config: str | None = option(None, "`hub`: the dataset's configuration (`wikitext-2-v1`)")
+    revision: str | None = option(
+        None, "`hub`: the commit that is fetched; needed, so that data cannot change under a result"
+    )
+    endpoint: str | None = option(None, "`hub`: another server than huggingface.co, such as a mirror")
+    columns: dict = option({}, "role → column name, where they differ (`{text: content}`)")
+    files: dict = option(
+        {},
+        "`files`: split → path, glob or list of them; `valid.txt[:50%]` takes the first half of its lines. "
+        "Text (`.txt`), Parquet and JSON Lines are understood",
+    )
+    urls: list = option([], "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked")
+    location: str | None = option(
+        None,
+        "a folder on this machine that already holds the data (`$DATA/...`): read where it lies, never copied. "
+        "`files` are relative to it",
+    )
+
+
+@dataclass(frozen=True)
+class Text:
+    """How text becomes tokens."""
+
+    tokenizer: str = option(
+        "word",
+        "`word`: words between spaces, as in WikiText's published perplexities; `subword`: BPE trained on the train split",
+        choices=("word", "subword"),
+    )
+    lowercase: bool = option(False, "lower-case the text first")
+    min_count: int = option(1, "words seen less often in the train split become `<unk>`", low=1)
+    max_vocabulary: int | None = option(None, "keep only the most frequent entries, the special ones included", low=3)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a plan may assume before the data is there; `prepare` checks it."""
+
+    vocabulary: int | None = option(None, "entries of the vocabulary, special ones included", low=3)
+    train_tokens: int | None = option(None, "tokens of the train split", low=1)
+    train_samples: int | None = option(None, "samples of the train split (documents, images)", low=1)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The dataset of a workload."""
+
+    dataset: str = option(
+        "",
+        "name of the folder below `results/data/`; workloads that share a dataset give it the same "
+        "source and text settings. Default: the workload's name",
+    )
+    source: Source = section(Source, "where raw data comes from")
+    text: Text = section(Text, "how text becomes tokens")
+    expected: Expected = section(Expected, "what a plan may assume before the data is there")
+    format: str = option("flat", "the format a training reads: `flat` for tokens")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes and switches of the model."""
+
+    kind: str = option(
+        "transformer_lm",
+        "`transformer_lm`, or the import path of your own class (`my_model:MyModel`, a file "
+        "`my_model.py` beside the workload)",
+    )
+    dim: int = option(128, "width of the hidden states", low=1)
+    heads: int = option(4, "attention heads; must divide `dim`", low=1)
+    kv_heads: int | None = option(
+        None, "key and value heads (grouped-query attention); default: as many as `heads`", low=1
+    )
+    layers: int = option(2, "Transformer blocks", low=1)
+    hidden: int | None = option(None, "width inside the feed-forward layer; default: 4 × `dim`", low=1)
+    dropout: float = option(
+        0.0, "dropout probability; above 0, parity between layouts is not claimed", low=0.0, high=0.99
+    )
+    tied: bool = option(False, "input embedding and output layer share one matrix")
+    norm: str = option("layer", "`layer`: LayerNorm; `rms`: RMSNorm", choices=("layer", "rms"))
+    norm_eps: float = option(1e-5, "epsilon of the norms", above=0.0)
+    pre_norm: bool = option(True, "normalise before each sublayer (else after it, as in the original Transformer)")
+    position: str = option("learned", "how positions enter", choices=("learned", "sinusoidal", "rotary"))
+    activation: str = option(
+        "gelu",
+        "of the feed-forward layer; `swiglu` has a gate matrix more; `gelu_tanh` is GPT-2's",
+        choices=("gelu", "gelu_tanh", "relu", "swiglu"),
+    )
+    bias: bool = option(True, "linear layers and norms have a bias")
+    options: dict = option({}, "keyword arguments for a class of your own")
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer and its schedule."""
+
+    name: str = option("adamw", "optimizer", choices=("adamw", "sgd"))
+    lr: float = option(1e-3, "peak learning rate, for the workload's own global batch", above=0.0)
+    lr_scaling: str = option(
+        "none", "how `lr` grows when weak scaling makes the global batch larger", choices=("none", "linear", "sqrt")
+    )
+    schedule: str = option("cosine", "learning rate after the warm-up", choices=("cosine", "constant"))
+    warmup_steps: int = option(0, "steps over which the learning rate rises linearly from 0", low=0)
+    min_lr_ratio: float = option(0.1, "the cosine ends at this part of `lr`", low=0.0, high=1.0)
+    betas: list = option([0.9, 0.95], "AdamW's decay rates")
+    eps: float = option(1e-8, "AdamW's epsilon", above=0.0)
+    momentum: float = option(0.9, "SGD's momentum", low=0.0)
+    weight_decay: float = option(0.1, "decoupled weight decay, on matrices only", low=0.0)
+    clip_norm: float | None = option(1.0, "largest norm of the whole gradient; `null`: no clipping", above=0.0)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How much is trained, and what happens on the way."""
+
+    window: int = option(64, "tokens a sample", low=2)
+    stride: int | None = option(
+        None,
+        "tokens from one training window to the next; default: `window` (no overlap); 1 is the "
+        "published protocol, which sees each token `window` times an epoch",
+        low=1,
+    )
+    global_batch: int = option(64, "samples an optimizer step, over all ranks", low=1)
+    accumulate: int = option(
+        1, "parts in which a rank works through its share of a step (gradient accumulation)", low=1
+    )
+    steps: int | None = option(None, "optimizer steps; give this or `epochs`", low=1)
+    epochs: float | None = option(None, "passes over the train split; give this or `steps`", above=0.0)
+    evaluate_every: int | None = option(
+        None, "steps between evaluations on the validation split; default: at the end only", low=1
+    )
+    evaluation_batch: int | None = option(
+        None, "samples an evaluation step takes on each rank; default: a rank's share of `global_batch`", low=1
+    )
+    checkpoint_every: int | None = option(None, "steps between resumable checkpoints; default: at the end only", low=1)
+    checkpoint_minutes: float | None = option(
+        30.0, "minutes between resumable checkpoints, whichever comes first; `null`: never by time", above=0.0
+    )
+    keep: int = option(2, "resumable checkpoints that are kept", low=1)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training problem: `config/workloads/<name>.yaml`."""
+
+    name: str = required("the file's name without `.yaml`; set by the loader")
+    title: str = option("", "a line for reports")
+    task: str = option("language_model", "what is learned", choices=TASKS)
+    data: Data = section(Data, "the dataset")
+    model: Model = section(Model, "the model")
+    optim: Optim = section(Optim, "the optimizer")
+    training: Training = section(Training, "how much is trained")

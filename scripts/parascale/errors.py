@@ -1,0 +1,33 @@
+"""Errors that a user can act on. Their message says what is wrong, where, and what to do."""
+
+
+class ParascaleError(Exception):
+    """Base of every error raised on purpose; scripts print it without a traceback and exit with 1."""
+
+
+class ConfigError(ParascaleError):
+    """A key, value or table of the configuration is wrong."""
+
+
+class DataError(ParascaleError):
+    """Input data is missing, empty, corrupt or of the wrong kind."""
+
+
+class DownloadError(DataError):
+    """A source could not be fetched; nothing half-written was left behind."""
+
+
+class RequirementError(ParascaleError):
+    """The machine lacks what a run needs: a version, a driver, a distributed API, disk space."""
+
+
+class CheckpointError(ParascaleError):
+    """A checkpoint is missing, incomplete, damaged or of another model."""
+
+
+class TrainingError(ParascaleError):
+    """A training cannot go on: a loss that is not finite, a rank that failed."""
+
+
+class Interrupted(ParascaleError):
+    """A run was asked to stop; it saved its state and continues where it stopped when started again."""

@@ -1,0 +1,110 @@
+"""Files that appear whole or not at all, and the checksums that guard what is kept.
+
+A reader never meets half a file: everything is written beside its place, flushed to disk and renamed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+from parascale.errors import RequirementError
+
+BLOCK_BYTES = 1 << 20
+
+
+@contextmanager
+def atomic_path(target):
+    """Yield a temporary path beside `target`; on success it is flushed and renamed there, else removed.
+
+    Works for files and for folders: whatever the body creates at the yielded path is moved as a whole.
+    A folder that stands in the way is replaced.
+    """
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    partial = holder / target.name
+    try:
+        yield partial
+        sync_tree(partial)
+        if target.is_dir() and not target.is_symlink():
+            # A folder cannot be renamed over another: the old one steps aside first.
+            os.rename(target, holder / f"{target.name}.old")
+        os.replace(partial, target)
+        sync_path(target.parent)
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)
+
+
+def write_text(target, text):
+    """Write `text` (UTF-8) to `target` atomically."""
+    with atomic_path(target) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(target, value):
+    """Write `value` as readable JSON to `target` atomically."""
+    write_text(target, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path):
+    """The value in a JSON file."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def read_json_lines(path):
+    """The values of a JSON Lines file. A last line cut short by a crash is left out, any other is an error."""
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    whole, tail = lines[:-1], lines[-1]
+    if tail:
+        try:
+            return [json.loads(line) for line in [*whole, tail]]
+        except json.JSONDecodeError:
+            pass
+    return [json.loads(line) for line in whole]
+
+
+def sync_path(path):
+    """Flush one file or folder entry to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(path):
+    """Flush a file, or every file and folder below a folder, to disk."""
+    path = Path(path)
+    if path.is_dir():
+        for child in path.iterdir():
+            sync_tree(child)
+    if not path.is_symlink():
+        sync_path(path)
+
+
+def sha256(path):
+    """The hex sha256 of a file's bytes."""
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def tree_bytes(path):
+    """The bytes of all files below a folder."""
+    return sum(entry.stat().st_size for entry in Path(path).rglob("*") if entry.is_file())
+
+
+def require_space(folder, needed_bytes, purpose):
+    """Raise RequirementError unless the filesystem of `folder` has room for `needed_bytes`."""
+    folder = Path(folder)
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise RequirementError(
+            f"not enough room in {folder} for {purpose}: {needed_bytes / 2**20:,.0f} MiB are needed, "
+            f"{free / 2**20:,.0f} MiB are free. Free some space or set another `root` in the configuration."
+        )
