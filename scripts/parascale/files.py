@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from parascale.errors import RequirementError
@@ -57,14 +57,11 @@ def read_json(path):
 
 def read_json_lines(path):
     """The values of a JSON Lines file. A last line cut short by a crash is left out, any other is an error."""
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
-    whole, tail = lines[:-1], lines[-1]
-    if tail:
-        try:
-            return [json.loads(line) for line in [*whole, tail]]
-        except json.JSONDecodeError:
-            pass
-    return [json.loads(line) for line in whole]
+    *whole, tail = Path(path).read_bytes().split(b"\n")
+    values = [json.loads(line) for line in whole]
+    with suppress(json.JSONDecodeError, UnicodeDecodeError):  # a cut may fall inside a character
+        values += [json.loads(tail)] if tail else []
+    return values
 
 
 def sync_path(path):

@@ -54,9 +54,14 @@ class Layout:
         return self.dp * self.fsdp
 
     @property
+    def pipeline_schedule(self):
+        """The schedule that runs: with one micro-batch there is nothing to interleave, and each rank waits for the others."""
+        return "GPipe" if self.micro_batches == 1 else self.schedule
+
+    @property
     def stages(self):
         """Pipeline stages: one a pipeline rank, two in looped schedules."""
-        return self.pp * (2 if self.pp > 1 and self.schedule in LOOPED_SCHEDULES else 1)
+        return self.pp * (2 if self.pp > 1 and self.pipeline_schedule in LOOPED_SCHEDULES else 1)
 
     def check(self):
         """Raise ConfigError where the degrees and the machine do not match."""
@@ -73,7 +78,7 @@ class Layout:
                 f"micro_batches = {self.micro_batches} needs pp > 1; without a pipeline use the workload's "
                 "`training.accumulate`"
             )
-        if self.pp > 1 and self.micro_batches > 1 and self.schedule != "GPipe" and self.micro_batches < self.stages:
+        if self.pp > 1 and self.pipeline_schedule != "GPipe" and self.micro_batches < self.stages:
             raise ConfigError(
                 f"schedule {self.schedule} needs at least as many micro_batches as stages "
                 f"({self.stages}), not {self.micro_batches}"

@@ -7,7 +7,10 @@ from dataclasses import field
 
 
 def option(default, doc, *, choices=None, low=None, above=None, high=None):
-    """A setting with its default. `low`/`high` are inclusive bounds, `above` an exclusive one."""
+    """A setting with its default.
+
+    choices: the values that are allowed; of a mapping, its keys. low, high: inclusive bounds. above: an exclusive one.
+    """
     metadata = {"doc": doc, "choices": choices, "low": low, "above": above, "high": high}
     if isinstance(default, (dict, list)):
         return field(default_factory=default.copy, metadata=metadata)

@@ -13,6 +13,7 @@ import yaml
 
 from parascale.config import strict
 from parascale.config.options import option, section
+from parascale.config.paths import Paths
 from parascale.config.run import Run
 from parascale.config.runtable import read_rows
 from parascale.config.site import Site
@@ -29,6 +30,18 @@ class Parity:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What the project may spend, in core-hours as they are charged."""
+
+    core_hours: float | None = option(
+        None, "a workflow that is expected to cost more is refused before its first job", above=0.0
+    )
+    quota: float | None = option(
+        None, "the project's quota: plans show their share of it, and warn beyond it", above=0.0
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """`config/config.yaml`: what to run, and where results go."""
 
@@ -38,7 +51,10 @@ class Config:
     workloads: str = option("config/workloads", "folder of workloads")
     sites: str = option("config/sites", "folder of sites")
     title: str = option("Scaling report", "heading of the report")
+    account: str | None = option(None, "project that Slurm charges; also as `--config account=NAME`")
+    partition: str | None = option(None, "partition of the site to use; default: its first")
     parity: Parity = section(Parity, "the short runs that prove each layout right")
+    budget: Budget = section(Budget, "what the project may spend")
     timeout_seconds: float = option(
         300.0, "a collective operation or a training step that takes longer ends the run", above=0.0
     )
@@ -58,6 +74,11 @@ class Project:
         return Path(_expanded(self.config.root, "root"))
 
     @functools.cached_property
+    def paths(self):
+        """Where everything lies below the root."""
+        return Paths(self.root)
+
+    @functools.cached_property
     def datasets(self):
         """Dataset name → Data, for every dataset that a run uses."""
         return {run.workload.data.dataset: run.workload.data for run in self.runs.values()}
@@ -71,7 +92,7 @@ def load_project(values, where="config"):
     """Load everything that a configuration (a mapping, as YAML gives it) names."""
     config = strict.load(Config, values, where)
     site = load_site(config, config.site)
-    find_workload = functools.cache(lambda name: load_workload(config.workloads, name))
+    find_workload = functools.cache(functools.partial(load_workload, config.workloads))
     runs = {}
     for values, place in read_rows(config.runs):
         run = strict.load(Run, {**values, "workload": find_workload(values["workload"])}, place)
@@ -86,6 +107,7 @@ def load_project(values, where="config"):
     if not runs:
         raise ConfigError(f"{config.runs}: the run table has no rows")
     runs = _with_baselines(runs, config.runs)
+    _check_starts(runs, config.runs)
     _check_datasets(runs)
     return Project(config, site, runs)
 
@@ -98,7 +120,7 @@ def load_project_file(path):
 def load_site(config, name):
     """The site `name`: `<sites>/<name>.yaml`."""
     path = _named_file(config.sites, name, "site")
-    site = strict.load(Site, {"name": name, **_yaml(path)}, str(path))
+    site = strict.load(Site, _with_name(_yaml(path), name, path), str(path))
     if site.cores_per_node is None:
         site = dataclasses.replace(site, cores_per_node=os.cpu_count())
     return site
@@ -107,9 +129,12 @@ def load_site(config, name):
 def load_workload(folder, name):
     """The workload `name`: `<folder>/<name>.yaml`, on top of the workload that it `extends`, if any."""
     path = _named_file(folder, name, "workload")
-    values = _extended(folder, path, [])
-    data = {"dataset": name, **values.get("data", {})}
-    return strict.load(Workload, {**values, "name": name, "data": data}, str(path))
+    values = _with_name(_extended(folder, path, [name]), name, path)
+    workload = strict.load(Workload, values, str(path))
+    if not workload.data.dataset:
+        workload = dataclasses.replace(workload, data=dataclasses.replace(workload.data, dataset=name))
+    strict.check_name(workload.data.dataset, str(path), "data.dataset")
+    return workload
 
 
 def run_from_dict(values):
@@ -117,7 +142,15 @@ def run_from_dict(values):
     return strict.load(Run, values, "run settings")
 
 
+def _with_name(values, name, path):
+    """`values` with the name that their file gives them."""
+    if "name" in values:
+        raise ConfigError(f"{path}: leave out `name`: the file's own name is taken")
+    return {**values, "name": name}
+
+
 def _extended(folder, path, seen):
+    """The values of a workload's file on top of those it `extends`; `seen` are the names on the way here."""
     values = _yaml(path)
     base = values.pop("extends", None)
     if base is None:
@@ -128,22 +161,37 @@ def _extended(folder, path, seen):
 
 
 def _merged(base, over):
-    """`over` on top of `base`, key by key through nested mappings. `steps` and `epochs` replace each other."""
+    """`over` on top of `base`, key by key through nested mappings.
+
+    `steps` and `epochs` replace each other, and so do sources of different kinds, whose keys do not mix.
+    """
     merged = dict(base)
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in over:
             merged.pop(other, None)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], value) if both else value
+        old = merged.get(key)
+        mixable = isinstance(value, dict) and isinstance(old, dict)
+        if mixable and key == "source":
+            mixable = value.get("kind") in (None, old.get("kind"))
+        merged[key] = _merged(old, value) if mixable else value
     return merged
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error; plain YAML quietly takes the second."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key `{key.value}` stands twice", key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _yaml(path):
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
+        values = yaml.load(strict.read_text(path, "a YAML file"), _StrictLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(values, dict | None):
@@ -178,12 +226,22 @@ def _with_baselines(runs, where):
                 f"{where}: run `{name}`: baseline `{baseline}` trains workload "
                 f"`{runs[baseline].workload.name}`, not `{run.workload.name}`"
             )
-        if run.init_from is not None and run.init_from not in runs:
-            raise ConfigError(
-                f"{where}: run `{name}`: init_from `{run.init_from}` is not in the table{strict.nearest(run.init_from, runs)}"
-            )
         resolved[name] = dataclasses.replace(run, baseline=baseline)
     return resolved
+
+
+def _check_starts(runs, where):
+    """Each run that starts from another must find it in the table, and not wait for itself."""
+    for name in runs:
+        chain = [name]
+        while (start := runs[chain[-1]].init_from) is not None:
+            if start not in runs:
+                raise ConfigError(
+                    f"{where}: run `{chain[-1]}`: init_from `{start}` is not in the table{strict.nearest(start, runs)}"
+                )
+            if start in chain:
+                raise ConfigError(f"{where}: init_from goes in a circle: {' → '.join([*chain, start])}")
+            chain.append(start)
 
 
 def _check_datasets(runs):

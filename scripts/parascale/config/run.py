@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from parascale.config.layout import Layout
 from parascale.config.options import option, required, section
-from parascale.config.workload import Workload
+from parascale.config.strict import nearest
+from parascale.config.workload import MODEL_KINDS, Workload
 from parascale.errors import ConfigError
 
 PRECISIONS = ("fp32", "fp64", "bf16")
@@ -68,6 +70,14 @@ class Run:
         training, layout = self.workload.training, self.layout
         if (training.steps is None) == (training.epochs is None):
             raise ConfigError(f"workload {self.workload.name}: give either training.steps or training.epochs")
+        warmup = self.workload.optim.warmup_steps
+        if training.steps is not None and warmup >= training.steps:
+            raise ConfigError(
+                f"optim.warmup_steps = {warmup} leaves none of training.steps = {training.steps} to train"
+            )
+        betas = self.workload.optim.betas
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(f"optim.betas = {betas} must be two numbers from 0 to below 1")
         parts = layout.data_parallel * layout.micro_batches * training.accumulate
         if self.global_batch < parts:
             raise ConfigError(
@@ -85,9 +95,20 @@ class Run:
         model, layout = self.workload.model, self.layout
         kv_heads = model.kv_heads or model.heads
         if ":" in model.kind:
+            path = Path(model.kind.partition(":")[0])
+            if not path.is_file():
+                raise ConfigError(f"model.kind = `{model.kind}`: no such file `{path}`")
             return  # a class of the user's own checks its own sizes
+        if model.kind not in MODEL_KINDS:
+            raise ConfigError(
+                f"model.kind = `{model.kind}` is not known{nearest(model.kind, MODEL_KINDS)}, or `path/file.py:Class`"
+            )
         if model.dim % model.heads:
             raise ConfigError(f"model.dim = {model.dim} is not a multiple of model.heads = {model.heads}")
+        if model.position == "rotary" and model.dim // model.heads % 2:
+            raise ConfigError(
+                f"position rotary turns pairs of numbers, but model.dim / model.heads = {model.dim // model.heads} is odd"
+            )
         if model.heads % kv_heads:
             raise ConfigError(f"model.heads = {model.heads} is not a multiple of model.kv_heads = {kv_heads}")
         for name, value in (("heads", model.heads), ("kv_heads", kv_heads), ("hidden", model.hidden or 4 * model.dim)):
@@ -109,17 +130,28 @@ class Run:
             )
         if self.average_every and (not only_ddp or layout.dp == 1):
             raise ConfigError("average_every (local SGD) needs dp > 1 and fsdp = tp = pp = 1")
+        every = self.workload.training.evaluate_every
+        if self.average_every and every and every % self.average_every:
+            raise ConfigError(
+                f"training.evaluate_every = {every} must be a multiple of average_every = {self.average_every}: "
+                "between averages there is no one model to evaluate"
+            )
         if self.average_every and self.init_from:
             raise ConfigError("average_every (local SGD) cannot start from another run's checkpoint")
 
     def parity(self, steps, precision):
-        """The short run that proves this layout right: few steps, exact arithmetic, nothing random."""
+        """The short run that proves this layout right: few steps, exact arithmetic, nothing random.
+
+        AdamW's epsilon is at least 1e-6 there: with less, an element whose gradient is nothing but rounding noise takes
+        steps of full size, up or down as the noise falls, and layouts seem to differ where they do not.
+        """
         workload = self.workload
         warmup = min(workload.optim.warmup_steps, steps // 4)
         training = replace(
             workload.training,
             steps=steps,
             epochs=None,
+            evaluate=False,
             evaluate_every=None,
             checkpoint_every=None,
             checkpoint_minutes=None,
@@ -128,6 +160,6 @@ class Run:
             workload,
             training=training,
             model=replace(workload.model, dropout=0.0),
-            optim=replace(workload.optim, warmup_steps=warmup),
+            optim=replace(workload.optim, warmup_steps=warmup, eps=max(workload.optim.eps, 1e-6)),
         )
         return replace(self, workload=workload, precision=precision, deterministic=True, init_from=None)

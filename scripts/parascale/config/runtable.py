@@ -2,15 +2,12 @@
 
 import csv
 import dataclasses
-import re
-from pathlib import Path
 
+from parascale.config import strict
 from parascale.config.layout import Layout
 from parascale.config.run import Run
-from parascale.config.strict import nearest
 from parascale.errors import ConfigError
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 EMPTY = ("", "-")  # cells that keep the default
 
 LAYOUT_COLUMNS = {field.name: field for field in dataclasses.fields(Layout)}
@@ -18,38 +15,35 @@ RUN_COLUMNS = {field.name: field for field in dataclasses.fields(Run) if field.n
 
 
 def read_rows(path):
-    """Yield (settings of a run, its place in the file) for each row; `workload` is still a name."""
+    """Yield (settings of a Run, its place in the file) for each row; `workload` is still a name."""
     for row, place in _lines(path):
         values, layout = {}, {}
         for column, cell in row.items():
             if column not in LAYOUT_COLUMNS and column not in RUN_COLUMNS:
-                raise ConfigError(
-                    f"{place}: unknown column `{column}`{nearest(column, [*RUN_COLUMNS, *LAYOUT_COLUMNS])}"
-                )
+                hint = strict.nearest(column, [*RUN_COLUMNS, *LAYOUT_COLUMNS])
+                raise ConfigError(f"{place}: unknown column `{column}`{hint} (tabs separate columns)")
             if cell in EMPTY:
                 continue
             if column in LAYOUT_COLUMNS:
                 layout[column] = _cell(LAYOUT_COLUMNS[column], cell, place, column)
             else:
                 values[column] = _cell(RUN_COLUMNS[column], cell, place, column)
-        if not NAME.fullmatch(values.get("run", "")):
-            raise ConfigError(
-                f"{place}: `run` = `{values.get('run', '')}` must be a name of letters, digits, `-`, `_` and `.`"
-            )
-        if "workload" not in values:
-            raise ConfigError(f"{place}: `workload` is missing")
-        yield {**values, "layout": layout}, place
+        for column in ("run", "workload"):
+            if column not in values:
+                raise ConfigError(f"{place}: `{column}` is missing ({RUN_COLUMNS[column].metadata['doc']})")
+        strict.check_name(values["run"], place, "run")
+        yield {**values, "layout": strict.load(Layout, layout, place)}, place
 
 
 def _lines(path):
     """Rows of the run table with their place; `#` starts a comment line."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file (the run table, key `runs`)") from None
+    lines = strict.read_text(path, "the run table, key `runs`").splitlines()
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
-    reader = csv.reader((line for _, line in numbered), delimiter="\t")
+    reader = csv.reader((line for _, line in numbered), delimiter="\t", quoting=csv.QUOTE_NONE)
     header = [cell.strip() for cell in next(reader, [])]
+    for column in header:
+        if header.count(column) > 1:
+            raise ConfigError(f"{path}: column `{column}` stands twice in the header")
     for (number, _), cells in zip(numbered[1:], reader, strict=True):
         if len(cells) > len(header):
             raise ConfigError(f"{path}, line {number}: {len(cells)} cells, but the header has {len(header)}")

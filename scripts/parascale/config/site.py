@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from parascale.config.options import option, required, section
+from parascale.config.run import PRECISIONS
 from parascale.errors import ConfigError
 
 
@@ -35,6 +36,23 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Assumed:
+    """What a plan takes for granted of a machine until a calibration has measured it."""
+
+    efficiency: float = option(0.35, "part of the peak rate that a training reaches", above=0.0, high=1.0)
+    core_gigaflops: float = option(15.0, "rate of one core where a run computes on CPUs", above=0.0)
+    core_gigabytes_per_second: float = option(5.0, "memory bandwidth of one core", above=0.0)
+    pass_microseconds: float = option(200.0, "time to start the operations of one block, whatever its size", above=0.0)
+    step_milliseconds: float = option(3.0, "time that a step takes beside computing and communication", above=0.0)
+    startup_seconds: float = option(30.0, "from a job's start to its first step", above=0.0)
+    library_gigabytes: float = option(0.5, "memory that libraries hold beside tensors, for each process", above=0.0)
+    communicator_gigabytes: float = option(0.3, "memory of each group of processes that communicates", above=0.0)
+    unknown_hours: float = option(
+        4.0, "time limit of a job whose time is unknown, where no partition limits it", above=0.0
+    )
+
+
+@dataclass(frozen=True)
 class Site:
     """One machine: `config/sites/<name>.yaml`."""
 
@@ -44,16 +62,29 @@ class Site:
     cores_per_node: int | None = option(
         None, "cores of a node, as they are charged; default: counted on this machine", low=1
     )
+    threads_per_process: int | None = option(
+        None, "cores that a process computes with; default: the node's, dealt out evenly", low=1
+    )
     gpus_per_node: int | None = option(None, "GPUs of a node; default: no limit (processes on CPUs)", low=1)
     gpu: str = option("", "name of the GPU")
     gpu_memory_gb: float | None = option(None, "memory of one GPU, in 10⁹ bytes", above=0.0)
     host_memory_gb: float | None = option(None, "memory of a node, in 10⁹ bytes", above=0.0)
-    peak_tflops: dict = option({}, "precision → peak rate of one GPU in 10¹² operations a second, dense")
+    peak_tflops: dict[str, float] = option(
+        {}, "precision → peak rate of one GPU in 10¹² operations a second, dense", choices=PRECISIONS
+    )
     memory_gigabytes_per_second: float | None = option(None, "memory bandwidth of one GPU", above=0.0)
     node_link: Link = section(Link, "between the GPUs of a node")
     network_link: Link = section(Link, "between nodes")
     network: Network = section(Network, "how processes find each other")
+    environment: dict = option({}, "environment variables for every process of a run (`{NCCL_IB_TIMEOUT: 50}`)")
+    assumed: Assumed = section(Assumed, "what a plan takes for granted until a calibration has measured it")
+    charges: str = option(
+        "whole_nodes",
+        "what core-hours are counted from: all cores of each node that a job holds, or the cores it asks for",
+        choices=("whole_nodes", "cores"),
+    )
     partitions: list[Partition] = option([], "partitions of the machine; the first is the default")
+    needs_account: bool = option(False, "Slurm takes no job that does not name the account it is charged to")
     max_hours: float | None = option(None, "longest job where there are no partitions", above=0.0)
 
     def check_layout(self, layout):
@@ -61,4 +92,9 @@ class Site:
         if self.gpus_per_node and layout.gpus_per_node > self.gpus_per_node:
             raise ConfigError(
                 f"gpus_per_node = {layout.gpus_per_node}, but a node of {self.name} has {self.gpus_per_node} GPUs"
+            )
+        limits = [partition.max_nodes for partition in self.partitions]
+        if limits and None not in limits and layout.nodes > max(limits):
+            raise ConfigError(
+                f"nodes = {layout.nodes}, but the largest partition of {self.name} takes {max(limits)} nodes"
             )

@@ -6,6 +6,7 @@ from parascale.config.options import option, required, section
 
 TASKS = ("language_model", "summarisation", "classification")
 SPLITS = ("train", "validation", "test")
+MODEL_KINDS = ("transformer_lm",)
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,12 @@ class Source:
         None, "`hub`: the commit that is fetched; needed, so that data cannot change under a result"
     )
     endpoint: str | None = option(None, "`hub`: another server than huggingface.co, such as a mirror")
-    columns: dict = option({}, "role → column name, where they differ (`{text: content}`)")
+    columns: dict[str, str] = option({}, "role → column name, where they differ (`{text: content}`)")
     files: dict = option(
         {},
         "`files`: split → path, glob or list of them; `valid.txt[:50%]` takes the first half of its lines. "
         "Text (`.txt`), Parquet and JSON Lines are understood",
+        choices=SPLITS,
     )
     urls: list = option([], "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked")
     location: str | None = option(
@@ -84,8 +86,8 @@ class Model:
 
     kind: str = option(
         "transformer_lm",
-        "`transformer_lm`, or the import path of your own class (`my_model:MyModel`, a file "
-        "`my_model.py` beside the workload)",
+        f"`{MODEL_KINDS[0]}`, or your own class by its path (`my_models/small.py:SmallModel`, "
+        "relative to the folder of the Snakefile)",
     )
     dim: int = option(128, "width of the hidden states", low=1)
     heads: int = option(4, "attention heads; must divide `dim`", low=1)
@@ -108,7 +110,7 @@ class Model:
         choices=("gelu", "gelu_tanh", "relu", "swiglu"),
     )
     bias: bool = option(True, "linear layers and norms have a bias")
-    options: dict = option({}, "keyword arguments for a class of your own")
+    options: dict = option({}, "settings that only a class of your own knows")
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Optim:
     schedule: str = option("cosine", "learning rate after the warm-up", choices=("cosine", "constant"))
     warmup_steps: int = option(0, "steps over which the learning rate rises linearly from 0", low=0)
     min_lr_ratio: float = option(0.1, "the cosine ends at this part of `lr`", low=0.0, high=1.0)
-    betas: list = option([0.9, 0.95], "AdamW's decay rates")
+    betas: list[float] = option([0.9, 0.95], "AdamW's decay rates")
     eps: float = option(1e-8, "AdamW's epsilon", above=0.0)
     momentum: float = option(0.9, "SGD's momentum", low=0.0)
     weight_decay: float = option(0.1, "decoupled weight decay, on matrices only", low=0.0)
@@ -147,6 +149,9 @@ class Training:
     )
     steps: int | None = option(None, "optimizer steps; give this or `epochs`", low=1)
     epochs: float | None = option(None, "passes over the train split; give this or `steps`", above=0.0)
+    evaluate: bool = option(
+        True, "evaluate on the validation and test splits, and keep the weights of the best validation loss"
+    )
     evaluate_every: int | None = option(
         None, "steps between evaluations on the validation split; default: at the end only", low=1
     )

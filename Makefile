@@ -1,0 +1,50 @@
+# The commands of the project; `make help` lists them.
+# The environment is made in .venv from envs/requirements.txt on the first call, and brought up to date when that
+# file changes. Needs Python 3.11 or later (another one than `python3`: make run PYTHON=python3.12) and a package index.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+# Where Slurm is installed, and root can start one, its quick tests belong to the suite.
+SLURM := $(shell [ "$$(id -u)" = 0 ] && command -v slurmctld)
+QUICK := not slow and not gpu $(if $(SLURM),,and not slurm)
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint test-slow test-slurm test-gpu clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' Makefile
+
+run: $(INSTALLED) ## run the default matrix on this machine and write results/report/index.html
+	$(BIN)/snakemake --profile profiles/local
+
+test: lint ## everything that is quick: style and tests
+	$(BIN)/python -m pytest -m "$(QUICK)"
+
+lint: $(INSTALLED) ## style of the Python code, the Snakefile and the rules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/snakefmt --check Snakefile rules
+	$(BIN)/snakemake --lint
+
+test-slow: $(INSTALLED) ## the tests that take minutes
+	$(BIN)/python -m pytest -m "slow and not slurm and not gpu"
+
+test-slurm: $(INSTALLED) ## every test on a real Slurm (as root, with the packages that .ci/run names)
+	$(BIN)/python -m pytest -m slurm
+
+test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
+	$(BIN)/python -m pytest -m gpu
+
+clean: ## remove the environment and caches; results and trainings under way stay
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis scripts/*.egg-info
+	find scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): envs/requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --requirement envs/requirements.txt
+	$(BIN)/python -m pip install --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,28 @@
+# From raw data to a verdict on how to scale a training. Each include is one stage, in the order of the data.
+# What to run stands in config/, where to run it in profiles/; README.md shows the three ways to use this.
+
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+
+configfile: "config/config.yaml"
+
+
+container: "docker://pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
+
+
+report: "rules/captions/report.rst"
+
+
+include: "rules/common.smk"
+include: "rules/data.smk"
+include: "rules/train.smk"
+include: "rules/parity.smk"
+include: "rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        REPORT,

@@ -1,0 +1,42 @@
+# The environment on a machine of the Jülich Supercomputing Centre: modules, and a virtual environment on top of them.
+# Used from bash, on a login node, in the project's folder; sourcing it again changes nothing:
+#
+#     jutil env activate -p <project>    # sets $PROJECT and $SCRATCH
+#     source envs/jsc.sh                 # the first time it also installs, which takes some minutes and the internet
+#
+# JURECA-DC and JUWELS Booster (x86-64) and JUPITER (Arm) may share this folder in $PROJECT: each machine gets an
+# environment of its own, .venv-<machine>. The machine's own Python is used; torch comes from PyPI with the CUDA libraries it was
+# built for, because results hold for the versions of envs/requirements.txt, and the PyTorch module moves with the stage.
+#
+# Another stage (module avail Stages): PARASCALE_STAGE=2026 source envs/jsc.sh
+# Compute nodes have no internet: install, and download data, on a login node. Jobs inherit this environment.
+
+_parascale_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+_parascale_machine=${SYSTEMNAME:-$(cat /etc/FZJ/systemname 2>/dev/null)}
+case $_parascale_machine in
+  jureca* | juwels* | jupiter*) ;;
+  *)
+    echo "envs/jsc.sh: this is neither JURECA, JUWELS nor JUPITER; elsewhere: python3 -m venv .venv && .venv/bin/pip install -e ." >&2
+    unset _parascale_folder _parascale_machine
+    return 1 2>/dev/null || exit 1
+    ;;
+esac
+_parascale_venv=$_parascale_folder/.venv-$_parascale_machine
+
+if [ "${VIRTUAL_ENV:-}" != "$_parascale_venv" ]; then
+  # PYTHONPATH of a module would come before what the virtual environment holds.
+  module --force purge &&
+    module load "Stages/${PARASCALE_STAGE:-2025}" GCC Python && # ~ names of the stage and its modules
+    unset PYTHONPATH &&
+    if [ ! -e "$_parascale_venv/installed" ]; then
+      echo "Installing into $_parascale_venv ..." &&
+        python3 -m venv --clear "$_parascale_venv" &&
+        "$_parascale_venv/bin/python" -m pip install --no-cache-dir -r "$_parascale_folder/envs/requirements.txt" &&
+        "$_parascale_venv/bin/python" -m pip install --no-deps -e "$_parascale_folder" &&
+        touch "$_parascale_venv/installed" # an installation that was cut off starts again
+    fi &&
+    source "$_parascale_venv/bin/activate" ||
+    echo "envs/jsc.sh: the environment is not ready; see above" >&2
+fi
+
+unset _parascale_folder _parascale_machine _parascale_venv

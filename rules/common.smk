@@ -1,0 +1,92 @@
+# Needs: the configuration. Makes: what all rules share, which is reading and looking up; nothing is computed here.
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from parascale import provenance
+from parascale.config import load_project
+from parascale.launch.resources import node_resources, resources
+from parascale.train.job import describe_job
+
+PROJECT = load_project(config, "the configuration")
+PATHS = PROJECT.paths
+LOGS = PATHS.root / "logs"
+REPORT = PATHS.report / "index.html"
+NONE = "(?!)"  # a pattern that matches no name
+
+
+# `python` in a rule is the one that runs Snakemake, so that an environment need not be activated.
+shell.prefix(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
+
+
+wildcard_constraints:
+    run="|".join(map(re.escape, PROJECT.runs)),
+    dataset="|".join(map(re.escape, PROJECT.datasets)),
+
+
+def as_json(value):
+    """A value as one word of a command line."""
+    return json.dumps(value, sort_keys=True)
+
+
+def runs_of(strategy, engine="native"):
+    """Names of the runs of a strategy, in the table's order."""
+    return [name for name, run in PROJECT.runs.items() if (run.strategy, run.engine) == (strategy, engine)]
+
+
+def pattern(names):
+    """A wildcard constraint that matches exactly these names."""
+    return "|".join(map(re.escape, names)) or NONE
+
+
+def results_of(names):
+    """What trainings of these names end with."""
+    return [PATHS.run(name) / "summary.json" for name in names]
+
+
+def data_of(wildcards):
+    """The prepared data that a run reads."""
+    data = PROJECT.runs[wildcards.run].workload.data
+    return PATHS.data(data.dataset, data.format) / "manifest.json"
+
+
+def data_settings(*sections):
+    """A function from wildcards to those sections of a dataset's settings that a rule uses."""
+    return lambda wildcards: as_json(
+        {"dataset": wildcards.dataset}
+        | {name: asdict(getattr(PROJECT.datasets[wildcards.dataset], name)) for name in sections}
+    )
+
+
+def job_of(parity):
+    """A function from wildcards to the settings of a training's job."""
+    return lambda wildcards: as_json(describe_job(PROJECT, wildcards.run, parity=parity))
+
+
+def site_of(wildcards):
+    """The machine's facts, for the launcher. A function, because braces in a text would be taken for wildcards."""
+    return as_json(asdict(PROJECT.site))
+
+
+def layout_of(key):
+    """A function from wildcards to a number of a run's layout."""
+    return lambda wildcards: getattr(PROJECT.runs[wildcards.run].layout, key)
+
+
+def cores_of(wildcards):
+    """Cores of one node that the processes of a run compute with."""
+    processes = PROJECT.runs[wildcards.run].layout.processes_per_node
+    per_process = PROJECT.site.threads_per_process
+    return PROJECT.site.cores_per_node if per_process is None else processes * per_process
+
+
+def need(key):
+    """A function from wildcards to one resource of a run's job; None where its layout does not need it."""
+    config = PROJECT.config
+    return lambda wildcards: resources(
+        PROJECT.runs[wildcards.run].layout, PROJECT.site, None, config.partition, config.account
+    ).get(key)

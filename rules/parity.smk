@@ -1,0 +1,53 @@
+# Needs: prepared data. Makes: for each run a short, exact run in its layout, and the verdict whether it is the same
+# training as its baseline's, below results/parity/.
+
+
+localrules:
+    parity_verdict,
+
+
+use rule train as parity_run with:
+    output:
+        record=PATHS.parity("{run}") / "run.json",
+        steps=PATHS.parity("{run}") / "steps.jsonl",
+        summary=PATHS.parity("{run}") / "summary.json",
+        checkpoint=directory(PATHS.parity("{run}") / "checkpoint"),
+    log:
+        LOGS / "parity/{run}.log",
+    benchmark:
+        PATHS.results / "benchmarks/parity/{run}.tsv"
+    wildcard_constraints:
+        run=pattern(PROJECT.runs),
+    # Nothing is timed here, so several may share a machine.
+    threads: cores_of
+    params:
+        job=job_of(parity=True),
+        site=site_of,
+        nodes=layout_of("nodes"),
+        processes=layout_of("processes_per_node"),
+        gpus=layout_of("gpus_per_node"),
+        cores=cores_of,
+        timeout=PROJECT.config.timeout_seconds,
+        ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-parity"),
+
+
+rule parity_verdict:
+    input:
+        run=PATHS.parity("{run}") / "summary.json",
+        baseline=lambda wildcards: PATHS.parity(PROJECT.runs[wildcards.run].baseline) / "summary.json",
+    output:
+        PATHS.parity("{run}") / "verdict.json",
+    log:
+        LOGS / "parity_verdict/{run}.log",
+    resources:
+        nodes=0,
+    params:
+        baseline=lambda wildcards: PROJECT.runs[wildcards.run].baseline,
+    shell:
+        "python scripts/compare_parity.py --run $(dirname {input.run:q}) --baseline $(dirname {input.baseline:q})"
+        " --output {output:q} > {log:q} 2>&1"
+
+
+rule parity:
+    input:
+        [PATHS.parity(name) / "verdict.json" for name in PROJECT.runs],

@@ -1,0 +1,36 @@
+# Needs: finished runs and their parity verdicts. Makes: the comparison report, results/report/.
+
+
+localrules:
+    report,
+
+
+rule report:
+    input:
+        results_of(PROJECT.runs),
+        rules.parity.input,
+    output:
+        page=report(
+            REPORT,
+            caption="captions/page.rst",
+            category="Comparison",
+        ),
+        table=report(
+            PATHS.report / "summary.csv",
+            caption="captions/summary.rst",
+            category="Comparison",
+        ),
+        figures=directory(PATHS.report / "figures"),
+    log:
+        LOGS / "report.log",
+    resources:
+        nodes=0,
+    params:
+        results=PATHS.results,
+        work=PATHS.root / "work",
+        title=PROJECT.config.title,
+        runs=list(PROJECT.runs),
+        code=provenance.code_digest(["scripts/report.py"]),
+    shell:
+        "python scripts/report.py --results {params.results:q} --work {params.work:q} --title {params.title:q}"
+        " --runs {params.runs:q} --output $(dirname {output.page:q}) > {log:q} 2>&1"

@@ -1,0 +1,156 @@
+# Needs: prepared data. Makes: trained runs below results/runs/, one rule a strategy, so that job tables and profiles
+# speak of strategies. A run under way lies in work/, which no rule declares: Snakemake empties declared outputs before
+# it tries a failed job again, and a training continues where it stopped.
+
+
+rule train:
+    input:
+        data_of,
+    output:
+        record=PATHS.run("{run}") / "run.json",
+        steps=PATHS.run("{run}") / "steps.jsonl",
+        summary=PATHS.run("{run}") / "summary.json",
+        checkpoint=directory(PATHS.run("{run}") / "checkpoint"),
+        best=directory(PATHS.run("{run}") / "best"),
+    log:
+        LOGS / "train/{run}.log",
+    benchmark:
+        PATHS.results / "benchmarks/train/{run}.tsv"
+    wildcard_constraints:
+        run=NONE,
+    # A timed run has its node to itself.
+    threads: PROJECT.site.cores_per_node
+    resources:
+        mpi=need("mpi"),
+        nodes=need("nodes"),
+        tasks=need("tasks"),
+        tasks_per_gpu=need("tasks_per_gpu"),
+        cpus_per_task=need("cpus_per_task"),
+        gres=need("gres"),
+        mem_mb=need("mem_mb"),
+        slurm_partition=need("slurm_partition"),
+        slurm_account=need("slurm_account"),
+    params:
+        job=job_of(parity=False),
+        site=site_of,
+        nodes=layout_of("nodes"),
+        processes=layout_of("processes_per_node"),
+        gpus=layout_of("gpus_per_node"),
+        cores=cores_of,
+        timeout=PROJECT.config.timeout_seconds,
+        ranks=lambda wildcards: PATHS.logs(wildcards.run),
+    # `exec` makes the launcher the job's own process, so that Slurm's warning before the time limit reaches it.
+    shell:
+        "exec python scripts/launch.py --nodes {params.nodes} --processes {params.processes} --gpus {params.gpus}"
+        " --cores {params.cores} --site {params.site:q} --timeout {params.timeout} --logs {params.ranks:q}"
+        " -- scripts/train.py --settings {params.job:q} > {log:q} 2>&1"
+
+
+use rule train as train_single with:
+    wildcard_constraints:
+        run=pattern(runs_of("single")),
+
+
+use rule train as train_ddp with:
+    wildcard_constraints:
+        run=pattern(runs_of("ddp")),
+
+
+use rule train as train_multi_node with:
+    wildcard_constraints:
+        run=pattern(runs_of("multi_node")),
+
+
+use rule train as train_fsdp with:
+    wildcard_constraints:
+        run=pattern(runs_of("fsdp")),
+
+
+use rule train as train_hsdp with:
+    wildcard_constraints:
+        run=pattern(runs_of("hsdp")),
+
+
+use rule train as train_tp with:
+    wildcard_constraints:
+        run=pattern(runs_of("tp")),
+
+
+use rule train as train_pp with:
+    wildcard_constraints:
+        run=pattern(runs_of("pp")),
+
+
+use rule train as train_naive with:
+    wildcard_constraints:
+        run=pattern(runs_of("naive")),
+
+
+use rule train as train_hybrid with:
+    wildcard_constraints:
+        run=pattern(runs_of("hybrid")),
+
+
+use rule train as train_three_d with:
+    wildcard_constraints:
+        run=pattern(runs_of("three_d")),
+
+
+use rule train as train_local_sgd with:
+    wildcard_constraints:
+        run=pattern(runs_of("local_sgd")),
+
+
+use rule train as train_lightning with:
+    wildcard_constraints:
+        run=pattern(runs_of("single", "lightning") + runs_of("ddp", "lightning") + runs_of("multi_node", "lightning")),
+
+
+rule single_gpu:
+    input:
+        results_of(runs_of("single")),
+
+
+rule ddp:
+    input:
+        results_of(runs_of("ddp")),
+
+
+rule multi_node:
+    input:
+        results_of(runs_of("multi_node")),
+
+
+rule fsdp:
+    input:
+        results_of(runs_of("fsdp") + runs_of("hsdp")),
+
+
+rule tp:
+    input:
+        results_of(runs_of("tp")),
+
+
+rule pp:
+    input:
+        results_of(runs_of("pp") + runs_of("naive")),
+
+
+rule three_d:
+    input:
+        results_of(runs_of("three_d")),
+
+
+rule hybrid:
+    input:
+        results_of(runs_of("hybrid")),
+
+
+rule local_sgd:
+    input:
+        results_of(runs_of("local_sgd")),
+
+
+rule lightning:
+    input:
+        results_of([name for name, run in PROJECT.runs.items() if run.engine == "lightning"]),

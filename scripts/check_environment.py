@@ -1,0 +1,35 @@
+"""Say whether this machine has what the runs need, and what to install where it has not.
+
+Example: python scripts/check_environment.py --run ddp
+"""
+
+import argparse
+from pathlib import Path
+
+from parascale.cli import run_main
+from parascale.config import load_project_file, strict
+from parascale.errors import ConfigError
+from parascale.launch import slurm
+from parascale.launch.environment import check_environment, read_pins
+
+PINS = Path(__file__).resolve().parents[1] / "envs" / "requirements.txt"
+
+
+def main():
+    """Check versions; with runs, also what torch must offer for them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="config/config.yaml", help="the configuration (default: %(default)s)")
+    parser.add_argument("--run", nargs="+", default=[], help="runs whose needs are checked too (imports torch)")
+    parser.add_argument("--pins", default=PINS, help="the list of pins (default: envs/requirements.txt)")
+    options = parser.parse_args()
+    project = load_project_file(options.config)
+    for name in options.run:
+        if name not in project.runs:
+            raise ConfigError(f"run `{name}` is not in {project.config.runs}{strict.nearest(name, project.runs)}")
+    runs = [project.runs[name] for name in options.run]
+    check_environment(options.pins, project.site, runs, in_job=slurm.job_id() is not None)
+    print(f"environment: {len(read_pins(options.pins))} pinned versions as tested, device {project.site.device}")
+
+
+if __name__ == "__main__":
+    run_main(main)

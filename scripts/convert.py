@@ -1,0 +1,61 @@
+"""Write a dataset in another format: images from their index, tokens from the flat arrays.
+
+Without --shard and --gather, all of it, continuing where an earlier conversion stopped. A workflow gives each shard a job
+of its own (--shard 0, --shard 1, …) and then ties them together (--gather).
+
+Example: python scripts/convert.py --dataset images --format hdf5 --input results/data/images/index --output results/data/images/hdf5
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from parascale.cli import run_main
+from parascale.config import strict
+from parascale.config.formats import Formats
+from parascale.data import convert
+from parascale.data.convert_tokens import convert_tokens
+from parascale.data.images import ImageIndex
+from parascale.data.text import Tokens
+from parascale.files import read_json
+
+
+def parse():
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", required=True, help="name of the dataset")
+    parser.add_argument("--format", required=True, help="format to write")
+    parser.add_argument("--input", required=True, type=Path, help="folder of the image index, or of the flat tokens")
+    parser.add_argument("--output", required=True, type=Path, help="folder to write")
+    parser.add_argument("--settings", type=json.loads, default={}, help="`formats` of the configuration, as JSON")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--shard", type=int, help="images: write this shard alone")
+    part.add_argument("--gather", action="store_true", help="images: write the manifest of finished shards")
+    return parser.parse_args()
+
+
+def main():
+    """Convert what was asked for."""
+    arguments = parse()
+    settings = strict.load(Formats, arguments.settings, "--settings")
+    target = (arguments.dataset, arguments.format)
+    if not is_images(arguments.input):
+        convert_tokens(Tokens(arguments.input), *target, arguments.output)
+        return
+    index = ImageIndex(arguments.input)
+    if arguments.shard is not None:
+        convert.convert_shard(index, *target, arguments.shard, settings, arguments.output)
+    elif arguments.gather:
+        convert.write_manifest(index, *target, settings, arguments.output)
+    else:
+        convert.convert(index, *target, settings, arguments.output)
+
+
+def is_images(folder):
+    """Whether a folder is an index of images."""
+    path = folder / "manifest.json"
+    return path.exists() and read_json(path).get("kind") == "images"
+
+
+if __name__ == "__main__":
+    run_main(main)

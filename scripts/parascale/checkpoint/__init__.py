@@ -1,0 +1,1 @@
+"""Checkpoints: sharded, whole or not at all, checked when read, the same names in every layout."""

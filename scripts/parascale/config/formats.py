@@ -1,0 +1,70 @@
+"""How images are found or drawn, which formats they and the tokens are written in, and how readers are measured."""
+
+from dataclasses import dataclass
+
+from parascale.config.options import option
+
+IMAGE_FORMATS = ("files", "hdf5", "arrow", "parquet", "webdataset", "squashfs", "binary")
+TOKEN_FORMATS = ("hdf5", "arrow", "parquet")  # besides `flat`, which `prepare` makes and all others are made from
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a dataset: how many are drawn, and how a set without splits is split."""
+
+    train: int = option(2000, "`builtin`: images drawn for training", low=10)
+    validation: int = option(400, "`builtin`: images drawn for validation", low=10)
+    test: int = option(400, "`builtin`: images drawn for testing", low=10)
+    size: int = option(64, "`builtin`: width and height in pixels", low=16, high=2048)
+    quality: int = option(90, "`builtin`: JPEG quality", low=1, high=95)
+    noise: float = option(8.0, "`builtin`: standard deviation of the noise on each pixel, of 255", low=0.0, high=64.0)
+    seed: int = option(1, "`builtin`: seed of everything that is drawn, and of the split below", low=0)
+    validation_fraction: float = option(
+        0.1,
+        "part of each class that is held out where the source has no validation split; "
+        "a class with one image stays in training alone",
+        low=0.0,
+        high=0.5,
+    )
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Conversion: formats, shards, and what happens to a bad sample."""
+
+    images: list = option(list(IMAGE_FORMATS), f"formats that images are written in: {', '.join(IMAGE_FORMATS)}")
+    tokens: list = option(list(TOKEN_FORMATS), f"formats that tokens are written in: {', '.join(TOKEN_FORMATS)}")
+    shards: int = option(1, "files a format is cut into; each is a job of its own. About 1 to 8 GiB a shard", low=1)
+    seed: int = option(1, "seed of the one shuffle that is done when writing", low=0)
+    bad_samples: str = option(
+        "error",
+        "a sample that is empty, truncated or gone: `error` converts the rest and fails with the list, "
+        "`skip` leaves it out and lists it in the manifest",
+        choices=("error", "skip"),
+    )
+    check: str = option(
+        "header",
+        "what an image must pass: `header` (its markers, first to last), `decode` (every pixel, slow), `none`",
+        choices=("header", "decode", "none"),
+    )
+    threads: int = option(
+        64, "files read at once; a parallel filesystem answers each open late, and many at once", low=1, high=512
+    )
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """The benchmark of readers."""
+
+    io: str = option(
+        "auto",
+        "how bytes are read: `pread`, `mmap`, or `auto`: `mmap` on a local filesystem and `pread` on a network's, "
+        "where a page fault costs a round trip",
+        choices=("auto", "pread", "mmap"),
+    )
+    samples: int = option(20000, "most samples that one pass reads", low=1)
+    seconds: float = option(0.5, "a pass stops after this time", above=0.0)
+    repeats: int = option(3, "passes; the table holds their median and spread", low=1)
+    workers: list = option([0, 2], "worker processes of the DataLoader, measured with decoding")
+    cold: bool = option(True, "also measure with the files dropped from the page cache, where that is possible")
+    shared_memory: bool = option(False, "also measure from a copy in `/dev/shm`")

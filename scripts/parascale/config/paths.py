@@ -1,0 +1,49 @@
+"""Where everything lies below the root: the one home of the names of files and folders."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Paths of a project. Results are declared by rules; work is declared by none, so that it survives a failed job."""
+
+    root: Path
+
+    @property
+    def results(self):
+        """What is finished."""
+        return self.root / "results"
+
+    def raw(self, dataset):
+        """What was downloaded."""
+        return self.results / "data" / dataset / "raw"
+
+    def data(self, dataset, format):
+        """A dataset in one format."""
+        return self.results / "data" / dataset / format
+
+    def run(self, run):
+        """A finished run."""
+        return self.results / "runs" / run
+
+    def parity(self, run):
+        """The parity run of a run, and its verdict."""
+        return self.results / "parity" / run
+
+    def work(self, run):
+        """A run under way."""
+        return self.root / "work" / "runs" / run
+
+    def parity_work(self, run):
+        """A parity run under way."""
+        return self.root / "work" / "parity" / run
+
+    def logs(self, run):
+        """The logs of a run's ranks."""
+        return self.root / "work" / "logs" / run
+
+    @property
+    def report(self):
+        """The comparison report."""
+        return self.results / "report"

@@ -1,0 +1,76 @@
+"""Which format to take here, and why: said from the benchmark's own figures and the machine's memory."""
+
+import psutil
+
+from parascale.data.formats import image_format
+
+GOOD_ENOUGH = 0.8  # of the fastest: nearer than that, what a format is otherwise good for decides
+# Self-describing and widely read first; a bare binary needs our index to mean anything.
+PREFERENCE = ("hdf5", "arrow", "webdataset", "binary", "squashfs", "files", "parquet")
+TOKEN_PREFERENCE = ("flat", "hdf5", "arrow", "parquet")
+MANY_INODES = 100_000  # a part of the few million that a project has on a parallel filesystem
+
+
+def advise_images(rows, memory_bytes=None):
+    """A sentence or two for an image set. rows: of the benchmark; memory_bytes: of the machine (default: this one's)."""
+    memory_bytes = memory_bytes or psutil.virtual_memory().total
+    speeds = _speeds(rows, "random")
+    usable = {name: speed for name, speed in speeds.items() if image_format(name).RANDOM_ACCESS}
+    chosen = _chosen(usable, PREFERENCE)
+    row = next(row for row in rows if row["format"] == chosen)
+    parts = [f"Take {chosen}: {speeds[chosen]:,.0f} samples/s at random"]
+    if "files" in speeds and chosen != "files":
+        files = next(row for row in rows if row["format"] == "files")
+        parts[0] += f", {speeds[chosen] / speeds['files']:.1f} times as many as the raw files"
+        parts.append(f"{row['inodes']:,} inodes instead of {files['inodes']:,}" + _inode_warning(files["inodes"]))
+    parts.append(_memory_sentence(row["bytes"], memory_bytes))
+    decoded = _speeds(rows, "random", decode=True).get(chosen)
+    if decoded:
+        parts.append(f"decoding takes most of the time ({decoded:,.0f} samples/s with it), so workers matter more than the format" if decoded < speeds[chosen] / 2 else f"{decoded:,.0f} samples/s with decoding")
+    if "parquet" in speeds and speeds["parquet"] < speeds[chosen] / 10:
+        parts.append("Parquet only in order: at random it reads a row group a sample")
+    return "; ".join(parts) + "."
+
+
+def advise_tokens(rows, memory_bytes=None):
+    """A sentence or two for a text set."""
+    memory_bytes = memory_bytes or psutil.virtual_memory().total
+    speeds = _speeds(rows, "random")
+    chosen = _chosen(speeds, TOKEN_PREFERENCE)
+    row = next(row for row in rows if row["format"] == chosen)
+    slowest = min(speeds, key=speeds.get)
+    parts = [f"Take {chosen}: {speeds[chosen]:,.0f} windows/s at random"]
+    if slowest != chosen:
+        parts[0] += f" ({slowest}: {speeds[slowest]:,.0f})"
+    parts.append("mapped, so that all processes of a node share one copy")
+    parts.append(_memory_sentence(row["bytes"], memory_bytes))
+    return "; ".join(parts) + "."
+
+
+def _speeds(rows, access, decode=False):
+    """format → the best rate of its warm, bytes-only (or decoded) cases on disk."""
+    speeds = {}
+    for row in rows:
+        if row["access"] == access and row["cache"] == "warm" and row["decode"] == decode and row["place"] == "disk":
+            speeds[row["format"]] = max(speeds.get(row["format"], 0.0), row["samples_per_second"])
+    return speeds
+
+
+def _chosen(speeds, preference):
+    """The first by preference among those that are nearly as fast as the fastest."""
+    fastest = max(speeds.values())
+    return next(name for name in preference if speeds.get(name, 0.0) >= GOOD_ENOUGH * fastest)
+
+
+def _inode_warning(inodes):
+    return ", of which a project has few" if inodes > MANY_INODES else ""
+
+
+def _memory_sentence(size, memory):
+    share = size / memory
+    if share < 0.5:
+        return f"its {size / 2**20:,.0f} MiB stay in the page cache after the first epoch ({memory / 2**30:,.0f} GiB of memory)"
+    return (
+        f"its {size / 2**30:,.1f} GiB do not stay in {memory / 2**30:,.0f} GiB of memory: every epoch reads the disk, "
+        "so prefer `pread`, more workers, and a shard a node"
+    )

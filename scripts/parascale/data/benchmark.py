@@ -1,0 +1,140 @@
+"""The benchmark of a dataset's formats: which cases there are, and the rows they give."""
+
+import csv
+import dataclasses
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from parascale.data.ceiling import ceilings
+from parascale.data.formats.manifest import read_manifest
+from parascale.data.formats.storage import copy_to_memory, default_io, filesystem
+from parascale.data.measure import Case, byte_addressed, measure
+from parascale.data.progress import Progress
+from parascale.files import atomic_path, read_json
+
+COLUMNS = (
+    "dataset", "format", "access", "cache", "io", "workers", "decode", "place", "samples_per_second", "spread", "repeats",
+    "samples", "cpu_seconds", "bytes_read_per_byte", "read_calls_per_sample", "opens_per_sample", "first_batch_seconds",
+    "peak_memory_bytes", "inodes", "bytes", "write_seconds", "write_cpu_seconds",
+)  # fmt: skip
+DISK, SHARED_MEMORY = "disk", "shm"
+
+
+def benchmark_images(dataset, folders, settings):
+    """Measure image formats. folders: those of the formats; settings: parascale.config.formats.Loaders. Returns rows."""
+    cases = [(folder, DISK, case) for folder in folders for case in image_cases(folder, settings)]
+    rows = _run(dataset, cases)
+    if settings.shared_memory:
+        for folder in folders:
+            rows += _in_shared_memory(dataset, Path(folder), settings)
+    return rows
+
+
+def benchmark_tokens(dataset, folders, window, settings):
+    """Measure token formats, as batches of windows. folders: those of the formats, `flat` among them. Returns rows."""
+    cases = [(folder, DISK, case) for folder in folders for case in token_cases(Path(folder), window, settings)]
+    return _run(dataset, cases)
+
+
+def image_cases(folder, settings):
+    """Every case of one format: bytes only by each kind of access, cache and call; decoded, by workers."""
+    name = read_manifest(folder)["format"]
+    at_bytes = byte_addressed(folder)
+    own = {"parquet": "pread"}.get(name, "files")
+    calls = [settings.io] if settings.io != "auto" else ["pread", "mmap"]
+    common = {
+        "folder": str(folder), "split": "train", "format": name,
+        "samples": settings.samples, "seconds": settings.seconds, "repeats": settings.repeats,
+    }  # fmt: skip
+    for cache in ("warm", "cold") if settings.cold else ("warm",):
+        for access in ("sequential", "random"):
+            for io in calls if at_bytes else [own]:
+                yield Case(**common, access=access, cache=cache, io=io, workers=0, decode=False)
+    chosen = settings.io if settings.io != "auto" else default_io(folder)
+    for workers in settings.workers:
+        yield Case(
+            **common, access="random" if name != "parquet" else "sequential", cache="warm",
+            io=chosen if at_bytes else own, workers=workers, decode=True,
+        )  # fmt: skip
+
+
+def token_cases(folder, window, settings):
+    """Every case of one token format. Only the memory-mapped arrays can be read cold."""
+    name = "flat" if folder.name == "flat" else read_manifest(folder)["format"]
+    mapped = name != "parquet"
+    for cache in ("warm", "cold") if settings.cold else ("warm",):
+        for access in ("sequential", "random"):
+            yield Case(
+                folder=str(folder), split="train", format=name, access=access, cache=cache, io="mmap" if mapped else "pread",
+                workers=0, decode=False, samples=settings.samples, seconds=settings.seconds, repeats=settings.repeats, window=window,
+            )  # fmt: skip
+
+
+def write_rows(path, rows):
+    """Write rows as CSV; an unknown figure is an empty cell."""
+    with atomic_path(path) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def conversion_cost(folder):
+    """(seconds, CPU seconds) that writing a format took, all shards together; (None, None) where nothing says so."""
+    costs = [read_json(path) for path in sorted(Path(folder).rglob("cost.json"))]
+    if not costs:
+        return None, None
+    return sum(cost["seconds"] for cost in costs), sum(cost["cpu_seconds"] for cost in costs)
+
+
+def best_ceilings(folders):
+    """The ceilings, read from the largest file below the folders, with its filesystem."""
+    files = [path for folder in folders for path in Path(folder).rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    return {**ceilings(largest), "filesystem": filesystem(largest)}
+
+
+def _in_shared_memory(dataset, folder, settings):
+    """The random, bytes-only case from a copy in shared memory."""
+    wanted = [
+        case
+        for case in image_cases(folder, settings)
+        if (case.access, case.cache, case.decode) == ("random", "warm", False) and case.format != "files"
+    ]
+    if not wanted:
+        return []
+    copy = copy_to_memory(folder)
+    try:
+        return _run(dataset, [(folder, SHARED_MEMORY, dataclasses.replace(case, folder=str(copy))) for case in wanted])
+    finally:
+        shutil.rmtree(copy.parent, ignore_errors=True)
+
+
+def _run(dataset, cases):
+    """Measure each case, one at a time, since they would disturb each other; without workers in a process of its own."""
+    rows = []
+    spawn = get_context("spawn")
+    with (
+        Progress(f"{dataset}: reading", "cases", len(cases)) as progress,
+        ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as fresh,
+        ProcessPoolExecutor(1, mp_context=spawn) as lasting,  # torch is loaded once for all that need it
+    ):
+        for folder, place, case in cases:
+            figures = (lasting if case.workers else fresh).submit(measure, case).result()
+            progress.add(1)
+            if figures is not None:
+                rows.append({**_row(dataset, folder, case), "place": place, **figures})
+    return rows
+
+
+def _row(dataset, folder, case):
+    seconds, cpu = conversion_cost(folder)
+    row = {key: getattr(case, key) for key in ("format", "access", "cache", "io", "workers", "decode")}
+    if case.format == "flat":
+        manifest = read_json(Path(folder) / "manifest.json")
+        sizes = {"inodes": len(manifest["files"]), "bytes": sum(facts["bytes"] for facts in manifest["files"].values())}
+    else:
+        manifest = read_manifest(folder)
+        sizes = {"inodes": manifest["inodes"], "bytes": manifest["sample_bytes"] if case.format == "files" else manifest["bytes"]}
+    return {"dataset": dataset, **row, **sizes, "write_seconds": seconds, "write_cpu_seconds": cpu}

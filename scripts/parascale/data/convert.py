@@ -1,0 +1,262 @@
+"""Conversion of images into a format, shard by shard.
+
+A split's samples are shuffled once, with a seed, and cut into equal shards. Shard `k` of every split is one piece of work
+(`convert_shard`), which a job of its own can do; `write_manifest` then ties the shards together. The same source and
+settings give the same bytes, however many jobs and threads did it.
+"""
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from parascale.data import jpeg
+from parascale.data.disk import full_disk_is_an_error
+from parascale.data.formats import image_format
+from parascale.data.formats.manifest import MANIFEST, SAMPLE, SCHEMA_VERSION, samples_path
+from parascale.data.pool import ordered_map
+from parascale.data.progress import Progress
+from parascale.errors import ConfigError, DataError
+from parascale.files import atomic_path, read_json, require_space, sha256, write_json
+
+RECORD = "record.json"
+COST = "cost.json"  # apart from the record, which must be the same whenever the work is done again
+CHUNK_SAMPLES, CHUNK_BYTES = 32, 1 << 20  # that a reading thread fetches in one go, so that handing over costs little
+SHOWN = 20  # bad samples that a message lists
+
+
+@dataclasses.dataclass(frozen=True)
+class Bad:
+    """A sample that cannot be used."""
+
+    split: str
+    source: int
+    name: str
+    reason: str
+
+
+def shard_name(number, shards):
+    """The folder of shard `number` of `shards`."""
+    return f"shards/{number:05d}-of-{shards:05d}"
+
+
+def shard_samples(images, number, shards, seed):
+    """Source numbers of the samples of a shard, in the order in which they are written."""
+    order = np.random.default_rng([seed, len(images)]).permutation(len(images))
+    return order[len(order) * number // shards : len(order) * (number + 1) // shards]
+
+
+def convert_shard(index, dataset, format_name, number, settings, output):
+    """Write shard `number` of every split below `output` (`results/data/<dataset>/<format>`); returns its record.
+
+    index: parascale.data.images.ImageIndex, or what has its `splits`, `classes` and `split(name)`. settings:
+    parascale.config.formats.Formats. A shard that is there already, from the same source and settings, is kept. Raises
+    DataError that lists the bad samples where `settings.bad_samples` is `error`; then the shard is not written.
+    """
+    format_module = image_format(format_name)
+    if not 0 <= number < settings.shards:
+        raise ConfigError(f"there is no shard {number}: `formats.shards` = {settings.shards} makes 0 to {settings.shards - 1}")
+    target = Path(output) / shard_name(number, settings.shards)
+    identity = shard_identity(index, dataset, format_name, number, settings)
+    record = finished_record(target, identity)
+    if record is not None:
+        return record
+    picked = {split: shard_samples(index.split(split), number, settings.shards, settings.seed) for split in index.splits}
+    needed = sum(int(index.split(split).lengths[numbers].sum()) for split, numbers in picked.items())
+    if format_name != "files":
+        require_space(output, needed, f"shard {number} of `{dataset}` as {format_name}")
+    start, cpu = time.perf_counter(), cpu_seconds()
+    with (
+        full_disk_is_an_error(target),
+        atomic_path(target) as partial,
+        Progress(f"{dataset} → {format_name}, shard {number + 1} of {settings.shards}", "samples", sum(map(len, picked.values()))) as progress,
+    ):
+        partial.mkdir()
+        splits, bad = {}, []
+        for split, numbers in picked.items():
+            splits[split], found = _write_split(partial, format_module, index.split(split), numbers, settings, progress)
+            bad += found
+        if bad and settings.bad_samples == "error":
+            raise DataError(_bad_message(dataset, bad))
+        record = {**identity, "splits": splits, "bad": [dataclasses.asdict(sample) for sample in bad]}
+        write_json(partial / RECORD, record)
+        write_json(partial / COST, {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu})
+    return record
+
+
+def convert(index, dataset, format_name, settings, output):
+    """Write every shard and the manifest, here and now; returns the manifest.
+
+    With bad samples and the policy `error`, all other shards are written first, and the error lists every bad sample.
+    """
+    failures = []
+    for number in range(settings.shards):
+        try:
+            convert_shard(index, dataset, format_name, number, settings, output)
+        except DataError as error:
+            failures.append(str(error))
+    if failures:
+        raise DataError("\n".join(failures))
+    return write_manifest(index, dataset, format_name, settings, output)
+
+
+def write_manifest(index, dataset, format_name, settings, output):
+    """Tie finished shards together: the table of samples of each split, and `manifest.json`, which comes last."""
+    output = Path(output)
+    records = []
+    for number in range(settings.shards):
+        target = output / shard_name(number, settings.shards)
+        record = finished_record(target, shard_identity(index, dataset, format_name, number, settings))
+        if record is None:
+            raise DataError(f"{target}: this shard is missing or of other settings; convert it first")
+        records.append(record)
+    splits = {}
+    for split in index.splits:
+        tables, shards = [], []
+        for number, record in enumerate(records):
+            facts = record["splits"][split]
+            table = np.load(output / shard_name(number, settings.shards) / f"{split}.npy")
+            table["shard"] = number
+            tables.append(table)
+            shards.append({**facts, "file": f"{shard_name(number, settings.shards)}/{facts['file']}"})
+        with atomic_path(samples_path(output, split)) as partial, open(partial, "wb") as file:
+            np.save(file, np.concatenate(tables))
+        splits[split] = {
+            "samples": sum(shard["samples"] for shard in shards),
+            "source": index.split(split).digest,
+            "digest": sha256(samples_path(output, split)),
+            "shards": shards,
+        }
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "images",
+        "dataset": dataset,
+        "format": format_name,
+        "settings": {key: records[0][key] for key in ("shards", "seed", "check", "bad_samples")},
+        "classes": index.classes,
+        "splits": splits,
+        "bytes": sum(shard["bytes"] for split in splits.values() for shard in split["shards"]),
+        "sample_bytes": sum(shard["sample_bytes"] for split in splits.values() for shard in split["shards"]),
+        "inodes": sum(shard["inodes"] for split in splits.values() for shard in split["shards"]),
+        "bad": [sample for record in records for sample in record["bad"]],
+    }
+    write_json(output / MANIFEST, manifest)
+    return manifest
+
+
+def shard_identity(index, dataset, format_name, number, settings):
+    """What a shard is made from: where any of it differs, the shard is another."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "dataset": dataset,
+        "format": format_name,
+        "shard": number,
+        "shards": settings.shards,
+        "seed": settings.seed,
+        "check": settings.check,
+        "bad_samples": settings.bad_samples,
+        "source": {split: index.split(split).digest for split in index.splits},
+    }
+
+
+def cpu_seconds():
+    """CPU time of this process and of the programs it ran."""
+    return sum(os.times()[:4])
+
+
+def finished_record(target, identity):
+    """The record of a shard that is there, whole, and made from `identity`; else None."""
+    try:
+        record = read_json(target / RECORD)
+    except (FileNotFoundError, ValueError):
+        return None
+    same = all(record.get(key) == value for key, value in identity.items())
+    whole = same and all(
+        (target / facts["file"]).is_file() and (target / facts["file"]).stat().st_size == facts["bytes"]
+        for facts in record["splits"].values()
+    )
+    return record if whole else None
+
+
+def read_samples(images, numbers, settings):
+    """Yield (number, bytes or None, checksum or reason, colour space) for each of `numbers`, in order.
+
+    Small files are fetched many at once, since each open waits for the filesystem; what is in memory stays bounded.
+    """
+
+    def fetch(chunk):
+        return [_fetch(images, number, settings.check) for number in chunk]
+
+    for samples in ordered_map(fetch, _chunks(images, numbers), settings.threads):
+        yield from samples
+
+
+def _write_split(folder, format_module, images, numbers, settings, progress):
+    """Write a split's part of a shard; returns (its entry for the record, bad samples)."""
+    file = folder / f"{images.split}.{format_module.SUFFIX}"
+    table, bad, spaces, count = np.zeros(len(numbers), SAMPLE), [], {}, 0
+    labels = images.labels
+    with format_module.Writer(file, images, int(images.lengths[numbers].sum())) as writer:
+        for number, data, checksum, space in progress.count(read_samples(images, numbers, settings)):
+            if data is None:
+                bad.append(Bad(images.split, number, images.name(number), checksum))
+                continue
+            label = labels.item(number)
+            writer.append(data, label, number)
+            table[count] = (0, len(data), checksum, number, label, 0)
+            spaces[space] = spaces.get(space, 0) + 1
+            count += 1
+        table = table[:count]
+        table["offset"] = writer.finish()
+        inodes = writer.inodes
+    np.save(folder / f"{images.split}.npy", table)
+    facts = {
+        "file": file.name,
+        "samples": count,
+        "bytes": file.stat().st_size,
+        "sample_bytes": int(table["length"].sum()),
+        "sha256": sha256(file),
+        "inodes": inodes,
+        "colour_spaces": dict(sorted(spaces.items())),
+    }
+    return facts, bad
+
+
+def _fetch(images, number, check):
+    try:
+        data = images.read(number)
+        if len(data) != images.lengths.item(number):
+            raise jpeg.BadImage(f"it has {len(data):,} bytes instead of {images.lengths.item(number):,}: it changed since it was indexed")
+        space = jpeg.check(data, check)
+    except OSError as error:
+        return number, None, f"it cannot be read ({error.strerror})", None
+    except jpeg.BadImage as error:
+        return number, None, str(error), None
+    return number, data, xxhash.xxh3_64_intdigest(data), space
+
+
+def _chunks(images, numbers):
+    """Cut sample numbers into lists of bounded count and bytes."""
+    lengths = images.lengths[numbers].tolist()
+    chunk, size = [], 0
+    for number, length in zip(numbers.tolist(), lengths, strict=True):
+        if chunk and (len(chunk) == CHUNK_SAMPLES or size + length > CHUNK_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(number)
+        size += length
+    if chunk:
+        yield chunk
+
+
+def _bad_message(dataset, bad):
+    lines = [f"  {sample.split}, {sample.name}: {sample.reason}" for sample in bad[:SHOWN]]
+    if len(bad) > SHOWN:
+        lines.append(f"  … and {len(bad) - SHOWN:,} more")
+    return (
+        f"dataset `{dataset}`: {len(bad):,} bad samples:\n" + "\n".join(lines) + "\n"
+        "Repair or remove them, or set `formats.bad_samples: skip` to leave them out; finished shards are kept."
+    )

@@ -1,0 +1,52 @@
+"""Conversion of flat token arrays into a format, and the manifest of that."""
+
+import time
+from pathlib import Path
+
+from parascale.data.convert import COST, cpu_seconds
+from parascale.data.disk import full_disk_is_an_error
+from parascale.data.formats import token_format
+from parascale.data.formats.manifest import MANIFEST, SCHEMA_VERSION
+from parascale.data.progress import Progress
+from parascale.data.verify import token_digests
+from parascale.files import atomic_path, require_space, sha256, write_json
+
+
+def convert_tokens(tokens, dataset, format_name, output):
+    """Write every split as `format_name` into the folder `output`; returns the manifest.
+
+    tokens: parascale.data.text.Tokens. The same tokens give the same bytes.
+    """
+    module, output = token_format(format_name), Path(output)
+    arrays = {split: tokens.split(split) for split in tokens.manifest["splits"]}
+    total = sum(array.nbytes for array in arrays.values())
+    require_space(output, total, f"dataset `{dataset}` as {format_name}")
+    start, cpu = time.perf_counter(), cpu_seconds()
+    digests = token_digests(tokens)
+    with full_disk_is_an_error(output), atomic_path(output) as partial, Progress(f"{dataset} → {format_name}", "B", total) as progress:
+        partial.mkdir()
+        splits = {}
+        for split, array in arrays.items():
+            path = partial / f"{split}.{module.TOKEN_SUFFIX}"
+            module.write_tokens(path, array)
+            splits[split] = {
+                "file": path.name,
+                "tokens": len(array),
+                "bytes": path.stat().st_size,
+                "sha256": sha256(path),
+                "source": digests[split],
+            }
+            progress.add(array.nbytes)
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "tokens",
+            "dataset": dataset,
+            "format": format_name,
+            "dtype": tokens.manifest["dtype"],
+            "splits": splits,
+            "bytes": sum(facts["bytes"] for facts in splits.values()),
+            "inodes": len(splits),
+        }
+        write_json(partial / MANIFEST, manifest)
+        write_json(partial / COST, {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu})
+    return manifest

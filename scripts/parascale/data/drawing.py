@@ -1,0 +1,115 @@
+"""Images that need no download: JPEGs of ten classes, a shape filled with a texture, drawn from a seed.
+
+Five shapes times two textures. Place, size, angle, colours and the texture's period vary from image to image, so that
+neither a colour nor a single pixel gives a class away, and a small network learns to tell them apart all the same.
+"""
+
+import io
+import itertools
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from parascale.data.progress import Progress
+from parascale.files import atomic_path
+
+SHAPES = ("disc", "square", "triangle", "ring", "cross")
+TEXTURES = ("stripes", "checks")
+CLASSES = tuple(f"{shape}-{texture}" for shape, texture in itertools.product(SHAPES, TEXTURES))
+SPLIT_NUMBERS = {"train": 0, "validation": 1, "test": 2}
+BLOCK = 256  # images a worker draws in one go
+
+
+def draw(label, settings, stream):
+    """One image of class `label`: uint8 array of size × size × 3. stream: numbers that name it, for the generator."""
+    random = np.random.default_rng([settings.seed, *stream])
+    size = settings.size
+    y, x = np.mgrid[0:size, 0:size] / size - 0.5
+    x, y = x - random.uniform(-0.12, 0.12), y - random.uniform(-0.12, 0.12)
+    shape, texture = divmod(label, len(TEXTURES))
+    turn = random.uniform(-0.35, 0.35)  # radians: a square stays a square and never looks like a diamond
+    u, v = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
+    inside = _inside(SHAPES[shape], u, v, random.uniform(0.26, 0.38))
+    bright = _texture(TEXTURES[texture], x, y, random)
+    background, dark, light = _colours(random)
+    pixels = np.where(inside[..., None], np.where(bright[..., None], light, dark), background)
+    pixels = pixels + random.normal(0.0, settings.noise, (size, size, 3))
+    return pixels.clip(0, 255).astype(np.uint8)
+
+
+def encode(pixels, quality):
+    """A JPEG of an array of pixels."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+def draw_images(folder, settings, processes=1):
+    """Write `<folder>/<split>/<class>/<number>.jpg` for every split. settings: parascale.config.formats.Images.
+
+    The classes take turns, so each has as many images as any other, give or take one. Equal settings give equal bytes.
+    """
+    blocks = [
+        (split, first, min(first + BLOCK, count), settings)
+        for split, count in _counts(settings).items()
+        for first in range(0, count, BLOCK)
+    ]
+    with atomic_path(folder) as partial, Progress("drawing", "images", sum(_counts(settings).values())) as progress:
+        for split, name in itertools.product(SPLIT_NUMBERS, CLASSES):
+            (partial / split / name).mkdir(parents=True)
+        if processes == 1:
+            for block in blocks:
+                progress.add(_draw_block(partial, *block))
+            return
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+            for drawn in pool.map(_draw_block, itertools.repeat(partial), *zip(*blocks, strict=True)):
+                progress.add(drawn)
+
+
+def _counts(settings):
+    return {split: getattr(settings, split) for split in SPLIT_NUMBERS}
+
+
+def _draw_block(folder, split, first, last, settings):
+    for number in range(first, last):
+        label = number % len(CLASSES)
+        pixels = draw(label, settings, (SPLIT_NUMBERS[split], number))
+        path = Path(folder) / split / CLASSES[label] / f"{number:07d}.jpg"
+        path.write_bytes(encode(pixels, settings.quality))
+    return last - first
+
+
+def _inside(shape, u, v, radius):
+    """Where a shape of a given radius (of the image's width) is; u, v: coordinates in its own frame."""
+    distance = np.hypot(u, v)
+    if shape == "disc":
+        return distance < radius
+    if shape == "ring":
+        return (distance < radius) & (distance > radius * 0.55)
+    if shape == "square":
+        return np.maximum(abs(u), abs(v)) < radius * 0.88
+    if shape == "cross":
+        return (np.minimum(abs(u), abs(v)) < radius * 0.36) & (np.maximum(abs(u), abs(v)) < radius)
+    # A triangle that stands on its base, its centre of mass near the origin.
+    return (v < radius * 0.7) & (abs(u) < (v + radius * 1.1) * 0.6)
+
+
+def _texture(texture, x, y, random):
+    """Where the texture is bright. Its angle is free: stripes run anywhere, checks turn with them."""
+    angle, period = random.uniform(0, np.pi), random.uniform(0.11, 0.16)
+    phase = random.uniform(0, 2 * np.pi, 2)
+    first = np.sin((x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi / period + phase[0])
+    if texture == "stripes":
+        return first > 0
+    second = np.sin((y * np.cos(angle) - x * np.sin(angle)) * 2 * np.pi / period + phase[1])
+    return first * second > 0
+
+
+def _colours(random):
+    """Background, dark and light colour: any hues, but far enough apart in brightness to be seen."""
+    background = random.uniform(90, 165, 3)
+    dark, light = random.uniform(0, 60, 3), random.uniform(195, 255, 3)
+    return background, dark, light

@@ -1,0 +1,51 @@
+"""Formats of data on disk: one module each, with the same names in each.
+
+A module of an image format has `SUFFIX`, `RANDOM_ACCESS`, a `Writer` (one shard), a `Reader` (a whole split) and
+`native(path)`, which reads a shard with the format's own library and none of ours. A module of a token format has
+`TOKEN_SUFFIX`, `write_tokens(path, tokens_N)` and `read_tokens(path)`. A module is imported when its format is used.
+"""
+
+import importlib
+
+from parascale.config.formats import IMAGE_FORMATS, TOKEN_FORMATS
+from parascale.config.strict import nearest
+from parascale.data.formats.manifest import read_manifest
+from parascale.errors import ConfigError, DataError
+
+
+def image_format(name):
+    """The module of an image format."""
+    return _module(name, IMAGE_FORMATS, "image")
+
+
+def token_format(name):
+    """The module of a token format."""
+    return _module(name, TOKEN_FORMATS, "token")
+
+
+def open_images(folder, split, io="auto", check=False):
+    """A reader of one split of a converted image set.
+
+    folder: `results/data/<dataset>/<format>`. io: `auto`, `pread` or `mmap`. check: compare each sample with its
+    checksum as it is read. Raises DataError for a folder that is incomplete or damaged.
+    """
+    manifest = read_manifest(folder)
+    if manifest["kind"] != "images":
+        raise DataError(f"{folder} holds {manifest['kind']}, not images")
+    return image_format(manifest["format"]).Reader(folder, split, io, check)
+
+
+def open_tokens(folder, split):
+    """The tokens of one split as a flat array of uint16 or uint32, without a copy where the format allows it."""
+    manifest = read_manifest(folder)
+    if manifest["kind"] != "tokens":
+        raise DataError(f"{folder} holds {manifest['kind']}, not tokens")
+    if split not in manifest["splits"]:
+        raise DataError(f"{folder}: no split `{split}`; there are {', '.join(manifest['splits'])}")
+    return token_format(manifest["format"]).read_tokens(f"{folder}/{manifest['splits'][split]['file']}")
+
+
+def _module(name, names, kind):
+    if name not in names:
+        raise ConfigError(f"`{name}` is no {kind} format{nearest(str(name), names)}")
+    return importlib.import_module(f"parascale.data.formats.{name}")

@@ -1,0 +1,246 @@
+"""What the formats share: a writer of one shard, and readers that a training can use.
+
+A reader opens its files lazily in each process, so it may be handed to workers by fork or by spawn; it holds arrays on
+mapped memory and no Python object a sample; `reader[i]` reads the bytes of sample `i` and no others.
+"""
+
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from parascale.data.formats.manifest import read_manifest, require_whole, samples_path
+from parascale.data.formats.storage import default_io
+from parascale.errors import DataError
+
+BLOCK_BYTES = 4 << 20  # written at once: large enough for any filesystem, small beside the memory
+AHEAD_SAMPLES = 256  # that the kernel is asked for ahead of time when reading in order
+
+
+class Writer:
+    """Writes one shard. `append` each sample, then `finish`; use it in a `with` block."""
+
+    inodes = 1  # files and folders that a shard adds
+
+    def __init__(self, path, images, data_bytes):
+        """path: the shard's file. images: the source (parascale.data.images.Images). data_bytes: most that will come."""
+        self.path, self.images = Path(path), images
+
+    def append(self, data, label, source):
+        """Add a sample. data: bytes; source: its number in the source."""
+        raise NotImplementedError
+
+    def finish(self):
+        """Complete the file; returns the offset of every sample that was appended (int64 array)."""
+        raise NotImplementedError
+
+    def close(self):
+        """Let go of what is open, finished or not."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class BlockWriter(Writer):
+    """A writer whose samples follow each other in one file; they are collected and written in large blocks."""
+
+    def __init__(self, path, images, data_bytes, start=0):
+        super().__init__(path, images, data_bytes)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+        self._parts, self._waiting, self._written, self._offsets = [], 0, start, []
+
+    def put(self, data):
+        """Append bytes; returns the place where they will stand."""
+        place = self._written + self._waiting
+        self._parts.append(data)
+        self._waiting += len(data)
+        if self._waiting >= BLOCK_BYTES:
+            self.flush()
+        return place
+
+    def flush(self):
+        """Write what is waiting."""
+        block = memoryview(b"".join(self._parts))
+        while block:
+            count = os.pwrite(self._file, block, self._written)
+            self._written, block = self._written + count, block[count:]
+        self._parts, self._waiting = [], 0
+
+    def append(self, data, label, source):
+        self._offsets.append(self.put(data))
+
+    def finish(self):
+        self.flush()
+        return np.array(self._offsets, np.int64)
+
+    def close(self):
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class Reader:
+    """One split: `len(reader)`, `reader[i]` (bytes), `reader.labels`, batches, and iteration by shard."""
+
+    def __init__(self, folder, split, io="auto", check=False):
+        self.folder, self.split, self.check = Path(folder), split, check
+        self.manifest = read_manifest(folder)
+        if split not in self.manifest["splits"]:
+            raise DataError(f"{folder}: no split `{split}`; there are {', '.join(self.manifest['splits'])}")
+        self.classes = self.manifest["classes"]
+        self._facts = self.manifest["splits"][split]["shards"]
+        require_whole(folder, self._facts)
+        self.io = default_io(self.folder) if io == "auto" else io
+        self._map_samples()
+
+    def _map_samples(self):
+        path = samples_path(self.folder, self.split)
+        try:
+            # A plain array on the mapped memory: indexing np.memmap itself is slower.
+            self.samples = np.asarray(np.load(path, mmap_mode="r"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} is missing or damaged ({error}); run the target `formats` again") from None
+        expected = sum(shard["samples"] for shard in self._facts)
+        if len(self.samples) != expected:
+            raise DataError(
+                f"{path} has {len(self.samples):,} rows instead of {expected:,}; run the target `formats` again"
+            )
+        self.labels = self.samples["label"]
+        self._length, self._offset, self._shard = (self.samples[key].item for key in ("length", "offset", "shard"))
+        self._process = None  # the process whose files are open
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, i):
+        """The bytes of sample `i`."""
+        self._require_open()
+        data = self._read(i)
+        if self.check:
+            self._require_same(i, data)
+        return data
+
+    def read_batch(self, indices):
+        """The bytes of several samples, in the order asked for: a list."""
+        return [self[i] for i in indices]
+
+    def shards(self):
+        """Sample numbers of each shard: a list of ranges."""
+        ends = np.cumsum([shard["samples"] for shard in self._facts]).tolist()
+        return [range(end - shard["samples"], end) for shard, end in zip(self._facts, ends, strict=True)]
+
+    def iterate(self, shard):
+        """Yield the bytes of the samples of one shard, in the order in which they lie."""
+        for i in self.shards()[shard]:
+            yield self[i]
+
+    def close(self):
+        """Let go of what is open in this process; the next read opens it again."""
+        if self._process == os.getpid():
+            self._release()
+        self._process = None
+
+    def paths(self):
+        """Every file that is read, the table of samples included."""
+        return [self.folder / shard["file"] for shard in self._facts] + [samples_path(self.folder, self.split)]
+
+    def _require_open(self):
+        """Open the files in this process; what was inherited through a fork is left to the parent."""
+        if self._process != os.getpid():
+            self._acquire()
+            self._process = os.getpid()
+
+    def _acquire(self):
+        raise NotImplementedError
+
+    def _release(self):
+        raise NotImplementedError
+
+    def _read(self, i):
+        raise NotImplementedError
+
+    def _require_same(self, i, data):
+        if len(data) != self._length(i) or xxhash.xxh3_64_intdigest(data) != self.samples["checksum"].item(i):
+            raise DataError(
+                f"{self.where(i)} is damaged: its checksum differs. Remove that shard's folder and run the target `formats` again"
+            )
+
+    def where(self, i):
+        """Sample `i` for a message: file, place and number in the source."""
+        row = self.samples[i]
+        return f"{self.folder / self._facts[row['shard']]['file']}: sample {i:,} (number {row['source']:,} of the source, byte {row['offset']:,})"
+
+    def __getstate__(self):
+        return {"folder": self.folder, "split": self.split, "io": self.io, "check": self.check}
+
+    def __setstate__(self, state):
+        self.__init__(**state)
+
+
+class ByteReader(Reader):
+    """Samples that lie as they are, in shards: read by `pread`, or copied from mapped memory."""
+
+    def __getitem__(self, i):
+        if self._process != os.getpid():
+            self._require_open()
+        length, offset = self._length(i), self._offset(i)
+        if self._maps:
+            data = self._maps[self._shard(i)][offset : offset + length]
+        else:
+            data = os.pread(self._files[self._shard(i)], length, offset)
+        if self.check:
+            self._require_same(i, data)
+        return data
+
+    def read_batch(self, indices):
+        self._require_open()
+        data = list(self._read_rows(self.samples[np.asarray(indices, np.int64)]))
+        if self.check:
+            for i, sample in zip(indices, data, strict=True):
+                self._require_same(i, sample)
+        return data
+
+    def iterate(self, shard):
+        if self.check:
+            yield from super().iterate(shard)
+            return
+        self._require_open()
+        rows = self.shards()[shard]
+        for first in range(rows.start, rows.stop, AHEAD_SAMPLES):
+            block = self.samples[first : min(first + AHEAD_SAMPLES, rows.stop)]
+            start, end = block["offset"].item(0), block["offset"].item(-1) + block["length"].item(-1)
+            # The kernel starts to read all of it, and nothing beyond, whatever it believes of our habits.
+            os.posix_fadvise(self._files[shard], start, end - start, os.POSIX_FADV_WILLNEED)
+            yield from self._read_rows(block)
+
+    def _read_rows(self, rows):
+        """Yield the bytes of some rows of the table."""
+        places = zip(*(rows[key].tolist() for key in ("shard", "offset", "length")), strict=True)
+        if self._maps:
+            maps = self._maps
+            for shard, offset, length in places:
+                yield maps[shard][offset : offset + length]
+        else:
+            files, pread = self._files, os.pread
+            for shard, offset, length in places:
+                yield pread(files[shard], length, offset)
+
+    def _acquire(self):
+        self._files = [os.open(self.folder / shard["file"], os.O_RDONLY | os.O_CLOEXEC) for shard in self._facts]
+        self._maps = []
+        if self.io == "mmap":
+            self._maps = [
+                mmap.mmap(file, 0, prot=mmap.PROT_READ) if os.fstat(file).st_size else b"" for file in self._files
+            ]
+
+    def _release(self):
+        for mapped in self._maps:
+            if mapped:
+                mapped.close()
+        for file in self._files:
+            os.close(file)

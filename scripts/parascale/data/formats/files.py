@@ -1,0 +1,79 @@
+"""Raw files: one file a sample, the way most sets come, and the measure of all others.
+
+Images that are files already are not copied: a shard's own file is then the list of their paths. Packed images are
+written out. The list holds one path after the other, each ended by a zero byte; the offset of a sample is where its path
+begins. A path is absolute, or relative to the shard's folder.
+"""
+
+import mmap
+import os
+
+from parascale.data.formats.base import BlockWriter
+from parascale.data.formats.base import Reader as BaseReader
+from parascale.errors import DataError
+
+SUFFIX = "paths"
+RANDOM_ACCESS = True
+FOLDER_SAMPLES = 1000
+
+
+class Writer(BlockWriter):
+    """Lists files where they lie, or writes them below the shard's folder."""
+
+    def __init__(self, path, images, data_bytes):
+        super().__init__(path, images, data_bytes)
+        self.inodes = 1
+        self._folder = None
+
+    def append(self, data, label, source):
+        if self.images.root is not None:
+            name = os.path.join(self.images.root, self.images.name_bytes(source))
+        else:
+            name = self._write(data, source)
+        super().append(name + b"\0", label, source)
+        self.inodes += 1
+
+    def _write(self, data, source):
+        folder = f"{self.images.split}/{source // FOLDER_SAMPLES:06d}"
+        if folder != self._folder and not (self.path.parent / folder).is_dir():
+            (self.path.parent / folder).mkdir(parents=True)
+            self.inodes += 1
+        self._folder = folder
+        name = f"{folder}/{source:09d}.jpg"
+        (self.path.parent / name).write_bytes(data)
+        return name.encode()
+
+
+class Reader(BaseReader):
+    """Opens, reads and closes the sample's file."""
+
+    def _acquire(self):
+        self._lists, self._folders = [], []
+        for shard in self._facts:
+            path = self.folder / shard["file"]
+            with open(path, "rb") as file:
+                self._lists.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if shard["bytes"] else b"")
+            self._folders.append(os.fsencode(path.parent))
+
+    def _release(self):
+        self._lists.clear()
+
+    def _read(self, i):
+        path = self.path(i)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return file.read()
+        except OSError as error:
+            name = path.decode("utf-8", "backslashreplace")
+            raise DataError(f"{name}: {error.strerror}. The file was there when it was indexed; bring it back or run the target `formats` again") from None
+
+    def path(self, i):
+        """The path of sample `i`, as the filesystem spells it."""
+        self._require_open()
+        shard, start = self._shard(i), self._offset(i)
+        return os.path.join(self._folders[shard], self._lists[shard][start : self._lists[shard].find(b"\0", start)])
+
+
+def native(path):
+    """Files are read by name either way: there is no other library to ask."""
+    return None

@@ -1,0 +1,71 @@
+"""The manifest of a dataset in one format, and the table of its samples.
+
+`manifest.json` says what the folder holds: source, settings, and for each split its shards with their sha256.
+`<split>.samples.npy` has one row a sample (SAMPLE) in the order in which they lie in the shards. It is memory-mapped, so
+that a million samples cost no memory and no time to open.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from parascale.errors import DataError
+from parascale.files import read_json
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+REMEDY = "remove it and run the target `formats` again"
+SAMPLE = np.dtype(
+    [
+        ("offset", "<i8"),  # byte in the shard's file; where a format has no bytes of its own, see its module
+        ("length", "<i8"),  # bytes of the sample
+        ("checksum", "<u8"),  # xxh3 (64 bit) of the sample
+        ("source", "<i8"),  # number of the sample in the source
+        ("label", "<i4"),
+        ("shard", "<i4"),
+    ]
+)
+
+
+def samples_path(folder, split):
+    """Where the table of a split's samples lies."""
+    return Path(folder) / f"{split}.samples.npy"
+
+
+def read_manifest(folder):
+    """The manifest in a format's folder. Raises DataError where there is none or it is damaged."""
+    path = Path(folder) / MANIFEST
+    try:
+        manifest = read_json(path)
+    except FileNotFoundError:
+        raise DataError(f"{folder}: no converted data here; the target `formats` makes it") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: not valid JSON ({error}); {REMEDY}") from None
+    if manifest.get("schema_version") != SCHEMA_VERSION or "format" not in manifest:
+        raise DataError(f"{path} is not the manifest of converted data that this version reads; {REMEDY}")
+    return manifest
+
+
+def require_source(folder, manifest, dataset, digests):
+    """Raise DataError unless the data was converted from this source. digests: split → digest."""
+    found = {split: facts["source"] for split, facts in manifest["splits"].items()}
+    if found != digests:
+        raise DataError(
+            f"{folder}: converted from another source than {dataset} has now (it is of dataset `{manifest['dataset']}`, or the "
+            f"source has changed since); {REMEDY}"
+        )
+
+
+def require_whole(folder, shards):
+    """Raise DataError unless each shard's file is there in full size. shards: entries of the manifest."""
+    for shard in shards:
+        path = Path(folder) / shard["file"]
+        size = path.stat().st_size if path.is_file() else None
+        if size != shard["bytes"]:
+            found = (
+                "is missing"
+                if size is None
+                else f"is cut short or was changed: {size:,} bytes instead of {shard['bytes']:,}"
+            )
+            raise DataError(f"{path} {found}; remove {path.parent} and run the target `formats` again")

@@ -1,0 +1,134 @@
+"""Parquet: a column of encoded images in row groups of some megabytes.
+
+A row group is read as a whole, whichever row is wanted: fine in order, wasteful at random, and the reader says so once.
+Pages are neither compressed nor put in a dictionary: encoded images would not get smaller.
+"""
+
+import warnings
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from parascale.data.formats.base import Reader as BaseReader, Writer as BaseWriter
+
+SUFFIX = "parquet"
+TOKEN_SUFFIX = "parquet"
+RANDOM_ACCESS = False
+GROUP_ROWS = 256  # of a row group,
+GROUP_BYTES = 16 << 20  # or fewer; what one read of a row at random costs
+GROUP_TOKENS = 1 << 20
+SCHEMA = pa.schema([("image", pa.binary()), ("label", pa.int32()), ("source", pa.int64())])
+PLAIN = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+
+
+class Writer(BaseWriter):
+    """Collects rows to a row group and writes it. The offset of a sample is its row in the file."""
+
+    def __init__(self, path, images, data_bytes):
+        super().__init__(path, images, data_bytes)
+        self._writer = pq.ParquetWriter(path, SCHEMA, **PLAIN)
+        self._count = 0
+        self._clear()
+
+    def append(self, data, label, source):
+        self._rows.append(data)
+        self._labels.append(label)
+        self._sources.append(source)
+        self._waiting += len(data)
+        self._count += 1
+        if len(self._rows) == GROUP_ROWS or self._waiting >= GROUP_BYTES:
+            self._write()
+
+    def finish(self):
+        self._write()
+        self.close()
+        return np.arange(self._count, dtype=np.int64)
+
+    def close(self):
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _write(self):
+        if self._rows:
+            self._writer.write_table(
+                pa.table([self._rows, self._labels, self._sources], schema=SCHEMA), row_group_size=len(self._rows)
+            )
+        self._clear()
+
+    def _clear(self):
+        self._rows, self._labels, self._sources, self._waiting = [], [], [], 0
+
+
+class Reader(BaseReader):
+    """Reads row groups and keeps the last one of each process."""
+
+    def _acquire(self):
+        self._files = [pq.ParquetFile(self.folder / shard["file"], pre_buffer=False) for shard in self._facts]
+        self._starts = [_group_starts(file) for file in self._files]
+        self._group, self._jumps, self._warned = (None, None), 0, False
+
+    def _release(self):
+        for file in self._files:
+            file.close()
+
+    def _read(self, i):
+        shard, row = self._shard(i), self._offset(i)
+        group = int(np.searchsorted(self._starts[shard], row, side="right")) - 1
+        if (shard, group) != self._group:
+            self._note_jump(shard, group)
+            self._load(shard, group)
+        return self._images[row - self._starts[shard].item(group)].as_py()
+
+    def iterate(self, shard):
+        if self.check:
+            yield from super().iterate(shard)
+            return
+        self._require_open()
+        for group in range(self._files[shard].num_row_groups):
+            self._load(shard, group)
+            yield from self._images.to_pylist()
+
+    def _load(self, shard, group):
+        self._images = self._files[shard].read_row_group(group, columns=["image"]).column(0).combine_chunks()
+        self._group = (shard, group)
+
+    def _note_jump(self, shard, group):
+        """Warn once when row groups are jumped between: that is random access, and each jump reads a whole group."""
+        last_shard, last_group = self._group
+        self._jumps += last_group is not None and (shard, group) not in (
+            (last_shard, last_group + 1),
+            (last_shard + 1, 0),
+        )
+        if self._jumps > 2 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.folder}: Parquet is being read at random; each sample costs a row group of up to {GROUP_ROWS} samples. "
+                "Read it in order with `iterate`, or take hdf5 or arrow.",
+                stacklevel=4,
+            )
+
+
+def native(path):
+    """Yield (bytes, label) of every sample, as any Parquet program would read them."""
+    for batch in pq.ParquetFile(path).iter_batches(GROUP_ROWS, columns=["image", "label"]):
+        yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+
+
+def write_tokens(path, tokens_N):
+    """Write a flat array as one column."""
+    schema = pa.schema([("token", pa.from_numpy_dtype(tokens_N.dtype))])
+    with pq.ParquetWriter(path, schema, **PLAIN) as writer:
+        for first in range(0, len(tokens_N), GROUP_TOKENS):
+            writer.write_table(pa.table([pa.array(tokens_N[first : first + GROUP_TOKENS])], schema=schema))
+
+
+def read_tokens(path):
+    """The tokens, decoded into memory as a whole: Parquet cannot be mapped."""
+    return pq.read_table(path, columns=["token"]).column(0).to_numpy()
+
+
+def _group_starts(file):
+    rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    return np.cumsum([0, *rows])[:-1]

@@ -1,0 +1,97 @@
+"""SquashFS: one file that holds a filesystem, mounted by squashfuse without root.
+
+A program that wants files gets files, and the parallel filesystem sees one inode. Every read passes through a process of
+its own (FUSE), which is why it is slower than the other formats. Nothing is compressed: encoded images would not get
+smaller. The offset of a sample is its number in the shard; its path is made from its number in the source.
+"""
+
+import shutil
+import subprocess
+
+import numpy as np
+
+from parascale.data.formats.base import BLOCK_BYTES
+from parascale.data.formats.base import Reader as BaseReader
+from parascale.data.formats.base import Writer as BaseWriter
+from parascale.data.formats.mount import Mount
+from parascale.data.formats.webdataset import BLOCK, header, padding
+from parascale.errors import DataError, RequirementError
+
+SUFFIX = "squashfs"
+RANDOM_ACCESS = True
+FOLDER_SAMPLES = 1000  # of a folder inside
+# No compression, no dates, no owners, one thread: the same samples give the same bytes.
+OPTIONS = ("-tar", "-noI", "-noD", "-noF", "-noX", "-no-duplicates", "-mkfs-time", "0", "-all-time", "0", "-all-root")
+QUIET = ("-quiet", "-no-progress", "-processors", "1")
+
+
+class Writer(BaseWriter):
+    """Streams a tar into mksquashfs: no folder of small files is ever made."""
+
+    def __init__(self, path, images, data_bytes):
+        super().__init__(path, images, data_bytes)
+        if shutil.which("mksquashfs") is None:
+            raise RequirementError("the format `squashfs` needs mksquashfs: install squashfs-tools 4.5 or newer, or leave the format out")
+        self._process = subprocess.Popen(
+            ["mksquashfs", "-", str(path), *OPTIONS, *QUIET],
+            bufsize=BLOCK_BYTES,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._count = 0
+
+    def append(self, data, label, source):
+        self._send(header(sample_path(source), len(data)), data, padding(len(data)))
+        self._count += 1
+
+    def finish(self):
+        self._send(bytes(2 * BLOCK))
+        message, _ = self._process.communicate()
+        if self._process.returncode:
+            self._fail(message)
+        return np.arange(self._count, dtype=np.int64)
+
+    def close(self):
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+    def _send(self, *parts):
+        try:
+            self._process.stdin.writelines(parts)
+        except BrokenPipeError:
+            self._fail(self._process.stdout.read())
+
+    def _fail(self, message):
+        raise RequirementError(f"mksquashfs failed for {self.path}: {message.decode(errors='replace').strip()}")
+
+
+class Reader(BaseReader):
+    """Mounts each shard once in each process and reads the files inside."""
+
+    def _acquire(self):
+        self._mounts = [Mount(self.folder / shard["file"]) for shard in self._facts]
+        self._source = self.samples["source"].item
+
+    def _release(self):
+        for mount in self._mounts:
+            mount.close()
+
+    def _read(self, i):
+        path = f"{self._mounts[self._shard(i)].folder}/{sample_path(self._source(i))}"
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return file.read()
+        except OSError as error:
+            raise DataError(f"{self.where(i)}: cannot be read through the mount ({error})") from None
+
+
+def sample_path(source):
+    """Where a sample lies inside, by its number in the source."""
+    return f"{source // FOLDER_SAMPLES:06d}/{source:09d}.jpg"
+
+
+def native(path):
+    """A mounted filesystem is what the reader uses already: there is no other way to read it."""
+    return None

@@ -1,0 +1,69 @@
+"""What the filesystem below a path is, and what follows for reading from it."""
+
+import os
+import shutil
+from pathlib import Path
+
+from parascale.files import require_space, tree_bytes
+
+MOUNTS = Path("/proc/self/mounts")
+# Filesystems on which a page fault is a request over a network (or to another process): there, one `pread` of the whole
+# sample beats faulting it in page by page.
+REMOTE = {"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "cifs", "smb3", "9p", "pvfs2", "orangefs", "panfs", "afs"}
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def filesystem(path):
+    """The type of the filesystem that holds `path` (`ext4`, `lustre`, `tmpfs`…), from the list of mounts."""
+    path = os.path.realpath(path)
+    best, kind = "", "unknown"
+    with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            _, place, found = line.split(" ", 3)[:3]
+            place = place.encode("utf-8", "surrogateescape").decode("unicode_escape", "replace")  # \040 is a space
+            inside = path == place or path.startswith(place.rstrip("/") + "/")
+            if inside and len(place) >= len(best):
+                best, kind = place, found
+    return kind
+
+
+def default_io(folder):
+    """`mmap` on a local filesystem, `pread` on one that is reached over a network or through FUSE."""
+    kind = filesystem(folder)
+    return "pread" if kind in REMOTE or kind.startswith("fuse") else "mmap"
+
+
+def copy_to_memory(folder, shared_memory=SHARED_MEMORY):
+    """Copy a format's folder into shared memory and return where it is. RequirementError where it does not fit.
+
+    The caller removes the copy.
+    """
+    import tempfile
+
+    require_space(shared_memory, tree_bytes(folder), f"a copy of {folder}")
+    place = Path(tempfile.mkdtemp(prefix="parascale-", dir=shared_memory))
+    try:
+        return Path(shutil.copytree(folder, place / Path(folder).name))
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+
+
+def drop_from_cache(paths):
+    """Ask the kernel to forget the pages of files; returns whether it did (it cannot in `tmpfs`)."""
+    for path in paths:
+        with open(path, "rb") as handle:
+            os.fsync(handle.fileno())
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return not any(_is_cached(path) for path in paths)
+
+
+def _is_cached(path):
+    """Whether the first page of a file would be read without waiting for the disk."""
+    with open(path, "rb") as handle:
+        try:
+            return os.preadv(handle.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) > 0
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # the filesystem cannot say: then nothing is claimed

@@ -1,0 +1,83 @@
+"""Raw images: drawn, fetched, or left where they lie; the manifest says where they are.
+
+A set of a million files is not hashed when it is found: the index holds every file's path and size, and converted formats
+hold every sample's checksum.
+"""
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+import PIL
+
+from parascale.data.drawing import CLASSES, draw_images
+from parascale.data.sources import ATTEMPTS, files, hub, url
+from parascale.data.sources.manifest import Raw, write_manifest
+from parascale.data.sources.transfer import fetch_file, pieces_folder
+from parascale.errors import ConfigError, DataError
+from parascale.files import atomic_path
+
+BUILTIN = "shapes"
+
+
+def download_images(source, images, output, attempts=ATTEMPTS):
+    """Make the raw folder `output` of an image set. Returns its Raw.
+
+    source: parascale.config.Source; images: parascale.config.formats.Images (for `builtin`). Errors as `sources.download`.
+    """
+    output = Path(output)
+    if source.location or source.kind == "files":
+        _point_at(source, output)
+    elif source.kind == "builtin":
+        _draw(source, images, output)
+    elif source.kind == "url":
+        _fetch_archives(source, output, attempts)
+    else:
+        hub.fetch(source, output, attempts)
+    return Raw(output)
+
+
+def images_root(raw):
+    """The folder below which the images of a Raw lie."""
+    return Path(raw.manifest["origin"].get("folder", raw.folder))
+
+
+def _point_at(source, output):
+    if not source.location:
+        raise ConfigError(
+            "images of kind `files` need `data.source.location`: the folder that holds `train/<class>/…`, or `train.csv` "
+            "with columns path and label"
+        )
+    folder = Path(files.expanded(source.location, "data.source.location"))
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder (`data.source.location` = `{source.location}`)")
+    with atomic_path(output) as partial:
+        partial.mkdir()
+        write_manifest(partial, source, {"folder": os.path.abspath(folder)}, {})
+
+
+def _draw(source, images, output):
+    if source.name not in (None, BUILTIN):
+        raise ConfigError(f"`data.source.name` = `{source.name}`: the embedded images are called `{BUILTIN}`")
+    with atomic_path(output) as partial:
+        draw_images(partial, images)
+        origin = {"drawn": dataclasses.asdict(images), "classes": list(CLASSES), "pillow": PIL.__version__}
+        write_manifest(partial, source, origin, {})
+
+
+def _fetch_archives(source, output, attempts):
+    url.checked_urls(source.urls)
+    pieces = pieces_folder(source, output)
+    for entry in source.urls:
+        fetch_file(entry["url"], pieces / entry["sha256"], attempts, entry["sha256"])
+    with atomic_path(output) as partial:
+        partial.mkdir()
+        for entry in source.urls:
+            name = Path(entry["url"]).name
+            if not url.is_archive(name):
+                raise ConfigError(f"`data.source.urls`: {entry['url']} is no archive of images ({', '.join(url.TAR_ENDINGS)}, .zip)")
+            url.unpack(pieces / entry["sha256"], name, partial)
+        origin = {"urls": [{"url": entry["url"], "sha256": entry["sha256"]} for entry in source.urls]}
+        write_manifest(partial, source, origin, {})
+    shutil.rmtree(pieces)

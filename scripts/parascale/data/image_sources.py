@@ -1,0 +1,201 @@
+"""Where images come from: folders of classes, tables of path and label, Parquet that holds the images themselves.
+
+`index_images` looks at what lies in a folder and writes the index that everything else reads. For each split (`train`;
+`validation`, `val` or `valid`; `test`) there may be a folder `<split>/<class>/…`, a table `<split>.csv` or
+`<split>.parquet` with columns `path` and `label`, or files `<split>*.parquet` with an `image` column as Hugging Face
+writes them. Without any, folders of classes directly below the root are one set, and a part is held out.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from parascale.data.image_tables import pack_parquet, read_tables
+from parascale.data.images import ImageIndexWriter, write_index
+from parascale.data.pool import ordered_map
+from parascale.errors import DataError
+
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid"),
+    "test": ("test", "testing"),
+}
+IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".webp")
+SHOWN = 10  # bad entries that a message lists
+SCAN_THREADS = 32  # folders listed at once: each entry's size is a request to the filesystem's servers
+
+
+def index_images(root, settings, output, columns=None):
+    """Write the index of the images below `root` to the folder `output`; returns its manifest.
+
+    settings: parascale.config.formats.Images. columns: role (`path`, `label`, `image`) → column name where they differ.
+    Raises DataError for a root without images, classes without images, labels that are missing or unknown.
+    """
+    root = Path(root)
+    columns = {"path": "path", "label": "label", "image": "image", **(columns or {})}
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder; images are looked for there")
+    root = _unwrapped(root)
+    folders, tables = find_splits(root)
+    if folders:
+        classes, splits, notes = scan_folders(folders, root)
+    elif tables:
+        images, classes, notes = read_tables(tables, columns)
+        if images is None:
+            return write_index(
+                output,
+                None,
+                classes,
+                None,
+                notes,
+                lambda to: finished(pack_parquet(tables, columns, to), classes, settings, notes),
+            )
+        splits = _table_splits(images, root)
+    else:
+        classes, splits, notes = scan_folders({"train": root}, root)
+    return write_index(output, root, classes, finished(splits, classes, settings, notes), notes)
+
+
+def _unwrapped(root):
+    """The one folder inside `root` that holds the splits, as archives often come; else `root` itself."""
+    inside = [entry for entry in root.iterdir() if entry.is_dir()]
+    if len(inside) == 1 and not any(find_splits(root)) and any(find_splits(inside[0])):
+        return inside[0]
+    return root
+
+
+def finished(splits, classes, settings, notes):
+    """Splits with a validation split, and notes on classes too small for one."""
+    _note_small_classes(classes, splits, notes)
+    if "validation" not in splits and settings.validation_fraction:
+        return hold_out(splits, settings, notes)
+    return splits
+
+
+def find_splits(root):
+    """(split → folder of classes, split → its tables), whichever lie directly below `root`."""
+    folders, tables = {}, {}
+    for split, names in SPLIT_NAMES.items():
+        for name in names:
+            if (root / name).is_dir():
+                folders.setdefault(split, root / name)
+            found = sorted({*root.glob(f"{name}.csv"), *root.glob(f"{name}.parquet"), *root.glob(f"{name}-*.parquet")})
+            if found:
+                tables.setdefault(split, found)
+    return folders, tables
+
+
+def scan_folders(folders, root):
+    """Index folders that hold one folder a class. Returns (classes, split → (rows, names), notes)."""
+    classes, splits, notes = None, {}, []
+    for split, folder in folders.items():
+        found = sorted(entry.name for entry in os.scandir(os.fsencode(folder)) if entry.is_dir())
+        if not found:
+            raise DataError(f"{folder}: no folders of classes here; each class needs one, with its images inside")
+        classes = classes or found
+        unknown = sorted(set(found) - set(classes))
+        if unknown:
+            raise DataError(
+                f"{folder}: classes that the train split does not have: {_listed(map(_shown, unknown))}. "
+                "Remove them or add them to the train split."
+            )
+        labels = [label for label, name in enumerate(classes) if name in set(found)]
+        prefix = os.fsencode(folder.relative_to(root))
+        writer, ignored = ImageIndexWriter(), 0
+        paths = [os.path.join(prefix, classes[label]) if prefix != b"." else classes[label] for label in labels]
+        lists = ordered_map(lambda path: _scan_class(os.fsencode(root), path), paths, SCAN_THREADS)
+        for label, path, (names, lengths, others) in zip(labels, paths, lists, strict=True):
+            if not names:
+                raise DataError(
+                    f"{os.path.join(os.fsencode(root), path).decode(errors='backslashreplace')}: a class without images: remove the folder or fill it"
+                )
+            writer.add(names, label, lengths)
+            ignored += others
+        if ignored:
+            notes.append(f"{split}: {ignored:,} files are no images by their names and were left out")
+        splits[split] = writer.arrays()
+    return [_shown(name) for name in classes], splits, notes
+
+
+def hold_out(splits, settings, notes):
+    """Move a part of each class from `train` to `validation`: the same ones for the same seed."""
+    rows, names = splits["train"]
+    random = np.random.default_rng([settings.seed, len(rows)])
+    held = np.zeros(len(rows), bool)
+    for label in np.unique(rows["label"]):
+        members = np.flatnonzero(rows["label"] == label)
+        count = min(round(len(members) * settings.validation_fraction) or 1, len(members) - 1)
+        held[random.permutation(members)[:count]] = True
+    notes.append(f"validation: {int(held.sum()):,} images held out of the train split with seed {settings.seed}")
+    return {**splits, "train": _picked(rows, names, ~held), "validation": _picked(rows, names, held)}
+
+
+def _scan_class(root, path):
+    """(names, lengths, number of other files) of the images anywhere below `root/path`, by name."""
+    found, others, folders = [], 0, [path]
+    while folders:
+        folder = folders.pop()
+        for entry in os.scandir(os.path.join(root, folder)):
+            name = os.path.join(folder, entry.name)
+            if entry.is_dir():
+                folders.append(name)
+            elif name.lower().endswith(IMAGE_SUFFIXES):
+                found.append((name, entry.stat().st_size))
+            else:
+                others += 1
+    found.sort()
+    return [name for name, _ in found], np.array([size for _, size in found], np.int64), others
+
+
+def _table_splits(images, root):
+    """Look up the files that tables name. images: split → (paths, labels)."""
+    splits = {}
+    for split, (paths, labels) in images.items():
+        names = [os.fsencode(path) for path in paths]
+        sizes = list(ordered_map(lambda name: _size(os.path.join(os.fsencode(root), name)), names, SCAN_THREADS))
+        gone = [path for path, size in zip(paths, sizes, strict=True) if size is None]
+        if gone:
+            raise DataError(
+                f"{root}: {len(gone):,} files that the table of the `{split}` split names are not there: {_listed(gone)}. "
+                f"Paths are relative to {root}."
+            )
+        writer = ImageIndexWriter()
+        writer.add(names, labels, np.array(sizes, np.int64))
+        splits[split] = writer.arrays()
+    return splits
+
+
+def _size(path):
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return None
+
+
+def _picked(rows, names, which):
+    """Some rows with their names alone."""
+    writer = ImageIndexWriter()
+    kept = rows[which]
+    ends = kept["name_start"] + kept["name_bytes"]
+    spelled = [names[start:end] for start, end in zip(kept["name_start"].tolist(), ends.tolist(), strict=True)]
+    writer.add(spelled, kept["label"], kept["length"], kept["start"])
+    return writer.arrays()
+
+
+def _note_small_classes(classes, splits, notes):
+    rows, _ = splits.get("train", next(iter(splits.values())))
+    single = np.flatnonzero(np.bincount(rows["label"], minlength=len(classes)) == 1)
+    if len(single):
+        names = _listed(classes[label] for label in single)
+        notes.append(f"train: {len(single):,} classes have one image, too few to hold any out: {names}")
+
+
+def _shown(name):
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _listed(names):
+    names = list(names)
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(map(str, names[:SHOWN])) + more

@@ -1,0 +1,159 @@
+"""Tables of images: CSV or Parquet with a path and a label a row, or Parquet with the encoded images in it."""
+
+import csv
+import json
+
+import numpy as np
+
+from parascale.data.images import ImageIndexWriter
+from parascale.errors import DataError
+
+SHOWN = 10
+ROWS = 256  # rows of packed Parquet in memory at once
+
+
+def read_tables(tables, columns):
+    """Read tables of path and label. tables: split → list of files. columns: role → column name.
+
+    Returns (split → (paths, labels array), classes, notes); the first is None where the tables hold the images
+    themselves. Labels may be class names or whole numbers. Raises DataError that lists the rows without a label.
+    """
+    if any(_holds_images(path, columns) for paths in tables.values() for path in paths):
+        return None, list(_packed_classes(tables, columns).values()), []
+    texts = {split: [_path_label(path, columns) for path in paths] for split, paths in tables.items()}
+    labels = {split: [label for _, part in parts for label in part] for split, parts in texts.items()}
+    classes = _class_names(label for part in labels.values() for label in part)
+    numbers = {name: number for number, name in enumerate(classes)}
+    images = {
+        split: (
+            [path for paths, _ in parts for path in paths],
+            np.array([numbers[label] for label in labels[split]], np.int32),
+        )
+        for split, parts in texts.items()
+    }
+    return images, classes, []
+
+
+def pack_parquet(tables, columns, folder):
+    """Lay the images of Parquet files out in `<split>.packed` below `folder`; returns split → (rows, names)."""
+    numbers = {label: number for number, label in enumerate(_packed_classes(tables, columns))}
+    splits = {}
+    for split, paths in tables.items():
+        writer, place = ImageIndexWriter(), 0
+        with open(folder / f"{split}.packed", "wb") as packed:
+            for path in paths:
+                for first, images, labels in _packed_rows(path, columns):
+                    unknown = [first + row for row, label in enumerate(labels) if str(label) not in numbers]
+                    if unknown:
+                        raise DataError(
+                            f"{path}: rows without a label, or with one that is no class: {_listed(unknown)}"
+                        )
+                    data = [_image_bytes(image, path, first + row) for row, image in enumerate(images)]
+                    lengths = np.fromiter(map(len, data), np.int64, len(data))
+                    names = [f"{path.name}:{first + row}".encode() for row in range(len(data))]
+                    known = [numbers[str(label)] for label in labels]
+                    writer.add(names, known, lengths, place + np.cumsum(lengths) - lengths)
+                    packed.write(b"".join(data))
+                    place += int(lengths.sum())
+        splits[split] = writer.arrays()
+    return splits
+
+
+def _holds_images(path, columns):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.suffix != ".parquet":
+        return False
+    schema = pq.read_schema(path)
+    if columns["image"] not in schema.names:
+        return False
+    kind = schema.field(columns["image"]).type
+    return pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _packed_classes(tables, columns):
+    """Label as text → class name, by number: as Hugging Face's metadata has them, else the labels themselves."""
+    import pyarrow.parquet as pq
+
+    first = next(iter(tables.values()))[0]
+    features = json.loads((pq.read_schema(first).metadata or {}).get(b"huggingface", b"{}"))
+    label = features.get("info", {}).get("features", {}).get(columns["label"], {})
+    if "names" in label:
+        return {str(number): name for number, name in enumerate(label["names"])}
+    found = set()
+    for paths in tables.values():
+        for path in paths:
+            if columns["label"] not in pq.read_schema(path).names:
+                raise DataError(f"{path}: no column `{columns['label']}`; set `data.source.columns: {{label: …}}`")
+            found.update(pq.read_table(path, columns=[columns["label"]]).column(0).unique().to_pylist())
+    found.discard(None)
+    return {name: name for name in _class_names(map(str, found))}
+
+
+def _packed_rows(path, columns):
+    """(number of the first row, images, labels) of a Parquet file, some rows at a time."""
+    import pyarrow.parquet as pq
+
+    first = 0
+    for batch in pq.ParquetFile(path).iter_batches(ROWS, columns=[columns["image"], columns["label"]]):
+        yield first, batch.column(0).to_pylist(), batch.column(1).to_pylist()
+        first += batch.num_rows
+
+
+def _image_bytes(image, path, row):
+    data = image.get("bytes") if isinstance(image, dict) else image
+    if data is None:
+        raise DataError(
+            f"{path}, row {row:,}: the image's bytes are not in the file, only a path; fetch the images too"
+        )
+    return data
+
+
+def _path_label(path, columns):
+    """(paths, labels as text) of a table."""
+    rows = _csv_columns(path, columns) if path.suffix == ".csv" else _parquet_columns(path, columns)
+    paths, labels = rows
+    missing = [number for number, label in enumerate(labels, 1) if label is None or not str(label).strip()]
+    if missing:
+        raise DataError(f"{path}: {len(missing):,} rows have no label: {_listed(missing)}. Give each one or remove it.")
+    return paths, [str(label).strip() for label in labels]
+
+
+def _csv_columns(path, columns):
+    # A path may hold any bytes; surrogateescape carries them through to the filesystem.
+    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as handle:
+        reader = csv.DictReader(handle)
+        _require(path, reader.fieldnames or (), columns)
+        rows = [(row[columns["path"]], row[columns["label"]]) for row in reader]
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def _parquet_columns(path, columns):
+    import pyarrow.parquet as pq
+
+    _require(path, pq.read_schema(path).names, columns)
+    table = pq.read_table(path, columns=[columns["path"], columns["label"]])
+    return table.column(columns["path"]).to_pylist(), table.column(columns["label"]).to_pylist()
+
+
+def _require(path, names, columns):
+    missing = [columns[role] for role in ("path", "label") if columns[role] not in names]
+    if missing:
+        raise DataError(
+            f"{path}: no column `{missing[0]}`; it has {', '.join(names) or 'none'}. "
+            "Name the columns in `data.source.columns: {path: …, label: …}`."
+        )
+
+
+def _class_names(labels):
+    """Distinct labels in order: whole numbers by value, names by the alphabet."""
+    distinct = set(labels)
+    if all(label.isdigit() for label in distinct):
+        return sorted(distinct, key=int)
+    return sorted(distinct)
+
+
+def _listed(rows):
+    more = f" and {len(rows) - SHOWN:,} more" if len(rows) > SHOWN else ""
+    return ", ".join(f"{row:,}" for row in rows[:SHOWN]) + more

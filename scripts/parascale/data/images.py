@@ -1,0 +1,162 @@
+"""The index of a set of images: which there are, how long each is, and what each shows.
+
+An index folder holds `manifest.json` and, for each split, `<split>.npy` (one row an image, see IMAGE) and
+`<split>.names` (the paths below the root as the filesystem spells them, one after the other). Images that come packed in
+Parquet are laid out once in `<split>.packed`, one after the other. No process ever holds a Python object an image.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+
+from parascale.errors import DataError
+from parascale.files import atomic_path, read_json, write_json
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+IMAGE = np.dtype(
+    [
+        ("name_start", "<i8"),  # place of the path in `<split>.names`
+        ("name_bytes", "<i4"),
+        ("label", "<i4"),
+        ("start", "<i8"),  # place in `<split>.packed`; 0 for a file of its own
+        ("length", "<i8"),  # bytes of the encoded image
+    ]
+)
+
+
+class ImageIndexWriter:
+    """Collects the images of one split."""
+
+    def __init__(self):
+        self._names, self._blocks, self._names_bytes = [], [], 0
+
+    def add(self, names, labels, lengths, starts=0):
+        """Append images. names: list of bytes; labels, lengths, starts: arrays or one number for all."""
+        block = np.zeros(len(names), IMAGE)
+        sizes = np.fromiter(map(len, names), np.int64, len(names))
+        block["name_start"] = self._names_bytes + np.cumsum(sizes) - sizes
+        block["name_bytes"], block["label"], block["length"], block["start"] = sizes, labels, lengths, starts
+        self._names.append(b"".join(names))
+        self._names_bytes += int(sizes.sum())
+        self._blocks.append(block)
+
+    def arrays(self):
+        """(rows of IMAGE, bytes of all names)."""
+        return np.concatenate([np.empty(0, IMAGE), *self._blocks]), b"".join(self._names)
+
+
+def write_index(folder, root, classes, splits, notes, packed=None):
+    """Write the index of a dataset atomically; returns its manifest.
+
+    root: folder that the names are relative to, or None where images are packed. classes: class names by label.
+    splits: split → (rows of IMAGE, names). notes: sentences on what is unusual. packed: called with the folder that is
+    being written and returns `splits`, for a source whose images must be laid out first.
+    """
+    with atomic_path(folder) as partial:
+        partial.mkdir()
+        if packed is not None:
+            splits = packed(partial)
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "images",
+            "root": None if root is None else str(Path(root).resolve()),
+            "classes": list(classes),
+            "splits": {},
+            "notes": list(notes),
+        }
+        for split, (rows, names) in splits.items():
+            np.save(partial / f"{split}.npy", rows)
+            (partial / f"{split}.names").write_bytes(names)
+            manifest["splits"][split] = {
+                "samples": len(rows),
+                "bytes": int(rows["length"].sum()),
+                "per_class": np.bincount(rows["label"], minlength=len(classes)).tolist(),
+                "digest": hashlib.sha256(rows.tobytes() + names).hexdigest(),
+            }
+        write_json(partial / MANIFEST, manifest)
+    return manifest
+
+
+class ImageIndex:
+    """An index folder, opened."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        try:
+            self.manifest = read_json(self.folder / MANIFEST)
+        except FileNotFoundError:
+            raise DataError(f"{self.folder}: no index of images here; the target `data` makes it") from None
+        if self.manifest.get("kind") != "images":
+            raise DataError(f"{self.folder / MANIFEST} is not the index of a set of images")
+
+    @property
+    def classes(self):
+        """Class names by label."""
+        return self.manifest["classes"]
+
+    @property
+    def splits(self):
+        """Names of the splits that there are."""
+        return list(self.manifest["splits"])
+
+    def split(self, name):
+        """The images of a split."""
+        if name not in self.manifest["splits"]:
+            raise DataError(f"{self.folder}: no split `{name}`; there are {', '.join(self.splits)}")
+        kind = PackedImages if self.manifest["root"] is None else FileImages
+        return kind(self, name)
+
+
+class Images:
+    """One split: `len`, `labels`, `lengths`, `name(i)`, and `read(i)`, the encoded bytes. Safe to read from many threads."""
+
+    root = None  # folder of the files, where each image is one
+
+    def __init__(self, index, split):
+        self.index, self.split = index, split
+        rows = np.load(index.folder / f"{split}.npy", mmap_mode="r")
+        self._rows = np.asarray(rows)  # a plain array on the same memory: indexing np.memmap is slower
+        self._names = np.memmap(index.folder / f"{split}.names", np.uint8, mode="r") if len(rows) else b""
+        self.labels, self.lengths = self._rows["label"], self._rows["length"]
+        self.digest = index.manifest["splits"][split]["digest"]
+        self.classes = index.classes
+
+    def __len__(self):
+        return len(self._rows)
+
+    def name_bytes(self, i):
+        """The path of image `i` below the root, as the filesystem spells it."""
+        start = self._rows["name_start"].item(i)
+        return bytes(self._names[start : start + self._rows["name_bytes"].item(i)])
+
+    def name(self, i):
+        """The path for messages and records: bytes that are no UTF-8 are shown escaped."""
+        return self.name_bytes(i).decode("utf-8", "backslashreplace")
+
+
+class FileImages(Images):
+    """Images that are files of their own below one root."""
+
+    def __init__(self, index, split):
+        super().__init__(index, split)
+        self.root = os.fsencode(index.manifest["root"])
+
+    def read(self, i):
+        """The bytes of image `i`. Raises OSError where the file is gone or cannot be read."""
+        with open(os.path.join(self.root, self.name_bytes(i)), "rb", buffering=0) as handle:
+            return handle.read()
+
+
+class PackedImages(Images):
+    """Images that lie one after the other in `<split>.packed`."""
+
+    def __init__(self, index, split):
+        super().__init__(index, split)
+        self._file = open(index.folder / f"{split}.packed", "rb", buffering=0)  # noqa: SIM115 - closed with the object
+
+    def read(self, i):
+        """The bytes of image `i`."""
+        return os.pread(self._file.fileno(), self.lengths.item(i), self._rows["start"].item(i))

@@ -1,0 +1,251 @@
+"""How fast a reader is: one case at a time, each in a fresh process, so that nothing is warm that should not be.
+
+What is read is counted by the kernel (`/proc/self/io`, proc(5)): `rchar`, bytes that read calls returned; `syscr`, how many
+calls; `read_bytes`, what storage had to deliver, page faults of mapped files included.
+"""
+
+import contextlib
+import dataclasses
+import os
+import resource
+import statistics
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from parascale.data import jpeg
+from parascale.data.formats import image_format, open_images, open_tokens
+from parascale.data.formats.manifest import read_manifest
+from parascale.data.formats.storage import drop_from_cache
+from parascale.data.text import Tokens, Windows
+
+BATCH = 64
+CLOCK_EVERY = 32  # samples between looks at the clock
+COUNTED = 512  # samples over which opens are counted
+SEED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is measured. window: of text; None for images."""
+
+    folder: str
+    split: str
+    format: str
+    access: str  # sequential | random
+    cache: str  # warm | cold
+    io: str  # pread | mmap | files
+    workers: int
+    decode: bool
+    samples: int
+    seconds: float
+    repeats: int
+    window: int | None = None
+
+
+def measure(case):
+    """Measure one case; returns the columns that reading gives, or None where the cache cannot be dropped.
+
+    samples_per_second is the median of the repeats and spread their range relative to it; samples and cpu_seconds are a
+    pass's medians. peak_memory_bytes is what reading added to the process; mapped pages of files count while they are
+    mapped. Unknown figures are None.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Parquet says that random access is slow; here that is what is measured
+        return _measure_workers(case) if case.workers else _measure_here(case)
+
+
+def _measure_here(case):
+    start_memory = _memory("VmRSS")
+    if case.cache == "warm":
+        # One reader for all passes: the first fills the cache and is not counted, but for its first batch.
+        with _opened(case) as source:
+            first = _one_pass(case, source, 0)["first"]
+            passes = [_one_pass(case, source, repeat) for repeat in range(1, case.repeats + 1)]
+    else:
+        passes = []
+        for repeat in range(case.repeats):
+            if not drop_from_cache(_paths(case)):
+                return None
+            with _opened(case) as source:
+                passes.append(_one_pass(case, source, repeat))
+        first = statistics.median(one["first"] for one in passes)
+    asked, samples = (sum(one[key] for one in passes) for key in ("bytes", "samples"))
+    # A mapped file is read by page faults, which only storage sees, and only when nothing is cached.
+    counted = {"pread": "rchar", "files": "rchar", "mmap": "read_bytes" if case.cache == "cold" else None}[case.io]
+    return {
+        **_rates([one["samples"] / one["seconds"] for one in passes]),
+        "samples": samples // case.repeats,
+        "cpu_seconds": statistics.median(one["cpu"] for one in passes),
+        "bytes_read_per_byte": sum(one[counted] for one in passes) / asked if counted and asked else None,
+        "read_calls_per_sample": sum(one["syscr"] for one in passes) / samples,
+        "first_batch_seconds": first,
+        "peak_memory_bytes": max(0, _memory("VmHWM") - start_memory),
+        "opens_per_sample": _opens(case) if case.cache == "warm" else None,
+    }
+
+
+def _rates(rates):
+    middle = statistics.median(rates)
+    return {"samples_per_second": middle, "spread": (max(rates) - min(rates)) / middle, "repeats": len(rates)}
+
+
+def _one_pass(case, source, seed):
+    """Read for a while: samples, bytes asked for, seconds, CPU seconds, seconds to the first batch, the kernel's counts."""
+    reads = _window_reads(case, source, seed) if case.window else _image_reads(case, source, seed)
+    before, start, cpu = _counters(), time.perf_counter(), time.process_time()
+    samples = size = 0
+    first = None
+    for count, length in reads:
+        samples, size = samples + count, size + length
+        if first is None and samples >= BATCH:
+            first = time.perf_counter() - start
+        if samples >= case.samples or (samples % CLOCK_EVERY == 0 and time.perf_counter() - start > case.seconds):
+            break
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    counts = {key: value - before[key] for key, value in _counters().items()}
+    return {"samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **counts}
+
+
+@contextlib.contextmanager
+def _opened(case):
+    """What a case reads from: windows over tokens, or a reader of images (which opens its files at the first read)."""
+    if case.window:
+        tokens_N = Tokens(case.folder).split(case.split) if case.format == "flat" else open_tokens(case.folder, case.split)
+        yield Windows(tokens_N, case.window)
+    else:
+        reader = open_images(case.folder, case.split, _reader_io(case))
+        yield reader
+        reader.close()
+
+
+def _image_reads(case, reader, seed):
+    """Yield (1, bytes) of each image read."""
+    for data in _samples(reader, case.access, seed):
+        if case.decode:
+            jpeg.decode(data)
+        yield 1, len(data)
+
+
+def _samples(reader, access, seed):
+    if access == "sequential":
+        for shard in range(len(reader.shards())):
+            yield from reader.iterate(shard)
+        return
+    order = np.random.default_rng((SEED, seed)).permutation(len(reader)).item  # no Python object a sample
+    for place in range(len(reader)):
+        yield reader[order(place)]
+
+
+def _window_reads(case, windows, seed):
+    """Yield (windows, bytes) of each batch of windows."""
+    order = np.arange(len(windows))
+    if case.access == "random":
+        order = np.random.default_rng((SEED, seed)).permutation(len(windows))
+    width = windows.tokens_N.itemsize * (case.window + 1)
+    for first in range(0, len(order), BATCH):
+        indices = order[first : first + BATCH]
+        windows.batch(indices)
+        yield len(indices), len(indices) * width
+
+
+def _measure_workers(case):
+    """Decoded batches through torch's DataLoader. Memory and reads happen in other processes and stay unknown."""
+    from parascale.data.loader import EvaluationBatches, StepBatches, image_loader
+    from parascale.data.sampler import Sampler
+
+    with _opened(case) as reader:
+        batch = max(1, min(BATCH, len(reader) // (2 * case.workers)))  # every worker has two batches at least
+        steps = min(case.samples, len(reader)) // batch
+        rates, firsts, costs, counts = [], [], [], []
+        for repeat in range(case.repeats):
+            batches = StepBatches(Sampler(len(reader), batch, repeat), 0, steps)
+            if case.access == "sequential":
+                batches = EvaluationBatches(steps * batch, batch)
+            cpu = _cpu_of_workers()
+            arrivals = _arrivals(image_loader(reader, batches, case.workers), case.seconds)
+            firsts.append(arrivals[0])
+            counts.append(len(arrivals) * batch)
+            costs.append(_cpu_of_workers() - cpu)
+            # Starting the workers is in the time to the first batch; each delivers its first batch at about that time.
+            ready = min(case.workers, len(arrivals) - 1) - 1
+            rates.append((len(arrivals) - 1 - ready) * batch / (arrivals[-1] - arrivals[ready]))
+    return {
+        **_rates(rates),
+        "samples": statistics.median(counts),
+        "cpu_seconds": statistics.median(costs),
+        "first_batch_seconds": statistics.median(firsts),
+    }
+
+
+def _arrivals(loader, seconds):
+    """Seconds until each batch arrived; ends `seconds` after the first."""
+    start, arrivals = time.perf_counter(), []
+    batches = iter(loader)
+    for _ in batches:
+        arrivals.append(time.perf_counter() - start)
+        if arrivals[-1] - arrivals[0] > seconds and len(arrivals) > 2 * loader.num_workers:
+            break
+    del batches  # ends the workers, whose CPU time counts only then
+    return arrivals
+
+
+def _cpu_of_workers():
+    own, workers = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + workers.ru_utime + workers.ru_stime
+
+
+def _opens(case):
+    """Files opened for each sample once a reader is warm. An audit hook cannot be removed, so this comes last."""
+    if case.window:
+        return 0.0
+    with _opened(case) as reader:
+        samples, opened, count = _samples(reader, case.access, SEED), [0], 0
+        next(samples)
+
+        def hook(event, _):
+            opened[0] += event == "open"
+
+        sys.addaudithook(hook)
+        for count, _ in enumerate(samples, 1):
+            if count == COUNTED:
+                break
+        return opened[0] / count if count else None
+
+
+def _paths(case):
+    """The files that a case reads."""
+    if case.window:
+        return [path for path in Path(case.folder).iterdir() if path.stem == case.split]
+    reader = open_images(case.folder, case.split)
+    if case.format == "files":
+        return [*reader.paths(), *(os.fsdecode(reader.path(i)) for i in range(len(reader)))]
+    return reader.paths()
+
+
+def _reader_io(case):
+    return "auto" if case.io == "files" else case.io
+
+
+def byte_addressed(folder):
+    """Whether a format is read at byte offsets, so that `pread` and `mmap` are a choice."""
+    from parascale.data.formats.base import ByteReader
+
+    manifest = read_manifest(folder)
+    return issubclass(image_format(manifest["format"]).Reader, ByteReader)
+
+
+def _counters():
+    with open("/proc/self/io", encoding="ascii") as file:
+        values = dict(line.split(": ") for line in file.read().splitlines())
+    return {key: int(values[key]) for key in ("rchar", "syscr", "read_bytes")}
+
+
+def _memory(key):
+    """A line of /proc/self/status in bytes. VmHWM belongs to this program alone; ru_maxrss is inherited from the parent."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        line = next(line for line in file if line.startswith(f"{key}:"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,44 @@
+"""Where raw data comes from: four kinds of source behind `download`, and `open_raw` to read what any of them gave.
+
+A kind is a module with one function `fetch(source, output, attempts)` that makes the folder `output`, manifest included, whole
+or not at all. What a broken download already has waits in `<output>.partial` for the next attempt.
+"""
+
+from pathlib import Path
+
+from parascale.data.disk import full_disk_is_an_error
+from parascale.data.sources import builtin, files, hub, url
+from parascale.data.sources.manifest import Raw, settings_of
+from parascale.errors import DataError
+
+KINDS = {"builtin": builtin.fetch, "hub": hub.fetch, "files": files.fetch, "url": url.fetch}
+ATTEMPTS = 5  # consecutive failures without a byte of progress before a server is given up
+
+
+def download(source, output, attempts=ATTEMPTS, force=False):
+    """Make the raw folder `output` from a source, unless it is already there and whole. Returns a Raw.
+
+    source: parascale.config.Source. attempts: how often a server is asked again before it is given up. force: start anew.
+    Raises ConfigError for settings that cannot be meant, DownloadError where a server cannot be reached or refuses,
+    DataError for files that are missing or damaged, RequirementError for a full disk. Then `output` is left as it was.
+    """
+    output = Path(output)
+    if not force and _is_whole(source, output):
+        return Raw(output)
+    # Data that lies on the machine is read in place, whichever kind of source it once came from.
+    fetch = files.fetch if source.location else KINDS[source.kind]
+    with full_disk_is_an_error(output):
+        fetch(source, output, attempts)
+    return Raw(output)
+
+
+def open_raw(folder):
+    """The raw data in a folder that `download` made."""
+    return Raw(folder)
+
+
+def _is_whole(source, output):
+    try:
+        return Raw(output).manifest["source"] == settings_of(source)
+    except DataError:
+        return False

@@ -1,0 +1,154 @@
+"""The corpus that every installation already holds: the English documentation of Python and of the pinned packages.
+
+The language reference (`pydoc_data.topics`) and the docstrings of the standard library and of some documentation-rich packages,
+read with `ast` from their sources: nothing is imported or run. A document is a module, or a topic of the reference. Documents are
+dealt to the splits by a hash of their names, and a paragraph that occurs twice is kept once, so that no text of the
+validation and test splits stands in the train split. The text depends on the versions installed; the manifest names them.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import platform
+import sysconfig
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+
+from parascale.data.progress import Progress
+from parascale.data.sources import prose
+from parascale.data.sources.manifest import describe, write_manifest
+from parascale.errors import ConfigError, DataError
+from parascale.files import atomic_path
+
+# Folders of each package that hold documentation worth reading; "" is the whole package.
+PACKAGES = {
+    "numpy": ("",),
+    "pandas": ("",),
+    "matplotlib": ("",),
+    "torch": ("nn", "optim", "distributed", "distributions", "utils/data"),
+    "datasets": ("",),
+    "huggingface_hub": ("",),
+}
+SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "testing",
+    "site-packages",
+    "dist-packages",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "ensurepip",
+    "_vendor",
+}
+TRAIN_WORDS = 600_000  # enough to tell models apart, small enough for a laptop
+PERCENT = {"test": 5, "validation": 5}  # of the documents; the rest is for training
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def fetch(source, output, attempts=None):
+    """Make the folder `output`: one Parquet file a split with the column `text`, a paragraph a row, and the manifest."""
+    if source.name not in CORPORA:
+        raise ConfigError(f"`data.source.name` = `{source.name}` is no builtin corpus. There are: {offers()}")
+    with atomic_path(output) as folder:
+        folder.mkdir()
+        entries = {}
+        for split, texts in CORPORA[source.name]().items():
+            path = folder / f"{split}.parquet"
+            pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array(texts, pyarrow.string())}), path)
+            entries[split] = [describe(path, path.name)]
+        versions = {package: importlib.metadata.version(package) for package in PACKAGES}
+        write_manifest(folder, source, {"versions": {"python": platform.python_version(), **versions}}, entries)
+
+
+def documentation():
+    """The corpus `documentation`: split → paragraphs."""
+    documents = sorted(_documents(), key=lambda document: _hash(document[0]))
+    splits, seen, train_words = {"train": [], "validation": [], "test": []}, set(), 0
+    with Progress("documentation", unit="documents", total=len(documents)) as progress:
+        for name, docstrings in progress.count(documents):
+            split = _split_of(name)
+            if split == "train" and train_words >= TRAIN_WORDS:
+                continue
+            for text in (text for docstring in docstrings() for text in prose.paragraphs(docstring)):
+                key = text.lower()
+                if key in seen:
+                    continue
+                seen.add(key)
+                splits[split].append(text)
+                train_words += text.count(" ") + 1 if split == "train" else 0
+    return splits
+
+
+CORPORA = {"documentation": documentation}
+
+
+def offers():
+    """What there is without a network, for messages."""
+    return f"`documentation` (about {TRAIN_WORDS:,} words of English from the installed documentation)"
+
+
+def _documents():
+    """(name, a function that reads its docstrings) of every topic of the language reference and every module."""
+    library = Path(sysconfig.get_path("stdlib"))
+    topics_file = library / "pydoc_data" / "topics.py"
+    if not topics_file.exists():
+        raise DataError(
+            f"{topics_file}: this Python comes without its documentation; use another source than `builtin`"
+        )
+    assignment = next(node for node in ast.parse(topics_file.read_bytes()).body if isinstance(node, ast.Assign))
+    topics = ast.literal_eval(assignment.value)
+    modules = list(_modules(library, "python"))
+    for package, folders in PACKAGES.items():
+        spec = importlib.util.find_spec(package)  # finds a top-level package without importing it
+        if spec is None:
+            raise DataError(
+                f"the package {package} is not installed, but the builtin corpus draws from it: `make run` installs it"
+            )
+        for folder in folders:
+            modules += _modules(Path(spec.origin).parent / folder, f"{package}/{folder}".rstrip("/"))
+    documents = [(f"topic {name}", functools.partial(_topic, text)) for name, text in topics.items()]
+    return documents + [(name, functools.partial(_docstrings, path)) for name, path in modules]
+
+
+def _topic(text):
+    return [inspect.cleandoc(text)]
+
+
+def _modules(root, prefix):
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root)
+        if not SKIPPED_FOLDERS.intersection(inside.parts):
+            yield f"{prefix}/{inside.as_posix()}", path
+
+
+def _docstrings(path):
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # templates and test inputs that are not meant to be run
+        return
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if docstring := ast.get_docstring(node):
+            yield docstring
+        if not isinstance(node, FUNCTIONS):  # what is defined inside a function is seldom documented
+            pending += [child for child in reversed(node.body) if isinstance(child, (ast.ClassDef, *FUNCTIONS))]
+
+
+def _hash(name):
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def _split_of(name):
+    place = int(_hash(name)[-8:], 16) % 100
+    for split, percent in PERCENT.items():
+        if place < percent:
+            return split
+        place -= percent
+    return "train"

@@ -1,0 +1,146 @@
+"""Data that lies on this machine: read in place, never written to, never copied. The manifest points at it."""
+
+import glob
+import os
+import re
+from pathlib import Path
+
+from parascale.config import SPLITS
+from parascale.config.strict import nearest
+from parascale.data.sources import readers
+from parascale.data.sources.manifest import MANIFEST, Raw, describe, write_manifest
+from parascale.errors import ConfigError, DataError
+from parascale.files import atomic_path
+
+SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
+# Names under which the splits go in published data sets.
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing"),
+}
+
+
+def fetch(source, output, attempts=None):
+    """Make the folder `output` with a manifest that points at the files of a source that are on this machine."""
+    folder = Path(expanded(source.location, "data.source.location")) if source.location else Path.cwd()
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder (`data.source.location` = `{source.location}`)")
+    if source.files:
+        splits = named_splits(source.files, folder)
+    elif not source.location:
+        raise ConfigError(
+            "a source of kind `files` needs `data.source.files`: split → path, such as `{train: my/*.txt}`"
+        )
+    elif (folder / MANIFEST).exists():
+        splits = _splits_of_raw(Raw(folder))
+    else:
+        splits = guessed_splits(folder)
+    with atomic_path(output) as partial:
+        partial.mkdir()
+        write_manifest(partial, source, {"folder": str(folder.absolute())}, splits)
+
+
+def local_files(source):
+    """The files on this machine that a source names, as far as they are there: what a rule's input can list."""
+    if not source.files or (source.kind != "files" and not source.location):
+        return []
+    folder = Path(expanded(source.location, "data.source.location")) if source.location else Path.cwd()
+    patterns = [_sliced(pattern)[0] for entry in source.files.values() for pattern in _listed(entry)]
+    return [path for pattern in patterns for path in _found(folder, pattern)]
+
+
+def named_splits(files, folder, name=Path.absolute):
+    """Manifest entries of each split that `data.source.files` names. name: the path by which the manifest knows a file."""
+    splits = {}
+    for split, patterns in files.items():
+        if split not in SPLITS:
+            raise ConfigError(f"`data.source.files`: `{split}` is no split{nearest(str(split), SPLITS)}")
+        splits[split] = [entry for pattern in _listed(patterns) for entry in _entries(pattern, folder, name)]
+    return splits
+
+
+def guessed_splits(folder, name=Path.absolute):
+    """Manifest entries of the files below a folder whose names or folders say which split they are."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in readers.KINDS and path.is_file())
+    by_split = paths_by_split([path.relative_to(folder).as_posix() for path in paths])
+    return {
+        split: [describe(folder / path, name(folder / path)) for path in found] for split, found in by_split.items()
+    }
+
+
+def paths_by_split(paths):
+    """Split → those of the relative paths that bear its name (`train.txt`, `data/train-00000-of-00002.parquet`, `dev/0.jsonl`)."""
+    by_split = {}
+    for path in paths:
+        words = set(re.split(r"[^a-z]+", path.lower()))
+        splits = [split for split, names in SPLIT_NAMES.items() if words.intersection(names)]
+        if len(splits) == 1:
+            by_split.setdefault(splits[0], []).append(path)
+    return {split: by_split[split] for split in SPLITS if split in by_split}
+
+
+def expanded(path, key):
+    """A path with `~` and `$VARIABLES` filled in. ConfigError where a variable is not set."""
+    full = os.path.expanduser(os.path.expandvars(path))
+    if "$" in full:
+        raise ConfigError(f"`{key}` = `{path}`: an environment variable in it is not set")
+    return full
+
+
+def _listed(patterns):
+    return patterns if isinstance(patterns, list) else [patterns]
+
+
+def _entries(pattern, folder, name):
+    """Manifest entries of one `path`, glob or `path[first:last]`; a slice is taken of each file on its own."""
+    path, first, last = _sliced(pattern)
+    found = _found(folder, path)
+    if not found:
+        wanted = Path(folder) / expanded(path, "data.source.files")
+        what = "no file matches" if glob.has_magic(path) else "no such file"
+        raise DataError(f"{wanted}: {what} (`data.source.files`; relative paths start at {Path(folder).absolute()})")
+    entries = []
+    for file in found:
+        readers.kind_of(file)
+        if first is None:
+            entries.append(describe(file, name(file)))
+        else:
+            rows = readers.count_rows(file)
+            entries.append(describe(file, name(file), (_place(first or "0", rows), _place(last or "100%", rows))))
+    return entries
+
+
+def _found(folder, pattern):
+    path = os.path.join(glob.escape(str(folder)), expanded(pattern, "data.source.files"))
+    literal = os.path.join(folder, expanded(pattern, "data.source.files"))
+    if os.path.isfile(literal):
+        return [Path(literal)]
+    return [Path(found) for found in sorted(glob.glob(path, recursive=True)) if os.path.isfile(found)]
+
+
+def _sliced(pattern):
+    """(path, first, last) of `path[first:last]`; (path, None, None) without a slice."""
+    if not isinstance(pattern, str):
+        raise ConfigError(f"`data.source.files`: a path must be text, not {pattern!r}")
+    match = SLICE.fullmatch(pattern)
+    if match:
+        return match["path"], match["first"], match["last"]
+    return pattern, None, None
+
+
+def _place(text, rows):
+    """The row at `text` (`1000` or `50%`). Percentages are cut down, so that `[:50%]` and `[50%:]` share no row and miss none."""
+    if text.endswith("%"):
+        if text == "%" or int(text[:-1]) > 100:
+            raise ConfigError(f"`data.source.files`: `{text}` must be a percentage from 0% to 100%")
+        return rows * int(text[:-1]) // 100
+    return min(int(text), rows)
+
+
+def _splits_of_raw(raw):
+    """The splits of a folder that this workflow downloaded, with absolute paths."""
+    return {
+        split: [{**entry, "path": str(raw.path(entry).absolute())} for entry in raw.files(split)]
+        for split in raw.splits
+    }

@@ -1,0 +1,204 @@
+"""Data sets of the Hugging Face hub, at a pinned revision, kept as Parquet.
+
+`huggingface_hub` says what a revision holds (files, sizes, checksums, the login's token); the files themselves come through
+`transfer`, because the library's own download of a file starts again at nothing in a new process.
+"""
+
+import fnmatch
+import re
+import shutil
+from pathlib import Path
+
+from parascale.config import SPLITS
+from parascale.config.strict import nearest
+from parascale.data.sources import builtin
+from parascale.data.sources.files import SPLIT_NAMES, paths_by_split
+from parascale.data.sources.manifest import describe, write_manifest
+from parascale.data.sources.transfer import (
+    LOGIN_NODE_HELP,
+    REFUSED_HELP,
+    WORTH_RETRYING,
+    fetch_file,
+    git_blob_digest,
+    link_or_copy,
+    pause,
+    pieces_folder,
+)
+from parascale.errors import ConfigError, DataError, DownloadError
+from parascale.files import atomic_path
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+PARQUET = ".parquet"
+ANSWER_TIMEOUT_SECONDS = 30.0
+# File ending → the loader of `datasets` that turns it into Parquet.
+LOADERS = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".txt": "text"}
+
+
+def fetch(source, output, attempts):
+    """Fetch the splits of a data set's configuration into the folder `output`."""
+    if not source.name:
+        raise ConfigError(
+            "a source of kind `hub` needs `data.source.name`, the data set's id such as `Salesforce/wikitext`"
+        )
+    if not COMMIT.fullmatch(source.revision or ""):
+        raise ConfigError(
+            f"`data.source.revision` = `{source.revision}` must be a commit, 40 hex digits: a branch or tag moves, and with it "
+            f"data under finished results. The commits are at https://huggingface.co/datasets/{source.name}/commits/main"
+        )
+    info, address_of, headers = _revision(source, attempts)
+    listed = {sibling.rfilename: sibling for sibling in info.siblings}
+    for path in listed:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise DownloadError(f"{address_of(path)}: the hub lists a file that would land outside its folder")
+    by_split = _files_of_splits(source, info, list(listed))
+    pieces = pieces_folder(source, output)
+    for path in (path for paths in by_split.values() for path in paths):
+        sibling = listed[path]
+        digest = sibling.lfs.sha256 if sibling.lfs else None
+        fetch_file(address_of(path), pieces / path, attempts, digest, sibling.size, headers)
+        if digest is None and git_blob_digest(pieces / path) != sibling.blob_id:
+            (pieces / path).unlink()
+            raise DownloadError(f"{address_of(path)}: its content is not what the hub lists for it; run again")
+    with atomic_path(output) as folder:
+        folder.mkdir()
+        splits = {
+            split: _as_parquet(split, [pieces / path for path in paths], folder) for split, paths in by_split.items()
+        }
+        origin = {"revision": info.sha, "files": by_split}
+        write_manifest(folder, source, origin, splits)
+    shutil.rmtree(pieces)
+
+
+def _revision(source, attempts):
+    """(what the hub knows of the revision, a function path → address, headers with the login's token)."""
+    from huggingface_hub import HfApi, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    api = HfApi(endpoint=source.endpoint)
+    info = _ask(api, source, attempts)
+
+    def address_of(path):
+        return hf_hub_url(source.name, path, repo_type="dataset", revision=source.revision, endpoint=api.endpoint)
+
+    return info, address_of, {key: value for key, value in build_hf_headers().items() if key.lower() == "authorization"}
+
+
+def _ask(api, source, attempts):
+    """The hub's answer on a revision: its files with sizes and checksums, and the card. Raises DownloadError."""
+    from huggingface_hub import errors
+
+    page = f"{api.endpoint}/datasets/{source.name}"
+    for failures in range(1, attempts + 1):
+        try:
+            return api.dataset_info(
+                source.name, revision=source.revision, files_metadata=True, timeout=ANSWER_TIMEOUT_SECONDS
+            )
+        except errors.HFValidationError as error:
+            raise ConfigError(f"`data.source.name` = `{source.name}` is no data set's id: {error}") from None
+        except errors.GatedRepoError:
+            raise DownloadError(f"{page}: access is refused. {REFUSED_HELP}") from None
+        except errors.RevisionNotFoundError:
+            raise DownloadError(f"{page}: there is no revision {source.revision}; see {page}/commits/main") from None
+        except errors.RepositoryNotFoundError:
+            raise DownloadError(f"{page}: no such data set, or one that needs a login. {REFUSED_HELP}") from None
+        except errors.OfflineModeIsEnabled as error:
+            raise DownloadError(_unreachable(api.endpoint, error)) from None
+        except errors.HfHubHTTPError as error:
+            status = error.response.status_code
+            if status in (401, 403):
+                raise DownloadError(f"{page}: access is refused (status {status}). {REFUSED_HELP}") from None
+            if status not in WORTH_RETRYING or failures == attempts:
+                raise DownloadError(f"{page}: the hub answers with status {status}; try again later") from None
+            pause(page, f"status {status}", failures)
+        except errors.HTTPError as error:  # no answer at all
+            if failures == attempts:
+                raise DownloadError(_unreachable(api.endpoint, error)) from None
+            pause(page, error, failures)
+
+
+def _unreachable(endpoint, error):
+    return (
+        f"{endpoint} cannot be reached ({str(error) or type(error).__name__}). {LOGIN_NODE_HELP} Without any network, "
+        f"`source: {{kind: builtin, name: documentation}}` gives {builtin.offers()}."
+    )
+
+
+def _files_of_splits(source, info, paths):
+    """Split → paths in the repository: as `data.source.files` says, as the data set's card says, or by the files' names."""
+    if source.files:
+        patterns = {split: [found] if isinstance(found, str) else found for split, found in source.files.items()}
+    else:
+        patterns = _card_patterns(source, info)
+    if patterns is None:
+        by_split = paths_by_split([path for path in paths if not source.config or path.startswith(f"{source.config}/")])
+    else:
+        by_split = {split: _matching(paths, wanted) for split, wanted in patterns.items()}
+    usable = (PARQUET, *LOADERS)
+    by_split = {
+        split: [path for path in found if Path(path).suffix.lower() in usable] for split, found in by_split.items()
+    }
+    by_split = {split: found for split, found in by_split.items() if found}
+    if not by_split:
+        raise DataError(
+            f"{source.name}, configuration {source.config}: no files of the splits {', '.join(SPLITS)} among "
+            f"{len(paths)} files ({', '.join(usable)} are understood). Name them: `data.source.files: {{train: data/train-*.parquet}}`"
+        )
+    return by_split
+
+
+def _card_patterns(source, info):
+    """Split → patterns, as the `configs` of the data set's card say; None where the card says nothing of files."""
+    configs = {entry.get("config_name", "default"): entry for entry in (info.card_data or {}).get("configs") or []}
+    configs = {name: entry for name, entry in configs.items() if entry.get("data_files")}
+    if not configs:
+        return None
+    if source.config is None and len(configs) > 1 and "default" not in configs:
+        raise ConfigError(
+            f"{source.name} has several configurations; set `data.source.config` to one of {', '.join(configs)}"
+        )
+    name = source.config or ("default" if "default" in configs else next(iter(configs)))
+    if name not in configs:
+        raise ConfigError(f"{source.name}: no configuration `{name}`{nearest(name, configs)}")
+    found = configs[name]["data_files"]
+    entries = found if isinstance(found, list) else [{"split": "train", "path": found}]
+    patterns = {}
+    for entry in entries:
+        entry = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
+        split = next((split for split, names in SPLIT_NAMES.items() if entry["split"] in names), None)
+        if split:
+            path = entry["path"]
+            patterns.setdefault(split, []).extend(path if isinstance(path, list) else [path])
+    return patterns
+
+
+def _matching(paths, patterns):
+    return [path for pattern in patterns for path in sorted(fnmatch.filter(paths, pattern.removeprefix("./")))]
+
+
+def _as_parquet(split, pieces, folder):
+    """Manifest entries of a split, its files in `folder`: Parquet as it came, all else converted by `datasets`."""
+    if any(piece.suffix.lower() != PARQUET for piece in pieces):
+        return [_converted(split, pieces, folder)]
+    entries = []
+    for number, piece in enumerate(pieces):
+        name = f"{split}.parquet" if len(pieces) == 1 else f"{split}-{number:05d}-of-{len(pieces):05d}.parquet"
+        link_or_copy(piece, folder / name)
+        entries.append(describe(folder / name, name))
+    return entries
+
+
+def _converted(split, pieces, folder):
+    import datasets
+
+    loaders = {LOADERS.get(piece.suffix.lower()) for piece in pieces}
+    if len(loaders) > 1:
+        raise DataError(
+            f"split {split}: files of several kinds ({', '.join(piece.name for piece in pieces)}); name those of one kind"
+        )
+    scratch = folder.parent / "cache"  # beside the folder: it is removed with it, whatever happens
+    table = datasets.load_dataset(
+        loaders.pop(), data_files=[str(piece) for piece in pieces], split="train", cache_dir=str(scratch)
+    )
+    path = folder / f"{split}.parquet"
+    table.to_parquet(str(path))
+    return describe(path, path.name)

@@ -1,0 +1,98 @@
+"""What was downloaded: the manifest of a raw folder, and the folder read through it.
+
+`manifest.json` holds the settings of the source, where the data is from, and for each split its files, with bytes and
+sha256. A path in it is relative to the raw folder, or absolute where data that lies on the machine is read in place.
+"""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+from parascale.data.sources import readers
+from parascale.errors import DataError
+from parascale.files import read_json, sha256, write_json
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+def settings_of(source):
+    """A source's settings as the manifest keeps them; equal settings have equal text."""
+    return json.loads(json.dumps(dataclasses.asdict(source)))
+
+
+def describe(path, name, part=None):
+    """The manifest's entry for one file. name: the path that readers open. part: (first, last) lines or rows, or None."""
+    entry = {"path": str(name), "bytes": path.stat().st_size, "sha256": sha256(path)}
+    return entry if part is None else {**entry, "first": part[0], "last": part[1]}
+
+
+def write_manifest(folder, source, origin, splits):
+    """Write the manifest. origin: a mapping that says where the data is from (versions, revision, addresses)."""
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "source": settings_of(source),
+        "origin": origin,
+        "splits": splits,
+    }
+    write_json(Path(folder) / MANIFEST, manifest)
+    return manifest
+
+
+class Raw:
+    """A raw folder. Opening checks that every file is there in full size; `verify` checks every byte."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        try:
+            self.manifest = read_json(self.folder / MANIFEST)
+        except FileNotFoundError:
+            raise DataError(f"{self.folder}: no downloaded data here; the target `data` fetches it") from None
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"{self.folder / MANIFEST}: not valid JSON ({error}); remove {self.folder} and run again"
+            ) from None
+        for split in self.splits:
+            for entry in self.files(split):
+                path = self.path(entry)
+                size = path.stat().st_size if path.exists() else None
+                if size != entry["bytes"]:
+                    found = "is missing" if size is None else f"has {size:,} bytes instead of {entry['bytes']:,}"
+                    raise DataError(
+                        f"{path} {found} since it was recorded: make {self.folder} again (`snakemake -R download data`)"
+                    )
+
+    @property
+    def splits(self):
+        """Names of the splits."""
+        return list(self.manifest["splits"])
+
+    @property
+    def digest(self):
+        """sha256 of the manifest: it changes where any file or setting does."""
+        text = json.dumps(self.manifest, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def files(self, split):
+        """The manifest's entries of a split, in order."""
+        return self.manifest["splits"][split]
+
+    def path(self, entry):
+        """Where an entry's file lies."""
+        return self.folder / entry["path"]  # an absolute path stays as it is
+
+    def documents(self, split):
+        """The texts of a split, one by one: lines of text files, rows of Parquet and JSON Lines."""
+        column = self.manifest["source"]["columns"].get("text", "text")
+        for entry in self.files(split):
+            yield from readers.documents(self.path(entry), column, entry.get("first", 0), entry.get("last"))
+
+    def verify(self):
+        """Raise DataError if any byte differs from what was recorded."""
+        for split in self.splits:
+            for entry in self.files(split):
+                if sha256(self.path(entry)) != entry["sha256"]:
+                    raise DataError(
+                        f"{self.path(entry)} is damaged or was changed: its sha256 differs from the manifest's"
+                    )

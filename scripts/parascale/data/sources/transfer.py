@@ -1,0 +1,165 @@
+"""A file from a server: it continues where it broke off, is tried again with growing pauses, and its checksum must be right."""
+
+import hashlib
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import requests
+
+from parascale.data.progress import Progress
+from parascale.data.sources.manifest import settings_of
+from parascale.errors import DownloadError
+from parascale.files import read_json, require_space, sha256, sync_path, write_json
+
+BLOCK_BYTES = 1 << 16  # what a broken connection loses at most
+TIMEOUT_SECONDS = (10, 60)  # to connect, and between two bytes
+FIRST_PAUSE_SECONDS = 1.0
+WORTH_RETRYING = (408, 425, 429, 500, 502, 503, 504)
+LOGIN_NODE_HELP = (
+    "Compute nodes have no internet: run the target `data` on a login node first "
+    "(`snakemake --profile profiles/<yours> data`)."
+)
+REFUSED_HELP = (
+    "If it is a set of Hugging Face, accept its terms on its page, then run `hf auth login` once on this machine: "
+    "the token it keeps is used. Nothing of it stands in the configuration."
+)
+
+
+def pieces_folder(source, output):
+    """The folder beside `output` that keeps a download under way. Pieces of other settings are removed.
+
+    It is no declared output of a rule: Snakemake deletes those when a job fails, and the next attempt would start at nothing.
+    """
+    folder = Path(f"{output}.partial")
+    note = folder / "source.json"
+    if note.exists() and read_json(note) != settings_of(source):
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(note, settings_of(source))
+    return folder
+
+
+def fetch_file(address, target, attempts, digest=None, size=None, headers=None):
+    """Fetch `address` to the path `target`, unless it is there. What arrived is in `<target>.part` until it is whole.
+
+    digest: the hex sha256 that it must have, if known. size: bytes, if known. Raises DownloadError.
+    """
+    if target.exists():
+        return  # it got its name after its checksum was compared
+    part = Path(f"{target}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    resumed = part.exists()
+    _fetch_persistently(address, part, attempts, size, headers or {})
+    problem = _problem(part, digest, size)
+    if problem and resumed:
+        # The pieces may be of different versions of the file: once more from the start.
+        part.unlink()
+        _fetch_persistently(address, part, attempts, size, headers or {})
+        problem = _problem(part, digest, size)
+    if problem:
+        part.unlink()
+        raise DownloadError(
+            f"{address}: {problem}. The server has another file than the one meant, or it was damaged on its way."
+        )
+    sync_path(part)
+    os.replace(part, target)
+
+
+def _problem(path, digest, size):
+    """What is wrong with a fetched file, or None."""
+    found = path.stat().st_size
+    if size is not None and found != size:
+        return f"{found:,} bytes came instead of {size:,}"
+    found = sha256(path) if digest else None
+    return f"its sha256 is {found}, not {digest}" if found != digest else None
+
+
+def _fetch_persistently(address, part, attempts, size, headers):
+    failures, before = 0, -1
+    while True:
+        try:
+            return _fetch_rest(address, part, size, headers)
+        except requests.HTTPError as error:
+            if error.response.status_code not in WORTH_RETRYING:
+                raise _refused(address, error.response) from None
+            reason = f"status {error.response.status_code} {error.response.reason}"
+        except requests.RequestException as error:
+            reason = str(error) or type(error).__name__
+        have = part.stat().st_size if part.exists() else 0
+        failures = failures + 1 if have <= before else 1
+        before = have
+        if failures >= attempts:
+            raise DownloadError(
+                f"{address}: given up after {attempts} attempts: {reason}.{_kept(part)} {LOGIN_NODE_HELP}"
+            )
+        pause(address, reason, failures)
+
+
+def pause(address, reason, failures):
+    """Wait before a server is asked again, twice as long after each failure."""
+    seconds = FIRST_PAUSE_SECONDS * 2 ** (failures - 1)
+    print(f"{address}: {reason}; trying again in {seconds:g} s", file=sys.stderr, flush=True)
+    time.sleep(seconds)
+
+
+def _fetch_rest(address, part, size, headers):
+    """One connection: ask for what is missing and append it."""
+    have = part.stat().st_size if part.exists() else 0
+    if have and have == size:
+        return
+    # Compressed transfer would make byte ranges and sizes meaningless.
+    wanted = {**headers, "Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
+    with requests.get(address, headers=wanted, stream=True, timeout=TIMEOUT_SECONDS) as response:
+        if response.status_code == 416:  # nothing is left to send; the checksum tells whether it is the right file
+            return
+        response.raise_for_status()
+        if response.status_code != 206:
+            have = 0  # the server does not do ranges
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if length else size
+        if total:
+            require_space(part.parent, total - have, part.name)
+        with open(part, "ab" if have else "wb") as handle, Progress(_name(address), "B", total) as progress:
+            progress.add(have)
+            for block in response.iter_content(BLOCK_BYTES):
+                handle.write(block)
+                progress.add(len(block))
+        if total and part.stat().st_size < total:
+            raise requests.ConnectionError(f"the connection broke at {part.stat().st_size:,} of {total:,} bytes")
+
+
+def _refused(address, response):
+    """The error for an answer that will not change by asking again."""
+    status = response.status_code
+    if status in (401, 403):
+        return DownloadError(f"{address}: access is refused (status {status}). {REFUSED_HELP}")
+    return DownloadError(f"{address}: the server says {status} {response.reason}. Check the address.")
+
+
+def _kept(part):
+    have = part.stat().st_size if part.exists() else 0
+    return f" {have:,} bytes are kept; running again continues from there." if have else ""
+
+
+def _name(address):
+    return address.rsplit("/", 1)[-1].split("?")[0]
+
+
+def git_blob_digest(path):
+    """The name git gives a file's content; the hub lists it for files that are not in large-file storage."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+    with open(path, "rb") as handle:
+        while block := handle.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def link_or_copy(piece, target):
+    """Give a fetched piece its place. The piece stays: should the rest fail, the next attempt goes on from it."""
+    try:
+        os.link(piece, target)
+    except OSError:  # a filesystem without hard links
+        shutil.copyfile(piece, target)

@@ -1,0 +1,133 @@
+"""Files and archives by address. Each needs its sha256, so that what a server changes cannot change a result unseen."""
+
+import re
+import shutil
+import tarfile
+import urllib.parse
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+
+from parascale.config import SPLITS
+from parascale.config.strict import nearest
+from parascale.data.sources import files
+from parascale.data.sources.manifest import describe, write_manifest
+from parascale.data.sources.transfer import fetch_file, link_or_copy, pieces_folder
+from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.files import atomic_path, require_space
+
+TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+KEYS = ("url", "sha256", "split")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def fetch(source, output, attempts):
+    """Fetch every address of a source into the folder `output`; archives are unpacked there.
+
+    A plain file with a `split` becomes a file of that split. Which files of an archive make a split, `data.source.files` says
+    (globs inside the archive), or their names do.
+    """
+    checked_urls(source.urls)
+    pieces = pieces_folder(source, output)
+    for entry in source.urls:
+        fetch_file(entry["url"], pieces / entry["sha256"], attempts, entry["sha256"])
+    with atomic_path(output) as folder:
+        folder.mkdir()
+        origin, splits = [], {}
+        for entry in source.urls:
+            piece = pieces / entry["sha256"]
+            origin.append({"url": entry["url"], "sha256": entry["sha256"], "bytes": piece.stat().st_size})
+            name = _file_name(entry["url"])
+            if is_archive(name):
+                unpack(piece, name, folder)
+            else:
+                _place(piece, folder / name, entry["url"])
+            if entry.get("split"):
+                splits.setdefault(entry["split"], []).append(describe(folder / name, name))
+        if not splits:
+            relative = _relative_to(folder)
+            splits = (
+                files.named_splits(source.files, folder, relative)
+                if source.files
+                else files.guessed_splits(folder, relative)
+            )
+        write_manifest(folder, source, {"urls": origin}, splits)
+    shutil.rmtree(pieces)
+
+
+def checked_urls(urls):
+    """Raise ConfigError unless every entry has an address and a sha256, and a split only where it is one file."""
+    if not urls:
+        raise ConfigError("a source of kind `url` needs `data.source.urls`: a list of `{url, sha256, split}`")
+    for number, entry in enumerate(urls):
+        where = f"data.source.urls[{number}]"
+        if not isinstance(entry, dict):
+            raise ConfigError(f"`{where}` must be a mapping with the keys {', '.join(KEYS)}")
+        for key in entry:
+            if key not in KEYS:
+                raise ConfigError(f"`{where}`: unknown key `{key}`{nearest(str(key), KEYS)}")
+        address = str(entry.get("url", ""))
+        if urllib.parse.urlsplit(address).scheme not in ("http", "https") or not _file_name(address):
+            raise ConfigError(f"`{where}.url` = `{address}` must be the http(s) address of a file")
+        if not SHA256.fullmatch(str(entry.get("sha256", ""))):
+            raise ConfigError(
+                f"`{where}.sha256` = `{entry.get('sha256')}` must be the 64 hex digits that `sha256sum` prints for the file at {address}"
+            )
+        if entry.get("split") is not None and entry["split"] not in SPLITS:
+            raise ConfigError(f"`{where}.split` = `{entry['split']}` is no split{nearest(str(entry['split']), SPLITS)}")
+        if entry.get("split") and is_archive(_file_name(address)):
+            raise ConfigError(
+                f"`{where}.split`: {address} is an archive; say with `data.source.files` which of its files make a split"
+            )
+
+
+def is_archive(name):
+    """Whether a file's name says that it is to be unpacked."""
+    return name.lower().endswith((*TAR_ENDINGS, ".zip"))
+
+
+def unpack(archive, name, folder):
+    """Unpack an archive into a folder. An entry that would land outside it, or is no file or folder, is an error."""
+    try:
+        if name.lower().endswith(".zip"):
+            _unpack_zip(archive, name, folder)
+        else:
+            _unpack_tar(archive, name, folder)
+    except (tarfile.ReadError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{name}: not a whole archive ({error})") from None
+
+
+def _unpack_tar(archive, name, folder):
+    if not hasattr(tarfile, "data_filter"):
+        raise RequirementError("unpacking safely needs Python 3.11.4 or later (tarfile's `data` filter)")
+    with tarfile.open(archive) as tar:
+        try:
+            tar.extractall(folder, filter="data")  # PEP 706: no absolute names, nothing outside, no devices
+        except tarfile.FilterError as error:
+            raise DataError(f"{name}: unsafe archive: {error}") from None
+
+
+def _unpack_zip(archive, name, folder):
+    with zipfile.ZipFile(archive) as bundle:
+        for entry in bundle.infolist():
+            path = PurePosixPath(entry.filename.replace("\\", "/"))
+            if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
+                raise DataError(f"{name}: unsafe archive: `{entry.filename}` would land outside its folder")
+        require_space(folder, sum(entry.file_size for entry in bundle.infolist()), f"unpacking {name}")
+        bundle.extractall(folder)
+
+
+def _place(piece, target, address):
+    if target.exists():
+        raise ConfigError(
+            f"{address}: a file of the name `{target.name}` came from another address of `data.source.urls`"
+        )
+    link_or_copy(piece, target)
+
+
+def _file_name(address):
+    return PurePosixPath(urllib.parse.unquote(urllib.parse.urlsplit(address).path)).name
+
+
+def _relative_to(folder):
+    return lambda path: Path(path).relative_to(folder).as_posix()

@@ -1,0 +1,178 @@
+"""Flat token arrays: made once from raw text, memory-mapped by every process, cut into windows.
+
+A dataset's `flat/` folder holds `train.bin`, `validation.bin` and `test.bin` (little-endian uint16 where the vocabulary has
+fewer than 65,536 entries, else uint32), `vocabulary.json` (the entry of each number) and `manifest.json`.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from parascale.config import SPLITS
+from parascale.data import tokenize
+from parascale.data.disk import full_disk_is_an_error
+from parascale.data.progress import Progress
+from parascale.errors import DataError
+from parascale.files import atomic_path, read_json, sha256, write_json
+
+IGNORED = -100  # label of a place that is padding: it counts in no loss
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+def prepare(raw, text, expected, output):
+    """Learn the vocabulary from the train split and write every split as numbers into the folder `output`.
+
+    raw: parascale.data.sources.Raw. text, expected: the sections of parascale.config.Data. Two passes over the documents,
+    in memory that does not grow with them. Returns the manifest. Raises DataError for a split that is missing or without
+    tokens, and where `expected` differs from what was found; then `output` is left as it was.
+    """
+    missing = [split for split in SPLITS if split not in raw.splits]
+    if missing:
+        raise DataError(
+            f"{raw.folder}: the source has no split `{missing[0]}` (it has {', '.join(raw.splits)}). Name it under "
+            f"`data.source.files`; a part of a file will do: `{{train: all.txt[:90%], validation: all.txt[90%:95%], …}}`"
+        )
+    with Progress("vocabulary", unit="documents") as progress:
+        tokenizer = tokenize.learn(progress.count(raw.documents("train")), text)
+    vocabulary_size = len(tokenizer.vocabulary)
+    dtype = np.dtype("<u2" if vocabulary_size < 2**16 else "<u4")
+    with full_disk_is_an_error(output), atomic_path(output) as partial:
+        partial.mkdir()
+        tokenizer.save(partial)
+        splits = {}
+        for split in SPLITS:
+            with Progress(f"{split} tokens", unit="documents") as progress:
+                documents = progress.count(raw.documents(split))
+                splits[split] = _write_split(partial / f"{split}.bin", tokenizer, documents, dtype)
+            if splits[split]["words"] == 0:
+                raise DataError(
+                    f"{raw.folder}: the split `{split}` has no text: {splits[split]['documents']} empty documents"
+                )
+        _check_expected(expected, vocabulary_size, splits["train"], raw.folder)
+        files = sorted(path.name for path in partial.iterdir())
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "dtype": dtype.str,
+            "vocabulary": vocabulary_size,
+            "splits": splits,
+            "settings": dataclasses.asdict(text),
+            "source": raw.digest,
+            "files": {
+                name: {"bytes": (partial / name).stat().st_size, "sha256": sha256(partial / name)} for name in files
+            },
+        }
+        write_json(partial / MANIFEST, manifest)
+    return manifest
+
+
+def _write_split(path, tokenizer, documents, dtype):
+    """Write a split's numbers; returns its counts. `words` leaves the end marks out."""
+    tokens = ends = unknown = 0
+    with open(path, "wb") as handle:
+        for batch in tokenize.batched(documents):
+            numbers = tokenizer.encode_documents(batch)
+            handle.write(numbers.astype(dtype).tobytes())
+            tokens += len(numbers)
+            ends += len(batch)
+            unknown += int(np.count_nonzero(numbers == tokenize.UNKNOWN_ID))
+    return {"tokens": tokens, "words": tokens - ends, "documents": ends, "unknown": unknown}
+
+
+def _check_expected(expected, vocabulary_size, train, folder):
+    found = {
+        "vocabulary": vocabulary_size,
+        "train_tokens": train["tokens"],
+        "train_samples": train["documents"],
+    }
+    for key, value in found.items():
+        wanted = getattr(expected, key)
+        if wanted is not None and wanted != value:
+            raise DataError(
+                f"{folder}: `data.expected.{key}` is {wanted:,}, but {value:,} were found. Plans were made with the wrong "
+                "figure: correct it in the workload, or look whether the source is the right one."
+            )
+
+
+class Tokens:
+    """A prepared dataset. Opening checks that every file is there in full size; `verify` checks every byte."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        try:
+            self.manifest = read_json(self.folder / MANIFEST)
+        except FileNotFoundError:
+            raise DataError(f"{self.folder}: no prepared data here; the target `data` makes it") from None
+        for name, facts in self.manifest["files"].items():
+            path = self.folder / name
+            size = path.stat().st_size if path.exists() else None
+            if size != facts["bytes"]:
+                found = "is missing" if size is None else f"has {size:,} bytes instead of {facts['bytes']:,}"
+                raise DataError(f"{path} {found}: remove {self.folder} and make it again with the target `data`")
+        self.tokenizer = tokenize.load(self.folder, self.manifest["settings"])
+
+    @property
+    def vocabulary_size(self):
+        """Entries of the vocabulary, special ones included: numbers lie in [0, vocabulary_size)."""
+        return self.manifest["vocabulary"]
+
+    def split(self, name):
+        """The numbers of a split, read-only and memory-mapped: one flat array of uint16 or uint32."""
+        return np.memmap(self.folder / f"{name}.bin", dtype=self.manifest["dtype"], mode="r")
+
+    def encode(self, text):
+        """The numbers of a text (int64 array). No end mark is added."""
+        return self.tokenizer.encode(text)
+
+    def decode(self, numbers):
+        """The text of numbers; `<eos>` becomes a line's end."""
+        return self.tokenizer.decode(numbers)
+
+    def verify(self):
+        """Raise DataError if any byte differs from what was written."""
+        for name, facts in self.manifest["files"].items():
+            if sha256(self.folder / name) != facts["sha256"]:
+                raise DataError(
+                    f"{self.folder / name} is damaged (its sha256 differs): remove {self.folder} and make it again"
+                )
+
+
+class Windows:
+    """The samples of a language model: windows over a flat array, each with the next token as label.
+
+    tokens_N: flat integer array. window: tokens of a sample. stride: from one window's start to the next (default: window).
+    With N tokens there are N − 1 targets; at stride = window each is in exactly one sample. The last window reaches the
+    end of the text and may be padded; at stride 1 (the published protocol) there are N − window samples and no padding.
+    """
+
+    def __init__(self, tokens_N, window, stride=None):
+        if len(tokens_N) <= window:
+            raise DataError(
+                f"`training.window` = {window} is longer than a split's text, which has {len(tokens_N)} tokens: one more than "
+                "the window is needed. Choose a shorter window or more text."
+            )
+        self.window = window
+        self.stride = stride or window
+        self.targets = len(tokens_N) - 1
+        # Every possible window and its next token, as a view: a row is one contiguous copy.
+        self._windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens_N), window + 1)
+
+    def __len__(self):
+        to_the_end = -(-(self.targets - self.window) // self.stride)
+        # Strides beyond the window leave gaps, and the last one may lead past the end.
+        return min(to_the_end, (self.targets - 1) // self.stride) + 1
+
+    def batch(self, indices):
+        """Samples by number: (inputs_BT, labels_BT), int64. Padding has input 0 and label IGNORED."""
+        starts_B = np.asarray(indices, dtype=np.int64) * self.stride
+        if starts_B.size and not 0 <= starts_B.min() <= starts_B.max() <= (len(self) - 1) * self.stride:
+            raise IndexError(f"sample numbers must lie in [0, {len(self)})")
+        last = len(self._windows) - 1  # where the last whole window starts
+        tokens_BT = self._windows[np.minimum(starts_B, last)]
+        inputs_BT, labels_BT = tokens_BT[:, :-1].astype(np.int64), tokens_BT[:, 1:].astype(np.int64)
+        for row in np.flatnonzero(starts_B > last):
+            shift = starts_B[row] - last
+            inputs_BT[row] = [*inputs_BT[row, shift:], *[0] * shift]
+            labels_BT[row] = [*labels_BT[row, shift:], *[IGNORED] * shift]
+        return inputs_BT, labels_BT

@@ -1,0 +1,156 @@
+"""Text to numbers and back: words between spaces, or subwords learned from the train split.
+
+Both put `<unk>` at 0 and `<eos>` at 1. Every document (a line of a text file, a row of a table) ends in one `<eos>`, empty
+ones too: the convention of the published WikiText perplexities, under which WikiText-2's test split has 245,569 tokens.
+"""
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from parascale.errors import ConfigError
+
+UNKNOWN, END = "<unk>", "<eos>"
+SPECIAL = [UNKNOWN, END]
+UNKNOWN_ID, END_ID = 0, 1
+DOCUMENTS_AT_ONCE = 1024
+VOCABULARY_FILE, SUBWORD_FILE = "vocabulary.json", "tokenizer.json"
+
+
+def learn(documents, settings):
+    """A tokenizer made from the documents of the train split. settings: parascale.config.Text."""
+    if settings.tokenizer == "word":
+        return WordTokenizer.learn(documents, settings)
+    return SubwordTokenizer.learn(documents, settings)
+
+
+def load(folder, settings):
+    """The tokenizer that `save` left in a folder. settings: the mapping of Text settings in its manifest."""
+    if settings["tokenizer"] == "word":
+        return WordTokenizer(_read_vocabulary(folder), settings["lowercase"])
+    return SubwordTokenizer.load(folder)
+
+
+def _read_vocabulary(folder):
+    return json.loads((Path(folder) / VOCABULARY_FILE).read_text(encoding="utf-8"))
+
+
+def _write_vocabulary(folder, vocabulary):
+    text = json.dumps(vocabulary, ensure_ascii=False, indent=0)
+    (Path(folder) / VOCABULARY_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+class WordTokenizer:
+    """Words are what stands between white space; those outside the vocabulary become `<unk>`."""
+
+    def __init__(self, vocabulary, lowercase):
+        self.vocabulary, self.lowercase = vocabulary, lowercase
+        self._ids = {word: number for number, word in enumerate(vocabulary)}
+
+    @classmethod
+    def learn(cls, documents, settings):
+        """Vocabulary by falling count, then by spelling, so that the same text always gives the same numbers."""
+        counts = Counter()
+        for batch in batched(documents):
+            text = " ".join(batch)
+            counts.update((text.lower() if settings.lowercase else text).split())
+        for word in SPECIAL:
+            counts.pop(word, None)
+        kept = [(-count, word) for word, count in counts.items() if count >= settings.min_count]
+        words = [word for _, word in sorted(kept)]
+        room = None if settings.max_vocabulary is None else settings.max_vocabulary - len(SPECIAL)
+        return cls(SPECIAL + words[:room], settings.lowercase)
+
+    def save(self, folder):
+        """Write the vocabulary into a folder."""
+        _write_vocabulary(folder, self.vocabulary)
+
+    def encode_documents(self, documents):
+        """The numbers of several documents in a row, each ended by `<eos>`."""
+        # One split for all documents is several times faster than one for each.
+        return self.encode("".join(f"{document} {END} " for document in documents))
+
+    def encode(self, text):
+        """The numbers of a text, without an end mark of its own."""
+        words = (text.lower() if self.lowercase else text).split()
+        numbers = map(self._ids.get, words, itertools.repeat(UNKNOWN_ID))
+        return np.fromiter(numbers, dtype=np.int64, count=len(words))
+
+    def decode(self, numbers):
+        """Words with spaces between them; `<eos>` becomes a line's end."""
+        return " ".join("\n" if number == END_ID else self.vocabulary[number] for number in numbers)
+
+
+class SubwordTokenizer:
+    """Byte-level BPE by the `tokenizers` library: any text has an encoding, and decoding gives the text back."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        entries = sorted((number, entry) for entry, number in tokenizer.get_vocab().items())
+        self.vocabulary = [entry for _, entry in entries]
+
+    @classmethod
+    def learn(cls, documents, settings):
+        """Merges learned from the train split, up to `max_vocabulary` entries."""
+        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        least = len(SPECIAL) + len(alphabet)
+        if settings.max_vocabulary is None or settings.max_vocabulary < least:
+            raise ConfigError(
+                f"`text.tokenizer: subword` needs `text.max_vocabulary` of at least {least} (all bytes and the special "
+                f"entries), not {settings.max_vocabulary}; usual values are 4,000 to 50,000"
+            )
+        tokenizer = Tokenizer(models.BPE())
+        if settings.lowercase:
+            tokenizer.normalizer = normalizers.Lowercase()
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=settings.max_vocabulary,
+            min_frequency=settings.min_count,
+            special_tokens=SPECIAL,
+            initial_alphabet=sorted(alphabet),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(documents, trainer)
+        return cls(tokenizer)
+
+    @classmethod
+    def load(cls, folder):
+        """The tokenizer that `save` wrote."""
+        from tokenizers import Tokenizer
+
+        return cls(Tokenizer.from_file(str(Path(folder) / SUBWORD_FILE)))
+
+    def save(self, folder):
+        """Write the tokenizer in its library's own form, and the vocabulary as a list beside it."""
+        self._tokenizer.save(str(Path(folder) / SUBWORD_FILE))
+        _write_vocabulary(folder, self.vocabulary)
+
+    def encode_documents(self, documents):
+        """The numbers of several documents in a row, each ended by `<eos>`."""
+        numbers = []
+        for encoding in self._tokenizer.encode_batch(list(documents)):
+            numbers += encoding.ids
+            numbers.append(END_ID)
+        return np.array(numbers, dtype=np.int64)
+
+    def encode(self, text):
+        """The numbers of a text, without an end mark of its own."""
+        return np.array(self._tokenizer.encode(text).ids, dtype=np.int64)
+
+    def decode(self, numbers):
+        """The text; `<eos>` becomes a line's end."""
+        text = self._tokenizer.decode([int(number) for number in numbers], skip_special_tokens=False)
+        return text.replace(END, "\n")
+
+
+def batched(documents):
+    """Lists of documents, so that memory does not grow with the data."""
+    documents = iter(documents)
+    while batch := list(itertools.islice(documents, DOCUMENTS_AT_ONCE)):
+        yield batch

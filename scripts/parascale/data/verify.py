@@ -1,0 +1,118 @@
+"""Proof that converted data is its source: every sample, in every way in which it can be read.
+
+Each sample is read at random access (`reader[i]`), in order (`iterate`) and with the format's own library, and compared
+byte by byte with a fresh read of the source; labels, checksums and the shards' sha256 are compared too, and every sample
+of the source must be there exactly once or be listed as bad.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import xxhash
+
+from parascale.data.convert import read_samples
+from parascale.data.formats import image_format, open_images, open_tokens
+from parascale.data.formats.manifest import read_manifest, require_source, samples_path
+from parascale.data.progress import Progress
+from parascale.errors import DataError
+from parascale.files import sha256
+
+SHOWN = 20  # differences that a message lists
+MISSING = object()
+
+
+def verify_images(folder, index, dataset, settings):
+    """Compare a converted image set with its source. Returns counts; raises DataError that lists what differs."""
+    manifest = read_manifest(folder)
+    require_source(folder, manifest, dataset, {split: index.split(split).digest for split in index.splits})
+    settings = dataclasses.replace(settings, check="none")  # what is compared needs no look inside
+    found, compared = [], 0
+    for split, facts in manifest["splits"].items():
+        reader = open_images(folder, split)
+        _check_hashes(folder, split, facts, found)
+        images = index.split(split)
+        bad = [sample["source"] for sample in manifest["bad"] if sample["split"] == split]
+        _check_complete(reader, images, bad, found)
+        with Progress(f"{folder} {split}", "samples", len(reader)) as progress:
+            for shard, rows in enumerate(reader.shards()):
+                _compare_shard(reader, images, shard, rows, settings, progress, found)
+        compared += len(reader)
+        reader.close()
+    if found:
+        raise DataError(_message(folder, found))
+    return {"format": manifest["format"], "dataset": dataset, "samples": compared, "bad": len(manifest["bad"]), "identical": True}
+
+
+def verify_tokens(folder, tokens, dataset):
+    """Compare converted tokens with the flat arrays. tokens: parascale.data.text.Tokens."""
+    manifest = read_manifest(folder)
+    require_source(folder, manifest, dataset, token_digests(tokens))
+    found, compared = [], 0
+    for split, facts in manifest["splits"].items():
+        if sha256(folder / facts["file"]) != facts["sha256"]:
+            found.append(f"{folder / facts['file']}: its sha256 differs")
+        ours, theirs = open_tokens(folder, split), tokens.split(split)
+        if ours.dtype != theirs.dtype or not np.array_equal(ours, theirs):
+            found.append(f"{folder / facts['file']}: the tokens differ from {tokens.folder}")
+        compared += len(ours)
+    if found:
+        raise DataError(_message(folder, found))
+    return {"format": manifest["format"], "dataset": dataset, "tokens": compared, "identical": True}
+
+
+def token_digests(tokens):
+    """split → sha256 of its flat array."""
+    files = tokens.manifest["files"]
+    return {split: files[f"{split}.bin"]["sha256"] for split in tokens.manifest["splits"]}
+
+
+def _check_hashes(folder, split, facts, found):
+    if sha256(samples_path(folder, split)) != facts["digest"]:
+        found.append(f"{samples_path(folder, split)}: its sha256 differs")
+    found += [
+        f"{folder / shard['file']}: its sha256 differs" for shard in facts["shards"] if sha256(folder / shard["file"]) != shard["sha256"]
+    ]
+
+
+def _check_complete(reader, images, bad, found):
+    """Each sample of the source once, in the shards or among the bad."""
+    counts = np.bincount(np.concatenate([reader.samples["source"], np.array(bad, np.int64)]), minlength=len(images))
+    wrong = np.flatnonzero(counts != 1)
+    if len(counts) > len(images):
+        found.append(f"{reader.folder}, {reader.split}: samples that the source does not have")
+    found += [f"{images.name(i)}: {counts[i]} times in {reader.split} instead of once" for i in wrong.tolist() if i < len(images)]
+
+
+def _compare_shard(reader, images, shard, rows, settings, progress, found):
+    numbers = reader.samples["source"][rows.start : rows.stop]
+    samples = progress.count(read_samples(images, numbers, settings))
+    in_order = reader.iterate(shard)
+    native = image_format(reader.manifest["format"]).native(reader.paths()[shard])
+    native_samples = itertools.repeat(None) if native is None else itertools.chain(native, itertools.repeat(MISSING))
+    for i, (number, data, checksum, _), ordered, alone in zip(rows, samples, in_order, native_samples, strict=False):
+        label = images.labels.item(number)
+        if data is None:
+            found.append(f"{images.name(number)}: the source cannot be read any more: {checksum}")
+            continue
+        wrong = [
+            what
+            for what, same in (
+                ("read at random", reader[i] == data),
+                ("read in order", ordered == data),
+                ("checksum", xxhash.xxh3_64_intdigest(data) == reader.samples["checksum"].item(i)),
+                ("label", reader.labels.item(i) == label),
+                ("read by the format's own library", alone is None or alone == (data, label)),
+            )
+            if not same
+        ]
+        if wrong:
+            found.append(f"{reader.where(i)} is not {images.name(number)}: {', '.join(wrong)}")
+    if native is not None and next(native, None) is not None:
+        found.append(f"{reader.paths()[shard]}: more samples than the manifest has")
+
+
+def _message(folder, found):
+    lines = "\n".join(f"  {line}" for line in found[:SHOWN])
+    more = f"\n  … and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
+    return f"{folder} is not its source, {len(found):,} differences:\n{lines}{more}\nRemove the folders named and run the target `formats` again."

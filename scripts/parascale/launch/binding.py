@@ -1,0 +1,75 @@
+"""Which devices and which cores each rank of a node gets."""
+
+import os
+from pathlib import Path
+
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+PCI = Path("/sys/bus/pci/devices")
+CPUS = Path("/sys/devices/system/cpu")
+
+
+def visible_devices(site, processes, preset=None):
+    """The value of `CUDA_VISIBLE_DEVICES` for this node's ranks, or None to leave it unset.
+
+    preset: what Slurm has set. A value that shows fewer GPUs than there are ranks was made for one task a GPU: every rank would
+    see the same one, so it is dropped.
+    """
+    if not preset:
+        return None
+    if site.device == "cuda" and len(preset.split(",")) < processes:
+        return None
+    return preset
+
+
+def cores_of_ranks(site, processes):
+    """For each local rank the logical CPUs it is bound to: those next to its GPU, else an equal share.
+
+    All None where there are fewer cores than ranks.
+    """
+    allowed = os.sched_getaffinity(0)
+    cores = _physical(allowed)
+    if len(cores) < processes:
+        return [None] * processes
+    near = _cores_near_gpus(site) if site.device == "cuda" else []
+    if len(near) == site.gpus_per_node and all(group & allowed for group in near):
+        return _shared(near[:processes], allowed)
+    share = len(cores) // processes
+    return [set().union(*cores[rank * share : (rank + 1) * share]) for rank in range(processes)]
+
+
+def cpu_list(text):
+    """The numbers in a kernel CPU list: `0-3,8` → {0, 1, 2, 3, 8}."""
+    numbers = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _physical(allowed):
+    """The allowed logical CPUs grouped by the core they share, in order."""
+    groups = {}
+    for number in sorted(allowed):
+        siblings = CPUS / f"cpu{number}" / "topology" / "thread_siblings_list"
+        key = min(cpu_list(siblings.read_text())) if siblings.exists() else number
+        groups.setdefault(key, set()).add(number)
+    return list(groups.values())
+
+
+def _cores_near_gpus(site):
+    """For each GPU in PCI order, which is the order CUDA is told to use, the CPUs on its side of the node."""
+    if not NVIDIA.is_dir():
+        return []
+    lists = [PCI / gpu.name.lower() / "local_cpulist" for gpu in sorted(NVIDIA.iterdir())]
+    return [cpu_list(path.read_text()) for path in lists if path.exists()]
+
+
+def _shared(near, allowed):
+    """Divide the cores among the ranks whose GPUs are on the same side."""
+    result = []
+    for rank, group in enumerate(near):
+        sharers = [other for other, cores in enumerate(near) if cores == group]
+        cores = _physical(group & allowed)
+        share, position = max(1, len(cores) // len(sharers)), sharers.index(rank)
+        result.append(set().union(*cores[position * share : (position + 1) * share]) or group & allowed)
+    return result

@@ -1,0 +1,141 @@
+"""Does this machine have what a run needs? Versions, driver, distributed interfaces.
+
+Versions are read from what is installed, without importing it: a login node answers in a moment.
+"""
+
+import importlib
+import importlib.util
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from parascale.errors import RequirementError
+
+# Sections of the pins that a run does not need.
+OPTIONAL_SECTIONS = ("development", "what these need")
+PYTHON = (3, 11)
+DRIVER = Path("/proc/driver/nvidia/version")
+# CUDA's major version → oldest driver branch that runs all its minor versions.
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
+# What each way of training imports beyond torch itself.
+INTERFACES = {
+    "every run": ["torch.distributed.checkpoint:save", "torch.distributed.device_mesh:init_device_mesh"],
+    "ddp": ["torch.nn.parallel:DistributedDataParallel"],
+    "fsdp": ["torch.distributed.fsdp:fully_shard", "torch.distributed.fsdp:MixedPrecisionPolicy"],
+    "tp": ["torch.distributed.tensor.parallel:parallelize_module", "torch.distributed.tensor.parallel:loss_parallel"],
+    "pp": ["torch.distributed.pipelining:PipelineStage", "torch.distributed.pipelining.schedules:get_schedule_class"],
+    "lightning": ["lightning.pytorch:Trainer"],
+}
+
+
+def read_pins(path):
+    """Package → version for what a run needs directly, from the list of pins."""
+    pins, section = {}, ""
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        if line.startswith("# ---"):
+            section = line.strip("# -")
+        elif (match := re.match(r"([\w.-]+)==([\w.!+-]+)", line)) and section not in OPTIONAL_SECTIONS:
+            pins[match[1]] = match[2]
+    return pins
+
+
+def problems(pins, site, runs=(), in_job=False):
+    """What is wrong, a sentence each. With runs, torch is imported to see whether it offers what they need.
+
+    in_job: this is a compute node, where a driver must be.
+    """
+    found = _wrong_versions(pins)
+    if site.device == "cuda":
+        found += _wrong_driver(in_job)
+    if runs and not any(problem.startswith("torch ") for problem in found):
+        for need in _needs(runs):
+            found += [f"{reason} (needed for {need})" for reason in _missing(INTERFACES[need])]
+    return found
+
+
+def check_environment(pins_path, site, runs=(), in_job=False):
+    """Raise RequirementError that lists every problem with its remedy."""
+    found = problems(read_pins(pins_path), site, runs, in_job)
+    if found:
+        raise RequirementError(
+            "this environment is not the one that was tested:\n  "
+            + "\n  ".join(found)
+            + f"\nInstall the pinned versions: {Path(sys.executable).name} -m pip install -r {pins_path}"
+        )
+
+
+def _wrong_versions(pins):
+    found = []
+    if sys.version_info[:2] < PYTHON:
+        found.append(f"Python {sys.version.split()[0]} is too old: at least {PYTHON[0]}.{PYTHON[1]} is needed")
+    for name, pinned in pins.items():
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found.append(f"{name} {pinned} is not installed")
+            continue
+        # What follows `+` names a build (`2.13.0+cpu`), not another version.
+        if version.split("+")[0] != pinned:
+            found.append(f"{name} {version} is installed, {pinned} is pinned")
+    return found
+
+
+def _wrong_driver(in_job):
+    """Problems between torch's CUDA and this machine's driver."""
+    cuda = cuda_of_torch()
+    if cuda is None:
+        return ["torch was built without CUDA, but the site's device is cuda: install the default build from PyPI"]
+    if not DRIVER.exists():
+        return ["this node has no NVIDIA driver, but the site's device is cuda"] if in_job else []
+    driver = driver_version(DRIVER.read_text())
+    oldest = OLDEST_DRIVERS.get(int(cuda.split(".")[0]))
+    if driver and oldest and driver[0] < oldest:
+        return [
+            f"torch was built for CUDA {cuda}, which needs driver {oldest} or newer; "
+            f"this node has {'.'.join(map(str, driver))}: install a torch for an older CUDA"
+        ]
+    return []
+
+
+def cuda_of_torch():
+    """The CUDA version that the installed torch was built for, or None; torch is not imported."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        return None
+    match = re.search(r"^cuda\b[^=]*= '([\d.]+)'", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE)
+    return match[1] if match else None
+
+
+def driver_version(text):
+    """The version in `/proc/driver/nvidia/version`, as numbers."""
+    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
+    return tuple(int(part) for part in match[1].split(".")) if match else None
+
+
+def _needs(runs):
+    """Keys of INTERFACES that the runs use."""
+    needs = {"every run": None}
+    for run in runs:
+        if run.engine == "lightning":
+            needs["lightning"] = None
+        for name, degree in (
+            ("ddp", run.layout.dp),
+            ("fsdp", run.layout.fsdp),
+            ("tp", run.layout.tp),
+            ("pp", run.layout.pp),
+        ):
+            if degree > 1:
+                needs[name] = None
+    return list(needs)
+
+
+def _missing(interfaces):
+    for interface in interfaces:
+        module, _, name = interface.partition(":")
+        try:
+            if not hasattr(importlib.import_module(module), name):
+                yield f"{module} has no {name}"
+        except ImportError as error:
+            yield f"{module} cannot be imported: {error}"

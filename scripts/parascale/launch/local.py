@@ -1,0 +1,33 @@
+"""Several nodes on one machine: a launcher for each, all on its loopback interface. For trying, teaching and tests."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+from parascale.launch.node import Place, run_node
+from parascale.launch.process import die_with_parent
+from parascale.launch.rendezvous import reserve_port
+
+
+def run_nodes_here(launch, script, options):
+    """Play every node of a run on this machine; this process is node 0. Returns the run's exit code.
+
+    script, options: the launcher's own file and command line, which the other nodes are started with.
+    """
+    launch = replace(launch, cores=max(1, launch.cores // launch.nodes))
+    with reserve_port() as holder:
+        port, own = holder.getsockname()[1], os.getpid()
+        others = []
+        for node in range(1, launch.nodes):
+            place = ["--node", str(node), "--meet", f"127.0.0.1:{port}", "--cores", str(launch.cores)]
+            # Ours come last, so that they hold; `--` starts the command.
+            cut = options.index("--")
+            command = [sys.executable, script, *options[:cut], *place, *options[cut:]]
+            # A process group of its own: Ctrl-C reaches this process alone, which passes it on.
+            others.append(subprocess.Popen(command, process_group=0, preexec_fn=lambda: die_with_parent(own)))
+        try:
+            return run_node(launch, Place(port=port))
+        finally:
+            for other in others:
+                other.wait(timeout=launch.timeout)

@@ -1,0 +1,207 @@
+"""The launcher of one node: meets the others, starts its ranks, and ends with the verdict that all nodes share."""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+
+from parascale.launch import rendezvous
+from parascale.launch.binding import cores_of_ranks, visible_devices
+from parascale.launch.peers import SETTLE_SECONDS, TICK_SECONDS, Peers
+from parascale.launch.process import FAILED, STOPPED, TERMINATED
+from parascale.launch.workers import Failure, Worker, Workers, host_name, root_cause
+
+# Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.
+GRACE_SECONDS = 100.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is started: the same on every node."""
+
+    command: tuple  # the script and its arguments
+    nodes: int
+    processes: int  # on each node
+    site: object  # Site
+    timeout: float  # seconds; ranks must end within it of each other
+    grace: float  # seconds that a rank has to save its state after SIGTERM
+    logs: str
+    cores: int  # cores of this node that the run may use
+
+    @property
+    def python_command(self):
+        """The command of one process; unbuffered, so that a log is complete when a process is killed."""
+        return [sys.executable, "-u", *self.command]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which node this is, and where node 0 is."""
+
+    node: int = 0
+    address: str = "127.0.0.1"
+    port: int | None = None
+    job: str = "local"
+    bind: bool = False  # the node is ours alone, so its cores may be dealt out
+
+
+class Stop:
+    """Whether the launcher was told to stop; the second Ctrl-C ends at once."""
+
+    def __init__(self):
+        self.asked = self.at_once = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number, frame):
+        self.at_once = self.asked and number == signal.SIGINT
+        self.asked = True
+
+
+def run_node(launch, place):
+    """Run this node's ranks to their end. Returns the exit code that all nodes of the run share."""
+    stop = Stop()
+
+    def wait():
+        if stop.asked:
+            sys.exit(TERMINATED)
+        time.sleep(TICK_SECONDS)
+
+    peers, master, holder = _meet(launch, place, wait)
+    os.makedirs(launch.logs, exist_ok=True)
+    workers = Workers(_start(launch, place, *master))
+    try:
+        own = _watch(launch, workers, peers, stop)
+        code, failures = peers.verdict(own, launch.timeout)
+    finally:
+        workers.end()
+        if holder:
+            holder.close()
+    if failures and peers.speaks:
+        _explain(failures)
+    return code
+
+
+def _meet(launch, place, wait):
+    """(Peers, (torch's address, torch's port), what holds that port) once every node is there."""
+    if launch.nodes > 1 and place.address != "127.0.0.1":
+        rendezvous.check_interface(launch.site.network, host_name())
+    devices = visible_devices(launch.site, launch.processes, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    detail = f"{_threads(launch)} threads a process" + (f", GPUs {devices}" if devices else "")
+    me = rendezvous.Node(place.node, host_name(), place.address, launch.processes, detail, place.job)
+    if place.node:
+        nodes, channel, address, port = rendezvous.join_meeting(me, place.address, place.port, wait)
+        return Peers(me, nodes, {0: channel}), (address, port), None
+    if launch.nodes > 1:
+        nodes, channels, holder = rendezvous.host_meeting(me, launch.nodes, place.port, wait)
+    else:
+        nodes, channels, holder = [me], {}, rendezvous.reserve_port()
+    if launch.nodes * launch.processes > 1:
+        print("\n".join(node.line() for node in nodes), flush=True)
+    return Peers(me, nodes, channels), (place.address, holder.getsockname()[1]), holder
+
+
+def _start(launch, place, address, port):
+    """Start this node's ranks, one after the other."""
+    environment = process_environment(launch, os.environ)
+    # One node talks to itself alone, whatever its name resolves to.
+    interface = launch.site.network.interface if place.address != "127.0.0.1" else "lo"
+    if interface:
+        environment["GLOO_SOCKET_IFNAME"] = interface
+        if interface != "lo":
+            environment["NCCL_SOCKET_IFNAME"] = interface
+    cores = cores_of_ranks(launch.site, launch.processes) if place.bind else [None] * launch.processes
+    for local_rank in range(launch.processes):
+        rank = place.node * launch.processes + local_rank
+        ranks = {
+            "RANK": rank,
+            "LOCAL_RANK": local_rank,
+            "WORLD_SIZE": launch.nodes * launch.processes,
+            "LOCAL_WORLD_SIZE": launch.processes,
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
+        }
+        environment.update((name, str(value)) for name, value in ranks.items())
+        yield Worker(rank, launch.python_command, environment, cores[local_rank], launch.logs, shown=rank == 0)
+
+
+def process_environment(launch, environment):
+    """`environment` with what every process of a run gets, on one process as on many."""
+    devices = visible_devices(launch.site, launch.processes, environment.get("CUDA_VISIBLE_DEVICES"))
+    added = {
+        "OMP_NUM_THREADS": str(_threads(launch)),
+        "PYTHONFAULTHANDLER": "1",  # a process that is ended says where it was
+        # Compute nodes have no internet: a training that asks for it shall fail at once, not wait.
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+    }
+    if launch.site.device == "cuda":
+        # What a hang leaves behind: the last collectives of each rank, beside its log.
+        added["TORCH_FR_BUFFER_SIZE"] = "2000"
+        added["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
+        added["TORCH_FR_DUMP_TEMP_FILE"] = os.path.abspath(os.path.join(launch.logs, "flight_recorder_rank"))
+        added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which cores are bound to GPUs
+    environment = {**environment, **added, **{name: str(value) for name, value in launch.site.environment.items()}}
+    environment.pop("CUDA_VISIBLE_DEVICES", None)
+    if devices:
+        environment["CUDA_VISIBLE_DEVICES"] = devices
+    return environment
+
+
+def _threads(launch):
+    return max(1, launch.cores // launch.processes)
+
+
+def _watch(launch, workers, peers, stop):
+    """Wait until this node's ranks have ended, one has failed, or another node has. Returns our part of the verdict."""
+    stop_at = ended_at = None
+    while workers.running:
+        time.sleep(TICK_SECONDS)
+        workers.poll()
+        peers.listen()
+        if (stop.asked or peers.stopping) and stop_at is None:
+            print(f"{host_name()}: stopping, ranks have {launch.grace:.0f} s to save their state", flush=True)
+            workers.stop()
+            peers.ask_stop()
+            stop_at = time.monotonic()
+        if (workers.ended or peers.ended) and ended_at is None:
+            ended_at = time.monotonic()
+        late = None
+        if stop.at_once:
+            late = "interrupted a second time"
+        elif stop_at and time.monotonic() > stop_at + launch.grace:
+            late = f"did not stop within {launch.grace:.0f} s of SIGTERM"
+        elif ended_at and time.monotonic() > ended_at + launch.timeout:
+            late = f"still ran {launch.timeout:.0f} s after another rank had ended"
+        if late:
+            return FAILED, [_overdue(worker, late) for worker in workers.running]
+        if workers.failures() or peers.failed:
+            break
+    failures = _settled(workers)
+    if not failures:
+        return (STOPPED if workers.stopped else 0), []
+    only_terminated = stop_at is not None and all(failure.reason == "ended by SIGTERM" for failure in failures)
+    return (TERMINATED if only_terminated else FAILED), failures
+
+
+def _settled(workers):
+    """This node's failures, after ranks that fail as a consequence have had a moment to."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while workers.failures() and workers.running and time.monotonic() < deadline:
+        time.sleep(TICK_SECONDS)
+        workers.poll()
+    return workers.failures()
+
+
+def _overdue(worker, reason):
+    return Failure(worker.rank, host_name(), reason, str(worker.log), time.time(), False)
+
+
+def _explain(failures):
+    """Say on the last lines which rank failed first, where, why, and where its log is."""
+    first = root_cause(failures)
+    others = sorted(failure.rank for failure in failures if failure is not first and failure.rank is not None)
+    if others:
+        print(f"ended after it: rank {', '.join(map(str, others))}", file=sys.stderr)
+    print(f"error: {first}", file=sys.stderr, flush=True)

@@ -1,0 +1,103 @@
+"""The other nodes' launchers: what they report, and the one verdict with which all end."""
+
+import time
+from dataclasses import asdict
+
+from parascale.launch.process import FAILED, STOPPED, TERMINATED
+from parascale.launch.workers import Failure
+
+TICK_SECONDS = 0.05
+SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail because of it to say so
+
+
+class Peers:
+    """The launchers of the other nodes. Node 0 knows them all; the others know node 0."""
+
+    def __init__(self, me, nodes, channels):
+        self._me, self._nodes, self._channels = me, nodes, channels
+        self._reports = {}  # node → (exit code, failures)
+        self._verdict = None
+        self.stopping = False
+
+    @property
+    def failed(self):
+        """Whether another node has failed, or has told us that all are to end."""
+        return self._verdict is not None or any(code not in (0, STOPPED) for code, _ in self._reports.values())
+
+    @property
+    def ended(self):
+        """Whether another node's ranks have all ended."""
+        return bool(self._reports)
+
+    @property
+    def speaks(self):
+        """Whether this node explains a failure: node 0, or any node that has lost it."""
+        return self._me.node == 0 or self._verdict is None
+
+    def listen(self):
+        """Take in what other nodes have sent, and notice those that are gone."""
+        for node, channel in self._channels.items():
+            for message in channel.receive():
+                if "stop" in message:
+                    self.stopping = True
+                    continue
+                report = message["code"], [Failure(**failure) for failure in message["failures"]]
+                if self._me.node:
+                    self._verdict = report
+                else:
+                    self._reports[node] = report
+            if channel.closed and self._verdict is None and node not in self._reports:
+                self._reports[node] = FAILED, [self._gone(node)]
+
+    def ask_stop(self):
+        """Pass on that the run is to stop: from any node to node 0, from node 0 to all."""
+        for channel in self._channels.values():
+            channel.send({"stop": True})
+
+    def verdict(self, own, timeout):
+        """Report how this node ended, and wait for what holds for all: (exit code, failures).
+
+        timeout: seconds that node 0 waits for nodes that still run when its own ranks have ended.
+        """
+        self._reports[self._me.node] = own
+        if self._me.node:
+            _send(self._channels[0], own)
+            # Node 0 answers or is gone: it waits for no node longer than its timeout.
+            while self._verdict is None and 0 not in self._reports:
+                self.listen()
+                time.sleep(TICK_SECONDS)
+            return self._verdict or self._together()
+        self._collect(timeout)
+        verdict = self._together()
+        for channel in self._channels.values():
+            _send(channel, verdict)
+        return verdict
+
+    def _collect(self, timeout):
+        """Wait for the nodes' reports; after a failure only for those that come at once."""
+        start, failed = time.monotonic(), None
+        while len(self._reports) < len(self._nodes):
+            self.listen()
+            failed = failed or (time.monotonic() if self.failed else None)
+            if failed and time.monotonic() > failed + 2 * SETTLE_SECONDS:
+                return
+            if time.monotonic() > start + timeout:
+                reason = f"its ranks still ran {timeout:.0f} s after those of node 0 had ended"
+                for node in range(len(self._nodes)):
+                    self._reports.setdefault(node, (FAILED, [self._gone(node, reason)]))
+            time.sleep(TICK_SECONDS)
+
+    def _gone(self, node, reason=None):
+        reason = reason or f"the launcher of node {node} is gone: it was killed, or the node is down"
+        return Failure(None, self._nodes[node].host, reason, None, time.time(), True)
+
+    def _together(self):
+        """One code for all: a failure before a stop, a stop before success."""
+        codes = [code for code, _ in self._reports.values()]
+        failures = [failure for _, several in self._reports.values() for failure in several]
+        return next((code for code in (FAILED, TERMINATED, STOPPED) if code in codes), 0), failures
+
+
+def _send(channel, report):
+    code, failures = report
+    channel.send({"code": code, "failures": [asdict(failure) for failure in failures]})

@@ -1,0 +1,116 @@
+"""Questions to the live Slurm before a first job is submitted: account, partition and reservation.
+
+A dry run asks none of them. The commands are those that any user may call.
+"""
+
+import getpass
+import re
+import subprocess
+
+from parascale.config.strict import nearest
+from parascale.errors import RequirementError
+from parascale.launch.resources import MINUTES_AN_HOUR, default_partition
+
+UNLIMITED = ("UNLIMITED", "INFINITE", "NONE")
+
+
+def preflight(site, jobs, account=None, partition=None, reservation=None):
+    """Raise RequirementError where Slurm would refuse the jobs, or would keep them waiting for ever.
+
+    jobs: name → (nodes, minutes).
+    """
+    _check_account(site, account)
+    if reservation:
+        _check_reservation(reservation)
+    name = default_partition(site, partition)
+    if name:
+        _check_partition(name, jobs)
+
+
+def _check_account(site, account):
+    known = _accounts()
+    if not account:
+        if site.needs_account:
+            yours = f" Yours: {', '.join(known)}" if known else ""
+            raise RequirementError(
+                f"{site.name} takes no job without an account. Name the project it is charged to: "
+                f"--config account=<project>, or `account:` in the configuration.{yours}"
+            )
+    elif known and account not in known:
+        raise RequirementError(f"you have no account `{account}` here{nearest(account, known)}")
+
+
+def _check_reservation(name):
+    known = _records("reservation")
+    if name not in known:
+        raise RequirementError(
+            f"there is no reservation `{name}`{nearest(name, known)}"
+            if known
+            else f"there is no reservation `{name}`, nor any other; leave --slurm-reservation out, or ask who runs the course"
+        )
+
+
+def _check_partition(name, jobs):
+    known = _records("partition")
+    if name not in known:
+        raise RequirementError(f"there is no partition `{name}` here{nearest(name, known)}")
+    record = known[name]
+    if record.get("State", "UP") != "UP":
+        raise RequirementError(f"partition {name} is {record['State']}: it starts no jobs now; choose another or wait")
+    most_minutes, most_nodes = minutes_of(record["MaxTime"]), record.get("MaxNodes", "UNLIMITED")
+    for job, (nodes, minutes) in jobs.items():
+        if most_minutes is not None and minutes > most_minutes:
+            raise RequirementError(
+                f"`{job}` asks for {minutes} minutes, but partition {name} takes jobs of at most {most_minutes}; "
+                "ask for less time, or choose another partition"
+            )
+        if most_nodes not in UNLIMITED and nodes > int(most_nodes):
+            raise RequirementError(
+                f"`{job}` asks for {nodes} nodes, but partition {name} takes jobs of at most {most_nodes}"
+            )
+
+
+def minutes_of(limit):
+    """Slurm's `[days-]hours:minutes:seconds` in whole minutes; None where there is no limit."""
+    if limit in UNLIMITED:
+        return None
+    days, _, clock = limit.rpartition("-")
+    hours, minutes, _ = (int(part) for part in clock.split(":"))
+    return (int(days or 0) * 24 + hours) * MINUTES_AN_HOUR + minutes
+
+
+def _records(kind):
+    """Name → fields of every partition or reservation."""
+    lines = _asked(["scontrol", "show", kind, "--oneliner"]).splitlines()
+    fields = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
+    key = f"{kind.capitalize()}Name"
+    return {entry[key]: entry for entry in fields if key in entry}
+
+
+def _accounts():
+    """The accounts of this user, as far as Slurm tells."""
+    user = getpass.getuser()
+    for command in (
+        ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", "format=account"],
+        ["sshare", "--noheader", "--parsable2", "--Users", "--format=account"],
+    ):
+        try:
+            names = _asked(command).split()
+        except RequirementError:
+            continue
+        if names:
+            return sorted(set(names))
+    return []
+
+
+def _asked(command):
+    """The output of a Slurm command."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        raise RequirementError(f"`{command[0]}` is not installed: submit from a login node of the cluster") from None
+    except subprocess.TimeoutExpired:
+        raise RequirementError(f"`{' '.join(command)}` did not answer within a minute: Slurm is down or busy") from None
+    if done.returncode:
+        raise RequirementError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,29 @@
+"""How processes end: exit codes, and the tie that lets none outlive the one that started it."""
+
+import ctypes
+import os
+import signal
+import sys
+
+FAILED = 1
+# "Temporary failure, try again later" of sysexits.h: asked to stop, state is saved, a new start continues from it.
+STOPPED = 75
+# Told to stop by SIGTERM, and ended before it could say that its state was saved.
+TERMINATED = 128 + signal.SIGTERM
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def die_with_parent(parent=None, number=signal.SIGKILL):
+    """Have the kernel send this process a signal when its parent ends, however the parent ends (prctl(2), Linux only).
+
+    parent: the process id that the parent had, for the case that it is already gone. The tie holds across `exec`
+    but not across `fork`: each process makes its own. Ranks that the launcher starts have it from the start.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), number)

@@ -1,0 +1,192 @@
+"""The processes of one node: started with the environment that torch expects, watched, stopped, and explained.
+
+Each rank writes to a log of its own; the run's rank 0 is shown on the launcher's output as well.
+"""
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from parascale.launch.process import STOPPED, die_with_parent
+
+ABORT_SECONDS = 2.0  # for a rank that is ended to write its stack into its log
+TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank ended."""
+
+    rank: int | None  # None: the launcher of a node
+    host: str
+    reason: str
+    log: str | None
+    time: float  # seconds since 1970
+    certain: bool  # cannot be the consequence of another rank's failure
+
+    def __str__(self):
+        if self.rank is None:
+            return f"{self.reason} ({self.host})"
+        return f"rank {self.rank} on {self.host} failed: {self.reason}\n  log: {self.log}"
+
+
+def root_cause(failures):
+    """The failure that the others follow from: a certain one before others, then the earliest."""
+    return min(failures, key=lambda failure: (not failure.certain, failure.time))
+
+
+class Worker:
+    """One rank: a process with its log."""
+
+    def __init__(self, rank, command, environment, cores, logs, shown):
+        self.rank = rank
+        self.log = Path(logs) / f"rank{rank}.log"
+        self.error_file = Path(logs) / f"rank{rank}.error.json"
+        self.error_file.unlink(missing_ok=True)
+        self.returncode = None
+        self.ended = None
+        agent = os.getpid()
+
+        def prepare():
+            die_with_parent(agent)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+            if cores:
+                os.sched_setaffinity(0, cores)
+
+        # Appending keeps the logs of earlier attempts.
+        self._file = open(self.log, "ab", buffering=0)  # noqa: SIM115 (it lives as long as the worker)
+        self._file.write(
+            f"--- {time.strftime('%FT%TZ', time.gmtime())} rank {rank} on {socket.gethostname()}\n".encode()
+        )
+        self._process = subprocess.Popen(
+            command,
+            env={**environment, "TORCHELASTIC_ERROR_FILE": str(self.error_file)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if shown else self._file,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # so that a rank's own children (data loading) end with it
+            preexec_fn=prepare,
+        )
+        self.output = self._process.stdout
+        if self.output:
+            os.set_blocking(self.output.fileno(), False)
+
+    def poll(self):
+        """See whether the process has ended, and pass on what it wrote."""
+        self.show()
+        if self.returncode is None and self._process.poll() is not None:
+            self.returncode, self.ended = self._process.returncode, time.time()
+            self.show()
+        return self.returncode
+
+    def show(self):
+        """Copy what a shown rank has written to its log and to our output."""
+        while self.output and (block := self.output.read(1 << 16)):
+            self._file.write(block)
+            sys.stdout.buffer.write(block)
+            sys.stdout.buffer.flush()
+
+    def signal(self, number):
+        """Send a signal to the rank; to its whole process group when it is SIGKILL."""
+        try:
+            if number == signal.SIGKILL:
+                os.killpg(self._process.pid, number)
+            elif self.returncode is None:
+                self._process.send_signal(number)
+        except ProcessLookupError:
+            pass  # it ended just now
+
+    def failure(self):
+        """The Failure of a rank that ended badly, from its error file or its exit."""
+        reason, when = self._exception()
+        code = self.returncode
+        if reason is None and code < 0:
+            reason = f"ended by {signal.Signals(-code).name}" + (_killed_hint() if code == -signal.SIGKILL else "")
+        elif reason is None:
+            reason = f"exit code {code}" + (f": {line}" if (line := last_line(self.log)) else "")
+        # A library may abort a process because a peer is gone; every other signal comes from outside.
+        certain = code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
+        return Failure(self.rank, host_name(), reason, str(self.log), when or self.ended, certain)
+
+    def _exception(self):
+        """Message and time that torch's `@record` left, if it did."""
+        try:
+            message = json.loads(self.error_file.read_text(encoding="utf-8"))["message"]
+            # The file's own time: the one inside is cut to whole seconds.
+            return message["message"].strip(), self.error_file.stat().st_mtime
+        except (OSError, ValueError, KeyError, TypeError):
+            return None, None
+
+
+class Workers:
+    """All ranks of one node."""
+
+    def __init__(self, workers):
+        self.ranks = list(workers)
+
+    def poll(self):
+        """Look at every rank."""
+        for worker in self.ranks:
+            worker.poll()
+
+    @property
+    def running(self):
+        """Ranks that have not ended."""
+        return [worker for worker in self.ranks if worker.returncode is None]
+
+    @property
+    def ended(self):
+        """Ranks that ended well: done, or stopped with their state saved."""
+        return [worker for worker in self.ranks if worker.returncode in (0, STOPPED)]
+
+    def failures(self):
+        """Failures of the ranks that ended badly so far."""
+        return [worker.failure() for worker in self.ranks if worker.returncode not in (None, 0, STOPPED)]
+
+    @property
+    def stopped(self):
+        """Whether a rank said that it stopped with its state saved."""
+        return any(worker.returncode == STOPPED for worker in self.ranks)
+
+    def stop(self):
+        """Ask every rank to save its state and end."""
+        for worker in self.running:
+            worker.signal(signal.SIGTERM)
+
+    def end(self):
+        """End what still runs: SIGABRT, on which Python writes every thread's stack into the log, then SIGKILL."""
+        for worker in self.running:
+            worker.signal(signal.SIGABRT)
+        deadline = time.monotonic() + ABORT_SECONDS
+        while self.running and time.monotonic() < deadline:
+            self.poll()
+            time.sleep(0.05)
+        for worker in self.ranks:
+            worker.signal(signal.SIGKILL)
+        while self.running:
+            self.poll()
+            time.sleep(0.05)
+
+
+def host_name():
+    """This node's name: Slurm's inside a job step, else the machine's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def last_line(path):
+    """The last line of a log that says anything."""
+    with open(path, "rb") as handle:
+        handle.seek(max(0, handle.seek(0, os.SEEK_END) - TAIL_BYTES))
+        lines = [line.strip() for line in handle.read().decode("utf-8", "replace").splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith("---")), "")
+
+
+def _killed_hint():
+    return " (killed from outside: the machine ran out of memory, or someone killed it)"

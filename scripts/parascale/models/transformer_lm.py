@@ -1,0 +1,188 @@
+"""A decoder-only Transformer language model.
+
+Settings make it the original architecture, GPT-2 (learned positions, `gelu_tanh`, tied) or Llama (RMSNorm, rotary
+positions, SwiGLU, grouped-query attention, no bias). Dimensions: B batch, T time, D width, H heads, E width of a head,
+V vocabulary.
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from parascale.models.plans import PipelinePlan
+
+ROTARY_BASE = 10_000.0
+
+
+class Attention(nn.Module):
+    """Causal self-attention. Heads are counted from the projections' output, so a split projection has its own heads."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.head_width = settings.dim // settings.heads
+        self.rotary = settings.position == "rotary"
+        self.dropout = settings.dropout
+        kv_width = (settings.kv_heads or settings.heads) * self.head_width
+        self.q = nn.Linear(settings.dim, settings.dim, bias=settings.bias)
+        # Without rotation a bias of the keys adds the same to all scores of a query, which softmax takes away again: it
+        # would get no gradient but rounding noise, and Adam would blow that up differently in every layout.
+        self.k = nn.Linear(settings.dim, kv_width, bias=settings.bias and self.rotary)
+        self.v = nn.Linear(settings.dim, kv_width, bias=settings.bias)
+        self.o = nn.Linear(settings.dim, settings.dim, bias=settings.bias)
+
+    def forward(self, hidden_BTD):
+        q_BHTE, k_BHTE, v_BHTE = (self._heads(project(hidden_BTD)) for project in (self.q, self.k, self.v))
+        if self.rotary:
+            q_BHTE, k_BHTE = _rotate(q_BHTE), _rotate(k_BHTE)
+        mixed_BHTE = F.scaled_dot_product_attention(
+            q_BHTE,
+            k_BHTE,
+            v_BHTE,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True,
+            enable_gqa=q_BHTE.shape[1] != k_BHTE.shape[1],
+        )
+        return self.o(mixed_BHTE.transpose(1, 2).flatten(2))
+
+    def _heads(self, projected):
+        return projected.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """Two matrices with an activation between them, or three with a gate (SwiGLU, Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, settings):
+        super().__init__()
+        hidden = settings.hidden or 4 * settings.dim
+        self.up = nn.Linear(settings.dim, hidden, bias=settings.bias)
+        self.gate = nn.Linear(settings.dim, hidden, bias=settings.bias) if settings.activation == "swiglu" else None
+        self.down = nn.Linear(hidden, settings.dim, bias=settings.bias)
+        self.activation = {
+            "gelu": F.gelu,
+            "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+            "relu": F.relu,
+            "swiglu": F.silu,
+        }[settings.activation]
+
+    def forward(self, hidden_BTD):
+        if self.gate is None:
+            return self.down(self.activation(self.up(hidden_BTD)))
+        return self.down(self.activation(self.gate(hidden_BTD)) * self.up(hidden_BTD))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each with a residual connection and a norm before it (or after it)."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self.pre_norm = settings.pre_norm
+        self.attention_norm = make_norm(settings)
+        self.attention = Attention(settings)
+        self.feed_forward_norm = make_norm(settings)
+        self.feed_forward = FeedForward(settings)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, hidden_BTD):
+        if self.pre_norm:
+            hidden_BTD = hidden_BTD + self.dropout(self.attention(self.attention_norm(hidden_BTD)))
+            return hidden_BTD + self.dropout(self.feed_forward(self.feed_forward_norm(hidden_BTD)))
+        hidden_BTD = self.attention_norm(hidden_BTD + self.dropout(self.attention(hidden_BTD)))
+        return self.feed_forward_norm(hidden_BTD + self.dropout(self.feed_forward(hidden_BTD)))
+
+
+class Embedding(nn.Module):
+    """Token vectors plus positions, where positions are not rotary."""
+
+    def __init__(self, settings, vocabulary, window):
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, settings.dim)
+        self.positions = nn.Embedding(window, settings.dim) if settings.position == "learned" else None
+        self.sinusoidal = settings.position == "sinusoidal"
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, tokens_BT):
+        hidden_BTD = self.tokens(tokens_BT)
+        if self.positions is not None:
+            hidden_BTD = hidden_BTD + self.positions(torch.arange(tokens_BT.shape[1], device=tokens_BT.device))
+        if self.sinusoidal:
+            hidden_BTD = hidden_BTD * math.sqrt(hidden_BTD.shape[-1]) + _sinusoids(hidden_BTD)
+        return self.dropout(hidden_BTD)
+
+
+class TransformerLM(nn.Module):
+    """Tokens (B, T) → logits (B, T, V). A pipeline stage is the same module with some of its parts set to None."""
+
+    shard_units: ClassVar = ("blocks.*",)
+    tensor_plan: ClassVar = {
+        "embedding": "split_sequence_after",
+        "embedding.tokens": "vocabulary",
+        "embedding.positions": "whole",
+        "blocks.*.attention": "gather_sequence_before",
+        "blocks.*.attention.[qkv]": "columns",
+        "blocks.*.attention.o": "rows",
+        "blocks.*.feed_forward": "gather_sequence_before",
+        "blocks.*.feed_forward.up": "columns",
+        "blocks.*.feed_forward.gate": "columns",
+        "blocks.*.feed_forward.down": "rows",
+        "blocks.*.*_norm": "on_sequence",
+        "norm": "on_sequence",
+        "head": "logits",
+    }
+    pipeline_plan: ClassVar = PipelinePlan(first=("embedding",), blocks="blocks", last=("norm", "head"))
+
+    def __init__(self, settings, vocabulary, window):
+        super().__init__()
+        self.layers = settings.layers
+        self.window = window
+        self.embedding = Embedding(settings, vocabulary, window)
+        self.blocks = nn.ModuleDict({str(index): Block(settings) for index in range(settings.layers)})
+        self.norm = make_norm(settings) if settings.pre_norm else None
+        self.head = nn.Linear(settings.dim, vocabulary, bias=False)
+        if settings.tied:
+            self.head.weight = self.embedding.tokens.weight
+
+    def forward(self, tokens_or_hidden):
+        hidden_BTD = tokens_or_hidden if self.embedding is None else self.embedding(tokens_or_hidden)
+        for block in self.blocks.values():
+            hidden_BTD = block(hidden_BTD)
+        if self.norm is not None:
+            hidden_BTD = self.norm(hidden_BTD)
+        return hidden_BTD if self.head is None else self.head(hidden_BTD)
+
+    def initialise_parameter(self, name, tensor, generator):
+        """Fill one whole parameter: normal(0, 0.02), projections into the residual stream smaller by √(2 × layers) (GPT-2)."""
+        if name.endswith("bias"):
+            tensor.zero_()
+        elif "norm" in name:
+            tensor.fill_(1.0)
+        else:
+            into_residual = name.endswith(("attention.o.weight", "feed_forward.down.weight"))
+            tensor.normal_(0.0, 0.02 / math.sqrt(2 * self.layers) if into_residual else 0.02, generator=generator)
+
+
+def make_norm(settings):
+    """LayerNorm or RMSNorm over the width, as the settings say."""
+    if settings.norm == "rms":
+        return nn.RMSNorm(settings.dim, eps=settings.norm_eps)
+    return nn.LayerNorm(settings.dim, eps=settings.norm_eps, bias=settings.bias)
+
+
+def _rotate(x_BHTE):
+    """Rotary positions (Su et al. 2021, arXiv:2104.09864), halves paired as Llama's weights in `transformers` expect."""
+    time, width = x_BHTE.shape[-2:]
+    exponents = torch.arange(0, width, 2, device=x_BHTE.device, dtype=torch.float32) / width
+    angles_TE = torch.outer(torch.arange(time, device=x_BHTE.device, dtype=torch.float32), ROTARY_BASE**-exponents)
+    cos, sin = (part.repeat(1, 2).to(x_BHTE.dtype) for part in (angles_TE.cos(), angles_TE.sin()))
+    first, second = x_BHTE.chunk(2, dim=-1)
+    return x_BHTE * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _sinusoids(hidden_BTD):
+    """Fixed positions of Vaswani et al. 2017, arXiv:1706.03762, section 3.5: (T, D)."""
+    time, width = hidden_BTD.shape[1:]
+    exponents = torch.arange(0, width, 2, device=hidden_BTD.device, dtype=torch.float32) / width
+    angles = torch.outer(torch.arange(time, device=hidden_BTD.device, dtype=torch.float32), 10_000.0**-exponents)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width].to(hidden_BTD.dtype)

@@ -1,0 +1,6 @@
+"""Strategies of training in parallel, one file each, composed by `parallelize()` on the mesh of a layout."""
+
+from parascale.parallel.mesh import Mesh, make_mesh, start_processes, stop_processes
+from parascale.parallel.parallelize import ParallelModel, check_plans, parallelize
+
+__all__ = ["Mesh", "ParallelModel", "check_plans", "make_mesh", "parallelize", "start_processes", "stop_processes"]

@@ -1,0 +1,19 @@
+"""Data parallelism (DDP): every rank holds the whole model and a share of the samples; gradients are averaged.
+
+The loss is divided by the global count of targets, so gradients must be summed: `loss_factor` undoes DDP's average.
+"""
+
+from torch.nn.parallel import DistributedDataParallel
+
+
+def replicate(model, mesh):
+    """Wrap an initialised `model`; gradients live in the buckets that are reduced, which saves a copy."""
+    device_ids = [mesh.device.index] if mesh.device.type == "cuda" else None
+    return DistributedDataParallel(
+        model, device_ids=device_ids, process_group=mesh.data_devices.get_group(), gradient_as_bucket_view=True
+    )
+
+
+def loss_factor(mesh):
+    """What each rank's loss is multiplied with so that the averaged gradient is the sum."""
+    return mesh.layout.data_parallel

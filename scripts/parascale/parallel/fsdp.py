@@ -1,0 +1,36 @@
+"""Fully sharded data parallelism (FSDP2): parameters, gradients and optimizer state are split over ranks.
+
+Each unit's parameters are gathered just before it computes and, where asked, freed after. With `dp` beside `fsdp`, shards
+are replicated over `dp` (HSDP). Source of the idea: Rajbhandari et al. 2020 (ZeRO-3), arXiv:1910.02054.
+"""
+
+import torch
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from parascale.parallel.tensor import matches
+
+
+def shard(model, mesh, layout, precision):
+    """Shard `model` in place: each of its `shard_units`, then the root, which takes what is left.
+
+    mesh: 1-D (`fsdp`), or 2-D (`dp`, `fsdp`) where shards are also replicated.
+    Gradients are summed over the ranks, not averaged: the loss is already divided by the global count of targets.
+    """
+    policy = MixedPrecisionPolicy()
+    if precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    # In a pipeline every micro-batch would gather again, so parameters stay gathered there.
+    options = {
+        "mesh": mesh,
+        "mp_policy": policy,
+        "reshard_after_forward": layout.reshard_after_forward and layout.pp == 1,
+    }
+    for name, module in model.named_modules():
+        if any(matches(name, pattern) for pattern in model.shard_units):
+            fully_shard(module, **options)
+    fully_shard(model, **options)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            # Without this the division becomes a pre-multiplied sum, which gloo refuses.
+            module.set_force_sum_reduction_for_comms(True)

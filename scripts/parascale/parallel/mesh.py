@@ -1,0 +1,84 @@
+"""Processes and their places: the process group, the device mesh of a layout, and the timeout of every group."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+AXES = ("pp", "dp", "fsdp", "tp")  # tp fastest: its ranks talk most and lie next to each other
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This process's place in a layout.
+
+    devices: the mesh over `AXES`, or None for a single process, which needs no communication.
+    data_devices: `dp × fsdp` flattened, the ranks that see different samples; None likewise.
+    """
+
+    layout: object
+    device: torch.device
+    devices: DeviceMesh | None
+    data_devices: DeviceMesh | None
+
+    @property
+    def rank(self):
+        """This process's number among all."""
+        return dist.get_rank() if self.devices is not None else 0
+
+    @property
+    def world_size(self):
+        """Processes in all."""
+        return self.layout.world_size
+
+    def coordinate(self, axis):
+        """This process's number along one axis."""
+        return self.devices.get_local_rank(axis) if self.devices is not None else 0
+
+    @property
+    def data_rank(self):
+        """Which share of a step's samples this process takes."""
+        return self.coordinate("dp") * self.layout.fsdp + self.coordinate("fsdp")
+
+
+def start_processes(device_kind, timeout_seconds):
+    """Join the process group that the launcher's variables describe; return this process's device.
+
+    One process in all joins none. Every collective gives up after `timeout_seconds`.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local_rank) if device_kind == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    return device
+
+
+def stop_processes():
+    """Leave the process group in step with all others: ranks that exit while peers still talk can abort them."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def make_mesh(layout, device, timeout_seconds):
+    """The Mesh of a layout for this process; every group of it gets the timeout (sub-groups do not inherit it)."""
+    if layout.world_size == 1:
+        return Mesh(layout, device, None, None)
+    shape = (layout.pp, layout.dp, layout.fsdp, layout.tp)
+    devices = init_device_mesh(device.type, shape, mesh_dim_names=AXES)
+    data_devices = devices["dp", "fsdp"]._flatten("data")
+    groups = [devices.get_group(axis) for axis in AXES] + [data_devices.get_group(), dist.group.WORLD]
+    for group in groups:
+        set_timeout(group, timeout_seconds)
+    return Mesh(layout, device, devices, data_devices)
+
+
+def set_timeout(group, timeout_seconds):
+    """Make collectives of `group` give up after `timeout_seconds`."""
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_seconds), group)

@@ -1,0 +1,157 @@
+"""A model becomes a parallel model: the strategies, applied in one order.
+
+The order, for each pipeline stage that this rank holds, and why:
+
+1. cut the stage          what another rank computes is never allocated: everything is built on the meta device
+2. tensor parallelism     first to touch the parameters: FSDP must shard what is already split
+3. checkpointing          wraps a block's forward pass, the collectives of tensor parallelism included
+4. compile                sees the block as it will run, but not FSDP's hooks, which stay outside the graph
+5. FSDP                   outermost: gathers a block's parameters before all of the above runs
+6. materialise, fill      only now memory is taken, and only for this rank's shards; weights come from seed and name
+7. DDP                    wraps what is filled, because it copies nothing from rank to rank here
+8. pipeline schedule      joins the stages
+
+Plain replication inside a hybrid (`dp` beside `tp` or `pp`) is FSDP with shards of one rank: DDP's hooks do not know
+DTensors, and reduce at the wrong time in a pipeline.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from parascale.errors import ConfigError
+from parascale.models import initialise
+from parascale.parallel import ddp, fsdp, pipeline, tensor, tying
+
+PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
+
+
+@dataclass
+class ParallelModel:
+    """What a rank computes with.
+
+    parts: this rank's modules, one a pipeline stage, with the parameter names of the single process.
+    forward_module: what is called in training (the DDP wrapper, or the one part).
+    ranks_differ: ranks train apart and agree only when they average (local SGD).
+    """
+
+    mesh: object
+    parts: list
+    forward_module: nn.Module | None
+    pipeline: object | None = None
+    tied: dict = field(default_factory=dict)
+    split_ties: list = field(default_factory=list)
+    ties_group: object | None = None
+    ranks_differ: bool = False
+
+    @property
+    def has_loss(self):
+        """Whether logits arrive at this rank."""
+        return self.pipeline is None or self.pipeline.last
+
+    def named_parameters(self):
+        """Yield (name, parameter) over all parts."""
+        for part in self.parts:
+            yield from part.named_parameters()
+
+    def logits(self, inputs):
+        """Logits of a batch without a backward pass, on ranks that have the last stage; None on others."""
+        return self.pipeline.forward(inputs) if self.pipeline is not None else self.parts[0](inputs)
+
+    def train(self, mode=True):
+        """Switch all parts to training or evaluation."""
+        for part in self.parts:
+            part.train(mode)
+
+
+def parallelize(build, run, mesh, loss, clock, timeout_seconds):
+    """Make the ParallelModel of a run on this rank.
+
+    build: function that makes the whole module (called under the meta device). loss: (logits, labels) → scalar.
+    clock: the train Clock that pipeline stages report to. Raises ConfigError where the model lacks a plan.
+    """
+    layout = run.layout
+    with torch.device("meta"):
+        whole = build()
+    check_plans(type(whole), layout)
+    tied = tying.tied_names(whole)
+    indices = pipeline.stage_indices(layout, mesh.coordinate("pp")) if layout.pp > 1 else [0]
+    parts = [_make_part(build, run, mesh, tied, index) for index in indices]
+    for part in parts:
+        _materialise(part, build, run, mesh, tied)
+    if layout.pp > 1:
+        joined = pipeline.Pipeline(parts, mesh, loss, clock)
+        # Making a group is collective, so ranks without a tied parameter take part too.
+        group = pipeline.ends_group(mesh, timeout_seconds) if tied else None
+        return ParallelModel(mesh, parts, None, joined, tied, tying.split_ties(parts, tied), group)
+    forward_module = ddp.replicate(parts[0], mesh) if uses_ddp(run) else parts[0]
+    return ParallelModel(mesh, parts, forward_module, tied=tied, ranks_differ=run.average_every is not None)
+
+
+def uses_ddp(run):
+    """Pure data parallelism is DDP's; local SGD averages parameters itself, hybrids use FSDP's replication."""
+    layout = run.layout
+    return layout.dp > 1 and layout.fsdp == layout.tp == layout.pp == 1 and not run.average_every
+
+
+def uses_fsdp(layout):
+    """Whether parameters are held by FSDP, be it with shards of one rank."""
+    return layout.fsdp > 1 or (layout.dp > 1 and (layout.tp > 1 or layout.pp > 1))
+
+
+def check_plans(model_class, layout):
+    """Raise ConfigError where a layout needs a plan that the model class does not offer."""
+    offered = ["single", "ddp"] + [name for name, plan in PLANS.items() if hasattr(model_class, plan)]
+    for axis, plan in PLANS.items():
+        if getattr(layout, axis) > 1 and not hasattr(model_class, plan):
+            raise ConfigError(
+                f"{model_class.__name__} cannot be trained with {axis} = {getattr(layout, axis)}: it offers no `{plan}`. "
+                f"It can be trained as: {', '.join(offered)}"
+            )
+
+
+def _make_part(build, run, mesh, tied, stage):
+    """One stage on the meta device, split and wrapped (steps 1 to 5)."""
+    layout = run.layout
+    with torch.device("meta"):
+        part = build()
+    if run.precision == "fp64":
+        part.double()
+    if layout.pp > 1:
+        pipeline.cut(part, stage, layout.stages)
+    if layout.tp > 1:
+        tensor.split_tensors(part, mesh.devices["tp"], layout.sequence_parallel, layout.loss_parallel)
+        tying.tie(part, tied)
+    for block in _blocks(part):
+        if layout.activation_checkpointing:
+            # Replacing the method, not wrapping the module, keeps the parameters' names.
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        if layout.compile:
+            block.compile()
+    if uses_fsdp(layout):
+        shards = mesh.devices["dp", "fsdp"] if layout.dp > 1 else mesh.devices["fsdp"]
+        fsdp.shard(part, shards, layout, run.precision)
+    return part
+
+
+def _materialise(part, build, run, mesh, tied):
+    """Take memory for this rank's shards and fill them with the weights of the seed (step 6)."""
+
+    def whole():
+        model = build()
+        return model.double() if run.precision == "fp64" else model
+
+    part.to_empty(device=mesh.device)
+    tying.tie(part, tied)
+    initialise(part, whole, run.seed, tied)
+
+
+def _blocks(part):
+    """The repeated units of a model: what is checkpointed and compiled one by one."""
+    patterns = getattr(part, "shard_units", ())
+    return [
+        module for name, module in part.named_modules() if any(tensor.matches(name, pattern) for pattern in patterns)
+    ]

@@ -1,0 +1,156 @@
+"""Pipeline parallelism: blocks are cut into stages, and micro-batches flow through them.
+
+Schedules come from `torch.distributed.pipelining`. Layers keep their names in every stage, so that a checkpoint is the
+same whatever the cut.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
+from parascale.parallel.mesh import set_timeout
+
+V_SCHEDULES = ("ZBVZeroBubble",)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
+
+
+def stage_indices(layout, rank):
+    """The stages that pipeline rank `rank` holds, in ascending order.
+
+    Loops place stages r, r + pp; V-shaped schedules r and n − 1 − r, so that the last stage is on rank 0.
+    """
+    if layout.stages == layout.pp:
+        return [rank]
+    if layout.pipeline_schedule in V_SCHEDULES:
+        return [rank, layout.stages - 1 - rank]
+    return [rank, rank + layout.pp]
+
+
+def stage_rank(layout, stage):
+    """The pipeline rank that holds `stage`."""
+    return next(rank for rank in range(layout.pp) if stage in stage_indices(layout, rank))
+
+
+def stage_blocks(blocks, stages, stage):
+    """The block numbers of `stage`: as even as possible, the remainder to the first stages."""
+    size, rest = divmod(blocks, stages)
+    start = stage * size + min(stage, rest)
+    return range(start, start + size + (stage < rest))
+
+
+def cut(model, stage, stages):
+    """Take away, in place, what stage number `stage` of `stages` does not hold."""
+    plan = model.pipeline_plan
+    blocks = getattr(model, plan.blocks)
+    keep = {list(blocks)[number] for number in stage_blocks(len(blocks), stages, stage)}
+    for name in list(blocks):
+        if name not in keep:
+            del blocks[name]
+    for names, held in ((plan.first, stage == 0), (plan.last, stage == stages - 1)):
+        for name in names:
+            if not held:
+                setattr(model, name, None)
+    return model
+
+
+class TimedStage(PipelineStage):
+    """A stage that tells its clock how long it computed forward and backward; the rest of a step is waiting."""
+
+    def __init__(self, *args, clock, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.clock = clock
+
+    def forward_maybe_with_nosync(self, *args, **kwargs):
+        with self.clock.phase("forward"):
+            return super().forward_maybe_with_nosync(*args, **kwargs)
+
+    def backward_maybe_with_nosync(self, *args, **kwargs):
+        with self.clock.phase("backward"):
+            return super().backward_maybe_with_nosync(*args, **kwargs)
+
+
+class Pipeline:
+    """The stages of this rank and their schedule."""
+
+    def __init__(self, parts, mesh, loss, clock):
+        """parts: modules of this rank's stages, in ascending order. loss: (logits, labels) → summed, already divided."""
+        layout = mesh.layout
+        self.layout = layout
+        self.device = mesh.device
+        self.group = mesh.devices.get_group("pp")
+        self.indices = stage_indices(layout, mesh.coordinate("pp"))
+        self.parts = dict(zip(self.indices, parts, strict=True))
+        self.first = 0 in self.indices
+        self.last = layout.stages - 1 in self.indices
+        stages = [
+            TimedStage(part, index, layout.stages, mesh.device, group=self.group, clock=clock)
+            for index, part in self.parts.items()
+        ]
+        kind = get_schedule_class(layout.pipeline_schedule)
+        # Stages of a loop are handed over together, a single one by itself.
+        held = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
+        self.schedule = kind(held, layout.micro_batches, loss_fn=loss, scale_grads=False)
+
+    def train_step(self, inputs, labels):
+        """Forward and backward of one local batch; returns the summed losses of the last stage, else None."""
+        losses = []
+        self.schedule.step(
+            *([inputs] if self.first else []),
+            target=labels if self.last else None,
+            losses=losses if self.last else None,
+            return_outputs=False,
+        )
+        return torch.stack([loss.detach() for loss in losses]).sum() if self.last else None
+
+    @torch.no_grad()
+    def forward(self, inputs):
+        """A plain forward pass from stage to stage: logits on the rank of the last stage, else None.
+
+        Schedules cannot evaluate everywhere (the V-shaped ones crash), and have nothing to gain without a backward pass.
+        """
+        hidden = inputs
+        for stage in range(self.layout.stages):
+            if stage not in self.parts:
+                continue
+            if stage > 0 and stage - 1 not in self.parts:
+                hidden = self._receive(stage_rank(self.layout, stage - 1))
+            hidden = self.parts[stage](hidden)
+            if stage + 1 < self.layout.stages and stage + 1 not in self.parts:
+                self._send(hidden, stage_rank(self.layout, stage + 1))
+        return hidden if self.last else None
+
+    def _send(self, tensor, rank):
+        """Shape and type first, then the tensor: batches of an evaluation differ in size."""
+        header = torch.tensor([DTYPES.index(tensor.dtype), *tensor.shape], device=self.device)
+        dist.send(torch.tensor([len(header)], device=self.device), group_dst=rank, group=self.group)
+        dist.send(header, group_dst=rank, group=self.group)
+        dist.send(tensor.contiguous(), group_dst=rank, group=self.group)
+
+    def _receive(self, rank):
+        length = torch.empty(1, dtype=torch.int64, device=self.device)
+        dist.recv(length, group_src=rank, group=self.group)
+        header = torch.empty(int(length), dtype=torch.int64, device=self.device)
+        dist.recv(header, group_src=rank, group=self.group)
+        kind, *shape = header.tolist()
+        tensor = torch.empty(shape, dtype=DTYPES[kind], device=self.device)
+        dist.recv(tensor, group_src=rank, group=self.group)
+        return tensor
+
+
+def ends_group(mesh, timeout_seconds):
+    """The group of the ranks that hold first and last stage of this rank's pipeline; None on ranks in between or
+    where one rank holds both. Every process must call this, because making a group is a collective operation."""
+    layout = mesh.layout
+    first, last = stage_rank(layout, 0), stage_rank(layout, layout.stages - 1)
+    if first == last:
+        return None
+    mine = None
+    columns = mesh.devices.mesh.flatten(1)  # pipeline rank × everything else
+    for column in range(columns.shape[1]):
+        ranks = [int(columns[first, column]), int(columns[last, column])]
+        group = dist.new_group(ranks)
+        if mesh.rank in ranks:
+            set_timeout(group, timeout_seconds)
+            mine = group
+    return mine

@@ -1,0 +1,95 @@
+"""Tensor parallelism: each matrix of a block is split over the ranks of a `tp` group (Shoeybi et al. 2019, arXiv:1909.08053).
+
+A model's `tensor_plan` says how each submodule takes part:
+
+    columns                 output features are split: each rank computes its own heads or hidden units
+    rows                    input features are split: partial sums are added up (reduced)
+    vocabulary              rows of an embedding table are split
+    logits                  the output layer is split over the vocabulary; with `loss_parallel` the logits stay split
+    whole                   every rank holds it all
+    on_sequence             a norm between split matrices: with `sequence_parallel` each rank works on its part of the
+                            sequence, which saves activation memory (Korthikanti et al. 2022, arXiv:2205.05198)
+    split_sequence_after, gather_sequence_before     where the sequence is split and gathered for that
+"""
+
+import fnmatch
+from functools import partial
+
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+
+def split_tensors(model, mesh, sequence_parallel, loss_parallel):
+    """Split `model` in place by its `tensor_plan` over the 1-D `mesh`."""
+    styles = _styles(sequence_parallel, loss_parallel)
+    plan = {}
+    for name, _ in model.named_modules():
+        for pattern, role in model.tensor_plan.items():
+            if matches(name, pattern) and styles[role] is not None:
+                plan[name] = styles[role]()
+    parallelize_module(model, mesh, plan)
+
+
+def _styles(sequence_parallel, loss_parallel):
+    """Role → maker of a torch style, or None where the role has nothing to do."""
+    between = Shard(1) if sequence_parallel else Replicate()
+    return {
+        "columns": ColwiseParallel,
+        "rows": partial(RowwiseParallel, output_layouts=between),
+        "vocabulary": partial(RowwiseParallel, input_layouts=Replicate(), output_layouts=Replicate()),
+        "logits": partial(
+            ColwiseParallel,
+            input_layouts=between,
+            output_layouts=Shard(-1) if loss_parallel else Replicate(),
+            use_local_output=not loss_parallel,
+        ),
+        "whole": Whole,
+        "on_sequence": SequenceParallel if sequence_parallel else Whole,
+        "split_sequence_after": partial(
+            PrepareModuleOutput, output_layouts=Replicate(), desired_output_layouts=Shard(1), use_local_output=True
+        )
+        if sequence_parallel
+        else None,
+        "gather_sequence_before": partial(
+            PrepareModuleInput, input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True
+        )
+        if sequence_parallel
+        else None,
+    }
+
+
+def matches(name, pattern):
+    """Shell pattern on dotted names, one `*` for one part of the name."""
+    parts, patterns = name.split("."), pattern.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+
+
+class Whole(ParallelStyle):
+    """Every rank holds the parameters whole, as replicated DTensors, so that optimizer and clipping meet one kind of tensor."""
+
+    def _apply(self, module, device_mesh):
+        return distribute_module(module, device_mesh, _replicate, _enter, _leave)
+
+
+def _replicate(name, module, mesh):
+    for key, parameter in module.named_parameters(recurse=False):
+        module.register_parameter(
+            key, nn.Parameter(distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None))
+        )
+
+
+def _enter(module, inputs, mesh):
+    return tuple(x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()]) for x in inputs)
+
+
+def _leave(module, outputs, mesh):
+    return outputs.redistribute(placements=[Replicate()]).to_local()

@@ -1,0 +1,118 @@
+"""What the forward pass keeps for the backward pass, in bytes on one rank.
+
+Counted tensor by tensor as in Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+arXiv:2205.05198, section 4, but for what PyTorch's operators keep here: flash attention keeps no scores (its section
+4.1, selective recomputation), there are no masks without dropout, and widths of grouped-query and gated layers count.
+"""
+
+from dataclasses import dataclass
+
+from parascale.plan.shapes import block_matrices, hidden_width, kv_width, share
+
+STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Bytes of an element, by what it is used for."""
+
+    parameter: int
+    compute: int  # inputs and outputs of matrix products
+    residual: int  # the stream between blocks, and what norms give
+    autocast: bool  # operators cast what they get: copies of weights and of inputs
+
+    @classmethod
+    def of(cls, run):
+        """The Kinds of a run: bf16 is FSDP's own policy where FSDP holds the parameters, else autocast."""
+        if run.precision != "bf16":
+            size = {"fp32": 4, "fp64": 8}[run.precision]
+            return cls(size, size, size, autocast=False)
+        return cls(4, 2, 2, autocast=False) if held_by_fsdp(run.layout) else cls(4, 2, 4, autocast=True)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Tokens that a rank computes at once, and how tensor parallelism splits them."""
+
+    samples: int
+    window: int
+    tp: int
+    sequence_parallel: bool
+
+    @classmethod
+    def of(cls, run):
+        """The Shape of one micro-batch on a rank of `run`."""
+        layout, training = run.layout, run.workload.training
+        parts = layout.data_parallel * layout.micro_batches * training.accumulate
+        return cls(
+            share(run.global_batch, parts), training.window, layout.tp, layout.tp > 1 and layout.sequence_parallel
+        )
+
+    @property
+    def tokens(self):
+        """Tokens of a micro-batch."""
+        return self.samples * self.window
+
+    @property
+    def stream(self):
+        """Tokens of the residual stream that this rank holds."""
+        return self.tokens // self.tp if self.sequence_parallel else self.tokens
+
+
+def held_by_fsdp(layout):
+    """FSDP holds the parameters: with `fsdp`, and as replication inside hybrids."""
+    return layout.fsdp > 1 or (layout.dp > 1 and (layout.tp > 1 or layout.pp > 1))
+
+
+def block_bytes(model, shape, kinds, device):
+    """Kept by one Transformer block for one micro-batch; autocast's copies of weights apart."""
+    dim, hidden, keys = model.dim, hidden_width(model), kv_width(model)
+    inputs = 3 + (2 if model.activation == "swiglu" else 1) if kinds.autocast else 2
+    norms = 2 * shape.stream * (dim * kinds.residual + (2 if model.norm == "layer" else 1) * STATISTIC_BYTES)
+    if model.norm == "rms" and device == "cpu":
+        norms += 2 * shape.stream * dim * kinds.residual  # not one kernel there: the normalised value is kept too
+    products = inputs * shape.tokens * dim * kinds.compute
+    attention = shape.tokens * (2 * dim + 2 * keys) // shape.tp * kinds.compute
+    attention += shape.tokens * model.heads // shape.tp * STATISTIC_BYTES
+    if model.position == "rotary":
+        attention += 4 * shape.window * (dim // model.heads) * kinds.compute
+    if model.dropout and device == "cpu":
+        scores = shape.tokens * shape.window * model.heads // shape.tp
+        attention += scores * (
+            2 * kinds.compute + 1
+        )  # no flash attention with dropout there: softmax, its mask, product
+    inner = (4 if model.activation == "swiglu" else 2) * shape.tokens * hidden // shape.tp * kinds.compute
+    masks = 2 * shape.stream * dim if model.dropout else 0
+    return norms + products + attention + inner + masks
+
+
+def boundary_bytes(model, shape, kinds):
+    """The residual stream between two blocks: what checkpointing keeps of a block, and what a pipeline sends."""
+    return shape.stream * model.dim * kinds.residual
+
+
+def ends_bytes(model, shape, kinds):
+    """Kept by the last norm and the output layer, logits apart."""
+    norm = shape.stream * (model.dim * kinds.residual + 2 * STATISTIC_BYTES) if model.pre_norm else 0
+    return norm + shape.tokens * model.dim * kinds.compute
+
+
+def logits_bytes(vocabulary, shape, kinds, loss_parallel):
+    """Logits of one micro-batch in the precision of the loss, fp32 at least."""
+    width = share(vocabulary, shape.tp) if loss_parallel else vocabulary
+    return shape.tokens * width * max(4, kinds.compute)
+
+
+def weight_copies(model, shape, kinds):
+    """Autocast's bf16 copies of a block's weights: made once a step, alive until its backward pass is over."""
+    if not kinds.autocast:
+        return 0
+    elements = sum(matrix.outputs * (matrix.inputs + matrix.bias) for matrix in block_matrices(model).values())
+    return elements // shape.tp * kinds.compute
+
+
+def working_bytes(model, shape, kinds):
+    """Gradients of activations that the backward pass of a block holds at once: of its feed-forward layer and stream."""
+    return shape.tokens * (hidden_width(model) // shape.tp + model.dim) * kinds.compute + boundary_bytes(
+        model, shape, kinds
+    )

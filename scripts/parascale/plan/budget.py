@@ -1,0 +1,222 @@
+"""What the jobs that still have to run will cost, and whether the project may spend it.
+
+A job is priced from the prediction of its run, or from how long the same rule took before; where neither is known, its
+expectation is unknown, and the plan says so. At worst every attempt of a job lasts until its time limit.
+"""
+
+import dataclasses
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+
+from parascale.errors import ParascaleError
+from parascale.files import read_json_lines
+from parascale.plan import limits
+from parascale.plan.predict import charged_core_hours
+from parascale.plan.schedule import wall_hours
+
+SCHEMA_VERSION = 1
+TRAIN, PARITY = "train_", "parity_"
+
+
+class BudgetError(ParascaleError):
+    """The workflow would cost more than the configuration allows, or asks for what the machine does not grant."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that still has to run, as the workflow describes it.
+
+    nodes: 0 for a local rule, which runs where the workflow runs and costs nothing. gpus: on each node.
+    cores: asked for in all. limit_hours: None where the job asks for no limit. after: ids of jobs it waits for.
+    """
+
+    id: int
+    rule: str
+    wildcards: dict
+    nodes: int = 1
+    gpus: int = 0
+    cores: int | None = None
+    limit_hours: float | None = None
+    attempts: int = 1
+    partition: str | None = None
+    after: tuple = ()
+
+
+@dataclass(frozen=True)
+class PricedJob:
+    """A row of `plan.json`: hours of wall time and core-hours as charged; None is unknown."""
+
+    id: int
+    rule: str
+    run: str | None
+    wildcards: dict
+    nodes: int
+    gpus: int
+    hours_expected: float | None
+    hours_worst: float | None
+    core_hours_expected: float | None
+    core_hours_worst: float | None
+    fits: str | None
+    basis: str | None
+    after: tuple
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Priced jobs and what they come to. job_limit: jobs that may run at once; None: all."""
+
+    site: str
+    jobs: tuple
+    totals: dict
+    unknown: tuple
+    violations: tuple
+    quota: float | None
+    cap: float | None
+    job_limit: int | None
+
+    def as_dict(self):
+        """The mapping that `plan.json` holds."""
+        return {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}
+
+
+def make_plan(jobs, planner, history=None, job_limit=None, site=None):
+    """The Plan for `jobs` (a list of Job).
+
+    history: rule → hours (see `rule_history`). site: the planner's, or the same with limits read live.
+    """
+    site = site or planner.site
+    budget = planner.project.config.budget
+    priced = tuple(price(job, planner, history or {}) for job in jobs)
+    violations = [said for job in jobs if job.nodes for said in limits.violations(_request(job), site, job.partition)]
+    unknown = tuple(f"{_title(job)}: {job.note}" for job in priced if job.nodes and job.hours_expected is None)
+    at_once = wall_hours(priced)
+    limited = wall_hours(priced, job_limit) if job_limit else None
+    totals = {**_totals(priced), "wall_hours_at_once": at_once, "wall_hours_limited": limited}
+    return Plan(site.name, priced, totals, unknown, tuple(violations), budget.quota, budget.core_hours, job_limit)
+
+
+def price(job, planner, history):
+    """The PricedJob of a Job."""
+    run = job.wildcards.get("run")
+    hours = fits = basis = note = None
+    if job.nodes == 0:
+        hours, basis = 0.0, None
+    elif run in planner.project.runs and job.rule.startswith((TRAIN, PARITY)):
+        prediction = planner.prediction(run, parity=job.rule.startswith(PARITY))
+        fits, basis, note = prediction.fits, prediction.basis, prediction.unknown
+        hours = None if prediction.wall_seconds is None else prediction.wall_seconds / 3600
+    elif job.rule in history:
+        hours, basis = history[job.rule], "history"
+    else:
+        note = "no earlier job of this rule to go by"
+    worst = None if job.limit_hours is None else job.limit_hours * job.attempts
+    if job.nodes == 0:
+        worst = 0.0
+
+    def charge(duration):
+        return None if duration is None else charged_core_hours(planner.site, job.nodes, duration * 3600, job.cores)
+
+    return PricedJob(
+        id=job.id,
+        rule=job.rule,
+        run=run,
+        wildcards=job.wildcards,
+        nodes=job.nodes,
+        gpus=job.nodes * job.gpus,
+        hours_expected=hours,
+        hours_worst=worst,
+        core_hours_expected=charge(hours) if job.nodes else 0.0,
+        core_hours_worst=charge(worst) if job.nodes else 0.0,
+        fits=fits,
+        basis=basis,
+        after=job.after,
+        note=note,
+    )
+
+
+def rows(plan):
+    """The plan's table: one dict for each rule that costs something, in the plan's order, with sums over its jobs."""
+    groups = defaultdict(list)
+    for job in plan.jobs:
+        if job.nodes:
+            groups[job.rule].append(job)
+    return [{"rule": rule, **_totals(jobs), **_range_of(jobs)} for rule, jobs in groups.items()]
+
+
+def check(plan):
+    """Raise BudgetError where the plan asks for what the machine never grants, or costs more than the cap."""
+    if plan.violations:
+        raise BudgetError("these jobs can never start:\n  " + "\n  ".join(plan.violations))
+    expected = plan.totals["core_hours_expected"]
+    if plan.cap is not None and expected > plan.cap:
+        raise BudgetError(
+            f"this workflow is expected to cost {expected:,.2f} core-h, more than budget.core_hours = {plan.cap:,g}. "
+            "Run less (name targets on the command line), or raise budget.core_hours in the configuration"
+        )
+
+
+def warnings(plan):
+    """Sentences on what a reader of the plan must know."""
+    said = []
+    expected, worst = plan.totals["core_hours_expected"], plan.totals["core_hours_worst"]
+    if plan.quota is not None and plan.cap is None and expected > plan.quota:
+        said.append(f"expected {expected:,.1f} core-h are more than the quota of {plan.quota:,g}")
+    elif plan.quota is not None and worst > plan.quota:
+        said.append(f"at worst {worst:,.1f} core-h are more than the quota of {plan.quota:,g}")
+    for job in plan.jobs:
+        if job.fits in ("risky", "does not fit"):
+            said.append(f"{_title(job)}: memory: {job.fits}")
+    return said
+
+
+def rule_history(events):
+    """Rule → median hours from start to end of its finished jobs, in an `events.jsonl`; empty without the file."""
+    if not events.is_file():
+        return {}
+    hours = defaultdict(list)
+    for event in read_json_lines(events):
+        if event["event"] == "finished" and event.get("seconds") is not None:
+            hours[event["rule"]].append(event["seconds"] / 3600)
+    return {rule: statistics.median(values) for rule, values in hours.items()}
+
+
+def _totals(jobs):
+    """Sums over jobs; what is unknown is counted apart and adds nothing."""
+    costly = [job for job in jobs if job.nodes]
+
+    def summed(values):
+        return sum(value for value in values if value is not None)
+
+    return {
+        "jobs": len(jobs),
+        "jobs_unknown": sum(job.hours_expected is None for job in costly),
+        "jobs_without_limit": sum(job.hours_worst is None for job in costly),
+        "hours_expected": summed(job.hours_expected for job in costly),
+        "hours_worst": summed(job.hours_worst for job in costly),
+        "node_hours_expected": summed(
+            job.nodes * job.hours_expected for job in costly if job.hours_expected is not None
+        ),
+        "gpu_hours_expected": summed(job.gpus * job.hours_expected for job in costly if job.hours_expected is not None),
+        "core_hours_expected": summed(job.core_hours_expected for job in costly),
+        "core_hours_worst": summed(job.core_hours_worst for job in costly),
+    }
+
+
+def _range_of(jobs):
+    """Nodes and GPUs of a rule's jobs, as `4` or `1–8`."""
+    ranges = {}
+    for name in ("nodes", "gpus"):
+        values = sorted({getattr(job, name) for job in jobs})
+        ranges[name] = str(values[0]) if len(values) == 1 else f"{values[0]}–{values[-1]}"
+    return ranges
+
+
+def _request(job):
+    return limits.Request(_title(job), job.nodes, job.gpus, job.limit_hours)
+
+
+def _title(job):
+    wildcards = ", ".join(f"{value}" for value in job.wildcards.values())
+    return f"{job.rule} ({wildcards})" if wildcards else job.rule

@@ -1,0 +1,101 @@
+"""What a partition takes: checked before anything is submitted, because a lax scheduler accepts what it can never start."""
+
+import subprocess
+from dataclasses import dataclass, replace
+
+from parascale.config.site import Partition
+from parascale.errors import ConfigError
+
+QUERY_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a job asks of a machine: whole nodes, GPUs on each, hours."""
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    hours: float | None
+
+
+def find_partition(site, name=None):
+    """The Partition called `name`, or the site's first; None where the site names none."""
+    if not site.partitions:
+        return None
+    if name is None:
+        return site.partitions[0]
+    for partition in site.partitions:
+        if partition.name == name:
+            return partition
+    known = ", ".join(partition.name for partition in site.partitions)
+    raise ConfigError(
+        f"partition `{name}` is not known at {site.name}. Its partitions: {known} (config/sites/{site.name}.yaml)"
+    )
+
+
+def max_hours(site, partition=None):
+    """The longest job, in hours; None where nothing limits it."""
+    found = find_partition(site, partition)
+    return site.max_hours if found is None else found.max_hours
+
+
+def violations(request, site, partition=None):
+    """Sentences that say what of a Request the machine can never grant; empty where it can."""
+    try:
+        found = find_partition(site, partition)
+    except ConfigError as error:
+        return [f"{request.name}: {error}"]
+    where = site.name if found is None else f"partition {found.name} of {site.name}"
+    hours = max_hours(site, partition)
+    said = []
+    if request.nodes < 1:
+        said.append(f"asks for {request.nodes} nodes")
+    if found is not None and found.max_nodes is not None and request.nodes > found.max_nodes:
+        said.append(f"asks for {request.nodes} nodes; {where} takes at most {found.max_nodes}")
+    if site.gpus_per_node and request.gpus_per_node > site.gpus_per_node:
+        said.append(f"asks for {request.gpus_per_node} GPUs a node; {site.name} has {site.gpus_per_node}")
+    if hours is not None and request.hours is not None and request.hours > hours:
+        said.append(f"asks for {request.hours:g} h; {where} ends jobs after {hours:g} h")
+    return [f"{request.name}: {sentence}" for sentence in said]
+
+
+def live_site(site):
+    """`site` with the limits that this machine's Slurm states now; unchanged where there is no Slurm."""
+    try:
+        shown = subprocess.run(
+            ["scontrol", "show", "partition", "--oneliner"],
+            capture_output=True,
+            text=True,
+            timeout=QUERY_SECONDS,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return site
+    live = {partition.name: partition for partition in parse_partitions(shown)}
+    return replace(site, partitions=[live.get(partition.name, partition) for partition in site.partitions])
+
+
+def parse_partitions(text):
+    """Partitions in the output of `scontrol show partition --oneliner`. No limit on time reads as a year."""
+    partitions = []
+    for line in text.splitlines():
+        values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        if "PartitionName" not in values:
+            continue
+        nodes = values.get("MaxNodes", "UNLIMITED")
+        total = values.get("TotalNodes", "")
+        limits = [int(count) for count in (nodes, total) if count.isdigit()]
+        partitions.append(
+            Partition(values["PartitionName"], _hours(values.get("MaxTime", "UNLIMITED")), min(limits, default=None))
+        )
+    return partitions
+
+
+def _hours(text):
+    """Slurm's `days-hours:minutes:seconds` as hours."""
+    if text in ("UNLIMITED", "INFINITE"):
+        return 365 * 24.0
+    days, _, clock = text.rpartition("-")
+    hours, minutes, seconds = (int(part) for part in clock.split(":"))
+    return int(days or 0) * 24 + hours + minutes / 60 + seconds / 3600

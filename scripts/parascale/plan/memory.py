@@ -1,0 +1,251 @@
+"""Memory of one rank by parts, at the moment of a step when it is largest.
+
+A step has a few moments at which memory can peak; each is a sum of parts, and the largest sum is the peak:
+
+- `loss`    the backward pass starts: all activations are there, and the logits several times (logarithms, gradients)
+- `output`  the output layer has its gradient; FSDP has gathered its root, and holds it twice while it does
+- `block`   the backward pass of the last block: FSDP holds the block and gathers the next
+- `reduce`  that block is done: FSDP holds its gradient twice, to reduce it
+- `end`     the backward pass ends: all gradients, one block's activations, what is left of FSDP's root
+
+Sources: states of AdamW from Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054, section 3.1 (here fp32 weights,
+gradients and two moments: 16 bytes a parameter); activations in `activations.py`; micro-batches in flight from
+Narayanan et al. 2021, arXiv:2104.04473, section 2.2. What libraries hold twice was found with, and is checked against,
+the real code on fake tensors (`parascale.train.fake`).
+"""
+
+from dataclasses import dataclass, replace
+
+from parascale.plan import activations
+from parascale.plan.activations import Kinds, Shape, held_by_fsdp
+from parascale.plan.shapes import model_sizes, share
+
+PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
+OPTIMIZER_COPIES = {"adamw": 2, "sgd": 1}
+REDUCE_BYTES = 4  # gradients are summed in fp32, whatever they were computed in
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Which part of the model a rank holds: some blocks, perhaps the embedding, perhaps the output layer."""
+
+    blocks: int
+    first: bool
+    last: bool
+    in_flight: int  # micro-batches whose activations are alive at once
+
+
+def peak_memory(run, vocabulary, device):
+    """{part: bytes} of the rank that needs most, at its peak; None where the model's kind is unknown.
+
+    Tensors only: what libraries hold beside them comes on top.
+    """
+    sizes = model_sizes(run.workload.model, vocabulary, run.workload.training.window)
+    if sizes is None:
+        return None
+    ranks = (rank_memory(run, sizes, vocabulary, device, held) for held in rank_stages(run.layout, sizes.layers))
+    return max(ranks, key=total)
+
+
+def rank_memory(run, sizes, vocabulary, device, stages):
+    """{part: bytes} at the peak of a rank that holds `stages`."""
+    return max(RankMemory(run, sizes, vocabulary, device, stages).moments().values(), key=total)
+
+
+def total(parts):
+    """Bytes of all parts together."""
+    return sum(parts.values())
+
+
+def rank_stages(layout, layers):
+    """For each pipeline rank the list of its Stages, placed as `parascale.parallel.pipeline` places them."""
+    size, rest = divmod(layers, layout.stages)
+
+    def stage(index):
+        return Stage(size + (index < rest), index == 0, index == layout.stages - 1, in_flight(layout, index))
+
+    if layout.stages == layout.pp:
+        return [[stage(rank)] for rank in range(layout.pp)]
+    if layout.pipeline_schedule == "ZBVZeroBubble":
+        return [[stage(rank), stage(layout.stages - 1 - rank)] for rank in range(layout.pp)]
+    return [[stage(rank), stage(rank + layout.pp)] for rank in range(layout.pp)]
+
+
+def in_flight(layout, stage):
+    """Micro-batches whose activations a stage holds at once.
+
+    GPipe and looped BFS: all. 1F1B and what is built on it: as many as there are stages from here to the end
+    (Narayanan et al. 2021, section 2.2.1; Qi et al. 2023, arXiv:2401.10241, for the zero-bubble forms).
+    """
+    if layout.pp == 1:
+        return 1
+    if layout.pipeline_schedule in ("GPipe", "LoopedBFS"):
+        return layout.micro_batches
+    return min(layout.micro_batches, layout.stages - stage)
+
+
+class RankMemory:
+    """The parts of one rank's memory at each moment of a step."""
+
+    def __init__(self, run, sizes, vocabulary, device, stages):
+        self.run, self.layout, self.model, self.stages = run, run.layout, run.workload.model, stages
+        self.kinds, self.shape = Kinds.of(run), Shape.of(run)
+        self.first, self.last = (any(getattr(stage, end) for stage in stages) for end in ("first", "last"))
+        self.pipeline = self.layout.pp > 1
+        self.fsdp = held_by_fsdp(self.layout)
+        # In a pipeline FSDP keeps parameters gathered, and sums gradients over micro-batches before it reduces them.
+        self.frees = self.fsdp and self.layout.reshard_after_forward and not self.pipeline
+        self._count_elements(sizes)
+        self.kept_block = activations.block_bytes(self.model, self.shape, self.kinds, device)
+        self.weight_copies = activations.weight_copies(self.model, self.shape, self.kinds)
+        self.boundary = activations.boundary_bytes(self.model, self.shape, self.kinds)
+        self.working = activations.working_bytes(self.model, self.shape, self.kinds)
+        loss_parallel = self.layout.tp > 1 and self.layout.loss_parallel
+        self.logits = activations.logits_bytes(vocabulary, self.shape, self.kinds, loss_parallel) if self.last else 0
+
+    def _count_elements(self, sizes):
+        """Elements of this rank's parameters, tensor parallelism applied, FSDP not yet."""
+        tp = self.layout.tp
+        self.block_elements = share(sizes.block_split, tp) + sizes.block_whole
+        self.head = share(sizes.head, tp) if self.last else 0
+        self.embedding = share(sizes.embedding_split, tp) + sizes.embedding_whole if self.first else 0
+        own_head = 0 if sizes.tied and self.first else self.head
+        # What FSDP gathers as its root: everything but the blocks.
+        self.root = self.embedding + own_head + (sizes.norm if self.last else 0)
+        self.elements = self.root + self.block_elements * sum(stage.blocks for stage in self.stages)
+        self.sharded = share(self.elements, self.layout.fsdp)
+
+    def moments(self):
+        """{moment: {part: bytes}}."""
+        moments = {"loss": self._loss(), "output": self._output(), "block": self._block(), "end": self._end()}
+        if self.fsdp:
+            moments["gather"], moments["reduce"] = self._gather(), self._reduce()
+        return moments
+
+    def _loss(self):
+        return self._parts(self._activations(), logits=self._logit_copies() * self.logits, buffers=self._gathered())
+
+    def _gather(self):
+        gathered = 2 * self.root * self.kinds.compute if self.frees else self._gathered()
+        return self._parts(self._activations(), logits=self.logits, buffers=gathered)
+
+    def _output(self):
+        # A new gradient meets the sum of the earlier ones.
+        gradient = self._gradients_stay() + self._head_gradient()
+        if self.kinds.autocast:
+            gradient += self.head * self.kinds.compute
+        copies = self._logit_copies() - 2 if self.pipeline else 1
+        gathered = self.root * self.kinds.compute if self.frees else self._gathered()
+        return self._parts(self._activations(), logits=copies * self.logits, gradients=gradient, buffers=gathered)
+
+    def _block(self):
+        recomputed = self.kept_block + self.weight_copies if self.layout.activation_checkpointing else 0
+        gathered, block = self._gathered(), self.block_elements * self.kinds.compute
+        if self.frees:
+            # The block itself, and the next one while it is gathered: as it arrives and as it is laid out.
+            gathered = self.root * self.kinds.compute + 3 * block
+        return self._parts(
+            self._activations() + recomputed + self.working, gradients=self._head_gradient(), buffers=gathered
+        )
+
+    def _reduce(self):
+        if self.pipeline:
+            return self._reduce_pipeline()
+        kept = self.boundary if self.layout.activation_checkpointing else self.kept_block
+        gathered, block = self._gathered(), self.block_elements * self.kinds.compute
+        if self.frees:
+            gathered = self.root * self.kinds.compute + 2 * block
+        gathered += block + self.block_elements * REDUCE_BYTES
+        return self._parts(self._activations() - kept, gradients=self._head_gradient(), buffers=gathered)
+
+    def _end(self):
+        if self.pipeline:
+            return self._end_of_micro_batch()
+        kept, buffers = self.kept_block + self.weight_copies + self.working, self._gathered()
+        gradients = self.sharded * self.kinds.parameter
+        if self.frees:
+            kept, buffers = 0, self.root * (self.kinds.compute + REDUCE_BYTES)
+        elif not self.fsdp and not self._gradients_stay():
+            gradients -= (self.block_elements + self.embedding) * self.kinds.parameter
+        return self._parts(kept, gradients=gradients, buffers=buffers)
+
+    def _end_of_micro_batch(self):
+        """All gradients are there, the embedding's is added to the sum, and other micro-batches wait."""
+        waiting = 0 if self._gradients_stay() else 1
+        stages = [replace(stage, in_flight=max(0, stage.in_flight - 1 - waiting)) for stage in self.stages]
+        embedding = self.embedding * self.kinds.parameter if self.layout.micro_batches > 1 else 0
+        gradients = self.elements * (REDUCE_BYTES if self.fsdp else self.kinds.parameter)
+        return self._parts(self._activations(stages), gradients=gradients + embedding, buffers=self._gathered())
+
+    def _reduce_pipeline(self):
+        """After the last micro-batch, FSDP reduces the summed gradients unit by unit."""
+        gradients = self.elements * REDUCE_BYTES + self.sharded * self.kinds.parameter
+        return self._parts(0, gradients=gradients, buffers=self._gathered() + 2 * self.root * REDUCE_BYTES)
+
+    def _parts(self, kept, logits=0, gradients=0, buffers=0):
+        states = self.sharded * self.kinds.parameter
+        return {
+            "parameters": states,
+            "gradients": max(gradients, self._gradients_stay()),
+            "optimizer": states * OPTIMIZER_COPIES[self.run.workload.optim.name],
+            "activations": kept,
+            "logits": logits,
+            "buffers": buffers + self._received(),
+        }
+
+    def _activations(self, stages=None):
+        """Kept for the backward pass by all micro-batches in flight."""
+        stages = self.stages if stages is None else stages
+        checkpointing = self.layout.activation_checkpointing
+        block = self.boundary if checkpointing else self.kept_block
+        kept = 0 if checkpointing else self.weight_copies * sum(stage.blocks for stage in stages)
+        kept += sum(stage.in_flight * stage.blocks * block for stage in stages)
+        ends = sum(stage.in_flight for stage in stages if stage.last)
+        kept += ends * activations.ends_bytes(self.model, self.shape, self.kinds)
+        if self.kinds.autocast:
+            kept += self.head * self.kinds.compute
+        return kept
+
+    def _logit_copies(self):
+        """How often the logits lie there: two for each micro-batch in flight, two more while gradients are made.
+
+        Without a pipeline nobody keeps the output itself; the split loss works on one copy more.
+        """
+        layout = self.layout
+        copies = (
+            3
+            if not self.pipeline
+            else 2 + 2 * max(stage.in_flight for stage in self.stages if stage.last or not self.last)
+        )
+        if layout.tp > 1:
+            copies += 1 if layout.loss_parallel else 1 / layout.tp
+        return copies
+
+    def _head_gradient(self):
+        return self.head * (self.kinds.compute if self.fsdp else self.kinds.parameter)
+
+    def _gradients_stay(self):
+        """Bytes of gradients that are there all through the forward pass.
+
+        DDP's buckets are never freed; later parts of a step meet the gradients of earlier ones.
+        """
+        layout = self.layout
+        if self.pipeline:
+            if layout.micro_batches <= max(stage.in_flight for stage in self.stages):
+                return 0
+            return self.elements * REDUCE_BYTES if self.fsdp else self.elements * self.kinds.parameter
+        buckets = layout.dp > 1 and not self.fsdp and not self.run.average_every
+        if buckets or self.run.workload.training.accumulate > 1:
+            return self.sharded * self.kinds.parameter
+        return 0
+
+    def _gathered(self):
+        """FSDP that does not free: all parameters lie there whole."""
+        return self.elements * self.kinds.compute if self.fsdp and not self.frees else 0
+
+    def _received(self):
+        """A pipeline's tensors to receive into, one for each micro-batch and direction."""
+        if not self.pipeline:
+            return 0
+        directions = sum((not stage.first) + (not stage.last) for stage in self.stages)
+        return directions * self.layout.micro_batches * self.boundary

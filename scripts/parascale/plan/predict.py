@@ -1,0 +1,243 @@
+"""What one run will need: time, memory, core-hours, and what the figures rest on."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from parascale.errors import ParascaleError
+from parascale.files import read_json
+from parascale.plan import limits
+from parascale.plan.activations import held_by_fsdp
+from parascale.plan.calibrate import Calibration
+from parascale.plan.flops import block_forward, head_forward
+from parascale.plan.memory import peak_memory, total
+from parascale.plan.shapes import model_sizes
+from parascale.plan.time import step_work
+
+FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequences may end a run
+SAFETY = {"formula": 3.0, "probe": 1.5, "history": 1.3}  # time limit over expected time
+ROUNDED_MINUTES = 5
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a plan must know of the data: entries of the vocabulary, samples of the train and tokens of the validation split."""
+
+    vocabulary: int | None
+    train_samples: int | None = None
+    validation_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Frozen into `run.json` before a run starts. What is unknown is None, and `unknown` says why.
+
+    seconds: training steps alone; wall_seconds: with start-up and evaluation. memory: bytes by part of the rank that
+    needs most. fits: fits | risky | does not fit | unknown. basis: formula | probe | history.
+    """
+
+    basis: str
+    steps: int | None = None
+    step_seconds: float | None = None
+    phases: dict | None = None
+    seconds: float | None = None
+    wall_seconds: float | None = None
+    core_hours: float | None = None
+    memory: dict | None = None
+    memory_bytes: int | None = None
+    capacity_bytes: int | None = None
+    fits: str = "unknown"
+    remedy: str | None = None
+    unknown: str | None = None
+
+    def as_dict(self):
+        """A mapping for `run.json`."""
+        return dataclasses.asdict(self)
+
+
+def data_facts(run, paths=None):
+    """The DataFacts of a run: from the prepared data below `paths`, else from what its workload expects."""
+    data, training = run.workload.data, run.workload.training
+    tokens, vocabulary, validation = data.expected.train_tokens, data.expected.vocabulary, None
+    manifest = paths.data(data.dataset, data.format) / "manifest.json" if paths else None
+    if manifest is not None and manifest.is_file():
+        values = read_json(manifest)
+        counts = values.get("tokens") or {}
+        vocabulary = values.get("vocabulary_size", vocabulary)
+        tokens, validation = counts.get("train", tokens), counts.get("validation")
+    samples = data.expected.train_samples
+    if tokens is not None:
+        samples = max(1, math.ceil((tokens - 1) / (training.stride or training.window)))
+    return DataFacts(vocabulary, samples, validation)
+
+
+def predict(run, site, calibration=None, facts=None):
+    """The Prediction for `run` at `site`. calibration: a Calibration; facts: DataFacts (default: what is expected)."""
+    calibration = calibration or Calibration(site.name)
+    facts = facts or data_facts(run)
+    model, window = run.workload.model, run.workload.training.window
+    if model_sizes(model, 1, window) is None:
+        return Prediction(calibration.basis, unknown=f"no formula for models of kind {model.kind}")
+    if facts.vocabulary is None:
+        return Prediction(
+            calibration.basis, unknown="vocabulary: prepare the data, or give data.expected.vocabulary in the workload"
+        )
+    sizes = model_sizes(model, facts.vocabulary, window)
+    prediction = _memory(run, site, calibration, facts.vocabulary)
+    return _time(prediction, run, site, calibration, sizes, facts)
+
+
+def charged_core_hours(site, nodes, wall_seconds, cores=None):
+    """Core-hours that a job is charged: JSC counts whole nodes × their cores × time, whatever of them is used."""
+    held = cores if site.charges == "cores" and cores is not None else nodes * (site.cores_per_node or 1)
+    return held * wall_seconds / 3600
+
+
+def runtime_minutes(run, site, attempt=1, partition=None, calibration=None, facts=None):
+    """The time limit to ask for, in minutes; see `time_limit`."""
+    return time_limit(predict(run, site, calibration, facts), site, attempt, partition)
+
+
+def time_limit(prediction, site, attempt=1, partition=None):
+    """Minutes: expected time × safety × attempt, in steps of 5 minutes, cut to the partition's limit."""
+    longest = limits.max_hours(site, partition)
+    if prediction.wall_seconds is None:
+        return math.floor(60 * (longest or site.assumed.unknown_hours))
+    minutes = prediction.wall_seconds / 60 * SAFETY[prediction.basis] * attempt
+    rounded = ROUNDED_MINUTES * math.ceil(minutes / ROUNDED_MINUTES)
+    return rounded if longest is None else min(rounded, math.floor(60 * longest))
+
+
+def capacity_bytes(run, site):
+    """Memory that one process may use; None where the site does not say."""
+    if site.device == "cuda":
+        return None if site.gpu_memory_gb is None else int(site.gpu_memory_gb * 1e9)
+    return None if site.host_memory_gb is None else int(site.host_memory_gb * 1e9 / run.layout.processes_per_node)
+
+
+def verdict(used, capacity):
+    """fits (below 80 %), risky, does not fit; unknown where the capacity is."""
+    if capacity is None:
+        return "unknown"
+    return "fits" if used < FITS_BELOW * capacity else "risky" if used <= capacity else "does not fit"
+
+
+def memory_parts(run, site, vocabulary):
+    """{part: bytes}, libraries and communicators included."""
+    parts = peak_memory(run, vocabulary, site.device)
+    layout, assumed = run.layout, site.assumed
+    groups = sum(degree > 1 for degree in (layout.dp, layout.fsdp, layout.tp, layout.pp))
+    on_device = site.device == "cuda"
+    parts["communicators"] = int(groups * assumed.communicator_gigabytes * 1e9) if on_device else 0
+    parts["libraries"] = int(assumed.library_gigabytes * 1e9)
+    return parts
+
+
+def _memory(run, site, calibration, vocabulary):
+    parts = memory_parts(run, site, vocabulary)
+    used, capacity = total(parts), capacity_bytes(run, site)
+    fits = verdict(used, capacity)
+    remedy = None if fits in ("fits", "unknown") else find_remedy(run, site, vocabulary, capacity)
+    return Prediction(
+        calibration.basis, memory=parts, memory_bytes=used, capacity_bytes=capacity, fits=fits, remedy=remedy
+    )
+
+
+def find_remedy(run, site, vocabulary, capacity):
+    """One change that would make a run fit, in words; None where no single change does."""
+    for words, changed in _changes(run):
+        try:
+            changed.check()
+            site.check_layout(changed.layout)
+        except ParascaleError:
+            continue
+        if total(memory_parts(changed, site, vocabulary)) < FITS_BELOW * capacity:
+            return words
+    return None
+
+
+def _changes(run):
+    """(words, changed run), the cheapest change first."""
+    layout, training = run.layout, run.workload.training
+
+    def with_layout(**values):
+        return dataclasses.replace(run, layout=dataclasses.replace(layout, **values))
+
+    def with_training(**values):
+        workload = dataclasses.replace(run.workload, training=dataclasses.replace(training, **values))
+        return dataclasses.replace(run, workload=workload)
+
+    if layout.dp > 1:
+        yield f"fsdp = {layout.dp * layout.fsdp} instead of dp", with_layout(dp=1, fsdp=layout.dp * layout.fsdp)
+    if held_by_fsdp(layout) and not layout.reshard_after_forward:
+        yield "reshard_after_forward = true", with_layout(reshard_after_forward=True)
+    if not layout.activation_checkpointing:
+        yield "activation_checkpointing = true", with_layout(activation_checkpointing=True)
+    for factor in (2, 4, 8, 16, 32):
+        if layout.pp > 1:
+            yield (
+                f"micro_batches = {layout.micro_batches * factor}",
+                with_layout(micro_batches=layout.micro_batches * factor),
+            )
+        else:
+            yield (
+                f"training.accumulate = {training.accumulate * factor}",
+                with_training(accumulate=training.accumulate * factor),
+            )
+    if run.precision == "fp32":
+        yield "precision = bf16", dataclasses.replace(run, precision="bf16")
+    for factor in (2, 4, 8, 16):
+        words = f"{factor} × as many nodes, with fsdp = {layout.fsdp * factor}"
+        yield words, with_layout(nodes=layout.nodes * factor, fsdp=layout.fsdp * factor)
+
+
+def _time(prediction, run, site, calibration, sizes, facts):
+    rates = calibration.rates(site, run.precision)
+    steps = run_steps(run, facts)
+    if rates is None:
+        known = f"peak_tflops.{run.precision} and memory_gigabytes_per_second"
+        return dataclasses.replace(prediction, steps=steps, unknown=f"time: site {site.name} does not state {known}")
+    work = step_work(run, sizes, facts.vocabulary, site.device)
+    phases = rates.seconds(work, site, run.layout.processes_per_node)
+    same = calibration.same(run)
+    step_seconds = same if same is not None else sum(phases.values())
+    basis = "history" if same is not None else calibration.basis
+    prediction = dataclasses.replace(prediction, basis=basis, steps=steps, step_seconds=step_seconds, phases=phases)
+    if steps is None:
+        return dataclasses.replace(
+            prediction, unknown="steps: prepare the data, or give data.expected.train_tokens in the workload"
+        )
+    seconds = steps * step_seconds
+    wall = seconds + calibration.startup_seconds(site) + _evaluation_seconds(run, rates, facts, steps, site)
+    core_hours = charged_core_hours(site, run.layout.nodes, wall, _cores_asked(run, site))
+    return dataclasses.replace(prediction, seconds=seconds, wall_seconds=wall, core_hours=core_hours)
+
+
+def run_steps(run, facts):
+    """Optimizer steps of a run; None where it counts epochs of data of unknown size."""
+    training = run.workload.training
+    if training.steps is not None:
+        return training.steps
+    if facts.train_samples is None:
+        return None
+    return max(1, round(training.epochs * facts.train_samples / run.global_batch))
+
+
+def _evaluation_seconds(run, rates, facts, steps, site):
+    """Forward passes over the validation split; nothing where its size is not known yet."""
+    if facts.validation_tokens is None:
+        return 0.0
+    training, layout, model = run.workload.training, run.layout, run.workload.model
+    times = 1 + (
+        steps // training.evaluate_every if training.evaluate_every else 1
+    )  # the test split counts as one more
+    forward = model.layers * block_forward(model, training.window) + head_forward(model, facts.vocabulary)
+    flops = times * facts.validation_tokens * forward / (layout.data_parallel * layout.tp)
+    return flops * rates.shared(site, layout.processes_per_node).flops
+
+
+def _cores_asked(run, site):
+    """Cores that a job asks for where whole nodes are not charged: its share of the node by GPUs."""
+    if site.gpus_per_node is None or site.cores_per_node is None:
+        return None
+    return run.layout.nodes * math.ceil(site.cores_per_node * run.layout.gpus_per_node / site.gpus_per_node)

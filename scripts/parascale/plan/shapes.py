@@ -1,0 +1,128 @@
+"""Parameters of a model by formula, without building it.
+
+A model kind that is not listed in `KINDS` has unknown shapes (`None`), and a plan says so; it never counts as 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A linear layer: `outputs × inputs` weights, and whether tensor parallelism splits its bias as well."""
+
+    outputs: int
+    inputs: int
+    bias: bool
+    columns: bool  # split by output features, so that the bias is split too; else by input features
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Elements of a model's parameters by the place where they stand, a matrix that tensor parallelism splits apart
+    from what every rank of a `tp` group holds whole."""
+
+    embedding_split: int
+    embedding_whole: int
+    block_split: int
+    block_whole: int
+    layers: int
+    norm: int
+    head: int  # the output layer, also where it is tied to the embedding
+    tied: bool
+
+    @property
+    def block(self):
+        """One Transformer block."""
+        return self.block_split + self.block_whole
+
+    @property
+    def count(self):
+        """All parameters, a tied matrix once."""
+        ends = self.embedding_split + self.embedding_whole + self.norm + (0 if self.tied else self.head)
+        return ends + self.layers * self.block
+
+
+def model_sizes(model, vocabulary, window):
+    """The Sizes of a config Model with `vocabulary` entries and `window` positions; None where its kind is unknown."""
+    shapes = KINDS.get(model.kind)
+    return None if shapes is None else shapes(model, vocabulary, window)
+
+
+def parameter_shapes(model, vocabulary, window):
+    """{name: shape} as `named_parameters()` of the real module gives them; None where the kind is unknown."""
+    if model.kind not in KINDS:
+        return None
+    shapes = {"embedding.tokens.weight": (vocabulary, model.dim)}
+    if model.position == "learned":
+        shapes["embedding.positions.weight"] = (window, model.dim)
+    norm = {"weight": (model.dim,), **({"bias": (model.dim,)} if _norm_bias(model) else {})}
+    for layer in range(model.layers):
+        for name, matrix in block_matrices(model).items():
+            shapes[f"blocks.{layer}.{name}.weight"] = (matrix.outputs, matrix.inputs)
+            if matrix.bias:
+                shapes[f"blocks.{layer}.{name}.bias"] = (matrix.outputs,)
+        for name in ("attention_norm", "feed_forward_norm"):
+            shapes |= {f"blocks.{layer}.{name}.{key}": shape for key, shape in norm.items()}
+    if model.pre_norm:
+        shapes |= {f"norm.{key}": shape for key, shape in norm.items()}
+    if not model.tied:
+        shapes["head.weight"] = (vocabulary, model.dim)
+    return shapes
+
+
+def block_matrices(model):
+    """Name inside a Transformer block → Matrix."""
+    dim, hidden, keys = model.dim, hidden_width(model), kv_width(model)
+    matrices = {
+        "attention.q": Matrix(dim, dim, model.bias, columns=True),
+        "attention.k": Matrix(keys, dim, model.bias, columns=True),
+        "attention.v": Matrix(keys, dim, model.bias, columns=True),
+        "attention.o": Matrix(dim, dim, model.bias, columns=False),
+        "feed_forward.up": Matrix(hidden, dim, model.bias, columns=True),
+        "feed_forward.gate": Matrix(hidden, dim, model.bias, columns=True),
+        "feed_forward.down": Matrix(dim, hidden, model.bias, columns=False),
+    }
+    if model.activation != "swiglu":
+        del matrices["feed_forward.gate"]
+    return matrices
+
+
+def kv_width(model):
+    """Width of keys and of values: smaller than `dim` with grouped-query attention."""
+    return (model.kv_heads or model.heads) * (model.dim // model.heads)
+
+
+def hidden_width(model):
+    """Width inside the feed-forward layer."""
+    return model.hidden or 4 * model.dim
+
+
+def _transformer_lm(model, vocabulary, window):
+    matrices = block_matrices(model).values()
+    norm = model.dim * (2 if _norm_bias(model) else 1)
+    weights = sum(matrix.outputs * matrix.inputs for matrix in matrices)
+    split_biases = sum(matrix.outputs for matrix in matrices if matrix.bias and matrix.columns)
+    whole_biases = sum(matrix.outputs for matrix in matrices if matrix.bias and not matrix.columns)
+    return Sizes(
+        embedding_split=vocabulary * model.dim,
+        embedding_whole=window * model.dim if model.position == "learned" else 0,
+        block_split=weights + split_biases,
+        block_whole=whole_biases + 2 * norm,
+        layers=model.layers,
+        norm=norm if model.pre_norm else 0,
+        head=vocabulary * model.dim,
+        tied=model.tied,
+    )
+
+
+def _norm_bias(model):
+    return model.norm == "layer" and model.bias
+
+
+KINDS = {"transformer_lm": _transformer_lm}
+
+
+def share(count, parts):
+    """The largest of `parts` nearly equal shares of `count`."""
+    return math.ceil(count / parts)

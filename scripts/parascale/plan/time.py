@@ -1,0 +1,160 @@
+"""How long a step takes on the slowest rank, in terms that a calibration can weigh.
+
+`step_work` counts what a rank does in a step: operations, passes through blocks, optimizer elements, and bytes and
+messages over each link. `Rates.seconds` turns that into time. Sources of the formulas:
+
+- collectives in rings, alpha-beta model: Thakur, Rabenseifner and Gropp 2005, doi:10.1177/1094342005051521; an
+  all-gather or reduce-scatter of S bytes over p ranks sends (p-1)/p S in p-1 messages, an all-reduce twice that
+- pipeline bubble (p-1)/m, divided by the stages a rank holds: Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1-2;
+  a third of it for zero-bubble schedules, and none for its V form in theory: Qi et al. 2023, arXiv:2401.10241, table 2
+- tensor parallelism: four collectives of the residual stream a block and direction with a split sequence, which weigh
+  as two all-reduces do without: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2
+"""
+
+from dataclasses import dataclass, fields
+
+from parascale.plan.activations import Kinds, Shape, boundary_bytes, held_by_fsdp
+from parascale.plan.flops import BACKWARD, block_forward, head_forward
+from parascale.plan.memory import RankMemory, rank_stages
+
+LINKS = ("node", "network")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank does in one optimizer step; the fields are what `Rates` has prices for."""
+
+    steps: float = 1.0
+    flops: float = 0.0
+    passes: float = 0.0  # forward passes through one block; a backward pass counts twice
+    optimizer_elements: float = 0.0
+    node_bytes: float = 0.0
+    node_messages: float = 0.0
+    network_bytes: float = 0.0
+    network_messages: float = 0.0
+    bubble: float = 0.0  # part of the computing time that a pipeline waits on top
+
+    def plus(self, link, size, messages):
+        """This Work and a transfer of `size` bytes in `messages` over a link."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values[f"{link}_bytes"] += size
+        values[f"{link}_messages"] += messages
+        return Work(**values)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Prices in seconds of each kind of Work: of one GPU, or of one core where a run computes on CPUs."""
+
+    steps: float
+    flops: float
+    passes: float
+    optimizer_elements: float
+    node_bytes: float
+    node_messages: float
+    network_bytes: float
+    network_messages: float
+
+    def seconds(self, work, site, processes):
+        """{phase: seconds} of a step where a node of `site` has `processes` of the run."""
+        price = self.shared(site, processes)
+        compute = work.flops * price.flops + work.passes * price.passes
+        transfers = ("node_bytes", "node_messages", "network_bytes", "network_messages")
+        return {
+            "compute": compute,
+            "bubble": compute * work.bubble,
+            "communication": sum(getattr(work, name) * getattr(price, name) for name in transfers),
+            "optimizer": work.optimizer_elements * price.optimizer_elements,
+            "other": work.steps * price.steps,
+        }
+
+    def shared(self, site, processes):
+        """These prices for one of several processes of a node: on CPUs each has its threads, and all share the cores."""
+        if site.device != "cpu":
+            return self
+        cores = site.cores_per_node or 1
+        threads = site.threads_per_process or max(1, cores // processes)
+        waiting = max(1.0, processes * threads / cores)
+        scales = {"flops": waiting / threads, "optimizer_elements": waiting / threads}
+        return Rates(**{item.name: getattr(self, item.name) * scales.get(item.name, waiting) for item in fields(self)})
+
+
+def step_work(run, sizes, vocabulary, device):
+    """The Work of the rank that computes longest in a step of `run`."""
+    ranks = (_rank_work(run, sizes, vocabulary, device, stages) for stages in rank_stages(run.layout, sizes.layers))
+    return max(ranks, key=lambda work: work.flops)
+
+
+def bubble_fraction(layout):
+    """Waiting time of a pipeline over its computing time."""
+    if layout.pp == 1:
+        return 0.0
+    bubble = (layout.pp - 1) / layout.micro_batches / (layout.stages // layout.pp)
+    return bubble * {"InterleavedZeroBubble": 1 / 3, "ZBVZeroBubble": 0.0}.get(layout.pipeline_schedule, 1.0)
+
+
+def _rank_work(run, sizes, vocabulary, device, stages):
+    layout, model, training = run.layout, run.workload.model, run.workload.training
+    shape = Shape.of(run)
+    parts = layout.micro_batches * training.accumulate
+    blocks = sum(stage.blocks for stage in stages)
+    forward = blocks * block_forward(model, training.window)
+    recomputed = forward if layout.activation_checkpointing else 0
+    if any(stage.last for stage in stages):
+        forward += head_forward(model, vocabulary)
+    flops = ((1 + BACKWARD) * forward + recomputed) * shape.tokens * parts / layout.tp
+    rank = RankMemory(run, sizes, vocabulary, device, stages)
+    passes = blocks * parts * (1 + BACKWARD + layout.activation_checkpointing)
+    work = Work(flops=flops, passes=passes, optimizer_elements=rank.sharded, bubble=bubble_fraction(layout))
+    work = _data_transfers(work, run, rank, blocks)
+    work = _tensor_transfers(work, run, shape, blocks, parts)
+    return _pipeline_transfers(work, run, shape, stages)
+
+
+def _data_transfers(work, run, rank, blocks):
+    """DDP: an all-reduce of all gradients. FSDP: all-gathers before use, a reduce-scatter after; HSDP both."""
+    layout = run.layout
+    kinds = Kinds.of(run)
+    if not held_by_fsdp(layout):
+        if layout.dp > 1:
+            every = run.average_every or 1
+            work = _ring(work, run, "dp", 2 * rank.elements * kinds.parameter / every, 2 * max(1, blocks // 4) / every)
+        return work
+    units = blocks + 1
+    gathers = 2 if layout.reshard_after_forward and layout.pp == 1 else 1
+    parts = 1 if layout.pp > 1 else run.workload.training.accumulate
+    size = rank.elements * (gathers * kinds.compute + 4) * parts
+    work = _ring(work, run, "fsdp", size, (gathers + 1) * units * parts)
+    return _ring(work, run, "dp", 2 * rank.sharded * 4 * parts, 2 * units * parts)
+
+
+def _tensor_transfers(work, run, shape, blocks, parts):
+    """Each block reduces twice and (with a split sequence) gathers twice, forward and again backward."""
+    whole = shape.tokens * run.workload.model.dim * Kinds.of(run).compute
+    directions = 2 + run.layout.activation_checkpointing
+    return _ring(work, run, "tp", 4 * directions * whole * blocks * parts, 4 * directions * blocks * parts)
+
+
+def _pipeline_transfers(work, run, shape, stages):
+    """The residual stream to the next stage and its gradient back, for each micro-batch."""
+    layout = run.layout
+    if layout.pp == 1:
+        return work
+    borders = sum((not stage.first) + (not stage.last) for stage in stages)
+    size = boundary_bytes(run.workload.model, shape, Kinds.of(run))
+    count = borders * layout.micro_batches * run.workload.training.accumulate
+    return work.plus(link_of(layout, "pp"), count * size, count)
+
+
+def _ring(work, run, axis, size, collectives):
+    """Collectives that together move `size` bytes of whole tensors around the ring of an axis."""
+    ranks = getattr(run.layout, axis)
+    if ranks == 1:
+        return work
+    return work.plus(link_of(run.layout, axis), size * (ranks - 1) / ranks, collectives * (ranks - 1))
+
+
+def link_of(layout, axis):
+    """Which link an axis's slowest neighbours share: tp is numbered fastest, then fsdp, dp, pp."""
+    inner = {"tp": 1, "fsdp": layout.tp, "dp": layout.tp * layout.fsdp, "pp": layout.tp * layout.fsdp * layout.dp}[axis]
+    return "node" if inner * getattr(layout, axis) <= layout.processes_per_node else "network"

@@ -1,0 +1,7 @@
+"""The comparison report: from the records of finished runs to one page. Imports no torch and no Snakemake."""
+
+from parascale.report.derived import Report, build_report
+from parascale.report.page import render_page, write_report
+from parascale.report.records import load_records
+
+__all__ = ["Report", "build_report", "load_records", "render_page", "write_report"]

@@ -1,0 +1,111 @@
+"""Loss against steps, training time and core-hours, from the lines of `steps.jsonl`."""
+
+from parascale.report import numbers
+from parascale.report.chart import Entry, Figure, series_class
+from parascale.report.plots import Line, curve_panel, thinned
+from parascale.report.tables import Cell, Row, Table, perplexity
+
+BUCKETS = (40, 150)  # fewest and most intervals of a curve that keep two points each
+POINTS = 6_000  # intervals over all curves of a figure: bounds the size of the page
+TABLE_ROWS = 8  # rows of a run in the figure's table
+TIME_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+
+
+def loss(report):
+    """The loss of every run, finished or under way, one row of panels a workload."""
+    groups = {}
+    for record in report.records:
+        if record.run is not None and record.curve is not None and len(record.curve.steps):
+            groups.setdefault((record.run.workload.name, _unit(record)), []).append(record)
+    records = [record for group in groups.values() for record in group]
+    buckets = min(BUCKETS[1], max(BUCKETS[0], POINTS // max(len(records), 1)))
+    panels = [panel for key, group in groups.items() for panel in _panels(report, *key, group, buckets)]
+    return Figure(
+        "loss",
+        "Loss against steps, time and core-hours",
+        "Lines: training loss of a step; of long runs, the lowest and the highest of each stretch are drawn. Dots: loss "
+        "on the validation split. Time is training time; core-hours are that time on all cores of the run's nodes.",
+        tuple(panels),
+        tuple(Entry(_named(record), series_class(report.series(record))) for record in records),
+        _table(report, records) if records else None,
+    )
+
+
+def _unit(record):
+    return "nats per image" if record.run.workload.task == "classification" else "nats per token"
+
+
+def _named(record):
+    words = []
+    if record.run.average_every:
+        words.append("local SGD, not comparable step by step")
+    if not record.done:
+        words.append(record.status)
+    return f"{record.name} ({'; '.join(words)})" if words else record.name
+
+
+def _panels(report, workload, unit, records, buckets):
+    longest = max(record.curve.seconds[-1] for record in records)
+    size, time_unit = next(entry for entry in TIME_UNITS if longest >= 2 * entry[0] or entry[0] == 1.0)
+    axes = [
+        ("steps", "optimizer steps", lambda record, index: record.curve.steps[index]),
+        ("time", f"training time ({time_unit})", lambda record, index: record.curve.seconds[index] / size),
+        ("core-hours", "core-hours", _core_hours),
+    ]
+    for name, axis, position in axes:
+        shown = [record for record in records if name != "core-hours" or record.cores]
+        if shown:
+            lines = [_line(report, record, position, buckets) for record in shown]
+            last = [f"{record.name} ends at {record.curve.losses[-1]:.3f}" for record in shown[:12]]
+            text = f"Curves of the training loss against {axis}: {'; '.join(last)}. The table has the values."
+            yield curve_panel(f"Loss against {name}: {workload}", text, axis, f"loss ({unit})", lines)
+
+
+def _line(report, record, position, buckets):
+    curve = record.curve
+    kept = thinned(len(curve.losses), buckets, curve.losses)
+    return Line(
+        series_class(report.series(record)),
+        tuple((position(record, index), curve.losses[index]) for index in kept),
+        tuple((position(record, index), value) for index, value in curve.evaluations),
+        _named(record),
+    )
+
+
+def _core_hours(record, index):
+    return record.cores * record.curve.seconds[index] / 3600
+
+
+def _table(report, records):
+    """First and last step of each run and its evaluations, evenly thinned where there are many."""
+    columns = (("Run", False), ("Step", True), ("Time", True), ("Core-hours", True), ("Training loss", True))
+    columns += (("Validation loss", True), ("Validation perplexity", True))
+    rows = []
+    for record in records:
+        validation = dict(record.curve.evaluations)
+        series = report.series(record)
+        rows += [Row(record.name, _cells(record, index, validation.get(index)), series) for index in _chosen(record)]
+    return Table(
+        "Loss at the first and last step and at evaluations (all of them are in steps.jsonl)", columns, tuple(rows)
+    )
+
+
+def _chosen(record):
+    marks = [index for index, _ in record.curve.evaluations]
+    stride = -(-len(marks) // TABLE_ROWS) or 1
+    # Counted from the end, so that the last evaluation stays.
+    return sorted({0, len(record.curve.steps) - 1, *marks[::-1][::stride]})
+
+
+def _cells(record, index, validation):
+    seconds, value = record.curve.seconds[index], perplexity(record, validation)
+    hours = _core_hours(record, index) if record.cores else None
+    return (
+        Cell(record.name),
+        Cell(numbers.whole(record.curve.steps[index]), record.curve.steps[index], "step"),
+        Cell(numbers.duration(seconds), seconds),
+        Cell(numbers.significant(hours), hours),
+        Cell(numbers.fixed(record.curve.losses[index], 4), record.curve.losses[index], "step_loss"),
+        Cell(numbers.fixed(validation, 4), validation, "step_validation_loss"),
+        Cell(numbers.significant(value), value),
+    )

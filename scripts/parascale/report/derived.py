@@ -1,0 +1,236 @@
+"""What follows from the records: speed-up and efficiency, runs that may be compared, repeated seeds.
+
+Speed-up is the baseline's time over the run's, for the same training: workload, machine, amount of work, and global batch
+(strong scaling). Efficiency is the speed-up over the ratio of the GPUs held, idle ones included. Weak scaling keeps the
+batch of a data-parallel rank, so its runs do other work: they have no speed-up, and their efficiency is the rate per
+GPU over the baseline's (Gustafson 1988, doi:10.1145/42411.42415).
+"""
+
+import dataclasses
+import functools
+import json
+import math
+from dataclasses import dataclass
+
+from parascale.report.chart import COLOURS, DASHES
+from parascale.report.layouts import kind_of_run
+from parascale.report.numbers import plural, whole
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run beside its baseline. Without an efficiency, `reason` says why."""
+
+    speedup: float | None = None
+    efficiency: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One figure of a run that was repeated."""
+
+    values: tuple
+
+    @property
+    def mean(self):
+        """The arithmetic mean."""
+        return math.fsum(self.values) / len(self.values)
+
+    @property
+    def low(self):
+        """The smallest."""
+        return min(self.values)
+
+    @property
+    def high(self):
+        """The largest."""
+        return max(self.values)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A configuration: one run, or repetitions of it, mostly with other seeds."""
+
+    records: tuple
+
+    @property
+    def first(self):
+        """The record that stands for the configuration."""
+        return self.records[0]
+
+    @property
+    def label(self):
+        """Name of the run; where it was repeated, how often."""
+        count, seeds = len(self.records), len({record.run.seed for record in self.records})
+        return self.first.name if count == 1 else f"{self.first.name} ({count} {'seeds' if seeds == count else 'runs'})"
+
+    @property
+    def extent(self):
+        """How much it is spread: `2 processes`, `8 GPUs`."""
+        return plural(self.first.gpus, self.first.gpu_word)
+
+    def spread(self, figure):
+        """Spread of `figure(record)` over the runs that have it, or None."""
+        values = tuple(value for value in map(figure, self.records) if value is not None)
+        return Spread(values) if values else None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Configurations that may stand in one scaling figure, the baseline's first. kind: strong or weak."""
+
+    kind: str
+    baseline: str
+    members: tuple
+
+    @property
+    def first(self):
+        """Record of the baseline."""
+        return self.members[0].first
+
+    @property
+    def title(self):
+        """What is trained: `lm-small, 491,520 tokens`."""
+        summary, workload = self.first.summary, self.first.run.workload.name
+        return f"{workload}, {whole(summary.work)} {summary.work_unit}" if self.kind == "strong" else workload
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that pages, tables and figures read."""
+
+    title: str
+    records: tuple
+    left_out: tuple
+    comparisons: dict
+    members: tuple
+    experiments: tuple
+
+    @property
+    def done(self):
+        """Records of finished runs."""
+        return [record for record in self.records if record.done]
+
+    def workloads(self):
+        """Workload name → its finished records."""
+        return _grouped(self.done, lambda record: record.run.workload.name)
+
+    def series(self, record):
+        """Number of a run's colour and dashes, the same everywhere: a colour a kind of run, dashes a configuration.
+
+        Runs of unknown settings have none.
+        """
+        return self._series.get(record.name)
+
+    @functools.cached_property
+    def _series(self):
+        known = [record for record in self.records if record.run is not None]
+        numbers = {}
+        for colour, kind in enumerate(_grouped(known, lambda record: kind_of_run(record.run)).values()):
+            for dashes, group in enumerate(_grouped(kind, configuration).values()):
+                numbers |= {record.name: (colour % COLOURS) + COLOURS * (dashes % DASHES) for record in group}
+        return numbers
+
+
+def build_report(records, title, left_out=()):
+    """A Report of `records`. left_out: names of runs with results that were not asked for."""
+    by_name = {record.name: record for record in records}
+    comparisons = {
+        record.name: compare(record, by_name.get(record.run.baseline)) for record in records if record.run is not None
+    }
+    done = [record for record in records if record.done]
+    alike = _grouped(done, lambda record: _repetition(record, by_name, comparisons[record.name]))
+    members = tuple(Member(tuple(group)) for group in alike.values())
+    experiments = tuple(_experiments(members, by_name, comparisons))
+    return Report(title, tuple(records), tuple(left_out), comparisons, members, experiments)
+
+
+def compare(record, baseline):
+    """The Comparison of a run with its baseline; None for a baseline that is not there."""
+    if not record.done:
+        return Comparison(reason=f"the run is {record.status}")
+    if baseline is None or not baseline.done:
+        state = "not in this report" if baseline is None else baseline.status
+        return Comparison(reason=f"its baseline `{record.run.baseline}` is {state}")
+    reason = difference(record, baseline)
+    if reason:
+        return Comparison(reason=reason)
+    growth = record.gpus / baseline.gpus
+    if record.run.scaling == "weak":
+        return Comparison(efficiency=record.summary.rate / baseline.summary.rate / growth)
+    speedup = baseline.summary.seconds / record.summary.seconds
+    return Comparison(speedup, speedup / growth)
+
+
+def difference(record, baseline):
+    """Why the two do not do the same training on the same machine, in words; empty where they do."""
+    run, other = record.run, baseline.run
+    if not (record.summary.seconds > 0 and baseline.summary.seconds > 0):
+        return "no training time was recorded"
+    if run.average_every and not other.average_every:
+        return "local SGD is another method: compare its loss against time"
+    if dataclasses.replace(run.workload, title="") != dataclasses.replace(other.workload, title=""):
+        return f"other workload settings than `{baseline.name}`"
+    if _machine(record) != _machine(baseline):
+        return f"measured on another machine than `{baseline.name}`"
+    if run.scaling == "weak":
+        same = run.global_batch * other.layout.data_parallel == other.global_batch * run.layout.data_parallel
+        return "" if same else f"another batch per rank than `{baseline.name}`"
+    if run.global_batch != other.global_batch:
+        return f"another global batch than `{baseline.name}`"
+    if (record.summary.work, record.summary.work_unit) != (baseline.summary.work, baseline.summary.work_unit):
+        return f"other work than `{baseline.name}`"
+    return ""
+
+
+def configuration(record):
+    """A key that runs share when they differ in their seed (and name and baseline) alone."""
+    settings = {**dataclasses.asdict(record.run), "run": "", "seed": 0, "baseline": None}
+    done = (record.summary.work, record.summary.work_unit) if record.done else None
+    return json.dumps([settings, _machine(record), done], sort_keys=True)
+
+
+def is_different(record):
+    """The run was found to compute something else than its baseline."""
+    return record.parity is not None and record.parity.verdict == "different"
+
+
+def _repetition(record, by_name, compared):
+    """A key that runs share whose figures may be averaged: same configuration, reference and kind of result."""
+    reference = compared.reason or configuration(by_name[record.run.baseline])
+    return configuration(record), reference, is_different(record)
+
+
+def _experiments(members, by_name, comparisons):
+    """Members by the configuration of their baseline, strong and weak apart."""
+    compared = [member for member in members if comparisons[member.first.name].efficiency is not None]
+    groups = _grouped(compared, lambda member: configuration(by_name[member.first.run.baseline]))
+    for group in groups.values():
+        baseline = by_name[group[0].first.run.baseline]
+        head = next(member for member in members if baseline in member.records)
+        for kind in ("strong", "weak"):
+            # A configuration on one process may be called strong or weak: as the baseline it begins both.
+            others = [member for member in group if member is not head and member.first.run.scaling == kind]
+            if others:
+                yield Experiment(kind, baseline.name, (head, *others))
+
+
+def _machine(record):
+    return (record.site.name, record.site.gpu, record.site.cores_per_node)
+
+
+def _grouped(items, key):
+    groups = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def idle_fraction(record):
+    """Part of the held GPUs that cannot be at work at any moment, from the layout alone."""
+    layout = record.run.layout
+    busy = layout.processes_per_node / layout.gpus_per_node
+    if record.run.strategy == "naive":
+        busy /= layout.pp
+    return 1 - busy

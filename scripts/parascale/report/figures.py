@@ -1,0 +1,281 @@
+"""Which figures the report holds, and what each says in words. Their names are files of `figures/`."""
+
+from parascale.report import numbers
+from parascale.report.chart import Entry, Figure, colour_class
+from parascale.report.curves import loss
+from parascale.report.layouts import kind_of_run
+from parascale.report.plots import Bar, Point, Series, bar_panel, scaling_panel
+from parascale.report.records import PHASES
+from parascale.report.tables import Cell, Row, Table
+
+
+def scaling(report):
+    """Strong scaling: time for the same work, speed-up and efficiency against the named baseline."""
+    experiments = [experiment for experiment in report.experiments if experiment.kind == "strong"]
+    panels = []
+    for experiment in experiments:
+        panels.append(_time_panel(report, experiment))
+        if len({member.first.gpus for member in experiment.members}) > 1:
+            panels += [_against_gpus(report, experiment, "speedup"), _against_gpus(report, experiment, "efficiency")]
+    return Figure(
+        "scaling",
+        "Strong scaling: the same work on more hardware",
+        "Each panel holds runs of one workload, one amount of work and one global batch. The dotted line is ideal "
+        "scaling from the named baseline. Whiskers span the seeds.",
+        tuple(panels),
+        table=_scaling_table(report, experiments, "Strong scaling"),
+    )
+
+
+def weak(report):
+    """Weak scaling: the batch of a rank is fixed, so efficiency is the rate per GPU against the baseline's."""
+    experiments = [experiment for experiment in report.experiments if experiment.kind == "weak"]
+    return Figure(
+        "weak",
+        "Weak scaling: more work on more hardware",
+        "The batch of each data-parallel rank is fixed, so the runs do different work and have no speed-up. Efficiency "
+        "is the rate per GPU, divided by the baseline's.",
+        tuple(_against_gpus(report, experiment, "efficiency") for experiment in experiments),
+        table=_scaling_table(report, experiments, "Weak scaling"),
+    )
+
+
+def phases(report):
+    """Where the time of a step goes."""
+    groups = {}
+    for record in report.done:
+        if any(record.summary.phases.values()):
+            groups.setdefault((record.run.workload.name, record.run.scaling), []).append(record)
+    panels = tuple(_phase_panel(workload, kind, records) for (workload, kind), records in groups.items())
+    used = [phase for phase in PHASES if any(_phase(record, phase) for record in report.done)]
+    return Figure(
+        "phases",
+        "Time of a step",
+        "Mean time of a training step, by what it was spent on. Evaluation and saving are not in it.",
+        panels,
+        tuple(Entry(phase, phase, "box") for phase in used),
+        _phase_table(report, [record for records in groups.values() for record in records], used),
+    )
+
+
+def throughput(report):
+    """Work per second."""
+    panels = tuple(
+        _value_panel(report, f"Rate: {name}", records, lambda record: record.summary.rate, _rate)
+        for name, records in report.workloads().items()
+    )
+    return Figure(
+        "throughput",
+        "Throughput",
+        "Work per second of training time, over all ranks.",
+        panels,
+        table=_throughput_table(report) if panels else None,
+    )
+
+
+def memory(report):
+    """Peak memory of the rank that needs most."""
+    panels = []
+    for name, records in report.workloads().items():
+        known = [record for record in records if record.summary.peak_memory_bytes]
+        if known:
+            site = known[0].site
+            limit = site.gpu_memory_gb * 1e9 if site.device == "cuda" and site.gpu_memory_gb else None
+            panels.append(
+                _value_panel(
+                    report,
+                    f"Peak memory: {name}",
+                    known,
+                    lambda record: record.summary.peak_memory_bytes,
+                    lambda record: numbers.memory(record.summary.peak_memory_bytes),
+                    limit,
+                    f"memory of a GPU: {numbers.memory(limit)}",
+                )
+            )
+    return Figure(
+        "memory",
+        "Peak memory",
+        "Memory of the rank that needed most, at its peak.",
+        tuple(panels),
+        table=_memory_table(report) if panels else None,
+    )
+
+
+# Name → function of a Report that makes the Figure; each becomes a file `figures/<name>.svg`.
+FIGURES = {
+    "scaling": scaling,
+    "weak": weak,
+    "phases": phases,
+    "loss": loss,
+    "throughput": throughput,
+    "memory": memory,
+}
+
+
+def _time_panel(report, experiment):
+    bars, said = [], []
+    for member in experiment.members:
+        seconds = member.spread(lambda record: record.summary.seconds)
+        text = numbers.duration(seconds.mean)
+        kind = f"bar {colour_class(report.series(member.first))}"
+        parts = ((kind, seconds.mean, f"{member.label}: {text}"),)
+        bars.append(Bar(member.label, parts, text, seconds.low, seconds.high, member is experiment.members[0]))
+        said.append(f"{member.label} {text}")
+    return bar_panel(f"Time: {experiment.title}", f"Bars of training time: {_few(said)}.", bars)
+
+
+def _against_gpus(report, experiment, figure):
+    """Speed-up or efficiency against the GPUs, one line a kind of run."""
+    head, *others = experiment.members
+    word = numbers.plural(2, head.first.gpu_word).split()[1]
+    groups, said = {}, []
+    for member in others:
+        groups.setdefault(kind_of_run(member.first.run), []).append(member)
+    series = []
+    for label, members in groups.items():
+        points = tuple(_point(report, member, figure) for member in members)
+        name = members[0].label if len(members) == 1 else label
+        series.append(Series(name, colour_class(report.series(members[0].first)), points))
+        said += [point.note for point in points]
+    shown = {"speedup": "Speed-up", "efficiency": "Efficiency"}[figure]
+    return scaling_panel(
+        f"{shown} against {experiment.baseline}: {experiment.title}",
+        f"{shown} against the baseline {experiment.baseline}, with the ideal line: {_few(said)}.",
+        (f"{word} held", f"{shown.lower()} against {experiment.baseline}"),
+        series,
+        _point(report, head, figure),
+        (lambda gpus: gpus / head.first.gpus) if figure == "speedup" else (lambda gpus: 1.0),
+        percent=figure == "efficiency",
+    )
+
+
+def _point(report, member, figure):
+    spread = member.spread(lambda record: getattr(report.comparisons[record.name], figure))
+    shown = numbers.percent(spread.mean) if figure == "efficiency" else f"{spread.mean:.2f} ×"
+    kind = colour_class(report.series(member.first))
+    note = f"{member.label} on {member.extent}: {shown}"
+    return Point(member.first.gpus, spread.mean, spread.low, spread.high, kind, note)
+
+
+def _scaling_table(report, experiments, caption):
+    columns = (("Run", False), ("Work", False), ("Baseline", False), ("Held", True), ("Time", True))
+    columns += (("Speed-up", True), ("Efficiency", True))
+    rows = []
+    for experiment in experiments:
+        for record in (record for member in experiment.members for record in member.records):
+            compared = report.comparisons[record.name]
+            cells = (
+                Cell(record.name),
+                Cell(experiment.title),
+                Cell(record.run.baseline),
+                Cell(numbers.plural(record.gpus, record.gpu_word), record.gpus),
+                Cell(numbers.duration(record.summary.seconds), record.summary.seconds),
+                Cell(numbers.fixed(compared.speedup, 2), compared.speedup),
+                Cell(numbers.percent(compared.efficiency), compared.efficiency),
+            )
+            rows.append(Row(record.name, cells, report.series(record)))
+    return Table(caption, columns, tuple(rows))
+
+
+def _phase(record, phase):
+    """Mean seconds a step of a phase."""
+    return record.summary.phases.get(phase, 0.0) / max(record.summary.steps, 1)
+
+
+def _phase_panel(workload, kind, records):
+    bars = []
+    for record in records:
+        parts = tuple((phase, _phase(record, phase), _phase_note(record, phase)) for phase in PHASES)
+        total = numbers.duration_of_step(sum(value for _, value, _ in parts))
+        bars.append(Bar(record.name, parts, total, strong=record.name == record.run.baseline))
+    said = [f"{bar.label} {bar.text}" for bar in bars]
+    title = f"Time of a step: {workload}{' (weak scaling)' if kind == 'weak' else ''}"
+    return bar_panel(title, f"Stacked bars of the mean time of a step: {_few(said)}.", bars)
+
+
+def _phase_note(record, phase):
+    share = record.summary.phases.get(phase, 0.0) / max(sum(record.summary.phases.values()), 1e-12)
+    return f"{record.name}: {phase} {numbers.duration_of_step(_phase(record, phase))} ({numbers.percent(share)})"
+
+
+def _phase_table(report, records, used):
+    rows = []
+    for record in records:
+        values = [_phase(record, phase) for phase in used]
+        total = sum(values)
+        cells = [Cell(record.name)]
+        for phase, value in zip(used, values, strict=True):
+            share = Cell(numbers.percent(value / total, 1) if total else "")
+            cells.append(Cell(numbers.duration_of_step(value), value, f"{phase}_seconds_per_step", small=share))
+        cells.append(Cell(numbers.duration_of_step(total), total))
+        rows.append(Row(record.name, tuple(cells), report.series(record)))
+    columns = (("Run", False), *((phase.capitalize(), True) for phase in used), ("Step", True))
+    return Table("Mean time of a training step by phase", columns, tuple(rows)) if rows else None
+
+
+def _value_panel(report, title, records, value, text, limit=None, limit_text=""):
+    bars = [
+        Bar(
+            record.name,
+            ((f"bar {colour_class(report.series(record))}", value(record), f"{record.name}: {text(record)}"),),
+            text(record),
+            strong=record.name == record.run.baseline,
+        )
+        for record in records
+    ]
+    said = [f"{bar.label} {bar.text}" for bar in bars]
+    return bar_panel(title, f"Bars: {_few(said)}.", bars, limit, limit_text)
+
+
+def _rate(record):
+    return f"{numbers.significant(record.summary.rate)} {record.summary.work_unit}/s"
+
+
+def _few(said, most=12):
+    """A list in words; beyond `most` entries the table has the rest."""
+    more = len(said) - most
+    return "; ".join(said[:most]) + (f"; and {more} more in the table" if more > 0 else "")
+
+
+def model_flops_utilisation(record):
+    """Achieved over peak rate of the GPUs that work (Chowdhery et al. 2022, arXiv:2204.02311), or None.
+
+    Wants the training FLOPs of a token from the summary and the site's peak rate in the run's precision.
+    """
+    peak = record.site.peak_tflops.get(record.run.precision)
+    flops = record.summary.flops_per_token
+    if not peak or not flops or record.summary.work_unit != "tokens":
+        return None
+    return record.summary.rate * flops / (peak * 1e12 * record.run.layout.world_size)
+
+
+def _throughput_table(report):
+    columns = (("Run", False), ("Rate", True), ("For each GPU or process", True), ("MFU", True))
+    columns += (("Energy", True), ("Parameters", True))
+    rows = []
+    for record in report.done:
+        summary = record.summary
+        each, mfu = summary.rate / record.run.layout.world_size, model_flops_utilisation(record)
+        energy = summary.energy_joules / summary.work if summary.energy_joules is not None and summary.work else None
+        unit = summary.work_unit.removesuffix("s")
+        cells = (
+            Cell(record.name),
+            Cell(_rate(record), summary.rate),
+            Cell(f"{numbers.significant(each)} {summary.work_unit}/s", each),
+            Cell(numbers.percent(mfu, 1), mfu, "mfu"),
+            Cell(f"{numbers.significant(energy)} J/{unit}" if energy is not None else "", energy, "energy_per_work"),
+            Cell(numbers.whole(summary.parameters), summary.parameters),
+        )
+        rows.append(Row(record.name, cells, report.series(record)))
+    return Table("Throughput; an empty cell is not known", columns, tuple(rows))
+
+
+def _memory_table(report):
+    rows = []
+    for record in report.done:
+        peak, total = record.summary.peak_memory_bytes, record.site.gpu_memory_gb
+        share = peak / (total * 1e9) if peak and total and record.site.device == "cuda" else None
+        cells = (Cell(record.name), Cell(numbers.memory(peak), peak), Cell(numbers.percent(share), share))
+        rows.append(Row(record.name, cells, report.series(record)))
+    columns = (("Run", False), ("Peak memory of a rank", True), ("Part of the GPU's memory", True))
+    return Table("Peak memory; an empty cell is not known", columns, tuple(rows))

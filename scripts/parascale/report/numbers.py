@@ -1,0 +1,84 @@
+"""Figures as people read them. None becomes an empty text: unknown is never shown as 0."""
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def significant(value, digits=3):
+    """`digits` significant digits, thousands separated, no exponent: 12,300 and 0.0123."""
+    if value is None:
+        return ""
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - exponent(value, digits))
+    return f"{value:,.{decimals}f}"
+
+
+def exponent(value, digits=3):
+    """The decimal exponent of `value` once it is rounded to `digits` digits."""
+    return int(f"{value:.{digits - 1}e}".split("e")[1])
+
+
+def fixed(value, decimals):
+    """A number with a fixed count of decimals."""
+    return "" if value is None else f"{value:,.{decimals}f}"
+
+
+def whole(value):
+    """A count."""
+    return "" if value is None else f"{value:,}"
+
+
+def duration(seconds):
+    """Seconds as `0.42 s`, `12.3 s`, `4 min 12 s` or `1 h 32 min`."""
+    if seconds is None:
+        return ""
+    if seconds < 100:
+        return f"{significant(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours:,} h {minutes:02d} min"
+
+
+def duration_of_step(seconds):
+    """Seconds of one step, as `12.3 ms` or `1.2 s`."""
+    return f"{significant(1000 * seconds)} ms" if seconds < 1 else duration(seconds)
+
+
+def memory(count):
+    """Bytes in binary units."""
+    if count is None:
+        return ""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1000:
+            return f"{significant(count)} {unit}"
+        count /= 1024
+    return f"{significant(count)} GiB"
+
+
+def percent(fraction, decimals=0):
+    """A fraction as a percentage."""
+    return "" if fraction is None else f"{100 * fraction:.{decimals}f} %"
+
+
+def tiny(value):
+    """A small difference: `4.8 × 10⁻⁷`, or 0."""
+    if value is None:
+        return ""
+    if value == 0:
+        return "0"
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits} × 10{str(int(power)).translate(SUPERSCRIPTS)}"
+
+
+def plural(count, word):
+    """`1 GPU`, `4 GPUs`, `2 processes`."""
+    ending = "" if count == 1 else "es" if word.endswith(("s", "ch")) else "s"
+    return f"{count:,} {word}{ending}"
+
+
+def listed(words):
+    """`a`, `a and b`, `a, b and c`."""
+    words = list(words)
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""

@@ -1,0 +1,74 @@
+"""The page: templates filled with sections, and the files of `results/report/`."""
+
+import re
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup, escape
+
+from parascale import files
+from parascale.report import chart, numbers
+from parascale.report.figures import FIGURES
+from parascale.report.sections import sections, warnings
+from parascale.report.tables import summary_csv
+
+QUOTED = re.compile(r"`([^`]*)`")
+
+
+def render_page(report):
+    """The whole page as one text of HTML that asks for no other file."""
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(report=report, sections=sections(report), warnings=warnings(report), subtitle=_subtitle(report))
+    )
+
+
+def write_report(report, output):
+    """Write `index.html`, `summary.csv` and `figures/*.svg` below the folder `output`, each whole or not at all."""
+    output, style = Path(output), _resource("chart.css")
+    for name, make in FIGURES.items():
+        files.write_text(output / "figures" / f"{name}.svg", chart.standalone(make(report), style))
+    files.write_text(output / "summary.csv", summary_csv(report))
+    files.write_text(output / "index.html", render_page(report))
+
+
+def _subtitle(report):
+    if not report.records:
+        return "no runs yet"
+    done = report.done
+    sites = sorted({record.site.title or record.site.name for record in done})
+    finished = f"{len(done)} of {numbers.plural(len(report.records), 'run')} finished"
+    return " · ".join([finished, *report.workloads(), *sites])
+
+
+def _environment():
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("parascale.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "quoted": _quoted,
+        "listed": lambda words: numbers.listed([f"`{word}`" for word in words]),
+        "swatch": lambda entry: Markup(chart.swatch(entry)),
+        "exact": lambda value: "" if value is None else str(value),
+    }
+    environment.globals |= {
+        "resource": lambda name: Markup(_resource(name)),
+        "inline": lambda panel, identity: Markup(panel.inline(identity)),
+        "series_class": chart.series_class,
+    }
+    return environment
+
+
+def _resource(name):
+    return (resources.files("parascale.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _quoted(text):
+    """Escaped text in which `names` between backticks are marked as code."""
+    return Markup(QUOTED.sub(r"<code>\1</code>", str(escape(text))))

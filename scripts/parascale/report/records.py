@@ -1,0 +1,283 @@
+"""What runs left behind, loaded and checked: `results/runs/*`, `results/parity/*` and, for the unfinished, `work/runs/*`.
+
+A record that cannot be read does not stop the report: its run is shown as missing, with a note that names the file.
+"""
+
+import json
+import math
+import re
+import time
+import typing
+from array import array
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+from parascale.config import Run, Site, run_from_dict
+from parascale.config.strict import load
+from parascale.errors import ParascaleError
+from parascale.files import read_json, read_json_lines
+
+SCHEMA_VERSION = 1
+SILENT_SECONDS = 60.0  # a living run renews its lease every few seconds
+DIGITS = re.compile(r"(\d+)")
+PHASES = ("data", "forward", "backward", "communication", "optimizer", "bubble", "other")
+
+
+class RecordError(ParascaleError):
+    """A file of a run's record is missing, damaged or of another schema."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`summary.json`: seconds, bytes, joules; losses in nats; `work` in tokens or images."""
+
+    work: int
+    work_unit: str
+    steps: int
+    seconds: float
+    rate: float
+    attempts: int | None = None
+    wall_seconds: float | None = None
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    best_validation_loss: float | None = None
+    best_step: int | None = None
+    test_loss: float | None = None
+    parameters: int | None = None
+    peak_memory_bytes: int | None = None
+    flops_per_token: float | None = None
+    phases: dict = field(default_factory=dict)
+    bubble_measured: float | None = None
+    bubble_expected: float | None = None
+    core_hours: float | None = None
+    energy_joules: float | None = None
+
+
+@dataclass(frozen=True)
+class Parity:
+    """`verdict.json` of a run's parity run."""
+
+    baseline: str
+    verdict: str
+    reason: str | None = None
+    steps: int | None = None
+    precision: str | None = None
+    loss_difference: float | None = None
+    grad_norm_difference: float | None = None
+    weight_difference: float | None = None
+    worst_tensor: str | None = None
+    first_step_outside: int | None = None
+    tolerances: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Columns of `steps.jsonl`: `seconds` is the training time up to and with a step, `losses` are in nats.
+
+    evaluations: (index into the columns, validation loss).
+    """
+
+    steps: array
+    losses: array
+    seconds: array
+    evaluations: tuple
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run as the report knows it. What is not known is None, never 0.
+
+    status: done, failed, running or missing. notes: what a reader must know about this row.
+    """
+
+    name: str
+    status: str
+    notes: tuple = ()
+    run: Run | None = None
+    site: Site | None = None
+    provenance: dict = field(default_factory=dict)
+    attempts: tuple = ()
+    summary: Summary | None = None
+    curve: Curve | None = None
+    parity: Parity | None = None
+
+    @property
+    def done(self):
+        """The run finished and its figures can be read."""
+        return self.status == "done"
+
+    @property
+    def gpus(self):
+        """GPUs that the run holds, idle ones included: what is paid for."""
+        return self.run.layout.nodes * self.run.layout.gpus_per_node
+
+    @property
+    def gpu_word(self):
+        """What one of them is called on the run's machine."""
+        return "GPU" if self.site is not None and self.site.device == "cuda" else "process"
+
+    @property
+    def cores(self):
+        """Cores that are charged while the run lasts, or None."""
+        cores = self.site.cores_per_node
+        return None if cores is None else cores * self.run.layout.nodes
+
+
+def load_records(results, work, names=None):
+    """The records of the runs in `names`, in that order, or of every run that is found, by name.
+
+    results, work: the folders `results/` and `work/`.
+    """
+    results, work = Path(results), Path(work)
+    if names is None:
+        names = found_runs(results, work)
+    return [_load_record(results, work, name) for name in names]
+
+
+def found_runs(results, work):
+    """Names of all runs that left something, `ddp-2` before `ddp-16`."""
+    folders = [Path(results) / "runs", Path(work) / "runs"]
+    names = {entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry.is_dir()}
+    # Folders with a leading dot are being written; superseded ones were put aside, for another run of that name.
+    return sorted((name for name in names if name[0] != "." and not name.endswith(".superseded")), key=_natural)
+
+
+def _natural(name):
+    """Sort key that counts: digits by their value, other text by its letters."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in DIGITS.split(name) if part]
+
+
+def _load_record(results, work, name):
+    finished, under_way = results / "runs" / name, work / "runs" / name
+    parity, notes = _parity(results / "parity" / name / "verdict.json")
+    if finished.is_dir():
+        return _finished(name, finished, parity, notes)
+    if under_way.is_dir():
+        return _unfinished(name, under_way, parity, notes)
+    return Record(name, "missing", ("no results yet", *notes), parity=parity)
+
+
+def _finished(name, folder, parity, notes):
+    try:
+        described = _described(folder / "run.json")
+        summary = _typed(Summary, _json(folder / "summary.json"), folder / "summary.json")
+    except ParascaleError as error:
+        return Record(name, "missing", (f"the record is incomplete: {error}", *notes), parity=parity)
+    try:
+        curve = load_curve(folder / "steps.jsonl")
+        if len(curve.steps) != summary.steps:
+            notes = (
+                *notes,
+                f"summary.json counts {summary.steps:,} steps, steps.jsonl holds {len(curve.steps):,}",
+            )
+    except RecordError as error:
+        curve, notes = None, (*notes, f"no curve: {error}")
+    return Record(name, "done", notes, summary=summary, curve=curve, parity=parity, **described)
+
+
+def _unfinished(name, folder, parity, notes):
+    described, curve = {}, None
+    try:
+        if (folder / "run.json").is_file():
+            described = _described(folder / "run.json")
+        if (folder / "attempts.jsonl").is_file():
+            described["attempts"] = tuple(_json(folder / "attempts.jsonl", read_json_lines))
+        if (folder / "steps.jsonl").is_file():
+            curve = load_curve(folder / "steps.jsonl")
+    except ParascaleError as error:
+        notes = (*notes, str(error))
+    status, said = _progress(folder, described.get("attempts", ()), curve)
+    return Record(name, status, (said, *notes), curve=curve, parity=parity, **described)
+
+
+def _progress(folder, attempts, curve):
+    """(status, words) of an unfinished run, from its last attempt and, while that is open, its writer's sign of life."""
+    reached = f"step {curve.steps[-1]:,}" if curve and len(curve.steps) else "no step yet"
+    outcome = attempts[-1].get("outcome") if attempts else None
+    if outcome == "failed":
+        return "failed", f"the last attempt failed at {reached}"
+    if outcome == "stopped":
+        return "running", f"stopped at {reached}; it goes on from there when it is started again"
+    lease = _json(folder / "lease.json") if (folder / "lease.json").is_file() else None
+    if lease and time.time() - lease["time"] > SILENT_SECONDS:
+        last = datetime.fromtimestamp(lease["time"], UTC).isoformat(timespec="seconds")
+        return "failed", f"killed at {reached}: no sign of life since {last}; it goes on when it is started again"
+    return "running", f"under way: {reached}"
+
+
+def _described(path):
+    """Fields of a Record that `run.json` gives."""
+    values = _json(path)
+    for key in ("settings", "site"):
+        if not isinstance(values.get(key), dict):
+            raise RecordError(f"{path}: `{key}` is missing")
+    kept = ("global_batch", "code_digest", "git_commit", "versions", "hosts", "job_ids", "prediction")
+    return {
+        "run": run_from_dict(values["settings"]),
+        "site": load(Site, values["site"], str(path), "site."),
+        "attempts": tuple(values.get("attempts") or ()),
+        "provenance": {key: values.get(key) for key in kept},
+    }
+
+
+def _parity(path):
+    if not path.is_file():
+        return None, ()
+    try:
+        return _typed(Parity, _json(path), path), ()
+    except RecordError as error:
+        return None, (f"parity is unknown: {error}",)
+
+
+def load_curve(path):
+    """The Curve in a `steps.jsonl`. Lines without a finite loss carry no point, but their time counts."""
+    steps, losses, seconds, evaluations = array("q"), array("d"), array("d"), []
+    elapsed = 0.0
+    try:
+        for line in _json(path, read_json_lines):
+            elapsed += line["seconds"]["total"]
+            loss, validation = line.get("loss"), line.get("validation_loss")
+            if loss is None or not math.isfinite(loss):
+                continue
+            if validation is not None:
+                evaluations.append((len(steps), validation))
+            steps.append(line["step"])
+            losses.append(loss)
+            seconds.append(elapsed)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path}: a line lacks {error}") from None
+    return Curve(steps, losses, seconds, tuple(evaluations))
+
+
+def _json(path, read=read_json):
+    try:
+        return read(path)
+    except FileNotFoundError:
+        raise RecordError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: damaged: {error}") from None
+
+
+def _typed(kind, values, path):
+    """A `kind` from a mapping. Keys that it does not know belong to others and are passed over."""
+    if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
+        raise RecordError(f"{path}: not of schema_version {SCHEMA_VERSION}")
+    hints = typing.get_type_hints(kind)
+    arguments = {}
+    for item in fields(kind):
+        if item.name in values:
+            arguments[item.name] = _value(values[item.name], hints[item.name], f"{path}: `{item.name}`")
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise RecordError(f"{path}: `{item.name}` is missing")
+    return kind(**arguments)
+
+
+def _value(value, hint, place):
+    if isinstance(value, bool):
+        raise RecordError(f"{place} = {value} is not of type {hint}")
+    if isinstance(value, int) and float in (hint, *typing.get_args(hint)):
+        value = float(value)
+    if not isinstance(value, hint):
+        raise RecordError(f"{place} = {value!r} is not of type {hint}")
+    return value

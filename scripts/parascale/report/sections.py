@@ -1,0 +1,289 @@
+"""The page as a list of sections. To add one, write a function of a Report and a template, and name the function in SECTIONS.
+
+A section without data returns None and leaves itself out.
+"""
+
+from dataclasses import dataclass, field
+
+from parascale.report import figures, numbers
+from parascale.report.derived import idle_fraction, is_different
+from parascale.report.tables import Cell, Row, Table, runs_table, seeds_table
+from parascale.report.verdict import verdicts
+
+UNUSUAL = ("different", "not comparable")  # verdicts whose reason is told
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. values: what its template reads as `section.values`."""
+
+    identity: str
+    title: str
+    template: str
+    values: dict = field(default_factory=dict)
+
+
+def sections(report):
+    """The sections that have something to say, in the page's order."""
+    return [section for make in SECTIONS if (section := make(report)) is not None]
+
+
+def warnings(report):
+    """What must stand at the very top: runs that compute something else than their baseline."""
+    said = []
+    for record in report.records:
+        if is_different(record):
+            step = record.parity.first_step_outside
+            since = f", first at step {step}" if step is not None else ""
+            reason = f": {record.parity.reason}" if record.parity.reason else ""
+            said.append(
+                f"`{record.name}` does not compute the same as its baseline `{record.parity.baseline}`{since}{reason}. "
+                "Do not compare its cost before this is understood."
+            )
+    return said
+
+
+def verdict_section(report):
+    """Which strategy is best here; without finished runs, how to get some."""
+    found = verdicts(report)
+    return Section("verdict", "The verdict", "verdict.html", {"verdicts": found, "state": _state(report, found)})
+
+
+def _state(report, found):
+    done = len(report.done)
+    if not report.records:
+        return (
+            "There is nothing to report yet: no run has left a record. `make run` trains the runs of the default table on "
+            "this machine and builds this page again; `snakemake report` does so for the configuration that you name."
+        )
+    if not done:
+        return (
+            f"None of {numbers.plural(len(report.records), 'run')} has finished yet. `make run`, or `snakemake report` with your "
+            "configuration, trains what is missing and builds this page again."
+        )
+    if not found:
+        return (
+            f"{numbers.plural(done, 'run')} finished, but no two of them do the same work on the same machine, one being "
+            "the other's baseline: there is nothing to compare yet. `make run` trains what is missing."
+        )
+    return ""
+
+
+def parity_section(report):
+    """Is the result the same?"""
+    checked = [record for record in report.records if record.parity is not None]
+    if not checked:
+        return None
+    columns = (("Run", False), ("Baseline", False), ("Verdict", False), ("Loss difference", True))
+    columns += (("Gradient norm, relative", True), ("Weights, relative", True), ("First step outside", True))
+    columns += (("Compared over", False),)
+    table = Table("Parity of each run with its baseline", columns, tuple(_parity_row(report, item) for item in checked))
+    counts = {}
+    for record in checked:
+        counts[record.parity.verdict] = counts.get(record.parity.verdict, 0) + 1
+    unchecked = [record.name for record in report.done if record.parity is None]
+    reasons = [(record.name, record.parity) for record in checked if record.parity.verdict in UNUSUAL]
+    return Section(
+        "parity",
+        "Is the result the same?",
+        "parity.html",
+        {"table": table, "counts": counts, "unchecked": unchecked, "reasons": reasons, "allowed": _allowed(checked)},
+    )
+
+
+def _parity_row(report, record):
+    parity = record.parity
+    steps = f"{numbers.plural(parity.steps, 'step')}, {parity.precision}" if parity.steps else ""
+    outside = numbers.whole(parity.first_step_outside)
+    worst = Cell(parity.worst_tensor) if parity.worst_tensor else None
+    cells = (
+        Cell(record.name),
+        Cell("" if parity.verdict == "baseline" else parity.baseline),
+        Cell(parity.verdict, figure="parity", kind=parity.verdict.replace(" ", "-")),
+        Cell(numbers.tiny(parity.loss_difference), parity.loss_difference, "loss_difference"),
+        Cell(numbers.tiny(parity.grad_norm_difference), parity.grad_norm_difference, "grad_norm_difference"),
+        Cell(numbers.tiny(parity.weight_difference), parity.weight_difference, "weight_difference", worst),
+        Cell(outside or ("none" if parity.verdict == "same" else ""), parity.first_step_outside, "first_step_outside"),
+        Cell(steps),
+    )
+    return Row(record.name, cells, report.series(record))
+
+
+def _allowed(checked):
+    """The tolerances in words, once for each precision."""
+    names = (("loss", "in a loss"), ("grad_norm", "in a gradient norm"), ("weights", "in a tensor of weights"))
+    said = {}
+    for parity in (record.parity for record in checked if record.parity.verdict in ("same", "different")):
+        values = [f"{numbers.tiny(parity.tolerances[key])} {what}" for key, what in names if key in parity.tolerances]
+        said[parity.precision, numbers.listed(values)] = None
+    return [f"Allowed in {precision}: {values}." for precision, values in said if values]
+
+
+def runs_section(report):
+    """The table of runs."""
+    if not report.records:
+        return None
+    notes = [(record.name, record.status, record.notes) for record in report.records if record.notes]
+    values = {"table": runs_table(report), "seeds": seeds_table(report), "notes": notes}
+    return Section("runs", "The runs", "runs.html", values)
+
+
+def scaling_section(report):
+    """Time for a fixed amount of work, speed-up and efficiency; strong and weak apart."""
+    drawn = [figure for figure in (figures.scaling(report), figures.weak(report)) if figure.panels]
+    reasons = {}
+    for record in report.done:
+        reason = report.comparisons[record.name].reason
+        if reason:
+            reasons.setdefault(reason, []).append(record.name)
+    if not drawn and not reasons:
+        return None
+    return Section("scaling", "What more hardware buys", "scaling.html", {"figures": drawn, "reasons": reasons})
+
+
+def phases_section(report):
+    """Where the time goes, the pipeline's bubble, and GPUs that idle by design."""
+    figure = figures.phases(report)
+    values = {"figures": [figure] if figure.panels else [], "bubbles": _bubbles(report), "idle": _idle(report)}
+    if not any(values.values()):
+        return None
+    return Section("phases", "Where the time goes", "phases.html", values)
+
+
+def _bubbles(report):
+    rows = []
+    for record in report.done:
+        summary, layout = record.summary, record.run.layout
+        if layout.pp > 1 and (summary.bubble_measured is not None or summary.bubble_expected is not None):
+            cells = (
+                Cell(record.name),
+                Cell(numbers.whole(layout.pp), layout.pp),
+                Cell(numbers.whole(layout.micro_batches), layout.micro_batches),
+                Cell(layout.pipeline_schedule),
+                Cell(numbers.percent(summary.bubble_measured, 1), summary.bubble_measured, "bubble_measured"),
+                Cell(numbers.percent(summary.bubble_expected, 1), summary.bubble_expected, "bubble_expected"),
+            )
+            rows.append(Row(record.name, cells, report.series(record)))
+    columns = (("Run", False), ("Pipeline ranks p", True), ("Micro-batches m", True), ("Schedule", False))
+    columns += (("Bubble measured", True), ("Bubble expected", True))
+    return (
+        Table("Pipelines: part of the time in which a rank waits for the others", columns, tuple(rows))
+        if rows
+        else None
+    )
+
+
+def _idle(report):
+    """Sentences about GPUs that are paid for and cannot work."""
+    said = []
+    for record in report.done:
+        layout, word = record.run.layout, record.gpu_word
+        fraction = idle_fraction(record)
+        if not fraction:
+            continue
+        hours = record.summary.core_hours
+        paid = (
+            f" {numbers.significant(hours * fraction)} of its {numbers.significant(hours)} core-hours bought nothing."
+            if hours
+            else ""
+        )
+        if layout.idle_gpus:
+            idle, held = layout.idle_gpus * layout.nodes, numbers.plural(record.gpus, word)
+            said.append((record.name, f"{idle} of {held} idle: they are asked for and never used.{paid}"))
+        else:
+            said.append(
+                (
+                    record.name,
+                    f"naive model parallelism: with one micro-batch only one of {layout.pp} stages works at a time, "
+                    f"{numbers.percent(fraction)} of the held time is idle.{paid}",
+                )
+            )
+    return said
+
+
+def loss_section(report):
+    """Loss against steps, time and core-hours."""
+    return _figures_section("loss", "How the loss falls", [figures.loss(report)])
+
+
+def throughput_section(report):
+    """Throughput, MFU where the peak is known, memory."""
+    return _figures_section("throughput", "Throughput and memory", [figures.throughput(report), figures.memory(report)])
+
+
+def _figures_section(identity, title, drawn):
+    drawn = [figure for figure in drawn if figure.panels]
+    return Section(identity, title, "figures.html", {"figures": drawn}) if drawn else None
+
+
+def provenance_section(report):
+    """By what code, on what, when, and in how many attempts."""
+    known = [record for record in report.records if record.provenance]
+    if not known and not report.left_out:
+        return None
+    digests = {record.provenance["code_digest"] for record in report.done}
+    values = {
+        "table": _provenance_table(report, known) if known else None,
+        "attempts": _attempts_table(known),
+        "mixed": len(digests) > 1,
+        "left_out": report.left_out,
+    }
+    return Section("provenance", "Where this comes from", "provenance.html", values)
+
+
+def _provenance_table(report, records):
+    rows = []
+    for record in records:
+        origin = record.provenance
+        versions = [f"{name} {version}" for name, version in (origin["versions"] or {}).items() if version]
+        cells = (
+            Cell(record.name),
+            Cell(numbers.whole(record.run.seed), record.run.seed),
+            _digest_cell(origin["code_digest"], "code_digest"),
+            _digest_cell(origin["git_commit"], "git_commit"),
+            Cell(", ".join(versions)),
+            Cell(record.site.title or record.site.name),
+            Cell(", ".join(origin["hosts"] or ())),
+            Cell(", ".join(map(str, origin["job_ids"] or ()))),
+        )
+        rows.append(Row(record.name, cells, report.series(record)))
+    columns = (("Run", False), ("Seed", True), ("Code digest", False), ("Git commit", False), ("Versions", False))
+    columns += (("Machine", False), ("Hosts", False), ("Jobs", False))
+    return Table("Provenance of each run", columns, tuple(rows))
+
+
+def _digest_cell(value, figure):
+    return Cell((value or "")[:12], value, figure, note=value or "")
+
+
+def _attempts_table(records):
+    rows = []
+    for record in records:
+        for number, attempt in enumerate(record.attempts, 1):
+            first, last = attempt.get("first_step"), attempt.get("last_step")
+            steps = f"{first:,} to {last:,}" if first is not None and last is not None else ""
+            seconds = attempt.get("seconds")
+            cells = (
+                Cell(record.name),
+                Cell(numbers.whole(number), number),
+                Cell(attempt.get("start") or ""),
+                Cell(attempt.get("end") or ""),
+                Cell(numbers.duration(seconds), seconds),
+                Cell(steps),
+                Cell(attempt.get("outcome") or ""),
+            )
+            rows.append(Row(record.name, cells))
+    columns = (("Run", False), ("Attempt", True), ("Start (UTC)", False), ("End (UTC)", False), ("Duration", True))
+    return Table("Attempts", (*columns, ("Steps", False), ("Outcome", False)), tuple(rows)) if rows else None
+
+
+SECTIONS = [
+    verdict_section,
+    parity_section,
+    runs_section,
+    scaling_section,
+    phases_section,
+    loss_section,
+    throughput_section,
+    provenance_section,
+]

@@ -1,0 +1,247 @@
+"""The real training step on tensors without data: what one rank of any layout would hold, found on one process.
+
+`FakeTensorMode` gives tensors a shape but no memory, and the `fake` process group answers every collective at once, so
+that a rank of 512 with a model of billions of parameters runs on a laptop. Counted are live tensor storages, as this
+machine's kernels would leave them; the memory of libraries (CUDA context, NCCL) is not among them.
+"""
+
+import functools
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining.stage import InferenceMode, _StageMeta, extract_tensor_metas
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from parascale.models import build_model
+from parascale.parallel import ddp, make_mesh, parallelize, pipeline
+from parascale.parallel.parallelize import uses_fsdp
+from parascale.train.clock import Clock
+from parascale.train.loss import GlobalLoss
+from parascale.train.optim import make_optimizers
+from parascale.train.step import Stepper
+
+STEPS = 2  # the optimizer's state exists from the end of the first step on: the second is like all others
+TIMEOUT_SECONDS = 60.0  # groups want one; nothing is ever sent
+
+
+class LiveStorages(TorchDispatchMode):
+    """Counts the bytes of all tensor storages that are alive, and their peak."""
+
+    def __init__(self):
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self.sizes = {}
+        self.paused = False
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
+        if any(issubclass(kind, DTensor) for kind in kinds):
+            return NotImplemented  # it comes back as operations on this rank's part
+        outputs = function(*arguments, **(keywords or {}))
+        for leaf in tree_leaves(outputs):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta" and not self.paused:
+                self._count(leaf.untyped_storage())
+        return outputs
+
+    def _count(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.sizes:
+            weakref.finalize(storage, self._drop, key)
+        self.live += size - self.sizes.get(key, 0)
+        self.sizes[key] = size
+        self.peak = max(self.peak, self.live)
+
+    def _drop(self, key):
+        self.live -= self.sizes.pop(key)
+
+    @contextmanager
+    def following_resizes(self):
+        """See storages that change their size in place, which is how FSDP frees and takes gathered parameters."""
+        resize = torch.UntypedStorage.resize_
+
+        def counted(storage, size):
+            result = resize(storage, size)
+            if storage._cdata in self.sizes:
+                self._count(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = counted
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize
+
+
+class Uncounted:
+    """While entered, new storages are not counted: DTensor derives shapes from whole tensors that no run ever makes."""
+
+    def __init__(self, storages):
+        self.storages = storages
+
+    def __enter__(self):
+        self.storages.paused = True
+
+    def __exit__(self, *error):
+        self.storages.paused = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes of live tensor storages on one rank: between steps, and at the peak within a step."""
+
+    rank: int
+    resting_bytes: int
+    peak_bytes: int
+
+
+class DatalessStepper(Stepper):
+    """A Stepper that never looks at a value, because there is none."""
+
+    def _agree(self, batches, stop):
+        return torch.ones((), dtype=torch.float64, device=self.mesh.device), False
+
+    def _report(self, local_loss, targets, norm):
+        return 0.0, 0, 0.0
+
+
+def measure(run, vocabulary, rank=0):
+    """The Measured memory of rank `rank` in training `run`. Joins a process group of its own, and leaves it again."""
+    storages = LiveStorages()
+    with _processes(run.layout.world_size, rank), _stand_ins(storages):
+        mesh = make_mesh(run.layout, torch.device("cpu"), TIMEOUT_SECONDS)  # reads rank numbers, so not under fake mode
+        with FakeTensorMode(allow_non_fake_inputs=True), storages, storages.following_resizes():
+            stepper = _stepper(run, vocabulary, mesh)
+            batches = _batches(run)
+            for _ in range(STEPS):
+                storages.peak = storages.live
+                stepper.step(batches, lr=run.peak_lr)
+            return Measured(rank, storages.live, storages.peak)
+
+
+@contextmanager
+def _stand_ins(storages):
+    """What cannot run without data is replaced: functions that read rank numbers from tensors, and DDP's C++ reducer."""
+    replacements = (
+        (ShardingPropagator, "_fake_mode_lock", Uncounted(storages)),
+        (DeviceMesh, "_concatenate", staticmethod(_outside(DeviceMesh._concatenate))),
+        (pipeline, "ends_group", _outside(pipeline.ends_group)),
+        (ddp, "replicate", lambda model, mesh: BucketsOfDDP(model)),
+    )
+    kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in replacements]
+    for owner, name, replacement in replacements:
+        setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        for owner, name, original in kept:
+            setattr(owner, name, original)
+
+
+@contextmanager
+def _processes(world_size, rank):
+    if world_size > 1:
+        dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        if world_size > 1:
+            dist.destroy_process_group()
+
+
+def _outside(function):
+    """`function` on real tensors."""
+
+    @functools.wraps(function)
+    def with_real_tensors(*arguments, **keywords):
+        with unset_fake_temporarily():
+            return function(*arguments, **keywords)
+
+    return with_real_tensors
+
+
+class BucketsOfDDP(nn.Module):
+    """Holds what DistributedDataParallel holds: its reducer is C++ that wants data, so it cannot run here itself.
+
+    Gradients live in buckets that stay allocated (`gradient_as_bucket_view`); each is made anew by the backward pass
+    and then copied there.
+    """
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        self.views = {}
+        for parameter in module.parameters():
+            self.views[parameter] = torch.empty_like(parameter, requires_grad=False)
+            parameter.register_post_accumulate_grad_hook(self._into_bucket)
+
+    def _into_bucket(self, parameter):
+        parameter.grad = self.views[parameter].copy_(parameter.grad)
+
+    def forward(self, *inputs):
+        """The module's own forward pass."""
+        return self.module(*inputs)
+
+
+def _stepper(run, vocabulary, mesh):
+    window = run.workload.training.window
+    clock, loss = Clock(mesh.device), GlobalLoss()
+
+    def build():
+        with unset_fake_temporarily():  # meta tensors that are not fake ones can be given memory later
+            return build_model(run.workload.model, vocabulary, window)
+
+    model = parallelize(build, run, mesh, loss, clock, TIMEOUT_SECONDS)
+    if model.pipeline is not None:
+        _fix_shapes(model.pipeline.schedule, run)
+    return DatalessStepper(run, model, make_optimizers(model, run.workload.optim), loss, clock)
+
+
+def _fix_shapes(schedule, run):
+    """Tell the stages what they will receive: otherwise they would ask their neighbours, which do not exist."""
+    layout = run.layout
+    samples, window = micro_batch(run), run.workload.training.window
+    sequence = window // layout.tp if layout.tp > 1 and layout.sequence_parallel else window
+    # Under autocast the residual stream stays fp32; FSDP's policy computes in bf16 alone.
+    bf16 = run.precision == "bf16" and uses_fsdp(layout)
+    kind = torch.bfloat16 if bf16 else torch.float64 if run.precision == "fp64" else torch.float32
+    hidden = (torch.empty(samples, sequence, run.workload.model.dim, dtype=kind, device="meta", requires_grad=True),)
+    tokens = (torch.empty(samples, window, dtype=torch.int64, device="meta"),)
+    for stage in schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]:
+        stage._user_meta = _StageMeta(
+            inputs=extract_tensor_metas(tokens if stage.is_first else hidden),
+            outputs=extract_tensor_metas(hidden),
+            input_grads=extract_tensor_metas((None,) if stage.is_first else hidden, allow_none=True),
+            output_grads=extract_tensor_metas(hidden, allow_none=True),
+        )
+
+    def choose_given_shapes(stages, has_backward, p2p_done):
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    schedule._warmup_p2p = choose_given_shapes
+
+
+def micro_batch(run):
+    """Samples that a rank computes at once."""
+    layout = run.layout
+    return -(-run.global_batch // (layout.data_parallel * run.workload.training.accumulate * layout.micro_batches))
+
+
+def _batches(run):
+    """One global batch's share of a rank: `accumulate` parts of (inputs, labels)."""
+    samples = micro_batch(run) * run.layout.micro_batches
+    shape = (samples, run.workload.training.window)
+    return [
+        (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64))
+        for _ in range(run.workload.training.accumulate)
+    ]

@@ -1,0 +1,82 @@
+"""What a training process is told, put together from a project or from what a rule hands over."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from parascale import provenance
+from parascale.config import Run, Site, run_from_dict, strict
+from parascale.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training.
+
+    data: folder of tokens. work: folder of the run under way. output: folder that the finished run is published to.
+    code_digest: of the code that decides a training's numbers. prediction: what the plan foretold, or None.
+    """
+
+    run: Run
+    site: Site
+    data: str
+    work: str
+    output: str
+    timeout_seconds: float
+    code_digest: str
+    prediction: dict | None = None
+
+    @property
+    def work_folder(self):
+        """The run under way."""
+        return Path(self.work)
+
+    @property
+    def output_folder(self):
+        """The finished run."""
+        return Path(self.output)
+
+    @property
+    def data_folder(self):
+        """The tokens."""
+        return Path(self.data)
+
+
+def describe_job(project, name, parity=False, prediction=None):
+    """A job of a project as plain values: what a rule passes as JSON, and `job_from_settings` takes.
+
+    parity: the short run that proves the layout right instead of the run itself.
+    """
+    run = project.runs[name]
+    paths = project.paths
+    if parity:
+        run = run.parity(project.config.parity.steps, project.config.parity.precision)
+    return {
+        "run": dataclasses.asdict(run),
+        "site": dataclasses.asdict(project.site),
+        "data": str(paths.data(run.workload.data.dataset, run.workload.data.format)),
+        "work": str(paths.parity_work(name) if parity else paths.work(name)),
+        "output": str(paths.parity(name) if parity else paths.run(name)),
+        "timeout_seconds": project.config.timeout_seconds,
+        "code_digest": training_digest(run.workload.model.kind),
+        "prediction": prediction,
+    }
+
+
+def job_from_settings(settings):
+    """The Job that `describe_job` described."""
+    site = strict.load(Site, settings["site"], "site settings")
+    return Job(**{**settings, "run": run_from_dict(settings["run"]), "site": site})
+
+
+def job_from_project(project, name):
+    """The Job of run `name`, started by hand."""
+    if name not in project.runs:
+        raise ConfigError(f"run `{name}` is not in {project.config.runs}{strict.nearest(name, project.runs)}")
+    return job_from_settings(describe_job(project, name))
+
+
+def training_digest(model_kind):
+    """Digest of the code that a training runs: what train.py imports, and a model class of the user's own."""
+    own = [model_kind.partition(":")[0]] if ":" in model_kind else []
+    return provenance.code_digest([Path(__file__).with_name("loop.py"), *own])

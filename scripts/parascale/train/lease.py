@@ -1,0 +1,79 @@
+"""One writer a run: whoever trains holds a lease, renewed while it lives.
+
+After a killed Snakemake its job may still be running; a second job must not write into the same folder.
+"""
+
+import os
+import socket
+import threading
+import time
+
+from parascale.errors import TrainingError
+from parascale.files import read_json, write_json
+
+RENEW_SECONDS = 5.0
+STALE_SECONDS = 20.0  # several renewals, and the delay with which a parallel filesystem shows a change
+
+
+class Lease:
+    """The right to write into a run's work folder, from `acquire` to `release`."""
+
+    def __init__(self, folder):
+        self.path = folder / "lease.json"
+        self.stopped = threading.Event()
+        self.thread = None
+
+    def acquire(self):
+        """Take the lease, or raise TrainingError that names the living holder.
+
+        Returns the last sign of life (seconds since the epoch) of a holder that died, else None.
+        """
+        last_sign = self._wait_for_holder() if self.path.exists() else None
+        self._write()
+        self.thread = threading.Thread(target=self._renew, daemon=True)
+        self.thread.start()
+        return last_sign
+
+    def release(self):
+        """Give the lease back."""
+        self.stopped.set()
+        self.thread.join()
+        self.path.unlink(missing_ok=True)
+
+    def _wait_for_holder(self):
+        """The time of the holder's last sign, once it is clear that it is dead."""
+        holder = read_json(self.path)
+        if holder["host"] == socket.gethostname() and not _is_alive(holder["pid"]):
+            return holder["time"]
+        watched = time.monotonic()
+        while time.monotonic() - watched < STALE_SECONDS:
+            if time.time() - holder["time"] > 10 * STALE_SECONDS:
+                break  # clocks of nodes agree to far better than this
+            time.sleep(0.5)
+            now = read_json(self.path) if self.path.exists() else None
+            if now is None:
+                break
+            if now["time"] != holder["time"]:
+                raise TrainingError(
+                    f"{self.path.parent} is being written by process {now['pid']} on {now['host']}"
+                    f"{' (job ' + now['job_id'] + ')' if now['job_id'] else ''}. Wait for it, or cancel that job, and start again."
+                )
+        return holder["time"]
+
+    def _renew(self):
+        while not self.stopped.wait(RENEW_SECONDS):
+            self._write()
+
+    def _write(self):
+        job_id = os.environ.get("SLURM_JOB_ID")
+        write_json(self.path, {"host": socket.gethostname(), "pid": os.getpid(), "job_id": job_id, "time": time.time()})
+
+
+def _is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

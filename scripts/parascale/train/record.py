@@ -1,0 +1,150 @@
+"""The record of a run under way: what was asked, what each step did, and how often it was started.
+
+Written by rank 0 into the work folder, appended to while the run goes on, and published as a whole at its end.
+"""
+
+import json
+import os
+import time
+from datetime import UTC, datetime
+
+from parascale.files import read_json_lines, write_text
+
+SCHEMA_VERSION = 1
+
+
+class Record:
+    """`steps.jsonl` and `attempts.jsonl` of a work folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.steps_path = folder / "steps.jsonl"
+        self.attempts_path = folder / "attempts.jsonl"
+        self.handle = None
+        self.started = time.time()
+        self.first_step = None
+        self.last_step = None
+
+    def begin(self, first_step, hosts, died_at):
+        """Start an attempt that continues with optimizer step `first_step`.
+
+        Lines of steps that were done after the last checkpoint are dropped: those steps are done again.
+        died_at: when the attempt before, if it left no end, gave its last sign (seconds since the epoch).
+        """
+        steps = [line for line in self.steps() if line["step"] < first_step]
+        write_text(self.steps_path, "".join(json.dumps(line) + "\n" for line in steps))
+        self.handle = open(self.steps_path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+        self.first_step, self.last_step = first_step, first_step - 1
+        attempts = self.attempts()
+        if attempts and "end" not in attempts[-1]:
+            # It was killed: nobody wrote its end.
+            end = max(died_at or attempts[-1]["started"], attempts[-1]["started"])
+            attempts[-1] |= {
+                "end": _iso(end),
+                "seconds": end - attempts[-1]["started"],
+                "outcome": "killed",
+                "last_step": None,
+            }
+        attempts.append(
+            {
+                "start": _iso(self.started),
+                "started": self.started,
+                "first_step": first_step,
+                "job_id": os.environ.get("SLURM_JOB_ID"),
+                "hosts": hosts,
+            }
+        )
+        self._write_attempts(attempts)
+
+    def add_step(self, line):
+        """Append one step's line; at once in the file, so that a watcher sees it."""
+        self.handle.write(json.dumps(line) + "\n")
+        self.handle.flush()
+        self.last_step = line["step"]
+
+    def end(self, outcome):
+        """Close the attempt: outcome is finished, stopped or failed."""
+        if self.handle is None:
+            return
+        self.handle.flush()
+        os.fsync(self.handle.fileno())
+        self.handle.close()
+        self.handle = None
+        attempts = self.attempts()
+        now = time.time()
+        attempts[-1] |= {
+            "end": _iso(now),
+            "seconds": now - self.started,
+            "outcome": outcome,
+            "last_step": self.last_step,
+        }
+        self._write_attempts(attempts)
+
+    def steps(self):
+        """All whole lines of steps."""
+        return read_json_lines(self.steps_path) if self.steps_path.exists() else []
+
+    def attempts(self):
+        """All attempts, the current one last."""
+        return read_json_lines(self.attempts_path) if self.attempts_path.exists() else []
+
+    def _write_attempts(self, attempts):
+        write_text(self.attempts_path, "".join(json.dumps(line) + "\n" for line in attempts))
+
+
+def summarise(run, site, steps, attempts, facts):
+    """The figures of a finished run that reports read.
+
+    facts: validation_loss, best_validation_loss, best_step, test_loss, evaluated_tokens, parameters, peak_memory_bytes,
+    bubble_measured, flops_per_token.
+    """
+    layout = run.layout
+    phases = {}
+    for line in steps:
+        for name, seconds in line["seconds"].items():
+            phases[name] = phases.get(name, 0.0) + seconds
+    seconds = phases.pop("total")
+    wall_seconds = sum(attempt["seconds"] for attempt in attempts)
+    work = sum(line["tokens"] for line in steps)
+    last = [line["loss"] for line in steps[-10:]]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": run.run,
+        "workload": run.workload.name,
+        "strategy": run.strategy,
+        "engine": run.engine,
+        "nodes": layout.nodes,
+        "world_size": layout.world_size,
+        "dp": layout.dp,
+        "fsdp": layout.fsdp,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "status": "done",
+        "attempts": len(attempts),
+        "seed": run.seed,
+        "work": work,
+        "work_unit": "tokens",
+        "steps": len(steps),
+        "seconds": seconds,
+        "wall_seconds": wall_seconds,
+        "rate": work / seconds,
+        "train_loss": sum(last) / len(last),
+        **facts,
+        "phases": phases,
+        "bubble_expected": expected_bubble(layout) if layout.pp > 1 else None,
+        "core_hours": site.cores_per_node * layout.nodes * wall_seconds / 3600,
+        "energy_joules": None,
+    }
+
+
+def expected_bubble(layout):
+    """Share of a pipeline's time that a rank waits: (p − 1) / (v × m + p − 1), v stages a rank, m micro-batches.
+
+    Narayanan et al. 2021, arXiv:2104.04473, section 2.2, as a share of the whole step. Zero-bubble schedules aim below it.
+    """
+    held = layout.stages // layout.pp
+    return (layout.pp - 1) / (held * layout.micro_batches + layout.pp - 1)
+
+
+def _iso(seconds):
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

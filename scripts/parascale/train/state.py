@@ -1,0 +1,267 @@
+"""The state of a run on disk: what makes a start a continuation, and an end a result.
+
+work/runs/<run>/   run.json (identity), steps.jsonl, attempts.jsonl, lease.json,
+                   checkpoints/step-…/ (resumable, the last `keep`), best/step-…/ (weights of the best validation loss)
+results/runs/<run>/   the same, published as a whole at the end
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import socket
+import time
+
+import torch
+import torch.distributed as dist
+
+from parascale import provenance
+from parascale.checkpoint import store
+from parascale.errors import CheckpointError
+from parascale.files import read_json, write_json
+from parascale.train.lease import Lease
+from parascale.train.memory import peak_memory
+from parascale.train.record import SCHEMA_VERSION, Record, summarise
+
+
+class RunState:
+    """Checkpoints, record and result of one run. Rank 0 writes the record; checkpoints are written by all."""
+
+    def __init__(self, job, model, optimizers):
+        self.job, self.model, self.optimizers = job, model, optimizers
+        self.mesh = model.mesh
+        self.lead = self.mesh.rank == 0
+        self.record = Record(job.work_folder)
+        self.lease = Lease(job.work_folder)
+        self.facts = dict.fromkeys(("validation_loss", "best_validation_loss", "best_step", "test_loss")) | {
+            "evaluated_tokens": {}
+        }
+        self.waiting_seconds = [0.0, 0.0]  # bubble and total, for the mean over ranks
+        self.last_checkpoint = time.monotonic()
+
+    # --- begin
+
+    def begin(self, steps, vocabulary):
+        """Take the run over, continue from its newest whole checkpoint if there is one; returns the first step to do."""
+        self.vocabulary = vocabulary
+        died_at = self._on_lead(self._take_over)
+        self.parameters = self._count_parameters()
+        first_step = self._resume() + 1
+        hosts = self._gather(socket.gethostname())
+        if self.lead:
+            self.record.begin(first_step, list(dict.fromkeys(hosts)), died_at)
+            self.hosts = hosts
+            if first_step > 1:
+                print(f"{self.job.run.run}: continues with step {first_step} of {steps}", flush=True)
+        return first_step
+
+    def _take_over(self):
+        """Hold the lease of the work folder; a folder of other settings or code steps aside."""
+        work = self.job.work_folder
+        work.mkdir(parents=True, exist_ok=True)
+        died_at = self.lease.acquire()
+        identity = self._identity()
+        path = work / "run.json"
+        if path.exists() and read_json(path).get("identity") != identity:
+            self.lease.release()
+            aside = work.with_name(f"{work.name}.superseded")
+            shutil.rmtree(aside, ignore_errors=True)
+            work.rename(aside)
+            print(
+                f"{self.job.run.run}: settings, data or code changed since {work} was begun; it is kept as {aside.name}",
+                flush=True,
+            )
+            self.lease = Lease(work)
+            work.mkdir()
+            self.lease.acquire()
+            died_at = None
+        write_json(path, {"identity": identity, **self._description()})
+        return died_at
+
+    def _identity(self):
+        """A digest of all that decides the run's numbers; the layout is not part of it, so a run may go on in another."""
+        run = self.job.run
+        settings = dataclasses.asdict(run)
+        decided = {
+            "workload": settings["workload"],
+            "numbers": [
+                run.seed,
+                run.precision,
+                run.engine,
+                run.global_batch,
+                run.peak_lr,
+                run.average_every,
+                run.init_from,
+            ],
+            "data": (self.job.data_folder / "manifest.json").read_text(encoding="utf-8"),
+            "code": self.job.code_digest,
+        }
+        return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
+
+    def _description(self):
+        """What run.json holds from the start on."""
+        run = self.job.run
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "run": run.run,
+            "strategy": run.strategy,
+            "settings": dataclasses.asdict(run),
+            "site": dataclasses.asdict(self.job.site),
+            "global_batch": run.global_batch,
+            "code_digest": self.job.code_digest,
+            "git_commit": provenance.git_commit(),
+            "versions": provenance.versions() | {"cuda": torch.version.cuda},
+            "prediction": self.job.prediction,
+        }
+
+    def _count_parameters(self):
+        """Parameters of the whole model, tied ones once."""
+        held = sum(p.numel() for part in self.model.parts for p in part.parameters())
+        held -= sum(second.numel() for _, second in self.model.split_ties if second is not None)
+        if self.model.pipeline is not None:
+            held = torch.tensor(held, dtype=torch.int64, device=self.mesh.device)
+            dist.all_reduce(held, group=self.model.pipeline.group)
+        return int(held)
+
+    def _resume(self):
+        """Load the newest checkpoint that is whole; returns its step, 0 where the run starts anew."""
+        for folder in store.whole_checkpoints(self.job.work_folder / "checkpoints"):
+            try:
+                facts = store.load(folder, self.model, self.optimizers)
+            except CheckpointError as error:
+                if self.lead:
+                    print(f"{error}; trying the checkpoint before it", flush=True)
+                continue
+            self.facts = facts["evaluation"]
+            return facts["step"]
+        return 0
+
+    # --- on the way
+
+    def add_step(self, line):
+        """Record one step."""
+        seconds = line["seconds"]
+        self.waiting_seconds[0] += seconds.get("bubble", 0.0)
+        self.waiting_seconds[1] += seconds["total"]
+        if self.lead:
+            self.record.add_step(line)
+
+    def note_validation(self, step, loss, tokens):
+        """Keep the weights if this validation loss is the best so far."""
+        self.facts["validation_loss"] = loss
+        self.facts["evaluated_tokens"]["validation"] = tokens
+        best = self.facts["best_validation_loss"]
+        if best is None or loss < best:
+            self.facts |= {"best_validation_loss": loss, "best_step": step}
+            self._save("best", step, [], keep=1)
+
+    def note_test(self, loss, tokens):
+        """Keep the loss of the best weights on the test split."""
+        self.facts["test_loss"] = loss
+        self.facts["evaluated_tokens"]["test"] = tokens
+
+    def is_due(self, step, last):
+        """Whether to save a resumable checkpoint after `step`: all ranks decide alike."""
+        training = self.job.run.workload.training
+        by_step = training.checkpoint_every is not None and step % training.checkpoint_every == 0
+        by_time = False
+        if training.checkpoint_minutes is not None:
+            by_time = self._on_lead(lambda: time.monotonic() - self.last_checkpoint > 60 * training.checkpoint_minutes)
+        return by_step or by_time or last
+
+    def checkpoint(self, step):
+        """Save everything that a continuation needs; returns what the step's line gains."""
+        started = time.perf_counter()
+        self._save("checkpoints", step, self.optimizers, keep=self.job.run.workload.training.keep)
+        self.last_checkpoint = time.monotonic()
+        return {"checkpoint_seconds": time.perf_counter() - started}
+
+    def _save(self, kind, step, optimizers, keep):
+        folder = self.job.work_folder / kind
+        facts = {
+            "run": self.job.run.run,
+            "step": step,
+            "evaluation": self.facts,
+            "layout": dataclasses.asdict(self.job.run.layout),
+        }
+        store.save(store.step_folder(folder, step), self.model, optimizers, facts)
+        if self.lead:
+            for old in store.whole_checkpoints(folder)[keep:]:
+                shutil.rmtree(old)
+
+    # --- end
+
+    def end(self, outcome):
+        """Close this attempt: finished, stopped or failed."""
+        if self.lead:
+            self.record.end(outcome)
+            self.lease.release()
+
+    def load_best(self):
+        """Give the model the weights of its best validation loss."""
+        store.load(store.whole_checkpoints(self.job.work_folder / "best")[0], self.model, [])
+
+    def publish(self):
+        """Make the finished run a result: link every file into the output folder, summary.json last, then drop the work."""
+        waited = torch.tensor(self.waiting_seconds, dtype=torch.float64, device=self.mesh.device)
+        peak = torch.tensor([peak_memory(self.mesh.device)], dtype=torch.int64, device=self.mesh.device)
+        if self.mesh.devices is not None:
+            dist.all_reduce(waited)
+            dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+        if not self.lead:
+            return
+        bubble = (waited[0] / waited[1]).item() if self.model.pipeline is not None else None
+        facts = self.facts | {
+            "parameters": self.parameters,
+            "peak_memory_bytes": int(peak),
+            "bubble_measured": bubble,
+        }
+        self.record.end("finished")
+        attempts = self.record.attempts()
+        summary = summarise(self.job.run, self.job.site, self.record.steps(), attempts, facts)
+        description = self._description() | {
+            "parameters": self.parameters,
+            "vocabulary": self.vocabulary,
+            "hosts": self.hosts,
+            "job_ids": sorted({attempt["job_id"] for attempt in attempts if attempt["job_id"]}),
+            "attempts": attempts,
+        }
+        output = self.job.output_folder
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "summary.json").unlink(missing_ok=True)
+        for kind, name in (("checkpoints", "checkpoint"), ("best", "best")):
+            shutil.rmtree(output / name, ignore_errors=True)
+            for newest in store.whole_checkpoints(self.job.work_folder / kind)[:1]:
+                shutil.copytree(newest, output / name, copy_function=os.link)
+        write_json(output / "run.json", description)
+        shutil.copyfile(self.record.steps_path, output / "steps.jsonl")
+        write_json(output / "summary.json", summary)
+        self.lease.release()
+        shutil.rmtree(self.job.work_folder)
+
+    # --- ranks
+
+    def _on_lead(self, work):
+        """Do `work` on rank 0; its result, or its error, on every rank."""
+        outcome = [None, None]
+        if self.lead:
+            try:
+                outcome = [work(), None]
+            except Exception as error:
+                if self.mesh.devices is None:
+                    raise
+                outcome = [None, error]
+        if self.mesh.devices is not None:
+            dist.broadcast_object_list(outcome, src=0)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+    def _gather(self, value):
+        """The values of all ranks, on every rank."""
+        if self.mesh.devices is None:
+            return [value]
+        values = [None] * self.mesh.world_size
+        dist.all_gather_object(values, value)
+        return values

@@ -1,0 +1,37 @@
+"""Build the comparison report from the records of runs.
+
+    python scripts/report.py --results results --work work --output results/report
+
+Writes index.html (one file, no network), summary.csv and figures/*.svg. With --runs, exactly these runs are shown, and
+those without results as missing; without it, every run that left something.
+"""
+
+import argparse
+
+from parascale.cli import run_main
+from parascale.report import build_report, load_records, write_report
+from parascale.report.records import found_runs
+
+
+def main():
+    arguments = _parse()
+    records = load_records(arguments.results, arguments.work, arguments.runs)
+    shown = {record.name for record in records}
+    left_out = [name for name in found_runs(arguments.results, arguments.work) if name not in shown]
+    write_report(build_report(records, arguments.title, left_out), arguments.output)
+    done = sum(record.done for record in records)
+    print(f"{arguments.output}/index.html: {done} of {len(records)} runs finished", flush=True)
+
+
+def _parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", default="results", help="folder that holds runs/ and parity/ (default: results)")
+    parser.add_argument("--work", default="work", help="folder that holds unfinished runs (default: work)")
+    parser.add_argument("--output", default="results/report", help="folder to write (default: results/report)")
+    parser.add_argument("--title", default="Scaling report", help="heading of the page")
+    parser.add_argument("--runs", nargs="+", metavar="NAME", help="the runs to show, in this order")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run_main(main)

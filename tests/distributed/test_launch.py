@@ -1,0 +1,260 @@
+"""The launcher starts, stops and ends a run's processes as promised, whoever is killed. Without Slurm."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LAUNCH = Path(__file__).parents[2] / "scripts" / "launch.py"
+SITE = json.dumps({"name": "test", "cores_per_node": 2})
+
+# A rank that writes down who it is, then does as its mode says.
+RANK = """
+import json, os, signal, sys, time
+mode, folder = sys.argv[1:]
+stop = []
+if mode == "saves":
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+if mode == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+rank = os.environ["RANK"]
+names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"]
+facts = {"pid": os.getpid(), "launcher": os.getppid(), **{name: os.environ.get(name) for name in names}}
+with open(f"{folder}/rank{rank}.new", "w") as handle:
+    json.dump(facts, handle)
+os.rename(f"{folder}/rank{rank}.new", f"{folder}/rank{rank}.json")
+if mode == "done":
+    print("hello from rank", rank)
+    sys.exit(0)
+while not stop:
+    time.sleep(0.05)
+open(f"{folder}/saved{rank}", "w").close()
+sys.exit(75)
+"""
+
+# A rank that joins a gloo group and sums; rank 1 raises where it is told to.
+GLOO = """
+import sys, torch.distributed as dist, torch
+from datetime import timedelta
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == dist.get_world_size()
+    if sys.argv[1] == "raises" and dist.get_rank() == 1:
+        raise ValueError("a planted fault")
+    dist.barrier()
+    dist.destroy_process_group()
+
+main()
+"""
+
+
+class Launched:
+    """A launcher under test with the folder its ranks write to."""
+
+    def __init__(self, folder, code, mode, nodes=1, processes=2, **options):
+        self.folder, self.ranks = folder, nodes * processes
+        script = folder / "rank.py"
+        script.write_text(code)
+        given = {"nodes": nodes, "processes": processes, "site": SITE, "logs": folder / "logs", **options}
+        arguments = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
+        self.process = subprocess.Popen(
+            [sys.executable, LAUNCH, *arguments, "--", script, mode, folder],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
+        )
+
+    def facts(self):
+        """What each rank wrote down, once all run."""
+        files = [self.folder / f"rank{rank}.json" for rank in range(self.ranks)]
+        wait_for(lambda: all(file.exists() for file in files), 20, "ranks to start")
+        return [json.loads(file.read_text()) for file in files]
+
+    def finish(self, seconds):
+        """(exit code, output) of the launcher, which must end within `seconds`."""
+        output, _ = self.process.communicate(timeout=seconds)
+        return self.process.returncode, output
+
+
+def wait_for(condition, seconds, what):
+    """Wait until `condition()` holds, or fail."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain for {what}"
+        time.sleep(0.05)
+
+
+def gone(pid):
+    """Whether a process has ended (a zombie has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize(("nodes", "processes"), [(1, 3), (2, 1), (2, 2)])
+def test_each_rank_finds_what_torchrun_would_tell_it(tmp_path, nodes, processes):
+    launched = Launched(tmp_path, RANK, "done", nodes, processes)
+    code, output = launched.finish(30)
+    assert code == 0, output
+    facts = launched.facts()
+    assert [(fact["RANK"], fact["LOCAL_RANK"]) for fact in facts] == [
+        (str(rank), str(rank % processes)) for rank in range(nodes * processes)
+    ]
+    shared = {
+        (fact["WORLD_SIZE"], fact["LOCAL_WORLD_SIZE"], fact["MASTER_ADDR"], fact["MASTER_PORT"]) for fact in facts
+    }
+    assert len(shared) == 1 and next(iter(shared))[:2] == (str(nodes * processes), str(processes))
+    assert [line.split(":")[0] for line in output.splitlines() if line.startswith("node ")] == [
+        f"node {node}" for node in range(nodes)
+    ]
+    for rank in range(nodes * processes):
+        assert f"hello from rank {rank}" in (tmp_path / "logs" / f"rank{rank}.log").read_text()
+    assert "hello from rank 0" in output and "hello from rank 1" not in output
+
+
+def test_one_process_replaces_the_launcher(tmp_path):
+    """Start-up is paid once, and signals reach the training itself."""
+    script = tmp_path / "single.py"
+    script.write_text("import os, sys; print(os.getpid(), os.environ['OMP_NUM_THREADS']); sys.exit(7)")
+    command = [sys.executable, LAUNCH, "--site", SITE, "--cores", "2", "--", script]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.communicate(timeout=30)[0].split() == [str(process.pid), "2"]
+    assert process.returncode == 7
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_torch_meets_on_what_the_launcher_set(tmp_path, nodes):
+    code, output = Launched(tmp_path, GLOO, "ok", nodes, 2 // nodes).finish(90)
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_exception_is_named_with_rank_host_and_log(tmp_path, nodes):
+    code, output = Launched(tmp_path, GLOO, "raises", nodes, 2 // nodes).finish(90)
+    assert code == 1
+    error, log = output.rstrip().splitlines()[-2:]
+    assert error == f"error: rank 1 on {socket.gethostname()} failed: ValueError: a planted fault"
+    assert log == f"  log: {tmp_path}/logs/rank1.log"
+    assert "a planted fault" in (tmp_path / "logs" / "rank1.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "victim"), [(1, "rank"), (2, "rank"), (1, "launcher"), (2, "launcher"), (2, "node 0")]
+)
+def test_kill_9_of_anyone_ends_everything_within_15_seconds(tmp_path, nodes, victim):
+    launched = Launched(tmp_path, RANK, "runs", nodes, 2)
+    facts = launched.facts()
+    last = facts[-1]
+    pid = {"rank": last["pid"], "launcher": last["launcher"], "node 0": launched.process.pid}[victim]
+    os.kill(pid, signal.SIGKILL)
+    start = time.monotonic()
+    code, output = launched.finish(15)
+    everyone = {fact[who] for fact in facts for who in ("pid", "launcher")}
+    wait_for(lambda: all(gone(pid) for pid in everyone), 15 - (time.monotonic() - start), "all processes to end")
+    if victim == "rank":
+        assert code == 1
+        assert f"error: rank {2 * nodes - 1} on {socket.gethostname()} failed: ended by SIGKILL" in output
+    elif (nodes, victim) == (2, "launcher"):
+        assert code == 1
+        assert "error: the launcher of node 1 is gone" in output.splitlines()[-1]
+
+
+def test_ranks_that_are_ended_leave_their_stack_in_their_log(tmp_path):
+    launched = Launched(tmp_path, RANK, "runs")
+    os.kill(launched.facts()[1]["pid"], signal.SIGKILL)
+    launched.finish(15)
+    assert "Fatal Python error: Aborted" in (tmp_path / "logs" / "rank0.log").read_text()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_reaches_every_rank_and_is_told_from_a_failure(tmp_path, nodes, number):
+    launched = Launched(tmp_path, RANK, "saves", nodes, 2)
+    launched.facts()
+    launched.process.send_signal(number)
+    code, output = launched.finish(15)
+    assert code == 75, output
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2 * nodes))
+
+
+def test_a_stop_at_one_node_stops_the_run(tmp_path):
+    launched = Launched(tmp_path, RANK, "saves", 2, 1)
+    os.kill(launched.facts()[1]["launcher"], signal.SIGTERM)
+    assert launched.finish(15)[0] == 75
+
+
+def test_ranks_that_cannot_save_end_with_another_code(tmp_path):
+    launched = Launched(tmp_path, RANK, "runs")
+    launched.facts()
+    launched.process.terminate()
+    assert launched.finish(15)[0] == 143
+
+
+def test_a_rank_that_does_not_stop_is_ended_after_its_grace(tmp_path):
+    launched = Launched(tmp_path, RANK, "deaf", grace=1)
+    facts = launched.facts()
+    launched.process.terminate()
+    code, output = launched.finish(15)
+    assert code == 1 and "did not stop within 1 s of SIGTERM" in output
+    assert all(gone(fact["pid"]) for fact in facts)
+
+
+def test_a_rank_that_outlasts_the_others_is_ended(tmp_path):
+    """A hang at the end, in another node's rank too, is bounded by the timeout."""
+    hang = "import os, time\nif os.environ['RANK'] == '1': time.sleep(600)\n"
+    for nodes in (1, 2):
+        code, output = Launched(tmp_path, hang, "-", nodes, 2 // nodes, timeout=1).finish(15)
+        assert code == 1 and "1 s after" in output, output
+
+
+def test_logs_of_earlier_attempts_are_kept(tmp_path):
+    for _ in range(2):
+        Launched(tmp_path, RANK, "done").finish(15)
+    assert (tmp_path / "logs" / "rank1.log").read_text().count("hello from rank 1") == 2
+
+
+def test_two_runs_at_once_do_not_meet_each_other(tmp_path):
+    """Each finds its own ranks although nobody told them which ports are taken."""
+    runs = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        runs.append(Launched(tmp_path / name, RANK, "saves", 2, 1))
+    ports = [{fact["MASTER_PORT"] for fact in run.facts()} for run in runs]
+    assert len(ports[0] | ports[1]) == 2
+    for run in runs:
+        run.process.terminate()
+        assert run.finish(15)[0] == 75
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("meet", "reason"),
+    [("nowhere.invalid:12345", "does not resolve"), ("127.0.0.1:1", "Connection refused"), ("192.0.2.1:9", "")],
+)
+def test_a_node_that_finds_nobody_says_so_within_a_minute(tmp_path, meet, reason):
+    command = [sys.executable, LAUNCH, "--site", SITE, "--nodes", "2", "--node", "1", "--meet", meet, "--", "-c", "1"]
+    start = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and time.monotonic() - start < 60
+    assert f"could not reach node 0 at {meet}" in done.stderr and reason in done.stderr
+
+
+@pytest.mark.slow
+def test_node_0_names_the_nodes_that_never_came(tmp_path):
+    command = [sys.executable, LAUNCH, "--site", SITE, "--nodes", "3", "--node", "0", "--meet", "127.0.0.1:11999"]
+    done = subprocess.run([*command, "--", "-c", "1"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "node(s) 1, 2 of 3 did not reach node 0" in done.stderr

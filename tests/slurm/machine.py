@@ -1,0 +1,163 @@
+"""A computer made of Linux namespaces: its own processes, host name, mounts and, if wanted, its own network.
+
+The first process of a machine (process 1 in its own numbering) does nothing but wait and collect orphans.
+The kernel kills every process of a machine together with its first one, those of machines inside it too. So
+switching off is one signal, and nothing can be left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+# The identity is read before anything is mounted over /proc: there the process still has its number outside.
+FIRST_PROCESS = """
+set -e
+read -r identity </proc/self/stat
+hostname {name}
+{setup}
+echo "$identity" >{identity}.part
+mv {identity}.part {identity}
+while :; do sleep 3600 & wait; done
+"""
+
+
+class BoxError(RuntimeError):
+    """Something a user of the cluster should know; the message says what is wrong and what to do."""
+
+
+class MachineError(BoxError):
+    """A machine could not be switched on, or is needed and switched off."""
+
+
+class Machine:
+    """One machine. What is known about it lies in two files, so that another process can find it again."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.log = directory / f"{name}.log"
+        self._identity = directory / f"{name}.stat"
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the machine's first process, seen from outside; None where the machine is off."""
+        try:
+            pid, start = _pid_and_start(self._identity.read_text())
+            state = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return None  # never started, or ended
+        # The start time tells our process from a later one that was given the same number.
+        is_ours = _pid_and_start(state) == (pid, start) and _fields(state)[0] not in ("Z", "X")
+        return pid if is_ours else None
+
+    def switch_on(
+        self, setup: str = "", network: bool = True, inside: Machine | None = None, timeout: float = 10
+    ) -> subprocess.Popen:
+        """Start the first process, which runs the shell lines `setup` before the machine counts as on."""
+        self._identity.unlink(missing_ok=True)
+        script = FIRST_PROCESS.format(
+            name=shlex.quote(self.name), setup=setup, identity=shlex.quote(str(self._identity))
+        )
+        command = ["unshare", "--fork", "--pid", "--mount", "--uts", *(["--net"] if network else [])]
+        command += ["sh", "-c", script]
+        process = (inside or OUTSIDE).popen(command, self.log)
+        deadline = time.monotonic() + timeout
+        while not self._identity.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                raise MachineError(f"machine {self.name} did not start: {tail(self.log)}")
+            time.sleep(0.005)
+        return process
+
+    def switch_off(self, timeout: float = 10) -> None:
+        """Kill everything on the machine at once, as a power cut does. Does nothing where it is off."""
+        pid = self.pid
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + timeout
+        while self.pid is not None:
+            if time.monotonic() > deadline:
+                raise MachineError(f"machine {self.name} (process {pid}) survives SIGKILL")
+            time.sleep(0.005)
+        self._identity.unlink(missing_ok=True)
+
+    def enter(
+        self, command: list[str], cwd: str | Path | None = None, own_processes: bool = True
+    ) -> list[str]:
+        """The command line that runs `command` on this machine.
+
+        Without `own_processes` the command stays in the process numbering of the caller, where it can be
+        signalled by the number that Popen knows, and outlives the machine.
+        """
+        if self.pid is None:
+            raise MachineError(f"machine {self.name} is off")
+        namespaces = ["--mount", "--uts", "--net", *(["--pid"] if own_processes else [])]
+        return ["nsenter", f"--target={self.pid}", *namespaces, f"--wdns={cwd or Path.cwd()}", "--", *command]
+
+    def popen(self, command: list[str], log: Path, env: dict[str, str] | None = None) -> subprocess.Popen:
+        """Start a daemon on this machine: in a session of its own, both streams appended to `log`."""
+        with log.open("ab") as stream:
+            return subprocess.Popen(
+                self.enter(command, cwd="/"),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env=env,
+                start_new_session=True,
+            )
+
+    def processes(self, environment: str = "") -> dict[int, str]:
+        """Number, seen from outside, and command line of every process on this machine but the first.
+
+        With `environment` ("NAME=value") only those that were started with this in their environment.
+        """
+        pid = self.pid
+        if pid is None:
+            return {}
+        namespace = os.readlink(f"/proc/{pid}/ns/pid")
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal() or int(entry.name) == pid:
+                continue
+            try:
+                if os.readlink(entry / "ns/pid") != namespace:
+                    continue
+                started_with = (entry / "environ").read_bytes().split(b"\0")
+                if environment and environment.encode() not in started_with:
+                    continue
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ").strip()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it ended while we were looking, or root may not look: then it is none of ours
+        return found
+
+
+class _Outside(Machine):
+    """The computer everything runs on."""
+
+    def enter(
+        self, command: list[str], cwd: str | Path | None = None, own_processes: bool = True
+    ) -> list[str]:
+        return command
+
+
+OUTSIDE = _Outside("outside", Path("/"))
+
+
+def tail(log: Path, lines: int = 8) -> str:
+    """The last lines of a log, for an error message."""
+    if not log.exists():
+        return f"(no log at {log})"
+    return "\n".join([f"{log}:", *log.read_text(errors="replace").splitlines()[-lines:]])
+
+
+def _fields(stat: str) -> list[str]:
+    # proc(5): "pid (comm) state ppid ...", where comm may hold blanks and brackets.
+    return stat.rpartition(")")[2].split()
+
+
+def _pid_and_start(stat: str) -> tuple[int, int]:
+    return int(stat.split()[0]), int(_fields(stat)[19])

@@ -1,0 +1,210 @@
+"""The launcher keeps its promises inside jobs of a real Slurm, with nodes across a network."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slurm
+
+LAUNCH = Path(__file__).parents[2] / "scripts" / "launch.py"
+SITE = {
+    "name": "box",
+    "cores_per_node": 128,
+    "gpus_per_node": 4,
+    "network": {"interface": "ib0", "host_suffix": "i"},
+}
+# The environment of a rule's shell below Snakemake's job-step plugin: few variables of Slurm are left.
+JOB_STEP = """#!/bin/bash
+for name in $(compgen -e); do
+  case $name in
+    SLURM_JOB_ID | SLURM_JOBID | SLURM_CLUSTER_NAME | SLURM_SUBMIT_*) ;;
+    SLURM_* | SRUN_* | SBATCH_*) unset "$name" ;;
+  esac
+done
+exec "$@"
+"""
+# A rank that writes down who it is, and runs until it is told to stop.
+RANK = """
+import json, os, signal, sys, time
+stop, folder = [], sys.argv[1]
+signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+rank, names = os.environ["RANK"], ["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
+                                   "GLOO_SOCKET_IFNAME", "SLURMD_NODENAME"]
+facts = {name: os.environ.get(name) for name in names} | {"pid": os.getpid(), "launcher": os.getppid()}
+with open(f"{folder}/rank{rank}.new", "w") as handle:
+    json.dump(facts, handle)
+os.rename(f"{folder}/rank{rank}.new", f"{folder}/rank{rank}.json")
+while not stop and not os.path.exists(f"{folder}/finish"):
+    time.sleep(0.05)
+if stop:
+    time.sleep(1)
+    open(f"{folder}/saved{rank}", "w").close()
+sys.exit(75 if stop else 0)
+"""
+GLOO = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+assert total.item() == dist.get_world_size() == 2
+dist.destroy_process_group()
+"""
+
+
+class Job:
+    """A job that runs the launcher, and the files its ranks write."""
+
+    def __init__(self, cluster, folder, nodes, processes, code=RANK, site=SITE, options=()):
+        self.cluster, self.folder, self.ranks = cluster, folder, nodes * processes
+        script, shell = folder / "rank.py", folder / "job_step.sh"
+        script.write_text(code)
+        shell.write_text(JOB_STEP)
+        shell.chmod(0o755)
+        launch = [sys.executable, LAUNCH, "--nodes", nodes, "--processes", processes, "--gpus", 4]
+        launch += ["--site", json.dumps(site), "--logs", folder / "logs", "--", script, folder]
+        self.id = cluster.submit(
+            f"--nodes={nodes}", f"--ntasks={nodes}", "--cpus-per-task=128", "--gres=gpu:4", "--time=5",
+            f"--output={folder}/out", *options, str(shell), *map(str, launch),
+        )  # fmt: skip
+
+    def facts(self):
+        """What each rank wrote down, once all run."""
+        files = [self.folder / f"rank{rank}.json" for rank in range(self.ranks)]
+        deadline = time.monotonic() + 30
+        while not all(file.exists() for file in files):
+            assert time.monotonic() < deadline, f"ranks did not start:\n{self.output}"
+            time.sleep(0.1)
+        return [json.loads(file.read_text()) for file in files]
+
+    @property
+    def output(self):
+        """What the job has printed."""
+        path = self.folder / "out"
+        return path.read_text() if path.exists() else ""
+
+    def ends(self, state, seconds=20):
+        """Wait for the job's end in `state`, with no process left behind."""
+        assert self.cluster.wait(self.id, timeout=seconds) == state, self.output
+        # The job's cgroup or process table is read after its end: what is found now is an orphan.
+        assert not self.cluster.job_processes(self.id)
+
+    def exit_code(self):
+        """The job's exit code as the accounting has it."""
+        return self.cluster.sacct(self.id)["ExitCode"].split(":")[0]
+
+    def kill(self, node, pid):
+        """kill -9 on a node."""
+        subprocess.run(self.cluster.on_node(node, ["kill", "-9", str(pid)], cwd="/"), check=True)
+
+
+def test_several_nodes_meet_over_the_fast_network(cluster, tmp_path):
+    job = Job(cluster, tmp_path, 2, 2)
+    facts = job.facts()
+    (tmp_path / "finish").touch()
+    job.ends("COMPLETED")
+    nodes = [fact["SLURMD_NODENAME"] for fact in facts]
+    assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+    assert [fact["LOCAL_RANK"] for fact in facts] == ["0", "1", "0", "1"]
+    assert {fact["GLOO_SOCKET_IFNAME"] for fact in facts} == {"ib0"}
+    assert {fact["CUDA_VISIBLE_DEVICES"] for fact in facts} == {"0,1,2,3"}
+    assert len({fact["MASTER_PORT"] for fact in facts}) == 1
+    assert f"node 0: {nodes[0]} ({nodes[0]}i), ranks 0-1" in job.output
+    assert f"node 1: {nodes[2]} (" in job.output
+
+
+@pytest.mark.parametrize(("nodes", "processes"), [(2, 1), (1, 2)])
+def test_torch_meets_on_what_the_launcher_set(cluster, tmp_path, nodes, processes):
+    job = Job(cluster, tmp_path, nodes, processes, GLOO)
+    job.ends("COMPLETED", 60)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_signal_to_the_job_reaches_every_rank(cluster, tmp_path, nodes):
+    """As `--signal` before the time limit sends it: to the steps, not to the batch script."""
+    job = Job(cluster, tmp_path, nodes, 2)
+    job.facts()
+    full = ["--full"] if nodes == 1 else []  # one node has no step of its own here; under Snakemake it has
+    cluster.run(["scancel", *full, "--signal=TERM", job.id])
+    job.ends("FAILED")
+    assert job.exit_code() == "75"
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(job.ranks))
+
+
+def test_sigterm_to_the_batch_script_reaches_every_rank(cluster, tmp_path):
+    """What a killed Snakemake job sends: TERM to the process that the rule's shell became."""
+    job = Job(cluster, tmp_path, 2, 1)
+    job.facts()
+    cluster.run(["scancel", "--batch", "--signal=TERM", job.id])
+    job.ends("FAILED")
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(job.ranks)), job.output
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_cancelled_job_saves_and_leaves_no_process(cluster, tmp_path, nodes):
+    job = Job(cluster, tmp_path, nodes, 2)
+    job.facts()
+    cluster.run(["scancel", job.id])
+    job.ends("CANCELLED", 30)
+
+
+def test_kill_9_of_a_rank_ends_the_job_and_is_explained(cluster, tmp_path):
+    job = Job(cluster, tmp_path, 2, 2)
+    victim = job.facts()[3]
+    job.kill(victim["SLURMD_NODENAME"], victim["pid"])
+    job.ends("FAILED", 15)
+    assert f"error: rank 3 on {victim['SLURMD_NODENAME']} failed: ended by SIGKILL" in job.output
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_kill_9_of_a_nodes_launcher_ends_the_job(cluster, tmp_path, rank):
+    job = Job(cluster, tmp_path, 2, 1)
+    victim = job.facts()[rank]
+    job.kill(victim["SLURMD_NODENAME"], victim["launcher"])
+    job.ends("FAILED", 15)
+    assert f"error: the launcher of node {rank} is gone" in job.output
+
+
+def test_an_interface_that_does_not_exist_is_named_at_once(cluster, tmp_path):
+    site = {**SITE, "network": {"interface": "ib7", "host_suffix": "i"}}
+    job = Job(cluster, tmp_path, 2, 1, site=site)
+    job.ends("FAILED", 15)
+    assert "has no network interface `ib7` (it has" in job.output
+
+
+def test_a_name_that_does_not_resolve_is_named_within_a_minute(cluster, tmp_path):
+    site = {**SITE, "network": {"interface": "ib0", "host_suffix": "-fast"}}
+    job = Job(cluster, tmp_path, 2, 1, site=site)
+    job.ends("FAILED", 65)
+    assert "-fast` does not resolve" in job.output
+
+
+def test_a_power_cut_is_noticed_by_the_other_node(cluster, tmp_path):
+    job = Job(cluster, tmp_path, 2, 1, options=["--no-requeue"])
+    victim = job.facts()[1]["SLURMD_NODENAME"]
+    cluster.kill_node(victim)
+    try:
+        deadline = time.monotonic() + 30
+        while "the launcher of node 1 is gone" not in job.output:
+            assert time.monotonic() < deadline, job.output
+            time.sleep(0.2)
+        cluster.wait(job.id, timeout=60)
+    finally:
+        cluster.restart_node(victim)
+
+
+def test_two_jobs_at_once_on_the_same_nodes_do_not_meet(cluster, tmp_path):
+    """Each finds its own ranks: ports are told apart by the job."""
+    jobs = []
+    for name in ("one", "two"):
+        os.mkdir(tmp_path / name)
+        jobs.append(Job(cluster, tmp_path / name, 2, 1))
+    for job in jobs:
+        assert {fact["WORLD_SIZE"] for fact in job.facts()} == {"2"}
+    for job in jobs:
+        (job.folder / "finish").touch()
+        job.ends("COMPLETED")

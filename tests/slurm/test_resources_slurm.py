@@ -1,0 +1,207 @@
+"""What `resources` asks for is what a real Slurm gives, through Snakemake's plugin and the shipped JURECA profile."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from parascale.config import Config, Layout, load_site
+from parascale.errors import RequirementError
+from parascale.launch import preflight as questions
+from parascale.launch.preflight import preflight
+
+pytestmark = pytest.mark.slurm
+
+ROOT = Path(__file__).parents[2]
+# A workflow of one rule: it starts the launcher as the training rules do, on the shipped site with JURECA's shape.
+SNAKEFILE = """
+import json
+from dataclasses import asdict, replace
+from parascale.config import Config, Layout, load_site
+from parascale.launch.resources import resources
+
+SITE = replace(load_site(Config(sites="{root}/config/sites"), "jureca"), device="cpu")
+LAYOUTS = {layouts}
+NAMES = ["nodes", "tasks", "tasks_per_gpu", "mpi", "gres", "cpus_per_task", "runtime", "slurm_partition", "slurm_account"]
+
+def asked(name):
+    return lambda wildcards: resources(Layout(**LAYOUTS[wildcards.run]), SITE, {minutes}, None, "training").get(name)
+
+rule all:
+    input: expand("{{run}}.done", run=LAYOUTS)
+
+rule train:
+    output: "{{run}}.done"
+    log: "{{run}}.log"
+    params: site=lambda wildcards: json.dumps(asdict(SITE)), layout=lambda wildcards: Layout(**LAYOUTS[wildcards.run])
+    resources: {resources}
+    shell:
+        "exec {python} {root}/scripts/launch.py --nodes {{params.layout.nodes}} --gpus {{params.layout.gpus_per_node}}"
+        " --processes {{params.layout.processes_per_node}} --site {{params.site:q}} --logs {{wildcards.run}}.logs"
+        " -- {folder}/rank.py {{output}} > {{log}} 2>&1"
+"""
+RANK = """
+import os, signal, sys, time
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+name, rank = sys.argv[1].partition(".")[0], os.environ.get("RANK", "0")
+with open(f"{name}.rank{rank}", "a") as handle:
+    handle.write(os.environ["SLURM_JOB_ID"] + "\\n")
+end = time.monotonic() + SECONDS
+while time.monotonic() < end and not (stop or os.path.exists(f"{name}.saved{rank}")):
+    time.sleep(0.05)
+if stop:
+    time.sleep(2)
+    open(f"{name}.saved{rank}", "w").close()
+    sys.exit(75)
+if rank == "0":
+    open(sys.argv[1], "w").close()
+"""
+NAMES = [
+    "nodes",
+    "tasks",
+    "tasks_per_gpu",
+    "mpi",
+    "gres",
+    "cpus_per_task",
+    "runtime",
+    "slurm_partition",
+    "slurm_account",
+]
+# run: (layout, what the accounting says: nodes, cores, GPUs)
+CASES = {
+    "single": ({}, (1, 128, 1)),
+    "waste": ({"gpus_per_node": 4, "idle_gpus": 3}, (1, 128, 4)),
+    "node": ({"gpus_per_node": 4, "dp": 4}, (1, 128, 4)),
+    "nodes": ({"nodes": 2, "gpus_per_node": 4, "dp": 8}, (2, 256, 8)),
+}
+# What JSC's documentation asks of a GPU job (https://apps.fz-juelich.de/jsc/hps/jureca/batchsystem.html), by hand:
+# account, partition, nodes, GPUs and time are named; a task has all cores of its node; memory is not asked for.
+COMMON = {
+    "-A": "training",
+    "-p": "dc-gpu",
+    "-t": "10",
+    "--cpus-per-task": "128",
+    "--signal": "TERM@120",
+    "--requeue": "",
+}
+SUBMITTED = {
+    "single": {**COMMON, "--nodes": "1", "--gres": "gpu:1"},
+    "waste": {**COMMON, "--nodes": "1", "--gres": "gpu:4"},
+    "node": {**COMMON, "--nodes": "1", "--gres": "gpu:4"},
+    "nodes": {**COMMON, "--nodes": "2", "--ntasks": "2", "--gres": "gpu:4"},
+}
+# What every job has, whatever it asks for: names, files, environment, command.
+INCIDENTAL = {"--parsable", "--job-name", "--output", "--export", "--comment", "-D", "--wrap"}
+
+
+def submitted(cluster, job):
+    """The options of a job's sbatch line, as the accounting keeps it."""
+    command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=SubmitLine", f"--jobs={job}"]
+    words = cluster.run(command).stdout.partition(" --wrap")[0].split()[1:]
+    options, name = {}, None
+    for word in words:
+        if word.startswith("-"):
+            name, _, value = word.partition("=")
+            options[name] = value
+        else:
+            options[name] += word
+    return {name: value for name, value in options.items() if name not in INCIDENTAL}
+
+
+def start_workflow(cluster, folder, layouts, seconds, minutes=10):
+    """Start Snakemake with the JURECA profile on the login node."""
+    text = SNAKEFILE.format(
+        root=ROOT,
+        folder=folder,
+        python=sys.executable,
+        layouts=layouts,
+        minutes=minutes,
+        resources=", ".join(f"{name}=asked('{name}')" for name in NAMES),
+    )
+    (folder / "Snakefile").write_text(text)
+    (folder / "rank.py").write_text(RANK.replace("SECONDS", str(seconds)))
+    (folder / "config").symlink_to(ROOT / "config")
+    command = [sys.executable, "-m", "snakemake", "--profile", str(ROOT / "profiles" / "jureca")]
+    command += ["--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "10"]
+    with open(folder / "snakemake.log", "w") as log:
+        return subprocess.Popen(
+            cluster.on_login(command, cwd=folder),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+
+def ran(folder, name):
+    """Ids of the jobs in which rank 0 of a run was started."""
+    return (folder / f"{name}.rank0").read_text().split()
+
+
+def test_jobs_get_the_nodes_cores_and_gpus_of_their_layout(cluster, tmp_path):
+    process = start_workflow(cluster, tmp_path, {name: layout for name, (layout, _) in CASES.items()}, seconds=1)
+    assert process.wait(timeout=200) == 0, (tmp_path / "snakemake.log").read_text()
+    for name, (layout, (nodes, cores, gpus)) in CASES.items():
+        (job,) = ran(tmp_path, name)
+        record = cluster.sacct(job)
+        asked = dict(pair.split("=") for pair in record["ReqTRES"].split(","))
+        assert (int(asked["node"]), int(asked["cpu"]), int(asked["gres/gpu"])) == (nodes, cores, gpus), name
+        assert (record["Partition"], record["Account"], record["TimelimitRaw"]) == ("dc-gpu", "training", "10"), name
+        processes = Layout(**layout).world_size
+        assert len(list(tmp_path.glob(f"{name}.rank*"))) == processes, name
+        assert not cluster.job_processes(job)
+        assert submitted(cluster, job) == SUBMITTED[name], name
+
+
+@pytest.mark.parametrize("name", ["node", "nodes"])
+def test_slurms_warning_reaches_the_ranks_and_the_retry_finishes(cluster, tmp_path, name):
+    """scancel without --batch signals what `--signal=TERM@120` signals: the steps."""
+    process = start_workflow(cluster, tmp_path, {name: CASES[name][0]}, seconds=60)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / f"{name}.rank0").exists():
+        log = (tmp_path / "snakemake.log").read_text()
+        assert process.poll() is None and time.monotonic() < deadline, log
+        time.sleep(0.2)
+    (first,) = ran(tmp_path, name)
+    time.sleep(1)
+    cluster.run(["scancel", "--signal=TERM", first])
+    assert process.wait(timeout=150) == 0, (tmp_path / "snakemake.log").read_text()
+    ranks = Layout(**CASES[name][0]).world_size
+    assert len(list(tmp_path.glob(f"{name}.saved*"))) == ranks
+    assert len(ran(tmp_path, name)) == 2
+    assert not cluster.job_processes(first)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"account": None}, "takes no job without an account.*Yours: .*training"),
+        ({"account": "trainig"}, "no account `trainig` here; did you mean `training`"),
+        ({"partition": "dc-gpo"}, "no partition `dc-gpo` here; did you mean `dc-gpu`"),
+        ({"reservation": "course"}, "no reservation `course`"),
+        ({"partition": "dc-gpu-devel", "jobs": {"ddp": (1, 121)}}, "takes jobs of at most 120"),
+    ],
+)
+def test_what_slurm_would_refuse_is_refused_before_the_first_job(cluster, monkeypatch, wrong, message):
+    monkeypatch.setattr(questions, "_asked", lambda command: cluster.run(command).stdout)
+    site = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
+    right = {"account": "training", "jobs": {"ddp": (2, 60)}}
+    preflight(site, **right)
+    with pytest.raises(RequirementError, match=message):
+        preflight(site, **{**right, **wrong})
+
+
+def test_a_reservation_that_exists_is_accepted(cluster, monkeypatch):
+    monkeypatch.setattr(questions, "_asked", lambda command: cluster.run(command).stdout)
+    site = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
+    name = "course-day"
+    cluster.run(
+        ["scontrol", "create", f"reservation={name}", "starttime=now", "duration=10", "users=root", "nodecnt=1"]
+    )
+    try:
+        preflight(site, {"ddp": (1, 10)}, account="training", reservation=name)
+    finally:
+        cluster.run(["scontrol", "delete", f"reservation={name}"])

@@ -1,0 +1,232 @@
+"""Made-up records in the true schema, for tests of the report. Summaries are computed from the lines that are written."""
+
+import dataclasses
+import json
+import math
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from parascale.config import Layout, Run, Site, Workload
+from parascale.config.workload import Model, Training
+from parascale.files import write_json, write_text
+
+SITE = Site("local", title="A test machine", cores_per_node=8)
+CLUSTER = Site(
+    "cluster",
+    device="cuda",
+    gpu="A100",
+    cores_per_node=128,
+    gpus_per_node=4,
+    gpu_memory_gb=40.0,
+    peak_tflops={"fp32": 19.5, "bf16": 312.0},
+)
+TOLERANCES = {"loss": 5e-6, "grad_norm": 1e-5, "weights": 1e-4}
+SHARES = {"data": 0.04, "forward": 0.3, "backward": 0.5, "communication": 0.08, "optimizer": 0.06, "other": 0.01}
+
+
+def workload(name="lm-small", **training):
+    """A small language model's workload."""
+    settings = {"window": 64, "global_batch": 32, "steps": 60, "evaluate_every": 20, **training}
+    return Workload(name, title="A small language model", model=Model(layers=4), training=Training(**settings))
+
+
+@dataclass(frozen=True)
+class Fake:
+    """A run and how it went. step_seconds: training time of a step; loss_shift: added to the parity run's losses."""
+
+    run: Run
+    step_seconds: float = 0.1
+    memory: int = 300 << 20
+    verdict: str = "same"
+    loss_shift: float = 2e-7
+    status: str = "done"
+    site: Site = SITE
+    shares: dict = field(default_factory=lambda: SHARES)
+    steps: int | None = None
+
+
+def fake(name, baseline="single", seed=1, scaling="strong", train=None, **options):
+    """A Fake of a run called `name`; options are settings of Fake, of Layout, or of Run."""
+    fakes = {field.name for field in dataclasses.fields(Fake)}
+    layouts = {field.name for field in dataclasses.fields(Layout)}
+    layout = Layout(**{key: value for key, value in options.items() if key in layouts})
+    others = {key: value for key, value in options.items() if key not in fakes | layouts}
+    layout.check()
+    run = Run(name, train or workload(), layout, baseline=baseline, seed=seed, scaling=scaling, **others)
+    return Fake(run, **{key: value for key, value in options.items() if key in fakes})
+
+
+def matrix(train=None):
+    """A matrix like the default one: every strategy on two processes, with a bubble, a waste row and local SGD."""
+    two = {"gpus_per_node": 2, "train": train}
+    bubble = {**SHARES, "forward": 0.25, "backward": 0.4, "bubble": 0.2, "communication": 0.03}
+    naive = {**SHARES, "forward": 0.2, "backward": 0.24, "bubble": 0.45, "communication": 0.03}
+    return [
+        fake("single", verdict="baseline", loss_shift=0.0, step_seconds=0.080, train=train),
+        fake("ddp", dp=2, step_seconds=0.046, memory=340 << 20, **two),
+        fake("fsdp", fsdp=2, step_seconds=0.055, memory=210 << 20, **two),
+        fake("tp", tp=2, step_seconds=0.071, memory=190 << 20, **two),
+        fake("pp", pp=2, micro_batches=4, step_seconds=0.060, memory=200 << 20, shares=bubble, **two),
+        fake("naive", pp=2, step_seconds=0.086, memory=205 << 20, shares=naive, **two),
+        fake("hybrid", dp=2, tp=2, gpus_per_node=4, step_seconds=0.044, memory=200 << 20, train=train),
+        fake("waste", gpus_per_node=4, idle_gpus=3, step_seconds=0.080, train=train),
+        fake("local-sgd", dp=2, average_every=8, verdict="not comparable", step_seconds=0.04, **two),
+    ]
+
+
+def write_results(root, fakes):
+    """Write `results/` and `work/` below `root`; unfinished runs go to `work/`. Returns the two folders."""
+    root = Path(root)
+    for entry in fakes:
+        write_run(root, entry)
+    return root / "results", root / "work"
+
+
+def write_run(root, entry):
+    """Write all files of one run."""
+    name, done = entry.run.run, entry.status == "done"
+    lines = steps_of(entry)
+    folder = root / ("results" if done else "work") / "runs" / name
+    write_json(folder / "run.json", _run_json(entry, len(lines)))
+    write_text(folder / "steps.jsonl", _lines(lines))
+    if done:
+        write_json(folder / "summary.json", _summary(entry, lines))
+    else:
+        write_text(folder / "attempts.jsonl", _lines([_attempt(entry, len(lines))]))
+    if done and entry.verdict:
+        _write_parity(root / "results" / "parity" / name, entry)
+
+
+def steps_of(entry):
+    """Lines of `steps.jsonl`. The loss depends on the seed alone, as it does in truth."""
+    training = entry.run.workload.training
+    loss_noise, time_noise = random.Random(entry.run.seed), random.Random(entry.run.run)
+    count = entry.steps or training.steps
+    return [_step(entry, step, count, loss_noise, time_noise) for step in range(1, count + 1)]
+
+
+def _step(entry, step, count, loss_noise, time_noise):
+    training = entry.run.workload.training
+    loss = 4.2 + 5.0 * math.exp(-3 * step / training.steps) + 0.08 * loss_noise.gauss(0, 1)
+    total = entry.step_seconds * (1 + 0.05 * time_noise.random())
+    shares = {phase: share / sum(entry.shares.values()) for phase, share in entry.shares.items()}
+    line = {
+        "step": step,
+        "tokens": entry.run.global_batch * training.window,
+        "loss": loss,
+        "lr": 1e-3,
+        "grad_norm": 1.0 + 0.1 * loss_noise.random(),
+        "seconds": {"total": total, **{phase: total * share for phase, share in shares.items()}},
+        "memory_bytes": entry.memory,
+    }
+    if step % (training.evaluate_every or count) == 0 or step == count:
+        line |= {"validation_loss": loss + 0.15, "evaluation_seconds": 0.5}
+    return line
+
+
+def _run_json(entry, steps):
+    run = entry.run
+    return {
+        "schema_version": 1,
+        "run": run.run,
+        "strategy": run.strategy,
+        "settings": dataclasses.asdict(run),
+        "site": dataclasses.asdict(entry.site),
+        "global_batch": run.global_batch,
+        "parameters": 1_234_567,
+        "vocabulary": 8_192,
+        "code_digest": "0123456789abcdef" * 4,
+        "git_commit": "feedc0de" * 5,
+        "versions": {"python": "3.11.2", "torch": "2.13.0", "cuda": None},
+        "hosts": ["node1"],
+        "job_ids": [],
+        "attempts": [_attempt(entry, steps)],
+        "prediction": None,
+    }
+
+
+def _attempt(entry, steps):
+    outcome = {"done": "finished", "running": None}.get(entry.status, entry.status)
+    return {
+        "start": "2026-01-02T03:04:05Z",
+        "end": None if outcome is None else "2026-01-02T03:14:05Z",
+        "seconds": None if outcome is None else 600.0,
+        "first_step": 1,
+        "last_step": steps,
+        "outcome": outcome,
+        "job_id": None,
+        "hosts": ["node1"],
+    }
+
+
+def _summary(entry, lines):
+    run, layout = entry.run, entry.run.layout
+    seconds = math.fsum(line["seconds"]["total"] for line in lines)
+    work = sum(line["tokens"] for line in lines)
+    evaluated = [(line["validation_loss"], line["step"]) for line in lines if "validation_loss" in line]
+    wall = seconds + 4 + 0.5 * len(evaluated)
+    phases = {phase: math.fsum(line["seconds"][phase] for line in lines) for phase in entry.shares}
+    ranks, parts = layout.pp, layout.micro_batches
+    return {
+        "schema_version": 1,
+        "run": run.run,
+        "workload": run.workload.name,
+        "strategy": run.strategy,
+        "engine": run.engine,
+        **{name: getattr(layout, name) for name in ("nodes", "world_size", "dp", "fsdp", "tp", "pp")},
+        "status": "done",
+        "attempts": 1,
+        "seed": run.seed,
+        "work": work,
+        "work_unit": "tokens",
+        "steps": len(lines),
+        "seconds": seconds,
+        "wall_seconds": wall,
+        "rate": work / seconds,
+        "train_loss": math.fsum(line["loss"] for line in lines[-10:]) / len(lines[-10:]),
+        "validation_loss": evaluated[-1][0],
+        "best_validation_loss": min(evaluated)[0],
+        "best_step": min(evaluated)[1],
+        "test_loss": evaluated[-1][0] + 0.02,
+        "evaluated_tokens": {"validation": 20_000, "test": 22_000},
+        "parameters": 1_234_567,
+        "peak_memory_bytes": max(line["memory_bytes"] for line in lines),
+        "flops_per_token": 7.4e6,
+        "phases": phases,
+        "bubble_measured": phases["bubble"] / seconds if "bubble" in phases else None,
+        "bubble_expected": (ranks - 1) / (parts + ranks - 1) if ranks > 1 else None,
+        "core_hours": entry.site.cores_per_node * layout.nodes * wall / 3600,
+        "energy_joules": 250.0 * seconds if entry.site.device == "cuda" else None,
+    }
+
+
+def _write_parity(folder, entry):
+    """A parity run whose losses lie `loss_shift` beside the baseline's at the tenth step."""
+    lines = [{"step": step, "loss": 9 - 0.1 * step, "grad_norm": 1.0} for step in range(1, 21)]
+    lines[9]["loss"] += entry.loss_shift
+    judged = entry.verdict in ("same", "different")
+    write_text(folder / "steps.jsonl", _lines(lines))
+    verdict = {
+        "schema_version": 1,
+        "run": entry.run.run,
+        "baseline": entry.run.baseline,
+        "verdict": entry.verdict,
+        "reason": {
+            "not comparable": "local SGD averages parameters, not gradients",
+            "different": "the loss leaves its tolerance",
+        }.get(entry.verdict),
+        "steps": 20,
+        "precision": "fp32",
+        "loss_difference": abs(lines[9]["loss"] - 8.0) if judged else None,
+        "grad_norm_difference": 4 * entry.loss_shift if judged else None,
+        "weight_difference": 9 * entry.loss_shift if judged else None,
+        "worst_tensor": "blocks.0.attention.out.weight" if judged else None,
+        "first_step_outside": 10 if entry.verdict == "different" else None,
+        "tolerances": TOLERANCES,
+    }
+    write_json(folder / "verdict.json", verdict)
+
+
+def _lines(values):
+    return "".join(json.dumps(value) + "\n" for value in values)

@@ -1,0 +1,52 @@
+"""Small sets of images for the tests of formats and loaders."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from parascale.data.images import ImageIndex, ImageIndexWriter, write_index
+
+
+def jpeg(seed=0, size=16, mode="RGB"):
+    """A small JPEG of random pixels."""
+    channels = {"L": (), "RGB": (3,), "CMYK": (4,)}[mode]
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, *channels), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels, mode).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def packed_index(folder, splits, classes=("a", "b", "c")):
+    """An index of images that lie packed. splits: split → list of (bytes, label)."""
+
+    def pack(target):
+        packed = {}
+        for split, samples in splits.items():
+            data = [sample for sample, _ in samples]
+            lengths = np.array([len(sample) for sample in data], np.int64)
+            writer = ImageIndexWriter()
+            writer.add(
+                [f"{split}/{number}".encode() for number in range(len(data))],
+                np.array([label for _, label in samples], np.int32),
+                lengths,
+                np.cumsum(lengths) - lengths,
+            )
+            (target / f"{split}.packed").write_bytes(b"".join(data))
+            packed[split] = writer.arrays()
+        return packed
+
+    write_index(folder, None, classes, None, [], pack)
+    return ImageIndex(folder)
+
+
+def image_folder(root, classes=("cat", "dog"), train=6, validation=2):
+    """Folders of classes with JPEGs in them: `root/train/<class>/<number>.jpg` and `root/val/…`."""
+    seed = 0
+    for split, count in (("train", train), ("val", validation)):
+        for name in classes:
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                (root / split / name / f"{number}.jpg").write_bytes(jpeg(seed))
+                seed += 1
+    return root

@@ -1,0 +1,251 @@
+"""The files of a configuration: each error names its file, its line and the remedy; every file that is shipped loads."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from parascale.config import (
+    Config,
+    Layout,
+    Run,
+    Site,
+    Workload,
+    load_project,
+    load_project_file,
+    load_workload,
+    run_from_dict,
+    strict,
+)
+from parascale.config.runtable import read_rows
+from parascale.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+WORKLOAD = {"training": {"window": 16, "global_batch": 8, "steps": 10}, "model": {"dim": 16, "heads": 4, "layers": 4}}
+
+
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A function that writes a configuration of workloads, sites and a run table, and loads it."""
+
+    def make(table, workloads=None, site=None, **config):
+        for folder in ("workloads", "sites"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        for name, values in (workloads or {"small": WORKLOAD}).items():
+            (tmp_path / "workloads" / f"{name}.yaml").write_text(yaml.safe_dump(values))
+        (tmp_path / "sites/here.yaml").write_text(yaml.safe_dump(site or {}))
+        (tmp_path / "runs.tsv").write_text(table.replace(" ", "\t") if isinstance(table, str) else "\n".join(table))
+        places = {
+            "workloads": str(tmp_path / "workloads"),
+            "sites": str(tmp_path / "sites"),
+            "runs": str(tmp_path / "runs.tsv"),
+        }
+        return load_project({"site": "here", **places, **config})
+
+    return make
+
+
+HEADER = "run workload gpus_per_node dp baseline init_from\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("run workload nodez\na small 1\n", r"runs.tsv, line 2: unknown column `nodez`; did you mean `nodes`"),
+        (["run workload", "a small"], r"unknown column `run workload`.*tabs separate columns"),
+        ("run workload dp dp\na small 1 1\n", "column `dp` stands twice"),
+        ("run workload\na small 1\n", "line 2: 3 cells, but the header has 2"),
+        ("run workload\n\n# note\na small\na small\n", "line 5: run `a` stands twice"),
+        ("run workload\na/b small\n", "line 2: `run` = `a/b` must be letters"),
+        ("run workload\n../b small\n", "line 2: `run` = `../b` must be letters"),
+        ("run workload\n- small\n", "line 2: `run` is missing"),
+        ("run workload\na -\n", "line 2: `workload` is missing"),
+        ("run workload\na smal\n", r"smal.yaml: no such workload; did you mean `small`"),
+        ("run workload dp\na small two\n", "line 2: `dp` = `two` must be a whole number"),
+        ("run workload dp\na small 0\n", "line 2: `dp` = 0 must be at least 1"),
+        ("run workload compile\na small maybe\n", "line 2: `compile` = `maybe` must be true or false"),
+        ("run workload precision\na small fp16\n", "line 2: `precision` = `fp16` is not known; did you mean"),
+        ("run workload dp\na small 2\n", r"line 2: run `a`: dp × fsdp × tp × pp = 2, but nodes × gpus_per_node = 1"),
+        ('run workload baseline\na small "b\nb small -\n', 'run `a`: baseline `"b` is not in the table'),
+        ("run workload\n", "the run table has no rows"),
+        ("", "the run table has no rows"),
+        (
+            HEADER + "a small 1 1 bb -\nb small 1 1 - -\n",
+            "run `a`: baseline `bb` is not in the table; did you mean `b`",
+        ),
+        (HEADER + "a small 1 1 b -\nb other 1 1 - -\n", "baseline `b` trains workload `other`, not `small`"),
+        (HEADER + "a small 1 1 - c\n", "run `a`: init_from `c` is not in the table"),
+        (HEADER + "a small 1 1 - a\n", "init_from goes in a circle: a → a"),
+        (HEADER + "a small 1 1 - b\nb small 1 1 - a\n", "init_from goes in a circle: a → b → a"),
+        (HEADER + "a small 4 4 - -\n", "gpus_per_node = 4, but a node of here has 2 GPUs"),
+        ("run workload nodes dp\na small 5 5\n", "nodes = 5, but the largest partition of here takes 4 nodes"),
+    ],
+)
+def test_a_wrong_run_table_names_the_line_and_the_remedy(project, table, message):
+    site = {"gpus_per_node": 2, "partitions": [{"name": "small", "max_nodes": 1}, {"name": "large", "max_nodes": 4}]}
+    with pytest.raises(ConfigError, match=message):
+        project(table, {"small": WORKLOAD, "other": {**WORKLOAD, "title": "another"}}, site)
+
+
+def test_a_table_keeps_its_order_skips_comments_and_leaves_defaults_in_empty_cells(project):
+    loaded = project(
+        ["# mine", "run\tworkload\tdp\tgpus_per_node\tseed", "b\tsmall\t2\t2\t-", "", "a\tsmall", "#c\tsmall"]
+    )
+    assert list(loaded.runs) == ["b", "a"]
+    assert (loaded.runs["b"].layout.dp, loaded.runs["b"].seed, loaded.runs["a"].layout) == (2, 1, Layout())
+
+
+@quick
+@given(st.text(alphabet=st.sampled_from("ab\t\n\"'#-0 é\r"), max_size=40))
+def test_no_table_causes_anything_but_rows_or_a_clear_error(tmp_path, text):
+    table = tmp_path / "runs.tsv"
+    table.write_text(f"run\tworkload\tseed\n{text}", newline="")
+    try:
+        assert all(values["run"] and values["workload"] for values, _ in read_rows(table))
+    except ConfigError as error:
+        assert str(table) in str(error)
+
+
+def test_the_baseline_is_the_one_named_else_the_first_on_one_process_else_the_run_itself(project):
+    table = (
+        HEADER
+        + "wide small 2 2 - -\none small 1 1 - -\ntwo small 1 1 - -\nnamed small 2 2 two -\nalone other 2 2 - -\n"
+    )
+    loaded = project(table, {"small": WORKLOAD, "other": {**WORKLOAD, "title": "another"}})
+    assert {name: loaded.baseline(name).run for name in loaded.runs} == {
+        "wide": "one",
+        "one": "one",
+        "two": "one",
+        "named": "two",
+        "alone": "alone",
+    }
+
+
+# --- workloads and files
+
+
+def test_extends_puts_a_workload_on_top_of_another_key_by_key(project):
+    above = {
+        "extends": "small",
+        "training": {"epochs": 1.5},
+        "model": {"layers": 2},
+        "data": {"source": {"kind": "files", "files": {"train": "a.txt"}}},
+    }
+    base = {
+        **WORKLOAD,
+        "title": "base",
+        "data": {"dataset": "d", "source": {"kind": "builtin", "name": "documentation"}},
+    }
+    made = project("run workload\na above\n", {"small": base, "above": above}).runs["a"].workload
+    assert (made.name, made.title, made.model.dim, made.model.layers) == ("above", "base", 16, 2)
+    assert (made.training.steps, made.training.epochs, made.training.window) == (None, 1.5, 16)
+    assert (made.data.source.kind, made.data.source.name) == ("files", None), "sources of two kinds do not mix"
+    assert made.data.dataset == "d"
+
+
+@pytest.mark.parametrize(
+    ("workloads", "message"),
+    [
+        ({"a": {"extends": "b"}, "b": {"extends": "a"}}, "`extends` goes in a circle: a → b → a"),
+        ({"a": {"extends": "a"}}, "`extends` goes in a circle: a → a"),
+        ({"a": {"extends": "aa"}, "b": {}}, "aa.yaml: no such workload; did you mean `a`"),
+        ({"a": {**WORKLOAD, "name": "other"}}, "leave out `name`"),
+        ({"a": {**WORKLOAD, "data": {"dataset": "../raw"}}}, "`data.dataset` = `../raw` must be letters"),
+        ({"a": {**WORKLOAD, "data": None}}, "data. must be a mapping of keys, not None"),
+        ({"a": ["steps"]}, "a.yaml: must be a mapping of keys"),
+    ],
+)
+def test_a_wrong_workload_names_its_file_and_the_remedy(project, workloads, message):
+    with pytest.raises(ConfigError, match=message):
+        project("run workload\nr a\n", workloads)
+
+
+def test_a_dataset_is_named_after_its_workload_unless_it_says_otherwise(project):
+    named = {**WORKLOAD, "data": {"dataset": "shared"}}
+    table = "run workload\na small\nb one\nc two\n"
+    loaded = project(table, {"small": WORKLOAD, "one": named, "two": {**named, "title": "another"}})
+    assert list(loaded.datasets) == ["small", "shared"]
+
+
+@pytest.mark.parametrize("difference", [{"text": {"lowercase": True}}, {"source": {"name": "other"}}])
+def test_one_dataset_cannot_mean_two_things(project, difference):
+    shared = {"dataset": "shared"}
+    both = {"one": {**WORKLOAD, "data": shared}, "two": {**WORKLOAD, "data": {**shared, **difference}}}
+    with pytest.raises(ConfigError, match="`one` and `two` both call their dataset `shared`"):
+        project("run workload\na one\nb two\n", both)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [1", "w.yaml: not valid YAML"),
+        (b"title: a\ntitle: b", "w.yaml: not valid YAML.*key `title` stands twice"),
+        (b"model:\n  dim: 1\n  dim: 2", "key `dim` stands twice"),
+        (b"title: \xff", "w.yaml: not UTF-8 text"),
+        (b"just text", "w.yaml: must be a mapping of keys"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, content, message):
+    (tmp_path / "w.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        load_workload(tmp_path, "w")
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "."])
+def test_a_configuration_that_is_no_file_is_named(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"no such file|cannot be read"):
+        load_project_file(tmp_path / name)
+
+
+def test_an_empty_file_means_all_defaults(tmp_path):
+    (tmp_path / "w.yaml").write_text("# nothing set\n")
+    assert load_workload(tmp_path, "w").training == Workload(name="w").training
+
+
+def test_variables_in_the_root_are_filled_in_or_missed(project, monkeypatch):
+    monkeypatch.setenv("SOME_SCRATCH", "/scratch/me")
+    monkeypatch.delenv("NO_SCRATCH", raising=False)
+    assert project("run workload\na small\n", root="$SOME_SCRATCH/p").root == Path("/scratch/me/p")
+    with pytest.raises(ConfigError, match=r"`root` = `\$NO_SCRATCH/p`: an environment variable in it is not set"):
+        _ = project("run workload\na small\n", root="$NO_SCRATCH/p").root
+
+
+# --- what is shipped
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config/workloads").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_workload_can_be_trained_on_one_process(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    shipped = load_workload(path.parent, path.stem)
+    Run(run="r", workload=shipped).check()
+    assert shipped.title, "a shipped workload says what it is"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config/sites").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_site_loads_and_says_what_it_is(path):
+    shipped = strict.load(Site, {"name": path.stem, **yaml.safe_load(path.read_text())}, str(path))
+    assert shipped.title
+    assert shipped.device == "cpu" or (shipped.gpus_per_node and shipped.gpu_memory_gb)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_shipped_configuration_and_its_run_table_load(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    shipped = load_project_file(path)
+    for name, each in shipped.runs.items():
+        assert run_from_dict(json.loads(json.dumps(dataclasses.asdict(each)))) == each
+        each.parity(shipped.config.parity.steps, shipped.config.parity.precision).check()
+        assert shipped.baseline(name).workload == each.workload
+
+
+def test_every_shipped_run_table_belongs_to_a_configuration(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    named = {yaml.safe_load(path.read_text()).get("runs", Config.runs) for path in Path("config").glob("*.yaml")}
+    assert {str(path) for path in Path("config").glob("*.tsv")} == named

@@ -1,0 +1,53 @@
+"""config/README.md says of every setting what the dataclasses say."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parascale.config import reference
+from parascale.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "config/README.md"
+EMPTY = "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in reference.tables())
+
+
+def command(page, *arguments):
+    script = [sys.executable, str(ROOT / "scripts/config_reference.py"), "--page", str(page), *arguments]
+    return subprocess.run(script, capture_output=True, text=True, check=False)
+
+
+def test_the_page_is_what_the_settings_say():
+    page = PAGE.read_text(encoding="utf-8")
+    assert reference.fill(page) == page, "run: python scripts/config_reference.py --write"
+
+
+def test_each_kind_of_setting_is_told_with_its_value_default_and_meaning():
+    page = reference.fill(EMPTY)
+    for row in (
+        "| `optim.lr` | number > 0 | `0.001` | Peak learning rate, for the workload's own global batch |",
+        "| `model.dropout` | number ≥ 0, ≤ 0.99 | `0.0` | Dropout probability; above 0, parity between layouts is not claimed |",
+        "| `model.norm` | `layer`, `rms` | `layer` | `layer`: LayerNorm; `rms`: RMSNorm |",
+        "| `compile` | true or false | `false` | Compile each block with `torch.compile` |",
+        "| `run` | text | required | Name of the run, of letters, digits, `-`, `_` and `.` |",
+        "| `partitions[].name` | text | required | Slurm's name for it |",
+    ):
+        assert row in page.splitlines()
+
+
+def test_an_outdated_page_is_found_and_written_anew(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{EMPTY}after\n")
+    checked = command(page, "--check")
+    assert checked.returncode == 1 and "is out of date" in checked.stdout
+    assert command(page, "--write").returncode == 0
+    assert command(page, "--check").returncode == 0
+    assert page.read_text().startswith("before\n") and page.read_text().endswith("after\n"), "words by hand stay"
+
+
+@pytest.mark.parametrize("page", ["no table", EMPTY + EMPTY, EMPTY.replace("table: site", "table: sites")])
+def test_a_page_that_lacks_or_repeats_a_table_is_refused(page):
+    with pytest.raises(ConfigError, match="must hold each table once"):
+        reference.fill(page)

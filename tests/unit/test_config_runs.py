@@ -1,0 +1,199 @@
+"""Layouts and runs: what cannot be trained is refused before anything is spent, and the rest means what it says."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from parascale.config import (
+    STRATEGIES,
+    Layout,
+    Run,
+    Workload,
+    run_from_dict,
+    strict,
+)
+from parascale.config.layout import SCHEDULES
+from parascale.config.run import PRECISIONS
+from parascale.errors import ConfigError
+
+WORKLOAD = {"training": {"window": 16, "global_batch": 8, "steps": 10}, "model": {"dim": 16, "heads": 4, "layers": 4}}
+
+
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+degrees = st.sampled_from([1, 2, 3, 4])
+
+
+@quick
+@given(nodes=degrees, gpus=degrees, idle=st.integers(0, 3), dp=degrees, fsdp=degrees, tp=degrees, pp=degrees)
+def test_a_layout_holds_exactly_where_its_degrees_multiply_to_its_processes(nodes, gpus, idle, dp, fsdp, tp, pp):
+    layout = Layout(nodes=nodes, gpus_per_node=gpus, idle_gpus=idle, dp=dp, fsdp=fsdp, tp=tp, pp=pp)
+    holds = idle < gpus and dp * fsdp * tp * pp == nodes * (gpus - idle)
+    if holds:
+        layout.check()
+        assert layout.strategy() in STRATEGIES
+    else:
+        with pytest.raises(ConfigError):
+            layout.check()
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"nodes": 2, "gpus_per_node": 4, "dp": 3, "tp": 2}, "dp × fsdp × tp × pp = 6, but nodes × gpus_per_node = 8"),
+        (
+            {"nodes": 2, "gpus_per_node": 4, "idle_gpus": 3, "dp": 4},
+            r"dp × fsdp × tp × pp = 4, but nodes × gpus_per_node \(less 3 idle a node\) = 2",
+        ),
+        ({"idle_gpus": 1}, "idle_gpus = 1 leaves none of gpus_per_node = 1 to work"),
+        ({"gpus_per_node": 2, "dp": 2, "micro_batches": 4}, "micro_batches = 4 needs pp > 1"),
+        ({"gpus_per_node": 4, "pp": 4, "micro_batches": 2}, r"at least as many micro_batches as stages \(4\), not 2"),
+        (
+            {"gpus_per_node": 2, "pp": 2, "micro_batches": 2, "schedule": "Interleaved1F1B"},
+            r"at least as many micro_batches as stages \(4\), not 2",
+        ),
+    ],
+)
+def test_a_layout_that_does_not_add_up_says_both_sides(layout, message):
+    with pytest.raises(ConfigError, match=message):
+        Layout(**layout).check()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layout", "average_every"),
+    [
+        ("single", {}, None),
+        ("ddp", {"dp": 2}, None),
+        ("multi_node", {"dp": 2, "nodes": 2}, None),
+        ("fsdp", {"fsdp": 2}, None),
+        ("fsdp", {"fsdp": 2, "nodes": 2}, None),
+        ("hsdp", {"dp": 2, "fsdp": 2}, None),
+        ("tp", {"tp": 2}, None),
+        ("pp", {"pp": 2, "micro_batches": 2}, None),
+        ("naive", {"pp": 2}, None),
+        ("local_sgd", {"dp": 2}, 8),
+        ("hybrid", {"dp": 2, "tp": 2}, None),
+        ("hybrid", {"fsdp": 2, "pp": 2, "micro_batches": 4}, None),
+        ("three_d", {"dp": 2, "tp": 2, "pp": 2}, None),
+    ],
+)
+def test_the_strategy_follows_from_the_layout(strategy, layout, average_every):
+    assert Layout(**layout).strategy(average_every) == strategy
+
+
+def workload(**groups):
+    """The small workload with some settings of its groups changed."""
+    values = {"name": "small", **WORKLOAD}
+    for group, changes in groups.items():
+        values[group] = {**values.get(group, {}), **changes}
+    return strict.load(Workload, values, "small.yaml")
+
+
+def run(layout=None, training=None, model=None, optim=None, **settings_of_run):
+    """A run of the small workload."""
+    problem = workload(training=training or {}, model=model or {}, optim=optim or {})
+    return Run(run="r", workload=problem, layout=Layout(**layout or {}), **settings_of_run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"training": {"steps": None}}, "either training.steps or training.epochs"),
+        ({"training": {"epochs": 2.0}}, "either training.steps or training.epochs"),
+        ({"optim": {"warmup_steps": 10}}, "warmup_steps = 10 leaves none of training.steps = 10"),
+        ({"optim": {"betas": [0.9]}}, "must be two numbers"),
+        ({"optim": {"betas": [0.9, 1.0]}}, "must be two numbers"),
+        ({"training": {"accumulate": 16}}, "global_batch = 8 cannot be cut into .* = 16 parts"),
+        ({"layout": {"gpus_per_node": 2, "pp": 2, "micro_batches": 3}}, "must be a multiple of .* = 3"),
+        ({"model": {"heads": 3}}, "model.dim = 16 is not a multiple of model.heads = 3"),
+        ({"model": {"kv_heads": 3}}, "model.heads = 4 is not a multiple of model.kv_heads = 3"),
+        ({"model": {"dim": 20, "position": "rotary"}}, "model.dim / model.heads = 5 is odd"),
+        ({"layout": {"gpus_per_node": 8, "tp": 8}}, "tp = 8 does not divide model.heads = 4"),
+        (
+            {"layout": {"gpus_per_node": 4, "tp": 4}, "model": {"kv_heads": 2}},
+            "tp = 4 does not divide model.kv_heads = 2",
+        ),
+        (
+            {"layout": {"gpus_per_node": 4, "tp": 4}, "model": {"hidden": 30}},
+            "tp = 4 does not divide model.hidden = 30",
+        ),
+        (
+            {"layout": {"gpus_per_node": 4, "tp": 4}, "training": {"window": 18}},
+            "window = 18 to be a multiple of tp = 4",
+        ),
+        ({"layout": {"gpus_per_node": 8, "pp": 8}}, "8 pipeline stages, but model.layers = 4"),
+        ({"model": {"kind": "transformer"}}, "model.kind = `transformer` is not known.*did you mean `transformer_lm`"),
+        ({"model": {"kind": "nowhere/mine.py:Mine"}}, "no such file `nowhere/mine.py`"),
+        ({"engine": "lightning", "layout": {"gpus_per_node": 2, "fsdp": 2}}, "engine lightning offers single and ddp"),
+        ({"average_every": 4}, "needs dp > 1"),
+        (
+            {"average_every": 4, "layout": {"gpus_per_node": 2, "dp": 2}, "init_from": "other"},
+            "cannot start from another",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_spent(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        run(**changes).check()
+
+
+def test_a_class_of_ones_own_answers_for_its_own_sizes(tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    run(model={"kind": f"{tmp_path}/mine.py:Mine", "heads": 3}).check()
+
+
+def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_multiplies_it():
+    wide = {"gpus_per_node": 8, "dp": 2, "fsdp": 2, "tp": 2}
+    assert run(wide, scaling="strong").global_batch == 8
+    assert run(wide, scaling="weak").global_batch == 32  # tp ranks share their samples
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])
+def test_the_learning_rate_grows_with_a_weakly_scaled_batch_as_asked(rule, factor):
+    wide = run({"gpus_per_node": 4, "dp": 4}, optim={"lr": 0.5, "lr_scaling": rule}, scaling="weak")
+    assert wide.peak_lr == pytest.approx(0.5 * factor)
+    assert dataclasses.replace(wide, scaling="strong").peak_lr == 0.5
+
+
+def test_the_parity_run_is_short_exact_and_of_the_same_problem():
+    long = run(
+        {"gpus_per_node": 2, "dp": 2},
+        training={"steps": None, "epochs": 3.0, "evaluate_every": 5},
+        model={"dropout": 0.1},
+        optim={"warmup_steps": 100},
+        precision="bf16",
+        init_from="other",
+    )
+    short = long.parity(20, "fp64")
+    short.check()
+    assert (short.workload.training.steps, short.workload.training.epochs) == (20, None)
+    assert (short.precision, short.deterministic, short.init_from) == ("fp64", True, None)
+    assert (short.workload.model.dropout, short.workload.optim.warmup_steps) == (0.0, 5)
+    assert (short.layout, short.seed, short.global_batch) == (long.layout, long.seed, long.global_batch)
+
+
+runs = st.builds(
+    Run,
+    run=st.from_regex(strict.NAME, fullmatch=True),
+    workload=st.builds(
+        workload,
+        training=st.fixed_dictionaries({"steps": st.none() | st.integers(1, 9), "global_batch": st.integers(1, 9)}),
+        optim=st.fixed_dictionaries({"lr": st.floats(1e-9, 1e9), "clip_norm": st.none() | st.floats(0.1, 9)}),
+        model=st.fixed_dictionaries({"options": st.dictionaries(st.text(), st.integers() | st.text(), max_size=3)}),
+    ),
+    layout=st.builds(Layout, dp=degrees, tp=degrees, schedule=st.sampled_from(SCHEDULES), compile=st.booleans()),
+    precision=st.sampled_from(PRECISIONS),
+    seed=st.integers(0, 2**63),
+    baseline=st.none() | st.text(),
+    average_every=st.none() | st.integers(1, 9),
+)
+
+
+@quick
+@given(runs)
+def test_a_run_survives_being_handed_to_a_script_as_json(original):
+    assert run_from_dict(json.loads(json.dumps(dataclasses.asdict(original)))) == original

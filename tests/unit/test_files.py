@@ -1,0 +1,174 @@
+"""Files appear whole or not at all, whatever interrupts the writing, and a reader takes no half record for a whole one."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parascale.errors import RequirementError
+from parascale.files import (
+    atomic_path,
+    read_json,
+    read_json_lines,
+    require_space,
+    sha256,
+    tree_bytes,
+    write_json,
+    write_text,
+)
+
+
+class Crash(BaseException):
+    """What ends a body in the middle; as KeyboardInterrupt, no Exception."""
+
+
+def write_file(path, content):
+    path.write_text(content)
+
+
+def write_folder(path, content):
+    (path / "inner").mkdir(parents=True)
+    (path / "inner/file.txt").write_text(content)
+    (path / content).write_text("a name of its own")
+
+
+def content_of(path):
+    """Relative path → text, for a file or for all files below a folder."""
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    return {str(each.relative_to(path.parent)): each.read_text() for each in files}
+
+
+both_kinds = pytest.mark.parametrize("write", [write_file, write_folder])
+
+
+@both_kinds
+def test_a_crash_in_the_middle_leaves_nothing(tmp_path, write):
+    with pytest.raises(Crash), atomic_path(tmp_path / "deep/target") as partial:
+        write(partial, "half")
+        raise Crash
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+@both_kinds
+def test_a_crash_in_the_middle_leaves_the_old(tmp_path, write):
+    write(tmp_path / "target", "old")
+    before = content_of(tmp_path / "target")
+    with pytest.raises(Crash), atomic_path(tmp_path / "target") as partial:
+        write(partial, "half")
+        raise Crash
+    assert content_of(tmp_path / "target") == before
+    assert [each.name for each in tmp_path.iterdir()] == ["target"]
+
+
+@both_kinds
+def test_the_new_replaces_the_old_as_a_whole(tmp_path, write):
+    write(tmp_path / "target", "old")
+    with atomic_path(tmp_path / "target") as partial:
+        write(partial, "new")
+    assert set(content_of(tmp_path / "target")) == (
+        {"target/inner/file.txt", "target/new"} if write is write_folder else {"target"}
+    )
+    assert "old" not in content_of(tmp_path / "target").values()
+    assert [each.name for each in tmp_path.iterdir()] == ["target"]
+
+
+def test_nobody_sees_the_target_before_it_is_whole(tmp_path):
+    with atomic_path(tmp_path / "target") as partial:
+        partial.write_text("first half")
+        assert not (tmp_path / "target").exists()
+        assert partial.parent.parent == tmp_path, "a rename is atomic only within one filesystem"
+    assert (tmp_path / "target").read_text() == "first half"
+
+
+def test_a_body_that_writes_nothing_is_an_error_and_leaves_the_old(tmp_path):
+    (tmp_path / "target").write_text("old")
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "target"):
+        pass
+    assert content_of(tmp_path) == {f"{tmp_path.name}/target": "old"}
+
+
+def test_everything_is_on_disk_before_the_rename(tmp_path, monkeypatch):
+    """Protects against a machine that loses power: a name must not reach the disk before its content does."""
+    events = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (events.append(os.readlink(f"/proc/self/fd/{handle}")), fsync(handle))
+    )
+    monkeypatch.setattr(os, "replace", lambda source, target: (events.append("rename"), replace(source, target)))
+    with atomic_path(tmp_path / "target") as partial:
+        write_folder(partial, "new")
+    before, after = events[: events.index("rename")], events[events.index("rename") + 1 :]
+    assert {path.rpartition("/target/")[2] for path in before} >= {"inner", "inner/file.txt", "new"}
+    assert after == [str(tmp_path)]
+
+
+def test_a_kill_in_the_middle_leaves_no_broken_target(tmp_path):
+    """No cleaning up runs after SIGKILL: the old file stays, and the next write is not disturbed by what is left over."""
+    target = tmp_path / "target.json"
+    write_json(target, "old")
+    body = (
+        "import os, signal, sys\n"
+        "from parascale.files import atomic_path\n"
+        "with atomic_path(sys.argv[1]) as partial:\n"
+        "    partial.write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", body, str(target)], check=False).returncode == -signal.SIGKILL
+    assert read_json(target) == "old"
+    write_json(target, "new")
+    assert read_json(target) == "new"
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(values, max_size=4), st.data())
+def test_json_lines_cut_anywhere_give_all_whole_lines_before_the_cut(tmp_path_factory, written, data):
+    path = tmp_path_factory.getbasetemp() / "cut.jsonl"
+    lines = [json.dumps({"value": value}, ensure_ascii=False).encode() + b"\n" for value in written]
+    content = b"".join(lines)
+    cut = data.draw(st.integers(0, len(content)))
+    path.write_bytes(content[:cut])
+    whole = content[:cut].count(b"\n")
+    # The last line is whole as soon as its closing brace is there, with or without the end of the line.
+    whole += whole < len(lines) and cut == sum(map(len, lines[: whole + 1])) - 1
+    assert read_json_lines(path) == [{"value": value} for value in written[:whole]]
+
+
+def test_a_broken_line_before_the_last_is_an_error(tmp_path):
+    (tmp_path / "steps.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(json.JSONDecodeError):
+        read_json_lines(tmp_path / "steps.jsonl")
+
+
+def test_a_figure_that_json_has_no_word_for_is_not_written(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "summary.json", {"loss": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checksum_and_size_are_those_of_the_bytes(tmp_path):
+    write_text(tmp_path / "tree/a.txt", "abc")
+    write_text(tmp_path / "tree/deep/b.txt", "é")
+    # FIPS 180-2, appendix B.1
+    assert sha256(tmp_path / "tree/a.txt") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert tree_bytes(tmp_path / "tree") == 5
+
+
+@pytest.mark.parametrize("folder", [".", "not/there/yet"])
+def test_too_little_room_is_said_before_anything_is_written(tmp_path, monkeypatch, folder):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10 * 2**20, 0, 3 * 2**20))
+    require_space(tmp_path / folder, 3 * 2**20, "the tokens")
+    with pytest.raises(RequirementError, match=r"for the tokens: 4 MiB are needed, 3 MiB are free.*`root`"):
+        require_space(tmp_path / folder, 4 * 2**20, "the tokens")

@@ -1,0 +1,210 @@
+"""Every format gives back what went in: all samples, exactly, in every way of reading, in every kind of process."""
+
+import multiprocessing
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from parascale.config.formats import IMAGE_FORMATS, Formats
+from parascale.data.convert import RECORD, convert, convert_shard, shard_name, shard_samples
+from parascale.data.formats import image_format, open_images
+from parascale.data.formats.mount import require_fuse
+from parascale.data.images import ImageIndex
+from parascale.data.verify import verify_images
+from parascale.errors import ConfigError, RequirementError
+from parascale.files import sha256
+from tests.unit.image_sets import jpeg, packed_index
+
+BYTE_FORMATS = ("hdf5", "arrow", "webdataset", "binary")
+ANY_BYTES = Formats(check="none", threads=4)
+
+
+def _can_mount():
+    try:
+        require_fuse()
+    except RequirementError:
+        return False
+    return shutil.which("mksquashfs") is not None
+
+
+FORMATS = [
+    pytest.param(name, marks=pytest.mark.skipif(name == "squashfs" and not _can_mount(), reason="no FUSE or SquashFS tools"))
+    for name in IMAGE_FORMATS
+]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """70 training and 7 validation images, packed."""
+    splits = {
+        "train": [(jpeg(seed), seed % 3) for seed in range(70)],
+        "validation": [(jpeg(100 + seed), seed % 3) for seed in range(7)],
+    }
+    return packed_index(tmp_path_factory.mktemp("source") / "index", splits)
+
+
+@pytest.fixture(scope="module")
+def converted(source, tmp_path_factory):
+    """format → folder, converted once for the whole module in three shards."""
+    root, made = tmp_path_factory.mktemp("converted"), {}
+
+    def get(name):
+        if name not in made:
+            convert(source, "set", name, Formats(shards=3, threads=4), root / name)
+            made[name] = root / name
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_proven_identical_to_its_source(name, source, converted):
+    result = verify_images(converted(name), source, "set", Formats())
+    assert result == {"format": name, "dataset": "set", "samples": 77, "bad": 0, "identical": True}
+
+
+@pytest.mark.filterwarnings("ignore:.*read at random")
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("io", ["pread", "mmap"])
+def test_every_way_of_reading_gives_the_same_bytes(name, io, source, converted):
+    reader, images = open_images(converted(name), "train", io, check=True), source.split("train")
+    numbers = reader.samples["source"].tolist()
+    expected = [images.read(number) for number in numbers]
+    order = np.random.default_rng(0).permutation(len(reader)).tolist()
+    assert [reader[i] for i in order] == [expected[i] for i in order]
+    assert [bytes(data) for data in reader.read_batch(order)] == [expected[i] for i in order]
+    assert [bytes(data) for shard in range(3) for data in reader.iterate(shard)] == expected
+    assert reader.labels.tolist() == images.labels[numbers].tolist()
+    assert [len(rows) for rows in reader.shards()] == [23, 23, 24]
+    reader.close()
+    assert reader[3] == expected[3], "a closed reader opens again"
+    reader.close()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_rebuild_gives_the_same_bytes_whatever_the_threads(name, source, converted, tmp_path):
+    convert(source, "set", name, Formats(shards=3, threads=1), tmp_path / name)
+    files = [path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file() and path.name != "cost.json"]
+    assert len(files) >= 3 * 5 + 3
+    for file in files:
+        assert sha256(tmp_path / name / file) == sha256(converted(name) / file), file
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_readers_in_use_survive_fork_and_spawn(method, converted):
+    names = [name for name in IMAGE_FORMATS if name != "squashfs" or _can_mount()]
+    readers = [open_images(converted(name), "train") for name in names]
+    here = [_first_samples(reader) for reader in readers]
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        there = pool.map(_first_samples, readers)
+        pool.close()
+        pool.join()
+    assert there == here == [_first_samples(reader) for reader in readers]
+    for reader in readers:
+        reader.close()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_reader_holds_no_objects_a_sample(name, converted):
+    """What travels to a worker, and what a reader keeps, does not grow with the samples."""
+    reader = open_images(converted(name), "train")
+    reader[0]
+    assert len(pickle.dumps(reader)) < 1000
+    kept = [value for value in vars(reader).values() if isinstance(value, (list, tuple, dict, set))]
+    assert all(len(value) < 20 for value in kept)
+    reader.close()
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=3000), st.integers(0, 2)), min_size=1, max_size=40), st.integers(1, 5))
+@pytest.mark.parametrize("name", [*BYTE_FORMATS, "parquet", "files"])
+def test_any_bytes_come_back_exactly(name, tmp_path, samples, shards):
+    """Any content, any lengths, shards that are empty: all of it comes back, with its label, exactly once."""
+    shutil.rmtree(tmp_path)
+    index = packed_index(tmp_path / "index", {"train": samples})
+    choice = Formats(check="none", threads=2, shards=shards)
+    convert(index, "any", name, choice, tmp_path / name)
+    assert verify_images(tmp_path / name, index, "any", choice)["samples"] == len(samples)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 400), st.integers(1, 20), st.integers(0, 5))
+def test_shards_hold_every_sample_once_and_differ_by_one_at_most(samples, shards, seed):
+    parts = [shard_samples(range(samples), number, shards, seed) for number in range(shards)]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(samples))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_samples_are_shuffled_so_that_batches_mix_classes(tmp_path):
+    """A set sorted by class, as folders are, must not be read class by class."""
+    samples = [(b"x", label) for label in range(10) for _ in range(100)]
+    index = packed_index(tmp_path / "index", {"train": samples}, classes="abcdefghij")
+    convert(index, "sorted", "binary", ANY_BYTES, tmp_path / "binary")
+    labels = open_images(tmp_path / "binary", "train").labels
+    assert min(len(set(labels[first : first + 64].tolist())) for first in range(0, 900, 64)) >= 8
+
+
+def test_conversion_goes_on_shard_by_shard(source, tmp_path):
+    """After an interruption, only what is missing is written again; after a change of settings, all of it."""
+    choice, folder = Formats(shards=3, threads=2), tmp_path / "hdf5"
+    convert_shard(source, "set", "hdf5", 1, choice, folder)
+    record = folder / shard_name(1, 3) / RECORD
+    written = record.stat().st_mtime_ns
+    convert(source, "set", "hdf5", choice, folder)
+    assert record.stat().st_mtime_ns == written
+    (folder / shard_name(1, 3) / "train.h5").write_bytes(b"cut")
+    convert(source, "set", "hdf5", choice, folder)
+    assert record.stat().st_mtime_ns != written
+    again = record.stat().st_mtime_ns
+    convert(source, "set", "hdf5", Formats(shards=3, threads=2, seed=7), folder)
+    assert record.stat().st_mtime_ns != again
+    verify_images(folder, source, "set", choice)
+
+
+@pytest.mark.parametrize("name", BYTE_FORMATS)
+def test_pread_reads_the_bytes_asked_for_and_opens_nothing(name, converted):
+    """No readahead of our own, no chunk, no header: as many bytes as the sample has, from files that are open already."""
+    reader = open_images(converted(name), "train", "pread")
+    reader[0]
+    first, second = _bytes_read(), _bytes_read()  # reading the counter counts as well
+    asked = sum(len(reader[i]) for i in range(len(reader)))
+    assert 1 <= (_bytes_read() - second - (second - first)) / asked < 1.05
+    reader.close()
+
+
+def test_a_parquet_reader_warns_once_of_random_access(tmp_path):
+    index = packed_index(tmp_path / "index", {"train": [(bytes([number % 251]), 0) for number in range(1500)]})
+    convert(index, "many", "parquet", ANY_BYTES, tmp_path / "parquet")
+    reader = open_images(tmp_path / "parquet", "train")
+    with pytest.warns(UserWarning, match="read at random"):
+        for i in (0, 1400, 300, 1100, 5):
+            reader[i]
+    list(open_images(tmp_path / "parquet", "train").iterate(0))  # in order: no warning, which pytest would show
+
+
+def test_an_unknown_format_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean `hdf5`"):
+        image_format("hfd5")
+
+
+def test_packed_images_are_written_out_as_files(converted):
+    paths = open_images(converted("files"), "train").path(5).decode()
+    assert paths.endswith(".jpg") and "shards/00000-of-00003" in paths
+
+
+def test_an_index_opened_twice_reads_the_same(source):
+    again = ImageIndex(source.folder).split("validation")
+    assert [again.read(i) for i in range(len(again))] == [source.split("validation").read(i) for i in range(7)]
+
+
+def _first_samples(reader):
+    return [reader[i] for i in range(8)]
+
+
+def _bytes_read():
+    with open("/proc/self/io", "rb") as counters:
+        return int(counters.read().split()[1])

@@ -1,0 +1,239 @@
+"""What can be wrong with data is found, named, and answered with what to do; nothing half-right is handed on."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from parascale.config.formats import Formats, Images
+from parascale.data.convert import convert, convert_shard
+from parascale.data.formats import mount, open_images, squashfs, storage
+from parascale.data.image_sources import index_images
+from parascale.data.images import ImageIndex
+from parascale.data.verify import verify_images
+from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.files import read_json
+from tests.unit.image_sets import image_folder, jpeg, packed_index
+
+GOOD = jpeg(1)
+BAD_SAMPLES = [
+    pytest.param(b"", "the file is empty", id="empty"),
+    pytest.param(GOOD[:-40], "no end-of-image marker", id="truncated in its pixels"),
+    pytest.param(GOOD[:100], "within its header", id="truncated in its header"),
+    pytest.param(b"<html>not found</html>", "no image that can be read", id="another file under an image's name"),
+]
+SKIP = Formats(bad_samples="skip", threads=2)
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Builds an index of good samples with the given bytes as number 3."""
+
+    def build(data):
+        samples = [(jpeg(seed), seed % 3) for seed in range(12)]
+        samples[3] = (data, 0)
+        return packed_index(tmp_path / "index", {"train": samples})
+
+    return build
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A good set in HDF5, its index, and its folder."""
+    index = packed_index(tmp_path / "index", {"train": [(jpeg(seed), seed % 3) for seed in range(12)]})
+    convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
+    return index, tmp_path / "hdf5"
+
+
+@pytest.mark.parametrize(("data", "reason"), BAD_SAMPLES)
+def test_a_bad_sample_is_named_and_stops_its_shard(data, reason, mixed, tmp_path):
+    with pytest.raises(DataError, match=f"train/3: .*{reason}") as caught:
+        convert(mixed(data), "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
+    assert "bad_samples: skip" in str(caught.value)
+    assert not (tmp_path / "hdf5/manifest.json").exists()
+
+
+@pytest.mark.parametrize(("data", "reason"), BAD_SAMPLES)
+@pytest.mark.parametrize("name", ["hdf5", "arrow", "parquet", "webdataset", "binary", "files"])
+def test_a_bad_sample_can_be_left_out_and_is_listed(data, reason, name, mixed, tmp_path):
+    index = mixed(data)
+    manifest = convert(index, "set", name, SKIP, tmp_path / name)
+    assert [(sample["name"], sample["source"]) for sample in manifest["bad"]] == [("train/3", 3)]
+    assert reason in manifest["bad"][0]["reason"]
+    assert verify_images(tmp_path / name, index, "set", SKIP) == {
+        "format": name, "dataset": "set", "samples": 11, "bad": 1, "identical": True,
+    }  # fmt: skip
+
+
+def test_one_bad_sample_does_not_lose_the_other_shards(mixed, tmp_path):
+    """The list comes at the end, and what was good is not converted again."""
+    index, choice = mixed(b""), Formats(shards=4, threads=2)
+    with pytest.raises(DataError, match="train/3"):
+        convert(index, "set", "hdf5", choice, tmp_path / "hdf5")
+    done = sorted(path.parent.name for path in (tmp_path / "hdf5/shards").glob("*/record.json"))
+    assert len(done) == 3
+    assert not list((tmp_path / "hdf5/shards").glob(".*")), "nothing half-written is left"
+
+
+def test_a_damaged_pixel_is_found_by_decoding(mixed, tmp_path):
+    """A file can have all its markers and still not decode: the deeper check is a setting."""
+    place = GOOD.index(b"\xff\xc4")
+    damaged = GOOD[: place + 5] + bytes(12) + GOOD[place + 17 :]
+    index = mixed(damaged)
+    convert(index, "set", "binary", Formats(threads=2), tmp_path / "header")
+    with pytest.raises(DataError, match=r"train/3: it cannot be decoded"):
+        convert(index, "set", "binary", Formats(threads=2, check="decode"), tmp_path / "decode")
+
+
+@pytest.mark.parametrize(("mode", "space"), [("L", "grey"), ("CMYK", "CMYK")])
+def test_grey_and_cmyk_images_are_kept_and_counted(mode, space, mixed, tmp_path):
+    """They decode to RGB like any other; the manifest says that they are there."""
+    manifest = convert(mixed(jpeg(5, mode=mode)), "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
+    assert manifest["splits"]["train"]["shards"][0]["colour_spaces"] == {space: 1, "colour": 11}
+
+
+def test_a_flipped_byte_is_found_when_read_and_when_verified(made):
+    index, folder = made
+    row = open_images(folder, "train").samples[5]
+    shard = folder / open_images(folder, "train").manifest["splits"]["train"]["shards"][0]["file"]
+    content = bytearray(shard.read_bytes())
+    content[row["offset"] + row["length"] // 2] ^= 1
+    shard.write_bytes(content)
+    reader = open_images(folder, "train", check=True)
+    assert reader[4] == open_images(folder, "train")[4]
+    for read in (lambda: reader[5], lambda: reader.read_batch([1, 5]), lambda: list(reader.iterate(0))):
+        with pytest.raises(DataError, match=rf"sample 5 \(number {row['source']} .*checksum differs"):
+            read()
+    with pytest.raises(DataError, match="sha256 differs") as caught:
+        verify_images(folder, index, "set", Formats())
+    assert f"is not train/{row['source']}: read at random, read in order, read by the format's own library" in str(caught.value)
+
+
+def test_a_shard_cut_short_or_gone_is_named_when_opened(made):
+    _, folder = made
+    shard = folder / read_json(folder / "manifest.json")["splits"]["train"]["shards"][0]["file"]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"train\.h5 is cut short"):
+        open_images(folder, "train")
+    shard.unlink()
+    with pytest.raises(DataError, match=r"train\.h5 is missing"):
+        open_images(folder, "train")
+
+
+def test_the_manifest_of_another_dataset_is_refused(made, tmp_path):
+    _, folder = made
+    other = packed_index(tmp_path / "other", {"train": [(jpeg(50), 0), (jpeg(51), 1)]})
+    with pytest.raises(DataError, match="converted from another source than other"):
+        verify_images(folder, other, "other", Formats())
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "no converted data here"), ("{", "not valid JSON"), ("{}", "not the manifest")])
+def test_a_manifest_that_is_none_is_named(content, said, tmp_path):
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(DataError, match=said):
+        open_images(tmp_path, "train")
+
+
+def test_a_table_of_samples_that_does_not_fit_its_shards_is_refused(made):
+    _, folder = made
+    table = np.load(folder / "train.samples.npy")
+    np.save(folder / "train.samples.npy", table[:-1])
+    with pytest.raises(DataError, match="11 rows instead of 12"):
+        open_images(folder, "train")
+
+
+def test_labels_that_were_changed_are_found(made):
+    """The table's own digest and the comparison with the source both speak."""
+    index, folder = made
+    table = np.load(folder / "train.samples.npy")
+    table["label"][2] += 1
+    np.save(folder / "train.samples.npy", table)
+    with pytest.raises(DataError, match="label"):
+        verify_images(folder, index, "set", Formats())
+
+
+def test_an_unknown_split_or_shard_is_named(made, tmp_path):
+    index, folder = made
+    with pytest.raises(DataError, match="no split `test`; there are train"):
+        open_images(folder, "test")
+    with pytest.raises(ConfigError, match="no shard 4"):
+        convert_shard(index, "set", "hdf5", 4, Formats(shards=4), tmp_path / "more")
+
+
+def test_without_squashfuse_or_fuse_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(mount.shutil, "which", lambda program: None)
+    with pytest.raises(RequirementError, match="squashfuse, which is not on the PATH: .*hdf5"):
+        mount.require_fuse()
+    monkeypatch.setattr(mount.shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(mount.os, "access", lambda path, mode: False)
+    with pytest.raises(RequirementError, match="/dev/fuse is missing"):
+        mount.require_fuse()
+
+
+def test_without_mksquashfs_the_error_says_what_to_do(mixed, monkeypatch, tmp_path):
+    monkeypatch.setattr(squashfs.shutil, "which", lambda program: None)
+    with pytest.raises(RequirementError, match="squashfs-tools"):
+        convert(mixed(GOOD), "set", "squashfs", Formats(threads=2), tmp_path / "squashfs")
+
+
+@pytest.mark.skipif(shutil.which("squashfuse") is None, reason="no squashfuse")
+def test_a_file_that_is_no_squashfs_is_named(tmp_path):
+    (tmp_path / "broken.squashfs").write_bytes(bytes(5000))
+    with pytest.raises(RequirementError, match=r"broken\.squashfs could not be mounted"):
+        mount.Mount(tmp_path / "broken.squashfs")
+
+
+def test_a_copy_that_does_not_fit_shared_memory_is_refused(made, tmp_path, monkeypatch):
+    _, folder = made
+    monkeypatch.setattr(storage, "tree_bytes", lambda path: 1 << 60)
+    with pytest.raises(RequirementError, match="not enough room in"):
+        storage.copy_to_memory(folder, tmp_path)
+    assert not list(tmp_path.glob("parascale-*"))
+
+
+def test_a_copy_in_shared_memory_reads_the_same(made, tmp_path):
+    _, folder = made
+    copy = storage.copy_to_memory(folder, tmp_path)
+    assert [open_images(copy, "train")[i] for i in range(12)] == [open_images(folder, "train")[i] for i in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "path", "kind"),
+    [
+        ("/dev/a / ext4 rw 0 0\nx /data lustre rw 0 0\n", "/data/set", "lustre"),
+        ("/dev/a / ext4 rw 0 0\nx /data lustre rw 0 0\n", "/database", "ext4"),
+        ("/dev/a / ext4 rw 0 0\nx /my\\040data fuse.sshfs rw 0 0\n", "/my data/set", "fuse.sshfs"),
+    ],
+)
+def test_the_filesystem_is_found_and_decides_how_to_read(mounts, path, kind, tmp_path, monkeypatch):
+    listed = tmp_path / "mounts"
+    listed.write_text(mounts)
+    monkeypatch.setattr(storage, "MOUNTS", listed)
+    assert storage.filesystem(path) == kind
+    assert storage.default_io(path) == ("mmap" if kind == "ext4" else "pread")
+
+
+def test_a_vanished_file_is_named_at_conversion_and_when_read(tmp_path):
+    root = image_folder(tmp_path / "raw")
+    index_images(root, Images(), tmp_path / "index")
+    index = ImageIndex(tmp_path / "index")
+    convert(index, "set", "files", Formats(threads=2), tmp_path / "files")
+    (root / "train/dog/2.jpg").unlink()
+    (root / "train/dog/3.jpg").write_bytes(GOOD + b"more")
+    with pytest.raises(DataError, match=r"train/dog/2\.jpg: it cannot be read \(No such file") as caught:
+        convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
+    assert "changed since it was indexed" in str(caught.value)
+    reader = open_images(tmp_path / "files", "train")
+    with pytest.raises(DataError, match=r"train/dog/2\.jpg: No such file.*run the target `formats` again"):
+        list(reader.iterate(0))
+
+
+def test_a_source_that_lost_a_file_since_conversion_cannot_prove_anything(tmp_path):
+    root = image_folder(tmp_path / "raw")
+    index_images(root, Images(), tmp_path / "index")
+    index = ImageIndex(tmp_path / "index")
+    convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
+    (root / "train/cat/1.jpg").unlink()
+    with pytest.raises(DataError, match=r"train/cat/1\.jpg: the source cannot be read any more"):
+        verify_images(tmp_path / "hdf5", index, "set", Formats())

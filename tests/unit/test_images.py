@@ -1,0 +1,272 @@
+"""Images are found wherever people keep them, labelled right, split once and for all, and drawn the same every time."""
+
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parascale.config import Source
+from parascale.config.formats import Formats, Images
+from parascale.data import drawing, jpeg
+from parascale.data.convert import convert
+from parascale.data.formats import open_images
+from parascale.data.image_download import download_images, images_root
+from parascale.data.image_sources import index_images
+from parascale.data.images import ImageIndex
+from parascale.data.pool import ordered_map
+from parascale.data.sampler import Sampler
+from parascale.errors import ConfigError, DataError
+from tests.unit.image_sets import image_folder, packed_index
+from tests.unit.image_sets import jpeg as make_jpeg
+
+SMALL = Images(train=40, validation=10, test=10, size=32)
+
+
+def index_of(root, folder, **changes):
+    """Index `root` and open the index."""
+    index_images(root, Images(**changes), folder)
+    return ImageIndex(folder)
+
+
+def test_a_folder_of_classes(tmp_path):
+    index = index_of(image_folder(tmp_path / "raw"), tmp_path / "index")
+    train = index.split("train")
+    assert index.classes == ["cat", "dog"] and index.splits == ["train", "validation"]
+    assert (len(train), len(index.split("validation"))) == (12, 4)
+    assert [train.name(i).split("/")[:2] for i in (0, 11)] == [["train", "cat"], ["train", "dog"]]
+    assert train.labels.tolist() == [0] * 6 + [1] * 6
+    assert all(len(train.read(i)) == train.lengths[i] for i in range(12))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("labels", [["dog", "cat", "dog"], ["10", "9", "10"]])
+def test_a_table_of_paths_and_labels(kind, labels, tmp_path):
+    names = ["a/one.jpg", "two.jpg", "a/b/three.jpg"]
+    for seed, name in enumerate(names):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "raw" / name).write_bytes(make_jpeg(seed))
+    write_table(tmp_path / f"raw/train.{kind}", names, labels)
+    index = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0)
+    train = index.split("train")
+    assert [train.name(i) for i in range(3)] == names
+    assert [index.classes[label] for label in train.labels] == labels
+    assert index.classes == sorted(set(labels), key=lambda label: (len(label), label)), "numbers in order of size"
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_rows_without_label_and_files_that_are_not_there_are_listed(kind, tmp_path):
+    (tmp_path / "raw").mkdir()
+    write_table(tmp_path / f"raw/train.{kind}", ["a.jpg", "b.jpg", "c.jpg"], ["x", "", None])
+    with pytest.raises(DataError, match="2 rows have no label: 2, 3"):
+        index_of(tmp_path / "raw", tmp_path / "index")
+    write_table(tmp_path / f"raw/train.{kind}", ["a.jpg", "b.jpg"], ["x", "y"])
+    with pytest.raises(DataError, match=r"2 files .* not there: a\.jpg, b\.jpg"):
+        index_of(tmp_path / "raw", tmp_path / "index")
+    write_table(tmp_path / f"raw/train.{kind}", ["a.jpg"], ["x"], columns=("file", "label"))
+    with pytest.raises(DataError, match="no column `path`; it has file, label"):
+        index_of(tmp_path / "raw", tmp_path / "index")
+
+
+def test_parquet_that_holds_the_images_as_the_hub_has_it(tmp_path):
+    """Struct of bytes and path, whole numbers as labels, names in Hugging Face's metadata, several files."""
+    (tmp_path / "raw").mkdir()
+    images = [make_jpeg(seed) for seed in range(6)]
+    for number in range(2):
+        rows = [{"bytes": image, "path": f"{seed}.jpg"} for seed, image in enumerate(images)][number * 3 : number * 3 + 3]
+        table = pa.table({"image": rows, "label": pa.array([1, 0, 1], pa.int64())})
+        metadata = {"huggingface": '{"info": {"features": {"label": {"names": ["beagle", "dingo"]}}}}'}
+        pq.write_table(table.replace_schema_metadata(metadata), tmp_path / f"raw/train-{number:05d}-of-00002.parquet")
+    index = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0)
+    train = index.split("train")
+    assert index.classes == ["beagle", "dingo"]
+    assert [train.read(i) for i in range(6)] == images and train.labels.tolist() == [1, 0, 1] * 2
+
+
+def test_a_label_that_is_no_class_is_listed(tmp_path):
+    (tmp_path / "raw").mkdir()
+    table = pa.table({"image": [make_jpeg(0), make_jpeg(1)], "label": pa.array([0, -1])})
+    metadata = {"huggingface": '{"info": {"features": {"label": {"names": ["beagle"]}}}}'}
+    pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "raw/train.parquet")
+    with pytest.raises(DataError, match="one that is no class: 1"):
+        index_of(tmp_path / "raw", tmp_path / "index")
+
+
+def test_a_name_that_is_not_utf8_is_read_and_shown(tmp_path):
+    """The filesystem's bytes are kept, whatever they are; messages show them escaped."""
+    root = image_folder(tmp_path / "raw")
+    odd = os.fsencode(root) + b"/train/cat/\xff\xfe.jpg"
+    with open(odd, "wb") as file:
+        file.write(b"")
+    index = index_of(root, tmp_path / "index")
+    with pytest.raises(DataError, match=r"cat/\\xff\\xfe\.jpg: the file is empty"):
+        convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
+    with open(odd, "wb") as file:
+        file.write(make_jpeg(99))
+    index = index_of(root, tmp_path / "index")
+    convert(index, "set", "files", Formats(threads=2), tmp_path / "files")
+    reader = open_images(tmp_path / "files", "train")
+    assert odd in [reader.path(i) for i in range(len(reader))]
+    assert make_jpeg(99) in list(reader.iterate(0))
+
+
+def test_a_class_without_images_and_one_that_training_lacks_are_errors(tmp_path):
+    root = image_folder(tmp_path / "raw")
+    (root / "val/bird").mkdir()
+    with pytest.raises(DataError, match="classes that the train split does not have: bird"):
+        index_of(root, tmp_path / "index")
+    (root / "train/bird").mkdir()
+    with pytest.raises(DataError, match="train/bird: a class without images"):
+        index_of(root, tmp_path / "index")
+    with pytest.raises(DataError, match="no folders of classes here"):
+        index_of(root / "val/bird", tmp_path / "index")
+    with pytest.raises(DataError, match="no such folder"):
+        index_of(tmp_path / "nothing", tmp_path / "index")
+
+
+def test_a_part_is_held_out_where_there_is_no_validation(tmp_path):
+    """From each class, the same for the same seed, nothing lost; a class with one image stays in training and is noted."""
+    for name, count in (("many", 20), ("few", 2), ("single", 1)):
+        (tmp_path / "raw" / name).mkdir(parents=True)
+        for number in range(count):
+            (tmp_path / "raw" / name / f"{number}.jpg").write_bytes(make_jpeg(number))
+    index = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.2, seed=3)
+    assert [index.manifest["splits"][split]["per_class"] for split in ("train", "validation")] == [[1, 16, 1], [1, 4, 0]]
+    assert any("have one image" in note and "single" in note for note in index.manifest["notes"])
+    names = [index.split(split).name(i) for split in index.splits for i in range(len(index.split(split)))]
+    assert len(set(names)) == 23
+    again = index_of(tmp_path / "raw", tmp_path / "again", validation_fraction=0.2, seed=3)
+    other = index_of(tmp_path / "raw", tmp_path / "other", validation_fraction=0.2, seed=4)
+    assert again.split("validation").digest == index.split("validation").digest != other.split("validation").digest
+
+
+def test_embedded_images_are_drawn_downloaded_and_indexed(tmp_path):
+    raw = download_images(Source(kind="builtin"), SMALL, tmp_path / "raw")
+    index = index_of(images_root(raw), tmp_path / "index")
+    assert index.manifest["splits"]["train"]["per_class"] == [4] * 10
+    assert index.splits == ["train", "validation", "test"]
+    again = download_images(Source(kind="builtin"), SMALL, tmp_path / "again")
+    for path in raw.folder.rglob("*.jpg"):
+        assert path.read_bytes() == (again.folder / path.relative_to(raw.folder)).read_bytes()
+    with pytest.raises(ConfigError, match="called `shapes`"):
+        download_images(Source(kind="builtin", name="cats"), SMALL, tmp_path / "cats")
+
+
+def test_images_that_lie_on_the_machine_are_read_in_place(tmp_path):
+    root = image_folder(tmp_path / "mine")
+    raw = download_images(Source(kind="files", location=str(root)), Images(), tmp_path / "raw")
+    assert images_root(raw) == root and len(list((tmp_path / "raw").iterdir())) == 1
+    with pytest.raises(ConfigError, match=r"data\.source\.location"):
+        download_images(Source(kind="files"), Images(), tmp_path / "none")
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 9), st.integers(16, 96), st.integers(0, 1000))
+def test_a_drawn_image_is_a_jpeg_of_its_size(label, size, number):
+    settings_ = Images(size=size)
+    data = drawing.encode(drawing.draw(label, settings_, (0, number)), settings_.quality)
+    assert jpeg.check(data) == "colour" and jpeg.decode(data).shape == (size, size, 3)
+
+
+def test_classes_of_drawn_images_can_be_told_apart_but_not_by_colour():
+    """Nearest class mean on shape-sensitive features beats chance by far; on mean colours it does not."""
+    settings_ = Images(size=32)
+    images = [[drawing.draw(label, settings_, (0, 10 * n + label)).astype(float) for n in range(60)] for label in range(10)]
+
+    def shape(image):
+        contrast = abs(image.mean(2) - np.median(image, (0, 1)).mean())
+        return (contrast > 40).reshape(8, 4, 8, 4).mean((1, 3)).ravel()
+
+    assert nearest_mean(images, shape) > 0.3  # chance is 0.1; textures and shifts are left to a network
+    assert nearest_mean(images, lambda image: image.mean((0, 1))) < 0.2
+
+
+def nearest_mean(images, feature):
+    """Accuracy of assigning the second half of each class to the nearest mean of the first halves."""
+    features = np.array([[feature(image) for image in group] for group in images])
+    means, tests = features[:, :30].mean(1), features[:, 30:]
+    found = np.linalg.norm(tests[:, :, None] - means, axis=-1).argmin(-1)
+    return (found == np.arange(10)[:, None]).mean()
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_every_colour_space_decodes_to_rgb(mode):
+    assert jpeg.decode(make_jpeg(1, mode=mode)).shape == (16, 16, 3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 3), st.floats(0, 0.999))
+def test_a_jpeg_cut_anywhere_is_found(seed, part):
+    """The check without decoding misses no truncation."""
+    data = make_jpeg(seed)
+    with pytest.raises(jpeg.BadImage):
+        jpeg.check(data[: int(len(data) * part)])
+    assert jpeg.check(data + b"trailing bytes, which cameras leave") == "colour"
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(), max_size=50), st.integers(1, 8), st.integers(1, 16))
+def test_the_pool_keeps_order_and_its_bound(items, threads, ahead):
+    begun, most = [], 0
+
+    def work(item):
+        begun.append(item)
+        return item * 2
+
+    results = []
+    for result in ordered_map(work, items, threads, ahead):
+        most = max(most, len(begun) - len(results))
+        results.append(result)
+    assert results == [item * 2 for item in items] and most <= ahead
+
+
+def test_an_error_in_the_pool_comes_at_its_place():
+    results = []
+    with pytest.raises(ZeroDivisionError):
+        results.extend(ordered_map(lambda item: 1 / item, [1, 2, 0, 4], 2))
+    with pytest.raises(ZeroDivisionError):
+        for result in ordered_map(lambda item: 1 / item, [1, 2, 0, 4], 2):
+            results.append(result)  # noqa: PERF402 - what came before the error is kept
+    assert results[-2:] == [1, 0.5]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_loader_gives_the_same_batches_for_any_workers_and_ranks(workers, ranks, tmp_path):
+    """Also when it starts in the middle of an epoch, as a resumed run does."""
+    from parascale.data.loader import EvaluationBatches, StepBatches, image_loader
+
+    samples = [(make_jpeg(seed), seed % 3) for seed in range(20)]
+    index = packed_index(tmp_path / "index", {"train": samples})
+    convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
+    reader, sampler = open_images(tmp_path / "hdf5", "train"), Sampler(20, 6, seed=1)
+    for first in (0, 4):
+        loaders = [image_loader(reader, StepBatches(sampler, first, 8, rank, ranks), workers) for rank in range(ranks)]
+        for step, parts in zip(range(first, 8), zip(*loaders, strict=True), strict=True):
+            wanted = sampler.indices(step).tolist()
+            for rank, (images, labels) in enumerate(parts):
+                assert labels.tolist() == [reader.labels.item(i) for i in wanted[rank::ranks]]
+                np.testing.assert_array_equal(images[0], jpeg.decode(reader[wanted[rank]]))
+    seen = [label for rank in range(ranks) for _, labels in image_loader(reader, EvaluationBatches(20, 4, rank, ranks), workers) for label in labels.tolist()]
+    assert sorted(seen) == sorted(reader.labels.tolist())
+
+
+def test_the_loader_names_an_image_that_does_not_decode(tmp_path):
+    from parascale.data.loader import ImageDataset
+
+    index = packed_index(tmp_path / "index", {"train": [(b"no image", 0)]})
+    convert(index, "set", "hdf5", Formats(threads=1, check="none"), tmp_path / "hdf5")
+    with pytest.raises(DataError, match=r"train\.h5: sample 0 \(number 0 of the source.*cannot be decoded.*skip"):
+        ImageDataset(open_images(tmp_path / "hdf5", "train"))[0]
+
+
+def write_table(path, names, labels, columns=("path", "label")):
+    """A CSV or Parquet table of two columns."""
+    if path.suffix == ".csv":
+        rows = [",".join(columns), *(f"{name},{label or ''}" for name, label in zip(names, labels, strict=True))]
+        path.write_text("\n".join(rows) + "\n")
+    else:
+        pq.write_table(pa.table(dict(zip(columns, (names, labels), strict=True))), path)

@@ -1,0 +1,88 @@
+"""Imports run one way, and what a login node needs loads without torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "scripts/parascale"
+# Room → rooms that it may import from. Modules beside the rooms (errors, files, ...) import each other alone.
+ALLOWED = {
+    "config": set(),
+    "plan": {"config"},
+    "report": {"config"},
+    "launch": {"config"},
+    "data": {"config"},
+    "models": {"config"},
+    "evaluation": {"config", "data", "models"},
+    "checkpoint": {"config", "data", "models", "evaluation"},
+    "parallel": {"config", "models"},
+    "train": {"config", "data", "models", "evaluation", "checkpoint", "parallel"},
+}
+WITHOUT_TORCH = ("config", "plan", "report", "launch", "data")
+NEEDS_TORCH = {"parascale.data.loader"}  # torch's DataLoader; imported only where it is used
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def room(parts):
+    """The room that a module below `parascale` lies in, or None for one beside the rooms."""
+    return parts[0] if parts and (ROOT / parts[0]).is_dir() else None
+
+
+def imported(file):
+    """(line, parts below `parascale`) of each import of this package, at whatever depth of the code."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: import by the full name"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, name.split(".")[1:]) for name in names if name.split(".")[0] == "parascale")
+
+
+def modules_of(name):
+    """The full names of the modules of a room."""
+    files = (file.relative_to(ROOT.parent).with_suffix("") for file in sorted((ROOT / name).rglob("*.py")))
+    return {".".join(file.parts).removesuffix(".__init__") for file in files}
+
+
+def test_every_room_has_its_place_in_the_order():
+    rooms = {file.relative_to(ROOT).parts[0] for file in MODULES if file.parent != ROOT}
+    assert rooms <= set(ALLOWED), "say in ALLOWED what a new room may import"
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_module_imports_only_what_lies_below_it(file):
+    own = room(file.relative_to(ROOT).parts)
+    for line, parts in imported(file):
+        other = room(parts)
+        if other != own and other is not None:
+            assert own is not None, f"{file}:{line}: a module beside the rooms imports from {other}"
+            assert other in ALLOWED[own], f"{file}:{line}: {own} must not import from {other}"
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_package_does_not_know_snakemake(file):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        assert not [name for name in names if name and name.split(".")[0] == "snakemake"], f"{file}:{node.lineno}"
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_a_login_node_needs_no_torch(name):
+    """Loads the modules of a room in a fresh Python, in which torch cannot be found."""
+    code = (
+        "import importlib, sys\n"
+        "sys.modules['torch'] = None\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+    )
+    modules = modules_of(name) - NEEDS_TORCH
+    assert modules
+    done = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,248 @@
+"""How launchers find each other, what each rank is told, and which failure is called the cause."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parascale.config.site import Network, Site
+from parascale.errors import RequirementError
+from parascale.launch import binding, rendezvous
+from parascale.launch.node import Launch, process_environment
+from parascale.launch.rendezvous import Node, address_of, host_meeting, join_meeting, meeting_port, reserve_port
+from parascale.launch.workers import Failure, root_cause
+
+GPU_NODE = Site("node", device="cuda", gpus_per_node=4, cores_per_node=128)
+
+
+@pytest.mark.parametrize(
+    ("network", "address"),
+    [
+        (Network(), "jrc0001"),
+        (Network(host_suffix="i"), "jrc0001i"),
+        (Network(host_template="{host}-interconnect-1.jupiter.internal"), "jrc0001-interconnect-1.jupiter.internal"),
+    ],
+)
+def test_the_site_says_how_a_node_is_called_on_its_fast_network(network, address):
+    assert address_of("jrc0001", network) == address
+
+
+@given(job=st.integers(1, 2**26), other=st.integers(1, 1000), step=st.integers(0, 15))
+def test_jobs_at_the_same_time_meet_at_other_ports(job, other, step):
+    """Ports lie below those that Linux hands out itself, and neighbouring jobs' steps never share one."""
+    port = meeting_port(job, step)
+    assert 1024 < port < 32768
+    assert port != meeting_port(job + other, step)
+
+
+def test_a_held_port_goes_to_nobody_else_but_torch_can_listen_on_it():
+    holders = [reserve_port() for _ in range(50)]
+    ports = {holder.getsockname()[1] for holder in holders}
+    assert len(ports) == 50
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
+        listener.bind(("", holders[0].getsockname()[1]))
+        listener.listen()
+    for holder in holders:
+        holder.close()
+
+
+def node(number, job="7.0"):
+    return Node(number, f"host{number}", "127.0.0.1", 2, "1 threads a process", job)
+
+
+def meet(port, newcomers, results):
+    """Start launchers of nodes that join, each in a thread; their outcome goes into `results`."""
+
+    def join(me):
+        try:
+            results[me.node] = join_meeting(me, "127.0.0.1", port, lambda: time.sleep(0.01))
+        except RequirementError as error:
+            results[me.node] = error
+
+    threads = [threading.Thread(target=join, args=(me,)) for me in newcomers]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+@pytest.fixture
+def port():
+    with reserve_port() as holder:
+        yield holder.getsockname()[1]
+
+
+def test_every_node_learns_who_is_where_and_the_same_port(port):
+    results = {}
+    threads = meet(port, [node(2), node(1)], results)
+    nodes, channels, holder = host_meeting(node(0), 3, port, lambda: time.sleep(0.01))
+    for thread in threads:
+        thread.join()
+    assert [entry.node for entry in nodes] == [0, 1, 2]
+    assert nodes[2].line() == "node 2: host2 (127.0.0.1), ranks 4-5, 1 threads a process"
+    for joined in results.values():
+        assert joined[0] == nodes and joined[3] == holder.getsockname()[1]
+        joined[1].close()
+    for channel in channels.values():
+        channel.close()
+    holder.close()
+
+
+def test_launchers_of_another_job_and_strangers_are_turned_away(port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "MEETING_SECONDS", 1.5)
+    results = {}
+    threads = meet(port, [node(1, job="8.0")], results)
+
+    def knock():
+        while True:
+            try:
+                stranger = socket.create_connection(("127.0.0.1", port))
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stranger.close()
+
+    threads.append(threading.Thread(target=knock))
+    threads[-1].start()
+    with pytest.raises(RequirementError, match=r"node\(s\) 1 of 2 did not reach node 0 at 127.0.0.1"):
+        host_meeting(node(0), 2, port, lambda: time.sleep(0.01))
+    for thread in threads:
+        thread.join()
+    assert "was turned away by node 0: this is job 7.0" in str(results[1])
+
+
+def test_a_port_that_is_taken_is_named(port):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        with pytest.raises(RequirementError, match=f"cannot listen on port {taken}: Address already in use"):
+            host_meeting(node(0), 2, taken, lambda: None)
+
+
+def test_nobody_there_is_said_with_the_reason(port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "MEETING_SECONDS", 0.3)
+    with pytest.raises(RequirementError, match=f"could not reach node 0 at 127.0.0.1:{port} within .*refused"):
+        join_meeting(node(1), "127.0.0.1", port, lambda: time.sleep(0.05))
+
+
+@pytest.mark.parametrize(("interface", "fine"), [(None, True), ("lo", True), ("eth99", False)])
+def test_an_interface_that_is_missing_is_named(interface, fine):
+    network = Network(interface=interface)
+    if fine:
+        rendezvous.check_interface(network, "jrc0001")
+    else:
+        with pytest.raises(RequirementError, match=r"jrc0001 has no network interface `eth99` \(it has .*lo"):
+            rendezvous.check_interface(network, "jrc0001")
+
+
+@pytest.mark.parametrize(
+    ("preset", "processes", "seen"),
+    [
+        (None, 4, None),
+        ("", 4, None),
+        ("0,1,2,3", 4, "0,1,2,3"),
+        ("2", 4, None),
+        ("2", 1, "2"),
+        ("0,1,2,3", 1, "0,1,2,3"),
+    ],
+)
+def test_a_preset_made_for_one_gpu_a_task_is_dropped(preset, processes, seen):
+    assert binding.visible_devices(GPU_NODE, processes, preset) == seen
+
+
+def launch(**changes):
+    site = changes.pop("site", GPU_NODE)
+    return Launch(
+        ("train.py",),
+        **{"nodes": 1, "processes": 4, "timeout": 9, "grace": 9, "logs": "logs", "cores": 128, **changes},
+        site=site,
+    )
+
+
+def test_processes_get_threads_devices_and_the_sites_variables():
+    site = Site("node", device="cuda", environment={"NCCL_IB_TIMEOUT": 50})
+    made = process_environment(launch(site=site), {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/root"})
+    assert (made["OMP_NUM_THREADS"], made["NCCL_IB_TIMEOUT"], made["HOME"]) == ("32", "50", "/root")
+    assert "CUDA_VISIBLE_DEVICES" not in made
+    assert made["TORCH_FR_DUMP_TEMP_FILE"].endswith("logs/flight_recorder_rank")
+    assert made["HF_HUB_OFFLINE"] == made["HF_DATASETS_OFFLINE"] == "1"
+
+
+@given(numbers=st.sets(st.integers(0, 300), min_size=1))
+def test_kernel_cpu_lists_are_read(numbers):
+    ordered = sorted(numbers)
+    ranges, start = [], ordered[0]
+    for here, after in zip(ordered, [*ordered[1:], None], strict=True):
+        if after != here + 1:
+            ranges.append(f"{start}-{here}" if here > start else f"{here}")
+            start = after
+    assert binding.cpu_list(",".join(ranges) + "\n") == numbers
+
+
+def test_ranks_share_the_cores_without_overlap(monkeypatch):
+    """Hyper-threads of a core stay together: 8 cores of 2 threads, numbered as Linux does."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr(
+        binding, "_physical", lambda allowed: [{core, core + 8} for core in range(8) if core in allowed]
+    )
+    shares = binding.cores_of_ranks(Site("node"), 4)
+    assert shares == [{0, 1, 8, 9}, {2, 3, 10, 11}, {4, 5, 12, 13}, {6, 7, 14, 15}]
+    assert binding.cores_of_ranks(Site("node"), 9) == [None] * 9
+
+
+def test_ranks_are_bound_next_to_their_gpu(monkeypatch):
+    """JURECA's order: GPU 0 is on the side of the last cores but one, and two GPUs may share a side."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(binding, "_physical", lambda allowed: [{core} for core in sorted(allowed)])
+    near = [{4, 5}, {0, 1}, {6, 7, 2, 3}, {6, 7, 2, 3}]
+    monkeypatch.setattr(binding, "_cores_near_gpus", lambda site: near)
+    assert binding.cores_of_ranks(GPU_NODE, 4) == [{4, 5}, {0, 1}, {2, 3}, {6, 7}]
+
+
+def failure(rank, when, certain=False):
+    return Failure(rank, "host", "reason", "log", when, certain)
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause"),
+    [
+        ([failure(0, 2.0), failure(1, 1.0)], 1),
+        ([failure(0, 1.0), failure(1, 2.0, certain=True)], 1),
+        ([failure(0, 1.0, certain=True), failure(1, 2.0, certain=True)], 0),
+    ],
+)
+def test_the_cause_is_what_cannot_be_a_consequence_then_what_came_first(failures, cause):
+    assert root_cause(failures).rank == cause
+
+
+def test_a_child_dies_with_the_parent_that_is_killed(tmp_path):
+    """Even where the parent gets no chance to say goodbye."""
+    child = "import sys, time; from parascale.launch import die_with_parent; die_with_parent(); print('tied', flush=True); time.sleep(60)"
+    parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid, flush=True); p.wait()"
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    words = {process.stdout.readline().strip(), process.stdout.readline().strip()}
+    (pid,) = words - {"tied"}
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 5
+    while (
+        Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    ):
+        assert time.monotonic() < deadline, "the child lives on"
+        time.sleep(0.05)
+
+
+def test_launching_never_imports_torch():
+    """A launcher stands on every node beside the training, and a login node plans without torch."""
+    modules = "launch, launch.node, launch.local, launch.slurm, launch.resources, launch.preflight, launch.environment"
+    code = f"import sys; import {', '.join(f'parascale.{name}' for name in modules.split(', '))}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,210 @@
+"""Speed-up only between runs that do the same work; verdicts that follow from the figures; plots that invent nothing."""
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parascale.report import build_report, load_records, numbers
+from parascale.report.chart import spread_apart, tick_labels, ticks
+from parascale.report.derived import idle_fraction
+from parascale.report.figures import model_flops_utilisation
+from parascale.report.plots import thinned
+from parascale.report.verdict import verdicts
+from tests.unit.fake_results import CLUSTER, fake, workload, write_results
+
+BASE = {"verdict": "baseline", "step_seconds": 0.1}
+
+
+def report_of(root, *fakes):
+    """The Report of the fakes."""
+    return build_report(load_records(*write_results(root, fakes)), "Title")
+
+
+def ddp(name="ddp", ranks=2, **options):
+    """A data-parallel Fake."""
+    return fake(name, dp=ranks, gpus_per_node=ranks, **options)
+
+
+def test_speedup_is_the_ratio_of_times_and_efficiency_counts_the_gpus_held(tmp_path):
+    report = report_of(
+        tmp_path, fake("single", **BASE), ddp(step_seconds=0.06), fake("waste", gpus_per_node=4, idle_gpus=3)
+    )
+    seconds = {record.name: record.summary.seconds for record in report.records}
+    compared = report.comparisons
+    assert compared["single"].speedup == compared["single"].efficiency == 1
+    assert compared["ddp"].speedup == pytest.approx(seconds["single"] / seconds["ddp"])
+    assert compared["ddp"].efficiency == pytest.approx(seconds["single"] / seconds["ddp"] / 2)
+    assert compared["waste"].efficiency == pytest.approx(seconds["single"] / seconds["waste"] / 4)
+
+
+OTHERS = {
+    "other workload": (ddp(train=workload(window=32)), "other workload settings"),
+    "other work": (ddp(steps=30), "other work than"),
+    "another machine": (ddp(site=dataclasses.replace(CLUSTER, device="cpu")), "another machine"),
+    "local SGD": (ddp(average_every=4), "local SGD is another method"),
+    "baseline unknown": (ddp(baseline="gone"), "`gone` is not in this report"),
+    "baseline unfinished": (ddp(baseline="stuck"), "`stuck` is failed"),
+    "unfinished": (ddp(status="failed", steps=3), "the run is failed"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_runs_that_differ_in_their_work_are_never_in_one_figure(tmp_path, case):
+    other, reason = OTHERS[case]
+    report = report_of(tmp_path, fake("single", **BASE), ddp("twin"), fake("stuck", status="failed", steps=2), other)
+    compared = report.comparisons["ddp"]
+    assert compared.speedup is None and compared.efficiency is None and reason in compared.reason
+    drawn = {
+        record.name for experiment in report.experiments for member in experiment.members for record in member.records
+    }
+    assert drawn == {"single", "twin"}
+
+
+def test_strong_and_weak_scaling_are_apart(tmp_path):
+    report = report_of(tmp_path, fake("single", **BASE), ddp(), ddp("weak", scaling="weak", step_seconds=0.125))
+    found = {item.kind: [member.first.name for member in item.members] for item in report.experiments}
+    assert found == {"strong": ["single", "ddp"], "weak": ["single", "weak"]}
+    weak, rates = report.comparisons["weak"], {record.name: record.summary.rate for record in report.records}
+    assert weak.speedup is None
+    assert weak.efficiency == pytest.approx(rates["weak"] / rates["single"] / 2)
+
+
+def test_seeds_of_one_configuration_are_one_member_with_a_spread(tmp_path):
+    report = report_of(
+        tmp_path,
+        fake("single", **BASE),
+        *(ddp(f"ddp-{seed}", seed=seed, step_seconds=0.05 + 0.01 * seed) for seed in (1, 2, 3)),
+    )
+    member = report.experiments[0].members[1]
+    spread = member.spread(lambda record: record.summary.seconds)
+    assert member.label == "ddp-1 (3 seeds)" and len(spread.values) == 3
+    assert spread.low < spread.mean < spread.high
+
+
+def test_a_repetition_that_cannot_be_compared_is_not_averaged_with_those_that_can(tmp_path):
+    odd = [ddp("astray", baseline="gone"), ddp("wrong", verdict="different", step_seconds=0.01)]
+    report = report_of(tmp_path, fake("single", **BASE), ddp(), ddp("again"), *odd)
+    names = sorted(tuple(sorted(record.name for record in member.records)) for member in report.members)
+    assert names == [("again", "ddp"), ("astray",), ("single",), ("wrong",)]
+    assert {member.label for member in report.members} >= {"again (2 runs)", "astray"}
+
+
+def sentences(report):
+    """The only verdict's words."""
+    (verdict,) = verdicts(report)
+    return " ".join(verdict.sentences)
+
+
+def test_the_verdict_names_the_best_of_each_aim(tmp_path):
+    said = sentences(
+        report_of(
+            tmp_path,
+            fake("single", **BASE, memory=400 << 20),
+            ddp(step_seconds=0.06, memory=450 << 20),
+            fake("tp", tp=2, gpus_per_node=2, step_seconds=0.09, memory=100 << 20),
+        )
+    )
+    assert "`ddp` on 2 processes is the fastest" in said
+    assert "`ddp` costs the fewest core-hours" in said
+    assert "`tp` needs the least memory (100 MiB per process, 75 % less than `single`)" in said
+    assert said.count(". ") == 1, "two sentences"
+
+
+def test_the_verdict_admits_that_nothing_beats_the_baseline(tmp_path):
+    said = sentences(report_of(tmp_path, fake("single", **BASE), ddp(step_seconds=0.2, memory=400 << 20)))
+    assert "nothing beats the baseline `single` in time" in said
+    assert "Nothing costs fewer core-hours than `single`" in said and "nothing needs less memory than `single`" in said
+
+
+@pytest.mark.parametrize(
+    "options", [{"step_seconds": 0.0995, "seed": 2}, {"step_seconds": 0.01, "verdict": "different"}]
+)
+def test_a_tie_or_a_different_result_does_not_win(tmp_path, options):
+    assert "nothing beats the baseline" in sentences(
+        report_of(tmp_path, fake("single", **BASE), ddp("twin"), ddp(**options))
+    )
+
+
+def test_seeds_that_overlap_with_the_baseline_are_a_tie(tmp_path):
+    seeds = [ddp(f"ddp-{seed}", seed=seed, step_seconds=0.06 * seed) for seed in (1, 2)]
+    assert "nothing beats the baseline" in sentences(report_of(tmp_path, fake("single", **BASE), *seeds))
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        ({}, 0.0),
+        ({"gpus_per_node": 4, "idle_gpus": 3}, 0.75),
+        ({"gpus_per_node": 4, "pp": 4}, 0.75),
+        ({"gpus_per_node": 2, "pp": 2, "micro_batches": 4}, 0.0),
+    ],
+)
+def test_idle_gpus_follow_from_the_layout(tmp_path, options, idle):
+    assert idle_fraction(report_of(tmp_path, fake("single", **options)).records[0]) == pytest.approx(idle)
+
+
+def test_mfu_is_known_only_where_the_peak_is(tmp_path):
+    on_gpus = fake("gpus", baseline="gpus", gpus_per_node=2, dp=2, site=CLUSTER)
+    gpus, cpu = report_of(tmp_path, on_gpus, fake("single")).records
+    expected = gpus.summary.rate * gpus.summary.flops_per_token / (2 * 19.5e12)
+    assert model_flops_utilisation(gpus) == pytest.approx(expected)
+    assert model_flops_utilisation(cpu) is None
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 100))
+def test_thinning_keeps_ends_and_extremes_and_bounds_the_size(values, buckets):
+    kept = thinned(len(values), buckets, values)
+    assert kept == sorted(set(kept)) and len(kept) <= 2 * buckets + 2
+    assert {kept[0], kept[-1]} == {0, len(values) - 1}
+    shown = [values[index] for index in kept]
+    assert (min(shown), max(shown)) == (min(values), max(values))
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+def test_ticks_lie_inside_and_their_labels_differ(low, extent):
+    high = low + extent
+    marks = ticks(low, high)
+    if high - low > 1e-9 * abs(low):
+        step = 1e-6 * (high - low)
+        assert 1 <= len(marks) <= 7 and low - step <= marks[0] and marks[-1] <= high + step
+        assert len(set(tick_labels(marks))) == len(marks)
+
+
+@given(st.lists(st.floats(0, 300), max_size=15))
+def test_labels_are_moved_apart_and_stay_inside(wanted):
+    places = sorted(spread_apart(wanted, 16, 0, 300))
+    assert all(later - earlier >= 16 - 1e-6 for earlier, later in itertools.pairwise(places))
+    assert all(-1e-6 <= place <= 300 + 1e-6 for place in places)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (numbers.significant(12345.6), "12,346"),
+        (numbers.significant(0.0123456), "0.0123"),
+        (numbers.significant(9.999), "10.0"),
+        (numbers.significant(0), "0"),
+        (numbers.duration(0.42), "0.420 s"),
+        (numbers.duration(252), "4 min 12 s"),
+        (numbers.duration(5520), "1 h 32 min"),
+        (numbers.memory(340 << 20), "340 MiB"),
+        (numbers.memory(40 << 30), "40.0 GiB"),
+        (numbers.tiny(4.8e-7), "4.8 × 10⁻⁷"),
+        (numbers.percent(0.875, 1), "87.5 %"),
+        (numbers.plural(2, "process"), "2 processes"),
+        (numbers.plural(1, "micro-batch"), "1 micro-batch"),
+        (numbers.listed(["a", "b", "c"]), "a, b and c"),
+    ],
+)
+def test_numbers_are_written_for_people(written, expected):
+    assert written == expected
+
+
+@pytest.mark.parametrize(
+    "write", [numbers.significant, numbers.whole, numbers.duration, numbers.memory, numbers.percent, numbers.tiny]
+)
+def test_the_unknown_is_written_as_nothing(write):
+    assert write(None) == ""

@@ -1,0 +1,234 @@
+"""The page: its figures lead back to raw lines, it needs nothing but itself, and it is right about what is not there."""
+
+import csv
+import html.parser
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from parascale.report import build_report, load_records, render_page, write_report
+from parascale.report.figures import FIGURES
+from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_results
+
+SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Cells(html.parser.HTMLParser):
+    """(table, run, figure) → exact value, of every cell that carries one."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.table, self.found = None, {}
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        if tag == "table":
+            self.table = attributes["id"]
+        if "data-figure" in attributes and "data-value" in attributes and "data-run" in attributes:
+            key = (self.table, attributes["data-run"], attributes["data-figure"])
+            self.found.setdefault(key, attributes["data-value"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Results of a whole matrix, and its report."""
+    root = tmp_path_factory.mktemp("matrix")
+    results, work = write_results(root, matrix())
+    names = [entry.run.run for entry in matrix()]
+    write_report(build_report(load_records(results, work, [*names, "zero-bubble"]), "A title & more"), root / "report")
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    """The page's text."""
+    return (folder / "report/index.html").read_text(encoding="utf-8")
+
+
+def lines(folder, run, kind="runs"):
+    """The raw lines of a run, read without the project's help."""
+    return [json.loads(line) for line in (folder / "results" / kind / run / "steps.jsonl").read_text().splitlines()]
+
+
+def traced(folder):
+    """Ten and more figures of the run `pp`, computed from raw lines alone."""
+    own, base = lines(folder, "pp"), lines(folder, "single")
+    site = json.loads((folder / "results/runs/pp/run.json").read_text())["site"]
+    seconds, base_seconds = (math.fsum(line["seconds"]["total"] for line in each) for each in (own, base))
+    evaluated = [line["validation_loss"] for line in own if "validation_loss" in line]
+    pairs = zip(lines(folder, "pp", "parity"), lines(folder, "single", "parity"), strict=True)
+    wall = json.loads((folder / "results/runs/pp/summary.json").read_text())["wall_seconds"]
+    return {
+        "seconds": seconds,
+        "rate": sum(line["tokens"] for line in own) / seconds,
+        "speedup": base_seconds / seconds,
+        "efficiency": base_seconds / seconds / 2,
+        "train_loss": sum(line["loss"] for line in own[-10:]) / 10,
+        "train_perplexity": math.exp(sum(line["loss"] for line in own[-10:]) / 10),
+        "validation_loss": evaluated[-1],
+        "validation_perplexity": math.exp(evaluated[-1]),
+        "loss_difference": max(abs(mine["loss"] - other["loss"]) for mine, other in pairs),
+        "peak_memory_bytes": max(line["memory_bytes"] for line in own),
+        "core_hours": site["cores_per_node"] * wall / 3600,
+    }
+
+
+def test_figures_of_the_page_lead_back_to_raw_lines(folder, page):
+    cells, expected = Cells(page).found, traced(folder)
+    shown = {figure: float(cells["runs-table", "pp", figure]) for figure in expected}
+    assert len(shown) >= 10 and shown == pytest.approx(expected)
+    per_step = [line["seconds"]["bubble"] for line in lines(folder, "pp")]
+    bubble = float(cells["table-phases", "pp", "bubble_seconds_per_step"])
+    assert bubble == pytest.approx(math.fsum(per_step) / len(per_step))
+    best = page.split('data-figure="best_seconds" data-value="')[1].split('"')[0]
+    finished = [entry.run.run for entry in matrix() if entry.run.run != "local-sgd"]
+    totals = [math.fsum(line["seconds"]["total"] for line in lines(folder, run)) for run in finished]
+    assert float(best) == pytest.approx(min(totals))
+
+
+def test_the_page_and_summary_csv_say_the_same(folder, page):
+    cells = Cells(page).found
+    rows = {row["run"]: row for row in csv.DictReader((folder / "report/summary.csv").open())}
+    compared = 0
+    for (table, run, figure), value in cells.items():
+        if table == "runs-table" and figure in rows[run]:
+            assert rows[run][figure] == value
+            compared += 1
+    assert compared > 60
+
+
+def test_rebuilding_gives_the_same_bytes(folder):
+    before = {path: path.read_bytes() for path in (folder / "report").rglob("*") if path.is_file()}
+    names = [*(entry.run.run for entry in matrix()), "zero-bubble"]
+    command = [sys.executable, SCRIPT, "--results", folder / "results", "--work", folder / "work", "--runs", *names]
+    command += ["--output", folder / "report", "--title", "A title & more"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert len(before) == 2 + len(FIGURES)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(page):
+    for word in ("http://", "https://", '<link rel="stylesheet', "@import", "url(", "src="):
+        assert word not in page.replace("http://www.w3.org/2000/svg", ""), word
+
+
+def test_every_figure_has_a_text_alternative_and_a_table(page):
+    charts = page.split('<svg class="chart"')[1:]
+    assert len(charts) >= 8
+    for chart in charts:
+        text = chart.split("</desc>")[0]
+        identities = text.split('aria-labelledby="')[1].split('"')[0].split()
+        assert all(f'id="{identity}"' in text for identity in identities) and len(text.split("<desc")[1]) > 60
+    assert page.count("<figure ") == page.count("The numbers of this figure")
+    assert page.count('id="') == len({part.split('"')[0] for part in page.split('id="')[1:]}), "ids are unique"
+
+
+def test_sections_stand_in_order(page):
+    order = ["verdict", "parity", "runs", "scaling", "phases", "loss", "throughput", "provenance"]
+    assert [part.split('"')[0] for part in page.split('<section id="')[1:]] == order
+
+
+def test_idle_gpus_bubbles_and_missing_runs_are_said(page):
+    assert "3 of 4 processes idle" in page and "only one of 2 stages works at a time" in page
+    assert "(p − 1) / (m + p − 1)" in page and "zero-bubble" in page and "no results yet" in page
+    assert "local SGD, not comparable step by step" in page and "A title &amp; more" in page
+    assert 'role="alert"' not in page
+
+
+def test_a_different_result_is_a_warning_at_the_very_top(tmp_path):
+    wrong = fake("tp", tp=2, gpus_per_node=2, verdict="different", loss_shift=1e-2)
+    records = load_records(*write_results(tmp_path, [fake("single", verdict="baseline"), wrong]))
+    page = render_page(build_report(records, "Title"))
+    warning = page.index('role="alert"')
+    assert warning < page.index('id="verdict"')
+    assert "<code>tp</code> does not compute the same" in page[warning:] and "first at step 10" in page[warning:]
+
+
+@pytest.mark.parametrize("names", [None, ["single", "ddp"]])
+def test_a_report_of_nothing_says_how_to_get_something(tmp_path, names):
+    report = build_report(load_records(tmp_path / "results", tmp_path / "work", names), "Title")
+    write_report(report, tmp_path / "report")
+    page = (tmp_path / "report/index.html").read_text()
+    assert "make run" in page and "<svg" not in page
+    assert len((tmp_path / "report/summary.csv").read_text().splitlines()) == 1 + len(names or ())
+    for name in FIGURES:
+        assert "Nothing to draw yet" in (tmp_path / f"report/figures/{name}.svg").read_text()
+
+
+def test_one_finished_run_is_no_verdict(tmp_path):
+    page = render_page(build_report(load_records(*write_results(tmp_path, [fake("single")])), "Title"))
+    assert "there is nothing to compare yet" in page and 'id="loss"' in page
+
+
+def test_runs_that_are_not_in_the_table_are_named(tmp_path):
+    results, work = write_results(tmp_path, [fake("single"), fake("old")])
+    command = [sys.executable, SCRIPT, "--results", results, "--work", work, "--output", tmp_path, "--runs", "single"]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "1 of 1 runs finished" in told
+    page = (tmp_path / "index.html").read_text()
+    assert "are left out: <code>old</code>" in page and "old" not in (tmp_path / "summary.csv").read_text()
+
+
+def test_figures_stand_alone(folder):
+    for name in FIGURES:
+        root = ElementTree.parse(folder / f"report/figures/{name}.svg").getroot()
+        assert root.tag == f"{SVG}svg" and root.find(f"{SVG}title").text and len(root.find(f"{SVG}desc").text) > 40
+        assert "--paper" in root.find(f"{SVG}style").text
+
+
+def test_captions_exist_for_every_figure():
+    captions = Path(__file__).parents[2] / "rules/captions"
+    for name in (*FIGURES, "report", "page", "summary"):
+        assert len((captions / f"{name}.rst").read_text().split()) > 8
+
+
+def test_names_and_titles_cannot_break_the_page(tmp_path):
+    train = workload('<script>alert("x")</script>')
+    fakes = [fake("single", verdict="baseline", train=train), fake("ddp", dp=2, gpus_per_node=2, train=train)]
+    report = build_report(load_records(*write_results(tmp_path, fakes)), "<script>")
+    assert "<script>alert" not in render_page(report) and "<title>&lt;script&gt;</title>" in render_page(report)
+    write_report(report, tmp_path / "report")
+    for name in FIGURES:
+        ElementTree.parse(tmp_path / f"report/figures/{name}.svg")
+
+
+def test_the_package_needs_neither_torch_nor_snakemake():
+    code = "import sys, parascale.report; print([name for name in ('torch', 'snakemake') if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert told.strip() == "[]"
+
+
+@pytest.mark.parametrize(("runs", "steps"), [(20, 200), pytest.param(50, 2000, marks=pytest.mark.slow)])
+def test_many_long_runs_are_quick_and_small(tmp_path, runs, steps):
+    """Fifty runs of 2,000 steps: under 30 s, 1 GB and 5 MB, in a process of its own."""
+    train = workload(steps=steps, evaluate_every=steps // 20)
+    fakes = [fake("run-0", baseline="run-0", verdict="baseline", train=train, site=CLUSTER)]
+    for number in range(1, runs):
+        kind = ("dp", "fsdp", "tp", "pp")[number % 4]
+        fakes.append(
+            fake(
+                f"run-{number}",
+                baseline="run-0",
+                gpus_per_node=4,
+                train=train,
+                site=CLUSTER,
+                seed=number // 4,
+                **{kind: 4},
+            )
+        )
+    results, work = write_results(tmp_path, fakes)
+    command = [sys.executable, SCRIPT, "--results", results, "--work", work, "--output", tmp_path / "report"]
+    start = time.monotonic()
+    subprocess.run(command, check=True, capture_output=True)
+    assert time.monotonic() - start < 30
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < 1e9
+    assert (tmp_path / "report/index.html").stat().st_size < 5e6

@@ -1,0 +1,162 @@
+"""What runs ask of Slurm, what is refused before anything is asked, and the shipped sites, profiles and run tables."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parascale.config import Config, Layout, load_project_file, load_site
+from parascale.errors import ConfigError
+from parascale.launch.node import GRACE_SECONDS
+from parascale.launch.preflight import minutes_of
+from parascale.launch.resources import check_limits, node_resources, resources
+from parascale.launch.slurm import srun_command
+
+ROOT = Path(__file__).parents[2]
+CLUSTERS = ("slurm", "jureca", "juwels-booster", "jupiter")
+JURECA = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ({}, {"nodes": 1, "gres": "gpu:1"}),
+        ({"gpus_per_node": 4, "dp": 4}, {"nodes": 1, "gres": "gpu:4"}),
+        ({"gpus_per_node": 4, "idle_gpus": 3}, {"nodes": 1, "gres": "gpu:4"}),
+        (
+            {"nodes": 2, "gpus_per_node": 4, "fsdp": 8},
+            {"nodes": 2, "gres": "gpu:4", "mpi": "srun", "tasks": 2, "tasks_per_gpu": 0},
+        ),
+    ],
+)
+def test_a_layout_becomes_the_plugins_resources(layout, expected):
+    common = {"cpus_per_task": 128, "mem_mb": 0, "runtime": 90, "slurm_partition": "dc-gpu"}
+    assert resources(Layout(**layout), JURECA, 90) == {**common, **expected}
+
+
+def test_account_and_partition_are_named_only_where_they_are_known():
+    laptop = dataclasses.replace(JURECA, partitions=[], gpus_per_node=None)
+    assert not {"slurm_account", "slurm_partition", "gres"} & set(resources(Layout(), laptop, 5))
+    asked = resources(Layout(), JURECA, 5, partition="dc-gpu-devel", account="training")
+    assert (asked["slurm_partition"], asked["slurm_account"]) == ("dc-gpu-devel", "training")
+    assert "gres" not in node_resources(JURECA, 5)
+
+
+@given(nodes=st.integers(1, 64), gpus=st.integers(1, 4), minutes=st.integers(1, 1440))
+def test_every_job_asks_for_whole_nodes_and_enough_gpus(nodes, gpus, minutes):
+    asked = resources(Layout(nodes=nodes, gpus_per_node=gpus, dp=nodes * gpus), JURECA, minutes)
+    assert asked["nodes"] * asked["cpus_per_task"] == nodes * JURECA.cores_per_node
+    assert asked["nodes"] * int(asked["gres"].removeprefix("gpu:")) == nodes * gpus
+    # The plugin refuses `mpi` with a single task, and starts one task where it is missing.
+    assert ("mpi" in asked) == (nodes > 1) == ("tasks" in asked)
+
+
+@pytest.mark.parametrize(
+    ("layout", "minutes", "partition", "message"),
+    [
+        ({"gpus_per_node": 5, "dp": 5}, 10, None, "a node of jureca has 4 GPUs"),
+        ({}, 24 * 60 + 1, None, "at most 1440; ask for less time"),
+        ({}, 121, "dc-gpu-devel", "121 minutes, but a job in dc-gpu-devel takes at most 120"),
+        ({}, 10, "dc-gpu-dev", "did you mean `dc-gpu-devel`"),
+        ({"nodes": 9, "dp": 9}, 10, "small", "9 nodes, but a job in partition small takes at most 8"),
+    ],
+)
+def test_more_than_the_site_takes_is_refused(layout, minutes, partition, message):
+    small = dataclasses.replace(JURECA.partitions[1], name="small", max_nodes=8)
+    site = dataclasses.replace(JURECA, partitions=[*JURECA.partitions, small])
+    with pytest.raises(ConfigError, match=message):
+        check_limits(Layout(**layout), site, minutes, partition)
+
+
+def test_srun_is_told_everything():
+    """Inside a job of the job-step plugin srun has no defaults to fall back to."""
+    assert srun_command(["python", "x"], 2, JURECA, 4) == [
+        *("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=128", "--gres=gpu:4"),
+        *("python", "x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "minutes"),
+    [("02:00:00", 120), ("1-00:00:00", 1440), ("7-12:30:59", 10830), ("UNLIMITED", None), ("00:00:30", 0)],
+)
+def test_slurms_time_limits_are_read(limit, minutes):
+    assert minutes_of(limit) == minutes
+
+
+@given(minutes=st.integers(0, 100_000))
+def test_slurms_time_limits_are_read_whatever_their_length(minutes):
+    days, rest = divmod(minutes, 1440)
+    clock = f"{rest // 60:02}:{rest % 60:02}:00"
+    assert minutes_of(f"{days}-{clock}" if days else clock) == minutes
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_shipped_clusters_take_every_shipped_run(monkeypatch, name):
+    """A row of the run table that its site cannot start would be found by a class, on its day."""
+    monkeypatch.chdir(ROOT)
+    project = load_project_file(f"config/{name}.yaml")
+    assert project.site.device == "cuda" and project.site.name == name
+    for run in project.runs.values():
+        asked = resources(run.layout, project.site, 60)
+        assert asked["nodes"] == run.layout.nodes
+
+
+def test_the_wikitext_runs_cover_the_strategies(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    runs = load_project_file("config/jureca.yaml").runs.values()
+    strategies = {run.strategy for run in runs}
+    assert {"single", "ddp", "multi_node", "fsdp", "tp", "pp", "naive", "three_d"} <= strategies
+    assert [run.layout.idle_gpus for run in runs if run.run == "waste"] == [3]
+
+
+@pytest.mark.parametrize("name", ("local", *CLUSTERS))
+def test_profiles_explain_each_entry_and_name_their_configuration(name):
+    path = ROOT / "profiles" / name / "config.yaml"
+    profile = yaml.safe_load(path.read_text())
+    assert (ROOT / profile["configfile"]).is_file()
+    lines = path.read_text().splitlines()
+    for number, line in enumerate(lines):
+        if line.strip() and not line.lstrip().startswith("#") and not line.rstrip().endswith(":"):
+            assert "#" in line or lines[number - 1].lstrip().startswith("#"), f"{path}: `{line}` is not explained"
+    if name != "local":
+        first_look = profile["slurm-init-seconds-before-status-checks"]
+        assert profile["slurm-status-command"] == "squeue" and 3 * first_look <= 300  # Slurm's default MinJobAge
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_ranks_have_their_grace_between_slurms_warning_and_the_limit(name):
+    profile = yaml.safe_load((ROOT / "profiles" / name / "config.yaml").read_text())
+    warning = profile["default-resources"]["slurm_extra"].strip("'").removeprefix("--signal=TERM@")
+    assert int(warning) > GRACE_SECONDS
+
+
+def test_sourcing_the_jsc_environment_twice_is_harmless(tmp_path):
+    venv = tmp_path / ".venv-jureca"
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "jsc.sh").write_text((ROOT / "envs" / "jsc.sh").read_text())
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (venv / "installed").touch()
+    script = """
+        module() { echo "module $*"; }
+        source envs/jsc.sh; first=$PATH; source envs/jsc.sh
+        [ "$first" = "$PATH" ] && echo "$VIRTUAL_ENV"
+    """
+    environment = {"PATH": os.environ["PATH"], "SYSTEMNAME": "jureca"}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "module --force purge", "module load Stages/2025 GCC Python", str(venv)
+    ], done.stderr  # fmt: skip
+
+
+def test_the_jsc_environment_refuses_other_machines(tmp_path):
+    done = subprocess.run(
+        ["bash", "-c", f"source {ROOT}/envs/jsc.sh"], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "neither JURECA" in done.stderr

@@ -1,0 +1,285 @@
+"""Sources without a network: files on this machine are read in place; the builtin corpus is language, and the same each time."""
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from parascale.config import Source
+from parascale.data.sources import builtin, download, open_raw, prose
+from parascale.data.sources.files import local_files, paths_by_split
+from parascale.errors import ConfigError, DataError
+
+unhurried = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A user's folder."""
+    folder = tmp_path / "data"
+    (folder / "more").mkdir(parents=True)
+    (folder / "lines.txt").write_bytes("eins\r\nzwei\n\ndrei ü".encode())
+    (folder / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b\\nc", "id": 1}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["p", "q"], "other": [1, 2]}), folder / "table.parquet")
+    for number in range(3):
+        (folder / "more" / f"{number}.txt").write_text(f"file {number}\n")
+    return folder
+
+
+def read(folder, output, files, **source):
+    raw = download(Source(kind="files", location=str(folder), files=files, **source), output)
+    return {split: list(raw.documents(split)) for split in raw.splits}
+
+
+@pytest.mark.parametrize(
+    ("path", "texts"),
+    [
+        ("lines.txt", ["eins", "zwei", "", "drei ü"]),
+        ("lines.txt[:50%]", ["eins", "zwei"]),
+        ("lines.txt[50%:]", ["", "drei ü"]),
+        ("lines.txt[1:2]", ["zwei"]),
+        ("lines.txt[3:]", ["drei ü"]),
+        ("lines.txt[:1000]", ["eins", "zwei", "", "drei ü"]),
+        ("lines.txt[1:75%]", ["zwei", ""]),
+        ("rows.jsonl", ["a", "b\nc"]),
+        ("rows.jsonl[1:]", ["b\nc"]),
+        ("table.parquet", ["p", "q"]),
+        ("table.parquet[:1]", ["p"]),
+        ("more/*.txt", ["file 0", "file 1", "file 2"]),
+        ("**/[01].txt", ["file 0", "file 1"]),
+        ("more/*.txt[:0]", []),
+        (["more/2.txt", "more/0.txt"], ["file 2", "file 0"]),
+    ],
+)
+def test_files_slices_and_globs(data, tmp_path, path, texts):
+    assert read(data, tmp_path / "raw", {"train": path}) == {"train": texts}
+
+
+@unhurried
+@given(rows=st.integers(0, 60), percent=st.integers(0, 100))
+def test_two_slices_that_meet_share_no_line_and_miss_none(tmp_path, rows, percent):
+    (tmp_path / "all.txt").write_text("".join(f"{row}\n" for row in range(rows)))
+    files = {"train": f"all.txt[:{percent}%]", "test": f"all.txt[{percent}%:]"}
+    splits = read(tmp_path, tmp_path / "raw", files)
+    assert splits["train"] + splits["test"] == [str(row) for row in range(rows)]
+
+
+def test_nothing_is_copied_or_touched(data, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
+    raw = download(Source(kind="files", location=str(data), files={"train": "lines.txt"}), tmp_path / "raw")
+    assert [path.name for path in (tmp_path / "raw").iterdir()] == ["manifest.json"]
+    entry = raw.files("train")[0]
+    assert (entry["path"], entry["bytes"]) == (str(data / "lines.txt"), 19)
+    assert {path: path.stat().st_mtime_ns for path in data.rglob("*")} == before
+
+
+def test_variables_in_a_location_are_filled_in(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_DATA", str(data))
+    assert read("$MY_DATA/more", tmp_path / "raw", {"train": "0.txt"}) == {"train": ["file 0"]}
+    monkeypatch.delenv("MY_DATA")
+    with pytest.raises(ConfigError, match=r"\$MY_DATA/more.*not set"):
+        read("$MY_DATA/more", tmp_path / "other", {"train": "0.txt"})
+
+
+def test_files_without_a_location_start_at_the_current_folder(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(data)
+    source = Source(kind="files", files={"train": ["lines.txt[:1]", "more/*.txt"], "test": "gone.txt"})
+    assert [path.name for path in local_files(source)] == ["lines.txt", "0.txt", "1.txt", "2.txt"]
+    raw = download(Source(kind="files", files={"train": "lines.txt"}), tmp_path / "raw")
+    assert Path(raw.files("train")[0]["path"]).is_absolute()
+
+
+def test_a_location_stands_for_any_kind_of_source(data, tmp_path):
+    """A colleague's raw folder, or a copy of a published set, is used where it lies."""
+    first = download(Source(kind="files", location=str(data), files={"train": "lines.txt[:1]"}), tmp_path / "theirs")
+    again = download(Source(kind="hub", location=str(tmp_path / "theirs")), tmp_path / "mine")
+    assert list(again.documents("train")) == list(first.documents("train"))
+    (data / "train-0.txt").write_text("t\n")
+    (data / "valid.jsonl").write_text('{"text": "v"}\n')
+    found = download(Source(kind="hub", location=str(data)), tmp_path / "named")
+    assert {split: list(found.documents(split)) for split in found.splits} == {"train": ["t"], "validation": ["v"]}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"train": "gone.txt"}, r"gone\.txt: no such file"),
+        ({"train": "gone/*.txt"}, "no file matches"),
+        ({"train": ["lines.txt", "more/9.txt"]}, r"9\.txt: no such file"),
+        ({"train": "more"}, "no such file"),
+        ({"train": "picture.jpg"}, r"cannot tell what `\.jpg` holds"),
+    ],
+)
+def test_files_that_are_not_there_are_named(data, tmp_path, files, message):
+    (data / "picture.jpg").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=message):
+        read(data, tmp_path / "raw", files)
+    assert not (tmp_path / "raw").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"valid": "lines.txt"}, "`valid` is no split.*did you mean `validation`"),
+        ({"train": "lines.txt[:101%]"}, "from 0% to 100%"),
+        ({"train": 3}, "must be text"),
+    ],
+)
+def test_settings_that_cannot_be_meant(data, tmp_path, files, message):
+    with pytest.raises(ConfigError, match=message):
+        read(data, tmp_path / "raw", files)
+
+
+def test_sources_that_name_nothing(tmp_path):
+    with pytest.raises(ConfigError, match=r"needs `data.source.files`"):
+        download(Source(kind="files"), tmp_path / "raw")
+    with pytest.raises(DataError, match="no such folder"):
+        download(Source(kind="files", location=str(tmp_path / "gone")), tmp_path / "raw")
+    with pytest.raises(ConfigError, match=r"no builtin corpus\. There are: `documentation`"):
+        download(Source(kind="builtin", name="documents"), tmp_path / "raw")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"good\nal\xff so\n", r"a\.txt: byte 7 \(0xff\) is not UTF-8"),
+        ("a.jsonl", b'{"text": "a"}\n{"text"\n', r"a\.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", b'{"body": "a"}\n', r"line 1: no text under `text` \(it has body\)"),
+        ("a.jsonl", b"[1]\n", "it is no mapping"),
+        ("a.jsonl", b'{"text": 3}\n', "no text under `text`"),
+        ("a.parquet", b"PAR1 or not", "not a whole Parquet file"),
+    ],
+)
+def test_unreadable_content_says_where(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, tmp_path / "raw", {"train": name})
+
+
+def test_damaged_parquet_and_other_columns_are_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["word"] * 5, "number": range(5)}), path, compression="none")
+    with pytest.raises(DataError, match=r"no column `body` .it has text, number"):
+        read(tmp_path, tmp_path / "raw", {"train": path.name}, columns={"text": "body"})
+    with pytest.raises(DataError, match="row 0: `number` holds no text but 0"):
+        read(tmp_path, tmp_path / "raw", {"train": path.name}, columns={"text": "number"})
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + b"\xff" * 40 + content[44:])
+    with pytest.raises(DataError, match="damaged Parquet"):
+        read(tmp_path, tmp_path / "other", {"train": path.name})
+
+
+def test_a_file_that_changed_after_it_was_recorded(data, tmp_path):
+    raw = download(Source(kind="files", location=str(data), files={"train": "lines.txt"}), tmp_path / "raw")
+    raw.verify()
+    content = (data / "lines.txt").read_bytes()
+    (data / "lines.txt").write_bytes(content.replace(b"eins", b"EINS"))
+    with pytest.raises(DataError, match="its sha256 differs"):
+        raw.verify()
+    (data / "lines.txt").write_bytes(content + b"more")
+    with pytest.raises(DataError, match="has 23 bytes instead of 19 since it was recorded"):
+        open_raw(tmp_path / "raw")
+    source = Source(kind="files", location=str(data), files={"train": "lines.txt"})
+    assert list(download(source, tmp_path / "raw").documents("train"))[-1] == "drei ümore"
+
+
+def test_names_that_say_their_split():
+    paths = ["data/train-00000-of-00002.parquet", "val/0.jsonl", "x_test.txt", "latest.txt", "train/test.txt", "a.txt"]
+    assert paths_by_split(paths) == {
+        "train": ["data/train-00000-of-00002.parquet"],
+        "validation": ["val/0.jsonl"],
+        "test": ["x_test.txt"],
+    }
+
+
+DOCSTRING = """
+Return the *sorted* values in a new array, just as :func:`~numpy.sort` would do (see `argsort`).
+
+Parameters
+----------
+values : array_like
+    The values that are to be sorted, of any
+    shape and type.
+
+    .. versionadded:: 1.4
+
+>>> print("This is code and not prose at all.")
+[1, 2]
+
+For example, this is kept::
+
+    This = is("code") + and_not * prose.
+
+- A point of a list that has enough words.
+- Another point, whose second line
+  belongs to it just as well.
+
+=====  =====
+A      Table of words here is not kept.
+=====  =====
+"""
+
+
+def test_prose_is_what_reads_like_sentences():
+    assert prose.paragraphs(DOCSTRING.strip()) == [
+        "Return the sorted values in a new array , just as numpy . sort would do ( see argsort ) .",
+        "The values that are to be sorted , of any shape and type .",
+        "A point of a list that has enough words .",
+        "Another point , whose second line belongs to it just as well .",
+    ]
+
+
+@pytest.fixture
+def small_corpus(tmp_path, monkeypatch):
+    """The builtin corpus of this Python, cut short, with one package that fails when it is imported."""
+    package = tmp_path / "installed" / "do_not_import_me"
+    package.mkdir(parents=True)
+    for number in range(50):
+        code = f'"""Module number {number} of a package that nobody may import."""\nraise SystemExit\n'
+        (package / ("__init__.py" if number == 0 else f"m{number}.py")).write_text(code)
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.setattr(builtin, "PACKAGES", {"do_not_import_me": ("",)})
+    monkeypatch.setattr(builtin, "TRAIN_WORDS", 20_000)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "1.0")
+    return lambda output: download(Source(kind="builtin", name="documentation"), output)
+
+
+def test_the_builtin_corpus_is_the_same_each_time_and_its_splits_share_nothing(small_corpus, tmp_path):
+    raw = small_corpus(tmp_path / "raw")
+    again = small_corpus(tmp_path / "again")
+    assert raw.manifest["splits"] == again.manifest["splits"]
+    assert raw.manifest["origin"]["versions"] == {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "do_not_import_me": "1.0",
+    }
+    texts = {split: list(raw.documents(split)) for split in raw.splits}
+    everything = [text.lower() for found in texts.values() for text in found]
+    assert len(everything) == len(set(everything))
+    assert all(texts[split] for split in ("train", "validation", "test"))
+    words = sum(len(text.split()) for text in texts["train"])
+    assert 20_000 <= words < 21_000
+    assert any("nobody may import" in text for text in everything)
+
+
+def test_the_builtin_corpus_needs_its_packages(small_corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(builtin, "PACKAGES", {"not_installed_at_all": ("",)})
+    with pytest.raises(DataError, match="not_installed_at_all is not installed"):
+        small_corpus(tmp_path / "raw")
+    assert not (tmp_path / "raw").exists()
+
+
+@pytest.mark.slow
+def test_the_whole_builtin_corpus_has_several_hundred_thousand_words(tmp_path):
+    raw = download(Source(kind="builtin", name="documentation"), tmp_path / "raw")
+    assert sum(len(text.split()) for text in raw.documents("train")) >= builtin.TRAIN_WORDS
+
+
+def test_a_manifest_cut_short_is_named(tmp_path):
+    (tmp_path / "manifest.json").write_text(json.dumps({"splits": {}})[:-3])
+    with pytest.raises(DataError, match="not valid JSON"):
+        open_raw(tmp_path)

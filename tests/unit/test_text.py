@@ -1,0 +1,223 @@
+"""From words to windows: numbers that match the published ones, and every target predicted exactly once."""
+
+import errno
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parascale.config import Source, Text
+from parascale.config.workload import Expected
+from parascale.data import text, tokenize
+from parascale.data.sources import download, open_raw
+from parascale.data.text import IGNORED, Tokens, Windows, prepare
+from parascale.errors import ConfigError, DataError, RequirementError
+
+WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
+unhurried = settings(deadline=None, max_examples=60)  # other tests may keep the machine busy
+TRAIN = "the cat sat\n\nthe dog <unk> The\na cat"
+
+
+def raw_of(folder, train=TRAIN, validation="the bird", test="a dog"):
+    """A raw folder of the source `files` with these three texts."""
+    folder.mkdir(exist_ok=True)
+    for name, content in (("train", train), ("validation", validation), ("test", test)):
+        (folder / f"{name}.txt").write_text(content, encoding="utf-8")
+    source = Source(kind="files", location=str(folder))
+    return download(source, folder / "raw")
+
+
+def prepared(folder, settings=None, **texts):
+    prepare(raw_of(folder, **texts), settings or Text(), Expected(), folder / "flat")
+    return Tokens(folder / "flat")
+
+
+def test_vocabulary_comes_from_the_train_split_by_count_then_spelling(tmp_path):
+    tokens = prepared(tmp_path)
+    assert tokens.tokenizer.vocabulary == ["<unk>", "<eos>", "cat", "the", "The", "a", "dog", "sat"]
+    assert tokens.split("validation").tolist() == [3, 0, 1]  # `bird` is unknown to it
+
+
+def test_every_line_ends_in_one_end_mark_empty_ones_too(tmp_path):
+    tokens = prepared(tmp_path)
+    assert tokens.decode(tokens.split("train")) == "the cat sat \n \n the dog <unk> The \n a cat \n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (Text(lowercase=True), ["the", "cat", "a", "dog", "sat"]),
+        (Text(min_count=2), ["cat", "the"]),
+        (Text(max_vocabulary=3), ["cat"]),
+        (Text(lowercase=True, min_count=2, max_vocabulary=4), ["the", "cat"]),
+    ],
+)
+def test_settings_of_the_vocabulary(tmp_path, settings, words):
+    assert prepared(tmp_path, settings).tokenizer.vocabulary == ["<unk>", "<eos>", *words]
+
+
+def test_text_longer_than_a_batch_of_documents_is_whole(tmp_path):
+    lines = [f"w{number % 7} w{number % 3}" for number in range(tokenize.DOCUMENTS_AT_ONCE * 2 + 1)]
+    tokens = prepared(tmp_path, train="\n".join(lines))
+    assert tokens.decode(tokens.split("train")) == " \n ".join(lines) + " \n"
+
+
+@pytest.mark.parametrize(("entries", "dtype"), [(65_533, np.uint16), (65_534, np.uint32)])
+def test_numbers_take_two_bytes_as_long_as_they_fit(tmp_path, entries, dtype):
+    tokens = prepared(tmp_path, train=" ".join(map(str, range(entries))))
+    assert tokens.split("train").dtype == dtype
+    assert tokens.split("train")[:-1].max() == tokens.vocabulary_size - 1
+
+
+def test_counts_of_wikitext_are_the_published_ones(tmp_path):
+    """245,569 and 217,646 tokens: the counts under which perplexities on WikiText-2 are published."""
+    if not WIKITEXT.is_dir():
+        pytest.skip(f"{WIKITEXT} is not on this machine")
+    files = {"train": "test.txt", "validation": "valid.txt[:50%]", "test": "valid.txt[50%:]"}
+    raw = download(Source(kind="files", location=str(WIKITEXT), files=files), tmp_path / "raw")
+    counts = prepare(raw, Text(), Expected(), tmp_path / "flat")["splits"]
+    assert counts["train"]["tokens"] == 245_569
+    assert counts["validation"]["tokens"] + counts["test"]["tokens"] == 217_646
+
+
+def test_preparing_twice_gives_the_same_bytes(tmp_path):
+    raw = raw_of(tmp_path)
+    manifests = [prepare(raw, Text(), Expected(), tmp_path / name) for name in ("one", "two")]
+    assert manifests[0] == manifests[1]
+    assert (tmp_path / "one" / "train.bin").read_bytes() == (tmp_path / "two" / "train.bin").read_bytes()
+
+
+@unhurried
+@given(st.text(max_size=60))
+def test_subwords_give_any_text_back(subwords, content):
+    assert subwords.decode(subwords.encode(content)) == content.replace("<eos>", "\n")
+
+
+@pytest.fixture(scope="module")
+def subwords(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("subwords")
+    return prepared(folder, Text(tokenizer="subword", max_vocabulary=300), train="the cat sat on the mat\n" * 20)
+
+
+def test_subword_splits_end_documents_and_merge_what_is_frequent(subwords):
+    line = subwords.split("train")[: len(subwords.split("train")) // 20]
+    assert line[-1] == tokenize.END_ID and np.count_nonzero(line == tokenize.END_ID) == 1
+    assert len(line) < len("the cat sat on the mat")
+    assert subwords.vocabulary_size == len(json.loads((subwords.folder / "vocabulary.json").read_text())) <= 300
+
+
+def test_subwords_need_a_size(tmp_path):
+    with pytest.raises(ConfigError, match="max_vocabulary"):
+        prepared(tmp_path, Text(tokenizer="subword"))
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"train": ""}, "`train` has no text: 0 empty documents"),
+        ({"test": "\n\n \n"}, "`test` has no text: 3 empty documents"),
+    ],
+)
+def test_a_split_without_text_is_an_error_and_leaves_nothing(tmp_path, texts, message):
+    with pytest.raises(DataError, match=message):
+        prepared(tmp_path, **texts)
+    assert not (tmp_path / "flat").exists()
+    assert not list(tmp_path.glob(".flat*"))
+
+
+def test_a_missing_split_is_named(tmp_path):
+    (tmp_path / "train.txt").write_text(TRAIN)
+    raw = download(Source(kind="files", location=str(tmp_path), files={"train": "train.txt"}), tmp_path / "raw")
+    with pytest.raises(DataError, match="no split `validation`"):
+        prepare(raw, Text(), Expected(), tmp_path / "flat")
+
+
+@pytest.mark.parametrize("key", ["vocabulary", "train_tokens", "train_samples"])
+def test_other_data_than_expected_names_both_figures(tmp_path, key):
+    found = {"vocabulary": 8, "train_tokens": 13, "train_samples": 4}
+    prepare(raw_of(tmp_path), Text(), Expected(**found), tmp_path / "flat")
+    with pytest.raises(DataError, match=rf"expected.{key}` is 1,234, but {found[key]} were found"):
+        prepare(raw_of(tmp_path), Text(), Expected(**{key: 1234}), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path, monkeypatch):
+    prepared(tmp_path)
+    before = (tmp_path / "flat" / "manifest.json").read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(text, "_write_split", full)
+    with pytest.raises(RequirementError, match="disk or its quota is full"):
+        prepared(tmp_path)
+    assert (tmp_path / "flat" / "manifest.json").read_bytes() == before
+    assert not list(tmp_path.glob(".flat*"))
+
+
+def test_a_flipped_byte_is_found_by_verify_and_a_lost_one_on_opening(tmp_path):
+    tokens = prepared(tmp_path)
+    tokens.verify()
+    path = tmp_path / "flat" / "train.bin"
+    content = bytearray(path.read_bytes())
+    content[3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"train\.bin is damaged"):
+        Tokens(tmp_path / "flat").verify()
+    path.write_bytes(content[:-1])
+    with pytest.raises(DataError, match=r"train\.bin has 25 bytes instead of 26"):
+        Tokens(tmp_path / "flat")
+    path.unlink()
+    with pytest.raises(DataError, match=r"train\.bin is missing"):
+        Tokens(tmp_path / "flat")
+
+
+def test_opening_what_was_never_made_names_the_target(tmp_path):
+    with pytest.raises(DataError, match="target `data`"):
+        Tokens(tmp_path)
+    with pytest.raises(DataError, match="target `data`"):
+        open_raw(tmp_path)
+
+
+@unhurried
+@given(st.integers(2, 9), st.integers(3, 60))
+def test_windows_predict_every_target_exactly_once(window, length):
+    tokens = np.arange(100, 100 + length, dtype=np.uint16)
+    if length <= window:
+        with pytest.raises(DataError, match="longer than a split's text"):
+            Windows(tokens, window)
+        return
+    windows = Windows(tokens, window)
+    inputs, labels = windows.batch(range(len(windows)))
+    real = labels != IGNORED
+    assert labels[real].tolist() == tokens[1:].tolist()
+    assert inputs[real].tolist() == tokens[:-1].tolist()
+    assert inputs.shape == labels.shape == (len(windows), window)
+    assert not inputs[~real].any() and inputs.dtype == labels.dtype == np.int64
+
+
+@unhurried
+@given(st.integers(2, 9), st.integers(1, 30), st.integers(10, 60))
+def test_a_window_is_the_text_at_its_stride(window, stride, length):
+    tokens = np.arange(100, 100 + length, dtype=np.uint32)
+    windows = Windows(tokens, window, stride)
+    labels = windows.batch(range(len(windows)))[1]
+    for number in range(len(windows)):
+        targets = tokens[1:][number * stride : number * stride + window].tolist()
+        assert labels[number].tolist() == targets + [IGNORED] * (window - len(targets))
+        assert labels[number, 0] != IGNORED
+    if stride <= window:
+        assert labels.max() == tokens[-1]
+    if stride == 1:
+        assert len(windows) == length - window
+
+
+def test_windows_outside_are_refused_and_none_is_fine():
+    windows = Windows(np.arange(20), 4)
+    assert windows.batch([])[0].shape == (0, 4)
+    for wrong in (-1, len(windows)):
+        with pytest.raises(IndexError):
+            windows.batch([wrong])

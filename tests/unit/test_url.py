@@ -1,0 +1,255 @@
+"""Files by address: resumed, checked, unpacked safely, whole or not at all. The server is local."""
+
+import hashlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from parascale.config import Source
+from parascale.data.sources import download, transfer
+from parascale.errors import ConfigError, DataError, DownloadError, RequirementError
+from tests.unit.http_server import Site, serve
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+TEXT = b"".join(b"line %d of some text\n" % number for number in range(200_000))  # several blocks of a transfer
+BREAK = 24 * transfer.BLOCK_BYTES
+
+
+@pytest.fixture(autouse=True)
+def no_pauses_and_no_proxy(monkeypatch):
+    monkeypatch.setattr(transfer, "FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setenv("NO_PROXY", "*")
+
+
+@pytest.fixture
+def site():
+    with serve(Site(files={"/data/train.txt": TEXT})) as site:
+        yield site
+
+
+def digest(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def source_of(site, path="/data/train.txt", split="train", sha256=None, **settings):
+    entry = {"url": site.address + path, "sha256": sha256 or digest(site.files[path])}
+    return Source(kind="url", urls=[{**entry, "split": split} if split else entry], **settings)
+
+
+def test_a_file_comes_whole_and_is_not_fetched_twice(site, tmp_path):
+    raw = download(source_of(site), tmp_path / "raw")
+    assert (tmp_path / "raw" / "train.txt").read_bytes() == TEXT
+    assert next(raw.documents("train")) == "line 0 of some text"
+    raw.verify()
+    download(source_of(site), tmp_path / "raw")
+    assert len(site.requests) == 1
+    assert not (tmp_path / "raw.partial").exists()
+
+
+def test_a_broken_connection_is_continued_where_it_broke(site, tmp_path):
+    site.breaks, site.break_after = 2, BREAK
+    download(source_of(site), tmp_path / "raw", attempts=2)
+    assert (tmp_path / "raw" / "train.txt").read_bytes() == TEXT
+    assert [headers.get("Range") for _, headers in site.requests] == [None, f"bytes={BREAK}-", f"bytes={2 * BREAK}-"]
+
+
+def test_the_next_attempt_continues_after_giving_up(site, tmp_path):
+    site.breaks, site.break_after = 1, BREAK
+    with pytest.raises(DownloadError, match=f"given up after 1 attempts.*{BREAK:,} bytes are kept"):
+        download(source_of(site), tmp_path / "raw", attempts=1)
+    assert not (tmp_path / "raw").exists()
+    download(source_of(site), tmp_path / "raw", attempts=1)
+    assert site.requests[-1][1]["Range"] == f"bytes={BREAK}-"
+    assert site.bytes_sent == len(TEXT)
+
+
+def test_a_killed_download_continues(site, tmp_path):
+    """kill −9 in the middle, then once more: the bytes that had come are not asked for again."""
+    site.files["/data/train.txt"] = content = os.urandom(8 << 20)
+    site.breaks, site.break_after = 1, 4 << 20
+    settings = '{"source": {"kind": "url", "urls": [{"url": "%s/data/train.txt", "sha256": "%s", "split": "train"}]}}'
+    command = [sys.executable, SCRIPTS / "download.py", "--settings", settings % (site.address, digest(content))]
+    process = subprocess.Popen([*command, "--output", tmp_path / "raw"], stderr=subprocess.DEVNULL)
+    part = tmp_path / "raw.partial" / f"{digest(content)}.part"
+    deadline = time.monotonic() + 60
+    while not (part.exists() and part.stat().st_size >= 4 << 20) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)  # while it pauses before its second attempt
+    process.wait()
+    assert not (tmp_path / "raw").exists()
+    before = site.bytes_sent
+    subprocess.run([*command, "--output", tmp_path / "raw"], check=True, capture_output=True)
+    assert (tmp_path / "raw" / "train.txt").read_bytes() == content
+    assert site.bytes_sent - before <= 4 << 20
+
+
+def test_a_server_without_ranges_starts_over(site, tmp_path):
+    site.ranges, site.breaks, site.break_after = False, 1, BREAK
+    download(source_of(site), tmp_path / "raw", attempts=2)
+    assert (tmp_path / "raw" / "train.txt").read_bytes() == TEXT
+
+
+def test_a_file_that_changed_between_two_attempts_is_fetched_anew(site, tmp_path):
+    new = TEXT.swapcase()
+    wanted = source_of(site, sha256=digest(new))
+    site.breaks, site.break_after = 1, BREAK
+    with pytest.raises(DownloadError):
+        download(wanted, tmp_path / "raw", attempts=1)
+    site.files["/data/train.txt"] = new
+    download(wanted, tmp_path / "raw", attempts=1)
+    assert (tmp_path / "raw" / "train.txt").read_bytes() == new
+
+
+def test_pieces_of_other_settings_are_not_used(site, tmp_path):
+    site.breaks, site.break_after = 1, BREAK
+    with pytest.raises(DownloadError):
+        download(source_of(site), tmp_path / "raw", attempts=1)
+    site.files["/data/other.txt"] = b"another\n"
+    download(source_of(site, "/data/other.txt"), tmp_path / "raw")
+    assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == ["manifest.json", "other.txt"]
+
+
+def test_busy_answers_are_tried_again(site, tmp_path):
+    site.statuses = [503, 429, 500]
+    download(source_of(site), tmp_path / "raw", attempts=4)
+    assert (tmp_path / "raw" / "train.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"statuses": [503] * 9}, "given up after 3 attempts: status 503"),
+        ({"files": {}}, "404"),
+        ({"token": "secret"}, "access is refused.*hf auth login"),
+        ({"files": {"/data/train.txt": b"something else"}}, "sha256 is .* not .*another file than the one meant"),
+    ],
+)
+def test_what_cannot_be_fetched_leaves_no_output(site, tmp_path, change, message):
+    source = source_of(site)
+    for key, value in change.items():
+        setattr(site, key, value)
+    with pytest.raises(DownloadError, match=message):
+        download(source, tmp_path / "raw", attempts=3)
+    assert not (tmp_path / "raw").exists()
+
+
+def test_an_address_that_nobody_serves(tmp_path):
+    urls = [{"url": "http://127.0.0.1:9/data.txt", "sha256": digest(b""), "split": "train"}]
+    with pytest.raises(DownloadError, match=r"given up after 2 attempts.*login node"):
+        download(Source(kind="url", urls=urls), tmp_path / "raw", attempts=2)
+
+
+def test_too_little_room_is_said_before_anything_comes(site, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})())
+    with pytest.raises(RequirementError, match="not enough room"):
+        download(source_of(site), tmp_path / "raw")
+    assert not (tmp_path / "raw").exists()
+
+
+def tar_of(files, mode="w:gz"):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                entry.type, entry.linkname = tarfile.SYMTYPE, content
+                tar.addfile(entry)
+            else:
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def zip_of(files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as bundle:
+        for name, content in files.items():
+            bundle.writestr(name, content)
+    return buffer.getvalue()
+
+
+SPLITS = {"set/train.txt": b"one\ntwo\n", "set/valid.txt": b"three\n", "set/test.txt": b"four\n"}
+
+
+@pytest.mark.parametrize(
+    ("name", "archive"),
+    [
+        ("a.tgz", tar_of(SPLITS)),
+        ("a.tar.gz", tar_of(SPLITS)),
+        ("a.tar", tar_of(SPLITS, "w")),
+        ("a.zip", zip_of(SPLITS)),
+    ],
+)
+@pytest.mark.parametrize(
+    "files",
+    [{}, {"train": "*/train.txt", "validation": "set/valid.txt", "test": "set/t*t.txt"}],
+    ids=["by name", "by glob"],
+)
+def test_archives_are_unpacked_into_splits(site, tmp_path, name, archive, files):
+    site.files[f"/{name}"] = archive
+    raw = download(source_of(site, f"/{name}", split=None, files=files), tmp_path / "raw")
+    assert {split: list(raw.documents(split)) for split in raw.splits} == {
+        "train": ["one", "two"],
+        "validation": ["three"],
+        "test": ["four"],
+    }
+    assert not any(path.name == name for path in (tmp_path / "raw").iterdir())
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "raw").rename(moved)
+    assert list(download(Source(kind="url", location=str(moved)), tmp_path / "again").documents("test")) == ["four"]
+
+
+@pytest.mark.parametrize(
+    ("name", "archive", "message"),
+    [
+        ("a.tgz", tar_of({"../outside.txt": b"x"}), "unsafe archive"),
+        ("a.tgz", tar_of({"link": "/etc"}), "unsafe archive"),
+        ("a.tgz", tar_of({"link": "..", "link/outside.txt": b"x"}), "unsafe archive"),
+        ("a.zip", zip_of({"../outside.txt": b"x"}), "unsafe archive"),
+        ("a.zip", zip_of({"/outside.txt": b"x"}), "unsafe archive"),
+        ("a.zip", zip_of({"C:\\outside.txt": b"x"}), "unsafe archive"),
+        ("a.tgz", tar_of({"a.txt": os.urandom(50_000)})[:-30_000], "not a whole archive"),
+        ("a.zip", b"no archive at all", "not a whole archive"),
+    ],
+)
+def test_bad_archives_are_refused_and_nothing_lands_outside(site, tmp_path, name, archive, message):
+    site.files[f"/{name}"] = archive
+    (tmp_path / "in").mkdir()
+    with pytest.raises(DataError, match=message):
+        download(source_of(site, f"/{name}", split=None), tmp_path / "in" / "raw")
+    assert [path.name for path in tmp_path.rglob("*.txt")] == []
+    assert not (tmp_path / "in" / "raw").exists()
+
+
+GOOD = {"url": "http://host/a.txt", "sha256": "0" * 64, "split": "train"}
+
+
+@pytest.mark.parametrize(
+    ("urls", "message"),
+    [
+        ([], "needs `data.source.urls`"),
+        (["http://host/a.txt"], r"urls\[0\]` must be a mapping"),
+        ([GOOD, {**GOOD, "sha": "1"}], r"urls\[1\]`: unknown key `sha`.*did you mean `sha256`"),
+        ([{**GOOD, "url": "ftp://host/a.txt"}], "http"),
+        ([{"url": GOOD["url"]}], "64 hex digits"),
+        ([{**GOOD, "split": "valid"}], "`valid` is no split.*did you mean `validation`"),
+        ([{**GOOD, "url": "http://host/a.zip"}], "is an archive"),
+        ([{**GOOD, "url": "http://host/a.txt"}, {**GOOD, "url": "http://other/a.txt"}], "came from another address"),
+    ],
+)
+def test_settings_that_cannot_be_meant(site, tmp_path, urls, message):
+    if len(urls) == 2 and "another" in message:
+        urls = [{**entry, "url": f"{site.address}/{part}/a.txt"} for part, entry in zip("xy", urls, strict=True)]
+        site.files |= {"/x/a.txt": b"same\n", "/y/a.txt": b"same\n"}
+        urls = [{**entry, "sha256": digest(b"same\n")} for entry in urls]
+    with pytest.raises(ConfigError, match=message):
+        download(Source(kind="url", urls=urls), tmp_path / "raw")
+    assert not (tmp_path / "raw").exists()

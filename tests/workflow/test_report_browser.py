@@ -1,0 +1,219 @@
+"""The report in a real browser, opened from a file: no error, no request, readable at both widths, accessible.
+
+Skipped where chromium, chromedriver or axe-core are missing, saying which.
+"""
+
+import base64
+import importlib.util
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from parascale.report import build_report, load_records, write_report
+from tests.unit.fake_results import fake, matrix, workload, write_results
+
+WIDTHS = (390, 1440)
+
+
+class Browser:
+    """Headless chromium driven by chromedriver over the WebDriver protocol (https://www.w3.org/TR/webdriver2/)."""
+
+    def __init__(self, driver, chromium, folder):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.address = f"http://127.0.0.1:{port}/session"
+        self.process = subprocess.Popen(
+            [driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}"]
+        wanted = {
+            "goog:chromeOptions": {"binary": chromium, "args": arguments},
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        }
+        self.session = self._start({"capabilities": {"alwaysMatch": wanted}})
+
+    def _start(self, body, seconds=30):
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self._send("", body)["sessionId"]
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def _send(self, path, body=None, method="POST"):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["value"]
+
+    def show(self, page, width, dark=False, media=""):
+        """Open a file at a width in CSS pixels, in the light or the dark theme."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.command("Emulation.setDeviceMetricsOverride", size)
+        self.command("Emulation.setEmulatedMedia", {"media": media, "features": [scheme]})
+        self._send(f"/{self.session}/url", {"url": page.as_uri()})
+
+    def command(self, name, parameters):
+        """Send a command of the DevTools protocol."""
+        return self._send(f"/{self.session}/goog/cdp/execute", {"cmd": name, "params": parameters})
+
+    def run(self, script, *arguments):
+        """The value that a script (the body of an async function) returns."""
+        wrapped = f"const done = arguments[arguments.length - 1]; (async () => {{ {script} }})().then(done);"
+        return self._send(f"/{self.session}/execute/async", {"script": wrapped, "args": list(arguments)})
+
+    def log(self, kind):
+        """Entries since the last call; kind: browser (the console) or performance (the network's events)."""
+        return self._send(f"/{self.session}/se/log", {"type": kind})
+
+    def picture(self, target):
+        """Write a PNG of the whole page."""
+        taken = self.command("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True})
+        Path(target).write_bytes(base64.b64decode(taken["data"]))
+
+    def close(self):
+        """End the browser and its driver."""
+        self._send(f"/{self.session}", method="DELETE")
+        self.process.terminate()
+        self.process.wait(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A browser for the tests of this file."""
+    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
+    if not driver or not chromium:
+        pytest.skip("chromium and chromedriver are not installed")
+    opened = Browser(driver, chromium, tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A report with every kind of row: finished, failed, running, missing, different, weak, repeated seeds."""
+    root, train = tmp_path_factory.mktemp("report"), workload()
+    fakes = [
+        *matrix(train),
+        fake("ddp-again", dp=2, gpus_per_node=2, seed=2, step_seconds=0.047),
+        fake("weak", dp=2, gpus_per_node=2, scaling="weak", step_seconds=0.09),
+        fake("wrong", tp=2, gpus_per_node=2, verdict="different", loss_shift=0.01),
+        fake("broken", dp=4, gpus_per_node=4, status="failed", steps=12),
+        fake("under-way", tp=4, gpus_per_node=4, status="running", steps=30),
+    ]
+    results, work = write_results(root, fakes)
+    records = load_records(results, work, [*(entry.run.run for entry in fakes), "not-started"])
+    write_report(build_report(records, "A report with everything"), root / "report")
+    return root / "report" / "index.html"
+
+
+def test_the_page_asks_for_nothing_and_says_nothing_on_the_console(browser, page):
+    browser.log("browser"), browser.log("performance")
+    browser.show(page, 1440)
+    events = [json.loads(entry["message"])["message"] for entry in browser.log("performance")]
+    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert page.as_uri() in asked, "the browser's own record of requests is empty, so it proves nothing"
+    assert [url for url in asked if url != page.as_uri() and not url.startswith("data:")] == []
+    assert browser.log("browser") == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_sticks_out_of_the_page(browser, page, width):
+    """Wide tables scroll inside their frames; the page itself never scrolls sideways, and text stays readable."""
+    browser.show(page, width)
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    smallest = browser.run(
+        """return Math.min(...[...document.querySelectorAll('svg.chart')].map(
+             svg => 12 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width))"""
+    )
+    assert smallest >= 8, f"text in figures is {smallest:.1f} pixels high"
+
+
+def test_charts_keep_their_text_inside(browser, page):
+    """No label of a figure is cut off at its edge."""
+    browser.show(page, 1440)
+    outside = browser.run(
+        """return [...document.querySelectorAll('svg.chart')].flatMap(svg => {
+             const frame = svg.getBoundingClientRect();
+             return [...svg.querySelectorAll('text')].filter(text => {
+               const box = text.getBoundingClientRect();
+               return box.left < frame.left - 1 || box.right > frame.right + 1
+                 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1;
+             }).map(text => `${svg.querySelector('title').textContent}: ${text.textContent}`)})"""
+    )
+    assert outside == []
+
+
+def test_tables_sort_by_a_click_and_keep_unknown_cells_last(browser, page):
+    browser.show(page, 1440)
+    for expected in ("ascending", "descending"):
+        heading, values = browser.run(
+            """const table = document.getElementById('runs-table');
+               const column = [...table.tHead.rows[0].cells].findIndex(cell => cell.textContent === 'Time');
+               table.tHead.rows[0].cells[column].querySelector('button').click();
+               return [table.tHead.rows[0].cells[column].getAttribute('aria-sort'),
+                       [...table.tBodies[0].rows].map(row => row.cells[column].dataset.value ?? null)]"""
+        )
+        known = [float(value) for value in values if value is not None]
+        assert heading == expected
+        assert known == sorted(known, reverse=expected == "descending")
+        assert len(known) > 5 and None in values and values[len(known) :] == [None] * (len(values) - len(known))
+
+
+def test_the_page_is_readable_without_javascript(browser, page):
+    """Everything is in the HTML: scripts are switched off before it is opened."""
+    browser.command("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.show(page, 1440)
+        text = browser.command("DOM.getDocument", {"depth": -1})
+        assert json.dumps(text).count('"nodeName": "svg"') >= 8
+        assert "under-way" in json.dumps(text)
+        assert '"nodeName": "BUTTON"' not in json.dumps(text), "scripts ran all the same"
+    finally:
+        browser.command("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_axe_finds_nothing_serious(browser, page, width, dark):
+    """axe-core's rules, tables of figures opened."""
+    found = importlib.util.find_spec("axe_core_python")
+    if found is None:
+        pytest.skip("axe-core is not installed (package axe-core-python)")
+    axe = Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8")
+    browser.show(page, width, dark)
+    browser.run("document.querySelectorAll('details').forEach(item => { item.open = true })")
+    browser.run(f"{axe}; window.axe = axe;")
+    violations = browser.run(
+        """return (await window.axe.run()).violations.map(
+             found => [found.impact, found.id, found.nodes.slice(0, 3).map(node => node.html)])"""
+    )
+    assert [found for found in violations if found[0] in ("serious", "critical")] == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_two_themes_differ_and_print_is_light(browser, page, dark):
+    """The page follows the reader's theme, and paper stays white."""
+    browser.show(page, 1440, dark)
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") == (
+        "rgb(18, 22, 28)" if dark else "rgb(255, 255, 255)"
+    )
+    browser.show(page, 1440, dark, media="print")
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_print_fits_a_landscape_page(browser, page):
+    """273 mm between the margins of A4 are 1,032 CSS pixels; what is wider would be cut off."""
+    browser.show(page, 1032, media="print")
+    assert browser.run("return document.documentElement.scrollWidth") <= 1032
+    assert browser.run("return document.querySelector('details table').getBoundingClientRect().height") > 0
