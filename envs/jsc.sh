@@ -5,8 +5,9 @@
 #     source envs/jsc.sh                 # the first time it also installs, which takes some minutes and the internet
 #
 # JURECA-DC and JUWELS Booster (x86-64) and JUPITER (Arm) may share this folder in $PROJECT: each machine gets an
-# environment of its own, .venv-<machine>. The machine's own Python is used; torch comes from PyPI with the CUDA libraries it was
-# built for, because results hold for the versions of envs/requirements.txt, and the PyTorch module moves with the stage.
+# environment of its own, .venv-<machine>. The machine's own Python is used; torch comes from PyPI with the CUDA
+# libraries it was built for, because results hold for the versions of envs/requirements.txt, and the PyTorch module
+# moves with the stage.
 #
 # Another stage (module avail Stages): PARASCALE_STAGE=2026 source envs/jsc.sh
 # Compute nodes have no internet: install, and download data, on a login node. Jobs inherit this environment.
@@ -16,7 +17,7 @@ _parascale_machine=${SYSTEMNAME:-$(cat /etc/FZJ/systemname 2>/dev/null)}
 case $_parascale_machine in
   jureca* | juwels* | jupiter*) ;;
   *)
-    echo "envs/jsc.sh: this is neither JURECA, JUWELS nor JUPITER; elsewhere: python3 -m venv .venv && .venv/bin/pip install -e ." >&2
+    echo "envs/jsc.sh: this is neither JURECA, JUWELS nor JUPITER; elsewhere 'make' builds .venv" >&2
     unset _parascale_folder _parascale_machine
     return 1 2>/dev/null || exit 1
     ;;

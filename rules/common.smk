@@ -10,10 +10,12 @@ from pathlib import Path
 from parascale import provenance
 from parascale.config import load_project
 from parascale.launch.resources import node_resources, resources
+from parascale.plan.planner import Planner
 from parascale.train.job import describe_job
 
 PROJECT = load_project(config, "the configuration")
 PATHS = PROJECT.paths
+PLANNER = Planner(PROJECT)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
 NONE = "(?!)"  # a pattern that matches no name
@@ -84,9 +86,18 @@ def cores_of(wildcards):
     return PROJECT.site.cores_per_node if per_process is None else processes * per_process
 
 
-def need(key):
+def minutes_of(wildcards, attempt, parity=False):
+    """The time limit of a run's job, from its plan; longer at each attempt."""
+    return PLANNER.runtime_minutes(wildcards.run, attempt, parity, PROJECT.config.partition)
+
+
+def need(key, parity=False):
     """A function from wildcards to one resource of a run's job; None where its layout does not need it."""
     config = PROJECT.config
-    return lambda wildcards: resources(
-        PROJECT.runs[wildcards.run].layout, PROJECT.site, None, config.partition, config.account
-    ).get(key)
+
+    def resource(wildcards, attempt):
+        minutes = minutes_of(wildcards, attempt, parity)
+        layout = PROJECT.runs[wildcards.run].layout
+        return resources(layout, PROJECT.site, minutes, config.partition, config.account).get(key)
+
+    return resource

@@ -20,6 +20,17 @@ use rule train as parity_run with:
         run=pattern(PROJECT.runs),
     # Nothing is timed here, so several may share a machine.
     threads: cores_of
+    resources:
+        mpi=need("mpi"),
+        nodes=need("nodes"),
+        tasks=need("tasks"),
+        tasks_per_gpu=need("tasks_per_gpu"),
+        cpus_per_task=need("cpus_per_task"),
+        gres=need("gres"),
+        mem_mb=need("mem_mb"),
+        runtime=need("runtime", parity=True),
+        slurm_partition=need("slurm_partition"),
+        slurm_account=need("slurm_account"),
     params:
         job=job_of(parity=True),
         site=site_of,
@@ -43,9 +54,10 @@ rule parity_verdict:
         nodes=0,
     params:
         baseline=lambda wildcards: PROJECT.runs[wildcards.run].baseline,
+        dropout=lambda wildcards: PROJECT.runs[wildcards.run].workload.model.dropout,
     shell:
         "python scripts/compare_parity.py --run $(dirname {input.run:q}) --baseline $(dirname {input.baseline:q})"
-        " --output {output:q} > {log:q} 2>&1"
+        " --dropout {params.dropout} --output {output:q} > {log:q} 2>&1"
 
 
 rule parity:

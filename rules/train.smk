@@ -28,6 +28,7 @@ rule train:
         cpus_per_task=need("cpus_per_task"),
         gres=need("gres"),
         mem_mb=need("mem_mb"),
+        runtime=need("runtime"),
         slurm_partition=need("slurm_partition"),
         slurm_account=need("slurm_account"),
     params:

@@ -1,6 +1,6 @@
 """Start the processes of a run, on one node or several, with Slurm or without.
 
-Example: python scripts/launch.py --processes 2 --site config/sites/local.yaml --logs logs/ddp -- scripts/train.py --help
+Example: python scripts/launch.py --processes 2 --site config/sites/local.yaml -- scripts/train.py --run ddp
 
 Exit codes: 0 done; 75 asked to stop, state saved, start again to continue; 143 asked to stop, ended without saving;
 1 failed: the last lines say which rank, on which host, why, and where its log is.
@@ -77,7 +77,7 @@ def main():
         timeout=options.timeout,
         grace=options.grace,
         logs=options.logs,
-        cores=options.cores or min(available, site.cores_per_node or available),
+        cores=min(options.cores or site.cores_per_node or available, available),
     )
     job = slurm.job_id()
     if options.in_step:

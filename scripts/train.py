@@ -7,10 +7,17 @@ Exit codes: 0 finished; 75 stopped with its state saved; 1 failed.
 
 import argparse
 import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 from parascale.cli import run_main
 from parascale.config import load_project_file
-from parascale.launch.process import die_with_parent
+from parascale.errors import Interrupted
+from parascale.launch import STOPPED
+from parascale.plan import calibrate
+from parascale.plan.predict import facts_of, predict
 
 
 def parse():
@@ -23,18 +30,32 @@ def parse():
     return parser.parse_args()
 
 
+def predicted(job):
+    """What the plan foretells for this run, frozen into its record before it starts. Rank 0 keeps the record."""
+    if os.environ.get("RANK", "0") != "0":
+        return None
+    results = Path(job.results)
+    stored = calibrate.load(calibrate.store(results, job.site.name), job.site.name)
+    calibration = calibrate.with_runs(stored, results)
+    return predict(job.run, job.site, calibration, facts_of(job.data_folder, job.run)).as_dict()
+
+
 def main():
     """Put a Job together and train."""
     arguments = parse()
     from parascale.train.job import job_from_project, job_from_settings  # after --help, because torch loads slowly
     from parascale.train.loop import train
 
-    die_with_parent()
     if arguments.run:
         job = job_from_project(load_project_file(arguments.config), arguments.run)
     else:
         job = job_from_settings(arguments.settings)
-    train(job)
+    try:
+        train(replace(job, prediction=predicted(job)))
+    except Interrupted as stop:
+        print(stop, file=sys.stderr, flush=True)
+        return STOPPED
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A tiny workload whose sizes do not divide: 101 words, uneven blocks, targets that do not count."""
+"""A tiny workload whose sizes do not divide: 101 words, 17 windows of which the last is padded, uneven blocks."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -10,7 +11,15 @@ from parascale.config.run import Run
 from parascale.files import sha256, write_json
 from parascale.train.job import Job, training_digest
 
+from .examine import train_settings
+from .harness import run_on_ranks
+
 VOCABULARY = 101
+WINDOW = 16
+STEPS = 20
+# 17 training windows, the last with 6 targets and 10 places that do not count: most batches of 12 hold it, and then the
+# ranks' shares have different numbers of targets.
+TOKENS = {"train": 16 * WINDOW + 7, "validation": 217, "test": 201}
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +29,7 @@ def tokens(tmp_path_factory):
     folder.mkdir()
     generator = np.random.default_rng(0)
     splits = {}
-    for split, count in (("train", 4001), ("validation", 517), ("test", 501)):
+    for split, count in TOKENS.items():
         sequence = (np.arange(count) * 7) % VOCABULARY
         noise = generator.integers(0, VOCABULARY, count)
         values = np.where(generator.random(count) < 0.2, noise, sequence).astype("<u2")
@@ -39,31 +48,82 @@ def code_digest():
     return training_digest("transformer_lm")
 
 
-@pytest.fixture
-def make_settings(tokens, code_digest, tmp_path):
-    """A function that describes a job of the tiny workload as a rule would: layout, run and workload keys by name."""
+@pytest.fixture(scope="session")
+def settings_below(tokens, code_digest):
+    """A function that describes a job of the tiny workload as a rule would: folder, name, layout, workload keys by name."""
 
-    def make(name, layout=None, model=None, optim=None, training=None, parity=False, **run_keys):
+    def make(folder, name, layout=None, model=None, optim=None, training=None, parity=False, timeout=60.0, **run_keys):
+        layout = layout or {}
+        world = 1
+        for axis in ("dp", "fsdp", "tp", "pp"):
+            world *= layout.get(axis, 1)
         workload = {
             "name": "tiny",
             "model": {"dim": 32, "heads": 4, "layers": 4, "hidden": 64, **(model or {})},
             "optim": {"lr": 3e-3, "warmup_steps": 3, "clip_norm": 0.5, **(optim or {})},
-            "training": {"window": 16, "global_batch": 12, "steps": 20, "checkpoint_minutes": None, **(training or {})},
+            "training": {
+                "window": WINDOW,
+                "global_batch": 12,
+                "steps": STEPS,
+                "checkpoint_minutes": None,
+                **(training or {}),
+            },
         }
-        values = {"run": name, "workload": workload, "layout": layout or {}, "baseline": "single", "deterministic": True, **run_keys}
+        values = {
+            "run": name,
+            "workload": workload,
+            "layout": {"gpus_per_node": world, **layout},
+            "baseline": "single",
+            "deterministic": True,
+            **run_keys,
+        }
         run = strict.load(Run, values, "test")
         run.check()
         if parity:
-            run = run.parity(20, run.precision)
+            run = with_evaluation(run.parity(STEPS, run.precision))
         job = Job(
             run=run,
             site=Site(name="test", cores_per_node=2),
             data=str(tokens),
-            work=str(tmp_path / "work" / name),
-            output=str(tmp_path / "results" / name),
-            timeout_seconds=60.0,
+            work=str(folder / "work" / name),
+            output=str(folder / "results" / name),
+            results=str(folder / "results"),
+            timeout_seconds=timeout,
             code_digest=code_digest,
         )
         return dataclasses.asdict(job)
 
     return make
+
+
+def with_evaluation(run):
+    """A parity run that is evaluated at its end as well."""
+    training = dataclasses.replace(run.workload.training, evaluate=True)
+    return dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
+
+
+@pytest.fixture
+def make_settings(settings_below, tmp_path):
+    """`settings_below` the folder of one test."""
+
+    def make(name, *arguments, **keywords):
+        return settings_below(tmp_path, name, *arguments, **keywords)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def single(settings_below, tmp_path_factory):
+    """A function that gives the settings of the finished single process with these keys; each is trained once a session."""
+    trained = {}
+
+    def train(**keywords):
+        key = json.dumps(keywords, sort_keys=True)
+        if key not in trained:
+            folder = tmp_path_factory.mktemp("single")
+            settings = settings_below(folder, "single", **keywords)
+            run_on_ranks(train_settings, 1, folder / "ranks", settings)
+            trained[key] = settings
+        return trained[key]
+
+    return train

@@ -1,52 +1,109 @@
-"""What ranks do in tests: train a job, or build a model the way training does and look at it."""
+"""What ranks do in tests: train a job as scripts/train.py does, and look at what the training holds and calls."""
 
+import os
+import signal
+from collections import Counter
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parascale.errors import Interrupted
+from parascale.parallel.tying import local
+from parascale.train import loop
 from parascale.train.job import job_from_settings
-from parascale.train.loop import train
+
+LOOKED_AT = 2  # optimizer step; the first one also sets things up
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv", "alltoall", "all_to_all")
 
 
 def train_settings(settings):
-    """Train the job that `settings` describe, as scripts/train.py does."""
-    train(job_from_settings(settings))
+    """Train the job that `settings` describe."""
+    loop.train(job_from_settings(settings))
 
 
-def collectives_and_bytes(settings):
-    """One training step under torch's communication counter, and what this rank holds.
+def train_and_look(settings):
+    """Train, and return what this rank held and called in its second step.
 
-    Returns {collectives: name → calls, parameter_bytes, parameters: name → local shape, sharded_units, stages}.
+    {parameters: name → local shape, parameter_bytes, optimizer_bytes, sharded_units, stages, collectives: name → calls}
     """
-    import torch
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor.debug import CommDebugMode
+    facts = {}
 
-    from parascale.models import build_model
-    from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
-    from parascale.parallel.tying import local
-    from parascale.train.clock import Clock
-    from parascale.train.loss import GlobalLoss
-    from parascale.train.optim import make_optimizers
-    from parascale.train.step import Stepper
+    class Looking(loop.Stepper):
+        steps = 0
 
-    job = job_from_settings(settings)
-    run, model_settings = job.run, job.run.workload.model
-    device = start_processes("cpu", 30)
-    mesh = make_mesh(run.layout, device, 30)
-    clock, loss = Clock(device), GlobalLoss()
-    window = run.workload.training.window
-    model = parallelize(lambda: build_model(model_settings, 101, window), run, mesh, loss, clock, 30)
-    stepper = Stepper(run, model, make_optimizers(model, run.workload.optim), loss, clock)
-    tokens = torch.arange(8 * (window + 1)).remainder(101).reshape(8, window + 1)
-    batch = [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())]
-    stepper.step(batch, 1e-3)  # the first step also sets things up
-    counter = CommDebugMode()
-    with counter:
-        stepper.step(batch, 1e-3)
-    held = {name: local(parameter) for name, parameter in model.named_parameters()}
-    result = {
-        "collectives": {str(name): count for name, count in counter.get_comm_counts().items()},
-        "parameter_bytes": sum(tensor.numel() * tensor.element_size() for tensor in held.values()),
-        "parameters": {name: list(tensor.shape) for name, tensor in held.items()},
+        def step(self, *arguments):
+            self.steps += 1
+            if self.steps != LOOKED_AT:
+                return super().step(*arguments)
+            with Collectives() as counter:
+                result = super().step(*arguments)
+            facts.update(held(self.model, self.optimizers), collectives=counter.calls)
+            return result
+
+    loop.Stepper = Looking
+    train_settings(settings)
+    return facts
+
+
+def held(model, optimizers):
+    """What this rank holds of a ParallelModel and of its optimizers."""
+    parameters = {name: local(parameter) for name, parameter in model.named_parameters()}
+    moments = [
+        local(value) for optimizer in optimizers for state in optimizer.state.values() for value in state.values()
+    ]
+    return {
+        "parameters": {name: list(tensor.shape) for name, tensor in parameters.items()},
+        "parameter_bytes": sum(map(size, parameters.values())),
+        "optimizer_bytes": sum(size(moment) for moment in moments if moment.ndim),  # without the step counters
         "sharded_units": sum(isinstance(module, FSDPModule) for part in model.parts for module in part.modules()),
         "stages": list(model.pipeline.parts) if model.pipeline else [0],
     }
-    stop_processes()
-    return result
+
+
+def size(tensor):
+    """Bytes of a tensor."""
+    return tensor.numel() * tensor.element_size()
+
+
+class Collectives(TorchDispatchMode):
+    """Counts collective operations by name, whichever interface of torch calls them."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
+        if any(issubclass(kind, DTensor) for kind in kinds):
+            return NotImplemented  # it comes back as operations on this rank's part
+        if "c10d" in function.namespace:
+            name = (
+                function.name()
+                .rpartition("::")[2]
+                .replace("allreduce", "all_reduce")
+                .replace("allgather", "all_gather")
+            )
+            for kind in COLLECTIVES:
+                self.calls[kind] += name.lstrip("_").startswith(kind)
+        return function(*arguments, **(keywords or {}))
+
+
+def train_until_told_to_stop(settings, step, rank):
+    """Train; rank `rank` gets SIGTERM during optimizer step `step`. Returns the message of the Interrupted that follows."""
+
+    class Stopped(loop.Stepper):
+        steps = 0
+
+        def step(self, batches, lr, stop=False):
+            self.steps += 1
+            if self.steps == step and self.mesh.rank == rank:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().step(batches, lr, stop)
+
+    loop.Stepper = Stopped
+    try:
+        train_settings(settings)
+    except Interrupted as stop:
+        return str(stop)
+    raise AssertionError("the training was not interrupted")

@@ -1,85 +1,34 @@
 """Every strategy trains the same model to the same numbers as one process: losses, gradient norms, weights, evaluation."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from parascale.files import read_json
-from parascale.train.job import job_from_settings
-from parascale.train.parity import compare
+from parascale.train.parity import compare_folders
 
-from .examine import train_settings
+from .cases import CASES, ranks_of
+from .conftest import TOKENS
+from .examine import train_and_look
 from .harness import run_on_ranks
 
-
-def ranks_of(settings):
-    layout = job_from_settings(settings).run.layout
-    return layout.world_size
+COMPARISONS = [(name, "fp64") for name in CASES] + [(name, "fp32") for name, case in CASES.items() if case.fp32]
 
 
-def pp(degree, micro_batches, schedule, **more):
-    return {"pp": degree, "micro_batches": micro_batches, "schedule": schedule, **more}
-
-
-# name, layout (nodes × gpus_per_node follows from it), model settings, training settings
-CASES = {
-    "ddp 2": ({"dp": 2}, {}, {}),
-    "ddp 4": ({"dp": 4}, {}, {}),
-    "ddp 2 accumulated": ({"dp": 2}, {}, {"accumulate": 3}),
-    "ddp uneven": ({"dp": 2}, {}, {"global_batch": 13}),
-    "fsdp 2": ({"fsdp": 2}, {}, {}),
-    "fsdp 4": ({"fsdp": 4}, {}, {}),
-    "fsdp tied": ({"fsdp": 2}, {"tied": True}, {}),
-    "fsdp kept gathered": ({"fsdp": 2, "reshard_after_forward": False}, {}, {}),
-    "fsdp uneven accumulated": ({"fsdp": 2}, {}, {"global_batch": 13, "accumulate": 2}),
-    "hsdp 2x2": ({"dp": 2, "fsdp": 2}, {}, {}),
-    "tp 2": ({"tp": 2}, {}, {}),
-    "tp 2 no sequence": ({"tp": 2, "sequence_parallel": False}, {}, {}),
-    "tp 2 no loss": ({"tp": 2, "loss_parallel": False}, {}, {}),
-    "tp 2 neither": ({"tp": 2, "sequence_parallel": False, "loss_parallel": False}, {}, {}),
-    "tp 4": ({"tp": 4}, {}, {}),
-    "tp tied": ({"tp": 2}, {"tied": True}, {}),
-    "tp llama": ({"tp": 2}, {"norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False, "kv_heads": 2}, {}),
-    "pp 2 GPipe": (pp(2, 4, "GPipe"), {}, {}),
-    "pp 2 1F1B": (pp(2, 4, "1F1B"), {}, {}),
-    "pp 2 interleaved": (pp(2, 4, "Interleaved1F1B"), {}, {}),
-    "pp 2 zero bubble": (pp(2, 4, "InterleavedZeroBubble"), {}, {}),
-    "pp 2 V": (pp(2, 4, "ZBVZeroBubble"), {}, {}),
-    "pp 2 tied": (pp(2, 4, "1F1B"), {"tied": True}, {}),
-    "pp 2 V tied": (pp(2, 4, "ZBVZeroBubble"), {"tied": True}, {}),
-    "pp 2 naive": (pp(2, 1, "1F1B"), {}, {}),
-    "pp 4 GPipe": (pp(4, 4, "GPipe"), {}, {}),
-    "dp x tp": ({"dp": 2, "tp": 2}, {}, {}),
-    "fsdp x tp": ({"fsdp": 2, "tp": 2}, {}, {}),
-    "dp x pp": ({"dp": 2, **pp(2, 2, "1F1B")}, {}, {}),
-    "fsdp x pp tied": ({"fsdp": 2, **pp(2, 2, "1F1B")}, {"tied": True}, {}),
-    "tp x pp": ({"tp": 2, **pp(2, 2, "1F1B")}, {}, {}),
-    "checkpointing": ({"fsdp": 2, "activation_checkpointing": True}, {}, {}),
-    "3-D 2x2x2": ({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}, {}, {}),
-    "3-D fsdp": ({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, {"tied": True}, {}),
-}
-
-
-def with_world(layout):
-    world = 1
-    for axis in ("dp", "fsdp", "tp", "pp"):
-        world *= layout.get(axis, 1)
-    return {"gpus_per_node": world, **layout}
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp64"])
-@pytest.mark.parametrize("case", CASES)
-def test_parity(case, precision, make_settings, tmp_path):
-    layout, model, training = CASES[case]
-    jobs = {
-        name: make_settings(name, where, model, training=training, precision=precision, parity=True)
-        for name, where in (("single", {}), ("case", with_world(layout)))
-    }
-    for name, settings in jobs.items():
-        run_on_ranks(train_settings, ranks_of(settings), tmp_path / f"ranks-{name}", settings)
-    runs = {name: job_from_settings(settings).run for name, settings in jobs.items()}
-    verdict = compare(runs["case"], runs["single"], tmp_path / "results/case", tmp_path / "results/single")
-    print(case, precision, {key: verdict[key] for key in ("loss_difference", "grad_norm_difference", "weight_difference")})
+@pytest.mark.parametrize(("name", "precision"), COMPARISONS)
+def test_a_layout_is_the_same_training_as_one_process(name, precision, make_settings, single, tmp_path):
+    case = CASES[name]
+    keys = {"model": case.model, "optim": case.optim, "training": case.training, "precision": precision, "parity": True}
+    settings = make_settings("case", case.layout, **keys)
+    facts = run_on_ranks(train_and_look, ranks_of(case.layout), tmp_path / "ranks", settings)
+    baseline = single(**keys)
+    verdict = compare_folders(settings["output"], baseline["output"])
+    open("/tmp/core/facts.jsonl", "a").write(json.dumps([name, precision, verdict, facts]) + "\n")
     assert verdict["verdict"] == "same", verdict
-    summaries = [read_json(tmp_path / "results" / name / "summary.json") for name in ("case", "single")]
-    assert summaries[0]["evaluated_tokens"] == summaries[1]["evaluated_tokens"] == {"validation": 516, "test": 500}
-    assert summaries[0]["test_loss"] == pytest.approx(summaries[1]["test_loss"], abs=1e-6)
-    assert summaries[0]["parameters"] == summaries[1]["parameters"]
+    ours, expected = (read_json(Path(place["output"]) / "summary.json") for place in (settings, baseline))
+    counts = {split: TOKENS[split] - 1 for split in ("validation", "test")}
+    assert ours["evaluated_tokens"] == expected["evaluated_tokens"] == counts
+    assert ours["test_loss"] == pytest.approx(expected["test_loss"], abs=verdict["tolerances"]["loss"])
+    assert ours["parameters"] == expected["parameters"]
+    assert ours["work"] == expected["work"]

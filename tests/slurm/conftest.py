@@ -1,19 +1,32 @@
-"""The cluster that the tests of this folder share."""
+"""The cluster that the tests of this folder share, and a small disk that its nodes share."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cluster import Cluster
 from daemons import why_not
 
+SMALL_DISK_MIB = 64
+
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A running cluster; a test that kills one of its nodes restarts it."""
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A disk that is soon full. Mounted before the cluster starts, so that all its machines see the same one."""
     reason = why_not()
     if reason:
         pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MIB}m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, small_disk: Path) -> Iterator[Cluster]:
+    """A running cluster; a test that kills one of its nodes restarts it."""
     with Cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running

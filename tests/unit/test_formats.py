@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parascale.config.formats import IMAGE_FORMATS, Formats
-from parascale.data.convert import RECORD, convert, convert_shard, shard_name, shard_samples
+from parascale.data.convert import RECORD, convert, convert_shard, shard_samples
 from parascale.data.formats import image_format, open_images
 from parascale.data.formats.mount import require_fuse
 from parascale.data.images import ImageIndex
@@ -32,7 +32,9 @@ def _can_mount():
 
 
 FORMATS = [
-    pytest.param(name, marks=pytest.mark.skipif(name == "squashfs" and not _can_mount(), reason="no FUSE or SquashFS tools"))
+    pytest.param(
+        name, marks=pytest.mark.skipif(name == "squashfs" and not _can_mount(), reason="no FUSE or SquashFS tools")
+    )
     for name in IMAGE_FORMATS
 ]
 
@@ -88,7 +90,11 @@ def test_every_way_of_reading_gives_the_same_bytes(name, io, source, converted):
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_rebuild_gives_the_same_bytes_whatever_the_threads(name, source, converted, tmp_path):
     convert(source, "set", name, Formats(shards=3, threads=1), tmp_path / name)
-    files = [path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file() and path.name != "cost.json"]
+    files = [
+        path.relative_to(tmp_path / name)
+        for path in (tmp_path / name).rglob("*")
+        if path.is_file() and path.name != "cost.json"
+    ]
     assert len(files) >= 3 * 5 + 3
     for file in files:
         assert sha256(tmp_path / name / file) == sha256(converted(name) / file), file
@@ -120,7 +126,10 @@ def test_a_reader_holds_no_objects_a_sample(name, converted):
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.binary(min_size=1, max_size=3000), st.integers(0, 2)), min_size=1, max_size=40), st.integers(1, 5))
+@given(
+    st.lists(st.tuples(st.binary(min_size=1, max_size=3000), st.integers(0, 2)), min_size=1, max_size=40),
+    st.integers(1, 5),
+)
 @pytest.mark.parametrize("name", [*BYTE_FORMATS, "parquet", "files"])
 def test_any_bytes_come_back_exactly(name, tmp_path, samples, shards):
     """Any content, any lengths, shards that are empty: all of it comes back, with its label, exactly once."""
@@ -152,11 +161,11 @@ def test_conversion_goes_on_shard_by_shard(source, tmp_path):
     """After an interruption, only what is missing is written again; after a change of settings, all of it."""
     choice, folder = Formats(shards=3, threads=2), tmp_path / "hdf5"
     convert_shard(source, "set", "hdf5", 1, choice, folder)
-    record = folder / shard_name(1, 3) / RECORD
+    record = folder / choice.shard(1) / RECORD
     written = record.stat().st_mtime_ns
     convert(source, "set", "hdf5", choice, folder)
     assert record.stat().st_mtime_ns == written
-    (folder / shard_name(1, 3) / "train.h5").write_bytes(b"cut")
+    (folder / choice.shard(1) / "train.h5").write_bytes(b"cut")
     convert(source, "set", "hdf5", choice, folder)
     assert record.stat().st_mtime_ns != written
     again = record.stat().st_mtime_ns

@@ -106,7 +106,9 @@ def test_a_flipped_byte_is_found_when_read_and_when_verified(made):
             read()
     with pytest.raises(DataError, match="sha256 differs") as caught:
         verify_images(folder, index, "set", Formats())
-    assert f"is not train/{row['source']}: read at random, read in order, read by the format's own library" in str(caught.value)
+    assert f"is not train/{row['source']}: read at random, read in order, read by the format's own library" in str(
+        caught.value
+    )
 
 
 def test_a_shard_cut_short_or_gone_is_named_when_opened(made):
@@ -127,7 +129,9 @@ def test_the_manifest_of_another_dataset_is_refused(made, tmp_path):
         verify_images(folder, other, "other", Formats())
 
 
-@pytest.mark.parametrize(("content", "said"), [(None, "no converted data here"), ("{", "not valid JSON"), ("{}", "not the manifest")])
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "no converted data here"), ("{", "not valid JSON"), ("{}", "not the manifest")]
+)
 def test_a_manifest_that_is_none_is_named(content, said, tmp_path):
     if content is not None:
         (tmp_path / "manifest.json").write_text(content)
@@ -163,7 +167,7 @@ def test_an_unknown_split_or_shard_is_named(made, tmp_path):
 
 def test_without_squashfuse_or_fuse_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setattr(mount.shutil, "which", lambda program: None)
-    with pytest.raises(RequirementError, match="squashfuse, which is not on the PATH: .*hdf5"):
+    with pytest.raises(RequirementError, match=r"squashfuse, which is not on the PATH: .*hdf5"):
         mount.require_fuse()
     monkeypatch.setattr(mount.shutil, "which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr(mount.os, "access", lambda path, mode: False)

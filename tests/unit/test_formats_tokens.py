@@ -40,7 +40,12 @@ def flat(tmp_path):
 @pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_tokens_and_windows_are_the_same_in_every_format(name, flat, tmp_path):
     convert_tokens(flat, "text", name, tmp_path / name)
-    assert verify_tokens(tmp_path / name, flat, "text") == {"format": name, "dataset": "text", "tokens": 5600, "identical": True}
+    assert verify_tokens(tmp_path / name, flat, "text") == {
+        "format": name,
+        "dataset": "text",
+        "tokens": 5600,
+        "identical": True,
+    }
     ours, theirs = Windows(open_tokens(tmp_path / name, "train"), 64), Windows(flat.split("train"), 64)
     for one, other in zip(ours.batch(range(len(ours))), theirs.batch(range(len(theirs))), strict=True):
         np.testing.assert_array_equal(one, other)

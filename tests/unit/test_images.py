@@ -76,7 +76,9 @@ def test_parquet_that_holds_the_images_as_the_hub_has_it(tmp_path):
     (tmp_path / "raw").mkdir()
     images = [make_jpeg(seed) for seed in range(6)]
     for number in range(2):
-        rows = [{"bytes": image, "path": f"{seed}.jpg"} for seed, image in enumerate(images)][number * 3 : number * 3 + 3]
+        rows = [{"bytes": image, "path": f"{seed}.jpg"} for seed, image in enumerate(images)][
+            number * 3 : number * 3 + 3
+        ]
         table = pa.table({"image": rows, "label": pa.array([1, 0, 1], pa.int64())})
         metadata = {"huggingface": '{"info": {"features": {"label": {"names": ["beagle", "dingo"]}}}}'}
         pq.write_table(table.replace_schema_metadata(metadata), tmp_path / f"raw/train-{number:05d}-of-00002.parquet")
@@ -134,7 +136,10 @@ def test_a_part_is_held_out_where_there_is_no_validation(tmp_path):
         for number in range(count):
             (tmp_path / "raw" / name / f"{number}.jpg").write_bytes(make_jpeg(number))
     index = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.2, seed=3)
-    assert [index.manifest["splits"][split]["per_class"] for split in ("train", "validation")] == [[1, 16, 1], [1, 4, 0]]
+    assert [index.manifest["splits"][split]["per_class"] for split in ("train", "validation")] == [
+        [1, 16, 1],
+        [1, 4, 0],
+    ]
     assert any("have one image" in note and "single" in note for note in index.manifest["notes"])
     names = [index.split(split).name(i) for split in index.splits for i in range(len(index.split(split)))]
     assert len(set(names)) == 23
@@ -174,7 +179,9 @@ def test_a_drawn_image_is_a_jpeg_of_its_size(label, size, number):
 def test_classes_of_drawn_images_can_be_told_apart_but_not_by_colour():
     """Nearest class mean on shape-sensitive features beats chance by far; on mean colours it does not."""
     settings_ = Images(size=32)
-    images = [[drawing.draw(label, settings_, (0, 10 * n + label)).astype(float) for n in range(60)] for label in range(10)]
+    images = [
+        [drawing.draw(label, settings_, (0, 10 * n + label)).astype(float) for n in range(60)] for label in range(10)
+    ]
 
     def shape(image):
         contrast = abs(image.mean(2) - np.median(image, (0, 1)).mean())
@@ -229,7 +236,7 @@ def test_an_error_in_the_pool_comes_at_its_place():
         results.extend(ordered_map(lambda item: 1 / item, [1, 2, 0, 4], 2))
     with pytest.raises(ZeroDivisionError):
         for result in ordered_map(lambda item: 1 / item, [1, 2, 0, 4], 2):
-            results.append(result)  # noqa: PERF402 - what came before the error is kept
+            results.append(result)
     assert results[-2:] == [1, 0.5]
 
 
@@ -250,7 +257,12 @@ def test_the_loader_gives_the_same_batches_for_any_workers_and_ranks(workers, ra
             for rank, (images, labels) in enumerate(parts):
                 assert labels.tolist() == [reader.labels.item(i) for i in wanted[rank::ranks]]
                 np.testing.assert_array_equal(images[0], jpeg.decode(reader[wanted[rank]]))
-    seen = [label for rank in range(ranks) for _, labels in image_loader(reader, EvaluationBatches(20, 4, rank, ranks), workers) for label in labels.tolist()]
+    seen = [
+        label
+        for rank in range(ranks)
+        for _, labels in image_loader(reader, EvaluationBatches(20, 4, rank, ranks), workers)
+        for label in labels.tolist()
+    ]
     assert sorted(seen) == sorted(reader.labels.tolist())
 
 

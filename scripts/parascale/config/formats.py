@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from parascale.config.options import option
+from parascale.config.strict import nearest
+from parascale.errors import ConfigError
 
 IMAGE_FORMATS = ("files", "hdf5", "arrow", "parquet", "webdataset", "squashfs", "binary")
 TOKEN_FORMATS = ("hdf5", "arrow", "parquet")  # besides `flat`, which `prepare` makes and all others are made from
@@ -32,8 +34,11 @@ class Images:
 class Formats:
     """Conversion: formats, shards, and what happens to a bad sample."""
 
-    images: list = option(list(IMAGE_FORMATS), f"formats that images are written in: {', '.join(IMAGE_FORMATS)}")
-    tokens: list = option(list(TOKEN_FORMATS), f"formats that tokens are written in: {', '.join(TOKEN_FORMATS)}")
+    images: list = option(
+        [name for name in IMAGE_FORMATS if name != "squashfs"],
+        f"formats that images are written in, of {', '.join(IMAGE_FORMATS)}; `squashfs` needs its tools and FUSE",
+    )
+    tokens: list = option(list(TOKEN_FORMATS), f"formats that tokens are written in, of {', '.join(TOKEN_FORMATS)}")
     shards: int = option(1, "files a format is cut into; each is a job of its own. About 1 to 8 GiB a shard", low=1)
     seed: int = option(1, "seed of the one shuffle that is done when writing", low=0)
     bad_samples: str = option(
@@ -50,6 +55,17 @@ class Formats:
     threads: int = option(
         64, "files read at once; a parallel filesystem answers each open late, and many at once", low=1, high=512
     )
+
+    def shard(self, number):
+        """The folder of a shard, below that of its format. It names the count, so that shards of another count are others."""
+        return f"shards/{number:05d}-of-{self.shards:05d}"
+
+    def check_names(self):
+        """Raise ConfigError for a format that there is not."""
+        for key, names, known in (("images", self.images, IMAGE_FORMATS), ("tokens", self.tokens, TOKEN_FORMATS)):
+            for name in names:
+                if name not in known:
+                    raise ConfigError(f"`formats.{key}`: `{name}` is not known{nearest(str(name), known)}")
 
 
 @dataclass(frozen=True)

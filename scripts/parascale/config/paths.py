@@ -1,7 +1,20 @@
 """Where everything lies below the root: the one home of the names of files and folders."""
 
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from parascale.errors import ConfigError
+
+
+def expanded(path, key):
+    """A path with `~`, `$VARIABLES` and `${NAME:-other}` filled in. ConfigError, naming `key`, where a variable is not set."""
+    with_defaults = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: os.environ.get(match[1]) or match[2], path)
+    full = os.path.expanduser(os.path.expandvars(with_defaults))
+    if "$" in full:
+        raise ConfigError(f"`{key}` = `{path}`: an environment variable in it is not set")
+    return full
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import yaml
 
 from parascale.config import strict
 from parascale.config.options import option, section
-from parascale.config.paths import Paths
+from parascale.config.paths import Paths, expanded
 from parascale.config.run import Run
 from parascale.config.runtable import read_rows
 from parascale.config.site import Site
@@ -45,7 +45,7 @@ class Budget:
 class Config:
     """`config/config.yaml`: what to run, and where results go."""
 
-    root: str = option(".", "folder that holds `results/` and `work/`; `$VARIABLES` are filled in")
+    root: str = option(".", "folder that holds `results/` and `work/`; `$VARIABLES` are filled in, `${NAME:-other}` with a default")
     site: str = option("local", "which machine: a file of `sites`")
     runs: str = option("config/runs.tsv", "the run table")
     workloads: str = option("config/workloads", "folder of workloads")
@@ -71,7 +71,7 @@ class Project:
     @functools.cached_property
     def root(self):
         """Folder above `results/` and `work/`."""
-        return Path(_expanded(self.config.root, "root"))
+        return Path(expanded(self.config.root, "root"))
 
     @functools.cached_property
     def paths(self):
@@ -255,10 +255,3 @@ def _check_datasets(runs):
                 f"workloads `{other.name}` and `{run.workload.name}` both call their dataset `{data.dataset}`, "
                 "but its source or text settings differ; give one of them another `data.dataset`"
             )
-
-
-def _expanded(path, key):
-    full = os.path.expanduser(os.path.expandvars(path))
-    if "$" in full:
-        raise ConfigError(f"`{key}` = `{path}`: an environment variable in it is not set")
-    return full

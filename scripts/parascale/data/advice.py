@@ -4,7 +4,7 @@ import psutil
 
 from parascale.data.formats import image_format
 
-GOOD_ENOUGH = 0.8  # of the fastest: nearer than that, what a format is otherwise good for decides
+GOOD_ENOUGH = 0.7  # of the fastest: nearer than that, what a format is otherwise good for decides
 # Self-describing and widely read first; a bare binary needs our index to mean anything.
 PREFERENCE = ("hdf5", "arrow", "webdataset", "binary", "squashfs", "files", "parquet")
 TOKEN_PREFERENCE = ("flat", "hdf5", "arrow", "parquet")
@@ -26,7 +26,11 @@ def advise_images(rows, memory_bytes=None):
     parts.append(_memory_sentence(row["bytes"], memory_bytes))
     decoded = _speeds(rows, "random", decode=True).get(chosen)
     if decoded:
-        parts.append(f"decoding takes most of the time ({decoded:,.0f} samples/s with it), so workers matter more than the format" if decoded < speeds[chosen] / 2 else f"{decoded:,.0f} samples/s with decoding")
+        parts.append(
+            f"decoding takes most of the time ({decoded:,.0f} samples/s with it), so workers matter more than the format"
+            if decoded < speeds[chosen] / 2
+            else f"{decoded:,.0f} samples/s with decoding"
+        )
     if "parquet" in speeds and speeds["parquet"] < speeds[chosen] / 10:
         parts.append("Parquet only in order: at random it reads a row group a sample")
     return "; ".join(parts) + "."

@@ -136,5 +136,8 @@ def _row(dataset, folder, case):
         sizes = {"inodes": len(manifest["files"]), "bytes": sum(facts["bytes"] for facts in manifest["files"].values())}
     else:
         manifest = read_manifest(folder)
-        sizes = {"inodes": manifest["inodes"], "bytes": manifest["sample_bytes"] if case.format == "files" else manifest["bytes"]}
+        sizes = {
+            "inodes": manifest["inodes"],
+            "bytes": manifest["sample_bytes"] if case.format == "files" else manifest["bytes"],
+        }
     return {"dataset": dataset, **row, **sizes, "write_seconds": seconds, "write_cpu_seconds": cpu}

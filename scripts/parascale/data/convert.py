@@ -38,11 +38,6 @@ class Bad:
     reason: str
 
 
-def shard_name(number, shards):
-    """The folder of shard `number` of `shards`."""
-    return f"shards/{number:05d}-of-{shards:05d}"
-
-
 def shard_samples(images, number, shards, seed):
     """Source numbers of the samples of a shard, in the order in which they are written."""
     order = np.random.default_rng([seed, len(images)]).permutation(len(images))
@@ -58,13 +53,17 @@ def convert_shard(index, dataset, format_name, number, settings, output):
     """
     format_module = image_format(format_name)
     if not 0 <= number < settings.shards:
-        raise ConfigError(f"there is no shard {number}: `formats.shards` = {settings.shards} makes 0 to {settings.shards - 1}")
-    target = Path(output) / shard_name(number, settings.shards)
+        raise ConfigError(
+            f"there is no shard {number}: `formats.shards` = {settings.shards} makes 0 to {settings.shards - 1}"
+        )
+    target = Path(output) / settings.shard(number)
     identity = shard_identity(index, dataset, format_name, number, settings)
     record = finished_record(target, identity)
     if record is not None:
         return record
-    picked = {split: shard_samples(index.split(split), number, settings.shards, settings.seed) for split in index.splits}
+    picked = {
+        split: shard_samples(index.split(split), number, settings.shards, settings.seed) for split in index.splits
+    }
     needed = sum(int(index.split(split).lengths[numbers].sum()) for split, numbers in picked.items())
     if format_name != "files":
         require_space(output, needed, f"shard {number} of `{dataset}` as {format_name}")
@@ -72,7 +71,11 @@ def convert_shard(index, dataset, format_name, number, settings, output):
     with (
         full_disk_is_an_error(target),
         atomic_path(target) as partial,
-        Progress(f"{dataset} → {format_name}, shard {number + 1} of {settings.shards}", "samples", sum(map(len, picked.values()))) as progress,
+        Progress(
+            f"{dataset} → {format_name}, shard {number + 1} of {settings.shards}",
+            "samples",
+            sum(map(len, picked.values())),
+        ) as progress,
     ):
         partial.mkdir()
         splits, bad = {}, []
@@ -108,7 +111,7 @@ def write_manifest(index, dataset, format_name, settings, output):
     output = Path(output)
     records = []
     for number in range(settings.shards):
-        target = output / shard_name(number, settings.shards)
+        target = output / settings.shard(number)
         record = finished_record(target, shard_identity(index, dataset, format_name, number, settings))
         if record is None:
             raise DataError(f"{target}: this shard is missing or of other settings; convert it first")
@@ -118,10 +121,10 @@ def write_manifest(index, dataset, format_name, settings, output):
         tables, shards = [], []
         for number, record in enumerate(records):
             facts = record["splits"][split]
-            table = np.load(output / shard_name(number, settings.shards) / f"{split}.npy")
+            table = np.load(output / settings.shard(number) / f"{split}.npy")
             table["shard"] = number
             tables.append(table)
-            shards.append({**facts, "file": f"{shard_name(number, settings.shards)}/{facts['file']}"})
+            shards.append({**facts, "file": f"{settings.shard(number)}/{facts['file']}"})
         with atomic_path(samples_path(output, split)) as partial, open(partial, "wb") as file:
             np.save(file, np.concatenate(tables))
         splits[split] = {
@@ -229,7 +232,9 @@ def _fetch(images, number, check):
     try:
         data = images.read(number)
         if len(data) != images.lengths.item(number):
-            raise jpeg.BadImage(f"it has {len(data):,} bytes instead of {images.lengths.item(number):,}: it changed since it was indexed")
+            raise jpeg.BadImage(
+                f"it has {len(data):,} bytes instead of {images.lengths.item(number):,}: it changed since it was indexed"
+            )
         space = jpeg.check(data, check)
     except OSError as error:
         return number, None, f"it cannot be read ({error.strerror})", None

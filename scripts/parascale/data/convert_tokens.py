@@ -23,7 +23,11 @@ def convert_tokens(tokens, dataset, format_name, output):
     require_space(output, total, f"dataset `{dataset}` as {format_name}")
     start, cpu = time.perf_counter(), cpu_seconds()
     digests = token_digests(tokens)
-    with full_disk_is_an_error(output), atomic_path(output) as partial, Progress(f"{dataset} → {format_name}", "B", total) as progress:
+    with (
+        full_disk_is_an_error(output),
+        atomic_path(output) as partial,
+        Progress(f"{dataset} → {format_name}", "B", total) as progress,
+    ):
         partial.mkdir()
         splits = {}
         for split, array in arrays.items():

@@ -76,7 +76,9 @@ def _fetch_archives(source, output, attempts):
         for entry in source.urls:
             name = Path(entry["url"]).name
             if not url.is_archive(name):
-                raise ConfigError(f"`data.source.urls`: {entry['url']} is no archive of images ({', '.join(url.TAR_ENDINGS)}, .zip)")
+                raise ConfigError(
+                    f"`data.source.urls`: {entry['url']} is no archive of images ({', '.join(url.TAR_ENDINGS)}, .zip)"
+                )
             url.unpack(pieces / entry["sha256"], name, partial)
         origin = {"urls": [{"url": entry["url"], "sha256": entry["sha256"]} for entry in source.urls]}
         write_manifest(partial, source, origin, {})

@@ -22,7 +22,9 @@ class ImageDataset(Dataset):
         try:
             pixels = jpeg.decode(self.reader[i])
         except jpeg.BadImage as error:
-            raise DataError(f"{self.reader.where(i)}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`") from None
+            raise DataError(
+                f"{self.reader.where(i)}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`"
+            ) from None
         return (self.transform(pixels) if self.transform else pixels), self.reader.labels.item(i)
 
 
@@ -74,6 +76,8 @@ def image_loader(reader, batches, workers=0, transform=None, start_method=None):
 def _collate(samples):
     images, labels = zip(*samples, strict=True)
     if len({image.shape for image in images}) > 1:
-        raise DataError("images of different sizes in one batch: give the loader a `transform` that makes them one size")
+        raise DataError(
+            "images of different sizes in one batch: give the loader a `transform` that makes them one size"
+        )
     stacked = torch.stack(images) if isinstance(images[0], torch.Tensor) else torch.from_numpy(np.stack(images))
     return stacked, torch.tensor(labels)

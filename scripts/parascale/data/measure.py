@@ -20,7 +20,6 @@ from parascale.data import jpeg
 from parascale.data.formats import image_format, open_images, open_tokens
 from parascale.data.formats.manifest import read_manifest
 from parascale.data.formats.storage import drop_from_cache
-from parascale.data.text import Tokens, Windows
 
 BATCH = 64
 CLOCK_EVERY = 32  # samples between looks at the clock
@@ -66,12 +65,12 @@ def _measure_here(case):
             first = _one_pass(case, source, 0)["first"]
             passes = [_one_pass(case, source, repeat) for repeat in range(1, case.repeats + 1)]
     else:
-        passes = []
+        with _opened(case):
+            passes = []  # opened once before, so that no import is counted
         for repeat in range(case.repeats):
             if not drop_from_cache(_paths(case)):
                 return None
-            with _opened(case) as source:
-                passes.append(_one_pass(case, source, repeat))
+            passes.append(_cold_pass(case, repeat))
         first = statistics.median(one["first"] for one in passes)
     asked, samples = (sum(one[key] for one in passes) for key in ("bytes", "samples"))
     # A mapped file is read by page faults, which only storage sees, and only when nothing is cached.
@@ -86,6 +85,13 @@ def _measure_here(case):
         "peak_memory_bytes": max(0, _memory("VmHWM") - start_memory),
         "opens_per_sample": _opens(case) if case.cache == "warm" else None,
     }
+
+
+def _cold_pass(case, seed):
+    """A pass that counts opening as well, and leaves nothing open or mapped, which would keep pages in the cache."""
+    before = _counters()
+    with _opened(case) as source:
+        return {**_one_pass(case, source, seed), **_counted_since(before)}
 
 
 def _rates(rates):
@@ -112,10 +118,14 @@ def _one_pass(case, source, seed):
 
 @contextlib.contextmanager
 def _opened(case):
-    """What a case reads from: windows over tokens, or a reader of images (which opens its files at the first read)."""
+    """What a case reads from: a reader of images (which opens its files at the first read), or windows and a token's bytes."""
     if case.window:
-        tokens_N = Tokens(case.folder).split(case.split) if case.format == "flat" else open_tokens(case.folder, case.split)
-        yield Windows(tokens_N, case.window)
+        from parascale.data.text import Tokens, Windows  # loads a tokenizer, which images have no use for
+
+        tokens_N = (
+            Tokens(case.folder).split(case.split) if case.format == "flat" else open_tokens(case.folder, case.split)
+        )
+        yield Windows(tokens_N, case.window), tokens_N.itemsize
     else:
         reader = open_images(case.folder, case.split, _reader_io(case))
         yield reader
@@ -140,12 +150,13 @@ def _samples(reader, access, seed):
         yield reader[order(place)]
 
 
-def _window_reads(case, windows, seed):
+def _window_reads(case, source, seed):
     """Yield (windows, bytes) of each batch of windows."""
+    windows, token_bytes = source
     order = np.arange(len(windows))
     if case.access == "random":
         order = np.random.default_rng((SEED, seed)).permutation(len(windows))
-    width = windows.tokens_N.itemsize * (case.window + 1)
+    width = token_bytes * (case.window + 1)
     for first in range(0, len(order), BATCH):
         indices = order[first : first + BATCH]
         windows.batch(indices)
@@ -166,7 +177,8 @@ def _measure_workers(case):
             if case.access == "sequential":
                 batches = EvaluationBatches(steps * batch, batch)
             cpu = _cpu_of_workers()
-            arrivals = _arrivals(image_loader(reader, batches, case.workers), case.seconds)
+            # Forked, as in a training: this process was spawned itself, and would pass that on to its workers.
+            arrivals = _arrivals(image_loader(reader, batches, case.workers, start_method="fork"), case.seconds)
             firsts.append(arrivals[0])
             counts.append(len(arrivals) * batch)
             costs.append(_cpu_of_workers() - cpu)
@@ -222,7 +234,7 @@ def _paths(case):
         return [path for path in Path(case.folder).iterdir() if path.stem == case.split]
     reader = open_images(case.folder, case.split)
     if case.format == "files":
-        return [*reader.paths(), *(os.fsdecode(reader.path(i)) for i in range(len(reader)))]
+        return [os.fsdecode(reader.path(i)) for i in range(len(reader))]
     return reader.paths()
 
 
@@ -236,6 +248,10 @@ def byte_addressed(folder):
 
     manifest = read_manifest(folder)
     return issubclass(image_format(manifest["format"]).Reader, ByteReader)
+
+
+def _counted_since(before):
+    return {key: value - before[key] for key, value in _counters().items()}
 
 
 def _counters():

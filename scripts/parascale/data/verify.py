@@ -41,7 +41,13 @@ def verify_images(folder, index, dataset, settings):
         reader.close()
     if found:
         raise DataError(_message(folder, found))
-    return {"format": manifest["format"], "dataset": dataset, "samples": compared, "bad": len(manifest["bad"]), "identical": True}
+    return {
+        "format": manifest["format"],
+        "dataset": dataset,
+        "samples": compared,
+        "bad": len(manifest["bad"]),
+        "identical": True,
+    }
 
 
 def verify_tokens(folder, tokens, dataset):
@@ -71,7 +77,9 @@ def _check_hashes(folder, split, facts, found):
     if sha256(samples_path(folder, split)) != facts["digest"]:
         found.append(f"{samples_path(folder, split)}: its sha256 differs")
     found += [
-        f"{folder / shard['file']}: its sha256 differs" for shard in facts["shards"] if sha256(folder / shard["file"]) != shard["sha256"]
+        f"{folder / shard['file']}: its sha256 differs"
+        for shard in facts["shards"]
+        if sha256(folder / shard["file"]) != shard["sha256"]
     ]
 
 
@@ -81,7 +89,11 @@ def _check_complete(reader, images, bad, found):
     wrong = np.flatnonzero(counts != 1)
     if len(counts) > len(images):
         found.append(f"{reader.folder}, {reader.split}: samples that the source does not have")
-    found += [f"{images.name(i)}: {counts[i]} times in {reader.split} instead of once" for i in wrong.tolist() if i < len(images)]
+    found += [
+        f"{images.name(i)}: {counts[i]} times in {reader.split} instead of once"
+        for i in wrong.tolist()
+        if i < len(images)
+    ]
 
 
 def _compare_shard(reader, images, shard, rows, settings, progress, found):

@@ -11,8 +11,8 @@ CPUS = Path("/sys/devices/system/cpu")
 def visible_devices(site, processes, preset=None):
     """The value of `CUDA_VISIBLE_DEVICES` for this node's ranks, or None to leave it unset.
 
-    preset: what Slurm has set. A value that shows fewer GPUs than there are ranks was made for one task a GPU: every rank would
-    see the same one, so it is dropped.
+    preset: what Slurm has set. A value that shows fewer GPUs than there are ranks was made for one task a GPU: every
+    rank would see the same one, so it is dropped.
     """
     if not preset:
         return None

@@ -2,8 +2,8 @@
 
 Node 0 listens at an address and port that every node can work out for itself. The others connect, each says who it
 is, and node 0 answers with who is where and the port on which rank 0 will wait for torch. The connections stay open:
-they carry how each node ended, and the one verdict with which all of them end. A launcher that is killed, or a node that is
-lost, shows as a closed connection within seconds, where torch would wait for its timeout.
+they carry how each node ended, and the one verdict with which all of them end. A launcher that is killed, or a node
+that is lost, shows as a closed connection within seconds, where torch would wait for its timeout.
 """
 
 import contextlib
@@ -131,11 +131,12 @@ def host_meeting(me, nodes, port, wait):
         while len(present) < nodes:
             if time.monotonic() > deadline:
                 missing = ", ".join(str(node) for node in range(nodes) if node not in present)
-                reason = f"node(s) {missing} of {nodes} did not reach node 0 at {me.address}:{port} within {MEETING_SECONDS:.0f} s"
+                where = f"node 0 at {me.address}:{port}"
+                reason = f"node(s) {missing} of {nodes} did not reach {where} within {MEETING_SECONDS:.0f} s"
                 for channel in channels.values():
                     channel.send({"refused": reason})
                 raise RequirementError(
-                    f"{reason}. Look for their own error above; check the site's `network` settings (address, interface)"
+                    f"{reason}. Look for their own error above; check `network` (address, interface) of the site"
                 )
             with contextlib.suppress(BlockingIOError):
                 strangers.append(Channel(listener.accept()[0]))

@@ -12,8 +12,8 @@ MINUTES_AN_HOUR = 60
 def resources(layout, site, minutes, partition=None, account=None):
     """Resources of a job that trains in `layout`.
 
-    minutes: time limit of the job. partition: default is the site's first. account: left out where it is None, so that a
-    dry run needs none.
+    minutes: time limit of the job. partition: default is the site's first. account: left out where it is None, so that
+    a dry run needs none.
     """
     check_limits(layout, site, minutes, partition)
     wanted = node_resources(site, minutes, partition, account, gpus=layout.gpus_per_node)
@@ -25,7 +25,7 @@ def resources(layout, site, minutes, partition=None, account=None):
 
 
 def node_resources(site, minutes, partition=None, account=None, gpus=0):
-    """Resources of a job on one node, with or without GPUs: JSC hands out whole nodes, so all its cores are asked for."""
+    """Resources of a job on one node, with or without GPUs. All cores are asked for: JSC hands out whole nodes."""
     wanted = {"nodes": 1, "cpus_per_task": site.cores_per_node, "mem_mb": 0, "runtime": minutes}
     if gpus and site.gpus_per_node:
         wanted["gres"] = f"gpu:{gpus}"

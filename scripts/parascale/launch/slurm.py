@@ -22,8 +22,8 @@ def job_id():
 def srun_command(command, nodes, site, gpus):
     """The srun line that runs `command` once on each node of the job.
 
-    Everything is named: inside a job of Snakemake's job-step plugin srun finds no `SLURM_*` defaults, and would start one task
-    on one node. cpus-per-task is not inherited from the job since Slurm 22.05.
+    Everything is named: inside a job of Snakemake's job-step plugin srun finds no `SLURM_*` defaults, and would start
+    one task on one node. cpus-per-task is not inherited from the job since Slurm 22.05.
     """
     line = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     line += [f"--cpus-per-task={site.cores_per_node}"]
@@ -35,8 +35,8 @@ def srun_command(command, nodes, site, gpus):
 def run_in_step(line):
     """Run an srun line to its end and return its exit code; a request to stop goes to the tasks, not to srun.
 
-    An srun that gets SIGTERM itself kills its tasks at once. So it stands in a process group of its own, where nobody else's
-    signals arrive, and a stop is sent through Slurm.
+    An srun that gets SIGTERM itself kills its tasks at once. So it stands in a process group of its own, where nobody
+    else's signals arrive, and a stop is sent through Slurm.
     """
     stop, own, again_at = Stop(), os.getpid(), 0.0
 
@@ -46,7 +46,7 @@ def run_in_step(line):
     step = subprocess.Popen(line, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=prepare)
     while step.poll() is None:
         if stop.asked and time.monotonic() > again_at:
-            # Without --batch or --full this reaches the job's steps alone. Repeated, because the step may not be there yet.
+            # Without --batch or --full this reaches the job's steps alone. Repeated: the step may not be there yet.
             subprocess.run(["scancel", "--signal=TERM", job_id()], timeout=60)
             again_at = time.monotonic() + REPEAT_SECONDS
         time.sleep(TICK_SECONDS)

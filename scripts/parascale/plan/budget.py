@@ -17,6 +17,7 @@ from parascale.plan.schedule import wall_hours
 
 SCHEMA_VERSION = 1
 TRAIN, PARITY = "train_", "parity_"
+NAMED = 3  # jobs that a sentence names; the rest it counts
 
 
 class BudgetError(ParascaleError):
@@ -40,6 +41,7 @@ class Job:
     limit_hours: float | None = None
     attempts: int = 1
     partition: str | None = None
+    slots: int = 1
     after: tuple = ()
 
 
@@ -59,13 +61,14 @@ class PricedJob:
     core_hours_worst: float | None
     fits: str | None
     basis: str | None
+    slots: int
     after: tuple
     note: str | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Priced jobs and what they come to. job_limit: jobs that may run at once; None: all."""
+    """Priced jobs and what they come to. capacity: slots that may be taken at once; None: all."""
 
     site: str
     jobs: tuple
@@ -74,27 +77,38 @@ class Plan:
     violations: tuple
     quota: float | None
     cap: float | None
-    job_limit: int | None
+    capacity: int | None
+    capacity_is_cores: bool = False
 
     def as_dict(self):
         """The mapping that `plan.json` holds."""
         return {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}
 
 
-def make_plan(jobs, planner, history=None, job_limit=None, site=None):
+def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=False, site=None):
     """The Plan for `jobs` (a list of Job).
 
-    history: rule → hours (see `rule_history`). site: the planner's, or the same with limits read live.
+    history: rule → hours (see `rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the planner's, or the same with limits read live.
     """
     site = site or planner.site
     budget = planner.project.config.budget
     priced = tuple(price(job, planner, history or {}) for job in jobs)
     violations = [said for job in jobs if job.nodes for said in limits.violations(_request(job), site, job.partition)]
-    unknown = tuple(f"{_title(job)}: {job.note}" for job in priced if job.nodes and job.hours_expected is None)
+    unknown = tuple(_unknown(priced))
     at_once = wall_hours(priced)
-    limited = wall_hours(priced, job_limit) if job_limit else None
+    limited = wall_hours(priced, capacity) if capacity else None
     totals = {**_totals(priced), "wall_hours_at_once": at_once, "wall_hours_limited": limited}
-    return Plan(site.name, priced, totals, unknown, tuple(violations), budget.quota, budget.core_hours, job_limit)
+    return Plan(
+        site.name,
+        priced,
+        totals,
+        unknown,
+        tuple(violations),
+        budget.quota,
+        budget.core_hours,
+        capacity,
+        capacity_is_cores,
+    )
 
 
 def price(job, planner, history):
@@ -131,6 +145,7 @@ def price(job, planner, history):
         core_hours_worst=charge(worst) if job.nodes else 0.0,
         fits=fits,
         basis=basis,
+        slots=job.slots,
         after=job.after,
         note=note,
     )
@@ -202,6 +217,17 @@ def _totals(jobs):
         "core_hours_expected": summed(job.core_hours_expected for job in costly),
         "core_hours_worst": summed(job.core_hours_worst for job in costly),
     }
+
+
+def _unknown(jobs):
+    """A sentence for each reason why jobs have no expectation."""
+    reasons = defaultdict(list)
+    for job in jobs:
+        if job.nodes and job.hours_expected is None:
+            reasons[job.note].append(_title(job))
+    for note, titles in reasons.items():
+        more = f" and {len(titles) - NAMED:,} more" if len(titles) > NAMED else ""
+        yield f"{', '.join(titles[:NAMED])}{more}: {note}"
 
 
 def _range_of(jobs):

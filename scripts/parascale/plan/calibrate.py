@@ -17,14 +17,14 @@ from parascale.plan.time import Rates, step_work
 
 SCHEMA_VERSION = 1
 WARM_UP = 5  # first steps that are left out: allocators, caches and compilers settle
-TRUST = 0.02  # weight of the formula's prices against one observation's equation
+TRUST = 0.002  # weight of the formula's prices against one observation's equation
 ROUNDS = 400
 SMALLEST = 0.02  # a price never falls below this part of the others' common factor
 
 
 @dataclass(frozen=True)
 class Observation:
-    """How one run went. step_seconds and phases: medians over its steps."""
+    """How one run went: seconds a step and by phase, before the first step, and (extra) beside all training steps."""
 
     source: str
     run: str
@@ -33,6 +33,7 @@ class Observation:
     step_seconds: float
     phases: dict
     startup_seconds: float | None = None
+    extra_seconds: float | None = None
     peak_memory_bytes: int | None = None
 
     @cached_property
@@ -55,10 +56,12 @@ class Calibration:
         return "history" if "run" in sources else "probe" if sources else "formula"
 
     def same(self, run):
-        """Median step time of finished runs that differ from `run` in name and seed alone; None where there are none."""
+        """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
         wanted = _signature(run)
-        seconds = [o.step_seconds for o in self.observations if o.source == "run" and _signature(o.resolved) == wanted]
-        return statistics.median(seconds) if seconds else None
+        seen = [o for o in self.observations if o.source == "run" and _signature(o.resolved) == wanted]
+        if not seen:
+            return None
+        return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
     def startup_seconds(self, site):
         """From a job's start to its first step."""
@@ -158,11 +161,14 @@ def store(results, site_name):
 def observe_probe(folder):
     """The Observation in a probe's folder, from its single steps: medians, the first ones left out."""
     lines = read_json_lines(folder / "steps.jsonl")
+    beside = sum(line.get("evaluation_seconds", 0.0) + line.get("checkpoint_seconds", 0.0) for line in lines)
+    whole = observe_run(folder)
     lines = lines[WARM_UP:] or lines
     names = sorted({name for line in lines for name in line["seconds"] if name != "total"})
     return dataclasses.replace(
-        observe_run(folder),
+        whole,
         source="probe",
+        startup_seconds=max(0.0, whole.extra_seconds - beside),
         step_seconds=statistics.median(line["seconds"]["total"] for line in lines),
         phases={name: statistics.median(line["seconds"].get(name, 0.0) for line in lines) for name in names},
     )
@@ -178,7 +184,7 @@ def observe_run(folder):
         vocabulary=described["vocabulary"],
         step_seconds=summary["seconds"] / summary["steps"],
         phases={name: seconds / summary["steps"] for name, seconds in summary["phases"].items() if seconds is not None},
-        startup_seconds=summary.get("startup_seconds"),
+        extra_seconds=summary["wall_seconds"] - summary["seconds"],
         peak_memory_bytes=summary.get("peak_memory_bytes"),
     )
 

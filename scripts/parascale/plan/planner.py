@@ -31,6 +31,10 @@ class Planner:
         settings = self.project.config.parity
         return run.parity(settings.steps, settings.precision) if parity else run
 
+    def vocabulary(self, name):
+        """Entries of a run's vocabulary, or None."""
+        return self._facts(name).vocabulary
+
     def prediction(self, name, parity=False):
         """The Prediction for a run, or for its parity run."""
         if (name, parity) not in self._predictions:

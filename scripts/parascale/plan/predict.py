@@ -57,22 +57,36 @@ class Prediction:
 
 def data_facts(run, paths=None):
     """The DataFacts of a run: from the prepared data below `paths`, else from what its workload expects."""
+    data = run.workload.data
+    return facts_of(paths.data(data.dataset, data.format) if paths else None, run)
+
+
+def facts_of(folder, run):
+    """The DataFacts of a run whose prepared data is in `folder`; where it is not there, what its workload expects."""
     data, training = run.workload.data, run.workload.training
-    tokens, vocabulary, validation = data.expected.train_tokens, data.expected.vocabulary, None
-    manifest = paths.data(data.dataset, data.format) / "manifest.json" if paths else None
+    # A capped vocabulary is at most, and for any larger text exactly, as large as its cap.
+    tokens, vocabulary, validation = (
+        data.expected.train_tokens,
+        data.expected.vocabulary or data.text.max_vocabulary,
+        None,
+    )
+    manifest = folder / "manifest.json" if folder else None
     if manifest is not None and manifest.is_file():
         values = read_json(manifest)
-        counts = values.get("tokens") or {}
-        vocabulary = values.get("vocabulary_size", vocabulary)
-        tokens, validation = counts.get("train", tokens), counts.get("validation")
+        counts = {split: entry["tokens"] for split, entry in values["splits"].items()}
+        vocabulary, tokens, validation = values["vocabulary"], counts["train"], counts["validation"]
     samples = data.expected.train_samples
     if tokens is not None:
         samples = max(1, math.ceil((tokens - 1) / (training.stride or training.window)))
     return DataFacts(vocabulary, samples, validation)
 
 
-def predict(run, site, calibration=None, facts=None):
-    """The Prediction for `run` at `site`. calibration: a Calibration; facts: DataFacts (default: what is expected)."""
+def predict(run, site, calibration=None, facts=None, remedy=True):
+    """The Prediction for `run` at `site`.
+
+    calibration: a Calibration; facts: DataFacts (default: what is expected). remedy: where a run does not fit, look for a
+    change that would make it fit.
+    """
     calibration = calibration or Calibration(site.name)
     facts = facts or data_facts(run)
     model, window = run.workload.model, run.workload.training.window
@@ -83,7 +97,7 @@ def predict(run, site, calibration=None, facts=None):
             calibration.basis, unknown="vocabulary: prepare the data, or give data.expected.vocabulary in the workload"
         )
     sizes = model_sizes(model, facts.vocabulary, window)
-    prediction = _memory(run, site, calibration, facts.vocabulary)
+    prediction = _memory(run, site, calibration, facts.vocabulary, remedy)
     return _time(prediction, run, site, calibration, sizes, facts)
 
 
@@ -133,13 +147,14 @@ def memory_parts(run, site, vocabulary):
     return parts
 
 
-def _memory(run, site, calibration, vocabulary):
+def _memory(run, site, calibration, vocabulary, remedy):
     parts = memory_parts(run, site, vocabulary)
     used, capacity = total(parts), capacity_bytes(run, site)
     fits = verdict(used, capacity)
-    remedy = None if fits in ("fits", "unknown") else find_remedy(run, site, vocabulary, capacity)
+    wanted = remedy and fits in ("risky", "does not fit")
+    change = find_remedy(run, site, vocabulary, capacity) if wanted else None
     return Prediction(
-        calibration.basis, memory=parts, memory_bytes=used, capacity_bytes=capacity, fits=fits, remedy=remedy
+        calibration.basis, memory=parts, memory_bytes=used, capacity_bytes=capacity, fits=fits, remedy=change
     )
 
 
@@ -200,15 +215,16 @@ def _time(prediction, run, site, calibration, sizes, facts):
     work = step_work(run, sizes, facts.vocabulary, site.device)
     phases = rates.seconds(work, site, run.layout.processes_per_node)
     same = calibration.same(run)
-    step_seconds = same if same is not None else sum(phases.values())
-    basis = "history" if same is not None else calibration.basis
+    step_seconds = same[0] if same else sum(phases.values())
+    basis = "history" if same else calibration.basis
     prediction = dataclasses.replace(prediction, basis=basis, steps=steps, step_seconds=step_seconds, phases=phases)
     if steps is None:
         return dataclasses.replace(
             prediction, unknown="steps: prepare the data, or give data.expected.train_tokens in the workload"
         )
     seconds = steps * step_seconds
-    wall = seconds + calibration.startup_seconds(site) + _evaluation_seconds(run, rates, facts, steps, site)
+    beside = calibration.startup_seconds(site) + _evaluation_seconds(run, rates, facts, steps, site)
+    wall = seconds + (same[1] if same else beside)
     core_hours = charged_core_hours(site, run.layout.nodes, wall, _cores_asked(run, site))
     return dataclasses.replace(prediction, seconds=seconds, wall_seconds=wall, core_hours=core_hours)
 

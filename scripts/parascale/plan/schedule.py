@@ -3,11 +3,12 @@
 import heapq
 
 
-def wall_hours(jobs, limit=None):
-    """Hours until the last of `jobs` (with id, hours_expected, after) ends; jobs of unknown length count as 0.
+def wall_hours(jobs, capacity=None):
+    """Hours until the last of `jobs` (with id, hours_expected, slots, after) ends; jobs of unknown length count as 0.
 
-    limit: jobs at once; None: no limit, and the answer is the longest chain. With a limit, jobs start as soon as they can
-    in their order (list scheduling: Graham 1969, doi:10.1137/0117039, at most twice the optimum).
+    capacity: slots that running jobs may take together (jobs of a queue, cores of a machine); None: no limit, and the
+    answer is the longest chain. With one, jobs start as soon as they can in their order (list scheduling: Graham 1969,
+    doi:10.1137/0117039, at most twice the optimum).
     """
     by_id = {job.id: job for job in jobs}
     waiting_for = {job.id: {other for other in job.after if other in by_id} for job in jobs}
@@ -18,12 +19,18 @@ def wall_hours(jobs, limit=None):
     order = {job.id: number for number, job in enumerate(jobs)}
     ready = [(order[job.id], job.id) for job in jobs if not waiting_for[job.id]]
     heapq.heapify(ready)
-    running, now = [], 0.0
+    running, now, free = [], 0.0, float("inf") if capacity is None else capacity
+
+    def slots(identity):
+        return by_id[identity].slots if capacity is None else min(by_id[identity].slots, capacity)
+
     while ready or running:
-        while ready and (limit is None or len(running) < limit):
-            _, started = heapq.heappop(ready)
-            heapq.heappush(running, (now + (by_id[started].hours_expected or 0.0), order[started], started))
+        while ready and slots(ready[0][1]) <= free:
+            number, started = heapq.heappop(ready)
+            free -= slots(started)
+            heapq.heappush(running, (now + (by_id[started].hours_expected or 0.0), number, started))
         now, _, ended = heapq.heappop(running)
+        free += slots(ended)
         for follower in followers[ended]:
             waiting_for[follower].discard(ended)
             if not waiting_for[follower]:

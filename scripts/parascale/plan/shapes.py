@@ -76,7 +76,7 @@ def block_matrices(model):
     dim, hidden, keys = model.dim, hidden_width(model), kv_width(model)
     matrices = {
         "attention.q": Matrix(dim, dim, model.bias, columns=True),
-        "attention.k": Matrix(keys, dim, model.bias, columns=True),
+        "attention.k": Matrix(keys, dim, model.bias and model.position == "rotary", columns=True),
         "attention.v": Matrix(keys, dim, model.bias, columns=True),
         "attention.o": Matrix(dim, dim, model.bias, columns=False),
         "feed_forward.up": Matrix(hidden, dim, model.bias, columns=True),

@@ -7,17 +7,18 @@ messages over each link. `Rates.seconds` turns that into time. Sources of the fo
   all-gather or reduce-scatter of S bytes over p ranks sends (p-1)/p S in p-1 messages, an all-reduce twice that
 - pipeline bubble (p-1)/m, divided by the stages a rank holds: Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1-2;
   a third of it for zero-bubble schedules, and none for its V form in theory: Qi et al. 2023, arXiv:2401.10241, table 2
+- gradients and gathered parameters travel while a GPU computes its backward pass: only what is longer than that counts
 - tensor parallelism: four collectives of the residual stream a block and direction with a split sequence, which weigh
   as two all-reduces do without: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from parascale.plan.activations import Kinds, Shape, boundary_bytes, held_by_fsdp
 from parascale.plan.flops import BACKWARD, block_forward, head_forward
 from parascale.plan.memory import RankMemory, rank_stages
 
-LINKS = ("node", "network")
+TRANSFERS = ("node_bytes", "node_messages", "network_bytes", "network_messages")
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class Work:
     network_bytes: float = 0.0
     network_messages: float = 0.0
     bubble: float = 0.0  # part of the computing time that a pipeline waits on top
+    beside: "Work | None" = (
+        None  # of the transfers, those of gradients and parameters, which GPUs do while they compute
+    )
 
     def plus(self, link, size, messages):
         """This Work and a transfer of `size` bytes in `messages` over a link."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        values[f"{link}_bytes"] += size
-        values[f"{link}_messages"] += messages
-        return Work(**values)
+        names = {f"{link}_bytes": size, f"{link}_messages": messages}
+        return replace(self, **{name: getattr(self, name) + amount for name, amount in names.items()})
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,20 @@ class Rates:
         """{phase: seconds} of a step where a node of `site` has `processes` of the run."""
         price = self.shared(site, processes)
         compute = work.flops * price.flops + work.passes * price.passes
-        transfers = ("node_bytes", "node_messages", "network_bytes", "network_messages")
+        communication = price.transfers(work)
+        if work.beside is not None and site.device != "cpu":
+            communication -= min(price.transfers(work.beside), BACKWARD / (1 + BACKWARD) * compute)
         return {
             "compute": compute,
             "bubble": compute * work.bubble,
-            "communication": sum(getattr(work, name) * getattr(price, name) for name in transfers),
+            "communication": communication,
             "optimizer": work.optimizer_elements * price.optimizer_elements,
             "other": work.steps * price.steps,
         }
+
+    def transfers(self, work):
+        """Seconds of all transfers of a Work."""
+        return sum(getattr(work, name) * getattr(self, name) for name in TRANSFERS)
 
     def shared(self, site, processes):
         """These prices for one of several processes of a node: on CPUs each has its threads, and all share the cores."""
@@ -106,7 +114,8 @@ def _rank_work(run, sizes, vocabulary, device, stages):
     rank = RankMemory(run, sizes, vocabulary, device, stages)
     passes = blocks * parts * (1 + BACKWARD + layout.activation_checkpointing)
     work = Work(flops=flops, passes=passes, optimizer_elements=rank.sharded, bubble=bubble_fraction(layout))
-    work = _data_transfers(work, run, rank, blocks)
+    beside = _data_transfers(Work(), run, rank, blocks)
+    work = replace(work, beside=beside, **{name: getattr(beside, name) for name in TRANSFERS})
     work = _tensor_transfers(work, run, shape, blocks, parts)
     return _pipeline_transfers(work, run, shape, stages)
 

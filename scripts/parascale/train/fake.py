@@ -115,28 +115,51 @@ class DatalessStepper(Stepper):
 
 
 def measure(run, vocabulary, rank=0):
-    """The Measured memory of rank `rank` in training `run`. Joins a process group of its own, and leaves it again."""
+    """The Measured memory of rank `rank` in training `run`, without data.
+
+    Joins a process group of its own, and leaves it again. Measure once a process: caches of one measurement hold tensors
+    that the next must not meet.
+    """
     storages = LiveStorages()
     with _processes(run.layout.world_size, rank), _stand_ins(storages):
         mesh = make_mesh(run.layout, torch.device("cpu"), TIMEOUT_SECONDS)  # reads rank numbers, so not under fake mode
-        with FakeTensorMode(allow_non_fake_inputs=True), storages, storages.following_resizes():
-            stepper = _stepper(run, vocabulary, mesh)
-            batches = _batches(run)
-            for _ in range(STEPS):
-                storages.peak = storages.live
-                stepper.step(batches, lr=run.peak_lr)
-            return Measured(rank, storages.live, storages.peak)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _measure_steps(run, vocabulary, mesh, storages, fake=True)
+
+
+def measure_with_data(run, vocabulary):
+    """The Measured memory of this process in the process group that it has joined, with real tensors: proves `measure`."""
+    storages = LiveStorages()
+    with _replaced([(ShardingPropagator, "_fake_mode_lock", Uncounted(storages))]):
+        mesh = make_mesh(run.layout, torch.device("cpu"), TIMEOUT_SECONDS)
+        return _measure_steps(run, vocabulary, mesh, storages, fake=False)
+
+
+def _measure_steps(run, vocabulary, mesh, storages, fake):
+    with storages, storages.following_resizes():
+        stepper = _stepper(run, vocabulary, mesh, fake)
+        batches = _batches(run)
+        for _ in range(STEPS):
+            storages.peak = storages.live
+            stepper.step(batches, lr=run.peak_lr)
+        return Measured(mesh.rank, storages.live, storages.peak)
+
+
+def _stand_ins(storages):
+    """What cannot run without data is replaced: functions that read rank numbers from tensors, and DDP's C++ reducer."""
+    return _replaced(
+        [
+            (ShardingPropagator, "_fake_mode_lock", Uncounted(storages)),
+            (DeviceMesh, "_concatenate", staticmethod(_outside(DeviceMesh._concatenate))),
+            (pipeline, "ends_group", _outside(pipeline.ends_group)),
+            (ddp, "replicate", lambda model, mesh: BucketsOfDDP(model)),
+        ]
+    )
 
 
 @contextmanager
-def _stand_ins(storages):
-    """What cannot run without data is replaced: functions that read rank numbers from tensors, and DDP's C++ reducer."""
-    replacements = (
-        (ShardingPropagator, "_fake_mode_lock", Uncounted(storages)),
-        (DeviceMesh, "_concatenate", staticmethod(_outside(DeviceMesh._concatenate))),
-        (pipeline, "ends_group", _outside(pipeline.ends_group)),
-        (ddp, "replicate", lambda model, mesh: BucketsOfDDP(model)),
-    )
+def _replaced(replacements):
+    """Attributes (owner, name, replacement) replaced for a while."""
     kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in replacements]
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)
@@ -192,7 +215,7 @@ class BucketsOfDDP(nn.Module):
         return self.module(*inputs)
 
 
-def _stepper(run, vocabulary, mesh):
+def _stepper(run, vocabulary, mesh, fake):
     window = run.workload.training.window
     clock, loss = Clock(mesh.device), GlobalLoss()
 
@@ -201,7 +224,7 @@ def _stepper(run, vocabulary, mesh):
             return build_model(run.workload.model, vocabulary, window)
 
     model = parallelize(build, run, mesh, loss, clock, TIMEOUT_SECONDS)
-    if model.pipeline is not None:
+    if model.pipeline is not None and fake:
         _fix_shapes(model.pipeline.schedule, run)
     return DatalessStepper(run, model, make_optimizers(model, run.workload.optim), loss, clock)
 

@@ -14,6 +14,7 @@ class Job:
     """One training.
 
     data: folder of tokens. work: folder of the run under way. output: folder that the finished run is published to.
+    results: folder of all results, where a plan finds its calibration.
     code_digest: of the code that decides a training's numbers. prediction: what the plan foretold, or None.
     """
 
@@ -22,6 +23,7 @@ class Job:
     data: str
     work: str
     output: str
+    results: str
     timeout_seconds: float
     code_digest: str
     prediction: dict | None = None
@@ -42,7 +44,7 @@ class Job:
         return Path(self.data)
 
 
-def describe_job(project, name, parity=False, prediction=None):
+def describe_job(project, name, parity=False):
     """A job of a project as plain values: what a rule passes as JSON, and `job_from_settings` takes.
 
     parity: the short run that proves the layout right instead of the run itself.
@@ -57,9 +59,9 @@ def describe_job(project, name, parity=False, prediction=None):
         "data": str(paths.data(run.workload.data.dataset, run.workload.data.format)),
         "work": str(paths.parity_work(name) if parity else paths.work(name)),
         "output": str(paths.parity(name) if parity else paths.run(name)),
+        "results": str(paths.results),
         "timeout_seconds": project.config.timeout_seconds,
         "code_digest": training_digest(run.workload.model.kind),
-        "prediction": prediction,
     }
 
 

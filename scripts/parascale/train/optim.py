@@ -5,9 +5,9 @@ import math
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
-from parascale.parallel.tying import sum_tied_gradients
+from parascale.parallel.tying import local, sum_tied_gradients
 
 
 def make_optimizers(model, optim):
@@ -51,18 +51,32 @@ def finish_gradients(model):
 
 @torch.no_grad()
 def gradient_norm(model):
-    """The 2-norm of the whole gradient, over all shards and stages; a tied parameter counts once. A scalar tensor."""
-    # The second copy of a tied parameter; where one rank holds only the second, its first is counted elsewhere.
+    """The 2-norm of the whole gradient over all ranks' shards and stages, each element once; a float64 scalar tensor.
+
+    Squares are added up in double precision: in single precision the sum over a large matrix is off by 1e-4, and
+    differently so for every way of splitting it. Where ranks train apart (local SGD) it is this rank's own norm.
+    """
+    # Of a parameter tied across stages one copy counts: the first, which stands on another rank where it is not here.
     copies = {id(second) for _, second in model.split_ties if second is not None}
-    squares = None
-    for part in model.parts:
-        gradients = [p.grad for p in part.parameters() if p.grad is not None and id(p) not in copies]
-        norm = get_total_norm(gradients) if gradients else torch.zeros((), device=model.mesh.device)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        squares = norm**2 if squares is None else squares + norm**2
-    if model.pipeline is not None:
-        dist.all_reduce(squares, group=model.pipeline.group)
+    gradients = [p.grad for part in model.parts for p in part.parameters() if p.grad is not None and id(p) not in copies]
+    mesh = model.mesh
+    ranks_of_a_stage = 1 if model.ranks_differ else mesh.world_size // mesh.layout.pp
+    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    for gradient, norm in zip(gradients, torch._foreach_norm([*map(local, gradients)], 2, torch.float64), strict=True):
+        # Each element lies on all ranks of its stage but for those that hold other shards: it counts once in the sum.
+        squares += norm**2 * (_shards(gradient) / ranks_of_a_stage)
+    if mesh.devices is not None and not model.ranks_differ:
+        dist.all_reduce(squares)
     return squares.sqrt()
+
+
+def _shards(gradient):
+    """Into how many pieces a gradient is split."""
+    if not isinstance(gradient, DTensor):
+        return 1
+    sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
+    # FSDP on top of tensor parallelism has a kind of shard of its own, so "not replicated" is asked for.
+    return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
 @torch.no_grad()
@@ -70,4 +84,5 @@ def clip(model, norm, limit):
     """Scale all gradients so that their whole norm is at most `limit`; None: leave them."""
     if limit is not None:
         for part in model.parts:
-            clip_grads_with_norm_(part.parameters(), limit, norm)
+            parameters = list(part.parameters())
+            clip_grads_with_norm_(parameters, limit, norm.to(parameters[0].dtype))

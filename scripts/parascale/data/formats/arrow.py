@@ -7,7 +7,8 @@ image costs a header and a lookup each.
 import numpy as np
 import pyarrow as pa
 
-from parascale.data.formats.base import ByteReader, Writer as BaseWriter
+from parascale.data.formats.base import ByteReader
+from parascale.data.formats.base import Writer as BaseWriter
 
 SUFFIX = "arrow"
 TOKEN_SUFFIX = "arrow"

@@ -146,8 +146,8 @@ class Reader:
         self._process = None
 
     def paths(self):
-        """Every file that is read, the table of samples included."""
-        return [self.folder / shard["file"] for shard in self._facts] + [samples_path(self.folder, self.split)]
+        """The files of the shards."""
+        return [self.folder / shard["file"] for shard in self._facts]
 
     def _require_open(self):
         """Open the files in this process; what was inherited through a fork is left to the parent."""

@@ -65,7 +65,9 @@ class Reader(BaseReader):
                 return file.read()
         except OSError as error:
             name = path.decode("utf-8", "backslashreplace")
-            raise DataError(f"{name}: {error.strerror}. The file was there when it was indexed; bring it back or run the target `formats` again") from None
+            raise DataError(
+                f"{name}: {error.strerror}. The file was there when it was indexed; bring it back or run the target `formats` again"
+            ) from None
 
     def path(self, i):
         """The path of sample `i`, as the filesystem spells it."""

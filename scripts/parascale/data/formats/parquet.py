@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from parascale.data.formats.base import Reader as BaseReader, Writer as BaseWriter
+from parascale.data.formats.base import Reader as BaseReader
+from parascale.data.formats.base import Writer as BaseWriter
 
 SUFFIX = "parquet"
 TOKEN_SUFFIX = "parquet"

@@ -31,7 +31,9 @@ class Writer(BaseWriter):
     def __init__(self, path, images, data_bytes):
         super().__init__(path, images, data_bytes)
         if shutil.which("mksquashfs") is None:
-            raise RequirementError("the format `squashfs` needs mksquashfs: install squashfs-tools 4.5 or newer, or leave the format out")
+            raise RequirementError(
+                "the format `squashfs` needs mksquashfs: install squashfs-tools 4.5 or newer, or leave the format out"
+            )
         self._process = subprocess.Popen(
             ["mksquashfs", "-", str(path), *OPTIONS, *QUIET],
             bufsize=BLOCK_BYTES,

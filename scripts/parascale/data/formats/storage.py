@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from parascale.files import require_space, tree_bytes
@@ -11,6 +12,7 @@ MOUNTS = Path("/proc/self/mounts")
 # sample beats faulting it in page by page.
 REMOTE = {"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "cifs", "smb3", "9p", "pvfs2", "orangefs", "panfs", "afs"}
 SHARED_MEMORY = Path("/dev/shm")
+TRIES = 3
 
 
 def filesystem(path):
@@ -38,8 +40,6 @@ def copy_to_memory(folder, shared_memory=SHARED_MEMORY):
 
     The caller removes the copy.
     """
-    import tempfile
-
     require_space(shared_memory, tree_bytes(folder), f"a copy of {folder}")
     place = Path(tempfile.mkdtemp(prefix="parascale-", dir=shared_memory))
     try:
@@ -50,12 +50,17 @@ def copy_to_memory(folder, shared_memory=SHARED_MEMORY):
 
 
 def drop_from_cache(paths):
-    """Ask the kernel to forget the pages of files; returns whether it did (it cannot in `tmpfs`)."""
-    for path in paths:
-        with open(path, "rb") as handle:
-            os.fsync(handle.fileno())
-            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return not any(_is_cached(path) for path in paths)
+    """Ask the kernel to forget the pages of files; returns whether it did (it cannot in `tmpfs`, or where a file is mapped)."""
+    remaining = list(paths)
+    for _ in range(TRIES):  # pages that were touched a moment ago wait in a list of their own at first
+        for path in remaining:
+            with open(path, "rb") as handle:
+                os.fsync(handle.fileno())  # a page that is not on disk yet cannot be forgotten
+                os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        remaining = [path for path in remaining if _is_cached(path)]
+        if not remaining:
+            return True
+    return False
 
 
 def _is_cached(path):

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from parascale.config import SPLITS
+from parascale.config.paths import expanded
 from parascale.config.strict import nearest
 from parascale.data.sources import readers
 from parascale.data.sources.manifest import MANIFEST, Raw, describe, write_manifest
@@ -78,14 +79,6 @@ def paths_by_split(paths):
         if len(splits) == 1:
             by_split.setdefault(splits[0], []).append(path)
     return {split: by_split[split] for split in SPLITS if split in by_split}
-
-
-def expanded(path, key):
-    """A path with `~` and `$VARIABLES` filled in. ConfigError where a variable is not set."""
-    full = os.path.expanduser(os.path.expandvars(path))
-    if "$" in full:
-        raise ConfigError(f"`{key}` = `{path}`: an environment variable in it is not set")
-    return full
 
 
 def _listed(patterns):

@@ -1,0 +1,117 @@
+"""A checkpoint of one form into others, streaming: whole or not at all, and memory below a bound however large the model.
+
+What the target folder holds: the files of each form (see `source`), the run's `run.json`, and last `checkpoint.json` with
+the checksum of each file and what every form cost. It is written beside its place and renamed, so whoever finds it finds all.
+"""
+
+import dataclasses
+import json
+import shutil
+import time
+from pathlib import Path
+
+from parascale.checkpoint import export
+from parascale.checkpoint.manifest import describe_files, write_manifest
+from parascale.checkpoint.memory import peak_growth
+from parascale.checkpoint.pieces import bytes_of
+from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, open_source
+from parascale.checkpoint.stream import DTYPES, Cast, Streaming
+from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
+from parascale.data.disk import full_disk_is_an_error
+from parascale.data.progress import Progress
+from parascale.errors import CheckpointError
+from parascale.files import atomic_path, require_space, sync_tree, write_json
+
+SPARE_BYTES = 16 << 20  # headers, indexes, and what a filesystem rounds up
+TARGETS = ("safetensors", "pt", "transformers", "sharded")
+
+
+def convert(folder, target, settings, forms, form=None):
+    """Convert the checkpoint in `folder` into `forms` (of TARGETS) below `target`, a folder that is replaced as a whole.
+
+    settings: config Checkpoints. form: which form of the source to read, where it holds several. Returns form → {files,
+    bytes, seconds, peak_memory_bytes}. Raises CheckpointError for a source that is not whole or has no such form,
+    RequirementError where the disk has no room; then the target is not there, or is the one from before.
+    """
+    target = Path(target)
+    if Path(folder).resolve() == target.resolve():
+        raise CheckpointError(f"{folder} cannot be converted into itself; name another target")
+    with open_source(folder, form, settings.threads) as source, full_disk_is_an_error(target):
+        contents = {name: _contents(source, settings, name) for name in forms}
+        total = sum(bytes_of(tensor) for parts in contents.values() for part in parts for tensor in part.values())
+        require_space(target.parent, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
+        with atomic_path(target) as partial, Progress(f"convert {folder}", "B", total) as progress:
+            partial.mkdir()
+            streaming = Streaming(settings.memory_mb << 20, settings.threads, progress)
+            record = {name: _write(name, partial, source, contents[name], streaming, settings) for name in forms}
+            names = [name for entry in record.values() for name in entry["files"]]
+            if source.run_record is not None:
+                write_json(partial / RUN_RECORD, source.run_record)
+                names.append(RUN_RECORD)
+            conversion = {"source": str(folder), "source_form": source.form, "dtype": settings.dtype, "forms": record}
+            write_manifest(
+                partial, source.facts | {"conversion": conversion}, describe_files(partial, names, settings.threads)
+            )
+    return record
+
+
+def _contents(source, settings, form):
+    """(weights, the rest) that a form will hold: name → tensor."""
+    weights = source.weights
+    if not weights:
+        raise CheckpointError(f"{source.folder} holds no weights")
+    if settings.dtype:
+        weights = {name: Cast(tensor, DTYPES[settings.dtype]) for name, tensor in weights.items()}
+    if form == "transformers":
+        return export.tensors(source, weights), {}
+    return weights, source.training_state if settings.optimizer else {}
+
+
+def _write(form, folder, source, contents, streaming, settings):
+    """Write one form, flushed to disk; returns its files and what it cost."""
+    weights, rest = contents
+    started = time.perf_counter()
+    with peak_growth() as memory:
+        if form == "sharded":
+            names = write_sharded(folder, {WEIGHTS + name: entry for name, entry in weights.items()} | rest, streaming)
+        else:
+            names = [
+                name
+                for stem, tensors in (("model", weights), ("optimizer", rest))
+                if tensors
+                for name in _write_files(form, folder, stem, tensors, source, streaming, settings)
+            ]
+        for name in names:
+            sync_tree(folder / name)
+    return {
+        "files": names,
+        "bytes": sum((folder / name).stat().st_size for name in names),
+        "seconds": time.perf_counter() - started,
+        "peak_memory_bytes": memory["bytes"],
+    }
+
+
+def _write_files(form, folder, stem, tensors, source, streaming, settings):
+    if form == "pt":
+        return write_pt(folder, stem, tensors, streaming)
+    metadata = {"facts": json.dumps(source.facts)}
+    if source.run_record is not None:
+        metadata["run"] = json.dumps(source.run_record)
+    limit = settings.file_mb * 10**6
+    if form == "safetensors":
+        return write_safetensors(folder, stem, tensors, streaming, limit, metadata)
+    below = folder / "transformers"
+    below.mkdir()
+    write_json(below / "config.json", export.config(source))
+    # A matrix that is turned is held whole, so only one is read ahead.
+    alone = dataclasses.replace(streaming, threads=1)
+    names = write_safetensors(below, stem, tensors, alone, limit, metadata)
+    return [f"transformers/{name}" for name in ["config.json", *names]]
+
+
+def copy_seconds(path, target):
+    """Seconds that this machine takes to copy a file, flushed to disk: what a conversion's rate is set beside."""
+    started = time.perf_counter()
+    shutil.copyfile(path, target)
+    sync_tree(target)
+    return time.perf_counter() - started

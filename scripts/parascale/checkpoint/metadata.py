@@ -1,0 +1,72 @@
+"""Reading the index of a sharded checkpoint (`.metadata`), which is a pickle, without running what a stranger put into it.
+
+torch reads it with plain `pickle.load`. Here only the few classes that such an index consists of are let in, and entries
+that are no tensors are refused, because torch unpickles those too.
+"""
+
+import io
+import pickle
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+from parascale.errors import CheckpointError
+
+INDEX = ".metadata"
+ALLOWED = {
+    "torch": {"Size", "device"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.metadata": {
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+}
+DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        if name in ALLOWED.get(module, ()) or (module == "torch" and name in DTYPES):
+            return super().find_class(module, name)
+        raise CheckpointError(f"refuses to load `{module}.{name}`: an index of tensors has no need of it")
+
+
+def read_index(folder):
+    """The `torch.distributed.checkpoint` Metadata of a folder; CheckpointError where it is none, or holds more than tensors."""
+    path = Path(folder) / INDEX
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: not a sharded checkpoint ({INDEX} is missing)")
+    try:
+        index = _Unpickler(io.BytesIO(path.read_bytes())).load()
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    if not isinstance(index, Metadata):
+        raise CheckpointError(f"{path} holds a {type(index).__name__}, not the index of a checkpoint")
+    for name, entry in index.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            raise CheckpointError(f"{path}: `{name}` is no tensor but a pickled object, which is not loaded")
+    return index
+
+
+class SafeReader(dcp.FileSystemReader):
+    """torch's reader of sharded checkpoints, with an index that cannot run code. Tensors it loads with weights_only=True."""
+
+    def read_metadata(self, *args, **kwargs):
+        """The index of the checkpoint."""
+        index = read_index(self.path)
+        if index.storage_meta is None:
+            index.storage_meta = StorageMeta()
+        index.storage_meta.load_id = self.load_id
+        return index

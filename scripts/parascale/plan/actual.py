@@ -1,0 +1,106 @@
+"""Plan against actual: what was predicted for finished runs beside what they took and were charged."""
+
+import csv
+import io
+import subprocess
+from dataclasses import asdict, dataclass, fields
+
+from parascale.files import read_json, write_text
+from parascale.plan.limits import QUERY_SECONDS
+from parascale.plan.predict import charged_core_hours
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run. Hours of wall time; core-hours as charged; source: sacct or record. Empty is unknown."""
+
+    run: str
+    basis: str | None
+    hours_predicted: float | None
+    hours_actual: float | None
+    core_hours_predicted: float | None
+    core_hours_charged: float | None
+    ratio: float | None
+    memory_bytes_predicted: int | None
+    memory_bytes_actual: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Charged:
+    """A job in the accounting: whole nodes, their cores, seconds from start to end."""
+
+    nodes: int
+    cores: int
+    seconds: float
+
+
+def compare(results, site, accounting=None):
+    """A list of Compared, one for each finished run below `results/runs`, by name.
+
+    accounting: function from job ids to {id: Charged} (default: `sacct`, where there is one).
+    """
+    accounting = accounting or query_sacct
+    folders = [path.parent for path in sorted((results / "runs").glob("*/summary.json"))]
+    described = {folder: read_json(folder / "run.json") for folder in folders}
+    jobs = accounting(sorted({job for values in described.values() for job in _job_ids(values)}))
+    return [_compared(folder, values, site, jobs) for folder, values in described.items()]
+
+
+def query_sacct(job_ids):
+    """{job id: Charged} from Slurm's accounting; empty without ids or without accounting."""
+    if not job_ids:
+        return {}
+    command = ["sacct", "-X", "-n", "-P", "-j", ",".join(job_ids), "-o", "JobIDRaw,NNodes,NCPUS,ElapsedRaw"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return parse_sacct(shown)
+
+
+def parse_sacct(text):
+    """{job id: Charged} from lines `id|nodes|cores|seconds`. A job that was requeued has a line for each start: they add up."""
+    jobs = {}
+    for line in text.splitlines():
+        identity, nodes, cores, seconds = line.split("|")
+        earlier = jobs[identity].seconds if identity in jobs else 0.0
+        jobs[identity] = Charged(int(nodes), int(cores), earlier + float(seconds))
+    return jobs
+
+
+def write_csv(compared, path):
+    """Write `plan-against-actual` as CSV."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, [item.name for item in fields(Compared)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in compared)
+    write_text(path, buffer.getvalue())
+
+
+def _compared(folder, values, site, jobs):
+    summary, foretold = read_json(folder / "summary.json"), values.get("prediction") or {}
+    ids = _job_ids(values)
+    if ids and all(identity in jobs for identity in ids):
+        source, seconds = "sacct", sum(jobs[identity].seconds for identity in ids)
+        charged = sum(charged_core_hours(site, jobs[i].nodes, jobs[i].seconds, jobs[i].cores) for i in ids)
+    else:
+        source, seconds, charged = "record", summary.get("wall_seconds"), summary.get("core_hours")
+    predicted = foretold.get("wall_seconds")
+    return Compared(
+        run=values["run"],
+        basis=foretold.get("basis"),
+        hours_predicted=None if predicted is None else predicted / 3600,
+        hours_actual=None if seconds is None else seconds / 3600,
+        core_hours_predicted=foretold.get("core_hours"),
+        core_hours_charged=charged,
+        ratio=seconds / predicted if seconds is not None and predicted else None,
+        memory_bytes_predicted=foretold.get("memory_bytes"),
+        memory_bytes_actual=summary.get("peak_memory_bytes"),
+        source=source,
+    )
+
+
+def _job_ids(values):
+    """A run's jobs in Slurm, each once."""
+    return list(dict.fromkeys(str(job) for job in values.get("job_ids") or [] if job))

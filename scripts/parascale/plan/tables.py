@@ -1,0 +1,116 @@
+"""The plan as people read it: a table for the terminal and a page of its own."""
+
+import html
+
+from parascale.plan.budget import rows, warnings
+
+COLUMNS = ("rule", "jobs", "nodes", "GPUs", "hours", "node-h", "GPU-h", "core-h", "core-h at worst")
+NOTHING = "Nothing has to run: 0 core-h."
+
+
+def text(plan):
+    """The plan for a terminal, many lines."""
+    if not plan.jobs:
+        return f"Plan for {plan.site}\n{NOTHING}"
+    body = cells(plan)
+    widths = [max(len(row[index]) for row in [COLUMNS, *body]) for index in range(len(COLUMNS))]
+    lines = [
+        f"Plan for {plan.site}: what still has to run",
+        _line(COLUMNS, widths),
+        _line(["-" * w for w in widths], widths),
+    ]
+    lines += [_line(row, widths) for row in body]
+    return "\n".join([*lines, *remarks(plan)])
+
+
+def cells(plan):
+    """Rows of text: a rule each, local jobs together, and the total."""
+    costly = [_row(row["rule"], row) for row in rows(plan)]
+    local = sum(job.nodes == 0 for job in plan.jobs)
+    if local:
+        costly.append(["local jobs", f"{local:,}", *[""] * 5, "0", "0"])
+    return [*costly, _row("total", plan.totals)]
+
+
+def remarks(plan):
+    """Sentences below the table: wall time, quota, cap, unknowns, warnings, violations."""
+    totals = plan.totals
+    least = "at least " if totals["jobs_unknown"] else ""
+    said = [f"Wall time: {least}{duration(totals['wall_hours_at_once'])} if all fits at once, waiting in queues apart"]
+    if totals["wall_hours_limited"] is not None:
+        what = "slots" if plan.capacity_is_cores else "jobs at once"
+        said[0] += f"; {least}{duration(totals['wall_hours_limited'])} with {plan.capacity} {what}"
+    if plan.quota is not None:
+        share = totals["core_hours_expected"] / plan.quota
+        said.append(
+            f"Share of the quota of {plan.quota:,g} core-h: {share:.2%} expected, {totals['core_hours_worst'] / plan.quota:.2%} at worst"
+        )
+    if plan.cap is not None:
+        said.append(f"Budget: {totals['core_hours_expected']:,.2f} of {plan.cap:,g} core-h")
+    bases = sorted({job.basis for job in plan.jobs if job.basis})
+    if bases:
+        said.append(f"Rests on: {', '.join(bases)}")
+    if totals["jobs_without_limit"]:
+        said.append(f"{totals['jobs_without_limit']} jobs ask for no time limit: the worst case leaves them out")
+    said += [f"unknown: {line}" for line in plan.unknown]
+    said += [f"warning: {line}" for line in warnings(plan)]
+    return said + [f"can never start: {line}" for line in plan.violations]
+
+
+def page(plan):
+    """A self-contained HTML page."""
+    body = [] if not plan.jobs else cells(plan)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
+    table = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in body)
+    said = remarks(plan) if plan.jobs else [NOTHING]
+    notes = "".join(f"<li>{html.escape(line)}</li>" for line in said)
+    return PAGE.format(site=html.escape(plan.site), head=head, table=table, notes=notes)
+
+
+def duration(hours):
+    """Hours as `12 min` or `3 h 05 min`."""
+    minutes = round(hours * 60)
+    if minutes < 1:
+        return f"{hours * 3600:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _row(name, sums):
+    unknown = sums["jobs_unknown"]
+    more = f" + {unknown}?" if unknown else ""
+    figures = [
+        f"{sums[key]:,.2f}"
+        for key in ("hours_expected", "node_hours_expected", "gpu_hours_expected", "core_hours_expected")
+    ]
+    worst = f"{sums['core_hours_worst']:,.2f}" + (" + ?" if sums["jobs_without_limit"] else "")
+    return [
+        name,
+        f"{sums['jobs']:,}",
+        sums.get("nodes", ""),
+        sums.get("gpus", ""),
+        *figures[:3],
+        figures[3] + more,
+        worst,
+    ]
+
+
+def _line(row, widths):
+    first, *others = zip(row, widths, strict=True)
+    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
+
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>Plan for {site}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #222; }}
+table {{ border-collapse: collapse; }}
+th, td {{ padding: .25rem .75rem; text-align: right; font-variant-numeric: tabular-nums; }}
+th:first-child, td:first-child {{ text-align: left; }}
+tr {{ border-bottom: 1px solid #ddd; }}
+tr:last-child {{ font-weight: 600; }}
+</style></head>
+<body><h1>Plan for {site}</h1>
+<table><thead><tr>{head}</tr></thead><tbody>{table}</tbody></table>
+<ul>{notes}</ul>
+</body></html>
+"""

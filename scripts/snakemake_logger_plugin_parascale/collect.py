@@ -1,0 +1,71 @@
+"""The jobs that still have to run, as Snakemake knows them (9.27)."""
+
+import itertools
+import re
+import sys
+
+from parascale.plan.budget import Job
+
+
+def pending_jobs(workflow):
+    """A list of `parascale.plan.budget.Job`, in an order in which they can run.
+
+    Read from the graph itself: the events of a dry run leave out jobs under `--quiet`, do not say which rules are local,
+    and come too late in a real run to refuse it.
+    """
+    dag = workflow.dag
+    pending = set(dag.needrun_jobs(exclude_finished=False))
+    ordered = itertools.chain.from_iterable(sorted(level, key=_key) for level in dag.toposorted(pending))
+    return [_described(job, workflow, pending) for job in ordered]
+
+
+def capacity(workflow):
+    """(what may run at once, whether that counts cores): `--jobs` of a cluster, or `--cores` of this machine."""
+    settings = workflow.resource_settings
+    limit, is_cores = (settings.nodes, False) if settings.nodes is not None else (settings.cores, True)
+    return (None if limit is None or limit == sys.maxsize else limit), is_cores
+
+
+def _key(job):
+    return (job.rule.name, sorted(job.wildcards_dict.items()))
+
+
+def _described(job, workflow, pending):
+    dag, resources, rule = workflow.dag, job.resources, job.rule
+    nodes = _count(resources.get("nodes"), default=1)
+    if is_local(workflow, rule):
+        nodes = 0
+    per_task = _count(resources.get("cpus_per_task"), default=job.threads)
+    minutes = _count(resources.get("runtime"), default=None)
+    by_cores = capacity(workflow)[1]
+    return Job(
+        id=dag.jobid(job),
+        rule=rule.name,
+        wildcards=dict(job.wildcards_dict),
+        nodes=nodes,
+        gpus=gpus(resources),
+        cores=nodes * per_task,
+        limit_hours=None if minutes is None else minutes / 60,
+        attempts=1 + (rule.restart_times or 0),
+        partition=resources.get("slurm_partition"),
+        slots=job.threads if by_cores else int(nodes > 0),
+        after=tuple(sorted(dag.jobid(other) for other in dag.dependencies[job] if other in pending)),
+    )
+
+
+def is_local(workflow, rule):
+    """Rules that run where the workflow runs, or have no command. A dry run itself says of no rule that it is local."""
+    return rule.norun or rule.name in workflow._localrules
+
+
+def gpus(resources):
+    """GPUs on each node, from what the Slurm plugin understands: `gres` (`gpu:4`, `gpu:a100:4`), `gpu` or `gpus_per_node`."""
+    found = re.search(r"gpu:(?:[^:,]+:)?(\d+)", str(resources.get("gres", "")))
+    if found:
+        return int(found[1])
+    return _count(resources.get("gpus_per_node", resources.get("gpu")), default=0)
+
+
+def _count(value, default):
+    """A resource as a number. One that is known only once its input is there (`<TBD>`) is like one that is not given."""
+    return int(value) if isinstance(value, int | float) else default

@@ -1,0 +1,116 @@
+"""The log handler: prints the plan of a dry run, keeps count in a real one."""
+
+import time
+
+from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from parascale.files import write_json, write_text
+from parascale.plan import budget, limits, tables
+from parascale.plan.planner import Planner
+from snakemake_logger_plugin_parascale.collect import capacity, pending_jobs
+from snakemake_logger_plugin_parascale.live import Ledger
+
+
+class LogHandler(LogHandlerBase):
+    """Named so because Snakemake looks for this name."""
+
+    def __post_init__(self):
+        self.workflow = self.planner = self.ledger = None
+        self.failed = self.closed = False
+
+    # Not declared as writing to the stream: that would silence Snakemake's own lines.
+    writes_to_stream = False
+    writes_to_file = False
+    has_filter = True  # Snakemake's own filter drops events under --quiet
+    has_formatter = True
+    needs_rulegraph = False
+
+    def emit(self, record):
+        """Take note of an event. Called in a thread of its own, which must not die of an error."""
+        try:
+            self._note(record)
+        except Exception:
+            self.handleError(record)
+
+    def _note(self, record):
+        event = getattr(record, "event", None)
+        if event == LogEvent.ERROR:
+            self.failed = True
+        if self.ledger is None:
+            return
+        if event == LogEvent.JOB_STARTED:
+            self.ledger.started(record.jobs, time.time())
+        elif event == LogEvent.JOB_FINISHED:
+            if self.ledger.finished(record.job_id, time.time()):
+                logger.info(self.ledger.line(time.time()))
+        elif event == LogEvent.JOB_ERROR:
+            self.ledger.failed(record.jobid, time.time())
+
+    def close(self):
+        """The end of a workflow. Snakemake calls it twice."""
+        if not self.closed and self.workflow is not None and self.workflow.dag is not None and not self.failed:
+            self._finish()
+        self.closed = True
+        super().close()
+
+    def _finish(self):
+        if self.common_settings.dryrun:
+            plan = plan_of(self.workflow, self.planner)
+            write(plan, self.planner.project.paths.results)
+            logger.info("\n" + tables.text(plan))
+        elif self.ledger is not None:
+            logger.info(self.ledger.line(time.time()))
+
+
+def follow(workflow, project):
+    """Tell the plugin, where it is loaded, which workflow and configuration it plans for. Called by the Snakefile."""
+    for handler in _handlers(workflow):
+        handler.workflow, handler.planner = workflow, Planner(project)
+
+
+def start(workflow, project):
+    """Before the first job of a real run: refuse what the budget or the machine does not allow, then keep count.
+
+    Works without the plugin too. Raises WorkflowError, on which Snakemake ends before it submits anything.
+    """
+    if workflow.touch:
+        return
+    planner = Planner(project)
+    plan = plan_of(workflow, planner)
+    write(plan, project.paths.results)
+    try:
+        budget.check(plan)
+    except budget.BudgetError as error:
+        raise WorkflowError(f"{tables.text(plan)}\n{error}") from None
+    for handler in _handlers(workflow):
+        handler.ledger = Ledger(plan, project.paths.results / "plan" / "events.jsonl", planner)
+        logger.info(handler.ledger.line(time.time()))
+    for line in budget.warnings(plan):
+        logger.warning(line)
+
+
+def plan_of(workflow, planner):
+    """The Plan of what still has to run."""
+    results = planner.project.paths.results
+    slots, is_cores = capacity(workflow)
+    return budget.make_plan(
+        pending_jobs(workflow),
+        planner,
+        history=budget.rule_history(results / "plan" / "events.jsonl"),
+        capacity=slots,
+        capacity_is_cores=is_cores,
+        site=limits.live_site(planner.site),
+    )
+
+
+def write(plan, results):
+    """`plan.json` and `plan.html`. No rule reads them, so that planning makes nothing stale."""
+    write_json(results / "plan" / "plan.json", plan.as_dict())
+    write_text(results / "plan" / "plan.html", tables.page(plan))
+
+
+def _handlers(workflow):
+    return [handler for handler in workflow.logger_manager.get_log_handlers() if isinstance(handler, LogHandler)]

@@ -1,0 +1,97 @@
+"""Core-hours used, core-hours left and the time of the end, while a workflow runs."""
+
+import dataclasses
+import json
+from datetime import UTC, datetime
+
+from parascale.files import read_json
+from parascale.plan.predict import charged_core_hours
+from parascale.plan.schedule import wall_hours
+from parascale.plan.tables import duration
+
+
+class Ledger:
+    """Follows the jobs of a plan; every change is a line of `events.jsonl`.
+
+    Where jobs wait in a queue, a job's time from submission to end is all that is seen of it; a training's own record
+    says how long it really ran.
+    """
+
+    def __init__(self, plan, events, planner):
+        self.plan, self.events, self.planner = plan, events, planner
+        self.waiting = {job.id: job for job in plan.jobs}
+        self.running = {}
+        self.used = 0.0
+        self.done = 0
+        events.parent.mkdir(parents=True, exist_ok=True)
+
+    def started(self, ids, now):
+        """Jobs were started or submitted."""
+        for identity in ids:
+            if identity in self.waiting:
+                job = self.waiting.pop(identity)
+                self.running[identity] = (job, now)
+                self._write("started", job, now)
+
+    def finished(self, identity, now):
+        """A job ended well; says whether it was one that costs something."""
+        job = self._end(identity, now, "finished")
+        self.done += 1
+        return job is not None and job.nodes > 0
+
+    def failed(self, identity, now):
+        """A job ended badly; it may be tried again, and then waits as before."""
+        job = self._end(identity, now, "failed")
+        if job is not None:
+            self.waiting[identity] = job
+
+    def line(self, now):
+        """One line for people."""
+        left = [*self._remaining(now)]
+        core_hours = sum(self._charge(job, job.hours_expected) for job in left)
+        unknown = sum(job.hours_expected is None for job in left if job.nodes)
+        more = f" and {unknown} unknown" if unknown else ""
+        line = f"parascale: {self.done} of {len(self.plan.jobs)} jobs done, {self.used + self._spent(now):,.2f} core-h used"
+        if not left:
+            return line
+        hours = wall_hours(left, self.plan.capacity)
+        end = datetime.fromtimestamp(now + 3600 * hours).strftime("%d %b %H:%M")
+        return f"{line}, about {core_hours:,.2f}{more} to go, for {duration(hours)}: until {end}, queues apart"
+
+    def _remaining(self, now):
+        """What is left of jobs that run, and those that wait."""
+        for job, began in self.running.values():
+            hours = None if job.hours_expected is None else max(0.0, job.hours_expected - (now - began) / 3600)
+            yield dataclasses.replace(job, hours_expected=hours)
+        yield from self.waiting.values()
+
+    def _spent(self, now):
+        return sum(self._charge(job, (now - began) / 3600) for job, began in self.running.values())
+
+    def _charge(self, job, hours):
+        return charged_core_hours(self.planner.site, job.nodes, (hours or 0.0) * 3600) if job.nodes else 0.0
+
+    def _end(self, identity, now, event):
+        if identity not in self.running:
+            return None
+        job, began = self.running.pop(identity)
+        hours = self._recorded_hours(job, began) or (now - began) / 3600
+        charged = self._charge(job, hours)
+        self.used += charged
+        self._write(event, job, now, seconds=hours * 3600, core_hours=charged)
+        return job
+
+    def _recorded_hours(self, job, began):
+        """How long a training computed since `began`, by its own record; None where there is none."""
+        path = self.planner.project.paths.run(job.run) / "run.json" if job.run else None
+        if path is None or not job.rule.startswith("train_") or not path.is_file():
+            return None
+        attempts = [entry for entry in read_json(path).get("attempts") or [] if entry.get("seconds") is not None]
+        recent = [entry["seconds"] for entry in attempts if datetime.fromisoformat(entry["start"]).timestamp() >= began]
+        return sum(recent) / 3600 or None
+
+    def _write(self, event, job, now, **more):
+        at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
+        entry = {"time": at, "event": event, "job": job.id, "rule": job.rule, "wildcards": job.wildcards, **more}
+        with open(self.events, "a", encoding="utf-8") as handle:
+            handle.write(json.dumps(entry) + "\n")

@@ -1,0 +1,147 @@
+"""The peers' side of formats.py: how others write and read the same samples. Runs in an environment of its own.
+
+Prints one JSON line a measurement. Called by formats.py; imports nothing of this project.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+
+SECONDS = 2.0
+
+
+def read_samples(folder):
+    """(bytes, label) of every sample, from one packed file with its lengths."""
+    facts = json.loads((folder / "samples.json").read_text())
+    with open(folder / "samples.packed", "rb") as file:
+        for length, label in zip(facts["lengths"], facts["labels"], strict=True):
+            yield file.read(length), label
+
+
+def rate(reads, repeats):
+    """Median samples a second. reads: makes an iterator of samples; each pass ends after some seconds."""
+    rates = []
+    for _ in range(repeats + 1):  # the first fills the cache
+        count, start = 0, time.perf_counter()
+        for data in reads():
+            assert len(data)
+            count += 1
+            if count % 16 == 0 and time.perf_counter() - start > SECONDS:
+                break
+        rates.append(count / (time.perf_counter() - start))
+    return statistics.median(rates[1:])
+
+
+def mosaic(samples, work, repeats):
+    """MosaicML streaming: MDS, local, uncompressed."""
+    from streaming import MDSWriter, StreamingDataset
+
+    folder = str(work / "mds")
+    start = time.perf_counter()
+    with MDSWriter(out=folder, columns={"image": "bytes", "label": "int"}) as writer:
+        for data, label in read_samples(samples):
+            writer.write({"image": data, "label": label})
+    yield "write", time.perf_counter() - start
+    dataset = StreamingDataset(local=folder, shuffle=False, batch_size=64)
+    order = shuffled(len(dataset))
+    yield "random", rate(lambda: (dataset[i]["image"] for i in order), repeats)
+    yield "sequential", rate(lambda: (dataset[i]["image"] for i in range(len(dataset))), repeats)
+
+
+def litdata(samples, work, repeats):
+    """LitData: optimize, then StreamingDataset over a local folder."""
+    from litdata import StreamingDataset, optimize
+
+    folder = str(work / "litdata")
+    everything = list(read_samples(samples))
+    start = time.perf_counter()
+    optimize(fn=lit_sample, inputs=everything, output_dir=folder, chunk_bytes="64MB", num_workers=1)
+    yield "write", time.perf_counter() - start
+    dataset = StreamingDataset(folder)
+    order = shuffled(len(dataset))
+    yield "random", rate(lambda: (dataset[i]["image"] for i in order), repeats)
+    yield "sequential", rate(lambda: (sample["image"] for sample in StreamingDataset(folder)), repeats)
+
+
+def lit_sample(sample):
+    """One sample as LitData stores it."""
+    return {"image": sample[0], "label": sample[1]}
+
+
+def webdataset(samples, work, repeats):
+    """WebDataset: TarWriter, and its own loader without decoding."""
+    import webdataset
+
+    path = str(work / "samples.tar")
+    start = time.perf_counter()
+    with webdataset.TarWriter(path) as writer:
+        for number, (data, label) in enumerate(read_samples(samples)):
+            writer.write({"__key__": f"{number:09d}", "jpg": data, "cls": str(label)})
+    yield "write", time.perf_counter() - start
+    yield (
+        "sequential",
+        rate(lambda: (sample["jpg"] for sample in webdataset.WebDataset(path, shardshuffle=False)), repeats),
+    )
+
+
+def huggingface_rows(samples, work, repeats):
+    """Hugging Face datasets: each window of tokens is a row, a list; read in batches of 64 at random."""
+    import datasets
+    import numpy
+
+    facts = json.loads((samples / "tokens.json").read_text())
+    tokens, window = numpy.fromfile(samples / "tokens.bin", "<u2"), facts["window"]
+    count = (len(tokens) - 1) // window
+    rows = [tokens[first * window : (first + 1) * window + 1].tolist() for first in range(count)]
+    start = time.perf_counter()
+    datasets.Dataset.from_dict({"tokens": rows}).save_to_disk(str(work / "rows"))
+    yield "write", time.perf_counter() - start
+    dataset = datasets.load_from_disk(str(work / "rows"))
+    order = shuffled(len(dataset))
+
+    def batches():
+        for first in range(0, len(order), 64):
+            yield from dataset[order[first : first + 64]]["tokens"]
+
+    yield "random", rate(batches, repeats)
+
+
+def shuffled(count):
+    """Numbers 0 … count − 1 in a fixed random order."""
+    order = list(range(count))
+    random.Random(1).shuffle(order)
+    return order
+
+
+PEERS = {"mosaic": mosaic, "litdata": litdata, "webdataset": webdataset, "huggingface_rows": huggingface_rows}
+PACKAGES = {
+    "mosaic": "mosaicml-streaming",
+    "litdata": "litdata",
+    "webdataset": "webdataset",
+    "huggingface_rows": "datasets",
+}
+
+
+def main():
+    """Measure one peer."""
+    from importlib.metadata import version
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peer", choices=PEERS)
+    parser.add_argument(
+        "samples", type=Path, help="folder with samples.packed and samples.json, or tokens.bin and tokens.json"
+    )
+    parser.add_argument("work", type=Path, help="an empty folder to write into")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    for what, value in PEERS[arguments.peer](arguments.samples, arguments.work, arguments.repeats):
+        row = {"peer": arguments.peer, "version": version(PACKAGES[arguments.peer]), "what": what, "value": value}
+        print("RESULT " + json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

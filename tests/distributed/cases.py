@@ -1,0 +1,75 @@
+"""The table of cases: every strategy, with sizes that do not divide, and options that change the computation."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout, and what differs from the tiny workload. fp32: compared in fp32 as well; fp64 is the proof for all."""
+
+    layout: dict
+    model: dict = field(default_factory=dict)
+    training: dict = field(default_factory=dict)
+    optim: dict = field(default_factory=dict)
+    fp32: bool = False
+
+
+def pp(degree, micro_batches, schedule, **more):
+    return {"pp": degree, "micro_batches": micro_batches, "schedule": schedule, **more}
+
+
+TIED = {"tied": True}
+LLAMA = {"norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False, "kv_heads": 2}
+PUBLISHED = {"pre_norm": False, "position": "sinusoidal", "activation": "relu"}  # Vaswani et al. 2017
+UNEVEN = {"global_batch": 13}  # ranks have shares of 6 and 7 samples
+
+CASES = {
+    "ddp 2": Case({"dp": 2}, fp32=True),
+    "ddp 4": Case({"dp": 4}),
+    "ddp 2 accumulated": Case({"dp": 2}, training={"accumulate": 3}),
+    "ddp 2 uneven accumulated": Case({"dp": 2}, training={**UNEVEN, "accumulate": 2}),
+    "ddp 2 tied": Case({"dp": 2}, TIED, UNEVEN),
+    "ddp 2 without clipping": Case({"dp": 2}, optim={"clip_norm": None}),
+    "ddp 2 sgd": Case({"dp": 2}, PUBLISHED, optim={"name": "sgd", "lr": 0.1}),
+    "fsdp 2": Case({"fsdp": 2}, fp32=True),
+    "fsdp 4": Case({"fsdp": 4}),
+    "fsdp 2 tied": Case({"fsdp": 2}, TIED),
+    "fsdp 2 kept gathered": Case({"fsdp": 2, "reshard_after_forward": False}),
+    "fsdp 2 uneven accumulated": Case({"fsdp": 2}, training={**UNEVEN, "accumulate": 2}),
+    "fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}),
+    "hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN),
+    "tp 2": Case({"tp": 2}, fp32=True),
+    "tp 2 whole sequence": Case({"tp": 2, "sequence_parallel": False}),
+    "tp 2 whole logits": Case({"tp": 2, "loss_parallel": False}),
+    "tp 2 whole sequence and logits": Case({"tp": 2, "sequence_parallel": False, "loss_parallel": False}),
+    "tp 2 tied": Case({"tp": 2}, TIED),
+    "tp 2 llama": Case({"tp": 2}, LLAMA),
+    "tp 2 accumulated checkpointing": Case({"tp": 2, "activation_checkpointing": True}, training={"accumulate": 2}),
+    "tp 4": Case({"tp": 4}),
+    "tp 4 whole sequence and logits": Case({"tp": 4, "sequence_parallel": False, "loss_parallel": False}),
+    "pp 2 GPipe": Case(pp(2, 4, "GPipe")),
+    "pp 2 1F1B": Case(pp(2, 4, "1F1B"), fp32=True),
+    "pp 2 1F1B uneven blocks": Case(pp(2, 3, "1F1B"), {"layers": 3}),
+    "pp 2 interleaved": Case(pp(2, 4, "Interleaved1F1B")),
+    "pp 2 looped": Case(pp(2, 4, "LoopedBFS")),
+    "pp 2 zero bubble": Case(pp(2, 4, "InterleavedZeroBubble")),
+    "pp 2 V": Case(pp(2, 4, "ZBVZeroBubble")),
+    "pp 2 tied": Case(pp(2, 4, "1F1B"), TIED, fp32=True),
+    "pp 2 V tied": Case(pp(2, 4, "ZBVZeroBubble"), TIED),
+    "pp 2 naive": Case(pp(2, 1, "1F1B")),
+    "pp 2 accumulated": Case(pp(2, 2, "1F1B"), training={"accumulate": 3}),
+    "pp 4 GPipe": Case(pp(4, 4, "GPipe")),
+    "dp 2 x tp 2": Case({"dp": 2, "tp": 2}, training=UNEVEN),
+    "fsdp 2 x tp 2": Case({"fsdp": 2, "tp": 2}, training=UNEVEN, fp32=True),
+    "dp 2 x pp 2": Case({"dp": 2, **pp(2, 2, "1F1B")}),
+    "fsdp 2 x pp 2 tied": Case({"fsdp": 2, **pp(2, 2, "1F1B")}, TIED),
+    "tp 2 x pp 2": Case({"tp": 2, **pp(2, 2, "1F1B")}),
+    "tp 2 x pp 2 tied": Case({"tp": 2, **pp(2, 2, "1F1B")}, TIED),
+    "dp 2 x tp 2 x pp 2": Case({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}),
+    "fsdp 2 x tp 2 x pp 2 tied": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, TIED, fp32=True),
+}
+
+
+def ranks_of(layout):
+    """Processes of a layout."""
+    return layout.get("dp", 1) * layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("pp", 1)

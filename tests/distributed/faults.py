@@ -1,0 +1,123 @@
+"""Faults that are easily made in parallel training, planted into a rank before it trains as usual.
+
+Each replaces one function of the product by one that does what a wrong implementation would do.
+"""
+
+import dataclasses
+
+import torch.nn.functional as F
+
+from parascale.models import transformer_lm
+from parascale.parallel import fsdp, tensor
+from parascale.train import loop, optim, step
+
+from .examine import train_and_look
+
+
+def train_with(fault, settings):
+    """Train with a fault of FAULTS in every rank; returns what the rank held, as `train_and_look` does."""
+    FAULTS[fault]()
+    return train_and_look(settings)
+
+
+def another_batch():
+    """The last data rank works on its neighbour's samples instead of its own."""
+    share = loop.share
+    loop.share = lambda indices, rank, ranks: share(indices, max(0, rank - 1), ranks)
+
+
+def another_batch_within_a_tensor_group():
+    """Ranks of a tensor-parallel group, which compute one batch together, each take another."""
+    local_batches = loop._local_batches
+
+    def shifted(windows, sampler, number, run, mesh):
+        return local_batches(windows, sampler, number + mesh.coordinate("tp"), run, mesh)
+
+    loop._local_batches = shifted
+
+
+def mean_of_means():
+    """Each rank divides by its own number of targets, and ranks are averaged whatever they hold."""
+
+    class MeanOfMeans(loop.Stepper):
+        def _agree(self, batches, stop):
+            own = sum(step.count_targets(labels, self.mesh.device) for _, labels in batches)
+            targets, stop = super()._agree(batches, stop)
+            self.own = own * self.mesh.layout.data_parallel
+            return targets, stop
+
+        def _forward_backward(self, batches):
+            self.loss.targets = self.own
+            return super()._forward_backward(batches)
+
+    loop.Stepper = MeanOfMeans
+
+
+def tied_gradients_not_summed():
+    """First and last stage each update their copy of a tied matrix with their own gradient."""
+    optim.sum_tied_gradients = lambda pairs, group: None
+
+
+def clipping_by_a_stages_norm():
+    """Each stage clips by the norm of its own part; what is recorded is the whole norm, so the record looks right."""
+    whole_norm, clip = optim.gradient_norm, step.clip
+
+    def clip_by_own(model, norm, limit):
+        clip(model, whole_norm(dataclasses.replace(model, pipeline=None)), limit)
+
+    step.clip = clip_by_own
+
+
+def a_block_left_out_of_sharding():
+    """Block 0 stays whole on every rank, and nobody sums its gradients."""
+    fully_shard, left_out = fsdp.fully_shard, "blocks.0"
+
+    def sharded(module, **options):
+        ignored = {p for name, p in module.named_parameters() if name.startswith(f"{left_out}.")}
+        return fully_shard(module, ignored_params=ignored, **options)
+
+    fsdp.matches = lambda name, pattern: name != left_out and tensor.matches(name, pattern)
+    fsdp.fully_shard = sharded
+
+
+def nothing_but_the_root_sharded():
+    """The patterns of units match nothing, as with classes that a model does not have: one unit, gathered as a whole."""
+    fsdp.matches = lambda name, pattern: False
+
+
+def attention_without_its_mask():
+    """Every token sees those after it."""
+
+    class Unmasked:
+        def __getattr__(self, name):
+            return getattr(F, name)
+
+        scaled_dot_product_attention = staticmethod(
+            lambda *arguments, **keywords: F.scaled_dot_product_attention(
+                *arguments, **{**keywords, "is_causal": False}
+            )
+        )
+
+    transformer_lm.F = Unmasked()
+
+
+def another_learning_rate():
+    """One per cent more than the baseline's."""
+    learning_rate = loop.learning_rate
+    loop.learning_rate = lambda *arguments: 1.01 * learning_rate(*arguments)
+
+
+FAULTS = {
+    function.__name__: function
+    for function in (
+        another_batch,
+        another_batch_within_a_tensor_group,
+        mean_of_means,
+        tied_gradients_not_summed,
+        clipping_by_a_stages_norm,
+        a_block_left_out_of_sharding,
+        nothing_but_the_root_sharded,
+        attention_without_its_mask,
+        another_learning_rate,
+    )
+}

@@ -1,0 +1,41 @@
+"""The step on fake tensors takes what the real step on real processes takes: only then do the formulas rest on something."""
+
+import dataclasses
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from parascale.config import run_from_dict
+from tests.distributed.harness import run_on_ranks
+from tests.unit.test_plan_memory import GPT, LLAMA, SERVER, VOCABULARY, make_run, measured
+
+LAYOUTS = {
+    "single": make_run(GPT),
+    "ddp": make_run(GPT, dp=2),
+    "fsdp": make_run(LLAMA, fsdp=2),
+    "tp": make_run(GPT, tp=2),
+    "pp": make_run(GPT, pp=2, micro_batches=4),
+    "fsdp × tp": make_run(GPT, fsdp=2, tp=2),
+}
+
+
+def measured_with_data(settings, ranks):
+    """Peak bytes of live tensor storages on this process, in the group of all."""
+    from parascale.parallel import start_processes, stop_processes
+    from parascale.train.fake import measure_with_data
+
+    start_processes("cpu", 60.0)
+    peak = measure_with_data(run_from_dict(settings), VOCABULARY).peak_bytes
+    stop_processes()
+    return peak
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_fake_tensors_weigh_what_real_ones_do(name, tmp_path):
+    """On every rank, within 2 %."""
+    run = LAYOUTS[name]
+    settings, ranks = dataclasses.asdict(run), run.layout.world_size
+    real = run_on_ranks(measured_with_data, ranks, tmp_path, settings, ranks)
+    with ProcessPoolExecutor(1, SERVER, max_tasks_per_child=1) as pool:
+        fake = [pool.submit(measured, settings, VOCABULARY, rank).result() for rank in range(ranks)]
+    assert fake == [pytest.approx(peak, rel=0.02) for peak in real]

@@ -1,0 +1,224 @@
+"""The project's own workflow on the cluster in a box: the shipped profile, with values of the site scaled down.
+
+    with Workflow(cluster, folder, [{"run": "ddp", "gpus_per_node": 2, "dp": 2}]) as workflow:
+        workflow.start("results/runs/ddp/summary.json")
+        workflow.wait(timeout=600)
+"""
+
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import yaml
+from cluster import FINAL_STATES
+
+from parascale.checkpoint.read import read, tensors
+from parascale.files import read_json, read_json_lines
+
+ROOT = Path(__file__).parents[2]
+PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
+# A run of a few seconds, all of whose random numbers count.
+STEPS = 40
+WORKLOAD = {
+    "task": "language_model",
+    "data": {"dataset": "prose", "source": {"kind": "files", "location": "$DATA/prose"}},
+    "model": {"dim": 32, "heads": 2, "layers": 2, "hidden": 64, "dropout": 0.1},
+    "optim": {"lr": 2.0e-3, "warmup_steps": 5},
+    "training": {"window": 16, "global_batch": 16, "steps": STEPS, "evaluate_every": 20, "checkpoint_every": 5},
+}
+# The box has JURECA's nodes, network and partitions; only its GPUs are missing.
+SITE = {"device": "cpu", "threads_per_process": 1}
+# A model that takes its time, so that there is time to strike; its numbers are those of the model it slows down.
+SLOW_MODEL = """
+import time
+from parascale.models.transformer_lm import TransformerLM
+
+class SlowModel(TransformerLM):
+    def __init__(self, settings, vocabulary, window):
+        super().__init__(settings, vocabulary, window)
+        self.pause = settings.options["pause"]
+
+    def forward(self, tokens_or_hidden):
+        time.sleep(self.pause if self.training else 0.0)
+        return super().forward(tokens_or_hidden)
+"""
+
+
+class Workflow:
+    """A copy of the project in `folder`, with runs of its own, and Snakemake at work on them."""
+
+    def __init__(self, cluster, folder, rows, pause=None, data=None, **model):
+        """rows: of the run table, without the workload. pause: seconds that each step takes longer.
+
+        data: `results/data` of another workflow, for one that shall not prepare it again. model: settings of the model.
+        """
+        self.cluster, self.folder, self.process, self._looked_at = cluster, Path(folder), None, set()
+        for name in ("sites", "workloads", "data/prose"):
+            (self.folder / "box" / name).mkdir(parents=True)
+        for name in PROJECT:
+            (self.folder / name).symlink_to(ROOT / name)
+        for site, changed in (("jureca", SITE), ("local", {})):
+            shipped = yaml.safe_load((ROOT / f"config/sites/{site}.yaml").read_text())
+            (self.folder / f"box/sites/{site}.yaml").write_text(yaml.safe_dump({**shipped, **changed}))
+        model = {**WORKLOAD["model"], **model}
+        if pause is not None:
+            (self.folder / "box/slow.py").write_text(SLOW_MODEL)
+            model |= {"kind": "box/slow.py:SlowModel", "options": {"pause": pause}}
+        workload = {**WORKLOAD, "model": model}
+        (self.folder / "box/workloads/tiny.yaml").write_text(yaml.safe_dump(workload))
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        lines = [[*columns, "workload"], *([*(str(row.get(name, "-")) for name in columns), "tiny"] for row in rows)]
+        (self.folder / "box/runs.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
+        for number, (split, words) in enumerate({"train": 20_000, "valid": 1_000, "test": 1_000}.items()):
+            (self.folder / f"box/data/prose/{split}.txt").write_text(prose(words, seed=number))
+        if data:
+            self.give(data)
+
+    def give(self, data, root="."):
+        """Start with data that is prepared already."""
+        (self.folder / root / "results").mkdir(parents=True)
+        subprocess.run(["cp", "-a", str(data), str(self.folder / root / "results/data")], check=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process and self.process.poll() is None:
+            self.kill()
+
+    # ---- Snakemake
+
+    def start(self, *targets, profile="jureca", root=".", options=()):
+        """Start Snakemake on the login node as a user does; only values of configuration and site differ."""
+        command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", *map(str, options)]
+        values = [f"root={root}", "sites=box/sites", "workloads=box/workloads", "runs=box/runs.tsv"]
+        if profile != "local":
+            command += ["--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "10"]
+            values.append(f"account={self.cluster.shape.account}")
+        command += ["--config", *values, "--", *targets]
+        with open(self.folder / "snakemake.log", "a") as log:
+            self.process = subprocess.Popen(
+                self.cluster.on_login(command, cwd=self.folder),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "DATA": str(self.folder / "box/data")},
+            )
+        return self
+
+    def wait(self, timeout, succeeds=True):
+        """Wait until Snakemake ends, well or badly as expected."""
+        self.until(lambda: self.process.poll() is not None, "Snakemake has ended", timeout)
+        assert (self.process.returncode == 0) == succeeds, self.story()
+        self._no_process_outlives_its_job()
+
+    def when(self, condition, what, timeout=300):
+        """Wait until a condition holds while Snakemake is at work."""
+
+        def holds():
+            assert self.process.poll() is None, f"Snakemake ended before: {what}\n{self.story()}"
+            return condition()
+
+        self.until(holds, what, timeout)
+
+    def until(self, condition, what, timeout):
+        """Wait until a condition holds, and see meanwhile that no process outlives its job."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {timeout} s: {what}\n{self.story()}"
+            self._no_process_outlives_its_job()
+            time.sleep(0.2)
+
+    def kill(self):
+        """kill -9, as by an administrator who clears the login node."""
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def log(self):
+        """What Snakemake has printed."""
+        return (self.folder / "snakemake.log").read_text()
+
+    def story(self):
+        """What Snakemake and the launchers have printed, for a failure's message."""
+        logs = sorted((self.folder / "logs").glob("*/*.log"))
+        return self.log + "".join(f"\n--- {path}\n{path.read_text()}" for path in logs)
+
+    def jobs(self, rule=""):
+        """Ids of the jobs that were submitted, in order; of the rules that start so, if given."""
+        return re.findall(rf"submitted with SLURM jobid (\d+) \(log: \S*/rule_{rule}\w*/", self.log)
+
+    def _no_process_outlives_its_job(self):
+        """A real cluster kills what a job leaves behind; here it could finish what there would be lost."""
+        for job in set(self.jobs()) - self._looked_at:
+            if self.cluster.state(job) in FINAL_STATES:
+                self._looked_at.add(job)
+                if self.cluster.job_processes(job):
+                    time.sleep(1)  # Slurm's own step daemon ends a moment after the job
+                left = self.cluster.job_processes(job)
+                assert not left, f"job {job} has ended, but these live: {left}"
+
+    # ---- a run
+
+    def run(self, name, root="."):
+        """The files of a run."""
+        return RunFiles(self.folder / root, name)
+
+
+class RunFiles:
+    """The files of one run below a root."""
+
+    def __init__(self, root, name):
+        self.target = Path("results/runs") / name / "summary.json"
+        self.work, self.result = root / "work/runs" / name, root / "results/runs" / name
+        self.log = root / "logs/train" / f"{name}.log"
+
+    def checkpoints(self):
+        """Folders of the whole checkpoints of the run under way, the newest last."""
+        return sorted(path.parent for path in self.work.glob("checkpoints/step-?????????/checkpoint.json"))
+
+    def steps(self):
+        """The lines of the steps of the finished run."""
+        return read_json_lines(self.result / "steps.jsonl")
+
+    def attempts(self):
+        """The attempts of the finished run."""
+        return read_json(self.result / "run.json")["attempts"]
+
+    def tensors(self):
+        """Name → tensor of everything in the last checkpoint of the finished run: weights and optimizer."""
+        return read(self.result / "checkpoint", list(tensors(self.result / "checkpoint")))
+
+
+def assert_resumed_without_loss(run, undisturbed):
+    """The run was interrupted, went on above step 0, counted no step twice, and ends in the very same weights."""
+    attempts = run.attempts()
+    assert len(attempts) > 1, attempts
+    assert all(attempt["first_step"] > 1 for attempt in attempts[1:]), attempts
+    assert [line["step"] for line in run.steps()] == list(range(1, STEPS + 1))
+    assert_same_numbers(run, undisturbed)
+
+
+def assert_same_numbers(run, other):
+    """Both trainings went through the same losses to the same weights and moments, bit for bit."""
+    assert [line["loss"] for line in run.steps()] == [line["loss"] for line in other.steps()]
+    expected, found = other.tensors(), run.tensors()
+    assert expected.keys() == found.keys()
+    different = [name for name in expected if not torch.equal(expected[name], found[name])]
+    assert not different, f"{len(different)} of {len(expected)} tensors differ: {different[:5]}"
+
+
+def prose(words, seed):
+    """Lines of words that follow from one another, so that there is something to learn."""
+    draw, word, lines = random.Random(seed), 0, []
+    for _ in range(words // 20):
+        line = []
+        for _ in range(20):
+            word = (3 * word + draw.randrange(4)) % 200
+            line.append(f"word{word}")
+        lines.append(" ".join(line))
+    return "\n".join(lines) + "\n"

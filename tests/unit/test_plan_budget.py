@@ -1,0 +1,302 @@
+"""The plan's sums, limits, cap and calendar: what is charged, what is refused, what is unknown."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parascale.config import Layout, Model, Run, Site, Training, Workload, strict
+from parascale.config.project import Budget, Config, Project
+from parascale.plan import actual, budget, calibrate, limits, tables
+from parascale.plan.advise import advise, rule_of_thumb
+from parascale.plan.calibrate import Calibration, Observation, fit, formula_rates
+from parascale.plan.planner import Planner
+from parascale.plan.predict import DataFacts, charged_core_hours, predict, runtime_minutes, verdict
+from parascale.plan.schedule import wall_hours
+from parascale.plan.time import Rates, bubble_fraction
+
+JURECA = strict.load(
+    Site,
+    {
+        "name": "jureca",
+        "device": "cuda",
+        "cores_per_node": 128,
+        "gpus_per_node": 4,
+        "gpu_memory_gb": 42.9,
+        "peak_tflops": {"bf16": 312, "fp32": 19.5},
+        "memory_gigabytes_per_second": 1555,
+        "partitions": [
+            {"name": "dc-gpu", "max_hours": 24, "max_nodes": 24},
+            {"name": "dc-gpu-devel", "max_hours": 2, "max_nodes": 4},
+        ],
+    },
+    "test",
+)
+WORKLOAD = Workload("w", model=Model(), training=Training(steps=1000))
+FACTS = DataFacts(vocabulary=5000)
+
+
+def project(tmp_path, **limits):
+    """A project with two runs, its results below a fresh folder."""
+    workload = dataclasses.replace(
+        WORKLOAD,
+        data=dataclasses.replace(WORKLOAD.data, expected=dataclasses.replace(WORKLOAD.data.expected, vocabulary=5000)),
+    )
+    runs = {
+        "single": Run("single", workload),
+        "ddp-8": Run("ddp-8", workload, Layout(nodes=2, gpus_per_node=4, dp=8)),
+    }
+    return Project(Config(root=str(tmp_path), budget=Budget(**limits)), JURECA, runs)
+
+
+def jobs():
+    return [
+        budget.Job(1, "download", {"dataset": "d"}, nodes=0),
+        budget.Job(2, "prepare", {"dataset": "d"}, limit_hours=1.0, after=(1,)),
+        budget.Job(3, "train_single", {"run": "single"}, gpus=1, limit_hours=0.5, attempts=4, after=(2,)),
+        budget.Job(4, "train_multi_node", {"run": "ddp-8"}, nodes=2, gpus=4, limit_hours=0.5, attempts=4, after=(2,)),
+    ]
+
+
+def test_sums_are_those_by_hand(tmp_path):
+    """Whole nodes × cores × hours; local jobs cost nothing; a rule without history is unknown, never 0 in silence."""
+    planner = Planner(project(tmp_path))
+    plan = budget.make_plan(jobs(), planner)
+    hours = {name: planner.prediction(name).wall_seconds / 3600 for name in ("single", "ddp-8")}
+    assert plan.totals["core_hours_expected"] == pytest.approx(128 * hours["single"] + 256 * hours["ddp-8"])
+    assert plan.totals["core_hours_worst"] == pytest.approx(128 * 1 + 128 * 0.5 * 4 + 256 * 0.5 * 4)
+    assert plan.totals["gpu_hours_expected"] == pytest.approx(hours["single"] + 8 * hours["ddp-8"])
+    assert plan.totals["node_hours_expected"] == pytest.approx(hours["single"] + 2 * hours["ddp-8"])
+    assert plan.totals["wall_hours_at_once"] == pytest.approx(max(hours.values()))
+    assert plan.totals["jobs_unknown"] == 1 and "prepare (d)" in plan.unknown[0]
+    known = budget.make_plan(jobs(), planner, history={"prepare": 0.25})
+    assert known.totals["core_hours_expected"] == pytest.approx(plan.totals["core_hours_expected"] + 32)
+    assert known.unknown == ()
+    json.dumps(known.as_dict(), allow_nan=False)
+
+
+def test_columns_that_others_read(tmp_path):
+    """The contract of `plan.json`."""
+    values = budget.make_plan(jobs(), Planner(project(tmp_path))).as_dict()
+    wanted = {"rule", "run", "wildcards", "nodes", "gpus", "hours_expected", "hours_worst", "core_hours_expected"}
+    assert wanted | {"core_hours_worst", "fits", "basis"} <= set(values["jobs"][0])
+    assert {"schema_version", "site", "jobs", "totals", "unknown"} <= set(values)
+
+
+def test_the_cap_refuses_and_says_so(tmp_path):
+    plan = budget.make_plan(jobs(), Planner(project(tmp_path, core_hours=0.5)))
+    with pytest.raises(budget.BudgetError, match=r"more than budget.core_hours = 0.5"):
+        budget.check(plan)
+    budget.check(budget.make_plan(jobs(), Planner(project(tmp_path, core_hours=5000.0))))
+
+
+def test_beyond_the_quota_is_a_warning(tmp_path):
+    plan = budget.make_plan(jobs(), Planner(project(tmp_path, quota=1.0)))
+    budget.check(plan)
+    assert "more than the quota of 1" in budget.warnings(plan)[0]
+
+
+VIOLATIONS = {
+    "nodes": ({"nodes": 25}, "takes at most 24"),
+    "nodes of another partition": ({"nodes": 5, "partition": "dc-gpu-devel"}, "takes at most 4"),
+    "hours": ({"limit_hours": 24.1}, "ends jobs after 24 h"),
+    "hours of another partition": ({"limit_hours": 2.5, "partition": "dc-gpu-devel"}, "ends jobs after 2 h"),
+    "GPUs": ({"gpus": 5}, "jureca has 4"),
+    "partition": ({"partition": "gpu"}, "is not known at jureca"),
+    "negative nodes": ({"nodes": -1}, "asks for -1 nodes"),
+}
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_what_the_machine_never_grants_is_refused(name, tmp_path):
+    """Each violation is found in a plan, and stops a real run."""
+    change, said = VIOLATIONS[name]
+    job = dataclasses.replace(jobs()[2], **change)
+    plan = budget.make_plan([job], Planner(project(tmp_path)))
+    with pytest.raises(budget.BudgetError, match=said):
+        budget.check(plan)
+    assert said in tables.text(plan)
+
+
+def test_jobs_at_the_limit_pass():
+    assert limits.violations(limits.Request("job", 24, 4, 24.0), JURECA) == []
+
+
+def test_live_limits_are_read():
+    """`scontrol show partition --oneliner`, as Slurm 22.05 prints it."""
+    text = (
+        "PartitionName=dc-gpu AllowGroups=ALL MaxNodes=24 MaxTime=1-00:00:00 TotalNodes=192\n"
+        "PartitionName=dc-gpu-devel MaxNodes=UNLIMITED MaxTime=02:00:00 TotalNodes=12\n"
+    )
+    parsed = [(entry.name, entry.max_hours, entry.max_nodes) for entry in limits.parse_partitions(text)]
+    assert parsed == [("dc-gpu", 24.0, 24), ("dc-gpu-devel", 2.0, 12)]
+
+
+def test_nothing_to_run_says_so(tmp_path):
+    plan = budget.make_plan([], Planner(project(tmp_path)))
+    assert plan.totals["core_hours_expected"] == 0 and "Nothing has to run" in tables.text(plan)
+    assert "Nothing has to run" in tables.page(plan)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.integers(1, 3), st.sets(st.integers(0, 20), max_size=3)), max_size=20),
+    st.integers(1, 6),
+)
+def test_calendar_bounds(drawn, capacity):
+    """No schedule beats the longest chain or the work divided by the capacity; none exceeds one job after the other."""
+    planned = [
+        budget.Job(number, "r", {}, limit_hours=hours, slots=slots, after=tuple(i for i in after if i < number))
+        for number, (hours, slots, after) in enumerate(drawn)
+    ]
+    priced = [
+        dataclasses.replace(
+            budget.PricedJob(
+                job.id, "r", None, {}, 1, 0, job.limit_hours, None, None, None, None, None, job.slots, job.after
+            )
+        )
+        for job in planned
+    ]
+    chain, limited = wall_hours(priced), wall_hours(priced, capacity)
+    total = sum(job.limit_hours for job in planned)
+    work = sum(job.limit_hours * min(job.slots, capacity) for job in planned) / capacity
+    assert max(chain, work) <= limited + 1e-9 and limited <= total + 1e-9
+
+
+def test_charges():
+    """One GPU of a node costs what four cost."""
+    assert charged_core_hours(JURECA, 2, 1800) == 128
+    by_cores = dataclasses.replace(JURECA, charges="cores")
+    assert charged_core_hours(by_cores, 1, 3600, cores=32) == 32
+
+
+@pytest.mark.parametrize(("used", "said"), [(79, "fits"), (80, "risky"), (100, "risky"), (101, "does not fit")])
+def test_verdicts(used, said):
+    assert verdict(used, 100) == said and verdict(used, None) == "unknown"
+
+
+def test_a_remedy_makes_it_fit():
+    """The change that is named is one that helps."""
+    model = Model(dim=4096, heads=32, layers=24, hidden=16384)
+    run = Run(
+        "big",
+        Workload("w", model=model, training=Training(steps=9, window=1024, global_batch=8)),
+        Layout(gpus_per_node=4, dp=4),
+    )
+    prediction = predict(run, JURECA, facts=FACTS)
+    assert prediction.fits == "does not fit" and prediction.remedy
+
+
+def test_time_limits_grow_and_are_cut():
+    run = Run("r", dataclasses.replace(WORKLOAD, training=Training(steps=300_000)))
+    first, second, last = (runtime_minutes(run, JURECA, attempt, facts=FACTS) for attempt in (1, 2, 99))
+    assert first < second <= last == 24 * 60 and first % 5 == 0
+    assert runtime_minutes(run, JURECA, 99, "dc-gpu-devel", facts=FACTS) == 120
+
+
+def test_unknown_stays_unknown():
+    """No vocabulary, no steps, no rate, no formula: each is said, none is 0."""
+    assert "vocabulary" in predict(Run("r", WORKLOAD), JURECA, facts=DataFacts(None)).unknown
+    epochs = Run("r", dataclasses.replace(WORKLOAD, training=Training(epochs=1.0)))
+    foretold = predict(epochs, JURECA, facts=FACTS)
+    assert "steps" in foretold.unknown and foretold.core_hours is None and foretold.memory_bytes
+    assert "peak_tflops.fp64" in predict(Run("r", WORKLOAD, precision="fp64"), JURECA, facts=FACTS).unknown
+    own = dataclasses.replace(WORKLOAD, model=Model(kind="mine.py:Mine"))
+    assert predict(Run("r", own), JURECA, facts=FACTS).memory_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "bubble"),
+    [
+        (Layout(), 0),
+        (Layout(pp=4, micro_batches=8, gpus_per_node=4), 3 / 8),
+        (Layout(pp=4, micro_batches=8, gpus_per_node=4, schedule="Interleaved1F1B"), 3 / 16),
+        (Layout(pp=4, micro_batches=1, gpus_per_node=4), 3),
+    ],
+)
+def test_bubbles(layout, bubble):
+    """(p − 1) / m, divided by the stages a rank holds (Narayanan et al. 2021)."""
+    assert bubble_fraction(layout) == pytest.approx(bubble)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.01, 100), st.floats(0.2, 5), st.integers(1, 4))
+def test_a_fit_finds_the_prices_that_made_the_times(speed, skew, count):
+    """Times made with known prices come back, on sizes that the fit has not seen."""
+    prior = formula_rates(JURECA, "fp32")
+    true = Rates(
+        **{**{k: v * speed for k, v in dataclasses.asdict(prior).items()}, "flops": prior.flops * speed * skew}
+    )
+    sizes = [{"flops": 1e9 * scale, "passes": 10 * scale**0.5} for scale in (1, 4, 64, 1000)[: count + 1]]
+    price = lambda amounts, rates: sum(amount * getattr(rates, name) for name, amount in amounts.items())  # noqa: E731
+    fitted = fit(prior, [(amounts, price(amounts, true)) for amounts in sizes])
+    assert all(value > 0 for value in dataclasses.asdict(fitted).values())
+    for amounts in sizes:
+        assert price(amounts, fitted) == pytest.approx(price(amounts, true), rel=0.1)
+
+
+def test_a_calibration_is_kept_and_used(tmp_path):
+    """Saved and loaded the same; a run seen before is foretold from history, another from the fit."""
+    run = Run("seen", WORKLOAD)
+    observation = Observation(
+        "run", "seen", dataclasses.asdict(run), 5000, 0.5, {"forward": 0.2, "backward": 0.3}, None, 7.0
+    )
+    path = calibrate.store(tmp_path, "jureca")
+    calibrate.save(Calibration("jureca", (observation,)), path)
+    loaded = calibrate.load(path, "jureca")
+    assert loaded == Calibration("jureca", (observation,))
+    again = predict(dataclasses.replace(run, run="again", seed=5), JURECA, loaded, FACTS)
+    assert again.basis == "history" and again.step_seconds == 0.5 and again.wall_seconds == 507.0
+    other = dataclasses.replace(
+        run, workload=dataclasses.replace(WORKLOAD, training=Training(steps=10, global_batch=128))
+    )
+    assert predict(other, JURECA, loaded, FACTS).step_seconds > 0.5
+
+
+def test_advice_is_whole_and_ranked():
+    """Every layout stands once, those that fit come first, each with its reason."""
+    ranked = advise(WORKLOAD, JURECA, 8, facts=FACTS)
+    degrees = [(a.layout.dp, a.layout.fsdp, a.layout.tp, a.layout.pp) for a in ranked]
+    assert len(set(degrees)) == len(degrees) and (8, 1, 1, 1) in degrees and (1, 8, 1, 1) in degrees
+    assert all(dp * fsdp * tp * pp == 8 for dp, fsdp, tp, pp in degrees)
+    order = ["fits", "unknown", "risky", "does not fit"]
+    places = [order.index(advice.prediction.fits) for advice in ranked]
+    assert places == sorted(places) and all(advice.reason for advice in ranked)
+    assert ranked[0].layout.strategy() in ("multi_node", "fsdp", "hsdp")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Model(), "DDP"),
+        (Model(dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu"), "FSDP"),
+        (Model(dim=32768, heads=256, layers=2, hidden=131072), "TP"),
+        (Model(dim=8192, heads=64, layers=200, hidden=32768), "PP"),
+    ],
+)
+def test_rule_of_thumb(model, said):
+    workload = Workload("w", model=model, training=Training(steps=1, window=2048, global_batch=64))
+    assert said in rule_of_thumb(workload, JURECA, 8, "bf16", 32000)
+
+
+def test_sacct_is_summed(tmp_path):
+    """A job that was requeued is charged for each start; without accounting the record speaks."""
+    parsed = actual.parse_sacct("7|2|256|1800\n7|2|256|600\n8|1|128|60\n")
+    assert parsed["7"] == actual.Charged(2, 256, 2400.0)
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    described = {
+        "run": "a",
+        "job_ids": ["7"],
+        "prediction": {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 142.2},
+    }
+    (folder / "run.json").write_text(json.dumps(described))
+    (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2300.0, "core_hours": 163.6}))
+    (row,) = actual.compare(tmp_path, JURECA, lambda ids: parsed)
+    assert row.core_hours_charged == pytest.approx(2 * 128 * 2400 / 3600) and row.source == "sacct" and row.ratio == 1.2
+    (row,) = actual.compare(tmp_path, JURECA, lambda ids: {})
+    assert row.core_hours_charged == 163.6 and row.source == "record"
+    actual.write_csv([row], tmp_path / "actual.csv")
+    assert (tmp_path / "actual.csv").read_text().splitlines()[1].startswith("a,probe,")

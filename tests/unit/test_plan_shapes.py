@@ -1,0 +1,79 @@
+"""Shapes by formula are those of the real module: plans count what training holds."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parascale.config import Model
+from parascale.models import build_model
+from parascale.plan.flops import training_flops_per_token
+from parascale.plan.shapes import model_sizes, parameter_shapes
+
+models = st.builds(
+    lambda heads, groups, width, **rest: Model(
+        dim=heads * groups * width, heads=heads * groups, kv_heads=heads, **rest
+    ),
+    heads=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    width=st.sampled_from([2, 4, 8]),
+    layers=st.integers(1, 3),
+    hidden=st.one_of(st.none(), st.integers(1, 40)),
+    tied=st.booleans(),
+    norm=st.sampled_from(["layer", "rms"]),
+    pre_norm=st.booleans(),
+    position=st.sampled_from(["learned", "sinusoidal", "rotary"]),
+    activation=st.sampled_from(["gelu", "gelu_tanh", "relu", "swiglu"]),
+    bias=st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, st.integers(2, 50), st.integers(2, 20))
+def test_shapes_are_those_of_the_real_module(model, vocabulary, window):
+    """Names, shapes and the count by parts agree with `named_parameters()`."""
+    with torch.device("meta"):
+        module = build_model(model, vocabulary, window)
+    real = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    formula = parameter_shapes(model, vocabulary, window)
+    assert formula == real
+    assert model_sizes(model, vocabulary, window).count == sum(math.prod(shape) for shape in real.values())
+
+
+PUBLISHED = {
+    # Parameter counts as their Hugging Face checkpoints state them; GPT-2 has biases of keys, which do nothing, and we none.
+    "openai-community/gpt2": (
+        Model(dim=768, heads=12, layers=12, hidden=3072, tied=True, activation="gelu_tanh"), 50257, 1024, 124_439_808 - 12 * 768),
+    "openai-community/gpt2-xl": (
+        Model(dim=1600, heads=25, layers=48, hidden=6400, tied=True, activation="gelu_tanh"), 50257, 1024, 1_557_611_200 - 48 * 1600),
+    "meta-llama/Llama-2-7b": (
+        Model(dim=4096, heads=32, layers=32, hidden=11008, norm="rms", position="rotary", activation="swiglu", bias=False),
+        32000, 4096, 6_738_415_616),
+    "meta-llama/Llama-3.1-8B": (
+        Model(dim=4096, heads=32, kv_heads=8, layers=32, hidden=14336, norm="rms", position="rotary", activation="swiglu",
+              bias=False), 128256, 8192, 8_030_261_248),
+    "meta-llama/Llama-2-70b": (
+        Model(dim=8192, heads=64, kv_heads=8, layers=80, hidden=28672, norm="rms", position="rotary", activation="swiglu",
+              bias=False), 32000, 4096, 68_976_648_192),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_their_published_size(name):
+    model, vocabulary, window, count = PUBLISHED[name]
+    assert model_sizes(model, vocabulary, window).count == count
+
+
+def test_unknown_kinds_are_unknown():
+    """A class of the user's own is never counted as 0."""
+    model = Model(kind="mine.py:Mine")
+    assert parameter_shapes(model, 10, 10) is None and model_sizes(model, 10, 10) is None
+
+
+def test_flops_are_those_of_palm():
+    """6 N + 12 L T D a token (Chowdhery et al. 2022, appendix B), N without embeddings and vectors."""
+    model = Model(dim=64, heads=4, layers=3, hidden=256, bias=False)
+    matrices = 3 * (4 * 64 * 64 + 2 * 64 * 256) + 1000 * 64
+    assert training_flops_per_token(model, 1000, 32) == 6 * matrices + 12 * 3 * 32 * 64

@@ -1,0 +1,272 @@
+"""The logger plugin in real invocations of Snakemake, on a small workflow of the shape of ours."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parascale.config import load_project_file
+from parascale.plan.planner import Planner
+
+ROOT = Path(__file__).parents[2]
+SNAKEFILE = """
+from parascale.config import load_project
+from parascale.plan.planner import Planner
+from snakemake_logger_plugin_parascale import follow, start
+
+PROJECT = load_project(config)
+PLANNER = Planner(PROJECT)
+RESULTS = PROJECT.paths.results
+follow(workflow, PROJECT)
+
+
+localrules: download, report
+
+
+onstart:
+    start(workflow, PROJECT)
+
+
+def layout(key):
+    return lambda wildcards: getattr(PROJECT.runs[wildcards.run].layout, key)
+
+
+rule all:
+    input: RESULTS / "report.txt"
+
+
+rule download:
+    output: RESULTS / "raw.txt"
+    shell: "echo download >> executed.txt; touch {output:q}"
+
+
+rule prepare:
+    input: RESULTS / "raw.txt"
+    output: RESULTS / "data.txt"
+    resources: runtime=30
+    shell: "echo prepare >> executed.txt; touch {output:q}"
+
+
+rule train_any:
+    input: RESULTS / "data.txt"
+    output: RESULTS / "train_any" / "{run}.txt"
+    resources:
+        nodes=layout("nodes"),
+        gres=lambda wildcards: f"gpu:{PROJECT.runs[wildcards.run].layout.gpus_per_node}",
+        runtime=lambda wildcards, attempt: PLANNER.runtime_minutes(wildcards.run, attempt),
+    shell: "echo train_any >> executed.txt; touch {output:q}"
+
+
+rule parity_any:
+    input: RESULTS / "data.txt"
+    output: RESULTS / "parity_any" / "{run}.txt"
+    resources:
+        nodes=layout("nodes"),
+        runtime=lambda wildcards, attempt: PLANNER.runtime_minutes(wildcards.run, attempt, parity=True),
+    shell: "echo parity_any >> executed.txt; touch {output:q}"
+
+
+rule report:
+    input: expand(RESULTS / "{kind}/{run}.txt", kind=["train_any", "parity_any"], run=PROJECT.runs)
+    output: RESULTS / "report.txt"
+    shell: "echo report >> executed.txt; touch {output:q}"
+"""
+SITE = """
+device: cuda
+cores_per_node: 128
+gpus_per_node: 4
+gpu_memory_gb: 42.9
+peak_tflops: {fp32: 19.5}
+memory_gigabytes_per_second: 1555
+partitions: [{name: dc-gpu, max_hours: 24, max_nodes: 192}]
+"""
+WORKLOAD = """
+data: {source: {kind: builtin, name: documentation}, expected: {vocabulary: 5000}}
+training: {steps: 2000}
+"""
+HEADER = "run\tworkload\tnodes\tgpus_per_node\tdp\n"
+RUNS = {"single": (1, 1), "ddp-4": (1, 4), "ddp-8": (2, 4)}
+
+
+@pytest.fixture
+def workflow(tmp_path):
+    """A function that runs Snakemake with our plugin in a fresh folder; returns (exit code, both streams)."""
+    write_project(tmp_path, RUNS)
+
+    def run(*arguments):
+        command = [
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--cores",
+            "2",
+            "--retries",
+            "1",
+            "--logger",
+            "parascale",
+            *arguments,
+        ]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+        return done.returncode, done.stdout + done.stderr
+
+    run.folder = tmp_path
+    return run
+
+
+def write_project(folder, runs):
+    """A Snakefile, a configuration and a run table of name → (nodes, GPUs on each)."""
+    (folder / "Snakefile").write_text(SNAKEFILE)
+    for place, text in (("sites/jureca.yaml", SITE), ("workloads/w.yaml", WORKLOAD)):
+        (folder / "config" / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "config" / place).write_text(text)
+    rows = [f"{name}\tw\t{nodes}\t{gpus}\t{nodes * gpus}\n" for name, (nodes, gpus) in runs.items()]
+    (folder / "config" / "runs.tsv").write_text(HEADER + "".join(rows))
+    (folder / "config.yaml").write_text("site: jureca\n")
+    (folder / "Snakefile").write_text('configfile: "config.yaml"\n' + SNAKEFILE)
+
+
+def plan(folder):
+    """What the plugin wrote."""
+    return json.loads((folder / "results/plan/plan.json").read_text())
+
+
+def planned(folder):
+    """Rule → planned jobs that have a command."""
+    rules = [job["rule"] for job in plan(folder)["jobs"] if job["rule"] != "all"]
+    return {rule: rules.count(rule) for rule in rules}
+
+
+def executed(folder):
+    """Rule → executed jobs, as the jobs themselves said; and forget them."""
+    path = folder / "executed.txt"
+    rules = path.read_text().split() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return {rule: rules.count(rule) for rule in rules}
+
+
+def test_planned_jobs_are_the_executed_ones(workflow):
+    """Fresh, nothing to do, partial and forced: the dry run counts exactly what then runs."""
+    folder = workflow.folder
+    for prepare, arguments in (
+        (lambda: None, []),
+        (lambda: None, []),
+        (lambda: (folder / "results/train_any/ddp-4.txt").unlink(), []),
+        (lambda: None, ["-F"]),
+        (lambda: None, ["-R", "parity_any"]),
+    ):
+        prepare()
+        code, text = workflow("-n", *arguments)
+        assert code == 0, text
+        expected = planned(folder)
+        code, text = workflow(*arguments)
+        assert code == 0, text
+        assert executed(folder) == expected
+
+
+def test_the_table_is_the_count_by_hand(workflow):
+    """Nodes × 128 cores × hours for each run and its parity run; two attempts at worst; local jobs free."""
+    code, text = workflow("-n", "--executor", "slurm", "--jobs", "3")
+    assert code == 0 and "This was a dry-run" in text, text
+    values = plan(workflow.folder)
+    planner = Planner(load_project_file_in(workflow.folder))
+    expected = worst = 0.0
+    for name, (nodes, _) in RUNS.items():
+        for parity in (False, True):
+            expected += nodes * 128 * planner.prediction(name, parity).wall_seconds / 3600
+            worst += nodes * 128 * planner.runtime_minutes(name, parity=parity) / 60 * 2
+    assert values["totals"]["core_hours_expected"] == pytest.approx(expected)
+    assert values["totals"]["core_hours_worst"] == pytest.approx(worst + 128 * 0.5 * 2)
+    assert values["totals"]["jobs"] == 10 and values["capacity"] == 3
+    (unknown,) = values["unknown"]
+    assert unknown.startswith("prepare:")
+    table = text[text.index("Plan for jureca") :]
+    assert re.search(rf"total +10 .*{expected:,.2f} \+ 1\? +{worst + 128:,.2f}", table)
+    assert "train_any" in table and "local jobs" in table
+    assert "<table>" in (workflow.folder / "results/plan/plan.html").read_text()
+
+
+def load_project_file_in(folder):
+    """The project of a folder, read from there."""
+    import os
+
+    here = Path.cwd()
+    os.chdir(folder)
+    try:
+        return load_project_file("config.yaml")
+    finally:
+        os.chdir(here)
+
+
+@pytest.mark.parametrize("quiet", ["rules", "all"])
+def test_quiet_dry_runs_still_plan(workflow, quiet):
+    """`-n -q` prints no jobs, but what has to run is known all the same."""
+    code, text = workflow("-n", "-q", quiet)
+    assert code == 0 and plan(workflow.folder)["totals"]["jobs"] == 10, text
+    assert "Plan for jureca" in text
+
+
+def test_planning_makes_nothing_stale(workflow):
+    assert workflow()[0] == 0
+    for _ in range(2):
+        code, text = workflow("-n")
+        assert code == 0 and "Nothing to be done" in text and "Nothing has to run: 0 core-h." in text
+    assert plan(workflow.folder)["totals"]["core_hours_expected"] == 0
+
+
+def test_over_budget_is_refused_before_the_first_job(workflow):
+    """Exit code not 0, with the table, and no job started; a dry run still shows the plan."""
+    code, text = workflow("--config", "budget={core_hours: 0.001}")
+    assert code != 0 and "more than budget.core_hours = 0.001" in text and "train_any" in text
+    assert executed(workflow.folder) == {}
+    code, text = workflow("-n", "--config", "budget={core_hours: 0.001}")
+    assert code == 0 and "of 0.001 core-h" in text
+
+
+def test_impossible_jobs_are_refused_before_the_first_job(workflow):
+    """A time limit that somebody set by hand above the partition's is found, though the scheduler would take it."""
+    code, text = workflow("--set-resources", "train_any:runtime=1500")
+    assert code != 0 and "ends jobs after 24 h" in text
+    assert executed(workflow.folder) == {}
+
+
+def test_real_runs_keep_count(workflow):
+    """Live lines, and an event for the start and the end of each job, from which the next plan knows its rules."""
+    code, text = workflow()
+    assert code == 0 and re.search(r"parascale: \d+ of 10 jobs done, .* core-h used, about .* to go", text), text
+    assert "parascale: 10 of 10 jobs done" in text and text.count("10 of 10 jobs done") == 1
+    events = [json.loads(line) for line in (workflow.folder / "results/plan/events.jsonl").read_text().splitlines()]
+    for kind in ("started", "finished"):
+        assert sum(event["event"] == kind for event in events) == 10
+    workflow("-n", "-F")
+    assert plan(workflow.folder)["unknown"] == []
+
+
+def test_errors_show_no_plan(workflow):
+    """A workflow that cannot be built has no price."""
+    code, text = workflow("-n", "nowhere")
+    assert code != 0 and "Plan for" not in text
+
+
+def test_local_rules_are_found_where_dry_runs_hide_them(workflow):
+    workflow("-n")
+    nodes = {job["rule"]: job["nodes"] for job in plan(workflow.folder)["jobs"]}
+    assert (nodes["download"], nodes["report"], nodes["all"], nodes["prepare"]) == (0, 0, 0, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "seconds"), [(500, 10), (5000, 60)])
+def test_large_plans_are_quick(workflow, count, seconds):
+    """A run and its parity run each: 1,000 jobs under 10 s, 10,000 under a minute."""
+    shutil.rmtree(workflow.folder / "config")
+    write_project(workflow.folder, {f"ddp-{number}": (1, 4) for number in range(count)})
+    import time
+
+    began = time.perf_counter()
+    code, text = workflow("-n", "-q", "rules")
+    elapsed = time.perf_counter() - began
+    assert code == 0 and plan(workflow.folder)["totals"]["jobs"] == 2 * count + 4, text[-2000:]
+    assert elapsed < seconds
