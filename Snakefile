@@ -22,6 +22,10 @@ include: "rules/parity.smk"
 include: "rules/report.smk"
 
 
+onstart:
+    before_the_first_job()
+
+
 rule all:
     default_target: True
     input:

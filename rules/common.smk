@@ -7,8 +7,14 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import snakemake_logger_plugin_parascale
+from snakemake.exceptions import WorkflowError
+
 from parascale import provenance
 from parascale.config import load_project
+from parascale.errors import ParascaleError
+from parascale.launch.environment import check_environment
+from parascale.launch.preflight import preflight
 from parascale.launch.resources import node_resources, resources
 from parascale.plan.planner import Planner
 from parascale.train.job import describe_job
@@ -16,6 +22,7 @@ from parascale.train.job import describe_job
 PROJECT = load_project(config, "the configuration")
 PATHS = PROJECT.paths
 PLANNER = Planner(PROJECT)
+snakemake_logger_plugin_parascale.follow(workflow, PROJECT)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
 NONE = "(?!)"  # a pattern that matches no name
@@ -28,6 +35,19 @@ shell.prefix(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH
 wildcard_constraints:
     run="|".join(map(re.escape, PROJECT.runs)),
     dataset="|".join(map(re.escape, PROJECT.datasets)),
+
+
+def before_the_first_job():
+    """Refuse, before anything is spent, what the environment, the machine or the budget does not allow."""
+    try:
+        check_environment(Path(workflow.basedir) / "envs/requirements.txt", PROJECT.site)
+        if workflow.executor_plugin.name == "slurm":
+            jobs = {name: (run.layout.nodes, PLANNER.runtime_minutes(name)) for name, run in PROJECT.runs.items()}
+            reservation = workflow.executor_settings.reservation
+            preflight(PROJECT.site, jobs, PROJECT.config.account, PROJECT.config.partition, reservation)
+    except ParascaleError as error:
+        raise WorkflowError(str(error)) from None
+    snakemake_logger_plugin_parascale.start(workflow, PROJECT)
 
 
 def as_json(value):
@@ -54,6 +74,12 @@ def data_of(wildcards):
     """The prepared data that a run reads."""
     data = PROJECT.runs[wildcards.run].workload.data
     return PATHS.data(data.dataset, data.format) / "manifest.json"
+
+
+def start_of(wildcards):
+    """The checkpoint that a run begins from, where it names another run."""
+    start = PROJECT.runs[wildcards.run].init_from
+    return [PATHS.run(start) / "checkpoint"] if start else []
 
 
 def data_settings(*sections):

@@ -25,6 +25,8 @@ rule prepare:
         PATHS.data("{dataset}", "flat") / "manifest.json",
     log:
         LOGS / "prepare/{dataset}.log",
+    resources:
+        runtime=30,
     params:
         settings=data_settings("text", "expected"),
     shell:

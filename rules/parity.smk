@@ -7,6 +7,8 @@ localrules:
 
 
 use rule train as parity_run with:
+    input:
+        data_of,
     output:
         record=PATHS.parity("{run}") / "run.json",
         steps=PATHS.parity("{run}") / "steps.jsonl",

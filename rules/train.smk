@@ -6,6 +6,7 @@
 rule train:
     input:
         data_of,
+        start=start_of,
     output:
         record=PATHS.run("{run}") / "run.json",
         steps=PATHS.run("{run}") / "steps.jsonl",

@@ -1,4 +1,4 @@
-"""Say whether this machine has what the runs need, and what to install where it has not.
+"""Say whether this machine has what the runs need, what to install where it has not, and what its storage will soon delete.
 
 Example: python scripts/check_environment.py --run ddp
 """
@@ -11,12 +11,13 @@ from parascale.config import load_project_file, strict
 from parascale.errors import ConfigError
 from parascale.launch import slurm
 from parascale.launch.environment import check_environment, read_pins
+from parascale.launch.storage import storage_warnings
 
 PINS = Path(__file__).resolve().parents[1] / "envs" / "requirements.txt"
 
 
 def main():
-    """Check versions; with runs, also what torch must offer for them."""
+    """Check versions; with runs, also what torch must offer for them. Then look at the results' files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="config/config.yaml", help="the configuration (default: %(default)s)")
     parser.add_argument("--run", nargs="+", default=[], help="runs whose needs are checked too (imports torch)")
@@ -29,6 +30,8 @@ def main():
     runs = [project.runs[name] for name in options.run]
     check_environment(options.pins, project.site, runs, in_job=slurm.job_id() is not None)
     print(f"environment: {len(read_pins(options.pins))} pinned versions as tested, device {project.site.device}")
+    for warning in storage_warnings(project.site, project.root):
+        print(f"warning: {warning}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Formats side by side, in one run: ours, what they replace, and their peers. Prints a table of ratios.
 
 20,000 JPEGs of about 14 kB are drawn once into the work folder and kept there. The peers need an environment of their
-own (make_peers.py); without --peers their rows are left out. Every pair is measured in turns and the median of the ratios
-is taken, so that another load on the machine disturbs both sides alike.
+own (make_peers.py); without --peers their rows are left out. The two sides of a pair are measured in turns, and the ratio
+is the median of the turns' ratios, so that another load on the machine disturbs both sides alike.
 
 Example: python tests/benchmarks/formats.py --work /tmp/formats --peers /tmp/peers/bin/python
 """
@@ -35,7 +35,7 @@ SAMPLES = 20_000
 DRAWN = Images(train=SAMPLES, validation=10, test=10, size=184)  # 14.05 kB on average
 LATENCY = 0.002  # seconds that an open takes on a busy parallel filesystem
 SERIAL_SAMPLES = 2_000  # of the serial loop with latency; its time is proportional to them
-PASS_SECONDS = 2.0
+PASS_SECONDS = 0.5
 LOADER_SECONDS = 6.0
 WINDOW, TOKENS = 64, 2_000_000
 DEFAULT = "hdf5"
@@ -102,7 +102,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for samples and conversions")
     parser.add_argument("--peers", type=Path, help="python of the peers' environment")
-    parser.add_argument("--repeats", type=int, default=3, help="times each pair is measured (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="times each pair is measured (default: %(default)s)")
     arguments = parser.parse_args()
     work, repeats = arguments.work, arguments.repeats
     index = samples(work)
@@ -339,9 +339,12 @@ def run_peer(python, name, folder, work, repeats):
 
 
 def add_pair(report, what, ours, theirs, goal, unit, time_ratio=False):
-    """Medians of both sides, and the ratio of them; for times the other way round."""
+    """Medians of both sides, and of the ratios turn by turn; for times the other way round."""
+    if len(ours) != len(theirs):  # a peer gives the median of its own passes
+        ours, theirs = [statistics.median(ours)], [statistics.median(theirs)]
+    ratios = [other / one if time_ratio else one / other for one, other in zip(ours, theirs, strict=True)]
     one, other = statistics.median(ours), statistics.median(theirs)
-    report.add(what, other / one if time_ratio else one / other, goal, shown(one), shown(other), unit)
+    report.add(what, statistics.median(ratios), goal, shown(one), shown(other), unit)
 
 
 def shown(value):

@@ -4,12 +4,12 @@ import os
 import signal
 from collections import Counter
 
-import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parascale.errors import Interrupted
+from parascale.models import transformer_lm
 from parascale.parallel.tying import local
 from parascale.train import loop
 from parascale.train.job import job_from_settings
@@ -26,9 +26,16 @@ def train_settings(settings):
 def train_and_look(settings):
     """Train, and return what this rank held and called in its second step.
 
-    {parameters: name → local shape, parameter_bytes, optimizer_bytes, sharded_units, stages, collectives: name → calls}
+    {parameters: name → local shape, parameter_bytes, optimizer_bytes, sharded_units, stages, heads: numbers of attention
+    heads seen in forward passes, collectives: name → calls}
     """
-    facts = {}
+    facts, heads = {}, set()
+    split_heads = transformer_lm.Attention._heads
+
+    def seen(attention, projected):
+        split = split_heads(attention, projected)
+        heads.add(split.shape[1])
+        return split
 
     class Looking(loop.Stepper):
         steps = 0
@@ -42,9 +49,9 @@ def train_and_look(settings):
             facts.update(held(self.model, self.optimizers), collectives=counter.calls)
             return result
 
-    loop.Stepper = Looking
+    loop.Stepper, transformer_lm.Attention._heads = Looking, seen
     train_settings(settings)
-    return facts
+    return facts | {"heads": sorted(heads)}
 
 
 def held(model, optimizers):

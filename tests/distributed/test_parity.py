@@ -1,16 +1,19 @@
 """Every strategy trains the same model to the same numbers as one process: losses, gradient norms, weights, evaluation."""
 
-import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from parascale.files import read_json
+from parascale.models import build_model
+from parascale.train.job import job_from_settings
 from parascale.train.parity import compare_folders
 
 from .cases import CASES, ranks_of
-from .conftest import TOKENS
+from .conftest import TOKENS, VOCABULARY
 from .examine import train_and_look
+from .expected import Expected
 from .harness import run_on_ranks
 
 COMPARISONS = [(name, "fp64") for name in CASES] + [(name, "fp32") for name, case in CASES.items() if case.fp32]
@@ -24,7 +27,6 @@ def test_a_layout_is_the_same_training_as_one_process(name, precision, make_sett
     facts = run_on_ranks(train_and_look, ranks_of(case.layout), tmp_path / "ranks", settings)
     baseline = single(**keys)
     verdict = compare_folders(settings["output"], baseline["output"])
-    open("/tmp/core/facts.jsonl", "a").write(json.dumps([name, precision, verdict, facts]) + "\n")
     assert verdict["verdict"] == "same", verdict
     ours, expected = (read_json(Path(place["output"]) / "summary.json") for place in (settings, baseline))
     counts = {split: TOKENS[split] - 1 for split in ("validation", "test")}
@@ -32,3 +34,12 @@ def test_a_layout_is_the_same_training_as_one_process(name, precision, make_sett
     assert ours["test_loss"] == pytest.approx(expected["test_loss"], abs=verdict["tolerances"]["loss"])
     assert ours["parameters"] == expected["parameters"]
     assert ours["work"] == expected["work"]
+    run = job_from_settings(settings).run
+    Expected(run, whole_shapes(run)).check(facts)
+
+
+def whole_shapes(run):
+    """Name → shape of every parameter of the single process, under both names where it is tied."""
+    with torch.device("meta"):
+        model = build_model(run.workload.model, VOCABULARY, run.workload.training.window)
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}

@@ -93,16 +93,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="box.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--directory", type=Path, default=DIRECTORY, help="where all its files lie (%(default)s)"
-    )
+    parser.add_argument("--directory", type=Path, default=DIRECTORY, help="where all its files lie (%(default)s)")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     command = commands.add_parser("up", help="start the cluster")
     command.add_argument("--nodes", type=int, default=Shape.nodes, help="how many nodes (%(default)s)")
-    command.add_argument(
-        "--gpus", type=int, default=Shape.gpus, help="GPUs a node claims to have (%(default)s)"
-    )
+    command.add_argument("--gpus", type=int, default=Shape.gpus, help="GPUs a node claims to have (%(default)s)")
     command.set_defaults(action=up)
 
     command = commands.add_parser("down", help="stop the cluster and everything that runs on it")

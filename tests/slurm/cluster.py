@@ -120,9 +120,7 @@ class Cluster:
         if self.directory.exists() and any(self.directory.iterdir()) and not self._record.exists():
             raise ClusterError(f"{self.directory} holds other files: give the cluster a directory of its own")
         if self.shape.own_shared_memory and self.directory.is_relative_to("/dev/shm"):
-            raise ClusterError(
-                "in /dev/shm a cluster needs own_shared_memory=False, or its nodes cannot see it"
-            )
+            raise ClusterError("in /dev/shm a cluster needs own_shared_memory=False, or its nodes cannot see it")
         if len(os.fsencode(munge_socket(self.directory))) > LONGEST_SOCKET_PATH:
             raise ClusterError(f"{self.directory} is too long a name for sockets: choose a shorter one")
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -169,9 +167,7 @@ class Cluster:
 
     # ---- commands ------------------------------------------------------------------------------------------
 
-    def run(
-        self, command: list[str], cwd: str | Path | None = None, **options: object
-    ) -> subprocess.CompletedProcess:
+    def run(self, command: list[str], cwd: str | Path | None = None, **options: object) -> subprocess.CompletedProcess:
         """Run a command on the login node.
 
         Options are those of subprocess.run; by default a failure raises, and both streams come back as text.

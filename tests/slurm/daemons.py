@@ -48,9 +48,7 @@ def why_not() -> str | None:
     return None
 
 
-def start(
-    machine: Machine, directory: Path, command: list[str], env: dict[str, str] | None = None
-) -> subprocess.Popen:
+def start(machine: Machine, directory: Path, command: list[str], env: dict[str, str] | None = None) -> subprocess.Popen:
     """Start a daemon on a machine; its streams go to a log of their own."""
     return machine.popen(command, directory / f"log/{machine.name}-{command[0]}.out", env)
 

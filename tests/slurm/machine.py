@@ -85,9 +85,7 @@ class Machine:
             time.sleep(0.005)
         self._identity.unlink(missing_ok=True)
 
-    def enter(
-        self, command: list[str], cwd: str | Path | None = None, own_processes: bool = True
-    ) -> list[str]:
+    def enter(self, command: list[str], cwd: str | Path | None = None, own_processes: bool = True) -> list[str]:
         """The command line that runs `command` on this machine.
 
         Without `own_processes` the command stays in the process numbering of the caller, where it can be
@@ -138,9 +136,7 @@ class Machine:
 class _Outside(Machine):
     """The computer everything runs on."""
 
-    def enter(
-        self, command: list[str], cwd: str | Path | None = None, own_processes: bool = True
-    ) -> list[str]:
+    def enter(self, command: list[str], cwd: str | Path | None = None, own_processes: bool = True) -> list[str]:
         return command
 
 

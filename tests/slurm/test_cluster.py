@@ -20,9 +20,7 @@ def output(cluster: Cluster, *command: str) -> str:
 
 
 def on_node(cluster: Cluster, name: str, *command: str) -> str:
-    return subprocess.run(
-        cluster.on_node(name, list(command)), check=True, capture_output=True, text=True
-    ).stdout
+    return subprocess.run(cluster.on_node(name, list(command)), check=True, capture_output=True, text=True).stdout
 
 
 def restarts(cluster: Cluster, job: str) -> int:
@@ -38,9 +36,7 @@ def test_has_the_shape_of_jureca(cluster: Cluster) -> None:
     assert nodes.splitlines() == [f"jrc000{number} 128 512000 gpu:4 idle" for number in range(1, 5)]
     partitions = output(cluster, "sinfo", "--noheader", "--format=%P %l %D")
     assert partitions.splitlines() == ["dc-gpu* 1-00:00:00 4", "dc-gpu-devel 2:00:00 4"]
-    accounts = output(
-        cluster, "sacctmgr", "--noheader", "--parsable2", "show", "assoc", "format=account,user"
-    )
+    accounts = output(cluster, "sacctmgr", "--noheader", "--parsable2", "show", "assoc", "format=account,user")
     assert "training|root" in accounts.splitlines()
 
 
@@ -75,9 +71,7 @@ def test_nodes_are_across_a_network(cluster: Cluster) -> None:
         assert output(cluster, "getent", "hosts", name).split()[0] == address
     assert "default" not in on_node(cluster, "jrc0001", "ip", "route")
     receive = "import socket; print(socket.create_server(('', 7000)).accept()[1][0])"
-    server = subprocess.Popen(
-        cluster.on_node("jrc0001", ["python3", "-c", receive]), stdout=subprocess.PIPE, text=True
-    )
+    server = subprocess.Popen(cluster.on_node("jrc0001", ["python3", "-c", receive]), stdout=subprocess.PIPE, text=True)
     send = "import socket; socket.create_connection(('jrc0001i', 7000), 1)"
     client = cluster.on_node("jrc0003", ["sh", "-c", f'until python3 -c "{send}" 2>&-; do sleep 0.1; done'])
     subprocess.run(client, check=True, timeout=20)
@@ -162,9 +156,7 @@ def test_a_job_whose_node_loses_power_starts_again_elsewhere(cluster: Cluster, t
 
 
 @pytest.mark.slow
-def test_a_job_whose_slurmd_is_killed_starts_again_beside_its_old_self(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_job_whose_slurmd_is_killed_starts_again_beside_its_old_self(cluster: Cluster, tmp_path: Path) -> None:
     job = submit_once_stuck(cluster, tmp_path)
     lost = first_node(cluster, job)
     cluster.kill_slurmd(lost)
@@ -180,9 +172,7 @@ def test_a_job_whose_slurmd_is_killed_starts_again_beside_its_old_self(
     assert cluster.job_processes(job) == {}
 
 
-def test_two_clusters_run_beside_each_other_and_leave_nothing_behind(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_two_clusters_run_beside_each_other_and_leave_nothing_behind(cluster: Cluster, tmp_path: Path) -> None:
     second = Cluster(tmp_path / "box", Shape(nodes=2, gpus=1, settings={"KillWait": "3"}))
     with second:
         second.start()  # once more does no harm

@@ -1,10 +1,11 @@
 """The project's own workflow on the cluster in a box: the shipped profile, with values of the site scaled down.
 
-    with Workflow(cluster, folder, [{"run": "ddp", "gpus_per_node": 2, "dp": 2}]) as workflow:
-        workflow.start("results/runs/ddp/summary.json")
-        workflow.wait(timeout=600)
+with Workflow(cluster, folder, [{"run": "ddp", "gpus_per_node": 2, "dp": 2}]) as workflow:
+    workflow.start("results/runs/ddp/summary.json")
+    workflow.wait(timeout=600)
 """
 
+import copy
 import os
 import random
 import re
@@ -23,13 +24,13 @@ from parascale.files import read_json, read_json_lines
 ROOT = Path(__file__).parents[2]
 PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
 # A run of a few seconds, all of whose random numbers count.
-STEPS = 40
+STEPS = 20
 WORKLOAD = {
     "task": "language_model",
-    "data": {"dataset": "prose", "source": {"kind": "files", "location": "$DATA/prose"}},
+    "data": {"dataset": "prose", "source": {"kind": "files", "location": "$DATA/prose"}, "stage": "ram"},
     "model": {"dim": 32, "heads": 2, "layers": 2, "hidden": 64, "dropout": 0.1},
     "optim": {"lr": 2.0e-3, "warmup_steps": 5},
-    "training": {"window": 16, "global_batch": 16, "steps": STEPS, "evaluate_every": 20, "checkpoint_every": 5},
+    "training": {"window": 16, "global_batch": 16, "steps": STEPS, "evaluate_every": 10, "checkpoint_every": 2},
 }
 # The box has JURECA's nodes, network and partitions; only its GPUs are missing.
 SITE = {"device": "cpu", "threads_per_process": 1}
@@ -52,12 +53,14 @@ class SlowModel(TransformerLM):
 class Workflow:
     """A copy of the project in `folder`, with runs of its own, and Snakemake at work on them."""
 
-    def __init__(self, cluster, folder, rows, pause=None, data=None, **model):
+    def __init__(self, cluster, folder, rows, pause=None, data=None, root=None):
         """rows: of the run table, without the workload. pause: seconds that each step takes longer.
 
-        data: `results/data` of another workflow, for one that shall not prepare it again. model: settings of the model.
+        data: `results/data` of another workflow, for one that shall not prepare it again. root: where results go, if
+        not into `folder`.
         """
-        self.cluster, self.folder, self.process, self._looked_at = cluster, Path(folder), None, set()
+        self.cluster, self.folder, self.root = cluster, Path(folder), Path(root or folder)
+        self.process, self._looked_at = None, set()
         for name in ("sites", "workloads", "data/prose"):
             (self.folder / "box" / name).mkdir(parents=True)
         for name in PROJECT:
@@ -65,10 +68,10 @@ class Workflow:
         for site, changed in (("jureca", SITE), ("local", {})):
             shipped = yaml.safe_load((ROOT / f"config/sites/{site}.yaml").read_text())
             (self.folder / f"box/sites/{site}.yaml").write_text(yaml.safe_dump({**shipped, **changed}))
-        model = {**WORKLOAD["model"], **model}
+        model = WORKLOAD["model"]
         if pause is not None:
             (self.folder / "box/slow.py").write_text(SLOW_MODEL)
-            model |= {"kind": "box/slow.py:SlowModel", "options": {"pause": pause}}
+            model = {**model, "kind": "box/slow.py:SlowModel", "options": {"pause": pause}}
         workload = {**WORKLOAD, "model": model}
         (self.folder / "box/workloads/tiny.yaml").write_text(yaml.safe_dump(workload))
         columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -77,12 +80,14 @@ class Workflow:
         for number, (split, words) in enumerate({"train": 20_000, "valid": 1_000, "test": 1_000}.items()):
             (self.folder / f"box/data/prose/{split}.txt").write_text(prose(words, seed=number))
         if data:
-            self.give(data)
+            (self.root / "results").mkdir(parents=True)
+            subprocess.run(["cp", "-a", str(data), str(self.root / "results/data")], check=True)
 
-    def give(self, data, root="."):
-        """Start with data that is prepared already."""
-        (self.folder / root / "results").mkdir(parents=True)
-        subprocess.run(["cp", "-a", str(data), str(self.folder / root / "results/data")], check=True)
+    def beside(self, root):
+        """Another workflow from the same checkout, whose results go to `root`."""
+        other = copy.copy(self)
+        other.root, other.process, other._looked_at = Path(root), None, set()
+        return other
 
     def __enter__(self):
         return self
@@ -93,15 +98,16 @@ class Workflow:
 
     # ---- Snakemake
 
-    def start(self, *targets, profile="jureca", root=".", options=()):
+    def start(self, *targets, profile="jureca", options=()):
         """Start Snakemake on the login node as a user does; only values of configuration and site differ."""
         command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", *map(str, options)]
-        values = [f"root={root}", "sites=box/sites", "workloads=box/workloads", "runs=box/runs.tsv"]
+        values = [f"root={self.root}", "sites=box/sites", "workloads=box/workloads", "runs=box/runs.tsv"]
         if profile != "local":
             command += ["--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "10"]
             values.append(f"account={self.cluster.shape.account}")
         command += ["--config", *values, "--", *targets]
-        with open(self.folder / "snakemake.log", "a") as log:
+        self.root.mkdir(exist_ok=True)
+        with open(self.root / "snakemake.log", "a") as log:
             self.process = subprocess.Popen(
                 self.cluster.on_login(command, cwd=self.folder),
                 stdout=log,
@@ -141,11 +147,11 @@ class Workflow:
     @property
     def log(self):
         """What Snakemake has printed."""
-        return (self.folder / "snakemake.log").read_text()
+        return (self.root / "snakemake.log").read_text()
 
     def story(self):
         """What Snakemake and the launchers have printed, for a failure's message."""
-        logs = sorted((self.folder / "logs").glob("*/*.log"))
+        logs = sorted((self.root / "logs").glob("*/*.log"))
         return self.log + "".join(f"\n--- {path}\n{path.read_text()}" for path in logs)
 
     def jobs(self, rule=""):
@@ -164,18 +170,17 @@ class Workflow:
 
     # ---- a run
 
-    def run(self, name, root="."):
+    def run(self, name):
         """The files of a run."""
-        return RunFiles(self.folder / root, name)
+        return RunFiles(self.root, name)
 
 
 class RunFiles:
     """The files of one run below a root."""
 
     def __init__(self, root, name):
-        self.target = Path("results/runs") / name / "summary.json"
         self.work, self.result = root / "work/runs" / name, root / "results/runs" / name
-        self.log = root / "logs/train" / f"{name}.log"
+        self.target = self.result / "summary.json"
 
     def checkpoints(self):
         """Folders of the whole checkpoints of the run under way, the newest last."""

@@ -1,12 +1,14 @@
 """What can be wrong with data is found, named, and answered with what to do; nothing half-right is handed on."""
 
 import shutil
+import sys
 
 import numpy as np
 import pytest
 
 from parascale.config.formats import Formats, Images
 from parascale.data.convert import convert, convert_shard
+from parascale.data.dali import dali_batches
 from parascale.data.formats import mount, open_images, squashfs, storage
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
@@ -241,3 +243,9 @@ def test_a_source_that_lost_a_file_since_conversion_cannot_prove_anything(tmp_pa
     (root / "train/cat/1.jpg").unlink()
     with pytest.raises(DataError, match=r"train/cat/1\.jpg: the source cannot be read any more"):
         verify_images(tmp_path / "hdf5", index, "set", Formats())
+
+
+def test_without_dali_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    with pytest.raises(RequirementError, match="the DataLoader decodes on the CPU"):
+        next(dali_batches(None, [], 1, 32))

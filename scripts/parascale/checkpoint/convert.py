@@ -102,7 +102,7 @@ def _write_files(form, folder, stem, tensors, source, streaming, settings):
         return write_safetensors(folder, stem, tensors, streaming, limit, metadata)
     below = folder / "transformers"
     below.mkdir()
-    write_json(below / "config.json", export.config(source))
+    write_json(below / "config.json", export.config(source, next(iter(tensors.values())).dtype))
     # A matrix that is turned is held whole, so only one is read ahead.
     alone = dataclasses.replace(streaming, threads=1)
     names = write_safetensors(below, stem, tensors, alone, limit, metadata)

@@ -16,15 +16,16 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 GPT2, LLAMA = "gpt2", "llama"
 
 
-def config(source):
-    """`config.json` of an open Source, as plain values. Raises CheckpointError for settings without an equal there."""
+def config(source, dtype):
+    """`config.json` of an open Source whose weights are written as `dtype`, as plain values.
+
+    Raises CheckpointError for settings without an equal there.
+    """
     model, window, vocabulary = _settings(source)
-    dtype = str(source.weights["embedding.tokens.weight"].dtype).removeprefix("torch.")
-    conversion = source.facts.get("conversion") or {}
     shared = {
         "vocab_size": vocabulary,
         "tie_word_embeddings": model["tied"],
-        "dtype": conversion.get("dtype") or dtype,
+        "dtype": str(dtype).removeprefix("torch."),
         "bos_token_id": 1,
         "eos_token_id": 1,
     }
@@ -97,7 +98,9 @@ def _settings(source):
     workload = source.run_record["settings"]["workload"]
     model = workload["model"]
     if model["kind"] != "transformer_lm":
-        raise CheckpointError(f"transformers has no equal of model.kind = {model['kind']}; only transformer_lm is exported")
+        raise CheckpointError(
+            f"transformers has no equal of model.kind = {model['kind']}; only transformer_lm is exported"
+        )
     return model, workload["training"]["window"], source.weights["embedding.tokens.weight"].shape[0]
 
 

@@ -19,6 +19,7 @@ ALLOWED = {
     "torch": {"Size", "device"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",  # recognised, then refused by name
         "ChunkStorageMetadata",
         "Metadata",
         "MetadataIndex",

@@ -128,7 +128,9 @@ def _read_sharded(source):
     def shard(name, chunk, dtype):
         place = places.get((name, tuple(chunk.offsets)))
         if place is None or place.transform_descriptors:
-            raise CheckpointError(f"{source.folder}: the index names no plain place for {name} at {list(chunk.offsets)}")
+            raise CheckpointError(
+                f"{source.folder}: the index names no plain place for {name} at {list(chunk.offsets)}"
+            )
         handle = source.handle(place.relative_path)
 
         def locate():
@@ -154,7 +156,9 @@ def _read_pt(source):
         if not isinstance(held, dict) or not all(isinstance(value, torch.Tensor) for value in held.values()):
             raise CheckpointError(f"{handle.path}: not a dictionary of tensors")
         for name, tensor in held.items():
-            tensors[prefix + name] = _whole(prefix + name, handle, tensor.shape, tensor.dtype, place_of(handle, 0, tensor))
+            tensors[prefix + name] = _whole(
+                prefix + name, handle, tensor.shape, tensor.dtype, place_of(handle, 0, tensor)
+            )
     return tensors
 
 
@@ -202,7 +206,9 @@ def read_header(handle):
             dtype, shape = SAFETENSORS_DTYPES[entry["dtype"]], entry["shape"]
             start, stop = entry["data_offsets"]
             if start != end or stop - start != torch.Size(shape).numel() * dtype.itemsize:
-                raise CheckpointError(f"{handle.path}: bytes {start} to {stop} are not those of {name}, {dtype} {shape}")
+                raise CheckpointError(
+                    f"{handle.path}: bytes {start} to {stop} are not those of {name}, {dtype} {shape}"
+                )
             tensors[name], end = (dtype, shape, 8 + length + start), stop
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{handle.path}: its header is damaged ({type(error).__name__}: {error})") from None

@@ -6,12 +6,13 @@ of the single process in every layout, and tied parameters stand once, so any la
 """
 
 import shutil
+import threading
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import xxhash
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -19,53 +20,105 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
-from parascale.errors import CheckpointError
-from parascale.files import BLOCK_BYTES, read_json, require_space, sync_tree, write_json
+from parascale.checkpoint.manifest import MANIFEST, check_files, describe_files, read_manifest, write_manifest
+from parascale.checkpoint.metadata import INDEX, SafeReader, read_index
+from parascale.errors import CheckpointError, ParascaleError
+from parascale.files import require_space, sync_tree
 
-MANIFEST = "checkpoint.json"
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-def save(folder, model, optimizers, facts):
-    """Write the checkpoint `folder`, whole or not at all. Called by every rank.
+class Saver:
+    """Saves checkpoints of one training, in step with it or behind its back.
 
-    model: ParallelModel. optimizers: one a part, or empty to save the weights alone. facts: JSON values to keep beside.
+    asynchronous: training waits only until the state is copied to host memory; a thread writes it, over a process group of
+    its own, because two threads must not talk over one. At most one save is under way. Every rank makes one, and every call
+    is collective.
     """
-    folder = Path(folder)
-    partial = folder.with_name(f"{folder.name}.partial")
-    lead = model.mesh.rank == 0
-    _together(model.mesh, lambda: _prepare(partial, model, optimizers) if lead else None)
-    state = state_dict(model, optimizers)
-    _together(model.mesh, lambda: dcp.save(state, storage_writer=dcp.FileSystemWriter(partial, overwrite=True)))
-    checksums = _together(model.mesh, lambda: _checksums(partial, model.mesh.rank))
-    _together(model.mesh, lambda: _seal(partial, folder, facts, checksums) if lead else None)
+
+    def __init__(self, mesh, asynchronous, timeout_seconds):
+        self.mesh, self.asynchronous = mesh, asynchronous
+        self.group = self.thread = self.error = None
+        if asynchronous and mesh.devices is not None:
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+
+    def save(self, folder, model, optimizers, facts, after=None):
+        """Write the checkpoint `folder`, whole or not at all.
+
+        model: ParallelModel. optimizers: one a part, or empty to save the weights alone. facts: JSON values to keep beside.
+        after: called on rank 0 once the checkpoint is whole. An error of a save behind the training's back is raised by
+        the next call.
+        """
+        self.wait()
+        state = state_dict(model, optimizers)
+        if not self.asynchronous:
+            self._write(Path(folder), state, facts, after)
+            return
+        state = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+        # A daemon: a training that fails must not wait for peers that will never write their part.
+        arguments = (Path(folder), state, facts, after)
+        self.thread = threading.Thread(target=self._write_behind, args=arguments, daemon=True)
+        self.thread.start()
+
+    def wait(self):
+        """Until nothing is being written; raises the error of the save that was under way, on every rank."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def _write_behind(self, folder, state, facts, after):
+        try:
+            self._write(folder, state, facts, after)
+        except Exception as error:
+            self.error = error
+
+    def _write(self, folder, state, facts, after):
+        lead = self.mesh.rank == 0
+        partial = folder.with_name(f"{folder.name}.partial")
+        try:
+            merged = self._write_files(partial, state)
+            self._together(lambda: _seal(partial, folder, facts, merged) if lead else None)
+        except CheckpointError:
+            if lead:
+                # What fills the disk must not keep the run from writing down why it ended.
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        self._together(lambda: after() if lead and after is not None else None)
+
+    def _write_files(self, partial, state):
+        """Write the state into `partial`; returns size and checksum of every file that the ranks wrote."""
+        rank = self.mesh.rank
+        held = self._together(lambda: sum(_local_bytes(value) for value in state.values()))
+        self._together(lambda: _prepare(partial, sum(held)) if rank == 0 else None)
+        writer = dcp.FileSystemWriter(partial, overwrite=True)
+        self._together(lambda: dcp.save(state, storage_writer=writer, process_group=self.group))
+        files = self._together(lambda: describe_files(partial, _written_by(partial, rank)))
+        return {name: entry for written in files for name, entry in written.items()}
+
+    def _together(self, work):
+        return together(self.mesh, work, "could not be written", self.group)
 
 
 def load(folder, model, optimizers):
-    """Fill model and optimizers from a whole checkpoint of any layout. Called by every rank; returns its facts."""
-    facts = verify(folder)
+    """Fill model and optimizers from a whole checkpoint of any layout. Called by every rank; returns its facts.
+
+    Raises CheckpointError, on every rank, for a folder that is damaged or that another model saved.
+    """
+    mesh = model.mesh
+    manifest = read_manifest(folder)
     state = state_dict(model, optimizers)
-    try:
-        dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
-    except (dcp.api.CheckpointException, KeyError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{folder} does not fit this model: {error}") from error
+    together(mesh, lambda: check_files(folder, _share(manifest["files"], mesh)), "cannot be loaded")
+    shapes = {name: list(value.shape) for name, value in state.items()}
+    wanted = together(mesh, lambda: shapes, "cannot be loaded")
+    wanted = {name: shape for part in wanted for name, shape in part.items()}
+    together(mesh, lambda: _check_names(folder, wanted), "cannot be loaded")
+    together(mesh, lambda: dcp.load(state, storage_reader=SafeReader(folder)), "cannot be loaded")
     _put(model, optimizers, state)
-    return facts
-
-
-def verify(folder):
-    """The facts of a checkpoint whose every file is there with the right checksum, else CheckpointError that names it."""
-    folder = Path(folder)
-    if not (folder / MANIFEST).is_file():
-        raise CheckpointError(f"{folder}: not a whole checkpoint ({MANIFEST} is missing)")
-    manifest = read_json(folder / MANIFEST)
-    for name, entry in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{folder}: {name} is missing")
-        if path.stat().st_size != entry["bytes"] or _checksum(path) != entry["xxh3"]:
-            raise CheckpointError(f"{folder}: {name} is damaged (its checksum differs from {MANIFEST})")
     return manifest["facts"]
 
 
@@ -89,7 +142,9 @@ def state_dict(model, optimizers):
     state = {}
     for number, part in enumerate(model.parts):
         entries = _part_state(part, optimizers[number] if optimizers else None)
-        state |= {_first_name(key, model.tied): value for key, value in entries.items() if isinstance(value, torch.Tensor)}
+        state |= {
+            _first_name(key, model.tied): value for key, value in entries.items() if isinstance(value, torch.Tensor)
+        }
     if not model.ranks_differ or not optimizers:
         return state
     shared = {key: value for key, value in state.items() if key.startswith("model.")}
@@ -130,32 +185,45 @@ def _first_name(key, tied):
     return key
 
 
-def _prepare(partial, model, optimizers):
+def _share(files, mesh):
+    """This rank's share of a checkpoint's files: together the ranks read each once."""
+    return dict(list(files.items())[mesh.rank :: mesh.world_size])
+
+
+def _check_names(folder, wanted):
+    """Raise CheckpointError unless the checkpoint holds what the model wants (name → shape), and no weights besides."""
+    held = {name: list(entry.size) for name, entry in read_index(folder).state_dict_metadata.items()}
+    problems = [f"it lacks {name}" for name in wanted if name not in held]
+    problems += [f"the model has no {name}" for name in held if name.startswith("model.") and name not in wanted]
+    problems += [
+        f"{name} has shape {held[name]} instead of {shape}"
+        for name, shape in wanted.items()
+        if name in held and held[name] != shape
+    ]
+    if problems:
+        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise CheckpointError(f"{folder} is of another model: {'; '.join(problems[:3])}{more}")
+
+
+def _local_bytes(value):
+    value = value.to_local() if isinstance(value, DTensor) else value
+    return value.numel() * value.element_size()
+
+
+def _prepare(partial, needed_bytes):
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    copies = 3 if optimizers else 1  # AdamW keeps two moments of each parameter
-    held = sum(p.numel() * p.element_size() for _, p in model.named_parameters())
-    require_space(partial, held * copies, "a checkpoint")
+    require_space(partial, needed_bytes, "a checkpoint")
 
 
-def _checksums(folder, rank):
-    """File name → size and checksum of the files that this rank wrote (rank 0: the index too)."""
-    names = [path.name for path in folder.glob(f"__{rank}_*.distcp")] + ([".metadata"] if rank == 0 else [])
-    return {name: {"bytes": (folder / name).stat().st_size, "xxh3": _checksum(folder / name)} for name in names}
+def _written_by(folder, rank):
+    """Names of the files that a rank wrote; rank 0 writes the index too."""
+    return [path.name for path in folder.glob(f"__{rank}_*.distcp")] + ([INDEX] if rank == 0 else [])
 
 
-def _checksum(path):
-    digest = xxhash.xxh3_128()
-    with open(path, "rb") as handle:
-        while block := handle.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _seal(partial, folder, facts, checksums):
+def _seal(partial, folder, facts, files):
     """Make a written folder a checkpoint: manifest last, flushed, renamed."""
-    files = {name: entry for rank in checksums for name, entry in rank.items()}
-    write_json(partial / MANIFEST, {"schema_version": 1, "facts": facts, "files": files})
+    write_manifest(partial, facts, files)
     sync_tree(partial)
     if folder.exists():
         old = folder.with_name(f"{folder.name}.old")
@@ -167,21 +235,23 @@ def _seal(partial, folder, facts, checksums):
         partial.rename(folder)
 
 
-def _together(mesh, work):
+def together(mesh, work, failure, group=None):
     """Do `work` on every rank; an error on one rank is raised on all, so that none waits for another.
 
-    Returns the list of all ranks' results.
+    failure: what an error means, for its message. Returns the list of all ranks' results.
     """
     try:
         outcome = (work(), None)
     except Exception as error:
+        if mesh.devices is None and isinstance(error, ParascaleError):
+            raise
         outcome = (None, f"rank {mesh.rank}: {type(error).__name__}: {error}")
     if mesh.devices is None:
         outcomes = [outcome]
     else:
         outcomes = [None] * mesh.world_size
-        dist.all_gather_object(outcomes, outcome)
-    failures = [failure for _, failure in outcomes if failure]
+        dist.all_gather_object(outcomes, outcome, group=group)
+    failures = list(dict.fromkeys(failure for _, failure in outcomes if failure))
     if failures:
-        raise CheckpointError(f"a checkpoint could not be written: {'; '.join(failures)}")
+        raise CheckpointError(f"a checkpoint {failure}: {'; '.join(failures)}")
     return [result for result, _ in outcomes]

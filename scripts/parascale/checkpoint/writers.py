@@ -163,7 +163,8 @@ def write_sharded(folder, tensors, streaming):
         entries[name] = TensorStorageMetadata(properties=properties, size=torch.Size(tensor.shape), chunks=[])
     with open(folder / file, "wb") as handle:
         for name, first, block in streaming.blocks(tensors):
-            _append_chunk(handle, file, name, first, block.reshape(block.shape if tensors[name].shape else ()), entries, places)
+            block = block if tensors[name].shape else block.reshape(())
+            _append_chunk(handle, file, name, first, block, entries, places)
         for name, tensor in tensors.items():
             if bytes_of(tensor) == 0:
                 empty = torch.empty(tensor.shape, dtype=tensor.dtype)

@@ -40,6 +40,10 @@ class Paths:
         """A finished run."""
         return self.results / "runs" / run
 
+    def checkpoint(self, run):
+        """A run's checkpoint in other forms, and the proof that they are the same model."""
+        return self.results / "checkpoints" / run
+
     def parity(self, run):
         """The parity run of a run, and its verdict."""
         return self.results / "parity" / run

@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from parascale.config import strict
+from parascale.config.checkpoints import Checkpoints
 from parascale.config.options import option, section
 from parascale.config.paths import Paths, expanded
 from parascale.config.run import Run
@@ -54,6 +55,7 @@ class Config:
     account: str | None = option(None, "project that Slurm charges; also as `--config account=NAME`")
     partition: str | None = option(None, "partition of the site to use; default: its first")
     parity: Parity = section(Parity, "the short runs that prove each layout right")
+    checkpoints: Checkpoints = section(Checkpoints, "what a run's checkpoint is converted into")
     budget: Budget = section(Budget, "what the project may spend")
     timeout_seconds: float = option(
         300.0, "a collective operation or a training step that takes longer ends the run", above=0.0
@@ -91,6 +93,7 @@ class Project:
 def load_project(values, where="config"):
     """Load everything that a configuration (a mapping, as YAML gives it) names."""
     config = strict.load(Config, values, where)
+    config.checkpoints.check_names()
     site = load_site(config, config.site)
     find_workload = functools.cache(functools.partial(load_workload, config.workloads))
     runs = {}

@@ -86,6 +86,12 @@ class Site:
     partitions: list[Partition] = option([], "partitions of the machine; the first is the default")
     needs_account: bool = option(False, "Slurm takes no job that does not name the account it is charged to")
     max_hours: float | None = option(None, "longest job where there are no partitions", above=0.0)
+    purge_days: int | None = option(
+        None, "days after which files that nobody used are deleted where results lie; a workflow warns before", low=1
+    )
+    inode_limit: int | None = option(
+        None, "files and folders that a project may have there; a workflow warns before", low=1
+    )
 
     def check_layout(self, layout):
         """Raise ConfigError where a layout asks for more than a node of this machine has."""

@@ -78,6 +78,12 @@ class Data:
     text: Text = section(Text, "how text becomes tokens")
     expected: Expected = section(Expected, "what a plan may assume before the data is there")
     format: str = option("flat", "the format a training reads: `flat` for tokens")
+    stage: str = option(
+        "none",
+        "`ram`: each node copies the dataset into its memory (`/dev/shm`) before training, and reads it there; "
+        "`none`: it is read where it lies",
+        choices=("none", "ram"),
+    )
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,9 @@ class Training:
     checkpoint_every: int | None = option(None, "steps between resumable checkpoints; default: at the end only", low=1)
     checkpoint_minutes: float | None = option(
         30.0, "minutes between resumable checkpoints, whichever comes first; `null`: never by time", above=0.0
+    )
+    checkpoint_async: bool = option(
+        False, "write checkpoints behind the training's back; costs a copy of the state in host memory"
     )
     keep: int = option(2, "resumable checkpoints that are kept", low=1)
 

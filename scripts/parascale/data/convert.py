@@ -118,17 +118,14 @@ def write_manifest(index, dataset, format_name, settings, output):
         records.append(record)
     splits = {}
     for split in index.splits:
-        tables, shards = [], []
-        for number, record in enumerate(records):
-            facts = record["splits"][split]
-            table = np.load(output / settings.shard(number) / f"{split}.npy")
-            table["shard"] = number
-            tables.append(table)
-            shards.append({**facts, "file": f"{settings.shard(number)}/{facts['file']}"})
-        with atomic_path(samples_path(output, split)) as partial, open(partial, "wb") as file:
-            np.save(file, np.concatenate(tables))
+        shards = [
+            {**record["splits"][split], "file": f"{settings.shard(number)}/{record['splits'][split]['file']}"}
+            for number, record in enumerate(records)
+        ]
+        samples = sum(shard["samples"] for shard in shards)
+        _join_tables(output, split, samples, settings)
         splits[split] = {
-            "samples": sum(shard["samples"] for shard in shards),
+            "samples": samples,
             "source": index.split(split).digest,
             "digest": sha256(samples_path(output, split)),
             "shards": shards,
@@ -148,6 +145,17 @@ def write_manifest(index, dataset, format_name, settings, output):
     }
     write_json(output / MANIFEST, manifest)
     return manifest
+
+
+def _join_tables(output, split, samples, settings):
+    """Write the tables of the shards one after the other, one of them in memory at a time."""
+    header = {"descr": np.lib.format.dtype_to_descr(SAMPLE), "fortran_order": False, "shape": (samples,)}
+    with atomic_path(samples_path(output, split)) as partial, open(partial, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for number in range(settings.shards):
+            table = np.load(output / settings.shard(number) / f"{split}.npy")
+            table["shard"] = number
+            file.write(table.tobytes())
 
 
 def shard_identity(index, dataset, format_name, number, settings):

@@ -8,7 +8,6 @@ from parascale.data.disk import full_disk_is_an_error
 from parascale.data.formats import token_format
 from parascale.data.formats.manifest import MANIFEST, SCHEMA_VERSION
 from parascale.data.progress import Progress
-from parascale.data.verify import token_digests
 from parascale.files import atomic_path, require_space, sha256, write_json
 
 
@@ -54,3 +53,9 @@ def convert_tokens(tokens, dataset, format_name, output):
         write_json(partial / MANIFEST, manifest)
         write_json(partial / COST, {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu})
     return manifest
+
+
+def token_digests(tokens):
+    """split → sha256 of its flat array: what the conversion of that split is made from."""
+    files = tokens.manifest["files"]
+    return {split: files[f"{split}.bin"]["sha256"] for split in tokens.manifest["splits"]}

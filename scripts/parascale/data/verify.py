@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 
 from parascale.data.convert import read_samples
+from parascale.data.convert_tokens import token_digests
 from parascale.data.formats import image_format, open_images, open_tokens
 from parascale.data.formats.manifest import read_manifest, require_source, samples_path
 from parascale.data.progress import Progress
@@ -65,12 +66,6 @@ def verify_tokens(folder, tokens, dataset):
     if found:
         raise DataError(_message(folder, found))
     return {"format": manifest["format"], "dataset": dataset, "tokens": compared, "identical": True}
-
-
-def token_digests(tokens):
-    """split → sha256 of its flat array."""
-    files = tokens.manifest["files"]
-    return {split: files[f"{split}.bin"]["sha256"] for split in tokens.manifest["splits"]}
 
 
 def _check_hashes(folder, split, facts, found):

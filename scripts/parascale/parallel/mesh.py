@@ -44,10 +44,11 @@ class Mesh:
         return self.coordinate("dp") * self.layout.fsdp + self.coordinate("fsdp")
 
 
-def start_processes(device_kind, timeout_seconds):
+def start_processes(device_kind, timeout_seconds, store=None):
     """Join the process group that the launcher's variables describe; return this process's device.
 
     One process in all joins none. Every collective gives up after `timeout_seconds`.
+    store: where processes meet, if they have met already (`communication.meet`).
     """
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", local_rank) if device_kind == "cuda" else torch.device("cpu")
@@ -55,7 +56,8 @@ def start_processes(device_kind, timeout_seconds):
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        place = {} if store is None else {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), store=store, **place)
     return device
 
 

@@ -9,7 +9,9 @@ A model's `tensor_plan` says how each submodule takes part:
     whole                   every rank holds it all
     on_sequence             a norm between split matrices: with `sequence_parallel` each rank works on its part of the
                             sequence, which saves activation memory (Korthikanti et al. 2022, arXiv:2205.05198)
-    split_sequence_after, gather_sequence_before     where the sequence is split and gathered for that
+    split_sequence_after    where the sequence is split for that
+    gather_before           where it is gathered again. The gradients of all matrices that follow are added up before they
+                            are sent: one reduction for query, key and value together
 """
 
 import fnmatch
@@ -59,11 +61,7 @@ def _styles(sequence_parallel, loss_parallel):
         )
         if sequence_parallel
         else None,
-        "gather_sequence_before": partial(
-            PrepareModuleInput, input_layouts=Shard(1), desired_input_layouts=Replicate(), use_local_output=True
-        )
-        if sequence_parallel
-        else None,
+        "gather_before": partial(PrepareModuleInput, input_layouts=between, desired_input_layouts=Replicate()),
     }
 
 

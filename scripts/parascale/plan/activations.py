@@ -68,9 +68,7 @@ def block_bytes(model, shape, kinds, device):
     """Kept by one Transformer block for one micro-batch; autocast's copies of weights apart."""
     dim, hidden, keys = model.dim, hidden_width(model), kv_width(model)
     inputs = 3 + (2 if model.activation == "swiglu" else 1) if kinds.autocast else 2
-    norms = 2 * shape.stream * (dim * kinds.residual + (2 if model.norm == "layer" else 1) * STATISTIC_BYTES)
-    if model.norm == "rms" and device == "cpu":
-        norms += 2 * shape.stream * dim * kinds.residual  # not one kernel there: the normalised value is kept too
+    norms = 2 * _norm_bytes(model, shape, kinds, device)
     products = inputs * shape.tokens * dim * kinds.compute
     attention = shape.tokens * (2 * dim + 2 * keys) // shape.tp * kinds.compute
     attention += shape.tokens * model.heads // shape.tp * STATISTIC_BYTES
@@ -91,9 +89,9 @@ def boundary_bytes(model, shape, kinds):
     return shape.stream * model.dim * kinds.residual
 
 
-def ends_bytes(model, shape, kinds):
+def ends_bytes(model, shape, kinds, device):
     """Kept by the last norm and the output layer, logits apart."""
-    norm = shape.stream * (model.dim * kinds.residual + 2 * STATISTIC_BYTES) if model.pre_norm else 0
+    norm = _norm_bytes(model, shape, kinds, device) if model.pre_norm else 0
     return norm + shape.tokens * model.dim * kinds.compute
 
 
@@ -101,6 +99,14 @@ def logits_bytes(vocabulary, shape, kinds, loss_parallel):
     """Logits of one micro-batch in the precision of the loss, fp32 at least."""
     width = share(vocabulary, shape.tp) if loss_parallel else vocabulary
     return shape.tokens * width * max(4, kinds.compute)
+
+
+def _norm_bytes(model, shape, kinds, device):
+    """Kept by one norm: its input and statistics. On CPUs RMSNorm is not one kernel: input and result are kept in fp32."""
+    if model.norm == "rms":
+        element = 2 * max(4, kinds.residual) if device == "cpu" else kinds.residual
+        return shape.stream * (model.dim * element + STATISTIC_BYTES)
+    return shape.stream * (model.dim * kinds.residual + 2 * STATISTIC_BYTES)
 
 
 def weight_copies(model, shape, kinds):

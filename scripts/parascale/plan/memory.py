@@ -96,6 +96,7 @@ class RankMemory:
         # In a pipeline FSDP keeps parameters gathered, and sums gradients over micro-batches before it reduces them.
         self.frees = self.fsdp and self.layout.reshard_after_forward and not self.pipeline
         self._count_elements(sizes)
+        self.device = device
         self.kept_block = activations.block_bytes(self.model, self.shape, self.kinds, device)
         self.weight_copies = activations.weight_copies(self.model, self.shape, self.kinds)
         self.boundary = activations.boundary_bytes(self.model, self.shape, self.kinds)
@@ -201,7 +202,7 @@ class RankMemory:
         kept = 0 if checkpointing else self.weight_copies * sum(stage.blocks for stage in stages)
         kept += sum(stage.in_flight * stage.blocks * block for stage in stages)
         ends = sum(stage.in_flight for stage in stages if stage.last)
-        kept += ends * activations.ends_bytes(self.model, self.shape, self.kinds)
+        kept += ends * activations.ends_bytes(self.model, self.shape, self.kinds, self.device)
         if self.kinds.autocast:
             kept += self.head * self.kinds.compute
         return kept

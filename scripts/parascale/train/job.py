@@ -16,6 +16,7 @@ class Job:
     data: folder of tokens. work: folder of the run under way. output: folder that the finished run is published to.
     results: folder of all results, where a plan finds its calibration.
     code_digest: of the code that decides a training's numbers. prediction: what the plan foretold, or None.
+    start: checkpoint of the run that this one begins from (`init_from`), or None.
     """
 
     run: Run
@@ -27,6 +28,7 @@ class Job:
     timeout_seconds: float
     code_digest: str
     prediction: dict | None = None
+    start: str | None = None
 
     @property
     def work_folder(self):

@@ -1,12 +1,14 @@
 """One writer a run: whoever trains holds a lease, renewed while it lives.
 
-After a killed Snakemake its job may still be running; a second job must not write into the same folder.
+After a killed Snakemake its job may still be running; a second job must not write into the same folder. Nor must a
+holder go on that was cut off for so long that another has taken its place.
 """
 
 import os
 import socket
 import threading
 import time
+from contextlib import suppress
 
 from parascale.errors import TrainingError
 from parascale.files import read_json, write_json
@@ -22,6 +24,7 @@ class Lease:
         self.path = folder / "lease.json"
         self.stopped = threading.Event()
         self.thread = None
+        self.taken_by = None  # the description of another holder, once there is one
 
     def acquire(self):
         """Take the lease, or raise TrainingError that names the living holder.
@@ -34,11 +37,19 @@ class Lease:
         self.thread.start()
         return last_sign
 
+    def check(self):
+        """Raise TrainingError where another has taken the lease because it found us dead: the folder is no longer ours."""
+        if self.taken_by:
+            raise TrainingError(
+                f"{self.path.parent} is now written by {self.taken_by}, which had seen no sign of this process for {STALE_SECONDS:.0f} s"
+            )
+
     def release(self):
-        """Give the lease back."""
+        """Give the lease back, unless another has it."""
         self.stopped.set()
         self.thread.join()
-        self.path.unlink(missing_ok=True)
+        if not self.taken_by:
+            self.path.unlink(missing_ok=True)
 
     def _wait_for_holder(self):
         """The time of the holder's last sign, once it is clear that it is dead."""
@@ -55,18 +66,29 @@ class Lease:
                 break
             if now["time"] != holder["time"]:
                 raise TrainingError(
-                    f"{self.path.parent} is being written by process {now['pid']} on {now['host']}"
-                    f"{' (job ' + now['job_id'] + ')' if now['job_id'] else ''}. Wait for it, or cancel that job, and start again."
+                    f"{self.path.parent} is being written by {_described(now)}. "
+                    "Wait for it, or cancel that job, and start again."
                 )
         return holder["time"]
 
     def _renew(self):
         while not self.stopped.wait(RENEW_SECONDS):
-            self._write()
+            # A disk that is full, or a file system that hangs, may be well again at the next turn.
+            with suppress(OSError):
+                holder = read_json(self.path) if self.path.exists() else None
+                if holder and (holder["host"], holder["pid"]) != (socket.gethostname(), os.getpid()):
+                    self.taken_by = _described(holder)
+                    return
+                self._write()
 
     def _write(self):
         job_id = os.environ.get("SLURM_JOB_ID")
         write_json(self.path, {"host": socket.gethostname(), "pid": os.getpid(), "job_id": job_id, "time": time.time()})
+
+
+def _described(holder):
+    job = f" (job {holder['job_id']})" if holder["job_id"] else ""
+    return f"process {holder['pid']} on {holder['host']}{job}"
 
 
 def _is_alive(pid):

@@ -4,6 +4,7 @@ import hashlib
 import math
 import signal
 import time
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from parascale.train.loss import GlobalLoss, all_reduce, computation_context
 from parascale.train.memory import peak_memory
 from parascale.train.optim import learning_rate, make_optimizers
 from parascale.train.progress import Progress
+from parascale.train.stage import staged
 from parascale.train.state import RunState
 from parascale.train.step import Stepper, is_finite
 from parascale.train.watchdog import Watchdog
@@ -39,12 +41,13 @@ def train(job):
     lead = mesh.rank == 0
 
     # --- data
-    tokens = Tokens(job.data_folder)
-    splits = {
-        "train": Windows(tokens.split("train"), training.window, training.stride),
-        "validation": Windows(tokens.split("validation"), training.window),
-        "test": Windows(tokens.split("test"), training.window),
-    }
+    with staged(job) as folder:
+        tokens = Tokens(folder)
+        splits = {
+            "train": Windows(tokens.split("train"), training.window, training.stride),
+            "validation": Windows(tokens.split("validation"), training.window),
+            "test": Windows(tokens.split("test"), training.window),
+        }
     sampler = Sampler(len(splits["train"]), run.global_batch, run.seed)
     steps = training.steps or max(1, math.ceil(training.epochs * len(splits["train"]) / run.global_batch))
 
@@ -91,7 +94,7 @@ def train(job):
             if training.evaluate and (step == steps or _is_multiple(step, training.evaluate_every)):
                 line |= _evaluate(state, splits, mesh, step, watchdog)
             if state.is_due(step, last=step == steps or result.stop):
-                line |= state.checkpoint(step)
+                line |= state.checkpoint(step, line)
             state.add_step(line)
             progress.update(line)
             clock.reset()
@@ -108,7 +111,8 @@ def train(job):
     except (Interrupted, KeyboardInterrupt):
         raise
     except BaseException:
-        state.end("failed")
+        with suppress(OSError):  # a full disk must not hide what went wrong
+            state.end("failed")
         raise
     finally:
         progress.close()

@@ -16,6 +16,7 @@ from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
 
 SCHEMA_VERSION = 1
+GROUP_BYTES = 256 << 20  # of weights compared at once
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,12 @@ def _largest_weight_difference(folder, baseline_folder):
     """(name, relative difference) of the tensor that differs most. Raises ParityError where names or shapes differ."""
     names, expected = _weights(folder), _weights(baseline_folder)
     if names != expected:
-        odd = sorted(set(names.items()) ^ set(expected.items()))
-        raise ParityError(f"{folder} and {baseline_folder} do not hold the same tensors: {odd[:3]}")
+        odd = [name for name in names.keys() | expected.keys() if names.get(name) != expected.get(name)]
+        raise ParityError(f"{folder} and {baseline_folder} do not hold the same tensors: {sorted(odd)[:3]}")
     worst, largest = None, -1.0
-    groups = (read.in_groups(place, sorted(names)) for place in (folder, baseline_folder))
-    for ours, theirs in zip(*groups, strict=True):
-        for name in ours:
+    for group in _groups(names):
+        ours, theirs = (read.read(place, group) for place in (folder, baseline_folder))
+        for name in group:
             difference = _relative_norm(ours[name].double(), theirs[name].double())
             if difference > largest:
                 worst, largest = name, difference
@@ -129,11 +130,21 @@ def _largest_weight_difference(folder, baseline_folder):
 
 
 def _weights(folder):
-    return {
-        name: (tuple(shape), str(dtype))
-        for name, (shape, dtype) in read.tensors(folder).items()
-        if name.startswith("model.")
-    }
+    """Name → (shape, torch dtype) of a checkpoint's weights."""
+    return {name: facts for name, facts in read.tensors(folder).items() if name.startswith("model.")}
+
+
+def _groups(weights):
+    """Names in lists of about GROUP_BYTES: each read goes through the whole index again, and all at once may not fit."""
+    group, held = [], 0
+    for name, (shape, dtype) in weights.items():
+        group.append(name)
+        held += shape.numel() * dtype.itemsize
+        if held >= GROUP_BYTES:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
 
 
 def _relative_norm(ours, theirs):

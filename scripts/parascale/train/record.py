@@ -25,13 +25,16 @@ class Record:
         self.first_step = None
         self.last_step = None
 
-    def begin(self, first_step, hosts, died_at):
+    def begin(self, first_step, hosts, died_at, last_line=None):
         """Start an attempt that continues with optimizer step `first_step`.
 
         Lines of steps that were done after the last checkpoint are dropped: those steps are done again.
+        last_line: of the checkpoint's own step, which is missing where the attempt before died just after saving.
         died_at: when the attempt before, if it left no end, gave its last sign (seconds since the epoch).
         """
         steps = [line for line in self.steps() if line["step"] < first_step]
+        if last_line and (not steps or steps[-1]["step"] < last_line["step"]):
+            steps.append(last_line)
         write_text(self.steps_path, "".join(json.dumps(line) + "\n" for line in steps))
         self.handle = open(self.steps_path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
         self.first_step, self.last_step = first_step, first_step - 1
@@ -61,6 +64,10 @@ class Record:
         self.handle.write(json.dumps(line) + "\n")
         self.handle.flush()
         self.last_step = line["step"]
+
+    def sync(self):
+        """Flush the lines so far to disk, before a checkpoint says that their steps are done."""
+        os.fsync(self.handle.fileno())
 
     def end(self, outcome):
         """Close the attempt: outcome is finished, stopped or failed."""

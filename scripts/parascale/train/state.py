@@ -5,6 +5,7 @@ work/runs/<run>/   run.json (identity), steps.jsonl, attempts.jsonl, lease.json,
 results/runs/<run>/   the same, published as a whole at the end
 """
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from parascale import provenance
 from parascale.checkpoint import store
-from parascale.errors import CheckpointError
+from parascale.errors import CheckpointError, ConfigError
 from parascale.files import read_json, write_json
 from parascale.train.lease import Lease
 from parascale.train.memory import peak_memory
@@ -37,8 +38,11 @@ class RunState:
         self.facts = dict.fromkeys(("validation_loss", "best_validation_loss", "best_step", "test_loss")) | {
             "evaluated_tokens": {}
         }
+        asynchronous = job.run.workload.training.checkpoint_async
+        self.saver = store.Saver(self.mesh, asynchronous, job.timeout_seconds)
         self.waiting_seconds = [0.0, 0.0]  # bubble and total, for the mean over ranks
         self.last_checkpoint = time.monotonic()
+        self.last_line = None  # of the step after which the checkpoint that we continue from was saved
 
     # --- begin
 
@@ -47,10 +51,10 @@ class RunState:
         self.vocabulary = vocabulary
         died_at = self._on_lead(self._take_over)
         self.parameters = self._count_parameters()
-        first_step = self._resume() + 1
+        first_step = self._resume(steps) + 1
         hosts = self._gather(socket.gethostname())
         if self.lead:
-            self.record.begin(first_step, list(dict.fromkeys(hosts)), died_at)
+            self.record.begin(first_step, list(dict.fromkeys(hosts)), died_at, self.last_line)
             self.hosts = hosts
             if first_step > 1:
                 print(f"{self.job.run.run}: continues with step {first_step} of {steps}", flush=True)
@@ -83,6 +87,7 @@ class RunState:
         """A digest of all that decides the run's numbers; the layout is not part of it, so a run may go on in another."""
         run = self.job.run
         settings = dataclasses.asdict(run)
+        del settings["workload"]["data"]["stage"]  # where the data is read from, not what it says
         decided = {
             "workload": settings["workload"],
             "numbers": [
@@ -97,6 +102,8 @@ class RunState:
             "data": (self.job.data_folder / "manifest.json").read_text(encoding="utf-8"),
             "code": self.job.code_digest,
         }
+        if self.job.start is not None:
+            decided["start"] = store.read_manifest(self.job.start)["files"]
         return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
 
     def _description(self):
@@ -124,8 +131,8 @@ class RunState:
             dist.all_reduce(held, group=self.model.pipeline.group)
         return int(held)
 
-    def _resume(self):
-        """Load the newest checkpoint that is whole; returns its step, 0 where the run starts anew."""
+    def _resume(self, steps):
+        """Load the newest checkpoint that is whole, or the one of another run to start from; returns its step, else 0."""
         for folder in store.whole_checkpoints(self.job.work_folder / "checkpoints"):
             try:
                 facts = store.load(folder, self.model, self.optimizers)
@@ -133,9 +140,19 @@ class RunState:
                 if self.lead:
                     print(f"{error}; trying the checkpoint before it", flush=True)
                 continue
-            self.facts = facts["evaluation"]
+            self.facts, self.last_line = facts["evaluation"], facts["line"]
             return facts["step"]
-        return 0
+        return self._start_from(self.job.start, steps) if self.job.start is not None else 0
+
+    def _start_from(self, folder, steps):
+        """Take weights, optimizer state and place in the data from another run's checkpoint, but not its record."""
+        facts = store.load(folder, self.model, self.optimizers)
+        if facts["step"] >= steps:
+            raise ConfigError(
+                f"run {self.job.run.run} starts after step {facts['step']} of run {facts['run']}, but ends with step {steps}: "
+                "give its workload more `training.steps`"
+            )
+        return facts["step"]
 
     # --- on the way
 
@@ -145,6 +162,7 @@ class RunState:
         self.waiting_seconds[0] += seconds.get("bubble", 0.0)
         self.waiting_seconds[1] += seconds["total"]
         if self.lead:
+            self.lease.check()
             self.record.add_step(line)
 
     def note_validation(self, step, loss, tokens):
@@ -170,40 +188,51 @@ class RunState:
             by_time = self._on_lead(lambda: time.monotonic() - self.last_checkpoint > 60 * training.checkpoint_minutes)
         return by_step or by_time or last
 
-    def checkpoint(self, step):
-        """Save everything that a continuation needs; returns what the step's line gains."""
+    def checkpoint(self, step, line):
+        """Save everything that a continuation needs, the step's own line too; returns what that line gains."""
         started = time.perf_counter()
-        self._save("checkpoints", step, self.optimizers, keep=self.job.run.workload.training.keep)
+        if self.lead:
+            self.lease.check()
+            self.record.sync()
+        self._save("checkpoints", step, self.optimizers, keep=self.job.run.workload.training.keep, line=line)
         self.last_checkpoint = time.monotonic()
         return {"checkpoint_seconds": time.perf_counter() - started}
 
-    def _save(self, kind, step, optimizers, keep):
+    def _save(self, kind, step, optimizers, keep, **more):
         folder = self.job.work_folder / kind
         facts = {
             "run": self.job.run.run,
             "step": step,
             "evaluation": self.facts,
             "layout": dataclasses.asdict(self.job.run.layout),
+            **more,
         }
-        store.save(store.step_folder(folder, step), self.model, optimizers, facts)
-        if self.lead:
+
+        def drop_old():
             for old in store.whole_checkpoints(folder)[keep:]:
                 shutil.rmtree(old)
+
+        # A copy, because the facts go on changing while the checkpoint is written.
+        self.saver.save(store.step_folder(folder, step), self.model, optimizers, copy.deepcopy(facts), drop_old)
 
     # --- end
 
     def end(self, outcome):
-        """Close this attempt: finished, stopped or failed."""
-        if self.lead:
+        """Close this attempt: finished, stopped or failed, with its last checkpoint whole. Where another attempt has taken over, nothing is ours to close."""
+        if outcome == "stopped":
+            self.saver.wait()
+        if self.lead and not self.lease.taken_by:
             self.record.end(outcome)
             self.lease.release()
 
     def load_best(self):
         """Give the model the weights of its best validation loss."""
+        self.saver.wait()
         store.load(store.whole_checkpoints(self.job.work_folder / "best")[0], self.model, [])
 
     def publish(self):
         """Make the finished run a result: link every file into the output folder, summary.json last, then drop the work."""
+        self.saver.wait()
         waited = torch.tensor(self.waiting_seconds, dtype=torch.float64, device=self.mesh.device)
         peak = torch.tensor([peak_memory(self.mesh.device)], dtype=torch.int64, device=self.mesh.device)
         if self.mesh.devices is not None:

@@ -1,0 +1,50 @@
+# Needs: nothing but the machine. Makes: the speed of collective operations for each shape (nodes × processes) in the run
+# table, below results/communication/. It is also the preflight: it fails with the name of the rank or link that does not work.
+
+
+# One run of each shape stands for it, and gives the job its resources.
+SHAPES = {
+    (run.layout.nodes, run.layout.processes_per_node): name
+    for name, run in reversed(PROJECT.runs.items())
+    if run.layout.world_size > 1
+}
+
+
+rule measure_communication:
+    output:
+        PATHS.results / "communication/{run}.csv",
+    log:
+        LOGS / "communication/{run}.log",
+    wildcard_constraints:
+        run=pattern(SHAPES.values()),
+    # A timed job has its node to itself.
+    threads: PROJECT.site.cores_per_node
+    resources:
+        mpi=need("mpi"),
+        nodes=need("nodes"),
+        tasks=need("tasks"),
+        tasks_per_gpu=need("tasks_per_gpu"),
+        cpus_per_task=need("cpus_per_task"),
+        gres=need("gres"),
+        mem_mb=need("mem_mb"),
+        runtime=need("runtime"),
+        slurm_partition=need("slurm_partition"),
+        slurm_account=need("slurm_account"),
+    params:
+        site=site_of,
+        device=PROJECT.site.device,
+        nodes=layout_of("nodes"),
+        processes=layout_of("processes_per_node"),
+        gpus=layout_of("gpus_per_node"),
+        cores=cores_of,
+        ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-communication"),
+        code=provenance.code_digest(["scripts/measure_communication.py"]),
+    shell:
+        "exec python scripts/launch.py --nodes {params.nodes} --processes {params.processes} --gpus {params.gpus}"
+        " --cores {params.cores} --site {params.site:q} --logs {params.ranks:q}"
+        " -- scripts/measure_communication.py --device {params.device} --output {output:q} > {log:q} 2>&1"
+
+
+rule communication:
+    input:
+        [PATHS.results / "communication" / f"{name}.csv" for name in SHAPES.values()],

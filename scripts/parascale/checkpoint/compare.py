@@ -1,0 +1,160 @@
+"""Two checkpoints, of whatever form and layout, tensor by tensor; and two runs, loss by loss."""
+
+import math
+from pathlib import Path
+
+import torch
+
+from parascale.checkpoint.pieces import bytes_of
+from parascale.checkpoint.source import open_source
+from parascale.checkpoint.stream import Streaming
+from parascale.data.progress import Progress
+from parascale.errors import CheckpointError
+from parascale.files import read_json, read_json_lines
+
+COLUMNS = ("tensor", "shape", "largest", "mean", "relative")
+
+
+def compare(one, other, settings):
+    """Compare two checkpoints or runs, given by their folders. settings: config Checkpoints (memory, threads, which).
+
+    Returns {tensors, layers, only_in_first, only_in_second, identical, losses}. tensors: a row each, the one that differs
+    most first: name, shape, largest and mean absolute difference, and the 2-norm of the difference over that of the
+    first's tensor. layers: the same, by block. losses: see `compare_losses`, or None where one is no run.
+    """
+    places = [_checkpoint_of(folder, settings.which) for folder in (one, other)]
+    with (
+        open_source(places[0], threads=settings.threads) as first,
+        open_source(places[1], threads=settings.threads) as second,
+    ):
+        ours, theirs = first.weights, second.weights
+        common = [name for name in ours if name in theirs]
+        for name in common:
+            if ours[name].shape != theirs[name].shape:
+                raise CheckpointError(
+                    f"tensor {name} has shape {ours[name].shape} in {one}, {theirs[name].shape} in {other}"
+                )
+        sums = _differences({name: _Pair(ours[name], theirs[name]) for name in common}, settings, f"{one} and {other}")
+        rows = sorted((_row(name, ours[name].shape, sums[name]) for name in common), key=_by_size)
+        return {
+            "tensors": rows,
+            "layers": _layers(sums),
+            "only_in_first": sorted(ours.keys() - theirs.keys()),
+            "only_in_second": sorted(theirs.keys() - ours.keys()),
+            "identical": ours.keys() == theirs.keys() and all(row["largest"] == 0 for row in rows),
+            "losses": compare_losses(one, other),
+        }
+
+
+def compare_losses(one, other):
+    """{steps, largest, at_step, last, validation_loss, test_loss}: first minus second; None unless both are runs with common steps."""
+    records = [Path(folder) / "steps.jsonl" for folder in (one, other)]
+    if not all(path.is_file() for path in records):
+        return None
+    first, second = ({line["step"]: line["loss"] for line in read_json_lines(path)} for path in records)
+    steps = sorted(first.keys() & second.keys())
+    if not steps:
+        return None
+    differences = {step: first[step] - second[step] for step in steps}
+    worst = max(steps, key=lambda step: abs(differences[step]))
+    found = {"steps": len(steps), "largest": differences[worst], "at_step": worst, "last": differences[steps[-1]]}
+    summaries = [Path(folder) / "summary.json" for folder in (one, other)]
+    if all(path.is_file() for path in summaries):
+        ours, theirs = map(read_json, summaries)
+        for key in ("validation_loss", "test_loss"):
+            both = ours.get(key) is not None and theirs.get(key) is not None
+            found[key] = ours[key] - theirs[key] if both else None
+    return found
+
+
+def _checkpoint_of(folder, which):
+    """The checkpoint that a folder is, or that the run in it published."""
+    folder = Path(folder)
+    if (folder / "run.json").is_file() and not (folder / "checkpoint.json").is_file():
+        best = folder / "best"
+        return best if which == "best" and best.is_dir() else folder / "checkpoint"
+    return folder
+
+
+class _Pair:
+    """Two tensors of one shape, whose rows are read together: (2, rows, …) in fp64."""
+
+    indivisible = False
+
+    def __init__(self, one, other):
+        self.one, self.other, self.shape, self.dtype = one, other, one.shape, torch.float64
+
+    def rows(self, first, last):
+        """Rows of both, stacked."""
+        return torch.stack([self.one.rows(first, last).double(), self.other.rows(first, last).double()])
+
+
+def _differences(pairs, settings, title):
+    """Name → [largest, sum, sum of squares, elements, sum of squares of the first] of the differences."""
+    sums = {name: [0.0, 0.0, 0.0, 0, 0.0] for name in pairs}
+    total = 2 * sum(map(bytes_of, pairs.values()))
+    with Progress(title, "B", total) as progress:
+        # A pair is several times as large in fp64 as the block that it is counted as.
+        streaming = Streaming((settings.memory_mb << 20) // 4, settings.threads, progress)
+        for name, _, (one, other) in streaming.blocks(pairs):
+            difference = (one - other).abs()
+            entry = sums[name]
+            largest = difference.max().item()
+            entry[0] = largest if math.isnan(largest) else max(entry[0], largest)
+            entry[1] += difference.sum().item()
+            entry[2] += difference.square().sum().item()
+            entry[3] += difference.numel()
+            entry[4] += one.square().sum().item()
+    return sums
+
+
+def _row(name, shape, sums):
+    largest, total, squares, count, size = sums
+    norm, own = math.sqrt(squares), math.sqrt(size)
+    mean = total / count if count else 0.0
+    relative = norm / own if own else norm
+    return {"tensor": name, "shape": list(shape), "largest": largest, "mean": mean, "relative": relative}
+
+
+def _by_size(row):
+    """Sort key: the largest relative difference first, and before them what is not a number."""
+    return (not math.isnan(row["relative"]), -row["relative"], row["tensor"])
+
+
+def _layers(sums):
+    """Rows of `_row` summed by layer: `blocks.<n>` or the module before it."""
+    layers = {}
+    for name, (largest, total, squares, count, size) in sums.items():
+        parts = name.split(".")
+        layer = ".".join(parts[: 2 if parts[1:] and parts[1].isdigit() else 1])
+        held = layers.setdefault(layer, [0.0, 0.0, 0.0, 0, 0.0])
+        held[0] = largest if math.isnan(largest) else max(held[0], largest)
+        for place, value in enumerate((total, squares, count, size), 1):
+            held[place] += value
+    rows = [_row(layer, [], entry) for layer, entry in layers.items()]
+    return [{"layer": row.pop("tensor"), **{key: row[key] for key in COLUMNS[2:]}} for row in rows]
+
+
+def as_text(result, count=15):
+    """The comparison as a table for people: the tensors that differ most, then losses."""
+    lines = [f"{'tensor':<48} {'shape':>16} {'largest':>10} {'mean':>10} {'relative':>10}"]
+    for row in result["tensors"][:count]:
+        shape = "×".join(map(str, row["shape"])) or "–"
+        lines.append(
+            f"{row['tensor']:<48} {shape:>16} {row['largest']:10.2e} {row['mean']:10.2e} {row['relative']:10.2e}"
+        )
+    if len(result["tensors"]) > count:
+        lines.append(f"… and {len(result['tensors']) - count} more that differ less")
+    for key, place in (("only_in_first", "first"), ("only_in_second", "second")):
+        lines += [f"only in the {place}: {name}" for name in result[key]]
+    losses = result["losses"]
+    if losses:
+        lines.append(
+            f"loss, over {losses['steps']} common steps: differs most at step {losses['at_step']} ({losses['largest']:+.2e}), "
+            f"by {losses['last']:+.2e} at the last"
+        )
+        for key in ("validation_loss", "test_loss"):
+            if losses.get(key) is not None:
+                lines.append(f"{key.replace('_', ' ')}: {losses[key]:+.2e}")
+    lines.append("identical: every weight is the same number" if result["identical"] else "not identical")
+    return "\n".join(lines)

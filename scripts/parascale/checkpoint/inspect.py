@@ -1,0 +1,93 @@
+"""What a checkpoint holds, from which run and layout it is, and whether it is whole."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+from parascale.checkpoint.pieces import bytes_of
+from parascale.checkpoint.source import forms_in, open_source
+from parascale.errors import CheckpointError
+
+AXES = ("dp", "fsdp", "tp", "pp")
+
+
+def inspect(folder):
+    """Facts of a checkpoint folder as plain values: {folder, whole, problem, forms: {form: {...}}, run, step, layout, …}.
+
+    A folder that is no whole checkpoint is described by `problem`; only a folder that is not there raises CheckpointError.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such checkpoint folder")
+    found = {"folder": str(folder), "whole": True, "problem": None, "forms": {}}
+    try:
+        if not forms_in(folder):
+            raise CheckpointError(f"{folder}: holds no checkpoint")
+        for form in forms_in(folder):
+            with open_source(folder, form) as source:
+                found["forms"][form] = _contents(source)
+                found |= _origin(source)
+    except CheckpointError as error:
+        found |= {"whole": False, "problem": str(error)}
+    return found
+
+
+def _contents(source):
+    weights, rest = source.weights, source.training_state
+    return {
+        "files": len(source.handles),
+        "bytes": source.bytes,
+        "parameters": sum(math.prod(tensor.shape) for tensor in weights.values()),
+        "weights": len(weights),
+        "dtypes": dict(Counter(str(tensor.dtype).removeprefix("torch.") for tensor in weights.values())),
+        "training_state": len(rest),
+        "training_state_bytes": sum(map(bytes_of, rest.values())),
+        "most_shards": max((len(tensor.pieces) for tensor in source.tensors.values()), default=0),
+        "tensors": {
+            name: {
+                "shape": list(tensor.shape),
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shards": len(tensor.pieces),
+            }
+            for name, tensor in source.tensors.items()
+        },
+    }
+
+
+def _origin(source):
+    record = source.run_record or {}
+    layout = source.facts.get("layout") or {}
+    return {
+        "run": source.facts.get("run"),
+        "step": source.facts.get("step"),
+        "layout": {axis: layout[axis] for axis in AXES if axis in layout},
+        "workload": record.get("settings", {}).get("workload", {}).get("name"),
+        "strategy": record.get("strategy"),
+        "conversion": source.facts.get("conversion"),
+    }
+
+
+def as_text(found, tensors=False):
+    """The facts for people. tensors: list every tensor too."""
+    lines = [f"{found['folder']}: {'whole, every checksum holds' if found['whole'] else 'NOT WHOLE'}"]
+    if found["problem"]:
+        lines.append(f"  {found['problem']}")
+    if found.get("run"):
+        layout = (
+            " × ".join(f"{axis} {degree}" for axis, degree in found["layout"].items() if degree > 1) or "one process"
+        )
+        lines.append(
+            f"  run {found['run']} (workload {found['workload'] or 'unknown'}), after step {found['step']}; saved by {layout}"
+        )
+    for form, held in found["forms"].items():
+        dtypes = ", ".join(f"{count} {dtype}" for dtype, count in held["dtypes"].items())
+        lines.append(
+            f"  {form}: {held['parameters']:,} parameters in {held['weights']} tensors ({dtypes}), at most {held['most_shards']} "
+            f"shards each; {held['training_state']} tensors of training state; {held['bytes'] / 1e6:,.1f} MB in {held['files']} files"
+        )
+        if tensors:
+            lines += [
+                f"    {name}  {'×'.join(map(str, entry['shape'])) or 'number'}  {entry['dtype']}  {entry['shards']} shard(s)"
+                for name, entry in held["tensors"].items()
+            ]
+    return "\n".join(lines)

@@ -1,0 +1,178 @@
+"""Proof that converted checkpoints are the model that was trained: every tensor to the bit, and the loss on the test split.
+
+Each form is read by the library it is made for (safetensors, `torch.load`, `transformers`), not by the code that wrote it.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+
+from parascale.checkpoint import read
+from parascale.checkpoint.export import family
+from parascale.checkpoint.manifest import check_files, read_manifest
+from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, index_name
+from parascale.checkpoint.stream import DTYPES
+from parascale.config import run_from_dict
+from parascale.data.text import Tokens, Windows
+from parascale.errors import CheckpointError
+from parascale.evaluation.evaluate import split_loss
+from parascale.files import read_json
+from parascale.models import build_model
+
+SCHEMA_VERSION = 1
+EVALUATION_BATCH = 32  # windows; the loss does not depend on it
+LOGITS_TOLERANCE = 1e-4  # of fp32 logits: transformers adds a product's terms in another order
+
+
+def verify(source, folder, data):
+    """Compare the converted checkpoint in `folder` with the sharded one in `source`, on the tokens in folder `data`.
+
+    Returns what `verify.json` holds: {run, layout, step, test_loss, forms: {form: {identical, differs, tensors, test_loss,
+    bytes, seconds, peak_memory_bytes, …}}}. A form is identical if every tensor equals the source's to the bit, or, where
+    another dtype was asked for, the source's rounded to it; of a transformers folder, if its logits are ours.
+    Raises CheckpointError where files are missing or altered.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    check_files(folder, manifest["files"])
+    conversion = manifest["facts"]["conversion"]
+    record = read_json(folder / RUN_RECORD)
+    expected = read.read(source, list(read.tensors(source)))
+    if conversion["dtype"]:
+        expected = {name: _rounded(name, tensor, DTYPES[conversion["dtype"]]) for name, tensor in expected.items()}
+    judge = _Judge(run_from_dict(record["settings"]), expected, data)
+    forms = {name: cost | judge.compare(name, folder) for name, cost in conversion["forms"].items()}
+    layout = record["settings"]["layout"]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": record["run"],
+        "strategy": record["strategy"],
+        "layout": {axis: layout[axis] for axis in ("dp", "fsdp", "tp", "pp")},
+        "step": manifest["facts"]["step"],
+        "dtype": conversion["dtype"],
+        "test_loss": judge.loss,
+        "forms": forms,
+    }
+
+
+def require_identical(result):
+    """Raise CheckpointError that names the first tensors of the first form which is not the source."""
+    for form, found in result["forms"].items():
+        if not found["identical"]:
+            raise CheckpointError(
+                f"run {result['run']}: {form} is not the checkpoint it was made from: {', '.join(found['differs'][:5])} differ"
+            )
+
+
+def load_form(folder, form):
+    """Name → tensor of all that a form holds, read by the form's own library; weights under `model.`."""
+    if form == "sharded":
+        return read.read(folder, list(read.tensors(folder)))
+    found = {}
+    for stem, prefix in (("model", WEIGHTS), ("optimizer", "")):
+        found |= {prefix + name: tensor for name, tensor in LOADERS[form](Path(folder), stem).items()}
+    return found
+
+
+def _load_safetensors(folder, stem):
+    from safetensors.torch import load_file
+
+    index = folder / index_name(stem)
+    names = sorted(set(read_json(index)["weight_map"].values())) if index.is_file() else [f"{stem}.safetensors"]
+    return {
+        key: tensor for name in names if (folder / name).is_file() for key, tensor in load_file(folder / name).items()
+    }
+
+
+def _load_pt(folder, stem):
+    path = folder / f"{stem}.pt"
+    return torch.load(path, weights_only=True, map_location="cpu") if path.is_file() else {}
+
+
+LOADERS = {"safetensors": _load_safetensors, "pt": _load_pt}
+
+
+class _Judge:
+    """Compares forms with the tensors of a source, and evaluates each with one and the same code."""
+
+    def __init__(self, run, expected, data):
+        self.run, self.expected = run, expected
+        self.tokens = Tokens(data)
+        self.windows = Windows(self.tokens.split("test"), run.workload.training.window)
+        self.model = self._model(expected)
+        self.loss = self._loss(self.model)
+
+    def compare(self, form, folder):
+        """The verdict on one form."""
+        if form == "transformers":
+            return self._compare_transformers(folder)
+        held = load_form(folder, form)
+        # What was not asked for (the optimizer's state, say) is not missed; weights are.
+        names = [name for name in self.expected if name in held or name.startswith(WEIGHTS)]
+        differs = [name for name in names if not same_bits(held.get(name), self.expected[name])]
+        differs += [name for name in held if name not in self.expected]
+        loss = self._loss(self._model(held)) if not differs else None
+        return {
+            "identical": not differs and loss == self.loss,
+            "differs": differs,
+            "tensors": len(held),
+            "optimizer": any(not name.startswith(WEIGHTS) for name in held),
+            "test_loss": loss,
+        }
+
+    @torch.no_grad()
+    def _compare_transformers(self, folder):
+        from transformers import AutoModelForCausalLM
+
+        theirs = AutoModelForCausalLM.from_pretrained(folder / "transformers", dtype=torch.float32).eval()
+        inputs = torch.from_numpy(self.windows.batch(range(min(EVALUATION_BATCH, len(self.windows))))[0])
+        difference = (theirs(inputs).logits - self.model(inputs)).abs().max().item()
+        same = difference <= LOGITS_TOLERANCE
+        return {
+            "identical": same,
+            "differs": [] if same else ["logits"],
+            "tensors": len(theirs.state_dict()),
+            "optimizer": False,
+            "test_loss": self._loss(lambda inputs: theirs(inputs).logits),
+            "logits_difference": difference,
+            "architecture": family(vars(self.run.workload.model)),
+        }
+
+    def _model(self, tensors):
+        """The whole model on the CPU in fp32 with the given weights (fp64 where they are)."""
+        weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
+        workload = self.run.workload
+        with torch.device("meta"):
+            model = build_model(workload.model, self.tokens.vocabulary_size, workload.training.window)
+        double = any(tensor.dtype == torch.float64 for tensor in weights.values())
+        weights = {name: tensor.to(torch.float64 if double else torch.float32) for name, tensor in weights.items()}
+        own = model.state_dict(keep_vars=True)
+        # A tied parameter stands once, under its first name.
+        first = {}
+        for name, parameter in own.items():
+            first.setdefault(id(parameter), name)
+        complete = {name: weights.get(first[id(parameter)]) for name, parameter in own.items()}
+        missing = [name for name, tensor in complete.items() if tensor is None]
+        odd = [name for name in weights if name not in own]
+        if missing or odd:
+            raise CheckpointError(f"the weights are not those of this model: {', '.join([*missing, *odd][:3])}")
+        model.load_state_dict(complete, assign=True)
+        return model.eval()
+
+    def _loss(self, model):
+        """Mean loss in nats over the test split."""
+        summed, count = split_loss(model, self.windows, 0, 1, EVALUATION_BATCH, torch.device("cpu")).tolist()
+        return summed / count if count else math.nan
+
+
+def _rounded(name, tensor, dtype):
+    return tensor.to(dtype) if name.startswith(WEIGHTS) and tensor.dtype.is_floating_point else tensor
+
+
+def same_bits(one, other):
+    """Whether two tensors have the same dtype, shape and bytes (so a NaN equals itself, and 0.0 is not -0.0)."""
+    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    one, other = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(one, other)

@@ -1,0 +1,190 @@
+"""Collective operations by themselves: does every link work, and how fast is each operation at each size?
+
+Bandwidth is given as nccl-tests does, so that figures can be set beside published ones
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the *algorithm* bandwidth is size over time; the *bus*
+bandwidth multiplies it with what the operation must move over the slowest link, so that it can be compared with the
+hardware's rate whatever the number of ranks. `size` is that of the whole tensor: what a rank ends with after all-gather, and
+what it begins with before reduce-scatter.
+"""
+
+import os
+import socket
+import statistics
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from parascale.errors import RequirementError
+from parascale.parallel.mesh import set_timeout
+
+COLUMNS = (
+    "operation",
+    "nodes",
+    "ranks",
+    "bytes",
+    "seconds",
+    "algorithm_gigabytes_per_second",
+    "bus_gigabytes_per_second",
+)
+WARM_UPS = 2  # the first calls open connections
+PROBE_ELEMENTS = 1 << 16  # what a link is tried with
+
+
+def bus_factor(operation, ranks):
+    """Bus bandwidth over algorithm bandwidth for `ranks` ranks (nccl-tests, PERFORMANCE.md)."""
+    return {
+        "all_reduce": 2 * (ranks - 1) / ranks,
+        "all_gather": (ranks - 1) / ranks,
+        "reduce_scatter": (ranks - 1) / ranks,
+        "broadcast": 1.0,
+        "send_receive": 1.0,
+    }[operation]
+
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive")
+
+
+def sizes_between(smallest, largest):
+    """Sizes in bytes, each four times the one before."""
+    sizes = []
+    while smallest <= largest:
+        sizes.append(smallest)
+        smallest *= 4
+    return sizes
+
+
+def measure(sizes, repeats, device, nodes):
+    """Time every operation at every size (bytes, fp32 elements); returns rows of COLUMNS, the same on every rank.
+
+    A repeat takes as long as its slowest rank; `seconds` is the median of the repeats.
+    """
+    ranks = dist.get_world_size()
+    rows = []
+    for operation in OPERATIONS:
+        for size in sizes:
+            elements = max(1, size // 4 // ranks) * ranks  # every rank holds an equal part
+            call = _operation(operation, elements, device)
+            seconds = statistics.median(_timed(call, repeats, device))
+            gigabytes = elements * 4 / 1e9
+            rate = gigabytes / seconds
+            bus = rate * bus_factor(operation, ranks)
+            rows.append(dict(zip(COLUMNS, (operation, nodes, ranks, elements * 4, seconds, rate, bus), strict=True)))
+    return rows
+
+
+def _operation(name, elements, device):
+    """A function without arguments that does the operation once on buffers that stay."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    whole = torch.ones(elements, device=device)
+    part = torch.ones(elements // ranks, device=device)
+    if name == "send_receive":
+        # A ring, as nccl-tests has it: every rank sends to the next and receives from the one before.
+        received = torch.empty_like(whole)
+
+        def ring():
+            requests = [
+                dist.P2POp(dist.isend, whole, (rank + 1) % ranks),
+                dist.P2POp(dist.irecv, received, (rank - 1) % ranks),
+            ]
+            for request in dist.batch_isend_irecv(requests):
+                request.wait()
+
+        return ring
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "broadcast": lambda: dist.broadcast(whole, src=0),
+    }[name]
+
+
+def _timed(call, repeats, device):
+    """Seconds of each repeat on its slowest rank."""
+    for _ in range(WARM_UPS):
+        call()
+    seconds = []
+    for _ in range(repeats):
+        dist.barrier()
+        _wait_for(device)
+        start = time.perf_counter()
+        call()
+        _wait_for(device)
+        seconds.append(time.perf_counter() - start)
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return slowest.tolist()
+
+
+def _wait_for(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def meet(timeout_seconds):
+    """A store that all ranks have signed, for `start_processes`; raises RequirementError that names those that do not come.
+
+    Called by every rank before it joins the process group, whose own message gives only their number.
+    """
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # The others wait longer: rank 0 knows who is missing, so it shall be the first to speak.
+    patience = timedelta(seconds=timeout_seconds * (1 if rank == 0 else 2))
+    store = dist.TCPStore(*address, ranks, is_master=rank == 0, timeout=patience, wait_for_workers=False)
+    store.set(_key(rank), socket.gethostname())
+    try:
+        store.wait([_key(number) for number in range(ranks)], patience)
+    except RuntimeError as error:
+        missing = [str(number) for number in range(ranks) if not store.check([_key(number)])]
+        raise RequirementError(
+            f"no sign within {timeout_seconds:.0f} s from rank {', '.join(missing)} of {ranks}"
+        ) from error
+    return store
+
+
+def preflight(store, device, timeout_seconds):
+    """Try the link between every two ranks; raises RequirementError that names the one that does not work.
+
+    store: of `meet`. timeout_seconds: for each link. Called by every rank.
+    """
+    rank = dist.get_rank()
+    set_timeout(dist.group.WORLD, timeout_seconds)
+    for pairs in rounds(dist.get_world_size()):
+        partner = next((sum(pair) - rank for pair in pairs if rank in pair), None)
+        if partner is not None:
+            _try_link(rank, partner, store, device, timeout_seconds)
+
+
+def rounds(ranks):
+    """Rounds of disjoint pairs in which every two ranks meet exactly once (the circle method of tournaments)."""
+    players = list(range(ranks + ranks % 2))  # with an odd number one sits out each round
+    for _ in range(len(players) - 1):
+        half = len(players) // 2
+        pairs = zip(players[:half], reversed(players[half:]), strict=True)
+        yield [tuple(sorted(pair)) for pair in pairs if max(pair) < ranks]
+        players = [players[0], players[-1], *players[1:-1]]
+
+
+def _try_link(rank, partner, store, device, timeout_seconds):
+    """Send a tensor there and back, and look at what came."""
+    link = f"the link between {_named(min(rank, partner), store)} and {_named(max(rank, partner), store)}"
+    mine = torch.full((PROBE_ELEMENTS,), float(rank), device=device)
+    received = torch.empty_like(mine)
+    try:
+        requests = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, received, partner)]
+        for request in dist.batch_isend_irecv(requests):
+            request.wait(timedelta(seconds=timeout_seconds))
+        _wait_for(device)
+    except RuntimeError as error:
+        raise RequirementError(f"{link} does not work: {str(error).splitlines()[0]}") from error
+    if not torch.equal(received, torch.full_like(received, float(partner))):
+        raise RequirementError(f"{link} delivers other numbers than were sent")
+
+
+def _named(rank, store):
+    return f"rank {rank} on {store.get(_key(rank)).decode()}"
+
+
+def _key(rank):
+    return f"preflight/host of rank {rank}"

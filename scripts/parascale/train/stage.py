@@ -1,0 +1,71 @@
+"""Reading a dataset from the memory of each node (`data.stage: ram`), where opening and reading cost nothing."""
+
+import hashlib
+import os
+import re
+import shutil
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch.distributed as dist
+
+from parascale.errors import RequirementError
+from parascale.files import atomic_path, tree_bytes
+
+RAM = Path("/dev/shm")
+MEMORY = Path("/proc/meminfo")
+
+
+@contextmanager
+def staged(job):
+    """Yield the folder to read a job's dataset from: where it lies, or its copy in this node's memory.
+
+    Called by every rank; the first of each node copies. Files must be opened within the body: the copy's name goes when
+    all ranks have left it, and the memory when their processes end, however they end. So nothing is left behind.
+    """
+    if job.run.workload.data.stage != "ram":
+        yield job.data_folder
+        return
+    rank, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+    copy = place_in_ram(job.work_folder, first_rank=rank - local_rank)
+    if local_rank == 0:
+        copy_to_ram(job.data_folder, copy)
+    _wait_for_all()
+    yield copy
+    _wait_for_all()
+    if local_rank == 0:
+        shutil.rmtree(copy)
+
+
+def place_in_ram(work_folder, first_rank):
+    """Where a run's copy lies: a name of its own for each run, and for each node that is played on one machine."""
+    own = f"{os.getuid()} {Path(work_folder).resolve()} {first_rank}"
+    return RAM / f"parascale-{hashlib.sha256(own.encode()).hexdigest()[:16]}"
+
+
+def copy_to_ram(folder, copy):
+    """Copy a dataset into memory, whole or not at all. RequirementError where it does not fit."""
+    for left in [copy, *RAM.glob(f".{copy.name}.*")]:  # by an attempt that was killed while it copied
+        shutil.rmtree(left, ignore_errors=True)
+    needed, free = tree_bytes(folder), free_bytes()
+    if needed > free:
+        raise RequirementError(
+            f"{folder} takes {needed / 2**20:,.0f} MiB, but {RAM} of {os.uname().nodename} has room for {free / 2**20:,.0f} MiB: "
+            "leave out `data.stage: ram`, or train on nodes with more memory"
+        )
+    started = time.monotonic()
+    with atomic_path(copy) as partial:
+        shutil.copytree(folder, partial)
+    print(f"staged {needed / 2**20:,.1f} MiB into {RAM} in {time.monotonic() - started:.1f} s", flush=True)
+
+
+def free_bytes():
+    """Bytes that a copy may take: what `/dev/shm` has room for, and what the node's memory has."""
+    available = int(re.search(r"^MemAvailable:\s+(\d+) kB$", MEMORY.read_text(), re.MULTILINE)[1]) * 1024
+    return min(shutil.disk_usage(RAM).free, available)
+
+
+def _wait_for_all():
+    if dist.is_initialized():
+        dist.barrier()

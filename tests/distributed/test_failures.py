@@ -1,0 +1,118 @@
+"""A training that loses a part of itself ends as a whole, soon, and says which part: nobody trains on."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .cases import pp
+from .test_launch import gone, wait_for
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+PATIENCE = 120  # seconds for ranks to start: torch loads slowly where cores are shared
+TIMEOUT = 8.0  # of collectives, as the configuration sets it
+ENDLESS = {"steps": 10**7}
+
+
+class Training:
+    """A launched scripts/train.py that would go on for ever, two ranks in all."""
+
+    def __init__(self, folder, settings, nodes):
+        self.settings = settings
+        site = json.dumps(settings["site"])
+        launcher = ["launch.py", "--nodes", nodes, "--processes", 2 // nodes, "--site", site, "--timeout", 60]
+        command = [*launcher, "--logs", folder / "logs", "--", SCRIPTS / "train.py", "--settings", json.dumps(settings)]
+        self.process = subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            cwd=SCRIPTS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
+        )
+        self.steps = Path(settings["work"]) / "steps.jsonl"
+        try:
+            wait_for(lambda: self.process.poll() is not None or self.count() >= 3, PATIENCE, "the first steps")
+            assert self.process.poll() is None, self.process.stdout.read()
+            # Launchers start launchers and ranks; a rank's environment tells its number.
+            below = descendants(self.process.pid)
+            self.ranks = {number: pid for pid in below if (number := rank_number(pid)) is not None}
+            self.other_launchers = [pid for pid in below if pid not in self.ranks.values()]
+            assert sorted(self.ranks) == [0, 1]
+        except BaseException:
+            self.process.kill()
+            raise
+
+    def count(self):
+        """Steps recorded so far."""
+        return self.steps.read_bytes().count(b"\n") if self.steps.exists() else 0
+
+    def finish(self, seconds):
+        """(exit code, output) of the run, all of whose processes must have ended within `seconds`."""
+        deadline = time.monotonic() + seconds
+        try:
+            output, _ = self.process.communicate(timeout=seconds)
+        finally:
+            self.process.kill()
+        everyone = [self.process.pid, *self.ranks.values(), *self.other_launchers]
+        wait_for(lambda: all(map(gone, everyone)), deadline - time.monotonic(), "every process to end")
+        return self.process.returncode, output
+
+
+def descendants(pid):
+    """Process ids below a process."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*children, *(below for child in children for below in descendants(child))]
+
+
+def rank_number(pid):
+    """The rank of a training process, None for any other."""
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next((int(value[5:]) for value in variables if value.startswith(b"RANK=")), None)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "victim"), [(1, "rank"), (2, "rank"), (2, "launcher of node 1"), (2, "launcher of node 0")]
+)
+def test_kill_9_ends_the_whole_training_within_15_seconds(nodes, victim, make_settings, tmp_path):
+    settings = make_settings("run", {"fsdp": 2, "nodes": nodes, "gpus_per_node": 2 // nodes}, training=ENDLESS)
+    training = Training(tmp_path, settings, nodes)
+    pids = {
+        "rank": [training.ranks[1]],
+        "launcher of node 0": [training.process.pid],
+        "launcher of node 1": training.other_launchers,
+    }
+    [pid] = pids[victim]
+    os.kill(pid, signal.SIGKILL)
+    code, output = training.finish(15)
+    host = socket.gethostname()
+    if victim == "rank":
+        assert code == 1
+        error, log = output.rstrip().splitlines()[-2:]
+        assert error.startswith(f"error: rank 1 on {host} failed: ended by SIGKILL")
+        assert log == f"  log: {tmp_path}/logs/rank1.log"
+    elif victim == "launcher of node 1":
+        assert code == 1
+        assert f"error: the launcher of node 1 is gone: it was killed, or the node is down ({host})" in output
+    done = training.count()
+    time.sleep(0.5)
+    assert training.count() == done
+
+
+@pytest.mark.parametrize("layout", [{"fsdp": 2}, {"tp": 2}, pp(2, 4, "1F1B")], ids=["fsdp", "tp", "pp"])
+def test_a_stopped_rank_ends_the_training_by_the_configured_timeout(layout, make_settings, tmp_path):
+    """Each strategy waits in a process group of its own; none may keep the 30 minutes that groups have by default."""
+    training = Training(tmp_path, make_settings("run", layout, training=ENDLESS, timeout=TIMEOUT), nodes=1)
+    os.kill(training.ranks[1], signal.SIGSTOP)
+    started = time.monotonic()
+    code, output = training.finish(TIMEOUT + 15)
+    assert code == 1
+    assert time.monotonic() - started > TIMEOUT - 1  # by the timeout, and not by anything else
+    assert f"error: rank 0 on {socket.gethostname()} failed" in output
+    assert "Traceback" in (tmp_path / "logs" / "rank0.log").read_text()  # where it waited

@@ -1,0 +1,53 @@
+"""The gate refuses what it must: each fault goes through the training as it is, and is seen by the comparison."""
+
+import pytest
+
+from parascale.train.job import job_from_settings
+from parascale.train.parity import compare_folders
+
+from .cases import ranks_of
+from .expected import Expected
+from .faults import train_with
+from .harness import run_on_ranks
+from .test_parity import whole_shapes
+
+DDP, FSDP, TP, PP = {"dp": 2}, {"fsdp": 2}, {"tp": 2}, {"pp": 2, "micro_batches": 4}
+TIED = {"tied": True}
+
+# name → fault, layout, model
+FAULTS = {
+    "ddp: another batch": ("another_batch", DDP, {}),
+    "tp: another batch": ("another_batch_within_a_tensor_group", TP, {}),
+    "ddp: a mean of means": ("mean_of_means", DDP, {}),
+    "fsdp: a mean of means": ("mean_of_means", FSDP, {}),
+    "pp: tied gradients not summed": ("tied_gradients_not_summed", PP, TIED),
+    "pp: clipping by a stage's norm": ("clipping_by_a_stages_norm", PP, {}),
+    "fsdp: a block left out": ("a_block_left_out_of_sharding", FSDP, {}),
+    "ddp: attention without its mask": ("attention_without_its_mask", DDP, {}),
+    "ddp: one per cent more learning rate": ("another_learning_rate", DDP, {}),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_comparison_refuses(name, make_settings, single, tmp_path):
+    fault, layout, model = FAULTS[name]
+    settings = make_settings("case", layout, model, parity=True)
+    run_on_ranks(train_with, ranks_of(layout), tmp_path / "ranks", fault, settings)
+    baseline = single(model=model, optim={}, training={}, precision="fp32", parity=True)
+    verdict = compare_folders(settings["output"], baseline["output"])
+    print(name, {key: verdict[key] for key in ("loss_difference", "grad_norm_difference", "weight_difference")})
+    assert verdict["verdict"] == "different", verdict
+    assert verdict["first_step_outside"] is not None or "weights" in verdict["reason"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [("a_block_left_out_of_sharding", r"blocks\.0\."), ("nothing_but_the_root_sharded", "number of sharded units")],
+)
+def test_what_is_not_sharded_is_seen_in_what_ranks_hold(fault, seen, make_settings, tmp_path):
+    """Comparing numbers alone would not see it where all is gathered as one unit."""
+    settings = make_settings("case", FSDP, parity=True)
+    facts = run_on_ranks(train_with, 2, tmp_path / "ranks", fault, settings)
+    run = job_from_settings(settings).run
+    with pytest.raises(AssertionError, match=seen):
+        Expected(run, whole_shapes(run)).check(facts)

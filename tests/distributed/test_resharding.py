@@ -1,0 +1,194 @@
+"""A checkpoint goes anywhere: any layout → one file → any layout, to the bit, with the state of the optimizer."""
+
+import shutil
+
+import pytest
+import torch
+
+from parascale.checkpoint import read
+from parascale.checkpoint.convert import convert
+from parascale.config.checkpoints import Checkpoints
+from parascale.files import read_json, read_json_lines
+from parascale.train.job import job_from_settings
+
+from .examine import train_settings
+from .harness import run_on_ranks
+
+LAYOUTS = {
+    "single": {},
+    "ddp": {"gpus_per_node": 2, "dp": 2},
+    "fsdp": {"gpus_per_node": 2, "fsdp": 2},
+    "hsdp": {"gpus_per_node": 4, "dp": 2, "fsdp": 2},
+    "tp": {"gpus_per_node": 2, "tp": 2},
+    "pp": {"gpus_per_node": 2, "pp": 2, "micro_batches": 2},
+    "3d": {"gpus_per_node": 8, "dp": 2, "tp": 2, "pp": 2, "micro_batches": 2},
+}
+FORMS = ("safetensors", "pt")
+MODEL = {"layers": 2, "tied": True}
+TRAINING = {"steps": 4, "evaluate": False}
+
+
+def ranks_of(settings):
+    return job_from_settings(settings).run.layout.world_size
+
+
+def load_and_save_again(settings, pairs):
+    """Load each first folder of `pairs` into a new model and optimizer of a layout, and save them into the second."""
+    from parascale.checkpoint import store
+    from parascale.models import build_model
+    from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
+    from parascale.train.clock import Clock
+    from parascale.train.loss import GlobalLoss
+    from parascale.train.optim import make_optimizers
+
+    run = job_from_settings(settings).run
+    device = start_processes("cpu", 60)
+    mesh = make_mesh(run.layout, device, 60)
+    saver = store.Saver(mesh, False, 60)
+    for source, target in pairs:
+        model = parallelize(
+            lambda: build_model(run.workload.model, 101, 16), run, mesh, GlobalLoss(), Clock(device), 60
+        )
+        optimizers = make_optimizers(model, run.workload.optim)
+        facts = store.load(source, model, optimizers)
+        saver.save(target, model, optimizers, facts)
+    stop_processes()
+
+
+def contents(folder):
+    return read.read(folder, list(read.tensors(folder)))
+
+
+def differing(ours, theirs):
+    """Names whose tensors are not the same to the bit; the sets of names must be the same."""
+    assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
+    return [
+        name for name in ours if ours[name].dtype != theirs[name].dtype or not torch.equal(ours[name], theirs[name])
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(settings_below, tmp_path_factory):
+    """Layout → (job settings, folder of the published checkpoint), each trained by itself for a few steps."""
+    root = tmp_path_factory.mktemp("resharding")
+    made = {}
+    for name, layout in LAYOUTS.items():
+        settings = settings_below(root, name, layout, MODEL, training=TRAINING)
+        run_on_ranks(train_settings, ranks_of(settings), root / f"ranks-{name}", settings)
+        made[name] = (settings, root / "results" / name / "checkpoint")
+    return made
+
+
+@pytest.fixture(scope="module")
+def travelled(trained, tmp_path_factory):
+    """(layout, form) → folder of the sharded checkpoint that came back from a single file."""
+    root = tmp_path_factory.mktemp("travelled")
+    settings = Checkpoints(memory_mb=1, file_mb=1)
+    folders = {}
+    for name, (_, checkpoint) in trained.items():
+        convert(checkpoint, root / name, settings, FORMS)
+        for form in FORMS:
+            folders[name, form] = root / f"{name}-{form}"
+            convert(root / name, folders[name, form], settings, ["sharded"], form)
+    return folders
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_checkpoints_are_worth_moving(name, trained):
+    """What the matrix below moves was really trained, and really sharded."""
+    from parascale.checkpoint.metadata import read_index
+
+    _, folder = trained[name]
+    held = contents(folder)
+    moments = [tensor for key, tensor in held.items() if key.endswith(("exp_avg", "exp_avg_sq"))]
+    assert len(moments) == 2 * sum(key.startswith("model.") for key in held)
+    assert all(tensor.count_nonzero() > 0 for tensor in moments)
+    assert all(tensor.item() == 4 for key, tensor in held.items() if key.endswith(".step"))
+    shards = max(len(entry.chunks) for entry in read_index(folder).state_dict_metadata.values())
+    assert (shards > 1) == (name in ("fsdp", "hsdp", "tp", "3d"))
+
+
+@pytest.mark.parametrize("target", LAYOUTS)
+def test_any_layout_loads_what_any_other_saved_and_a_file_carried(target, trained, travelled, tmp_path):
+    """All of {layout} → {safetensors, pt} → this layout: weights and optimizer state equal the source's to the bit."""
+    settings, _ = trained[target]
+    pairs = [(str(folder), str(tmp_path / f"{name}-{form}")) for (name, form), folder in travelled.items()]
+    run_on_ranks(load_and_save_again, ranks_of(settings), tmp_path / "ranks", settings, pairs, seconds=240)
+    for name, form in travelled:
+        found = differing(contents(tmp_path / f"{name}-{form}"), contents(trained[name][1]))
+        assert not found, f"{name} → {form} → {target}: {found}"
+
+
+@pytest.mark.parametrize("first, second", [("fsdp", "pp"), ("tp", "single"), ("pp", "hsdp"), ("single", "3d")])
+def test_a_run_goes_on_from_another_in_another_layout(first, second, make_settings, tmp_path):
+    """init_from: the steps after are those of the one training that never stopped; the schedule goes on too."""
+    constant = {"optim": {"schedule": "constant"}}
+    jobs = {
+        "whole": make_settings("whole", training={"steps": 12, "evaluate": False}, **constant),
+        "first": make_settings("first", LAYOUTS[first], training={"steps": 6, "evaluate": False}, **constant),
+        "second": make_settings("second", LAYOUTS[second], training={"steps": 12}, init_from="first", **constant),
+    }
+    jobs["second"]["start"] = str(tmp_path / "results/first/checkpoint")
+    for name, settings in jobs.items():
+        run_on_ranks(train_settings, ranks_of(settings), tmp_path / f"ranks-{name}", settings)
+    whole, second = (read_json_lines(tmp_path / f"results/{name}/steps.jsonl") for name in ("whole", "second"))
+    assert [line["step"] for line in second] == list(range(7, 13))
+    for line, expected in zip(second, whole[6:], strict=True):
+        assert line["loss"] == pytest.approx(expected["loss"], abs=5e-6)
+        assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+        assert line["lr"] == expected["lr"]
+    summary = read_json(tmp_path / "results/second/summary.json")
+    assert (summary["steps"], summary["best_step"]) == (6, 12)
+
+
+def test_a_start_that_does_not_fit_is_refused(make_settings, tmp_path):
+    """A run cannot begin where it ends, nor from weights of another shape; the message names the tensor."""
+    first = make_settings("first", training={"steps": 2, "evaluate": False})
+    run_on_ranks(train_settings, 1, tmp_path / "ranks-first", first)
+    start = {"start": str(tmp_path / "results/first/checkpoint")}
+    short = make_settings("short", training={"steps": 2}, init_from="first") | start
+    with pytest.raises(AssertionError, match="starts after step 2 of run first, but ends with step 2"):
+        run_on_ranks(train_settings, 1, tmp_path / "ranks-short", short)
+    for name, model, message in (
+        ("wide", {"hidden": 96}, r"feed_forward\.\S+ has shape \[\S+ 32\] instead of \[96, 32\]|has shape"),
+        ("deep", {"layers": 6}, r"it lacks model\.blocks\.4\."),
+        ("flat", {"layers": 2}, r"the model has no model\.blocks\.2\."),
+    ):
+        other = make_settings(name, LAYOUTS["fsdp"], model, training={"steps": 4}, init_from="first") | start
+        with pytest.raises(AssertionError, match=message):
+            run_on_ranks(train_settings, 2, tmp_path / f"ranks-{name}", other)
+
+
+@pytest.mark.parametrize("name", ["single", "fsdp", "pp"])
+def test_saving_behind_the_training_changes_nothing(name, make_settings, tmp_path):
+    """Asynchronous checkpoints hold the state of their own step, though the training went on while they were written."""
+    saving = {"steps": 6, "checkpoint_every": 2, "keep": 9, "evaluate_every": 2}
+    jobs = {
+        kind: make_settings(kind, LAYOUTS[name], training={**saving, "checkpoint_async": kind == "behind"})
+        for kind in ("behind", "waiting")
+    }
+    for kind, settings in jobs.items():
+        run_on_ranks(run_and_keep_checkpoints, ranks_of(settings), tmp_path / f"ranks-{kind}", settings)
+    folders = sorted((tmp_path / "kept-behind").iterdir())
+    assert [folder.name for folder in folders] == [f"step-{step:09d}" for step in (2, 4, 6)]
+    for folder in folders:
+        assert not differing(contents(folder), contents(tmp_path / "kept-waiting" / folder.name)), folder.name
+    lines = read_json_lines(tmp_path / "results/behind/steps.jsonl")
+    assert ["checkpoint_seconds" in line for line in lines] == [False, True] * 3
+
+
+def run_and_keep_checkpoints(settings):
+    """Train, and keep copies of the resumable checkpoints that publishing drops."""
+    from parascale.train.state import RunState
+
+    publish = RunState.publish
+
+    def keep_then_publish(state):
+        state.saver.wait()
+        if state.lead:
+            work = state.job.work_folder
+            shutil.copytree(work / "checkpoints", work.parents[1] / f"kept-{state.job.run.run}")
+        publish(state)
+
+    RunState.publish = keep_then_publish
+    train_settings(settings)

@@ -1,0 +1,128 @@
+"""Stopped, damaged, repeated: a run that goes on ends where it would have ended."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parascale.files import read_json, read_json_lines
+from parascale.train.parity import TOLERANCES, compare_folders
+
+from .cases import pp, ranks_of
+from .examine import train_settings, train_until_told_to_stop
+from .harness import run_on_ranks
+
+LAYOUTS = {
+    "single": {},
+    "ddp": {"dp": 2},
+    "fsdp": {"fsdp": 2},
+    "tp": {"tp": 2},
+    "pp": pp(2, 4, "1F1B"),
+}
+
+
+def train(settings, folder):
+    """Train to the end."""
+    return run_on_ranks(train_settings, ranks_of(settings["run"]["layout"]), folder, settings)
+
+
+def stop_at(step, settings, folder):
+    """Train until the last rank gets SIGTERM in optimizer step `step`."""
+    ranks = ranks_of(settings["run"]["layout"])
+    return run_on_ranks(train_until_told_to_stop, ranks, folder, settings, step, ranks - 1)
+
+
+def numbers(folder):
+    """What a run's numbers are, without its times: losses, norms, learning rates, tokens, by step."""
+    kept = ("step", "tokens", "loss", "lr", "grad_norm")
+    return [{key: line[key] for key in kept} for line in read_json_lines(Path(folder) / "steps.jsonl")]
+
+
+def assert_same_bits(settings, expected):
+    """Every recorded number and every weight is the same to the last bit."""
+    assert numbers(settings["output"]) == numbers(expected["output"])
+    assert compare_folders(settings["output"], expected["output"])["weight_difference"] == 0.0
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp", "pp"])
+def test_repeating_a_run_gives_the_same_bits(layout, make_settings, tmp_path):
+    runs = [make_settings(name, LAYOUTS[layout]) for name in ("one", "two")]
+    for settings in runs:
+        train(settings, tmp_path / settings["run"]["run"])
+    assert_same_bits(*runs)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stopped_run_goes_on_to_the_same_bits(layout, dropout, make_settings, tmp_path):
+    """The signal reaches one rank; all stop after the same step, save, and say so."""
+    whole, stopped = (make_settings(name, LAYOUTS[layout], {"dropout": dropout}) for name in ("whole", "stopped"))
+    train(whole, tmp_path / "whole")
+    messages = stop_at(7, stopped, tmp_path / "stopped")
+    assert all("asked to stop after step 7 of 20" in message for message in messages)
+    assert not Path(stopped["output"], "summary.json").exists()
+    train(stopped, tmp_path / "again")
+    assert_same_bits(stopped, whole)
+    attempts = read_json(Path(stopped["output"]) / "run.json")["attempts"]
+    assert [(a["first_step"], a["last_step"], a["outcome"]) for a in attempts] == [
+        (1, 7, "stopped"),
+        (8, 20, "finished"),
+    ]
+
+
+@pytest.mark.parametrize(("before", "after"), [("fsdp", "tp"), ("pp", "single"), ("ddp", "pp")])
+def test_a_run_may_go_on_in_another_layout(before, after, make_settings, single, tmp_path):
+    stop_at(7, make_settings("run", LAYOUTS[before]), tmp_path / "before")
+    settings = make_settings("run", LAYOUTS[after])
+    train(settings, tmp_path / "after")
+    expected = single()
+    tolerance = TOLERANCES["fp32"]
+    for line, other in zip(numbers(settings["output"]), numbers(expected["output"]), strict=True):
+        assert line["loss"] == pytest.approx(other["loss"], abs=tolerance.loss)
+        assert line["grad_norm"] == pytest.approx(other["grad_norm"], rel=tolerance.grad_norm)
+    assert compare_folders(settings["output"], expected["output"])["weight_difference"] < tolerance.weights
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(make_settings, tmp_path):
+    keys = {"layout": LAYOUTS["fsdp"], "training": {"checkpoint_every": 3}}
+    whole, damaged = (make_settings(name, **keys) for name in ("whole", "damaged"))
+    train(whole, tmp_path / "whole")
+    stop_at(7, damaged, tmp_path / "damaged")
+    newest, before = sorted(Path(damaged["work"], "checkpoints").glob("step-*"), reverse=True)
+    assert (newest.name, before.name) == ("step-000000007", "step-000000006")
+    shard = sorted(newest.glob("*.distcp"))[-1]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1  # one bit
+    shard.write_bytes(content)
+    train(damaged, tmp_path / "again")
+    assert_same_bits(damaged, whole)
+    said = (tmp_path / "again" / "log-0.txt").read_text()
+    assert shard.name in said and "continues with step 7" in said
+
+
+def test_dropout_trains_and_its_parity_is_not_claimed(make_settings, single, tmp_path):
+    keys = {"model": {"dropout": 0.2}, "parity": True}
+    settings = make_settings("case", LAYOUTS["ddp"], **keys)
+    train(settings, tmp_path / "ddp")
+    verdict = compare_folders(settings["output"], single(**keys)["output"], dropout=0.2)
+    assert verdict["verdict"] == "same"
+    assert "dropout was switched off" in verdict["reason"] and "not claimed" in verdict["reason"]
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp", "pp"])
+def test_bf16_follows_the_single_process_in_its_loss(layout, make_settings, single, tmp_path):
+    settings = make_settings("case", LAYOUTS[layout], precision="bf16")
+    train(settings, tmp_path / "bf16")
+    verdict = compare_folders(settings["output"], single(precision="bf16")["output"])
+    assert verdict["verdict"] == "same", json.dumps(verdict)
+    assert verdict["weight_difference"] > 0
+
+
+def test_seconds_of_a_step_are_accounted_for(make_settings, tmp_path):
+    """What no phase covers stays below 2 % of the steps' time."""
+    settings = make_settings("run", LAYOUTS["single"], {"dim": 128, "hidden": 512})
+    train(settings, tmp_path / "run")
+    seconds = [line["seconds"] for line in read_json_lines(Path(settings["output"]) / "steps.jsonl")[1:]]
+    for line in seconds:
+        assert line["total"] == pytest.approx(sum(line.values()) - line["total"], rel=1e-6)
+    assert sum(line["other"] for line in seconds) < 0.02 * sum(line["total"] for line in seconds)

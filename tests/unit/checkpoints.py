@@ -1,0 +1,51 @@
+"""Small checkpoints for tests: made as a training makes them, by one process."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import torch
+
+from parascale.checkpoint import store
+from parascale.config import Workload, strict
+from parascale.config.layout import Layout
+from parascale.config.run import Run
+from parascale.files import write_json
+from parascale.models import build_model
+
+VOCABULARY, WINDOW = 101, 16
+ALONE = SimpleNamespace(devices=None, rank=0, world_size=1)
+
+
+def make_run(model=None):
+    """A Run of a tiny Transformer."""
+    values = {"name": "tiny", "model": {"dim": 32, "heads": 4, "layers": 2, "hidden": 64, **(model or {})}}
+    workload = strict.load(Workload, {**values, "training": {"window": WINDOW, "steps": 3}}, "test")
+    return Run(run="small", workload=workload, layout=Layout())
+
+
+def make_model(run):
+    """A model whose every number is random, biases and norms too."""
+    torch.manual_seed(1)
+    model = build_model(run.workload.model, VOCABULARY, WINDOW)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model.eval()
+
+
+def save_run(folder, model=None, steps=2):
+    """Train a little and save as `<folder>/checkpoint`, with `run.json` beside. Returns (run, model, checkpoint folder)."""
+    run = make_run(model)
+    module = make_model(run)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    tokens = torch.arange(3 * WINDOW).remainder(VOCABULARY).reshape(3, WINDOW)
+    for _ in range(steps):
+        module(tokens).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    tied = {"head.weight": "embedding.tokens.weight"} if run.workload.model.tied else {}
+    parts = SimpleNamespace(parts=[module], mesh=ALONE, tied=tied, ranks_differ=False)
+    facts = {"run": "small", "step": steps, "evaluation": {}, "layout": dataclasses.asdict(run.layout), "line": None}
+    store.Saver(ALONE, False, 10).save(folder / "checkpoint", parts, [optimizer], facts)
+    write_json(folder / "run.json", {"run": "small", "strategy": "single", "settings": dataclasses.asdict(run)})
+    return run, module, folder / "checkpoint"

@@ -1,0 +1,121 @@
+"""Export: `transformers` loads the folder as it stands and computes what our model computes; what has no equal is refused."""
+
+import pytest
+import torch
+
+from parascale.checkpoint.convert import convert
+from parascale.checkpoint.verify import require_identical, verify
+from parascale.config.checkpoints import Checkpoints
+from parascale.errors import CheckpointError
+from parascale.files import read_json, sha256, write_json
+
+from .checkpoints import VOCABULARY, WINDOW, save_run
+
+GPT2 = {"norm": "layer", "position": "learned", "activation": "gelu_tanh", "tied": True}
+LLAMA = {"norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False, "kv_heads": 2}
+MODELS = {
+    "GPT-2": GPT2,
+    "GPT-2 untied": GPT2 | {"tied": False},
+    "GPT-2 gelu": GPT2 | {"activation": "gelu"},
+    "GPT-2 relu": GPT2 | {"activation": "relu", "norm_eps": 1e-6},
+    "GPT-2 without bias": GPT2 | {"bias": False},
+    "Llama": LLAMA,
+    "Llama tied": LLAMA | {"tied": True},
+    "Llama with bias": LLAMA | {"bias": True, "kv_heads": None},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_computes_the_same_logits(name, tmp_path):
+    """In fp32 and eager. Llama: no difference at all. GPT-2 stores matrices turned, so its products add up in another order."""
+    from transformers import AutoModelForCausalLM
+
+    _, ours, checkpoint = save_run(tmp_path, MODELS[name])
+    convert(checkpoint, tmp_path / "out", Checkpoints(), ["transformers"])
+    theirs, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "out/transformers", output_loading_info=True)
+    problems = {key: found for key, found in loading.items() if found}
+    assert not problems
+    tokens = torch.randint(VOCABULARY, (3, WINDOW), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        difference = (theirs.eval()(tokens).logits - ours.eval()(tokens)).abs().max().item()
+    print(name, difference)
+    assert difference <= 2e-6
+    assert theirs.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"pre_norm": False}, r"model\.pre_norm = false"),
+        ({"position": "sinusoidal"}, r"nearest is gpt2, but model\.position = sinusoidal"),
+        ({"activation": "swiglu"}, r"model\.activation = swiglu \(needed: gelu or gelu_tanh or relu\)"),
+        ({"kv_heads": 2}, r"model\.kv_heads = 2"),
+        ({"position": "rotary"}, r"nearest is llama, but model\.norm = layer \(needed: rms\); model\.activation = gelu"),
+    ],
+)
+def test_settings_without_an_equal_are_named(model, message, tmp_path):
+    _, _, checkpoint = save_run(tmp_path, model)
+    with pytest.raises(CheckpointError, match=message):
+        convert(checkpoint, tmp_path / "out", Checkpoints(), ["safetensors", "transformers"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder of tokens with a test split."""
+    folder = tmp_path / "flat"
+    folder.mkdir()
+    torch.arange(400).remainder(VOCABULARY).to(torch.uint16).numpy().tofile(folder / "test.bin")
+    write_json(folder / "vocabulary.json", ["<unk>", "<eos>", *(f"w{number}" for number in range(VOCABULARY - 2))])
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in folder.iterdir()}
+    splits = {"test": {"tokens": 400, "words": 400, "documents": 1, "unknown": 0}}
+    text = {"tokenizer": "word", "lowercase": False, "min_count": 1, "max_vocabulary": None}
+    manifest = {"schema_version": 1, "dtype": "<u2", "vocabulary": VOCABULARY, "splits": splits, "settings": text}
+    write_json(folder / "manifest.json", {**manifest, "source": "test", "files": files})
+    return folder
+
+
+def test_verification_evaluates_every_form_alike(data, tmp_path):
+    """One loss for the source and all exact forms; the matrix has what a report shows."""
+    _, _, checkpoint = save_run(tmp_path, LLAMA)
+    folder = tmp_path / "results/checkpoints/small"
+    convert(checkpoint, folder, Checkpoints(), ["safetensors", "pt", "transformers"])
+    result = verify(checkpoint, folder, data)
+    require_identical(result)
+    assert {found["test_loss"] for found in result["forms"].values()} == {pytest.approx(result["test_loss"], abs=1e-6)}
+    assert result["forms"]["pt"]["test_loss"] == result["forms"]["safetensors"]["test_loss"] == result["test_loss"]
+    assert result["forms"]["pt"]["optimizer"]
+
+    from parascale.checkpoint.matrix import conversions
+
+    write_json(folder / "verify.json", result)
+    rows = conversions(tmp_path / "results")
+    assert [(row["run"], row["layout"], row["form"], row["identical"]) for row in rows] == [
+        ("small", "single", form, True) for form in ("safetensors", "pt", "transformers")
+    ]
+    assert all(row["gb_per_second"] > 0 for row in rows)
+
+
+def test_verification_finds_one_changed_bit(data, tmp_path):
+    """The proof compares with the source, not with what the converter says of itself."""
+    _, _, checkpoint = save_run(tmp_path, GPT2)
+    _, _, other = save_run(tmp_path / "other", GPT2, steps=3)
+    folder = tmp_path / "out"
+    convert(other, folder, Checkpoints(), ["safetensors"])
+    result = verify(checkpoint, folder, data)
+    with pytest.raises(CheckpointError, match="safetensors is not the checkpoint it was made from"):
+        require_identical(result)
+    assert "model.norm.weight" in read_json_names(result)
+
+
+def read_json_names(result):
+    """Names that a verdict says differ."""
+    return result["forms"]["safetensors"]["differs"]
+
+
+def test_verification_knows_a_dtype_rounds(data, tmp_path):
+    _, _, checkpoint = save_run(tmp_path, GPT2)
+    convert(checkpoint, tmp_path / "out", Checkpoints(dtype="bfloat16"), ["safetensors", "pt"])
+    result = verify(checkpoint, tmp_path / "out", data)
+    require_identical(result)
+    assert result["dtype"] == read_json(tmp_path / "out/checkpoint.json")["facts"]["conversion"]["dtype"] == "bfloat16"

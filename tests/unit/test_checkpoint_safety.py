@@ -1,0 +1,106 @@
+"""Nothing that comes with a checkpoint is run: pickles that do more than hold tensors are refused before they act."""
+
+import os
+import pickle
+import shutil
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from parascale.checkpoint import read, store
+from parascale.checkpoint.convert import convert
+from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
+from parascale.checkpoint.metadata import INDEX
+from parascale.checkpoint.source import open_source
+from parascale.config.checkpoints import Checkpoints
+from parascale.errors import CheckpointError
+
+from .checkpoints import save_run
+
+
+class Malicious:
+    """A pickle that makes a folder when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return save_run(tmp_path / "run")[2]
+
+
+def seal(folder):
+    """Checksums of what stands there, as whoever wrote the bad file would give."""
+    names = [path.name for path in folder.iterdir() if path.name != MANIFEST]
+    write_manifest(folder, {}, describe_files(folder, names))
+
+
+def test_the_trap_works(tmp_path):
+    """The other tests here would see it if the pickle ran."""
+    pickle.loads(pickle.dumps(Malicious(tmp_path / "ran")))
+    assert (tmp_path / "ran").is_dir()
+
+
+def test_a_malicious_index_is_refused(checkpoint, tmp_path):
+    (checkpoint / INDEX).write_bytes(pickle.dumps(Malicious(tmp_path / "ran")))
+    seal(checkpoint)
+    for act in (
+        lambda: open_source(checkpoint),
+        lambda: read.tensors(checkpoint),
+        lambda: convert(checkpoint, tmp_path / "target", Checkpoints(), ["pt"]),
+        lambda: dcp.load({"model.norm.weight": torch.zeros(32)}, storage_reader=store.SafeReader(checkpoint), no_dist=True),
+    ):
+        with pytest.raises((CheckpointError, dcp.api.CheckpointException), match=r"refuses to load `posix\.mkdir`"):
+            act()
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_malicious_shard_is_refused(checkpoint, tmp_path):
+    """The index is honest and points at a shard that is not."""
+    shard = checkpoint / "__0_0.distcp"
+    torch.save({"weight": Malicious(tmp_path / "ran")}, tmp_path / "bad.pt")
+    bad = (tmp_path / "bad.pt").read_bytes()
+    index = dcp.FileSystemReader(checkpoint).read_metadata()
+    for info in index.storage_data.values():
+        info.offset, info.length = 0, len(bad)
+    (checkpoint / INDEX).write_bytes(pickle.dumps(index))
+    shard.write_bytes(bad)
+    seal(checkpoint)
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp: refused, because it holds more than tensors"):
+        convert(checkpoint, tmp_path / "target", Checkpoints(), ["pt"])
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_malicious_pt_file_is_refused(zipped, tmp_path):
+    folder = tmp_path / "forms"
+    folder.mkdir()
+    value = {"weight": Malicious(tmp_path / "ran")}
+    torch.save(value, folder / "model.pt", _use_new_zipfile_serialization=zipped)
+    seal(folder)
+    with pytest.raises(CheckpointError, match=r"model\.pt: refused, because it holds more than tensors"):
+        open_source(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pickled_objects_in_an_index_are_refused(checkpoint):
+    """torch saves what is no tensor as a pickle, and loads it as one; trainings here save tensors alone."""
+    shutil.rmtree(checkpoint)
+    state = {"model.weight": torch.ones(2), "extra": {"a": 1}}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint), no_dist=True)
+    seal(checkpoint)
+    with pytest.raises(CheckpointError, match="no tensor but a pickled object"):
+        open_source(checkpoint)
+
+
+@pytest.mark.parametrize("length", [0, 7, 100])
+def test_an_index_cut_short_is_damaged(length, checkpoint):
+    (checkpoint / INDEX).write_bytes((checkpoint / INDEX).read_bytes()[:length])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read.tensors(checkpoint)

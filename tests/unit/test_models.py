@@ -1,0 +1,86 @@
+"""The Transformer language model: what it must never do, and what its plans promise."""
+
+import dataclasses
+import fnmatch
+
+import pytest
+import torch
+
+from parascale.config import Model
+from parascale.errors import ConfigError
+from parascale.models import build_model, initialise
+from parascale.parallel import check_plans
+from parascale.parallel.tying import tied_names
+
+SETTINGS = {
+    "gpt": {"dim": 16, "heads": 4, "layers": 2},
+    "post-norm": {"dim": 16, "heads": 4, "layers": 2, "pre_norm": False, "position": "sinusoidal"},
+    "llama": {
+        "dim": 16,
+        "heads": 4,
+        "kv_heads": 2,
+        "layers": 2,
+        "norm": "rms",
+        "position": "rotary",
+        "activation": "swiglu",
+        "bias": False,
+    },
+    "tied": {"dim": 16, "heads": 2, "layers": 1, "tied": True, "activation": "gelu_tanh"},
+}
+
+
+def make(name, seed=1):
+    model = build_model(Model(**SETTINGS[name]), 23, 8)
+    initialise(model, lambda: build_model(Model(**SETTINGS[name]), 23, 8), seed, tied_names(model))
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_token_sees_a_later_one(name):
+    model = make(name)
+    tokens = torch.randint(0, 23, (1, 8), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 23
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_weights_follow_from_seed_and_name_alone(name):
+    one, again, other = make(name), make(name), make(name, seed=2)
+    for (key, a), b, c in zip(one.named_parameters(), again.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), key
+        assert key.endswith("bias") or "norm" in key or not torch.equal(a, c), key
+
+
+def test_attention_scores_are_scaled_by_the_root_of_a_heads_width():
+    """Against attention written out, with its mask and its scale."""
+    attention = make("gpt").blocks["0"].attention
+    hidden = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    q, k, v = (
+        projection(hidden).view(2, 8, 4, 4).transpose(1, 2) for projection in (attention.q, attention.k, attention.v)
+    )
+    scores = (q @ k.transpose(-1, -2) / 4**0.5).masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)
+    expected = attention.o((scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 8, 16))
+    torch.testing.assert_close(attention(hidden), expected)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_matrix_has_its_place_in_the_tensor_plan(name):
+    """A matrix that no pattern covers would be held whole by every rank, and no one would notice."""
+    model = make(name)
+    for key, parameter in model.named_parameters():
+        module = key.rpartition(".")[0]
+        covered = any(
+            len(module.split(".")) == len(pattern.split("."))
+            and all(map(fnmatch.fnmatchcase, module.split("."), pattern.split(".")))
+            for pattern in model.tensor_plan
+        )
+        assert covered, (key, tuple(parameter.shape))
+
+
+def test_a_layout_without_a_plan_is_refused_and_told_what_there_is():
+    layout = dataclasses.make_dataclass("Layout", [("fsdp", int, 1), ("tp", int, 1), ("pp", int, 2)])()
+    with pytest.raises(ConfigError, match=r"pp = 2: it offers no `pipeline_plan`.*single, ddp"):
+        check_plans(torch.nn.Linear, layout)

@@ -1,0 +1,81 @@
+"""A copy of the project with a workload so small that its whole chain runs in well under a minute."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+WORKLOAD = """
+title: Tiny
+data:
+  source: {kind: files, location: text, files: {train: train.txt, validation: validation.txt, test: test.txt}}
+model: {dim: 16, heads: 2, layers: 2, hidden: 32}
+optim: {lr: 5.0e-3}
+training: {window: 8, global_batch: 8, steps: 30, evaluate_every: 15, checkpoint_every: 5}
+"""
+CONFIG = """
+root: .
+site: local
+runs: config/tiny.tsv
+title: Tiny
+parity: {steps: 5}
+"""
+RUNS = "run\tworkload\tgpus_per_node\tdp\nsingle\ttiny\t1\t1\nddp\ttiny\t2\t2\n"
+
+
+class SmallProject:
+    """The copy in `folder`; its own sources are what its Snakemake imports, so that a test may edit them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for name in ("rules", "scripts", "config", "profiles"):
+            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copy(REPOSITORY / "Snakefile", folder)
+        (folder / "envs").mkdir()
+        shutil.copy(REPOSITORY / "envs/requirements.txt", folder / "envs")
+        (folder / "config/workloads/tiny.yaml").write_text(WORKLOAD)
+        (folder / "config/config.yaml").write_text(CONFIG)
+        (folder / "config/tiny.tsv").write_text(RUNS)
+        words = random.Random(0)
+        (folder / "text").mkdir()
+        for split, lines in (("train", 400), ("validation", 30), ("test", 30)):
+            text = "\n".join(" ".join(f"w{words.randrange(50)}" for _ in range(12)) for _ in range(lines))
+            (folder / "text" / f"{split}.txt").write_text(text + "\n")
+
+    def start(self, *arguments):
+        """Snakemake in the background, in a process group of its own."""
+        command = [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/local", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(self.folder / "scripts")}
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def snakemake(self, *arguments, fails=False):
+        """What Snakemake printed."""
+        process = self.start(*arguments)
+        output = process.communicate(timeout=280)[0]
+        assert (process.returncode != 0) == fails, output[-4000:]
+        return output
+
+    def planned(self, *arguments):
+        """The rules that a dry run would run, with their counts."""
+        output = self.snakemake("-n", "--quiet", "rules", *arguments)
+        table = output.partition("Job stats:")[2].split("\n\n")[0].splitlines()[3:]
+        return {line.split()[0]: int(line.split()[1]) for line in table if line.split()[0] != "total"}
+
+    def edit(self, name, old, new):
+        """Replace text in a file."""
+        path = self.folder / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))

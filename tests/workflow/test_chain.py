@@ -1,0 +1,97 @@
+"""The chain as a user meets it: it runs from text to report, does nothing twice, and survives being killed."""
+
+import csv
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from .small_project import SmallProject
+
+TRAINING = {"train_single", "train_ddp", "parity_run", "parity_verdict", "report", "all"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A project whose whole chain has run."""
+    project = SmallProject(tmp_path_factory.mktemp("chain"))
+    project.output = project.snakemake()
+    return project
+
+
+def test_the_chain_ends_with_a_report_of_every_run(finished):
+    results = finished.folder / "results"
+    assert "http" not in (results / "report/index.html").read_text().replace("http://www.w3.org/", "")
+    rows = list(csv.DictReader((results / "report/summary.csv").open()))
+    assert [(row["run"], row["strategy"], row["status"], row["parity"]) for row in rows] == [
+        ("single", "single", "done", "baseline"),
+        ("ddp", "ddp", "done", "same"),
+    ]
+    assert all(float(row["test_loss"]) > 0 and int(row["work"]) == 30 * 8 * 8 for row in rows)
+    assert json.loads((results / "runs/ddp/run.json").read_text())["prediction"]["seconds"] > 0
+    assert not list((finished.folder / "work/runs").iterdir())
+
+
+def test_time_of_a_step_is_accounted_for(finished):
+    """What no phase covers stays small, also in the steps of a model that does almost nothing."""
+    steps = [json.loads(line) for line in (finished.folder / "results/runs/single/steps.jsonl").open()]
+    assert [step["step"] for step in steps] == list(range(1, 31))
+    for step in steps:
+        seconds = dict(step["seconds"])
+        total = seconds.pop("total")
+        assert sum(seconds.values()) == pytest.approx(total, rel=1e-6)
+
+
+def test_a_second_run_has_nothing_to_do(finished):
+    assert "Nothing to be done" in finished.snakemake()
+
+
+def test_only_what_a_change_touches_runs_again(finished):
+    """Titles rerun the report, training settings the trainings, text settings all; docstrings nothing; code its users."""
+    cases = [
+        ("config/config.yaml", "title: Tiny", "title: Other", {"report", "all"}),
+        ("config/workloads/tiny.yaml", "lr: 5.0e-3", "lr: 4.0e-3", TRAINING),
+        ("config/workloads/tiny.yaml", "dim: 16", "dim: 32", TRAINING),
+        ("scripts/parascale/train/loop.py", '"""The training loop, top', '"""A training loop, top', set()),
+        ("scripts/parascale/train/optim.py", "return peak\n", "return 2 * peak\n", TRAINING),
+        ("scripts/parascale/report/verdict.py", "import", "UNUSED = 1\nimport", {"report", "all"}),
+    ]
+    for name, old, new, expected in cases:
+        finished.edit(name, old, new)
+        try:
+            planned = set(finished.planned())
+        finally:
+            finished.edit(name, new, old)
+        assert planned == expected, (name, new)
+    finished.edit("config/workloads/tiny.yaml", "data:\n", "data:\n  text: {lowercase: true}\n")
+    assert set(finished.planned()) == TRAINING | {"prepare"}
+    finished.edit("config/workloads/tiny.yaml", "data:\n  text: {lowercase: true}\n", "data:\n")
+
+
+def test_killed_at_any_moment_it_finishes_when_started_again(tmp_path):
+    """kill -9 of everything at several moments; a training that had begun goes on from a step above 0."""
+    project = SmallProject(tmp_path)
+    project.edit("config/workloads/tiny.yaml", "steps: 30", "steps: 300")
+    for seconds in (3, 6, 9, 12):
+        process = project.start()
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        project.snakemake("--unlock")
+    project.snakemake()
+    rows = list(csv.DictReader((tmp_path / "results/report/summary.csv").open()))
+    assert [row["status"] for row in rows] == ["done", "done"]
+    for name in ("single", "ddp"):
+        steps = [json.loads(line)["step"] for line in (tmp_path / f"results/runs/{name}/steps.jsonl").open()]
+        assert steps == list(range(1, 301))
+
+
+def test_a_dry_run_takes_less_than_five_seconds(tmp_path):
+    project = SmallProject(tmp_path)
+    started = time.monotonic()
+    output = project.snakemake("-n", "--configfile", "config/config.yaml")
+    assert time.monotonic() - started < 5
+    assert "train_ddp" in output
