@@ -109,27 +109,12 @@ def convert(index, dataset, format_name, settings, output):
 def write_manifest(index, dataset, format_name, settings, output):
     """Tie finished shards together: the table of samples of each split, and `manifest.json`, which comes last."""
     output = Path(output)
-    records = []
-    for number in range(settings.shards):
-        target = output / settings.shard(number)
-        record = finished_record(target, shard_identity(index, dataset, format_name, number, settings))
-        if record is None:
-            raise DataError(f"{target}: this shard is missing or of other settings; convert it first")
-        records.append(record)
-    splits = {}
-    for split in index.splits:
-        shards = [
-            {**record["splits"][split], "file": f"{settings.shard(number)}/{record['splits'][split]['file']}"}
-            for number, record in enumerate(records)
-        ]
-        samples = sum(shard["samples"] for shard in shards)
-        _join_tables(output, split, samples, settings)
-        splits[split] = {
-            "samples": samples,
-            "source": index.split(split).digest,
-            "digest": sha256(samples_path(output, split)),
-            "shards": shards,
-        }
+    records = [
+        _require_record(output / settings.shard(number), shard_identity(index, dataset, format_name, number, settings))
+        for number in range(settings.shards)
+    ]
+    splits = {split: _gather_split(index.split(split), records, settings, output) for split in index.splits}
+    shards = [shard for split in splits.values() for shard in split["shards"]]
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "kind": "images",
@@ -138,13 +123,30 @@ def write_manifest(index, dataset, format_name, settings, output):
         "settings": {key: records[0][key] for key in ("shards", "seed", "check", "bad_samples")},
         "classes": index.classes,
         "splits": splits,
-        "bytes": sum(shard["bytes"] for split in splits.values() for shard in split["shards"]),
-        "sample_bytes": sum(shard["sample_bytes"] for split in splits.values() for shard in split["shards"]),
-        "inodes": sum(shard["inodes"] for split in splits.values() for shard in split["shards"]),
+        **{key: sum(shard[key] for shard in shards) for key in ("bytes", "sample_bytes", "inodes")},
         "bad": [sample for record in records for sample in record["bad"]],
     }
     write_json(output / MANIFEST, manifest)
     return manifest
+
+
+def _require_record(target, identity):
+    record = finished_record(target, identity)
+    if record is None:
+        raise DataError(f"{target}: this shard is missing or of other settings; convert it first")
+    return record
+
+
+def _gather_split(images, records, settings, output):
+    """Join a split's tables; returns its entry for the manifest."""
+    shards = []
+    for number, record in enumerate(records):
+        facts = record["splits"][images.split]
+        shards.append({**facts, "file": f"{settings.shard(number)}/{facts['file']}"})
+    samples = sum(shard["samples"] for shard in shards)
+    _join_tables(output, images.split, samples, settings)
+    digest = sha256(samples_path(output, images.split))
+    return {"samples": samples, "source": images.digest, "digest": digest, "shards": shards}
 
 
 def _join_tables(output, split, samples, settings):
