@@ -16,8 +16,10 @@ from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
 from parascale.launch.preflight import preflight
 from parascale.launch.resources import node_resources, resources
+from parascale.launch.storage import storage_warnings
 from parascale.plan.planner import Planner
 from parascale.train.job import describe_job
+from parascale.train.lease import Lease
 
 PROJECT = load_project(config, "the configuration")
 PATHS = PROJECT.paths
@@ -45,8 +47,15 @@ def before_the_first_job():
             jobs = {name: (run.layout.nodes, PLANNER.runtime_minutes(name)) for name, run in PROJECT.runs.items()}
             reservation = workflow.executor_settings.reservation
             preflight(PROJECT.site, jobs, PROJECT.config.account, PROJECT.config.partition, reservation)
+        for job in workflow.dag.needrun_jobs():
+            if "run" in job.wildcards.keys():
+                # A job of a workflow that was killed may still be at it.
+                work = PATHS.parity_work if job.rule.name == "parity_run" else PATHS.work
+                Lease(work(job.wildcards.run)).wait_for_holder()
     except ParascaleError as error:
         raise WorkflowError(str(error)) from None
+    for warning in storage_warnings(PROJECT.site, PATHS.root):
+        print(f"Warning: {warning}", file=sys.stderr)
     snakemake_logger_plugin_parascale.start(workflow, PROJECT)
 
 

@@ -97,18 +97,15 @@ class Collectives(TorchDispatchMode):
 
 
 def train_until_told_to_stop(settings, step, rank):
-    """Train; rank `rank` gets SIGTERM during optimizer step `step`. Returns the message of the Interrupted that follows."""
+    """Train; rank `rank` gets SIGTERM in optimizer step `step`. Returns the message of the Interrupted that follows."""
+    begin_step = loop.Course.begin_step
 
-    class Stopped(loop.Stepper):
-        steps = 0
+    def begin(course, number):
+        if number == step and course.mesh.rank == rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+        begin_step(course, number)
 
-        def step(self, batches, lr, stop=False):
-            self.steps += 1
-            if self.steps == step and self.mesh.rank == rank:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().step(batches, lr, stop)
-
-    loop.Stepper = Stopped
+    loop.Course.begin_step = begin
     try:
         train_settings(settings)
     except Interrupted as stop:

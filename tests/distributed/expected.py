@@ -102,7 +102,8 @@ class Expected:
                 assert calls["all_gather"] == units * parts * gathers
                 assert calls["reduce_scatter"] == units * parts
             else:
-                assert calls["all_gather"] >= units and calls["reduce_scatter"] >= units
+                # A shard of one rank is gathered and scattered by nobody.
+                assert layout.fsdp == 1 or min(calls["all_gather"], calls["reduce_scatter"]) >= units
             if layout.dp > 1:
                 assert calls["all_reduce"] >= SMALL_SUMS + units
         else:

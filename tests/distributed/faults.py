@@ -3,9 +3,10 @@
 Each replaces one function of the product by one that does what a wrong implementation would do.
 """
 
-import dataclasses
-
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from parascale.models import transformer_lm
 from parascale.parallel import fsdp, tensor
@@ -40,9 +41,9 @@ def mean_of_means():
     """Each rank divides by its own number of targets, and ranks are averaged whatever they hold."""
 
     class MeanOfMeans(loop.Stepper):
-        def _agree(self, batches, stop):
+        def agree(self, batches, stop):
             own = sum(step.count_targets(labels, self.mesh.device) for _, labels in batches)
-            targets, stop = super()._agree(batches, stop)
+            targets, stop = super().agree(batches, stop)
             self.own = own * self.mesh.layout.data_parallel
             return targets, stop
 
@@ -60,24 +61,55 @@ def tied_gradients_not_summed():
 
 def clipping_by_a_stages_norm():
     """Each stage clips by the norm of its own part; what is recorded is the whole norm, so the record looks right."""
-    whole_norm, clip = optim.gradient_norm, step.clip
+    clip = step.clip
 
     def clip_by_own(model, norm, limit):
-        clip(model, whole_norm(dataclasses.replace(model, pipeline=None)), limit)
+        clip(model, get_total_norm([p.grad for _, p in model.named_parameters()]), limit)
 
     step.clip = clip_by_own
 
 
 def a_block_left_out_of_sharding():
     """Block 0 stays whole on every rank, and nobody sums its gradients."""
-    fully_shard, left_out = fsdp.fully_shard, "blocks.0"
+    _leave_out_of_sharding()
+
+
+def a_block_kept_whole():
+    """Block 0 stays whole on every rank; its gradients are summed, so that all numbers are right."""
+    _leave_out_of_sharding()
+    finish = step.finish_gradients
+
+    def finish_and_sum(model):
+        finish(model)
+        for _, parameter in model.named_parameters():
+            if not isinstance(parameter, DTensor):
+                dist.all_reduce(parameter.grad)
+
+    step.finish_gradients = finish_and_sum
+
+
+def _leave_out_of_sharding():
+    fully_shard, make_optimizers, left_out = fsdp.fully_shard, loop.make_optimizers, "blocks.0"
 
     def sharded(module, **options):
         ignored = {p for name, p in module.named_parameters() if name.startswith(f"{left_out}.")}
         return fully_shard(module, ignored_params=ignored, **options)
 
+    def clip_one_by_one(model, norm, limit):
+        for _, parameter in model.named_parameters():
+            parameter.grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0).item())
+
+    def optimizers_one_by_one(model, settings):
+        optimizers = make_optimizers(model, settings)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group.update(fused=False, foreach=False)
+        return optimizers
+
     fsdp.matches = lambda name, pattern: name != left_out and tensor.matches(name, pattern)
     fsdp.fully_shard = sharded
+    # Operations on lists of tensors refuse a mixture of whole and sharded ones.
+    step.clip, loop.make_optimizers = clip_one_by_one, optimizers_one_by_one
 
 
 def nothing_but_the_root_sharded():
@@ -116,6 +148,7 @@ FAULTS = {
         tied_gradients_not_summed,
         clipping_by_a_stages_norm,
         a_block_left_out_of_sharding,
+        a_block_kept_whole,
         nothing_but_the_root_sharded,
         attention_without_its_mask,
         another_learning_rate,

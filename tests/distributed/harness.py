@@ -13,7 +13,7 @@ SPAWN = multiprocessing.get_context("forkserver")
 SPAWN.set_forkserver_preload(["parascale.train.loop", "tests.distributed.examine"])
 
 
-def run_on_ranks(function, ranks, folder, *arguments, seconds=120):
+def run_on_ranks(function, ranks, folder, *arguments, seconds=240):
     """Call `function(*arguments)` on `ranks` processes; returns what each returned (JSON values), by rank.
 
     Raises AssertionError with the first rank's traceback where one fails, after ending the others.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,12 +22,22 @@ ENDLESS = {"steps": 10**7}
 
 
 class Training:
-    """A launched scripts/train.py that would go on for ever, two ranks in all."""
+    """A launched scripts/train.py that would go on for ever."""
 
     def __init__(self, folder, settings, nodes):
         self.settings = settings
         site = json.dumps(settings["site"])
-        launcher = ["launch.py", "--nodes", nodes, "--processes", 2 // nodes, "--site", site, "--timeout", 60]
+        launcher = [
+            "launch.py",
+            "--nodes",
+            nodes,
+            "--processes",
+            settings["run"]["layout"]["gpus_per_node"],
+            "--site",
+            site,
+            "--timeout",
+            60,
+        ]
         command = [*launcher, "--logs", folder / "logs", "--", SCRIPTS / "train.py", "--settings", json.dumps(settings)]
         self.process = subprocess.Popen(
             [sys.executable, *map(str, command)],
@@ -44,7 +55,7 @@ class Training:
             below = descendants(self.process.pid)
             self.ranks = {number: pid for pid in below if (number := rank_number(pid)) is not None}
             self.other_launchers = [pid for pid in below if pid not in self.ranks.values()]
-            assert sorted(self.ranks) == [0, 1]
+            assert len(self.ranks) == nodes * settings["run"]["layout"]["gpus_per_node"]
         except BaseException:
             self.process.kill()
             raise
@@ -105,14 +116,18 @@ def test_kill_9_ends_the_whole_training_within_15_seconds(nodes, victim, make_se
     assert training.count() == done
 
 
-@pytest.mark.parametrize("layout", [{"fsdp": 2}, {"tp": 2}, pp(2, 4, "1F1B")], ids=["fsdp", "tp", "pp"])
+LAYOUTS = {"fsdp": {"fsdp": 2}, "tp": {"tp": 2}, "pp": pp(2, 4, "1F1B"), "dp x pp": {"dp": 2, **pp(2, 2, "1F1B")}}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_stopped_rank_ends_the_training_by_the_configured_timeout(layout, make_settings, tmp_path):
     """Each strategy waits in a process group of its own; none may keep the 30 minutes that groups have by default."""
-    training = Training(tmp_path, make_settings("run", layout, training=ENDLESS, timeout=TIMEOUT), nodes=1)
-    os.kill(training.ranks[1], signal.SIGSTOP)
+    training = Training(tmp_path, make_settings("run", LAYOUTS[layout], training=ENDLESS, timeout=TIMEOUT), nodes=1)
+    os.kill(training.ranks[max(training.ranks)], signal.SIGSTOP)
     started = time.monotonic()
     code, output = training.finish(TIMEOUT + 15)
     assert code == 1
     assert time.monotonic() - started > TIMEOUT - 1  # by the timeout, and not by anything else
-    assert f"error: rank 0 on {socket.gethostname()} failed" in output
-    assert "Traceback" in (tmp_path / "logs" / "rank0.log").read_text()  # where it waited
+    failed = re.search(rf"^error: rank (\d) on {socket.gethostname()} failed: .*[Tt]imed out", output, re.MULTILINE)
+    assert failed, output
+    assert "Traceback" in (tmp_path / "logs" / f"rank{failed[1]}.log").read_text()  # where it waited

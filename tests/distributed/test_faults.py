@@ -13,6 +13,7 @@ from .test_parity import whole_shapes
 
 DDP, FSDP, TP, PP = {"dp": 2}, {"fsdp": 2}, {"tp": 2}, {"pp": 2, "micro_batches": 4}
 TIED = {"tied": True}
+KEYS = {"model": {}, "optim": {}, "training": {}, "precision": "fp32", "parity": True}  # as the table of cases has them
 
 # name → fault, layout, model
 FAULTS = {
@@ -33,7 +34,7 @@ def test_the_comparison_refuses(name, make_settings, single, tmp_path):
     fault, layout, model = FAULTS[name]
     settings = make_settings("case", layout, model, parity=True)
     run_on_ranks(train_with, ranks_of(layout), tmp_path / "ranks", fault, settings)
-    baseline = single(model=model, optim={}, training={}, precision="fp32", parity=True)
+    baseline = single(**{**KEYS, "model": model})
     verdict = compare_folders(settings["output"], baseline["output"])
     print(name, {key: verdict[key] for key in ("loss_difference", "grad_norm_difference", "weight_difference")})
     assert verdict["verdict"] == "different", verdict
@@ -42,12 +43,13 @@ def test_the_comparison_refuses(name, make_settings, single, tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "seen"),
-    [("a_block_left_out_of_sharding", r"blocks\.0\."), ("nothing_but_the_root_sharded", "number of sharded units")],
+    [("a_block_kept_whole", r"blocks\.0\."), ("nothing_but_the_root_sharded", "number of sharded units")],
 )
-def test_what_is_not_sharded_is_seen_in_what_ranks_hold(fault, seen, make_settings, tmp_path):
-    """Comparing numbers alone would not see it where all is gathered as one unit."""
+def test_what_is_not_sharded_is_seen_in_what_ranks_hold(fault, seen, make_settings, single, tmp_path):
+    """The numbers are right in both, so comparing them alone would not see it."""
     settings = make_settings("case", FSDP, parity=True)
     facts = run_on_ranks(train_with, 2, tmp_path / "ranks", fault, settings)
+    assert compare_folders(settings["output"], single(**KEYS)["output"])["verdict"] == "same"
     run = job_from_settings(settings).run
     with pytest.raises(AssertionError, match=seen):
         Expected(run, whole_shapes(run)).check(facts)

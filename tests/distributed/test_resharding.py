@@ -143,18 +143,22 @@ def test_a_run_goes_on_from_another_in_another_layout(first, second, make_settin
 
 def test_a_start_that_does_not_fit_is_refused(make_settings, tmp_path):
     """A run cannot begin where it ends, nor from weights of another shape; the message names the tensor."""
-    first = make_settings("first", training={"steps": 2, "evaluate": False})
+    first = make_settings("first", training={"steps": 4, "evaluate": False})
     run_on_ranks(train_settings, 1, tmp_path / "ranks-first", first)
     start = {"start": str(tmp_path / "results/first/checkpoint")}
-    short = make_settings("short", training={"steps": 2}, init_from="first") | start
-    with pytest.raises(AssertionError, match="starts after step 2 of run first, but ends with step 2"):
+    short = make_settings("short", training={"steps": 4}, init_from="first") | start
+    with pytest.raises(AssertionError, match="starts after step 4 of run first, but ends with step 4"):
         run_on_ranks(train_settings, 1, tmp_path / "ranks-short", short)
     for name, model, message in (
-        ("wide", {"hidden": 96}, r"feed_forward\.\S+ has shape \[\S+ 32\] instead of \[96, 32\]|has shape"),
+        (
+            "wide",
+            {"hidden": 96},
+            r"model\.blocks\.0\.feed_forward\.up\.weight has shape \[64, 32\] instead of \[96, 32\]",
+        ),
         ("deep", {"layers": 6}, r"it lacks model\.blocks\.4\."),
         ("flat", {"layers": 2}, r"the model has no model\.blocks\.2\."),
     ):
-        other = make_settings(name, LAYOUTS["fsdp"], model, training={"steps": 4}, init_from="first") | start
+        other = make_settings(name, LAYOUTS["fsdp"], model, training={"steps": 8}, init_from="first") | start
         with pytest.raises(AssertionError, match=message):
             run_on_ranks(train_settings, 2, tmp_path / f"ranks-{name}", other)
 

@@ -176,6 +176,7 @@ def test_an_interface_that_does_not_exist_is_named_at_once(cluster, tmp_path):
     assert "has no network interface `ib7` (it has" in job.output
 
 
+@pytest.mark.slow
 def test_a_name_that_does_not_resolve_is_named_within_a_minute(cluster, tmp_path):
     site = {**SITE, "network": {"interface": "ib0", "host_suffix": "-fast"}}
     job = Job(cluster, tmp_path, 2, 1, site=site)
@@ -183,6 +184,7 @@ def test_a_name_that_does_not_resolve_is_named_within_a_minute(cluster, tmp_path
     assert "-fast` does not resolve" in job.output
 
 
+@pytest.mark.slow
 def test_a_power_cut_is_noticed_by_the_other_node(cluster, tmp_path):
     job = Job(cluster, tmp_path, 2, 1, options=["--no-requeue"])
     victim = job.facts()[1]["SLURMD_NODENAME"]

@@ -156,6 +156,7 @@ def test_jobs_get_the_nodes_cores_and_gpus_of_their_layout(cluster, tmp_path):
         assert submitted(cluster, job) == SUBMITTED[name], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["single", "node", "nodes"])
 def test_slurms_warning_reaches_the_ranks_and_the_retry_finishes(cluster, tmp_path, name):
     """scancel without --batch signals what `--signal=TERM@120` signals: the steps."""

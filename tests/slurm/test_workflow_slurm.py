@@ -7,7 +7,7 @@ from workflow import Workflow, assert_same_numbers
 
 from parascale.files import read_json
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
 
 # The default matrix, with a run on two nodes in it.
 MATRIX = [

@@ -36,7 +36,7 @@ WORKLOAD = {
 SITE = {"device": "cpu", "threads_per_process": 1}
 # A model that takes its time, so that there is time to strike; its numbers are those of the model it slows down.
 SLOW_MODEL = """
-import time
+import os, time
 from parascale.models.transformer_lm import TransformerLM
 
 class SlowModel(TransformerLM):
@@ -45,7 +45,8 @@ class SlowModel(TransformerLM):
         self.pause = settings.options["pause"]
 
     def forward(self, tokens_or_hidden):
-        time.sleep(self.pause if self.training else 0.0)
+        if self.training and os.path.exists("box/brake"):
+            time.sleep(self.pause)
         return super().forward(tokens_or_hidden)
 """
 
@@ -54,7 +55,8 @@ class Workflow:
     """A copy of the project in `folder`, with runs of its own, and Snakemake at work on them."""
 
     def __init__(self, cluster, folder, rows, pause=None, data=None, root=None):
-        """rows: of the run table, without the workload. pause: seconds that each step takes longer.
+        """rows: of the run table, without the workload. pause: seconds that each step takes longer,
+        until `full_speed`.
 
         data: `results/data` of another workflow, for one that shall not prepare it again. root: where results go, if
         not into `folder`.
@@ -71,6 +73,7 @@ class Workflow:
         model = WORKLOAD["model"]
         if pause is not None:
             (self.folder / "box/slow.py").write_text(SLOW_MODEL)
+            (self.folder / "box/brake").touch()
             model = {**model, "kind": "box/slow.py:SlowModel", "options": {"pause": pause}}
         workload = {**WORKLOAD, "model": model}
         (self.folder / "box/workloads/tiny.yaml").write_text(yaml.safe_dump(workload))
@@ -139,6 +142,10 @@ class Workflow:
             self._no_process_outlives_its_job()
             time.sleep(0.2)
 
+    def full_speed(self):
+        """From now on, no step takes longer than it must."""
+        (self.folder / "box/brake").unlink()
+
     def kill(self):
         """kill -9, as by an administrator who clears the login node."""
         self.process.kill()
@@ -179,7 +186,7 @@ class RunFiles:
     """The files of one run below a root."""
 
     def __init__(self, root, name):
-        self.work, self.result = root / "work/runs" / name, root / "results/runs" / name
+        self.root, self.work, self.result = root, root / "work/runs" / name, root / "results/runs" / name
         self.target = self.result / "summary.json"
 
     def checkpoints(self):

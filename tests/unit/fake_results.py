@@ -142,7 +142,13 @@ def _run_json(entry, steps):
         "hosts": ["node1"],
         "job_ids": [],
         "attempts": [_attempt(entry, steps)],
-        "prediction": None,
+        "prediction": {
+            "basis": "formula",
+            "seconds": 100.0,
+            "memory_bytes": 10**9,
+            "core_hours": 0.5,
+            "flops_per_token": 7.4e6,
+        },
     }
 
 
@@ -192,7 +198,6 @@ def _summary(entry, lines):
         "evaluated_tokens": {"validation": 20_000, "test": 22_000},
         "parameters": 1_234_567,
         "peak_memory_bytes": max(line["memory_bytes"] for line in lines),
-        "flops_per_token": 7.4e6,
         "phases": phases,
         "bubble_measured": phases["bubble"] / seconds if "bubble" in phases else None,
         "bubble_expected": (ranks - 1) / (parts + ranks - 1) if ranks > 1 else None,

@@ -25,22 +25,24 @@ MODELS = {
 }
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MODELS)
-def test_transformers_computes_the_same_logits(name, tmp_path):
-    """In fp32 and eager. Llama: no difference at all. GPT-2 stores matrices turned, so its products add up in another order."""
+def test_transformers_computes_the_same_logits(name, attention, tmp_path):
+    """In fp32, with the attention kernel that we use, no logit differs; written-out attention rounds at other places."""
     from transformers import AutoModelForCausalLM
 
     _, ours, checkpoint = save_run(tmp_path, MODELS[name])
     convert(checkpoint, tmp_path / "out", Checkpoints(), ["transformers"])
-    theirs, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "out/transformers", output_loading_info=True)
-    problems = {key: found for key, found in loading.items() if found}
-    assert not problems
+    theirs, loading = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out/transformers", output_loading_info=True, attn_implementation=attention
+    )
+    assert not {key: found for key, found in loading.items() if found}
+    assert theirs.dtype == torch.float32
     tokens = torch.randint(VOCABULARY, (3, WINDOW), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         difference = (theirs.eval()(tokens).logits - ours.eval()(tokens)).abs().max().item()
-    print(name, difference)
-    assert difference <= 2e-6
-    assert theirs.dtype == torch.float32
+    print(name, attention, difference)
+    assert difference <= (0.0 if attention == "sdpa" else 2e-6)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,10 @@ def test_transformers_computes_the_same_logits(name, tmp_path):
         ({"position": "sinusoidal"}, r"nearest is gpt2, but model\.position = sinusoidal"),
         ({"activation": "swiglu"}, r"model\.activation = swiglu \(needed: gelu or gelu_tanh or relu\)"),
         ({"kv_heads": 2}, r"model\.kv_heads = 2"),
-        ({"position": "rotary"}, r"nearest is llama, but model\.norm = layer \(needed: rms\); model\.activation = gelu"),
+        (
+            {"position": "rotary"},
+            r"nearest is llama, but model\.norm = layer \(needed: rms\); model\.activation = gelu",
+        ),
     ],
 )
 def test_settings_without_an_equal_are_named(model, message, tmp_path):
@@ -82,7 +87,8 @@ def test_verification_evaluates_every_form_alike(data, tmp_path):
     convert(checkpoint, folder, Checkpoints(), ["safetensors", "pt", "transformers"])
     result = verify(checkpoint, folder, data)
     require_identical(result)
-    assert {found["test_loss"] for found in result["forms"].values()} == {pytest.approx(result["test_loss"], abs=1e-6)}
+    for found in result["forms"].values():
+        assert found["test_loss"] == pytest.approx(result["test_loss"], abs=1e-6)
     assert result["forms"]["pt"]["test_loss"] == result["forms"]["safetensors"]["test_loss"] == result["test_loss"]
     assert result["forms"]["pt"]["optimizer"]
 
@@ -105,12 +111,7 @@ def test_verification_finds_one_changed_bit(data, tmp_path):
     result = verify(checkpoint, folder, data)
     with pytest.raises(CheckpointError, match="safetensors is not the checkpoint it was made from"):
         require_identical(result)
-    assert "model.norm.weight" in read_json_names(result)
-
-
-def read_json_names(result):
-    """Names that a verdict says differ."""
-    return result["forms"]["safetensors"]["differs"]
+    assert "model.norm.weight" in result["forms"]["safetensors"]["differs"]
 
 
 def test_verification_knows_a_dtype_rounds(data, tmp_path):

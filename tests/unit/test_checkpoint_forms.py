@@ -170,7 +170,7 @@ def test_a_spoilt_file_is_named_and_nothing_is_written(form, spoil, saved, tmp_p
             (bad / name).unlink()
             if spoil != "remove":
                 (bad / name).write_bytes(raw[:-1] if spoil == "cut" else altered)
-            with pytest.raises(CheckpointError, match="missing|damaged|none of|no checkpoint") as caught:
+            with pytest.raises(CheckpointError, match=r"missing|damaged|none of|no checkpoint") as caught:
                 convert(bad, tmp_path / "target", SMALL, [to])
             assert name in str(caught.value)
             assert not (tmp_path / "target").exists()

@@ -53,7 +53,9 @@ def test_a_malicious_index_is_refused(checkpoint, tmp_path):
         lambda: open_source(checkpoint),
         lambda: read.tensors(checkpoint),
         lambda: convert(checkpoint, tmp_path / "target", Checkpoints(), ["pt"]),
-        lambda: dcp.load({"model.norm.weight": torch.zeros(32)}, storage_reader=store.SafeReader(checkpoint), no_dist=True),
+        lambda: dcp.load(
+            {"model.norm.weight": torch.zeros(32)}, storage_reader=store.SafeReader(checkpoint), no_dist=True
+        ),
     ):
         with pytest.raises((CheckpointError, dcp.api.CheckpointException), match=r"refuses to load `posix\.mkdir`"):
             act()

@@ -111,14 +111,15 @@ def load(folder, model, optimizers):
     """
     mesh = model.mesh
     manifest = read_manifest(folder)
-    state = state_dict(model, optimizers)
+    own = _own_prefix(model, optimizers)
+    state = {key: value for key, value in state_dict(model, optimizers).items() if key.startswith(own)}
     together(mesh, lambda: check_files(folder, _share(manifest["files"], mesh)), "cannot be loaded")
     shapes = {name: list(value.shape) for name, value in state.items()}
     wanted = together(mesh, lambda: shapes, "cannot be loaded")
     wanted = {name: shape for part in wanted for name, shape in part.items()}
     together(mesh, lambda: _check_names(folder, wanted), "cannot be loaded")
     together(mesh, lambda: dcp.load(state, storage_reader=SafeReader(folder)), "cannot be loaded")
-    _put(model, optimizers, state)
+    _put(model, optimizers, _below(own, state))
     return manifest["facts"]
 
 
@@ -145,10 +146,14 @@ def state_dict(model, optimizers):
         state |= {
             _first_name(key, model.tied): value for key, value in entries.items() if isinstance(value, torch.Tensor)
         }
-    if not model.ranks_differ or not optimizers:
-        return state
-    shared = {key: value for key, value in state.items() if key.startswith("model.")}
-    return shared | {f"ranks.{model.mesh.rank}.{key}": value for key, value in state.items()}
+    own = _own_prefix(model, optimizers)
+    shared = {key: value for key, value in state.items() if not own or key.startswith("model.")}
+    return shared | {own + key: value for key, value in state.items()}
+
+
+def _own_prefix(model, optimizers):
+    """What stands before the names of a state that is this rank's own; nothing where ranks share one state."""
+    return f"ranks.{model.mesh.rank}." if model.ranks_differ and optimizers else ""
 
 
 def _part_state(part, optimizer):

@@ -143,8 +143,7 @@ class _Judge:
         """The whole model on the CPU in fp32 with the given weights (fp64 where they are)."""
         weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
         workload = self.run.workload
-        with torch.device("meta"):
-            model = build_model(workload.model, self.tokens.vocabulary_size, workload.training.window)
+        model = build_model(workload.model, self.tokens.vocabulary_size, workload.training.window)
         double = any(tensor.dtype == torch.float64 for tensor in weights.values())
         weights = {name: tensor.to(torch.float64 if double else torch.float32) for name, tensor in weights.items()}
         own = model.state_dict(keep_vars=True)

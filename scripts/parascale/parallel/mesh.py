@@ -73,7 +73,12 @@ def make_mesh(layout, device, timeout_seconds):
     if layout.world_size == 1:
         return Mesh(layout, device, None, None)
     shape = (layout.pp, layout.dp, layout.fsdp, layout.tp)
-    devices = init_device_mesh(device.type, shape, mesh_dim_names=AXES)
+    options = {}
+    if layout.pp > 1 and dist.get_backend() == "gloo":
+        # Stages send and receive, and for that gloo knows only the timeout that a group was made with.
+        options["pp"] = dist.ProcessGroupGloo._Options()
+        options["pp"]._timeout = timedelta(seconds=timeout_seconds)
+    devices = init_device_mesh(device.type, shape, mesh_dim_names=AXES, backend_override=options)
     data_devices = devices["dp", "fsdp"]._flatten("data")
     groups = [devices.get_group(axis) for axis in AXES] + [data_devices.get_group(), dist.group.WORLD]
     for group in groups:

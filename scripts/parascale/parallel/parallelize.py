@@ -16,7 +16,7 @@ DTensors, and reduce at the wrong time in a pipeline.
 """
 
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -53,9 +53,12 @@ class ParallelModel:
         return self.pipeline is None or self.pipeline.last
 
     def named_parameters(self):
-        """Yield (name, parameter) over all parts."""
-        for part in self.parts:
-            yield from part.named_parameters()
+        """(name, parameter) over all parts; found once, because a step asks for them several times."""
+        return self._named_parameters
+
+    @cached_property
+    def _named_parameters(self):
+        return [entry for part in self.parts for entry in part.named_parameters()]
 
     def logits(self, inputs):
         """Logits of a batch without a backward pass, on ranks that have the last stage; None on others."""
@@ -92,9 +95,11 @@ def parallelize(build, run, mesh, loss, clock, timeout_seconds):
 
 
 def uses_ddp(run):
-    """Pure data parallelism is DDP's; local SGD averages parameters itself, hybrids use FSDP's replication."""
+    """Pure data parallelism is DDP's; local SGD averages parameters itself, hybrids use FSDP's replication, and Lightning
+    wraps the model on its own."""
     layout = run.layout
-    return layout.dp > 1 and layout.fsdp == layout.tp == layout.pp == 1 and not run.average_every
+    only_dp = layout.dp > 1 and layout.fsdp == layout.tp == layout.pp == 1
+    return only_dp and not run.average_every and run.engine == "native"
 
 
 def uses_fsdp(layout):

@@ -9,7 +9,7 @@ from parascale.files import read_json
 from parascale.plan import limits
 from parascale.plan.activations import held_by_fsdp
 from parascale.plan.calibrate import Calibration
-from parascale.plan.flops import block_forward, head_forward
+from parascale.plan.flops import block_forward, head_forward, training_flops_per_token
 from parascale.plan.memory import peak_memory, total
 from parascale.plan.shapes import model_sizes
 from parascale.plan.time import step_work
@@ -48,6 +48,7 @@ class Prediction:
     capacity_bytes: int | None = None
     fits: str = "unknown"
     remedy: str | None = None
+    flops_per_token: float | None = None
     unknown: str | None = None
 
     def as_dict(self):
@@ -98,6 +99,8 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
         )
     sizes = model_sizes(model, facts.vocabulary, window)
     prediction = _memory(run, site, calibration, facts.vocabulary, remedy)
+    flops = training_flops_per_token(model, facts.vocabulary, window)
+    prediction = dataclasses.replace(prediction, flops_per_token=flops)
     return _time(prediction, run, site, calibration, sizes, facts)
 
 

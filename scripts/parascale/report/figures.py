@@ -240,10 +240,10 @@ def _few(said, most=12):
 def model_flops_utilisation(record):
     """Achieved over peak rate of the GPUs that work (Chowdhery et al. 2022, arXiv:2204.02311), or None.
 
-    Wants the training FLOPs of a token from the summary and the site's peak rate in the run's precision.
+    Wants the training FLOPs of a token from the run's prediction and the site's peak rate in the run's precision.
     """
     peak = record.site.peak_tflops.get(record.run.precision)
-    flops = record.summary.flops_per_token
+    flops = record.prediction.get("flops_per_token")
     if not peak or not flops or record.summary.work_unit != "tokens":
         return None
     return record.summary.rate * flops / (peak * 1e12 * record.run.layout.world_size)

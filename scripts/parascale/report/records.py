@@ -46,7 +46,6 @@ class Summary:
     test_loss: float | None = None
     parameters: int | None = None
     peak_memory_bytes: int | None = None
-    flops_per_token: float | None = None
     phases: dict = field(default_factory=dict)
     bubble_measured: float | None = None
     bubble_expected: float | None = None
@@ -88,7 +87,8 @@ class Curve:
 class Record:
     """A run as the report knows it. What is not known is None, never 0.
 
-    status: done, failed, running or missing. notes: what a reader must know about this row.
+    status: done, failed, running or missing. notes: what a reader must know about this row. prediction: what the plan
+    foretold before the run started, frozen into its record.
     """
 
     name: str
@@ -97,6 +97,7 @@ class Record:
     run: Run | None = None
     site: Site | None = None
     provenance: dict = field(default_factory=dict)
+    prediction: dict = field(default_factory=dict)
     attempts: tuple = ()
     summary: Summary | None = None
     curve: Curve | None = None
@@ -212,12 +213,13 @@ def _described(path):
     for key in ("settings", "site"):
         if not isinstance(values.get(key), dict):
             raise RecordError(f"{path}: `{key}` is missing")
-    kept = ("global_batch", "code_digest", "git_commit", "versions", "hosts", "job_ids", "prediction")
+    kept = ("global_batch", "code_digest", "git_commit", "versions", "hosts", "job_ids")
     return {
         "run": run_from_dict(values["settings"]),
         "site": load(Site, values["site"], str(path), "site."),
         "attempts": tuple(values.get("attempts") or ()),
         "provenance": {key: values.get(key) for key in kept},
+        "prediction": values.get("prediction") or {},
     }
 
 

@@ -211,6 +211,37 @@ def throughput_section(report):
     return _figures_section("throughput", "Throughput and memory", [figures.throughput(report), figures.memory(report)])
 
 
+def plan_section(report):
+    """What the plan foretold, frozen into each record before it started, beside what happened."""
+    foretold = [record for record in report.done if record.prediction]
+    if not foretold:
+        return None
+    columns = (("Run", False), ("Time, planned", True), ("Time, actual", True), ("Actual of planned", True))
+    columns += (("Memory, planned", True), ("Memory, actual", True), ("Actual of planned", True))
+    columns += (("Core-hours, planned", True), ("Core-hours, actual", True), ("Plan rests on", False))
+    table = Table("Plan against actual; an empty cell was not foretold", columns, tuple(map(_plan_row, foretold)))
+    return Section("plan", "Plan against actual", "plan.html", {"table": table})
+
+
+def _plan_row(record):
+    plan, summary = record.prediction, record.summary
+
+    def pair(name, expected, actual, shown):
+        part = actual / expected if expected and actual else None
+        cells = Cell(shown(expected), expected, f"planned_{name}"), Cell(shown(actual), actual)
+        return *cells, Cell(numbers.percent(part), part)
+
+    hours = plan.get("core_hours"), summary.core_hours
+    cells = (
+        Cell(record.name),
+        *pair("seconds", plan.get("seconds"), summary.seconds, numbers.duration),
+        *pair("memory_bytes", plan.get("memory_bytes"), summary.peak_memory_bytes, numbers.memory),
+        *(Cell(numbers.significant(value), value) for value in hours),
+        Cell(plan.get("basis") or ""),
+    )
+    return Row(record.name, cells)
+
+
 def _figures_section(identity, title, drawn):
     drawn = [figure for figure in drawn if figure.panels]
     return Section(identity, title, "figures.html", {"figures": drawn}) if drawn else None
@@ -285,5 +316,6 @@ SECTIONS = [
     phases_section,
     loss_section,
     throughput_section,
+    plan_section,
     provenance_section,
 ]

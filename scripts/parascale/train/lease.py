@@ -31,11 +31,34 @@ class Lease:
 
         Returns the last sign of life (seconds since the epoch) of a holder that died, else None.
         """
-        last_sign = self._wait_for_holder() if self.path.exists() else None
+        last_sign = self.wait_for_holder()
         self._write()
         self.thread = threading.Thread(target=self._renew, daemon=True)
         self.thread.start()
         return last_sign
+
+    def wait_for_holder(self):
+        """The time of the holder's last sign, once it is clear that it is dead; None without a holder.
+
+        Raises TrainingError that names the holder when it gives a sign of life.
+        """
+        holder = self._holder()
+        if holder is None or (holder["host"] == socket.gethostname() and not _is_alive(holder["pid"])):
+            return holder and holder["time"]
+        watched = time.monotonic()
+        while time.monotonic() - watched < STALE_SECONDS:
+            if time.time() - holder["time"] > 10 * STALE_SECONDS:
+                break  # clocks of nodes agree to far better than this
+            time.sleep(0.5)
+            now = self._holder()
+            if now is None:
+                break
+            if now["time"] != holder["time"]:
+                raise TrainingError(
+                    f"{self.path.parent} is being written by {_described(now)}. "
+                    "Wait for it, or cancel that job, and start again."
+                )
+        return holder["time"]
 
     def check(self):
         """Raise TrainingError where another has taken the lease because it found us dead: the folder is no longer ours."""
@@ -51,35 +74,20 @@ class Lease:
         if not self.taken_by:
             self.path.unlink(missing_ok=True)
 
-    def _wait_for_holder(self):
-        """The time of the holder's last sign, once it is clear that it is dead."""
-        holder = read_json(self.path)
-        if holder["host"] == socket.gethostname() and not _is_alive(holder["pid"]):
-            return holder["time"]
-        watched = time.monotonic()
-        while time.monotonic() - watched < STALE_SECONDS:
-            if time.time() - holder["time"] > 10 * STALE_SECONDS:
-                break  # clocks of nodes agree to far better than this
-            time.sleep(0.5)
-            now = read_json(self.path) if self.path.exists() else None
-            if now is None:
-                break
-            if now["time"] != holder["time"]:
-                raise TrainingError(
-                    f"{self.path.parent} is being written by {_described(now)}. "
-                    "Wait for it, or cancel that job, and start again."
-                )
-        return holder["time"]
-
     def _renew(self):
         while not self.stopped.wait(RENEW_SECONDS):
             # A disk that is full, or a file system that hangs, may be well again at the next turn.
             with suppress(OSError):
-                holder = read_json(self.path) if self.path.exists() else None
+                holder = self._holder()
                 if holder and (holder["host"], holder["pid"]) != (socket.gethostname(), os.getpid()):
                     self.taken_by = _described(holder)
                     return
                 self._write()
+
+    def _holder(self):
+        """What the lease says of its holder; None where there is none."""
+        with suppress(FileNotFoundError):
+            return read_json(self.path)
 
     def _write(self):
         job_id = os.environ.get("SLURM_JOB_ID")

@@ -5,9 +5,11 @@ import math
 import signal
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.distributed.elastic.multiprocessing.errors import record
 
 from parascale.data.sampler import Sampler, share
 from parascale.data.text import Tokens, Windows
@@ -26,11 +28,104 @@ from parascale.train.step import Stepper, is_finite
 from parascale.train.watchdog import Watchdog
 
 
+@dataclass
+class Course:
+    """Everything that a training needs on its way, put together before its first step."""
+
+    job: object
+    mesh: object
+    clock: Clock
+    watchdog: Watchdog
+    splits: dict  # name → Windows
+    sampler: Sampler
+    stepper: Stepper
+    state: RunState
+    progress: Progress
+    stop_requested: object  # function: whether this process was asked to stop
+    first_step: int
+    steps: int
+
+    @property
+    def run(self):
+        """The settings."""
+        return self.job.run
+
+    def begin_step(self, step):
+        """What is random in a step follows from its number."""
+        self.watchdog.feed()
+        _seed_dropout(self.run, self.mesh, step)
+
+    def batches(self, step):
+        """This rank's share of a step's samples, in `accumulate` parts."""
+        with self.clock.phase("data"):
+            return _local_batches(self.splits["train"], self.sampler, step, self.run, self.mesh)
+
+    def lr(self, step):
+        """Learning rate of a step."""
+        return learning_rate(step, self.steps, self.run.peak_lr, self.run.workload.optim)
+
+    def end_step(self, step, result):
+        """After the new weights: look at the numbers, evaluate, save, record. Raises Interrupted where the run is to stop."""
+        training, state = self.run.workload.training, self.state
+        line = {
+            "step": step,
+            "tokens": result.targets,
+            "loss": result.loss,
+            "lr": self.lr(step),
+            "grad_norm": result.grad_norm,
+            "seconds": self.clock.read(),
+            "memory_bytes": peak_memory(self.mesh.device),
+        }
+        if not is_finite(result):
+            raise TrainingError(
+                f"run {self.run.run}, step {step}: loss {result.loss}, gradient norm {result.grad_norm}. Weights before this step are "
+                "in the last checkpoint. Try a lower `optim.lr`, a longer `optim.warmup_steps`, or precision fp32"
+            )
+        if training.evaluate and (step == self.steps or _is_multiple(step, training.evaluate_every)):
+            line |= _evaluate(state, self.splits, self.mesh, step, self.watchdog)
+        if state.is_due(step, last=step == self.steps or result.stop):
+            line |= state.checkpoint(step, line)
+        state.add_step(line)
+        self.progress.update(line)
+        self.clock.reset()
+        if result.stop and step < self.steps:
+            state.end("stopped")
+            raise Interrupted(
+                f"run {self.run.run} was asked to stop after step {step} of {self.steps}; a new start continues there"
+            )
+
+
+@record  # leaves the exception where the launcher finds it
 def train(job):
     """Train a run to its end, or until it is asked to stop (then Interrupted, with its state saved)."""
+    course = prepare(job)
+    state = course.state
+    try:
+        run_steps = _other_engine(job.run.engine) or _run_steps
+        run_steps(course)
+        if job.run.workload.training.evaluate:
+            _test(state, course.splits, course.mesh, course.watchdog)
+        state.publish()
+    except (Interrupted, KeyboardInterrupt):
+        course.watchdog.stop()
+        raise
+    except BaseException:
+        if course.mesh.devices is None:
+            course.watchdog.stop()  # beside peers it stays: where one of them hangs, a process may not get to its end either
+        with suppress(OSError):  # a full disk must not hide what went wrong
+            state.end("failed")
+        raise
+    finally:
+        course.progress.close()
+    course.watchdog.stop()
+    stop_processes()
+
+
+def prepare(job):
+    """The Course of a training: joins the other processes, opens the data, builds the model, continues where a run stopped."""
     run = job.run
     training = run.workload.training
-    stop_requested = _listen_for_signals()
+    stop_requested = listen_for_signals()
 
     # --- who am I
     _fix_randomness(run)
@@ -38,7 +133,6 @@ def train(job):
     mesh = make_mesh(run.layout, device, job.timeout_seconds)
     watchdog = Watchdog(job.timeout_seconds)
     clock = Clock(device)
-    lead = mesh.rank == 0
 
     # --- data
     with staged(job) as folder:
@@ -63,61 +157,32 @@ def train(job):
     # --- resume
     state = RunState(job, model, optimizers)
     first_step = state.begin(steps, tokens.vocabulary_size)
-    progress = Progress(run.run, steps, first_step - 1, lead)
+    progress = Progress(run.run, steps, first_step - 1, mesh.rank == 0)
     model.train()
+    return Course(
+        job, mesh, clock, watchdog, splits, sampler, stepper, state, progress, stop_requested, first_step, steps
+    )
 
-    # --- steps
-    try:
-        clock.reset()
-        for step in range(first_step, steps + 1):
-            watchdog.feed()
-            _seed_dropout(run, mesh, step)
-            with clock.phase("data"):
-                batches = _local_batches(splits["train"], sampler, step, run, mesh)
-            lr = learning_rate(step, steps, run.peak_lr, run.workload.optim)
-            result = stepper.step(batches, lr, stop_requested())
-            if run.average_every and (step == steps or _is_multiple(step, run.average_every)):
-                stepper.average_parameters()
-            line = {
-                "step": step,
-                "tokens": result.targets,
-                "loss": result.loss,
-                "lr": lr,
-                "grad_norm": result.grad_norm,
-            }
-            line |= {"seconds": clock.read(), "memory_bytes": peak_memory(device)}
-            if not is_finite(result):
-                raise TrainingError(
-                    f"run {run.run}, step {step}: loss {result.loss}, gradient norm {result.grad_norm}. Weights before this step are "
-                    "in the last checkpoint. Try a lower `optim.lr`, a longer `optim.warmup_steps`, or precision fp32"
-                )
-            if training.evaluate and (step == steps or _is_multiple(step, training.evaluate_every)):
-                line |= _evaluate(state, splits, mesh, step, watchdog)
-            if state.is_due(step, last=step == steps or result.stop):
-                line |= state.checkpoint(step, line)
-            state.add_step(line)
-            progress.update(line)
-            clock.reset()
-            if result.stop and step < steps:
-                state.end("stopped")
-                raise Interrupted(
-                    f"run {run.run} was asked to stop after step {step} of {steps}; a new start continues there"
-                )
 
-        # --- last evaluation, publish
-        if training.evaluate:
-            _test(state, splits, mesh, watchdog)
-        state.publish()
-    except (Interrupted, KeyboardInterrupt):
-        raise
-    except BaseException:
-        with suppress(OSError):  # a full disk must not hide what went wrong
-            state.end("failed")
-        raise
-    finally:
-        progress.close()
-        watchdog.stop()
-    stop_processes()
+def _run_steps(course):
+    """The native engine: one optimizer step after the other."""
+    every = course.run.average_every
+    course.clock.reset()
+    for step in range(course.first_step, course.steps + 1):
+        course.begin_step(step)
+        result = course.stepper.step(course.batches(step), course.lr(step), course.stop_requested())
+        if every and (step == course.steps or _is_multiple(step, every)):
+            course.stepper.average_parameters()
+        course.end_step(step, result)
+
+
+def _other_engine(name):
+    """The function that runs the steps in an engine that is not ours; it is loaded only where a run asks for it."""
+    if name == "lightning":
+        from parascale.train import lightning
+
+        return lightning.run_steps
+    return None
 
 
 def _test(state, splits, mesh, watchdog):
@@ -176,7 +241,7 @@ def _seed_dropout(run, mesh, step):
         torch.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1)
 
 
-def _listen_for_signals():
+def listen_for_signals():
     """SIGTERM and SIGINT ask for a stop after the current step; returns the function that tells whether one came."""
     asked = []
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -53,16 +53,18 @@ def finish_gradients(model):
 def gradient_norm(model):
     """The 2-norm of the whole gradient over all ranks' shards and stages, each element once; a float64 scalar tensor.
 
-    Squares are added up in double precision: in single precision the sum over a large matrix is off by 1e-4, and
-    differently so for every way of splitting it. Where ranks train apart (local SGD) it is this rank's own norm.
+    Rows are added up in double precision: in single precision the sum over a large matrix is off by 1e-4, and differently
+    so for every way of splitting it. Where ranks train apart (local SGD) it is this rank's own norm.
     """
     # Of a parameter tied across stages one copy counts: the first, which stands on another rank where it is not here.
     copies = {id(second) for _, second in model.split_ties if second is not None}
-    gradients = [p.grad for part in model.parts for p in part.parameters() if p.grad is not None and id(p) not in copies]
+    gradients = [p.grad for _, p in model.named_parameters() if p.grad is not None and id(p) not in copies]
     mesh = model.mesh
     ranks_of_a_stage = 1 if model.ranks_differ else mesh.world_size // mesh.layout.pp
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
-    for gradient, norm in zip(gradients, torch._foreach_norm([*map(local, gradients)], 2, torch.float64), strict=True):
+    # Norms of rows first: they are short enough for single precision, and converting every element would take far longer.
+    rows = [torch.linalg.vector_norm(local(gradient), dim=-1) for gradient in gradients]
+    for gradient, norm in zip(gradients, torch._foreach_norm(rows, 2, torch.float64), strict=True):
         # Each element lies on all ranks of its stage but for those that hold other shards: it counts once in the sum.
         squares += norm**2 * (_shards(gradient) / ranks_of_a_stage)
     if mesh.devices is not None and not model.ranks_differ:
@@ -83,6 +85,5 @@ def _shards(gradient):
 def clip(model, norm, limit):
     """Scale all gradients so that their whole norm is at most `limit`; None: leave them."""
     if limit is not None:
-        for part in model.parts:
-            parameters = list(part.parameters())
-            clip_grads_with_norm_(parameters, limit, norm.to(parameters[0].dtype))
+        parameters = [parameter for _, parameter in model.named_parameters()]
+        clip_grads_with_norm_(parameters, limit, norm.to(parameters[0].dtype))

@@ -39,7 +39,7 @@ class Stepper:
 
         stop: whether this process was asked to stop; the result says whether any process was.
         """
-        targets, stopping = self._agree(batches, stop)
+        targets, stopping = self.agree(batches, stop)
         self.loss.targets = targets
         local_loss = self._forward_backward(batches)
         with self.clock.phase("communication"):
@@ -53,10 +53,10 @@ class Stepper:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
         with self.clock.phase("communication"):
-            loss, count, norm = self._report(local_loss, targets, norm)
+            loss, count, norm = self.report(local_loss, targets, norm)
         return StepResult(loss, count, norm, stopping)
 
-    def _agree(self, batches, stop):
+    def agree(self, batches, stop):
         """The divisor of the loss, and whether to stop after this step: one small sum over all ranks before the forward pass."""
         device = self.mesh.device
         with self.clock.phase("communication"):
@@ -91,7 +91,7 @@ class Stepper:
                 (loss * ddp.loss_factor(self.mesh) if wrapped else loss).backward()
         return loss.detach()
 
-    def _report(self, local_loss, targets, norm):
+    def report(self, local_loss, targets, norm):
         """Loss, count and norm as numbers: the same on every rank."""
         ranks = self.mesh.layout.data_parallel if self.run.average_every else 1
         values = torch.stack([local_loss * self.reports / ranks, (targets * self.counts).double(), norm.double()])

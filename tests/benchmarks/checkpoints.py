@@ -1,0 +1,254 @@
+"""Conversion of a checkpoint of more than 4 GB beside a plain copy and torch's own converter; and what saving costs a training.
+
+Every row is a process of its own, flushed to disk; memory is the peak above that of the same process before its work. Copies
+and conversions take turns, so that another load on the machine disturbs them alike, and the ratio is the median of the turns'.
+
+Example: python tests/benchmarks/checkpoints.py --work /tmp/checkpoints
+"""
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+DIM, HIDDEN, LAYERS, VOCABULARY = 2048, 8192, 20, 50_257  # 1.11 × 10⁹ parameters, 4.4 GB in fp32
+RANKS = 4
+STEPS, EVERY = 12, 3
+ROOT = Path(__file__).parents[2]
+
+
+def shapes():
+    """Name → shape of a language model's weights."""
+    found = {"model.embedding.tokens.weight": (VOCABULARY, DIM)}
+    for layer in range(LAYERS):
+        block = f"model.blocks.{layer}"
+        found |= {f"{block}.attention.{name}.weight": (DIM, DIM) for name in "qkvo"}
+        found[f"{block}.feed_forward.up.weight"] = (HIDDEN, DIM)
+        found[f"{block}.feed_forward.down.weight"] = (DIM, HIDDEN)
+        found[f"{block}.attention_norm.weight"] = (DIM,)
+    return found
+
+
+def make_checkpoint(folder):
+    """A checkpoint as FSDP over RANKS ranks saves it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_save_shards, args=(rank, port, folder)) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    if any(rank.exitcode for rank in ranks):
+        raise SystemExit("the checkpoint could not be made")
+    from parascale.checkpoint.manifest import describe_files, write_manifest
+
+    names = [path.name for path in folder.iterdir()]
+    write_manifest(folder, {"run": "large", "step": 1}, describe_files(folder, names))
+
+
+def _save_shards(rank, port, folder):
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(rank))
+    state = {}
+    for name, shape in shapes().items():
+        size = -(-shape[0] // RANKS)
+        rows = max(0, min(size, shape[0] - rank * size))
+        local = torch.empty(rows, *shape[1:])
+        flat = local.reshape(-1)
+        for start in range(0, flat.numel(), noise.numel()):
+            part = flat[start : start + noise.numel()]
+            part.copy_(noise[: part.numel()])
+        stride = torch.empty(shape, device="meta").stride()
+        state[name] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride)
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder))
+    dist.destroy_process_group()
+
+
+def copy(source, target):
+    """File to file, as `cp` does."""
+    target.mkdir()
+    for path in source.iterdir():
+        shutil.copyfile(path, target / path.name)
+
+
+def ours(form):
+    """A conversion by parascale, with its default settings: source and target checked by checksums."""
+
+    def work(source, target):
+        from parascale.checkpoint.convert import convert
+        from parascale.config.checkpoints import Checkpoints
+
+        convert(source, target, Checkpoints(), [form])
+
+    return work
+
+
+def torch_to_pt(source, target):
+    """torch's own converter into one file."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    target.mkdir()
+    dcp_to_torch_save(source, target / "model.pt")
+
+
+def torch_to_sharded(source, target):
+    """torch's own converter back."""
+    from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+
+    torch_save_to_dcp(source / "model.pt", target)
+
+
+WORKS = {
+    "copy": copy,
+    "safetensors": ours("safetensors"),
+    "pt": ours("pt"),
+    "sharded": ours("sharded"),
+    "torch pt": torch_to_pt,
+    "torch sharded": torch_to_sharded,
+}
+
+
+def measured(name, source, target):
+    """{seconds, bytes, memory} of one work in this process."""
+    import torch
+
+    import parascale.checkpoint.convert  # loaded before, so that memory counts the work alone
+    from parascale.checkpoint.memory import peak_growth
+    from parascale.files import sync_tree, tree_bytes
+
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    with peak_growth() as memory:
+        WORKS[name](source, target)
+        sync_tree(target)
+    return {"seconds": time.perf_counter() - started, "bytes": tree_bytes(target), "memory": memory["bytes"]}
+
+
+def in_a_process(name, source, target, keep=False):
+    """`measured` in a fresh process; the target is removed unless kept."""
+    shutil.rmtree(target, ignore_errors=True)
+    command = [sys.executable, __file__, "--one", name, str(source), str(target)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    if not keep:
+        shutil.rmtree(target)
+    found = json.loads(done.stdout.splitlines()[-1])
+    rate = found["bytes"] / found["seconds"] / 1e9
+    print(f"{name:14} {found['seconds']:7.1f} s {rate:6.3f} GB/s, peak +{found['memory'] / 2**20:,.0f} MiB", flush=True)
+    return found | {"rate": rate}
+
+
+def convert_in_turns(work, turns):
+    """Rows of (name, median seconds, GB/s, ratio to copying in the same turn, MiB)."""
+    source = work / "sharded"
+    if not (source / "checkpoint.json").is_file():
+        shutil.rmtree(source, ignore_errors=True)
+        make_checkpoint(source)
+    found = {}
+    for turn in range(turns):
+        for name in ("copy", "safetensors", "pt", "torch pt"):
+            keep = turn == turns - 1 and name in ("pt",)
+            found.setdefault(name, []).append(in_a_process(name, source, work / f"to-{name.replace(' ', '-')}", keep))
+    for name in ("sharded", "torch sharded"):
+        found[name] = [in_a_process(name, work / "to-pt", work / f"to-{name.replace(' ', '-')}")] * turns
+    shutil.rmtree(work / "to-pt")
+    rows = []
+    for name, runs in found.items():
+        ratio = statistics.median(run["rate"] / base["rate"] for run, base in zip(runs, found["copy"], strict=True))
+        seconds = statistics.median(run["seconds"] for run in runs)
+        rate = statistics.median(run["rate"] for run in runs)
+        rows.append((name, seconds, rate, ratio, max(run["memory"] for run in runs) / 2**20))
+    return rows
+
+
+def stall(work, behind):
+    """(median seconds a checkpoint stops the training, median seconds of a step, bytes of a checkpoint)."""
+    from parascale.config import Site, strict
+    from parascale.config.run import Run
+    from parascale.files import read_json_lines, tree_bytes
+    from parascale.train.job import Job
+
+    workload = {
+        "name": "stall",
+        "model": {"dim": 512, "heads": 8, "layers": 8},
+        "training": {
+            "window": 64, "global_batch": 4, "steps": STEPS, "evaluate": False,
+            "checkpoint_every": EVERY, "keep": 1, "checkpoint_async": behind,
+        },
+    }  # fmt: skip
+    name = "behind" if behind else "waiting"
+    run = strict.load(Run, {"run": name, "workload": workload, "baseline": name}, "benchmark")
+    folders = {key: str(work / key / name) for key in ("work", "output", "results")}
+    for folder in folders.values():
+        shutil.rmtree(folder, ignore_errors=True)
+    job = Job(
+        run=run, site=Site(name="here", cores_per_node=2), data=str(tokens(work)), timeout_seconds=300.0, code_digest="", **folders
+    )  # fmt: skip
+    settings = json.dumps(dataclasses.asdict(job))
+    subprocess.run([sys.executable, ROOT / "scripts/train.py", "--settings", settings], check=True, stdout=subprocess.DEVNULL)
+    lines = read_json_lines(Path(folders["output"]) / "steps.jsonl")
+    stalls = [line["checkpoint_seconds"] for line in lines if "checkpoint_seconds" in line]
+    steps = [line["seconds"]["total"] for line in lines]
+    return statistics.median(stalls), statistics.median(steps), tree_bytes(Path(folders["output"]) / "checkpoint")
+
+
+def tokens(work):
+    """A folder of tokens, as `prepare` makes it."""
+    from parascale.files import sha256, write_json
+
+    folder = work / "tokens"
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "validation", "test"):
+        np.arange(40_000, dtype="<u2").__mod__(1000).tofile(folder / f"{split}.bin")
+    write_json(folder / "vocabulary.json", ["<unk>", "<eos>", *(f"w{number}" for number in range(998))])
+    files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in folder.iterdir() if p.name != "manifest.json"}
+    split = {"tokens": 40_000, "words": 40_000, "documents": 1, "unknown": 0}
+    text = {"tokenizer": "word", "lowercase": False, "min_count": 1, "max_vocabulary": None}
+    manifest = {"schema_version": 1, "dtype": "<u2", "vocabulary": 1000, "settings": text, "source": "made here", "files": files}
+    write_json(folder / "manifest.json", manifest | {"splits": dict.fromkeys(("train", "validation", "test"), split)})
+    return folder
+
+
+def main():
+    """Measure everything and print the tables as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, help="a folder with 20 GB of room, on the disk that is to be measured")
+    parser.add_argument("--turns", type=int, default=3, help="how often each is measured (default: %(default)s)")
+    parser.add_argument("--only", choices=("convert", "stall"), help="one of the two parts")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        name, source, target = arguments.one
+        print(json.dumps(measured(name, Path(source), Path(target))))
+        return
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    if arguments.only != "stall":
+        print("\n| work | seconds | GB/s | rate over copying | peak memory, MiB |\n| --- | ---: | ---: | ---: | ---: |")
+        for name, seconds, rate, ratio, memory in convert_in_turns(arguments.work, arguments.turns):
+            print(f"| {name} | {seconds:.1f} | {rate:.2f} | {ratio:.2f} | {memory:,.0f} |")
+    if arguments.only != "convert":
+        print("\n| saving | training stops for | a step takes | checkpoint |\n| --- | ---: | ---: | ---: |")
+        for behind in (False, True):
+            stops, step, size = stall(arguments.work, behind)
+            print(f"| {'behind' if behind else 'waiting'} | {stops:.3f} s | {step:.3f} s | {size / 1e6:.0f} MB |")
+
+
+if __name__ == "__main__":
+    main()

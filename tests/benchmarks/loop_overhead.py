@@ -1,0 +1,134 @@
+"""What the training loop costs beside a bare PyTorch loop: same model, same batches, same optimizer, one process.
+
+Both loops take turns of a few steps, so that another load on the machine disturbs them alike; a turn's ratio compares
+neighbours, and the median over turns counts. The loop under test does all it does in a run (data, counting targets, gradient
+norm, phases, record), the bare one what every tutorial does (data, forward, loss, backward, clip, update).
+
+Example: OMP_NUM_THREADS=1 python tests/benchmarks/loop_overhead.py
+"""
+
+import argparse
+import dataclasses
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from parascale.config import Layout, Model, Optim, Run, Site, Text, Training, Workload
+from parascale.data.sampler import Sampler
+from parascale.data.text import Tokens, Windows
+from parascale.files import sha256, write_json
+from parascale.models import build_model
+from parascale.train import loop
+from parascale.train.job import Job
+
+SIZES = {
+    "small": (Model(dim=128, heads=4, layers=4, hidden=512), 32, 32),  # lm-small of the default matrix
+    "tiny": (
+        Model(dim=64, heads=4, layers=2, hidden=256),
+        32,
+        8,
+    ),  # a step of which a real run would have many more a second
+}
+VOCABULARY = 4000
+TOKENS = 100_000
+WARM_UP = 5
+
+
+def make_tokens(folder):
+    """A dataset of random tokens, as `prepare` would leave it."""
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for split in ("train", "validation", "test"):
+        generator.integers(0, VOCABULARY, TOKENS).astype("<u2").tofile(folder / f"{split}.bin")
+    write_json(folder / "vocabulary.json", ["<unk>", "<eos>", *(f"w{number}" for number in range(VOCABULARY - 2))])
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in folder.iterdir()}
+    counts = {"tokens": TOKENS, "words": TOKENS, "documents": 1, "unknown": 0}
+    manifest = {"schema_version": 1, "dtype": "<u2", "vocabulary": VOCABULARY, "source": "random", "files": files}
+    settings = dataclasses.asdict(Text())
+    write_json(
+        folder / "manifest.json",
+        {**manifest, "splits": dict.fromkeys(("train", "validation", "test"), counts), "settings": settings},
+    )
+
+
+def our_steps(folder, run):
+    """A function that makes some steps of the loop under test."""
+    site = Site("benchmark", cores_per_node=1)
+    places = {name: str(folder / name) for name in ("data", "work", "output", "results")}
+    course = loop.prepare(Job(run=run, site=site, timeout_seconds=3600.0, code_digest="", **places))
+    numbers = iter(range(1, course.steps))
+
+    def steps(count):
+        for _ in range(count):
+            number = next(numbers)
+            course.begin_step(number)
+            course.end_step(
+                number, course.stepper.step(course.batches(number), course.lr(number), course.stop_requested())
+            )
+
+    return steps, course.stepper.model.parts[0]
+
+
+def bare_steps(folder, run, weights):
+    """A function that makes some steps of a bare loop."""
+    training, optim = run.workload.training, run.workload.optim
+    tokens = Tokens(folder / "data")
+    windows = Windows(tokens.split("train"), training.window)
+    sampler = Sampler(len(windows), training.global_batch, run.seed)
+    model = build_model(run.workload.model, tokens.vocabulary_size, training.window)
+    model.load_state_dict(weights)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=optim.lr, betas=tuple(optim.betas), fused=True)
+    numbers = iter(range(training.steps))
+
+    def steps(count):
+        for _ in range(count):
+            inputs, labels = map(torch.from_numpy, windows.batch(sampler.indices(next(numbers))))
+            loss = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            loss.item()
+
+    return steps
+
+
+def timed(steps, count):
+    """(seconds, CPU seconds) of a step."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    steps(count)
+    return (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
+
+
+def main():
+    """Let both loops take turns, and print medians and ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=30, help="turns of each loop (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=10, help="steps a turn (default: %(default)s)")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="models (default: all)")
+    arguments = parser.parse_args()
+    for name, (model, window, batch) in ((name, SIZES[name]) for name in arguments.sizes):
+        steps = WARM_UP + arguments.turns * arguments.steps + 1
+        training = Training(window=window, global_batch=batch, steps=steps, evaluate=False, checkpoint_minutes=None)
+        run = Run("overhead", Workload("overhead", model=model, optim=Optim(), training=training), Layout())
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            make_tokens(folder / "data")
+            ours, part = our_steps(folder, run)
+            bare = bare_steps(folder, run, part.state_dict())
+            timed(ours, WARM_UP), timed(bare, WARM_UP)
+            turns = [(timed(ours, arguments.steps), timed(bare, arguments.steps)) for _ in range(arguments.turns)]
+        for what, column in (("seconds", 0), ("CPU seconds", 1)):
+            pairs = [(our[column], other[column]) for our, other in turns]
+            ratio = statistics.median(our / other for our, other in pairs)
+            mine, theirs = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+            print(f"{name}, {what} a step: ours {mine:.2f} ms, bare {theirs:.2f} ms, ratio {ratio:.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

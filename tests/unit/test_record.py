@@ -1,0 +1,45 @@
+"""The record of a run loses no step and counts none twice, wherever an attempt was cut off."""
+
+import pytest
+
+from parascale.train.record import Record
+
+
+def line(step):
+    return {"step": step, "tokens": 1, "loss": 1.0 / step, "seconds": {"total": 1.0}}
+
+
+def attempt(folder, first, last, **begin):
+    """An attempt that does steps first to last and then is killed."""
+    record = Record(folder)
+    record.begin(first, ["host"], None, **begin)
+    for step in range(first, last + 1):
+        record.add_step(line(step))
+    record.handle.close()
+    return record
+
+
+# (steps done before the kill, step of the last checkpoint, whether its line was written)
+@pytest.mark.parametrize(("done", "saved"), [(7, 5), (5, 5), (4, 5), (0, 0), (3, 0)])
+def test_steps_go_on_without_a_gap_or_a_double(tmp_path, done, saved):
+    """(4, 5): killed after the checkpoint was whole and before its step's line was written."""
+    attempt(tmp_path, 1, done)
+    record = attempt(tmp_path, saved + 1, 10, last_line=line(saved) if saved else None)
+    assert record.steps() == [line(step) for step in range(1, 11)]
+
+
+def test_a_line_cut_short_by_a_crash_is_done_again(tmp_path):
+    record = attempt(tmp_path, 1, 5)
+    with open(record.steps_path, "a") as handle:
+        handle.write('{"step": 6, "lo')
+    assert attempt(tmp_path, 6, 7, last_line=line(5)).steps() == [line(step) for step in range(1, 8)]
+
+
+def test_a_killed_attempt_is_closed_by_the_next(tmp_path):
+    attempt(tmp_path, 1, 5)
+    record = attempt(tmp_path, 4, 6, last_line=line(3))
+    record.handle = open(record.steps_path, "a")  # noqa: SIM115 (closed by end)
+    record.end("finished")
+    killed, finished = record.attempts()
+    assert (killed["outcome"], killed["first_step"]) == ("killed", 1)
+    assert (finished["outcome"], finished["first_step"], finished["last_step"]) == ("finished", 4, 6)
