@@ -16,9 +16,11 @@ report: "rules/captions/report.rst"
 
 
 include: "rules/common.smk"
+include: "rules/communication.smk"
 include: "rules/data.smk"
 include: "rules/train.smk"
 include: "rules/parity.smk"
+include: "rules/checkpoints.smk"
 include: "rules/report.smk"
 
 

@@ -23,7 +23,7 @@ rule convert_checkpoint:
 
 rule verify_checkpoint:
     input:
-        data_of,
+        data=data_of,
         source=PATHS.run("{run}") / CHECKPOINT_FOLDER,
         converted=PATHS.checkpoint("{run}") / "checkpoint.json",
     output:
@@ -32,7 +32,7 @@ rule verify_checkpoint:
         LOGS / "verify_checkpoint/{run}.log",
     shell:
         "python scripts/verify_checkpoint.py --source {input.source:q} --converted $(dirname {input.converted:q})"
-        " --data $(dirname {input[0]:q}) --output {output:q} > {log:q} 2>&1"
+        " --data $(dirname {input.data:q}) --output {output:q} > {log:q} 2>&1"
 
 
 rule checkpoints:

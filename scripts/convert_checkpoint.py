@@ -12,9 +12,7 @@ import json
 
 from parascale.cli import run_main
 from parascale.config import strict
-from parascale.config.checkpoints import Checkpoints
-
-TARGETS = ("safetensors", "pt", "transformers", "sharded")
+from parascale.config.checkpoints import CHECKPOINT_FORMS, Checkpoints
 
 
 def parse():
@@ -22,7 +20,9 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="folder of the checkpoint")
     parser.add_argument("target", help="folder to write; what stands there is replaced")
-    parser.add_argument("--to", nargs="+", choices=TARGETS, help="forms to write (default: safetensors pt)")
+    parser.add_argument(
+        "--to", nargs="+", choices=(*CHECKPOINT_FORMS, "sharded"), help="forms to write (default: safetensors pt)"
+    )
     parser.add_argument(
         "--from", dest="form", choices=("sharded", "safetensors", "pt"), help="which form to read, of several"
     )

@@ -1,6 +1,6 @@
 """Continue a text with the language model that a run trained.
 
-    python scripts/generate.py --run single --prompt "the function returns a"
+python scripts/generate.py --run single --prompt "the function returns a"
 """
 
 import argparse
@@ -39,10 +39,15 @@ def parse():
     parser.add_argument("--prompt", required=True, help="the text to continue")
     parser.add_argument("--tokens", type=int, default=40, help="how many to add (default: %(default)s)")
     parser.add_argument(
-        "--temperature", type=float, default=0.8, help="0: always the likeliest; higher: more surprising (default: %(default)s)"
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="0: always the likeliest; higher: more surprising (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the drawing (default: %(default)s)")
-    parser.add_argument("--which", choices=("best", "checkpoint"), default="best", help="weights (default: %(default)s)")
+    parser.add_argument(
+        "--which", choices=("best", "checkpoint"), default="best", help="weights (default: %(default)s)"
+    )
     parser.add_argument("--allow-unknown", action="store_true", help="let the model say <unk>")
     parser.add_argument("--root", default=".", help="folder that holds results/ (default: this one)")
     return parser.parse_args()

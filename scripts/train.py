@@ -26,7 +26,9 @@ def parse():
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--run", help="name of a run in the run table")
     which.add_argument("--settings", type=json.loads, help="a resolved run and its job as JSON (what the rules pass)")
-    parser.add_argument("--config", default="config/config.yaml", help="with --run: the configuration (default: %(default)s)")
+    parser.add_argument(
+        "--config", default="config/config.yaml", help="with --run: the configuration (default: %(default)s)"
+    )
     return parser.parse_args()
 
 

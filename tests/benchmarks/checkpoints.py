@@ -22,7 +22,7 @@ import numpy as np
 
 DIM, HIDDEN, LAYERS, VOCABULARY = 2048, 8192, 20, 50_257  # 1.11 × 10⁹ parameters, 4.4 GB in fp32
 RANKS = 4
-STEPS, EVERY = 12, 3
+STEPS, EVERY = 40, 8
 ROOT = Path(__file__).parents[2]
 
 
@@ -77,7 +77,9 @@ def _save_shards(rank, port, folder):
             part = flat[start : start + noise.numel()]
             part.copy_(noise[: part.numel()])
         stride = torch.empty(shape, device="meta").stride()
-        state[name] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride)
+        state[name] = DTensor.from_local(
+            local, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride
+        )
     dcp.save(state, storage_writer=dcp.FileSystemWriter(folder))
     dist.destroy_process_group()
 
@@ -130,7 +132,7 @@ def measured(name, source, target):
     """{seconds, bytes, memory} of one work in this process."""
     import torch
 
-    import parascale.checkpoint.convert  # loaded before, so that memory counts the work alone
+    import parascale.checkpoint.convert  # noqa: F401 (loaded before, so that memory counts the work alone)
     from parascale.checkpoint.memory import peak_growth
     from parascale.files import sync_tree, tree_bytes
 
@@ -187,9 +189,9 @@ def stall(work, behind):
 
     workload = {
         "name": "stall",
-        "model": {"dim": 512, "heads": 8, "layers": 8},
+        "model": {"dim": 512, "heads": 8, "layers": 4},
         "training": {
-            "window": 64, "global_batch": 4, "steps": STEPS, "evaluate": False,
+            "window": 16, "global_batch": 2, "steps": STEPS, "evaluate": False,
             "checkpoint_every": EVERY, "keep": 1, "checkpoint_async": behind,
         },
     }  # fmt: skip
@@ -202,7 +204,9 @@ def stall(work, behind):
         run=run, site=Site(name="here", cores_per_node=2), data=str(tokens(work)), timeout_seconds=300.0, code_digest="", **folders
     )  # fmt: skip
     settings = json.dumps(dataclasses.asdict(job))
-    subprocess.run([sys.executable, ROOT / "scripts/train.py", "--settings", settings], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, ROOT / "scripts/train.py", "--settings", settings], check=True, stdout=subprocess.DEVNULL
+    )
     lines = read_json_lines(Path(folders["output"]) / "steps.jsonl")
     stalls = [line["checkpoint_seconds"] for line in lines if "checkpoint_seconds" in line]
     steps = [line["seconds"]["total"] for line in lines]
@@ -218,10 +222,19 @@ def tokens(work):
     for split in ("train", "validation", "test"):
         np.arange(40_000, dtype="<u2").__mod__(1000).tofile(folder / f"{split}.bin")
     write_json(folder / "vocabulary.json", ["<unk>", "<eos>", *(f"w{number}" for number in range(998))])
-    files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in folder.iterdir() if p.name != "manifest.json"}
+    files = {
+        p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in folder.iterdir() if p.name != "manifest.json"
+    }
     split = {"tokens": 40_000, "words": 40_000, "documents": 1, "unknown": 0}
     text = {"tokenizer": "word", "lowercase": False, "min_count": 1, "max_vocabulary": None}
-    manifest = {"schema_version": 1, "dtype": "<u2", "vocabulary": 1000, "settings": text, "source": "made here", "files": files}
+    manifest = {
+        "schema_version": 1,
+        "dtype": "<u2",
+        "vocabulary": 1000,
+        "settings": text,
+        "source": "made here",
+        "files": files,
+    }
     write_json(folder / "manifest.json", manifest | {"splits": dict.fromkeys(("train", "validation", "test"), split)})
     return folder
 

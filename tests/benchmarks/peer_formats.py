@@ -83,7 +83,7 @@ def webdataset(samples, work, repeats, clock):
     yield "write", time.perf_counter() - start
     yield (
         "sequential",
-        rate(lambda: (sample["jpg"] for sample in webdataset.WebDataset(path, shardshuffle=False)), repeats),
+        rate(lambda: (sample["jpg"] for sample in webdataset.WebDataset(path, shardshuffle=False)), repeats, clock),
     )
 
 

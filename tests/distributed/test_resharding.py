@@ -16,12 +16,12 @@ from .harness import run_on_ranks
 
 LAYOUTS = {
     "single": {},
-    "ddp": {"gpus_per_node": 2, "dp": 2},
-    "fsdp": {"gpus_per_node": 2, "fsdp": 2},
-    "hsdp": {"gpus_per_node": 4, "dp": 2, "fsdp": 2},
-    "tp": {"gpus_per_node": 2, "tp": 2},
-    "pp": {"gpus_per_node": 2, "pp": 2, "micro_batches": 2},
-    "3d": {"gpus_per_node": 8, "dp": 2, "tp": 2, "pp": 2, "micro_batches": 2},
+    "ddp": {"dp": 2},
+    "fsdp": {"fsdp": 2},
+    "hsdp": {"dp": 2, "fsdp": 2},
+    "tp": {"tp": 2},
+    "pp": {"pp": 2, "micro_batches": 2},
+    "3d": {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 2},
 }
 FORMS = ("safetensors", "pt")
 MODEL = {"layers": 2, "tied": True}
@@ -29,6 +29,7 @@ TRAINING = {"steps": 4, "evaluate": False}
 
 
 def ranks_of(settings):
+    """Processes that a job needs."""
     return job_from_settings(settings).run.layout.world_size
 
 

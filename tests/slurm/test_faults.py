@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+from contextlib import ExitStack
 
 import pytest
 from workflow import STEPS, Workflow, assert_resumed_without_loss
@@ -39,22 +40,17 @@ def undisturbed(cluster, tmp_path_factory):
 @pytest.fixture
 def disturbed(cluster, tmp_path, undisturbed):
     """A function that starts one of the runs as a slow one, and returns workflow and run once it can continue."""
-    started = []
+    with ExitStack() as started:
 
-    def start(name, pause=PAUSE, checkpoints=1, root=None, **choices):
-        data = undisturbed(name).root / "results/data"
-        workflow = Workflow(cluster, tmp_path / "project", ROWS, pause, data, root)
-        started.append(workflow)
-        run = workflow.run(name)
-        workflow.start(run.target, **choices)
-        workflow.when(lambda: len(run.checkpoints()) >= checkpoints, f"{checkpoints} checkpoints")
-        return workflow, run
+        def start(name, pause=PAUSE, checkpoints=1, root=None, **choices):
+            data = undisturbed(name).root / "results/data"
+            workflow = started.enter_context(Workflow(cluster, tmp_path / "project", ROWS, pause, data, root))
+            run = workflow.run(name)
+            workflow.start(run.target, **choices)
+            workflow.when(lambda: len(run.checkpoints()) >= checkpoints, f"{checkpoints} checkpoints")
+            return workflow, run
 
-    yield start
-    for workflow in started:
-        workflow.__exit__()
-        for job in workflow.jobs():
-            cluster.run(["scancel", job], check=False)
+        yield start
 
 
 def ranks(cluster, job):
@@ -123,15 +119,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(cluster, di
 @pytest.mark.slow
 def test_a_lost_node(cluster, disturbed, undisturbed):
     """Its slurmd is killed, Slurm gives the job other nodes, and what still runs on the old ones does no harm."""
-    workflow, run = disturbed("nodes")
-    job = workflow.jobs()[0]
-    lost = ranks(cluster, job)[0][0]
+    workflow, run = disturbed("nodes", pause=10.0)
+    lost = ranks(cluster, workflow.jobs()[0])[0][0]
     cluster.kill_slurmd(lost)
     try:
-        workflow.wait(timeout=900)
+        workflow.when(lambda: run.begun() == 2, "the job has begun again", timeout=600)
+        workflow.full_speed()
+        workflow.wait(timeout=600)
     finally:
         cluster.kill_node(lost)
         cluster.restart_node(lost)
+    assert len(workflow.jobs()) == 1
     assert_resumed_without_loss(run, undisturbed("nodes"))
 
 
@@ -181,11 +179,13 @@ def test_a_plain_scancel_is_a_failed_attempt(cluster, disturbed):
     workflow, run = disturbed("nodes", pause=10.0, options=["--retries", "1"])
     (first,) = workflow.jobs()
     cluster.run(["scancel", first])
-    workflow.when(lambda: len(workflow.jobs()) == 2, "the retry", timeout=60)
+    workflow.when(lambda: f"SLURM-job '{first}' failed" in workflow.log, "the failed attempt", timeout=60)
+    workflow.when(lambda: len(workflow.jobs()) == 2, "the retry")
     second = workflow.jobs()[1]
-    cluster.wait(second, "RUNNING", timeout=60)
+    cluster.wait(second, "RUNNING")
     cluster.run(["scancel", second])
-    workflow.wait(timeout=60, succeeds=False)
+    workflow.until(lambda: f"SLURM-job '{second}' failed" in workflow.log, "the last failed attempt", timeout=60)
+    workflow.wait(timeout=300, succeeds=False)
     assert len(run.checkpoints()) > 0
 
 

@@ -72,13 +72,14 @@ def left_in_memory(cluster):
 def test_two_workflows_of_one_checkout_do_not_collide(cluster, tmp_path):
     """The same runs at the same time, two nodes each: ports, files and job names are told apart."""
     rows = [{"run": "ddp", "nodes": 2, "dp": 2, "deterministic": "true"}]
-    one = Workflow(cluster, tmp_path / "project", rows, pause=0.2, root=tmp_path / "one")
+    one = Workflow(cluster, tmp_path / "project", rows, pause=10.0, root=tmp_path / "one")
     two = one.beside(tmp_path / "two")
     with one, two:
         for workflow in (one, two):
             workflow.start(workflow.run("ddp").target)
         for workflow in (one, two):
             workflow.when(workflow.run("ddp").checkpoints, "a checkpoint", timeout=600)
+        one.full_speed()  # both are at it now, and the checkout's brake is that of both
         names = {cluster.sacct(job)["JobName"] for workflow in (one, two) for job in workflow.jobs("train")}
         for workflow in (one, two):
             workflow.wait(timeout=600)

@@ -98,6 +98,8 @@ class Workflow:
     def __exit__(self, *_):
         if self.process and self.process.poll() is None:
             self.kill()
+        if self.process and (jobs := self.jobs()):
+            self.cluster.run(["scancel", *jobs], check=False)
 
     # ---- Snakemake
 
@@ -166,14 +168,20 @@ class Workflow:
         return re.findall(rf"submitted with SLURM jobid (\d+) \(log: \S*/rule_{rule}\w*/", self.log)
 
     def _no_process_outlives_its_job(self):
-        """A real cluster kills what a job leaves behind; here it could finish what there would be lost."""
+        """A real cluster kills what a job leaves behind; here it could finish what there would be lost.
+
+        Snakemake's own process in a cancelled job may still say goodbye: nothing of a training depends on it.
+        """
         for job in set(self.jobs()) - self._looked_at:
             if self.cluster.state(job) in FINAL_STATES:
                 self._looked_at.add(job)
-                if self.cluster.job_processes(job):
-                    time.sleep(1)  # Slurm's own step daemon ends a moment after the job
-                left = self.cluster.job_processes(job)
-                assert not left, f"job {job} has ended, but these live: {left}"
+                if self._left(job):
+                    time.sleep(1)  # a process that was killed just now may still be seen
+                assert not (left := self._left(job)), f"job {job} has ended, but these live: {left}"
+
+    def _left(self, job):
+        processes = self.cluster.job_processes(job)
+        return {number: line for number, line in processes.items() if "-m snakemake" not in line}
 
     # ---- a run
 
@@ -192,6 +200,11 @@ class RunFiles:
     def checkpoints(self):
         """Folders of the whole checkpoints of the run under way, the newest last."""
         return sorted(path.parent for path in self.work.glob("checkpoints/step-?????????/checkpoint.json"))
+
+    def begun(self):
+        """How many attempts of the run under way have begun."""
+        path = self.work / "attempts.jsonl"
+        return len(read_json_lines(path)) if path.exists() else 0
 
     def steps(self):
         """The lines of the steps of the finished run."""

@@ -26,7 +26,7 @@ from parascale.checkpoint.verify import load_form, same_bits
 from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
 from parascale.config.checkpoints import Checkpoints
 from parascale.data.progress import Progress
-from parascale.errors import CheckpointError, RequirementError
+from parascale.errors import CheckpointError, ConfigError, RequirementError
 from parascale.files import read_json
 
 from .checkpoints import save_run
@@ -133,6 +133,12 @@ def test_another_dtype_rounds_weights_and_leaves_the_optimizer(saved, tmp_path):
         for name, tensor in contents(saved / "checkpoint").items()
     }
     assert_same(load_form(tmp_path / "out", "safetensors"), expected)
+
+
+@pytest.mark.parametrize(("forms", "message"), [(["safetensor"], "`safetensor` is not known"), ([], "is empty")])
+def test_a_form_that_there_is_not_is_refused(forms, message):
+    with pytest.raises(ConfigError, match=message):
+        Checkpoints(forms=forms).check_names()
 
 
 def test_optimizer_state_stays_behind_where_it_is_not_wanted(saved, tmp_path):

@@ -13,6 +13,7 @@ from parascale.config.formats import IMAGE_FORMATS, Formats
 from parascale.data.convert import RECORD, convert, convert_shard, shard_samples
 from parascale.data.formats import image_format, open_images
 from parascale.data.formats.mount import require_fuse
+from parascale.data.formats.storage import drop_from_cache
 from parascale.data.images import ImageIndex
 from parascale.data.verify import verify_images
 from parascale.errors import ConfigError, RequirementError
@@ -185,6 +186,19 @@ def test_pread_reads_the_bytes_asked_for_and_opens_nothing(name, converted):
     reader.close()
 
 
+def test_a_cold_random_read_takes_the_pages_of_the_sample_alone(tmp_path):
+    """With `pread`, which is for sets larger than the memory: nothing is read that the next sample will not use."""
+    random = np.random.default_rng(0)
+    index = packed_index(tmp_path / "index", {"train": [(random.bytes(14_000), 0) for _ in range(600)]})
+    convert(index, "cold", "hdf5", ANY_BYTES, tmp_path / "hdf5")
+    reader = open_images(tmp_path / "hdf5", "train", "pread")
+    if not drop_from_cache(reader.paths()):
+        pytest.skip("the pages of this filesystem cannot be dropped")
+    before = _counter("read_bytes")
+    asked = sum(len(reader[i]) for i in range(50, 550, 25))
+    assert 1 <= (_counter("read_bytes") - before) / asked < 1.8, "14,000 bytes lie on 4 or 5 pages of 4,096"
+
+
 def test_a_parquet_reader_warns_once_of_random_access(tmp_path):
     index = packed_index(tmp_path / "index", {"train": [(bytes([number % 251]), 0) for number in range(1500)]})
     convert(index, "many", "parquet", ANY_BYTES, tmp_path / "parquet")
@@ -215,5 +229,9 @@ def _first_samples(reader):
 
 
 def _bytes_read():
-    with open("/proc/self/io", "rb") as counters:
-        return int(counters.read().split()[1])
+    return _counter("rchar")
+
+
+def _counter(name):
+    with open("/proc/self/io", encoding="ascii") as counters:
+        return int(dict(line.split(":") for line in counters)[name])

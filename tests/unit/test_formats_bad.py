@@ -155,7 +155,7 @@ def test_labels_that_were_changed_are_found(made):
     table = np.load(folder / "train.samples.npy")
     table["label"][2] += 1
     np.save(folder / "train.samples.npy", table)
-    with pytest.raises(DataError, match="label"):
+    with pytest.raises(DataError, match=r"is not train/\d+: label"):
         verify_images(folder, index, "set", Formats())
 
 
@@ -217,7 +217,8 @@ def test_the_filesystem_is_found_and_decides_how_to_read(mounts, path, kind, tmp
     listed.write_text(mounts)
     monkeypatch.setattr(storage, "MOUNTS", listed)
     assert storage.filesystem(path) == kind
-    assert storage.default_io(path) == ("mmap" if kind == "ext4" else "pread")
+    assert storage.default_io(path, 1000) == ("mmap" if kind == "ext4" else "pread")
+    assert storage.default_io(path, 1 << 60) == "pread", "what does not stay in memory is not mapped"
 
 
 def test_a_vanished_file_is_named_at_conversion_and_when_read(tmp_path):

@@ -214,6 +214,15 @@ def test_a_jpeg_cut_anywhere_is_found(seed, part):
     assert jpeg.check(data + b"trailing bytes, which cameras leave") == "colour"
 
 
+def test_the_end_of_a_thumbnail_is_not_the_end_of_the_image():
+    """Cameras put a small JPEG, with an end of its own, into the header of the large one."""
+    data, thumbnail = make_jpeg(1), make_jpeg(2)
+    header = b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
+    assert jpeg.check(data[:2] + header + data[2:]) == "colour"
+    with pytest.raises(jpeg.BadImage, match="no end-of-image marker"):
+        jpeg.check(data[:2] + header + data[2:-50])
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(), max_size=50), st.integers(1, 8), st.integers(1, 16))
 def test_the_pool_keeps_order_and_its_bound(items, threads, ahead):

@@ -33,7 +33,9 @@ class SmallProject:
     def __init__(self, folder):
         self.folder = folder
         for name in ("rules", "scripts", "config", "profiles"):
-            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(
+                REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            )
         shutil.copy(REPOSITORY / "Snakefile", folder)
         (folder / "envs").mkdir()
         shutil.copy(REPOSITORY / "envs/requirements.txt", folder / "envs")

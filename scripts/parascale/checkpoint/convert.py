@@ -6,7 +6,6 @@ the checksum of each file and what every form cost. It is written beside its pla
 
 import dataclasses
 import json
-import shutil
 import time
 from pathlib import Path
 
@@ -23,11 +22,10 @@ from parascale.errors import CheckpointError
 from parascale.files import atomic_path, require_space, sync_tree, write_json
 
 SPARE_BYTES = 16 << 20  # headers, indexes, and what a filesystem rounds up
-TARGETS = ("safetensors", "pt", "transformers", "sharded")
 
 
 def convert(folder, target, settings, forms, form=None):
-    """Convert the checkpoint in `folder` into `forms` (of TARGETS) below `target`, a folder that is replaced as a whole.
+    """Convert the checkpoint in `folder` into `forms` (safetensors, pt, transformers, sharded) below `target`, a folder that is replaced as a whole.
 
     settings: config Checkpoints. form: which form of the source to read, where it holds several. Returns form → {files,
     bytes, seconds, peak_memory_bytes}. Raises CheckpointError for a source that is not whole or has no such form,
@@ -107,11 +105,3 @@ def _write_files(form, folder, stem, tensors, source, streaming, settings):
     alone = dataclasses.replace(streaming, threads=1)
     names = write_safetensors(below, stem, tensors, alone, limit, metadata)
     return [f"transformers/{name}" for name in ["config.json", *names]]
-
-
-def copy_seconds(path, target):
-    """Seconds that this machine takes to copy a file, flushed to disk: what a conversion's rate is set beside."""
-    started = time.perf_counter()
-    shutil.copyfile(path, target)
-    sync_tree(target)
-    return time.perf_counter() - started

@@ -111,13 +111,15 @@ def load(folder, model, optimizers):
     """
     mesh = model.mesh
     manifest = read_manifest(folder)
-    own = _own_prefix(model, optimizers)
-    state = {key: value for key, value in state_dict(model, optimizers).items() if key.startswith(own)}
+    state = state_dict(model, optimizers)
     together(mesh, lambda: check_files(folder, _share(manifest["files"], mesh)), "cannot be loaded")
     shapes = {name: list(value.shape) for name, value in state.items()}
     wanted = together(mesh, lambda: shapes, "cannot be loaded")
     wanted = {name: shape for part in wanted for name, shape in part.items()}
     together(mesh, lambda: _check_names(folder, wanted), "cannot be loaded")
+    # Where ranks keep states of their own, the shared weights are one of them, and would be read into the same tensors.
+    own = _own_prefix(model, optimizers)
+    state = {key: value for key, value in state.items() if key.startswith(own)}
     together(mesh, lambda: dcp.load(state, storage_reader=SafeReader(folder)), "cannot be loaded")
     _put(model, optimizers, _below(own, state))
     return manifest["facts"]
@@ -247,6 +249,9 @@ def together(mesh, work, failure, group=None):
     """
     try:
         outcome = (work(), None)
+    except dcp.api.CheckpointException as error:  # not an Exception, and its text is a traceback
+        reasons = (f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items())
+        outcome = (None, "; ".join(reasons))
     except Exception as error:
         if mesh.devices is None and isinstance(error, ParascaleError):
             raise

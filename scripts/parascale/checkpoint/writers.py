@@ -4,6 +4,7 @@ Each writer takes a folder, `tensors` (name → anything with shape, dtype and r
 the files it made.
 """
 
+import dataclasses
 import io
 import json
 import pickle
@@ -28,6 +29,7 @@ from parascale.errors import CheckpointError
 from parascale.files import write_json
 
 SAFETENSORS_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
+CHUNK_BYTES = 16 << 20  # of a sharded checkpoint: whoever loads it plans with every chunk, so they are not too many
 ALIGNMENT = 64  # bytes; where torch.save puts tensors, so that they can be mapped into memory
 
 
@@ -156,6 +158,7 @@ class _TensorPickler(pickle.Pickler):
 
 def write_sharded(folder, tensors, streaming):
     """Write `.metadata` and one `.distcp` file of torch.distributed.checkpoint. A block is a chunk, which any layout loads."""
+    streaming = dataclasses.replace(streaming, largest_block=CHUNK_BYTES)
     entries, places = {}, {}
     file = "__0_0.distcp"
     for name, tensor in tensors.items():

@@ -74,8 +74,8 @@ class Loaders:
 
     io: str = option(
         "auto",
-        "how bytes are read: `pread`, `mmap`, or `auto`: `mmap` on a local filesystem and `pread` on a network's, "
-        "where a page fault costs a round trip",
+        "how bytes are read: `pread`, `mmap`, or `auto`: `mmap` where the data fits half the memory and lies on a local "
+        "filesystem, else `pread` (over a network a page fault costs a round trip)",
         choices=("auto", "pread", "mmap"),
     )
     samples: int = option(20000, "most samples that one pass reads", low=1)

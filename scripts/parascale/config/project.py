@@ -46,7 +46,9 @@ class Budget:
 class Config:
     """`config/config.yaml`: what to run, and where results go."""
 
-    root: str = option(".", "folder that holds `results/` and `work/`; `$VARIABLES` are filled in, `${NAME:-other}` with a default")
+    root: str = option(
+        ".", "folder that holds `results/` and `work/`; `$VARIABLES` are filled in, `${NAME:-other}` with a default"
+    )
     site: str = option("local", "which machine: a file of `sites`")
     runs: str = option("config/runs.tsv", "the run table")
     workloads: str = option("config/workloads", "folder of workloads")

@@ -40,7 +40,8 @@ def benchmark_tokens(dataset, folders, window, settings):
 
 def image_cases(folder, settings):
     """Every case of one format: bytes only by each kind of access, cache and call; decoded, by workers."""
-    name = read_manifest(folder)["format"]
+    manifest = read_manifest(folder)
+    name = manifest["format"]
     at_bytes = byte_addressed(folder)
     own = {"parquet": "pread"}.get(name, "files")
     calls = [settings.io] if settings.io != "auto" else ["pread", "mmap"]
@@ -52,7 +53,7 @@ def image_cases(folder, settings):
         for access in ("sequential", "random"):
             for io in calls if at_bytes else [own]:
                 yield Case(**common, access=access, cache=cache, io=io, workers=0, decode=False)
-    chosen = settings.io if settings.io != "auto" else default_io(folder)
+    chosen = settings.io if settings.io != "auto" else default_io(folder, manifest["bytes"])
     for workers in settings.workers:
         yield Case(
             **common, access="random" if name != "parquet" else "sequential", cache="warm",

@@ -61,12 +61,12 @@ def gradient_norm(model):
     gradients = [p.grad for _, p in model.named_parameters() if p.grad is not None and id(p) not in copies]
     mesh = model.mesh
     ranks_of_a_stage = 1 if model.ranks_differ else mesh.world_size // mesh.layout.pp
-    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
     # Norms of rows first: they are short enough for single precision, and converting every element would take far longer.
     rows = [torch.linalg.vector_norm(local(gradient), dim=-1) for gradient in gradients]
-    for gradient, norm in zip(gradients, torch._foreach_norm(rows, 2, torch.float64), strict=True):
-        # Each element lies on all ranks of its stage but for those that hold other shards: it counts once in the sum.
-        squares += norm**2 * (_shards(gradient) / ranks_of_a_stage)
+    norms = torch.stack(torch._foreach_norm(rows, 2, torch.float64))
+    # Each element lies on all ranks of its stage but for those that hold other shards: it counts once in the sum.
+    shares = [_shards(gradient) / ranks_of_a_stage for gradient in gradients]
+    squares = norms.square().dot(torch.tensor(shares, dtype=torch.float64, device=mesh.device))
     if mesh.devices is not None and not model.ranks_differ:
         dist.all_reduce(squares)
     return squares.sqrt()

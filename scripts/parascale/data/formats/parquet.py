@@ -75,7 +75,7 @@ class Reader(BaseReader):
             file.close()
 
     def _read(self, i):
-        shard, row = self._shard(i), self._offset(i)
+        shard, row = self._shard[i], self._offset[i]
         group = int(np.searchsorted(self._starts[shard], row, side="right")) - 1
         if (shard, group) != self._group:
             self._note_jump(shard, group)

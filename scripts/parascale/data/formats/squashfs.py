@@ -74,14 +74,14 @@ class Reader(BaseReader):
 
     def _acquire(self):
         self._mounts = [Mount(self.folder / shard["file"]) for shard in self._facts]
-        self._source = self.samples["source"].item
+        self._source = memoryview(self.samples["source"])
 
     def _release(self):
         for mount in self._mounts:
             mount.close()
 
     def _read(self, i):
-        path = f"{self._mounts[self._shard(i)].folder}/{sample_path(self._source(i))}"
+        path = f"{self._mounts[self._shard[i]].folder}/{sample_path(self._source[i])}"
         try:
             with open(path, "rb", buffering=0) as file:
                 return file.read()

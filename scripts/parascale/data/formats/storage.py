@@ -13,6 +13,7 @@ MOUNTS = Path("/proc/self/mounts")
 REMOTE = {"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "cifs", "smb3", "9p", "pvfs2", "orangefs", "panfs", "afs"}
 SHARED_MEMORY = Path("/dev/shm")
 TRIES = 3
+MAPPED_SHARE = 0.5  # of the memory, that a mapped set may have
 
 
 def filesystem(path):
@@ -29,10 +30,16 @@ def filesystem(path):
     return kind
 
 
-def default_io(folder):
-    """`mmap` on a local filesystem, `pread` on one that is reached over a network or through FUSE."""
+def default_io(folder, size):
+    """`mmap` for data on a local filesystem that fits the memory with room to spare, else `pread`.
+
+    size: bytes that will be read over and over. A mapped file costs no system call once it is cached, and the kernel reads
+    far ahead of each fault, which is right where all of it stays and wasted where it does not. Over a network or through
+    FUSE, a fault is a request a page.
+    """
     kind = filesystem(folder)
-    return "pread" if kind in REMOTE or kind.startswith("fuse") else "mmap"
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return "pread" if kind in REMOTE or kind.startswith("fuse") or size > MAPPED_SHARE * memory else "mmap"
 
 
 def copy_to_memory(folder, shared_memory=SHARED_MEMORY):

@@ -1,0 +1,32 @@
+"""A save that fails says why in one line, on every rank, and leaves nothing that would fill the disk further."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from parascale.checkpoint import store
+from parascale.errors import CheckpointError
+
+MESH = SimpleNamespace(devices=None, rank=0, world_size=1)
+
+
+def full_disk(*_, **__):
+    """What `dcp.save` raises on a full disk: no Exception, and a traceback for a text."""
+    raise dcp.api.CheckpointException("write", {0: (OSError(28, "No space left on device"), [])})
+
+
+def test_an_error_of_the_library_becomes_ours_with_its_cause():
+    with pytest.raises(CheckpointError, match=r"could not be written: rank 0: OSError: .*No space left on device$"):
+        store.together(MESH, full_disk, "could not be written")
+
+
+def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "state_dict", lambda model, optimizers: {"model.weight": torch.ones(4)})
+    saver = store.Saver(MESH, asynchronous=False, timeout_seconds=10)
+    saver.save(tmp_path / "step-000000001", None, [], {"step": 1})
+    monkeypatch.setattr(store.dcp, "save", full_disk)
+    with pytest.raises(CheckpointError, match="No space left"):
+        saver.save(tmp_path / "step-000000002", None, [], {"step": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
