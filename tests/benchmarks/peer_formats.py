@@ -88,7 +88,7 @@ def webdataset(samples, work, repeats, clock):
 
 
 def huggingface_rows(samples, work, repeats, clock):
-    """Hugging Face datasets: each window of tokens is a row, a list; read in batches of 64 at random."""
+    """Hugging Face datasets: each window of tokens is a row, a list; read at random, one by one and in batches of 64."""
     import datasets
     import numpy
 
@@ -102,11 +102,13 @@ def huggingface_rows(samples, work, repeats, clock):
     dataset = datasets.load_from_disk(str(work / "rows"))
     order = shuffled(len(dataset))
 
+    yield "random", rate(lambda: (dataset[i]["tokens"] for i in order), repeats, clock)
+
     def batches():
         for first in range(0, len(order), 64):
             yield from dataset[order[first : first + 64]]["tokens"]
 
-    yield "random", rate(batches, repeats, clock)
+    yield "batched", rate(batches, repeats, clock)
 
 
 def shuffled(count):

@@ -8,6 +8,7 @@ settings give the same bytes, however many jobs and threads did it.
 import dataclasses
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from parascale.data.formats.manifest import MANIFEST, SAMPLE, SCHEMA_VERSION, sa
 from parascale.data.pool import ordered_map
 from parascale.data.progress import Progress
 from parascale.errors import ConfigError, DataError
-from parascale.files import atomic_path, read_json, require_space, sha256, write_json
+from parascale.files import atomic_path, read_json, require_space, sha256, sync_path, write_json
 
 RECORD = "record.json"
 COST = "cost.json"  # apart from the record, which must be the same whenever the work is done again
@@ -226,12 +227,16 @@ def _write_split(folder, format_module, images, numbers, settings, progress):
         table["offset"] = writer.finish()
         inodes = writer.inodes
     np.save(folder / f"{images.split}.npy", table)
+    with ThreadPoolExecutor(1) as pool:  # the disk writes while the processor hashes
+        flushed = pool.submit(sync_path, file)
+        digest = sha256(file)
+        flushed.result()
     facts = {
         "file": file.name,
         "samples": count,
         "bytes": file.stat().st_size,
         "sample_bytes": int(table["length"].sum()),
-        "sha256": sha256(file),
+        "sha256": digest,
         "inodes": inodes,
         "colour_spaces": dict(sorted(spaces.items())),
     }
