@@ -6,10 +6,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-# Where Slurm is installed, and root can start one, its quick tests belong to the suite.
-SLURM := $(shell [ "$$(id -u)" = 0 ] && command -v slurmctld)
-QUICK := not slow and not gpu $(if $(SLURM),,and not slurm)
-
 .DEFAULT_GOAL := help
 .PHONY: help run test lint test-slow test-slurm test-gpu clean
 
@@ -20,7 +16,7 @@ run: $(INSTALLED) ## run the default matrix on this machine and write results/re
 	$(BIN)/snakemake --profile profiles/local
 
 test: lint ## everything that is quick: style and tests
-	$(BIN)/python -m pytest -m "$(QUICK)"
+	$(BIN)/python -m pytest -m "not slow and not slurm and not gpu"
 
 lint: $(INSTALLED) ## style of the Python code, the Snakefile and the rules
 	$(BIN)/ruff check

@@ -36,4 +36,6 @@ def test_a_dry_run_needs_neither_slurm_nor_an_account(profile, tmp_path):
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
     assert "train_fsdp" in output and "dry-run" in output
-    assert not list(tmp_path.glob("**/results")), "a dry run leaves no files"
+    left = {path.name for path in tmp_path.glob("**/results/**/*") if path.is_file()}
+    assert left == {"plan.json", "plan.html"}, "a dry run leaves its plan and nothing else"
+    assert "core-h at worst" in output
