@@ -54,6 +54,11 @@ class Layout:
         return self.dp * self.fsdp
 
     @property
+    def uses_fsdp(self):
+        """Whether FSDP holds the parameters: with `fsdp`, and as plain replication, with shards of one rank, inside hybrids."""
+        return self.fsdp > 1 or (self.dp > 1 and (self.tp > 1 or self.pp > 1))
+
+    @property
     def pipeline_schedule(self):
         """The schedule that runs: with one micro-batch there is nothing to interleave, and each rank waits for the others."""
         return "GPipe" if self.micro_batches == 1 else self.schedule

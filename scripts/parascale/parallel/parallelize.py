@@ -102,11 +102,6 @@ def uses_ddp(run):
     return only_dp and not run.average_every and run.engine == "native"
 
 
-def uses_fsdp(layout):
-    """Whether parameters are held by FSDP, be it with shards of one rank."""
-    return layout.fsdp > 1 or (layout.dp > 1 and (layout.tp > 1 or layout.pp > 1))
-
-
 def check_plans(model_class, layout):
     """Raise ConfigError where a layout needs a plan that the model class does not offer."""
     offered = ["single", "ddp"] + [name for name, plan in PLANS.items() if hasattr(model_class, plan)]
@@ -136,7 +131,7 @@ def _make_part(build, run, mesh, tied, stage):
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
         if layout.compile:
             block.compile()
-    if uses_fsdp(layout):
+    if layout.uses_fsdp:
         shards = mesh.devices["dp", "fsdp"] if layout.dp > 1 else mesh.devices["fsdp"]
         fsdp.shard(part, shards, layout, run.precision)
     return part

@@ -27,7 +27,7 @@ class Kinds:
         if run.precision != "bf16":
             size = {"fp32": 4, "fp64": 8}[run.precision]
             return cls(size, size, size, autocast=False)
-        return cls(4, 2, 2, autocast=False) if held_by_fsdp(run.layout) else cls(4, 2, 4, autocast=True)
+        return cls(4, 2, 2, autocast=False) if run.layout.uses_fsdp else cls(4, 2, 4, autocast=True)
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,6 @@ class Shape:
     def stream(self):
         """Tokens of the residual stream that this rank holds."""
         return self.tokens // self.tp if self.sequence_parallel else self.tokens
-
-
-def held_by_fsdp(layout):
-    """FSDP holds the parameters: with `fsdp`, and as replication inside hybrids."""
-    return layout.fsdp > 1 or (layout.dp > 1 and (layout.tp > 1 or layout.pp > 1))
 
 
 def block_bytes(model, shape, kinds, device):

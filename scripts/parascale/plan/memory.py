@@ -17,7 +17,7 @@ the real code on fake tensors (`parascale.train.fake`).
 from dataclasses import dataclass, replace
 
 from parascale.plan import activations
-from parascale.plan.activations import Kinds, Shape, held_by_fsdp
+from parascale.plan.activations import Kinds, Shape
 from parascale.plan.shapes import model_sizes, share
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -92,7 +92,7 @@ class RankMemory:
         self.kinds, self.shape = Kinds.of(run), Shape.of(run)
         self.first, self.last = (any(getattr(stage, end) for stage in stages) for end in ("first", "last"))
         self.pipeline = self.layout.pp > 1
-        self.fsdp = held_by_fsdp(self.layout)
+        self.fsdp = self.layout.uses_fsdp
         # In a pipeline FSDP keeps parameters gathered, and sums gradients over micro-batches before it reduces them.
         self.frees = self.fsdp and self.layout.reshard_after_forward and not self.pipeline
         self._count_elements(sizes)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from parascale.errors import ParascaleError
 from parascale.files import read_json
 from parascale.plan import limits
-from parascale.plan.activations import held_by_fsdp
 from parascale.plan.calibrate import Calibration
 from parascale.plan.flops import block_forward, head_forward, training_flops_per_token
 from parascale.plan.memory import peak_memory, total
@@ -187,7 +186,7 @@ def _changes(run):
 
     if layout.dp > 1:
         yield f"fsdp = {layout.dp * layout.fsdp} instead of dp", with_layout(dp=1, fsdp=layout.dp * layout.fsdp)
-    if held_by_fsdp(layout) and not layout.reshard_after_forward:
+    if layout.uses_fsdp and not layout.reshard_after_forward:
         yield "reshard_after_forward = true", with_layout(reshard_after_forward=True)
     if not layout.activation_checkpointing:
         yield "activation_checkpointing = true", with_layout(activation_checkpointing=True)

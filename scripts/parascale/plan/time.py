@@ -14,7 +14,7 @@ messages over each link. `Rates.seconds` turns that into time. Sources of the fo
 
 from dataclasses import dataclass, fields, replace
 
-from parascale.plan.activations import Kinds, Shape, boundary_bytes, held_by_fsdp
+from parascale.plan.activations import Kinds, Shape, boundary_bytes
 from parascale.plan.flops import BACKWARD, block_forward, head_forward
 from parascale.plan.memory import RankMemory, rank_stages
 
@@ -124,7 +124,7 @@ def _data_transfers(work, run, rank, blocks):
     """DDP: an all-reduce of all gradients. FSDP: all-gathers before use, a reduce-scatter after; HSDP both."""
     layout = run.layout
     kinds = Kinds.of(run)
-    if not held_by_fsdp(layout):
+    if not layout.uses_fsdp:
         if layout.dp > 1:
             every = run.average_every or 1
             work = _ring(work, run, "dp", 2 * rank.elements * kinds.parameter / every, 2 * max(1, blocks // 4) / every)

@@ -24,7 +24,6 @@ from torch.utils._pytree import tree_leaves
 
 from parascale.models import build_model
 from parascale.parallel import ddp, make_mesh, parallelize, pipeline
-from parascale.parallel.parallelize import uses_fsdp
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss
 from parascale.train.optim import make_optimizers
@@ -235,7 +234,7 @@ def _fix_shapes(schedule, run):
     samples, window = micro_batch(run), run.workload.training.window
     sequence = window // layout.tp if layout.tp > 1 and layout.sequence_parallel else window
     # Under autocast the residual stream stays fp32; FSDP's policy computes in bf16 alone.
-    bf16 = run.precision == "bf16" and uses_fsdp(layout)
+    bf16 = run.precision == "bf16" and layout.uses_fsdp
     kind = torch.bfloat16 if bf16 else torch.float64 if run.precision == "fp64" else torch.float32
     hidden = (torch.empty(samples, sequence, run.workload.model.dim, dtype=kind, device="meta", requires_grad=True),)
     tokens = (torch.empty(samples, window, dtype=torch.int64, device="meta"),)

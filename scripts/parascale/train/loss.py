@@ -40,16 +40,12 @@ def computation_context(run, device_type):
     """What forward and backward of a rank run under: mixed precision and the split loss, where the run has them."""
     layout = run.layout
     stack = []
-    if run.precision == "bf16" and not _fsdp_casts(layout):
+    # FSDP's own policy casts parameters and inputs; autocast on top of it would cast twice.
+    if run.precision == "bf16" and not layout.uses_fsdp:
         stack.append(lambda: torch.autocast(device_type, dtype=torch.bfloat16))
     if layout.tp > 1 and layout.loss_parallel:
         stack.append(loss_parallel)
     return _Nested(stack) if stack else nullcontext()
-
-
-def _fsdp_casts(layout):
-    """FSDP's own policy casts parameters and inputs; autocast on top of it would cast twice."""
-    return layout.fsdp > 1 or (layout.dp > 1 and (layout.tp > 1 or layout.pp > 1))
 
 
 class _Nested:
