@@ -170,8 +170,11 @@ def launch(**changes):
 
 def test_processes_get_threads_devices_and_the_sites_variables():
     site = Site("node", device="cuda", environment={"NCCL_IB_TIMEOUT": 50})
-    made = process_environment(launch(site=site), {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/root"})
+    made = process_environment(
+        launch(site=site), {"CUDA_VISIBLE_DEVICES": "0", "HOME": "/root", "MKL_NUM_THREADS": "2"}
+    )
     assert (made["OMP_NUM_THREADS"], made["NCCL_IB_TIMEOUT"], made["HOME"]) == ("32", "50", "/root")
+    assert made["MKL_NUM_THREADS"] == "32", "torch takes MKL's count before OpenMP's"
     assert "CUDA_VISIBLE_DEVICES" not in made
     assert made["TORCH_FR_DUMP_TEMP_FILE"].endswith("logs/flight_recorder_rank")
     assert made["HF_HUB_OFFLINE"] == made["HF_DATASETS_OFFLINE"] == "1"

@@ -15,6 +15,10 @@ from parascale.launch.workers import Failure, Worker, Workers, host_name, root_c
 # Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.
 GRACE_SECONDS = 100.0
 
+# Every library's own count. Snakemake sets them all to a rule's `threads`, and torch takes MKL's before OpenMP's: four
+# processes of two threads each on two cores took ten times as long, spinning for one another.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -130,7 +134,7 @@ def process_environment(launch, environment):
     """`environment` with what every process of a run gets, on one process as on many."""
     devices = visible_devices(launch.site, launch.processes, environment.get("CUDA_VISIBLE_DEVICES"))
     added = {
-        "OMP_NUM_THREADS": str(_threads(launch)),
+        **dict.fromkeys(THREAD_VARIABLES, str(_threads(launch))),
         "PYTHONFAULTHANDLER": "1",  # a process that is ended says where it was
         # Compute nodes have no internet: a training that asks for it shall fail at once, not wait.
         "HF_HUB_OFFLINE": "1",
