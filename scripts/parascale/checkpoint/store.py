@@ -96,7 +96,9 @@ class Saver:
         held = self._together(lambda: sum(_local_bytes(value) for value in state.values()))
         self._together(lambda: _prepare(partial, sum(held)) if rank == 0 else None)
         writer = dcp.FileSystemWriter(partial, overwrite=True)
-        self._together(lambda: dcp.save(state, storage_writer=writer, process_group=self.group))
+        self._together(
+            lambda: dcp.save(state, storage_writer=writer, process_group=self.group, no_dist=not dist.is_initialized())
+        )
         files = self._together(lambda: describe_files(partial, _written_by(partial, rank)))
         return {name: entry for written in files for name, entry in written.items()}
 
@@ -120,7 +122,11 @@ def load(folder, model, optimizers):
     # Where ranks keep states of their own, the shared weights are one of them, and would be read into the same tensors.
     own = _own_prefix(model, optimizers)
     state = {key: value for key, value in state.items() if key.startswith(own)}
-    together(mesh, lambda: dcp.load(state, storage_reader=SafeReader(folder)), "cannot be loaded")
+    together(
+        mesh,
+        lambda: dcp.load(state, storage_reader=SafeReader(folder), no_dist=not dist.is_initialized()),
+        "cannot be loaded",
+    )
     _put(model, optimizers, _below(own, state))
     return manifest["facts"]
 
