@@ -4,7 +4,10 @@ Both loops take turns of a few steps, so that another load on the machine distur
 neighbours, and the median over turns counts. The loop under test does all it does in a run (data, counting targets, gradient
 norm, phases, record), the bare one what every tutorial does (data, forward, loss, backward, clip, update).
 
-Example: OMP_NUM_THREADS=1 python tests/benchmarks/loop_overhead.py
+The variables of the example are those that the launcher sets on CPUs: without the two of malloc, page faults of whichever loop's
+memory happens to lie worse are measured.
+
+Example: OMP_NUM_THREADS=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 python tests/benchmarks/loop_overhead.py
 """
 
 import argparse

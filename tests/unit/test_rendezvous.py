@@ -175,6 +175,7 @@ def test_processes_get_threads_devices_and_the_sites_variables():
     )
     assert (made["OMP_NUM_THREADS"], made["NCCL_IB_TIMEOUT"], made["HOME"]) == ("32", "50", "/root")
     assert made["MKL_NUM_THREADS"] == "32", "torch takes MKL's count before OpenMP's"
+    assert "MALLOC_MMAP_MAX_" not in made
     assert "CUDA_VISIBLE_DEVICES" not in made
     assert made["TORCH_FR_DUMP_TEMP_FILE"].endswith("logs/flight_recorder_rank")
     assert made["HF_HUB_OFFLINE"] == made["HF_DATASETS_OFFLINE"] == "1"

@@ -18,6 +18,9 @@ GRACE_SECONDS = 100.0
 # Every library's own count. Snakemake sets them all to a rule's `threads`, and torch takes MKL's before OpenMP's: four
 # processes of two threads each on two cores took ten times as long, spinning for one another.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# On CPUs freed memory stays with the process. As it is, glibc gives a large tensor back to the system and asks for the next
+# one anew: thousands of page faults in every step, a quarter of its time.
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,9 @@ def process_environment(launch, environment):
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
     }
-    if launch.site.device == "cuda":
+    if launch.site.device == "cpu":
+        added.update(KEEP_FREED_MEMORY)
+    else:
         # What a hang leaves behind: the last collectives of each rank, beside its log.
         added["TORCH_FR_BUFFER_SIZE"] = "2000"
         added["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"

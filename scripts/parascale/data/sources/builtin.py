@@ -47,7 +47,7 @@ SKIPPED_FOLDERS = {
     "_vendor",
 }
 TRAIN_WORDS = 600_000  # enough to tell models apart, small enough for a laptop
-PERCENT = {"test": 5, "validation": 5}  # of the documents; the rest is for training
+PERCENT = {"test": 3, "validation": 3}  # of the documents; the rest is for training
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
