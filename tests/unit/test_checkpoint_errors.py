@@ -7,6 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from parascale.checkpoint import store
+from parascale.checkpoint.ranks import together
 from parascale.errors import CheckpointError
 
 MESH = SimpleNamespace(devices=None, rank=0, world_size=1)
@@ -19,7 +20,7 @@ def full_disk(*_, **__):
 
 def test_an_error_of_the_library_becomes_ours_with_its_cause():
     with pytest.raises(CheckpointError, match=r"could not be written: rank 0: OSError: .*No space left on device$"):
-        store.together(MESH, full_disk, "could not be written")
+        together(MESH, full_disk, "could not be written")
 
 
 def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):

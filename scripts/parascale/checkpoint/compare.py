@@ -8,6 +8,7 @@ import torch
 from parascale.checkpoint.pieces import bytes_of
 from parascale.checkpoint.source import open_source
 from parascale.checkpoint.stream import Streaming
+from parascale.config import run_from_dict
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError
 from parascale.files import read_json, read_json_lines
@@ -71,8 +72,8 @@ def _checkpoint_of(folder, which):
     """The checkpoint that a folder is, or that the run in it published."""
     folder = Path(folder)
     if (folder / "run.json").is_file() and not (folder / "checkpoint.json").is_file():
-        best = folder / "best"
-        return best if which == "best" and best.is_dir() else folder / "checkpoint"
+        run = run_from_dict(read_json(folder / "run.json")["settings"])
+        return folder / run.checkpoint_folder(which)
     return folder
 
 

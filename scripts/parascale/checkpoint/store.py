@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor
 
 from parascale.checkpoint.manifest import MANIFEST, check_files, describe_files, read_manifest, write_manifest
 from parascale.checkpoint.metadata import INDEX, SafeReader, read_index
-from parascale.errors import CheckpointError, ParascaleError
+from parascale.checkpoint.ranks import together
+from parascale.errors import CheckpointError
 from parascale.files import require_space, sync_tree
 
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -240,28 +241,3 @@ def _seal(partial, folder, facts, files):
         shutil.rmtree(old)
     else:
         partial.rename(folder)
-
-
-def together(mesh, work, failure, group=None):
-    """Do `work` on every rank; an error on one rank is raised on all, so that none waits for another.
-
-    failure: what an error means, for its message. Returns the list of all ranks' results.
-    """
-    try:
-        outcome = (work(), None)
-    except dcp.api.CheckpointException as error:  # not an Exception, and its text is a traceback
-        reasons = (f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items())
-        outcome = (None, "; ".join(reasons))
-    except Exception as error:
-        if mesh.devices is None and isinstance(error, ParascaleError):
-            raise
-        outcome = (None, f"rank {mesh.rank}: {type(error).__name__}: {error}")
-    if mesh.devices is None:
-        outcomes = [outcome]
-    else:
-        outcomes = [None] * mesh.world_size
-        dist.all_gather_object(outcomes, outcome, group=group)
-    failures = list(dict.fromkeys(failure for _, failure in outcomes if failure))
-    if failures:
-        raise CheckpointError(f"a checkpoint {failure}: {'; '.join(failures)}")
-    return [result for result, _ in outcomes]
