@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from parascale.checkpoint.manifest import MANIFEST, check_files, describe_files, read_manifest, write_manifest
 from parascale.checkpoint.metadata import INDEX, SafeReader, read_index
 from parascale.checkpoint.ranks import together
-from parascale.errors import CheckpointError
+from parascale.errors import CheckpointError, ParascaleError
 from parascale.files import require_space, sync_tree
 
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -84,7 +84,7 @@ class Saver:
         try:
             merged = self._write_files(partial, state)
             self._together(lambda: _seal(partial, folder, facts, merged) if lead else None)
-        except CheckpointError:
+        except ParascaleError:
             if lead:
                 # What fills the disk must not keep the run from writing down why it ended.
                 shutil.rmtree(partial, ignore_errors=True)
