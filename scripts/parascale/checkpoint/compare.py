@@ -146,7 +146,7 @@ def as_text(result, count=15):
             f"{row['tensor']:<48} {shape:>16} {row['largest']:10.2e} {row['mean']:10.2e} {row['relative']:10.2e}"
         )
     if len(result["tensors"]) > count:
-        lines.append(f"… and {len(result['tensors']) - count} more that differ less")
+        lines.append(f"… and {len(result['tensors']) - count} more")
     layers = sorted((row for row in result["layers"] if row["relative"] != 0), key=_by_size)[:LAYERS_TOLD]
     if layers:
         told = ", ".join(f"{row['layer']} ({row['relative']:.2e})" for row in layers)
