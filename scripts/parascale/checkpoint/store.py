@@ -42,6 +42,7 @@ class Saver:
     def __init__(self, mesh, asynchronous, timeout_seconds):
         self.mesh, self.asynchronous = mesh, asynchronous
         self.group = self.thread = self.error = None
+        self.copies = {}  # name → tensor in host memory
         if asynchronous and mesh.devices is not None:
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
@@ -57,9 +58,8 @@ class Saver:
         if not self.asynchronous:
             self._write(Path(folder), state, facts, after)
             return
-        state = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
         # A daemon: a training that fails must not wait for peers that will never write their part.
-        arguments = (Path(folder), state, facts, after)
+        arguments = (Path(folder), self._copied(state), facts, after)
         self.thread = threading.Thread(target=self._write_behind, args=arguments, daemon=True)
         self.thread.start()
 
@@ -71,6 +71,15 @@ class Saver:
         error, self.error = self.error, None
         if error is not None:
             raise error
+
+    def _copied(self, state):
+        """The state in host memory that is kept for the next save: the kernel clears memory that is new, as long as a copy takes."""
+        for name, value in state.items():
+            if name in self.copies:
+                self.copies[name].copy_(value.detach())
+            else:
+                self.copies[name] = value.detach().to("cpu", copy=True)
+        return {name: self.copies[name] for name in state}
 
     def _write_behind(self, folder, state, facts, after):
         try:
