@@ -1,37 +1,45 @@
 # Needs: finished runs. Makes: their checkpoints as files that any library opens, and the proof that these are the same
 # models, below results/checkpoints/.
 
-CHECKPOINT_FOLDER = {"best": "best", "last": "checkpoint"}[PROJECT.config.checkpoints.which]
-
 
 rule convert_checkpoint:
+    # A run appears as a whole, and summary.json last.
     input:
-        checkpoint=PATHS.run("{run}") / CHECKPOINT_FOLDER,
-        record=PATHS.run("{run}") / "run.json",
+        PATHS.run("{run}") / "summary.json",
     # The form of the weights' files depends on their size, so the one that is written last stands for all.
     output:
         PATHS.checkpoint("{run}") / "checkpoint.json",
     log:
         LOGS / "convert_checkpoint/{run}.log",
     threads: PROJECT.config.checkpoints.threads
+    resources:
+        **alone_on_a_node(),
     params:
-        settings=lambda wildcards: as_json(asdict(PROJECT.config.checkpoints)),
+        source=checkpoint_of,
+        settings=form_settings(),
+        code=provenance.code_digest(["scripts/convert_checkpoint.py"]),
     shell:
-        "python scripts/convert_checkpoint.py {input.checkpoint:q} $(dirname {output:q}) --settings {params.settings:q}"
+        "python scripts/convert_checkpoint.py {params.source:q} $(dirname {output:q}) --settings {params.settings:q}"
         " > {log:q} 2>&1"
 
 
 rule verify_checkpoint:
     input:
         data=data_of,
-        source=PATHS.run("{run}") / CHECKPOINT_FOLDER,
         converted=PATHS.checkpoint("{run}") / "checkpoint.json",
     output:
         PATHS.checkpoint("{run}") / "verify.json",
     log:
         LOGS / "verify_checkpoint/{run}.log",
+    # The model is evaluated in one process, with all cores of its node.
+    threads: PROJECT.site.cores_per_node
+    resources:
+        **alone_on_a_node(),
+    params:
+        source=checkpoint_of,
+        code=provenance.code_digest(["scripts/verify_checkpoint.py"]),
     shell:
-        "python scripts/verify_checkpoint.py --source {input.source:q} --converted $(dirname {input.converted:q})"
+        "python scripts/verify_checkpoint.py --source {params.source:q} --converted $(dirname {input.converted:q})"
         " --data $(dirname {input.data:q}) --output {output:q} > {log:q} 2>&1"
 
 

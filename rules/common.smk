@@ -91,6 +91,24 @@ def start_of(wildcards):
     return [PATHS.run(start) / "checkpoint"] if start else []
 
 
+def checkpoint_of(wildcards):
+    """The folder of the checkpoint of a run that is converted."""
+    run = PROJECT.runs[wildcards.run]
+    return PATHS.run(run.run) / run.checkpoint_folder(PROJECT.config.checkpoints.which)
+
+
+def proofs_shown():
+    """Proofs of conversion that the report shows: those it is to have, and those that were made besides."""
+    proofs = {name: PATHS.checkpoint(name) / "verify.json" for name in PROJECT.runs}
+    return [path for name, path in proofs.items() if name in PROJECT.converted or path.exists()]
+
+
+def form_settings():
+    """Those settings of conversions that decide what is written."""
+    settings = asdict(PROJECT.config.checkpoints)
+    return as_json({name: value for name, value in settings.items() if name not in ("report", "which")})
+
+
 def data_settings(*sections):
     """A function from wildcards to those sections of a dataset's settings that a rule uses."""
     return lambda wildcards: as_json(
@@ -136,3 +154,8 @@ def need(key, parity=False):
         return resources(layout, PROJECT.site, minutes, config.partition, config.account).get(key)
 
     return resource
+
+
+def alone_on_a_node():
+    """Resources of a job that is no training: one node, and the default hour of the profiles."""
+    return node_resources(PROJECT.site, 60, PROJECT.config.partition, PROJECT.config.account)

@@ -9,6 +9,7 @@ rule report:
     input:
         results_of(PROJECT.runs),
         rules.parity.input,
+        proofs_shown(),
     output:
         page=report(
             REPORT,
@@ -18,6 +19,11 @@ rule report:
         table=report(
             PATHS.report / "summary.csv",
             caption="captions/summary.rst",
+            category="Comparison",
+        ),
+        conversions=report(
+            PATHS.report / "checkpoints.csv",
+            caption="captions/checkpoints.rst",
             category="Comparison",
         ),
         figures=directory(PATHS.report / "figures"),

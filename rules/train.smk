@@ -11,8 +11,8 @@ rule train:
         record=PATHS.run("{run}") / "run.json",
         steps=PATHS.run("{run}") / "steps.jsonl",
         summary=PATHS.run("{run}") / "summary.json",
+        # A run that is evaluated leaves best/ as well. Its last file, summary.json, stands for that.
         checkpoint=directory(PATHS.run("{run}") / "checkpoint"),
-        best=directory(PATHS.run("{run}") / "best"),
     log:
         LOGS / "train/{run}.log",
     benchmark:

@@ -13,17 +13,23 @@ from parascale.files import atomic_path, write_json
 
 
 def draw(layers, titles, path):
-    """Bars of the relative difference of each layer, on a logarithmic scale; layers without difference have none."""
+    """The relative difference of each layer as a point on a logarithmic scale; what has no place there stands at the edge."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 1.2 + 0.28 * len(layers)), layout="constrained")
     axes = figure.subplots()
-    places = range(len(layers))
-    axes.barh(places, [row["relative"] for row in layers])
-    axes.set_yticks(places, [row["layer"] for row in layers])
-    axes.invert_yaxis()
-    if any(row["relative"] > 0 for row in layers):
+    differing = [(row["relative"], place) for place, row in enumerate(layers) if row["relative"] > 0]
+    if differing:
+        axes.plot(*zip(*differing, strict=True), "o")
         axes.set_xscale("log")
+    for place, row in enumerate(layers):
+        if not row["relative"] > 0:  # 0, or not a number
+            axes.text(
+                0.01, place, f"{row['relative']:g}", transform=axes.get_yaxis_transform(), verticalalignment="center"
+            )
+    axes.set_yticks(range(len(layers)), [row["layer"] for row in layers])
+    axes.set_ylim(len(layers) - 0.5, -0.5)
+    axes.grid(axis="both", alpha=0.3)
     axes.set_xlabel("2-norm of the difference over that of the weights")
     axes.set_title(f"{titles[0]}\nagainst {titles[1]}", fontsize="medium")
     with atomic_path(path) as partial:

@@ -45,9 +45,7 @@ def parse():
         help="0: always the likeliest; higher: more surprising (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the drawing (default: %(default)s)")
-    parser.add_argument(
-        "--which", choices=("best", "checkpoint"), default="best", help="weights (default: %(default)s)"
-    )
+    parser.add_argument("--which", choices=("best", "last"), default="best", help="weights (default: %(default)s)")
     parser.add_argument("--allow-unknown", action="store_true", help="let the model say <unk>")
     parser.add_argument("--root", default=".", help="folder that holds results/ (default: this one)")
     return parser.parse_args()

@@ -80,6 +80,8 @@ def main():
         cores=min(options.cores or site.cores_per_node or available, available),
     )
     job = slurm.job_id()
+    if job and not options.in_step and (restarts := slurm.restart_count()) is not None:
+        os.environ["SLURM_RESTART_COUNT"] = restarts  # for the lease: which start of the job this is
     if options.in_step:
         die_with_parent()
         return run_node(launch, slurm.place_in_step(site))

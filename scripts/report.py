@@ -2,12 +2,13 @@
 
     python scripts/report.py --results results --work work --output results/report
 
-Writes index.html (one file, no network), summary.csv and figures/*.svg. With --runs, exactly these runs are shown, and
+Writes index.html (one file, no network), summary.csv, checkpoints.csv and figures/*.svg. With --runs, exactly these runs are shown, and
 those without results as missing; without it, every run that left something.
 """
 
 import argparse
 
+from parascale.checkpoint.matrix import conversions
 from parascale.cli import run_main
 from parascale.report import build_report, load_records, write_report
 from parascale.report.records import found_runs
@@ -18,7 +19,8 @@ def main():
     records = load_records(arguments.results, arguments.work, arguments.runs)
     shown = {record.name for record in records}
     left_out = [name for name in found_runs(arguments.results, arguments.work) if name not in shown]
-    write_report(build_report(records, arguments.title, left_out), arguments.output)
+    converted = [row for row in conversions(arguments.results) if row["run"] in shown]
+    write_report(build_report(records, arguments.title, left_out, converted), arguments.output)
     done = sum(record.done for record in records)
     print(f"{arguments.output}/index.html: {done} of {len(records)} runs finished", flush=True)
 

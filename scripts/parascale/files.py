@@ -4,16 +4,55 @@ A reader never meets half a file: everything is written beside its place, flushe
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from parascale.errors import RequirementError
 
 BLOCK_BYTES = 1 << 20
+FLUSH_BYTES = 128 << 20  # that are written before a flush begins: fewer would make it many small ones
+
+
+def open_flushed(path):
+    """A file to write into, whose bytes go to the disk while more are written.
+
+    Otherwise the kernel holds back gigabytes, and the disk idles until the flush at the end. An error of the disk is
+    raised by a later write, or by close.
+    """
+    return io.BufferedWriter(_FlushedBehind(path))
+
+
+class _FlushedBehind(io.FileIO):
+    def __init__(self, path):
+        super().__init__(path, "wb")
+        self._pool, self._flush, self._waiting = ThreadPoolExecutor(1), None, 0
+
+    def write(self, data):
+        count = super().write(data)
+        self._waiting += count
+        if self._waiting >= FLUSH_BYTES and (self._flush is None or self._flush.done()):
+            self._settle()
+            self._flush, self._waiting = self._pool.submit(os.fdatasync, self.fileno()), 0
+        return count
+
+    def close(self):
+        if not self.closed:
+            try:
+                self._settle()
+            finally:
+                self._pool.shutdown()
+                super().close()
+
+    def _settle(self):
+        flush, self._flush = self._flush, None
+        if flush is not None:
+            flush.result()
 
 
 @contextmanager

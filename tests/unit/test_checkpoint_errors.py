@@ -1,5 +1,6 @@
 """A save that fails says why in one line, on every rank, and leaves nothing that would fill the disk further."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from parascale.checkpoint import store
-from parascale.errors import CheckpointError
+from parascale.checkpoint.ranks import together
+from parascale.errors import CheckpointError, RequirementError
 
 MESH = SimpleNamespace(devices=None, rank=0, world_size=1)
 
@@ -19,7 +21,7 @@ def full_disk(*_, **__):
 
 def test_an_error_of_the_library_becomes_ours_with_its_cause():
     with pytest.raises(CheckpointError, match=r"could not be written: rank 0: OSError: .*No space left on device$"):
-        store.together(MESH, full_disk, "could not be written")
+        together(MESH, full_disk, "could not be written")
 
 
 def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
@@ -30,3 +32,13 @@ def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="No space left"):
         saver.save(tmp_path / "step-000000002", None, [], {"step": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
+
+
+def test_a_disk_without_room_is_seen_before_a_save_begins(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(store, "state_dict", lambda model, optimizers: {"model.weight": torch.ones(4)})
+    monkeypatch.setattr(store.dcp, "save", lambda *_, **__: pytest.fail("it began"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=15))
+    with pytest.raises(RequirementError, match=r"not enough room in .* for a checkpoint"):
+        store.Saver(MESH, asynchronous=False, timeout_seconds=10).save(tmp_path / "step-1", None, [], {"step": 1})
+    assert list(tmp_path.iterdir()) == []

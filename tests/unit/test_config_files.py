@@ -131,6 +131,20 @@ def test_the_baseline_is_the_one_named_else_the_first_on_one_process_else_the_ru
 # --- workloads and files
 
 
+@pytest.mark.parametrize(
+    ("rows", "report", "converted"),
+    [
+        ("a 2 2 1\nb 2 1 2\nc 2 1 2\n", "one", ["b"]),
+        ("a 1 1 1\nb 2 2 1\n", "one", ["a"]),
+        ("a 1 1 1\nb 2 1 2\n", "all", ["a", "b"]),
+        ("a 1 1 1\n", "none", []),
+    ],
+)
+def test_the_report_has_the_checkpoint_of_a_run_that_is_spread(project, rows, report, converted):
+    table = "run gpus_per_node dp fsdp workload\n" + rows.replace("\n", " small\n")
+    assert project(table, checkpoints={"report": report}).converted == converted
+
+
 def test_extends_puts_a_workload_on_top_of_another_key_by_key(project):
     above = {
         "extends": "small",

@@ -159,6 +159,19 @@ def test_the_learning_rate_grows_with_a_weakly_scaled_batch_as_asked(rule, facto
     assert dataclasses.replace(wide, scaling="strong").peak_lr == 0.5
 
 
+@pytest.mark.parametrize(
+    ("evaluate", "which", "folder"),
+    [
+        (True, "best", "best"),
+        (True, "last", "checkpoint"),
+        (False, "best", "checkpoint"),
+        (False, "last", "checkpoint"),
+    ],
+)
+def test_a_run_that_is_not_evaluated_knows_no_best_weights(evaluate, which, folder):
+    assert run(training={"evaluate": evaluate}).checkpoint_folder(which) == folder
+
+
 def test_the_parity_run_is_short_exact_and_of_the_same_problem():
     long = run(
         {"gpus_per_node": 2, "dp": 2},

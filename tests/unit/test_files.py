@@ -1,5 +1,6 @@
 """Files appear whole or not at all, whatever interrupts the writing, and a reader takes no half record for a whole one."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parascale import files as files_module
 from parascale.errors import RequirementError
 from parascale.files import (
     atomic_path,
+    open_flushed,
     read_json,
     read_json_lines,
     require_space,
@@ -130,6 +133,29 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
+
+
+def test_a_file_is_flushed_while_it_is_written(tmp_path, monkeypatch):
+    """Everything arrives, in order, and the disk is at work long before the end."""
+    flushed, flush = [], os.fdatasync
+    monkeypatch.setattr(files_module, "FLUSH_BYTES", 1 << 20)
+    monkeypatch.setattr(os, "fdatasync", lambda handle: flushed.append(os.fstat(handle).st_size) or flush(handle))
+    with open_flushed(tmp_path / "large") as handle:
+        for number in range(200):
+            handle.write(bytes([number]) * 100_000)
+        assert handle.tell() == 20_000_000
+    assert (tmp_path / "large").read_bytes() == b"".join(bytes([number]) * 100_000 for number in range(200))
+    assert flushed and flushed[0] < 10_000_000
+
+
+def test_an_error_of_the_disk_behind_a_write_is_raised(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files_module, "FLUSH_BYTES", 1 << 20)
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(OSError, match="No space left"), open_flushed(tmp_path / "large") as handle:
+        handle.write(bytes(2_000_000))
 
 
 @settings(max_examples=50, deadline=None)

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -16,10 +18,11 @@ from parascale.train.lease import Lease
 def quick(monkeypatch):
     monkeypatch.setattr(module, "RENEW_SECONDS", 0.05)
     monkeypatch.setattr(module, "STALE_SECONDS", 1.0)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
 
 
 def holder(**changed):
-    return {"host": "elsewhere", "pid": 1, "job_id": "17", "time": time.time(), **changed}
+    return {"host": "elsewhere", "pid": 1, "job_id": "17", "restarts": 0, "time": time.time(), **changed}
 
 
 def test_a_living_holder_is_named(tmp_path):
@@ -54,20 +57,73 @@ def test_a_holder_on_another_host_is_dead_when_it_gives_no_sign(tmp_path):
     lease.release()
 
 
-def test_who_was_thought_dead_stops_and_leaves_the_other_alone(tmp_path):
+def test_who_was_thought_dead_ends_and_leaves_the_other_alone(tmp_path, monkeypatch):
     """As when a node hangs for longer than the others wait."""
+    reasons = []
+    monkeypatch.setattr(module, "_end_process", reasons.append)
     lease = Lease(tmp_path)
     lease.acquire()
-    lease.check()
-    write_json(lease.path, holder())
     deadline = time.monotonic() + 5
-    while not lease.taken_by and time.monotonic() < deadline:
+    while not reasons and time.monotonic() < deadline:
         write_json(lease.path, holder())  # the other renews as well, and may have been overwritten once
         time.sleep(0.02)
-    with pytest.raises(TrainingError, match=r"now written by process 1 on elsewhere \(job 17\)"):
-        lease.check()
-    lease.release()
+    assert reasons == [f"{tmp_path} is now written by process 1 on elsewhere (job 17)"]
+    time.sleep(3 * module.RENEW_SECONDS)
     assert read_json(lease.path)["host"] == "elsewhere"
+
+
+# A former start of a job: it holds the lease of a folder, and would write there until someone ends it.
+FORMER = """
+import sys, time
+from pathlib import Path
+from parascale.train import lease
+lease.RENEW_SECONDS = 0.05
+lease.Lease(Path(sys.argv[1])).acquire()
+print("holds", flush=True)
+while True:
+    Path(sys.argv[1], "steps").write_text(str(time.time()))
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def former(tmp_path):
+    """A living process that was job 17 before Slurm began that anew."""
+    environment = {**os.environ, "SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "0"}
+    command = [sys.executable, "-c", FORMER, str(tmp_path)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        assert process.stdout.readline() == "holds\n"
+        yield process
+        process.kill()
+
+
+def test_a_job_that_began_anew_takes_the_place_of_its_former_start(tmp_path, monkeypatch, former):
+    """Also where that is alive, as on a node that Slurm has lost: when the later one begins, the former has ended."""
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    lease = Lease(tmp_path)
+    began = time.time()
+    assert lease.acquire() == pytest.approx(began, abs=1.0)
+    assert former.poll() == 1
+    assert time.time() - float((tmp_path / "steps").read_text()) > module.STALE_SECONDS / 2
+    assert f"is now written by process {os.getpid()}" in former.stderr.read()
+    assert read_json(lease.path)["restarts"] == 1
+    lease.release()
+    assert not lease.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts"), [("18", "1"), ("17", "0"), ("17", None), (None, None)], ids=["other", "same", "unsaid", "none"]
+)
+def test_only_a_later_start_of_the_same_job_takes_a_living_holders_place(job, restarts, tmp_path, monkeypatch, former):
+    for name, value in (("SLURM_JOB_ID", job), ("SLURM_RESTART_COUNT", restarts)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(TrainingError, match=rf"is being written by process {former.pid} on .* \(job 17\)"):
+        Lease(tmp_path).acquire()
+    assert former.poll() is None
 
 
 def test_a_disk_that_is_full_for_a_while_does_not_end_the_lease(tmp_path, monkeypatch):

@@ -112,7 +112,7 @@ def test_rebuilding_gives_the_same_bytes(folder):
     command = [sys.executable, SCRIPT, "--results", folder / "results", "--work", folder / "work", "--runs", *names]
     command += ["--output", folder / "report", "--title", "A title & more"]
     subprocess.run(command, check=True, capture_output=True)
-    assert len(before) == 2 + len(FIGURES)
+    assert len(before) == 3 + len(FIGURES)
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -187,7 +187,7 @@ def test_figures_stand_alone(folder):
 
 def test_captions_exist_for_every_figure():
     captions = Path(__file__).parents[2] / "rules/captions"
-    for name in (*FIGURES, "report", "page", "summary"):
+    for name in (*FIGURES, "report", "page", "summary", "checkpoints"):
         assert len((captions / f"{name}.rst").read_text().split()) > 8
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from .small_project import SmallProject
 
-TRAINING = {"train_single", "train_ddp", "parity_run", "parity_verdict", "report", "all"}
+CONVERSION = {"convert_checkpoint", "verify_checkpoint", "report", "all"}
+TRAINING = {"train_single", "train_ddp", "parity_run", "parity_verdict", *CONVERSION}
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,18 @@ def test_the_chain_ends_with_a_report_of_every_run(finished):
     assert not list((finished.folder / "work/runs").iterdir())
 
 
+def test_the_report_has_a_converted_checkpoint(finished):
+    rows = list(csv.DictReader((finished.folder / "results/report/checkpoints.csv").open()))
+    assert [(row["run"], row["form"], row["identical"]) for row in rows] == [
+        ("single", "safetensors", "True"),
+        ("single", "pt", "True"),
+    ]
+    test_loss = json.loads((finished.folder / "results/runs/single/summary.json").read_text())["test_loss"]
+    assert all(float(row["test_loss"]) == pytest.approx(test_loss, abs=1e-6) for row in rows)
+    page = (finished.folder / "results/report/index.html").read_text()
+    assert page.count('class="tag same">identical') == 2
+
+
 def test_time_of_a_step_is_accounted_for(finished):
     """What no phase covers stays small, also in the steps of a model that does almost nothing."""
     steps = [json.loads(line) for line in (finished.folder / "results/runs/single/steps.jsonl").open()]
@@ -49,13 +62,20 @@ def test_a_second_run_has_nothing_to_do(finished):
 
 
 def test_only_what_a_change_touches_runs_again(finished):
-    """Titles rerun the report, training settings the trainings, text settings all; docstrings nothing; code its users."""
+    """Titles rerun the report, training settings the trainings, text settings all; docstrings nothing; code its users.
+
+    What is converted again is proven again.
+    """
     cases = [
         ("config/config.yaml", "title: Tiny", "title: Other", {"report", "all"}),
         ("config/workloads/tiny.yaml", "lr: 5.0e-3", "lr: 4.0e-3", TRAINING),
         ("config/workloads/tiny.yaml", "dim: 16", "dim: 32", TRAINING),
         ("scripts/parascale/train/loop.py", '"""The training loop, top', '"""A training loop, top', set()),
         ("scripts/parascale/train/optim.py", "return peak\n", "return 2 * peak\n", TRAINING),
+        ("config/config.yaml", "parity:", "checkpoints: {dtype: bfloat16}\nparity:", CONVERSION),
+        ("config/config.yaml", "parity:", "checkpoints: {which: last}\nparity:", CONVERSION),
+        ("scripts/parascale/checkpoint/writers.py", "ALIGNMENT = 64", "ALIGNMENT = 128", CONVERSION),
+        ("scripts/parascale/checkpoint/matrix.py", "/ 1e9", "/ 1e6", {"report", "all"}),
         ("scripts/parascale/report/verdict.py", "MARGIN = 0.02", "MARGIN = 0.03", {"report", "all"}),
     ]
     for name, old, new, expected in cases:
@@ -68,6 +88,19 @@ def test_only_what_a_change_touches_runs_again(finished):
     finished.edit("config/workloads/tiny.yaml", "data:\n", "data:\n  text: {lowercase: true}\n")
     assert set(finished.planned()) == TRAINING | {"prepare"}
     finished.edit("config/workloads/tiny.yaml", "data:\n  text: {lowercase: true}\n", "data:\n")
+
+
+def test_of_a_run_without_evaluation_the_last_checkpoint_is_converted(tmp_path):
+    """Such a run has no best weights, and its rule does not ask for them."""
+    project = SmallProject(tmp_path)
+    project.edit("config/workloads/tiny.yaml", "evaluate_every: 15", "evaluate: false")
+    project.edit("config/tiny.tsv", "ddp\ttiny\t2\t2\n", "")
+    project.snakemake("checkpoints")
+    assert not (tmp_path / "results/runs/single/best").exists()
+    proof = json.loads((tmp_path / "results/checkpoints/single/verify.json").read_text())
+    assert proof["step"] == 30
+    assert all(form["identical"] and form["optimizer"] for form in proof["forms"].values())
+    assert "Nothing to be done" in project.snakemake("checkpoints")
 
 
 def test_killed_at_any_moment_it_finishes_when_started_again(tmp_path):

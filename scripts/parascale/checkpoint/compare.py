@@ -8,10 +8,12 @@ import torch
 from parascale.checkpoint.pieces import bytes_of
 from parascale.checkpoint.source import open_source
 from parascale.checkpoint.stream import Streaming
+from parascale.config import run_from_dict
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError
 from parascale.files import read_json, read_json_lines
 
+LAYERS_TOLD = 5
 COLUMNS = ("tensor", "shape", "largest", "mean", "relative")
 
 
@@ -71,8 +73,8 @@ def _checkpoint_of(folder, which):
     """The checkpoint that a folder is, or that the run in it published."""
     folder = Path(folder)
     if (folder / "run.json").is_file() and not (folder / "checkpoint.json").is_file():
-        best = folder / "best"
-        return best if which == "best" and best.is_dir() else folder / "checkpoint"
+        run = run_from_dict(read_json(folder / "run.json")["settings"])
+        return folder / run.checkpoint_folder(which)
     return folder
 
 
@@ -118,7 +120,7 @@ def _row(name, shape, sums):
 
 def _by_size(row):
     """Sort key: the largest relative difference first, and before them what is not a number."""
-    return (not math.isnan(row["relative"]), -row["relative"], row["tensor"])
+    return (not math.isnan(row["relative"]), -row["relative"])
 
 
 def _layers(sums):
@@ -136,7 +138,7 @@ def _layers(sums):
 
 
 def as_text(result, count=15):
-    """The comparison as a table for people: the tensors that differ most, then losses."""
+    """The comparison as a table for people: the tensors that differ most, the layers, then losses."""
     lines = [f"{'tensor':<48} {'shape':>16} {'largest':>10} {'mean':>10} {'relative':>10}"]
     for row in result["tensors"][:count]:
         shape = "×".join(map(str, row["shape"])) or "–"
@@ -144,7 +146,11 @@ def as_text(result, count=15):
             f"{row['tensor']:<48} {shape:>16} {row['largest']:10.2e} {row['mean']:10.2e} {row['relative']:10.2e}"
         )
     if len(result["tensors"]) > count:
-        lines.append(f"… and {len(result['tensors']) - count} more that differ less")
+        lines.append(f"… and {len(result['tensors']) - count} more")
+    layers = sorted((row for row in result["layers"] if row["relative"] != 0), key=_by_size)[:LAYERS_TOLD]
+    if layers:
+        told = ", ".join(f"{row['layer']} ({row['relative']:.2e})" for row in layers)
+        lines.append(f"layers that differ most: {told}")
     for key, place in (("only_in_first", "first"), ("only_in_second", "second")):
         lines += [f"only in the {place}: {name}" for name in result[key]]
     losses = result["losses"]

@@ -14,14 +14,14 @@ PREFIX = "model."
 
 
 def load_run(folder, which="best"):
-    """(Run, model in evaluation mode, on the CPU) of a finished run's folder. which: best | checkpoint (the last)."""
+    """(Run, model in evaluation mode, on the CPU) of a finished run's folder. which: best | last."""
     folder = Path(folder)
     if not (folder / "run.json").is_file():
         raise CheckpointError(f"{folder}: no finished run there; train it first (its name is a row of the run table)")
     description = read_json(folder / "run.json")
     run = run_from_dict(description["settings"])
     model = build_model(run.workload.model, description["vocabulary"], run.workload.training.window)
-    load_weights(folder / which, model)
+    load_weights(folder / run.checkpoint_folder(which), model)
     return run, model.eval()
 
 

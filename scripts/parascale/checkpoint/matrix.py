@@ -1,23 +1,35 @@
 """The matrix of conversions for reports: from which layout, into which form, at what cost. Needs no torch."""
 
+import json
 from pathlib import Path
 
+from parascale.errors import CheckpointError
 from parascale.files import read_json
 
-COLUMNS = ("run", "layout", "form", "bytes", "seconds", "gb_per_second", "peak_memory_bytes", "identical", "optimizer")
+# seconds, bytes and peak memory are of the conversion; test_loss (nats) is of the form that was read back.
+MEASURED = ("bytes", "seconds", "peak_memory_bytes", "identical", "optimizer", "test_loss")
 
 
 def conversions(results):
-    """Rows of COLUMNS (plain values), one for each converted and verified form below the folder `results`, sorted by run.
+    """Rows (plain values), one for each converted and verified form below the folder `results`, sorted by run.
 
-    layout is the strategy's name; gb_per_second counts bytes written, in GB (10⁹ bytes); an unknown figure is None.
+    Keys: run, layout (the strategy's name), form, dtype (None: as trained), gb_per_second (10⁹ bytes written), and MEASURED;
+    an unknown figure is None. Raises CheckpointError that names a `verify.json` which cannot be read.
     """
-    rows = []
-    for path in sorted(Path(results, "checkpoints").glob("*/verify.json")):
+    return [row for path in sorted(Path(results, "checkpoints").glob("*/verify.json")) for row in _rows(path)]
+
+
+def _rows(path):
+    try:
         proof = read_json(path)
-        for form, found in proof["forms"].items():
-            values = {key: found[key] for key in ("bytes", "seconds", "peak_memory_bytes", "identical", "optimizer")}
-            rate = found["bytes"] / found["seconds"] / 1e9
-            row = {"run": proof["run"], "layout": proof["strategy"], "form": form, "gb_per_second": rate, **values}
-            rows.append({name: row[name] for name in COLUMNS})
-    return rows
+        origin = {"run": proof["run"], "layout": proof["strategy"]}
+        return [
+            origin
+            | {"form": form, "dtype": proof["dtype"], "gb_per_second": found["bytes"] / found["seconds"] / 1e9}
+            | {name: found[name] for name in MEASURED}
+            for form, found in proof["forms"].items()
+        ]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or of another version ({type(error).__name__}: {error}); remove it and verify again"
+        ) from None

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from parascale.checkpoint.manifest import MANIFEST, check_files, describe_files, read_manifest, write_manifest
 from parascale.checkpoint.metadata import INDEX, SafeReader, read_index
+from parascale.checkpoint.ranks import together
 from parascale.errors import CheckpointError, ParascaleError
 from parascale.files import require_space, sync_tree
 
@@ -41,6 +42,7 @@ class Saver:
     def __init__(self, mesh, asynchronous, timeout_seconds):
         self.mesh, self.asynchronous = mesh, asynchronous
         self.group = self.thread = self.error = None
+        self.copies = {}  # name → tensor in host memory
         if asynchronous and mesh.devices is not None:
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
@@ -56,9 +58,8 @@ class Saver:
         if not self.asynchronous:
             self._write(Path(folder), state, facts, after)
             return
-        state = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
         # A daemon: a training that fails must not wait for peers that will never write their part.
-        arguments = (Path(folder), state, facts, after)
+        arguments = (Path(folder), self._copied(state), facts, after)
         self.thread = threading.Thread(target=self._write_behind, args=arguments, daemon=True)
         self.thread.start()
 
@@ -70,6 +71,15 @@ class Saver:
         error, self.error = self.error, None
         if error is not None:
             raise error
+
+    def _copied(self, state):
+        """The state in host memory that is kept for the next save: the kernel clears memory that is new, as long as a copy takes."""
+        for name, value in state.items():
+            if name in self.copies:
+                self.copies[name].copy_(value.detach())
+            else:
+                self.copies[name] = value.detach().to("cpu", copy=True)
+        return {name: self.copies[name] for name in state}
 
     def _write_behind(self, folder, state, facts, after):
         try:
@@ -83,7 +93,7 @@ class Saver:
         try:
             merged = self._write_files(partial, state)
             self._together(lambda: _seal(partial, folder, facts, merged) if lead else None)
-        except CheckpointError:
+        except ParascaleError:
             if lead:
                 # What fills the disk must not keep the run from writing down why it ended.
                 shutil.rmtree(partial, ignore_errors=True)
@@ -246,28 +256,3 @@ def _seal(partial, folder, facts, files):
         shutil.rmtree(old)
     else:
         partial.rename(folder)
-
-
-def together(mesh, work, failure, group=None):
-    """Do `work` on every rank; an error on one rank is raised on all, so that none waits for another.
-
-    failure: what an error means, for its message. Returns the list of all ranks' results.
-    """
-    try:
-        outcome = (work(), None)
-    except dcp.api.CheckpointException as error:  # not an Exception, and its text is a traceback
-        reasons = (f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items())
-        outcome = (None, "; ".join(reasons))
-    except Exception as error:
-        if mesh.devices is None and isinstance(error, ParascaleError):
-            raise
-        outcome = (None, f"rank {mesh.rank}: {type(error).__name__}: {error}")
-    if mesh.devices is None:
-        outcomes = [outcome]
-    else:
-        outcomes = [None] * mesh.world_size
-        dist.all_gather_object(outcomes, outcome, group=group)
-    failures = list(dict.fromkeys(failure for _, failure in outcomes if failure))
-    if failures:
-        raise CheckpointError(f"a checkpoint {failure}: {'; '.join(failures)}")
-    return [result for result, _ in outcomes]

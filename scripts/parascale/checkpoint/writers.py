@@ -26,7 +26,7 @@ from parascale.checkpoint.metadata import INDEX
 from parascale.checkpoint.pieces import as_memory, bytes_of
 from parascale.checkpoint.source import SAFETENSORS_DTYPES, index_name
 from parascale.errors import CheckpointError
-from parascale.files import write_json
+from parascale.files import open_flushed, write_json
 
 SAFETENSORS_NAMES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 CHUNK_BYTES = 16 << 20  # of a sharded checkpoint: whoever loads it plans with every chunk, so they are not too many
@@ -83,7 +83,7 @@ def _write_safetensors_file(path, tensors, streaming, metadata):
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(path, "wb") as handle:
+    with open_flushed(path) as handle:
         handle.write(struct.pack("<Q", len(text)) + text)
         for _, _, block in streaming.blocks(tensors):
             handle.write(as_memory(block))
@@ -95,7 +95,7 @@ def write_pt(folder, stem, tensors, streaming):
     The file is what torch.save makes: a zip archive of uncompressed members, a pickle first and one member a tensor.
     """
     path = folder / f"{stem}.pt"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+    with open_flushed(path) as handle, zipfile.ZipFile(handle, "w", zipfile.ZIP_STORED) as archive:
         for name, value in (("data.pkl", _pickled(tensors)), ("byteorder", b"little"), ("version", b"3\n")):
             archive.writestr(zipfile.ZipInfo(f"{stem}/{name}"), value)
         numbers = {name: number for number, name in enumerate(tensors)}
@@ -164,7 +164,7 @@ def write_sharded(folder, tensors, streaming):
     for name, tensor in tensors.items():
         properties = TensorProperties(dtype=tensor.dtype)
         entries[name] = TensorStorageMetadata(properties=properties, size=torch.Size(tensor.shape), chunks=[])
-    with open(folder / file, "wb") as handle:
+    with open_flushed(folder / file) as handle:
         for name, first, block in streaming.blocks(tensors):
             block = block if tensors[name].shape else block.reshape(())
             _append_chunk(handle, file, name, first, block, entries, places)

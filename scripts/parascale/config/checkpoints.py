@@ -13,9 +13,16 @@ CHECKPOINT_FORMS = ("safetensors", "pt", "transformers")
 class Checkpoints:
     """Conversion of checkpoints: which one, into what, and within which memory."""
 
+    report: str = option(
+        "one",
+        "checkpoints that are converted and verified for the report. `one`: of the first run whose weights are spread over "
+        "ranks, or else of the first; the target `checkpoints` does so for every run",
+        choices=("none", "one", "all"),
+    )
     which: str = option(
         "best",
-        "`best`: weights of the best validation loss; `last`: the end of the training, with the optimizer's state",
+        "`best`: weights of the best validation loss (of a run that is not evaluated: the last); `last`: the end of the "
+        "training, with the optimizer's state",
         choices=("best", "last"),
     )
     forms: list = option(

@@ -87,6 +87,12 @@ class Project:
         """Dataset name → Data, for every dataset that a run uses."""
         return {run.workload.data.dataset: run.workload.data for run in self.runs.values()}
 
+    @functools.cached_property
+    def converted(self):
+        """Names of the runs whose checkpoints are converted and verified for the report."""
+        spread = [name for name, run in self.runs.items() if run.layout.world_size > run.layout.dp]
+        return {"none": [], "one": [*spread, *self.runs][:1], "all": list(self.runs)}[self.config.checkpoints.report]
+
     def baseline(self, name):
         """The run that `name` is measured against, itself included."""
         return self.runs[self.runs[name].baseline]

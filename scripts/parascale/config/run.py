@@ -64,6 +64,13 @@ class Run:
         factor = {"none": 1.0, "linear": growth, "sqrt": math.sqrt(growth)}[self.workload.optim.lr_scaling]
         return self.workload.optim.lr * factor
 
+    def checkpoint_folder(self, which):
+        """Name of the folder of the finished run that holds its `best` or `last` checkpoint.
+
+        A run that is not evaluated knows no best weights: its last ones stand for them.
+        """
+        return "best" if which == "best" and self.workload.training.evaluate else "checkpoint"
+
     def check(self):
         """Raise ConfigError for combinations that cannot be trained, before anything is spent."""
         self.layout.check()

@@ -1,6 +1,7 @@
 """Slurm's part in a start: the srun that puts one launcher on each node, and what a launcher finds in its step."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -17,6 +18,20 @@ REPEAT_SECONDS = 5.0
 def job_id():
     """The id of the Slurm job that this process belongs to, or None."""
     return os.environ.get("SLURM_JOB_ID")
+
+
+def restart_count():
+    """How often Slurm has begun this job anew, as text; None where Slurm does not say.
+
+    A batch script finds it in SLURM_RESTART_COUNT, unless it is 0. Snakemake's job-step plugin takes that away.
+    """
+    command = ["scontrol", "show", "job", job_id(), "--oneliner"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r"\bRestarts=(\d+)", told)
+    return found and found[1]
 
 
 def srun_command(command, nodes, site, gpus):

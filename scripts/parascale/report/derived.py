@@ -106,6 +106,7 @@ class Report:
     comparisons: dict
     members: tuple
     experiments: tuple
+    conversions: tuple
 
     @property
     def done(self):
@@ -133,8 +134,11 @@ class Report:
         return numbers
 
 
-def build_report(records, title, left_out=()):
-    """A Report of `records`. left_out: names of runs with results that were not asked for."""
+def build_report(records, title, left_out=(), conversions=()):
+    """A Report of `records`. left_out: names of runs with results that were not asked for.
+
+    conversions: rows of converted checkpoints, mappings with the keys of `conversions.CSV_COLUMNS`.
+    """
     by_name = {record.name: record for record in records}
     comparisons = {
         record.name: compare(record, by_name.get(record.run.baseline)) for record in records if record.run is not None
@@ -143,7 +147,7 @@ def build_report(records, title, left_out=()):
     alike = _grouped(done, lambda record: _repetition(record, by_name, comparisons[record.name]))
     members = tuple(Member(tuple(group)) for group in alike.values())
     experiments = tuple(_experiments(members, by_name, comparisons))
-    return Report(title, tuple(records), tuple(left_out), comparisons, members, experiments)
+    return Report(title, tuple(records), tuple(left_out), comparisons, members, experiments, tuple(conversions))
 
 
 def compare(record, baseline):

@@ -9,6 +9,7 @@ from markupsafe import Markup, escape
 
 from parascale import files
 from parascale.report import chart, numbers
+from parascale.report.conversions import conversions_csv
 from parascale.report.figures import FIGURES
 from parascale.report.sections import sections, warnings
 from parascale.report.tables import summary_csv
@@ -26,11 +27,12 @@ def render_page(report):
 
 
 def write_report(report, output):
-    """Write `index.html`, `summary.csv` and `figures/*.svg` below the folder `output`, each whole or not at all."""
+    """Write `index.html`, `summary.csv`, `checkpoints.csv` and `figures/*.svg` below the folder `output`, each whole or not at all."""
     output, style = Path(output), _resource("chart.css")
     for name, make in FIGURES.items():
         files.write_text(output / "figures" / f"{name}.svg", chart.standalone(make(report), style))
     files.write_text(output / "summary.csv", summary_csv(report))
+    files.write_text(output / "checkpoints.csv", conversions_csv(report))
     files.write_text(output / "index.html", render_page(report))
 
 

@@ -6,6 +6,7 @@ A section without data returns None and leaves itself out.
 from dataclasses import dataclass, field
 
 from parascale.report import figures, numbers
+from parascale.report.conversions import conversions_table
 from parascale.report.derived import idle_fraction, is_different
 from parascale.report.tables import Cell, Row, Table, runs_table, seeds_table
 from parascale.report.verdict import verdicts
@@ -242,6 +243,12 @@ def _plan_row(record):
     return Row(record.name, cells)
 
 
+def conversions_section(report):
+    """Checkpoints in other forms, what they cost, and whether they are the same model."""
+    table = conversions_table(report)
+    return Section("checkpoints", "Checkpoints in other forms", "conversions.html", {"table": table}) if table else None
+
+
 def _figures_section(identity, title, drawn):
     drawn = [figure for figure in drawn if figure.panels]
     return Section(identity, title, "figures.html", {"figures": drawn}) if drawn else None
@@ -317,5 +324,6 @@ SECTIONS = [
     loss_section,
     throughput_section,
     plan_section,
+    conversions_section,
     provenance_section,
 ]

@@ -1,11 +1,15 @@
 """One writer a run: whoever trains holds a lease, renewed while it lives.
 
 After a killed Snakemake its job may still be running; a second job must not write into the same folder. Nor must a
-holder go on that was cut off for so long that another has taken its place.
+holder go on that was cut off for so long that another has taken its place: it ends as soon as it sees the other's lease.
+
+A job that Slurm begins anew, because it lost the node, may meet its own former start, which trains on where Slurm no
+longer sees it. The later start takes the lease, and begins once the former must have seen that.
 """
 
 import os
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -15,6 +19,7 @@ from parascale.files import read_json, write_json
 
 RENEW_SECONDS = 5.0
 STALE_SECONDS = 20.0  # several renewals, and the delay with which a parallel filesystem shows a change
+LOOK_SECONDS = 0.5
 
 
 class Lease:
@@ -24,14 +29,14 @@ class Lease:
         self.path = folder / "lease.json"
         self.stopped = threading.Event()
         self.thread = None
-        self.taken_by = None  # the description of another holder, once there is one
 
     def acquire(self):
         """Take the lease, or raise TrainingError that names the living holder.
 
-        Returns the last sign of life (seconds since the epoch) of a holder that died, else None.
+        Returns the last sign of life (seconds since the epoch) of a holder that died or gave way, else None.
         """
-        last_sign = self.wait_for_holder()
+        holder = self._holder()
+        last_sign = self._replace(holder) if _is_former_start(holder) else self.wait_for_holder()
         self._write()
         self.thread = threading.Thread(target=self._renew, daemon=True)
         self.thread.start()
@@ -49,7 +54,7 @@ class Lease:
         while time.monotonic() - watched < STALE_SECONDS:
             if time.time() - holder["time"] > 10 * STALE_SECONDS:
                 break  # clocks of nodes agree to far better than this
-            time.sleep(0.5)
+            time.sleep(LOOK_SECONDS)
             now = self._holder()
             if now is None:
                 break
@@ -60,27 +65,33 @@ class Lease:
                 )
         return holder["time"]
 
-    def check(self):
-        """Raise TrainingError where another has taken the lease because it found us dead: the folder is no longer ours."""
-        if self.taken_by:
-            raise TrainingError(
-                f"{self.path.parent} is now written by {self.taken_by}, which had seen no sign of this process for {STALE_SECONDS:.0f} s"
-            )
-
     def release(self):
-        """Give the lease back, unless another has it."""
+        """Give the lease back."""
         self.stopped.set()
         self.thread.join()
-        if not self.taken_by:
-            self.path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+
+    def _replace(self, former):
+        """Hold the lease against a former start of this job until that must have seen it and ended; its last sign."""
+        print(f"{self.path.parent}: takes the place of this job's former start, {_described(former)}", flush=True)
+        self._write()
+        held_since = time.monotonic()
+        while time.monotonic() - held_since < STALE_SECONDS:
+            time.sleep(LOOK_SECONDS)
+            now = self._holder()
+            if now is None or not _is_own(now):
+                # The former was about to renew when we wrote. It looks before it writes, so the next time it sees us.
+                former, held_since = now or former, time.monotonic()
+                self._write()
+        return former["time"]
 
     def _renew(self):
         while not self.stopped.wait(RENEW_SECONDS):
             # A disk that is full, or a file system that hangs, may be well again at the next turn.
             with suppress(OSError):
                 holder = self._holder()
-                if holder and (holder["host"], holder["pid"]) != (socket.gethostname(), os.getpid()):
-                    self.taken_by = _described(holder)
+                if holder and not _is_own(holder):
+                    _end_process(f"{self.path.parent} is now written by {_described(holder)}")
                     return
                 self._write()
 
@@ -90,8 +101,40 @@ class Lease:
             return read_json(self.path)
 
     def _write(self):
-        job_id = os.environ.get("SLURM_JOB_ID")
-        write_json(self.path, {"host": socket.gethostname(), "pid": os.getpid(), "job_id": job_id, "time": time.time()})
+        write_json(self.path, _own_start() | {"time": time.time()})
+
+
+def _own_start():
+    """What tells this process from every other that may hold a lease.
+
+    job_id, restarts: of the Slurm job, and how often Slurm has begun it anew (sbatch(1), SLURM_RESTART_COUNT; the launcher
+    sets it in every step); None where there is none.
+    """
+    restarts = os.environ.get("SLURM_RESTART_COUNT")
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "job_id": os.environ.get("SLURM_JOB_ID"),
+        "restarts": None if restarts is None else int(restarts),
+    }
+
+
+def _is_own(holder):
+    return (holder["host"], holder["pid"]) == (socket.gethostname(), os.getpid())
+
+
+def _is_former_start(holder):
+    """Whether a holder is an earlier start of the Slurm job that this process belongs to."""
+    own = _own_start()
+    if holder is None or own["job_id"] is None or holder["job_id"] != own["job_id"]:
+        return False
+    return None not in (holder["restarts"], own["restarts"]) and holder["restarts"] < own["restarts"]
+
+
+def _end_process(reason):
+    """End at once, whatever the training is doing: every byte that it would still write is in another's folder."""
+    print(f"error: {reason}; this process ends", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _described(holder):

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from parascale import provenance
 from parascale.checkpoint import store
+from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import read_json, write_json
 from parascale.train.lease import Lease
@@ -49,10 +50,10 @@ class RunState:
     def begin(self, steps, vocabulary):
         """Take the run over, continue from its newest whole checkpoint if there is one; returns the first step to do."""
         self.vocabulary = vocabulary
-        died_at = self._on_lead(self._take_over)
+        died_at = on_lead(self.mesh, self._take_over)
         self.parameters = self._count_parameters()
         first_step = self._resume(steps) + 1
-        hosts = self._gather(socket.gethostname())
+        hosts = gather(self.mesh, socket.gethostname())
         if self.lead:
             self.record.begin(first_step, list(dict.fromkeys(hosts)), died_at, self.last_line)
             self.hosts = hosts
@@ -162,7 +163,6 @@ class RunState:
         self.waiting_seconds[0] += seconds.get("bubble", 0.0)
         self.waiting_seconds[1] += seconds["total"]
         if self.lead:
-            self.lease.check()
             self.record.add_step(line)
 
     def note_validation(self, step, loss, tokens):
@@ -185,14 +185,15 @@ class RunState:
         by_step = training.checkpoint_every is not None and step % training.checkpoint_every == 0
         by_time = False
         if training.checkpoint_minutes is not None:
-            by_time = self._on_lead(lambda: time.monotonic() - self.last_checkpoint > 60 * training.checkpoint_minutes)
+            by_time = on_lead(
+                self.mesh, lambda: time.monotonic() - self.last_checkpoint > 60 * training.checkpoint_minutes
+            )
         return by_step or by_time or last
 
     def checkpoint(self, step, line):
         """Save everything that a continuation needs, the step's own line too; returns what that line gains."""
         started = time.perf_counter()
         if self.lead:
-            self.lease.check()
             self.record.sync()
         self._save("checkpoints", step, self.optimizers, keep=self.job.run.workload.training.keep, line=line)
         self.last_checkpoint = time.monotonic()
@@ -218,10 +219,10 @@ class RunState:
     # --- end
 
     def end(self, outcome):
-        """Close this attempt: finished, stopped or failed, with its last checkpoint whole. Where another attempt has taken over, nothing is ours to close."""
+        """Close this attempt: finished, stopped or failed, with its last checkpoint whole."""
         if outcome == "stopped":
             self.saver.wait()
-        if self.lead and not self.lease.taken_by:
+        if self.lead:
             self.record.end(outcome)
             self.lease.release()
 
@@ -268,29 +269,3 @@ class RunState:
         write_json(output / "summary.json", summary)
         self.lease.release()
         shutil.rmtree(self.job.work_folder)
-
-    # --- ranks
-
-    def _on_lead(self, work):
-        """Do `work` on rank 0; its result, or its error, on every rank."""
-        outcome = [None, None]
-        if self.lead:
-            try:
-                outcome = [work(), None]
-            except Exception as error:
-                if self.mesh.devices is None:
-                    raise
-                outcome = [None, error]
-        if self.mesh.devices is not None:
-            dist.broadcast_object_list(outcome, src=0)
-        if outcome[1] is not None:
-            raise outcome[1]
-        return outcome[0]
-
-    def _gather(self, value):
-        """The values of all ranks, on every rank."""
-        if self.mesh.devices is None:
-            return [value]
-        values = [None] * self.mesh.world_size
-        dist.all_gather_object(values, value)
-        return values

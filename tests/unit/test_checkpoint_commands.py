@@ -1,0 +1,66 @@
+"""The commands by hand: convert, look into, and load what a run left."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from parascale.checkpoint.load import load_run
+from parascale.errors import CheckpointError
+from parascale.files import read_json, write_json
+
+from .checkpoints import VOCABULARY, save_run
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def command(name, *arguments):
+    """(exit code, output, errors) of a script."""
+    done = subprocess.run([sys.executable, SCRIPTS / name, *map(str, arguments)], capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def run(tmp_path):
+    """(folder, model) of a finished run that was not evaluated."""
+    _, model, _ = save_run(tmp_path / "run")
+    record = read_json(tmp_path / "run/run.json") | {"vocabulary": VOCABULARY}
+    record["settings"]["workload"]["training"]["evaluate"] = False
+    write_json(tmp_path / "run/run.json", record)
+    return tmp_path / "run", model
+
+
+def test_a_checkpoint_is_converted_and_looked_into(run, tmp_path):
+    """Progress and throughput are shown; what is not whole has exit code 1 and a reason, and is not converted."""
+    code, told, progress = command("convert_checkpoint.py", run[0] / "checkpoint", tmp_path / "out", "--to", "pt")
+    assert code == 0 and "GB/s" in told and "MiB of memory" in told
+    assert " B done, " in progress
+    code, told, _ = command("inspect_checkpoint.py", tmp_path / "out", "--tensors")
+    assert code == 0 and "whole, every checksum holds" in told and "embedding.tokens.weight  101×32  float32" in told
+    with open(tmp_path / "out/model.pt", "r+b") as handle:
+        handle.truncate(1000)
+    code, told, _ = command("inspect_checkpoint.py", tmp_path / "out")
+    assert code == 1 and "NOT WHOLE" in told and "model.pt is damaged (1,000 bytes instead of" in told
+    code, _, error = command("convert_checkpoint.py", tmp_path / "out", tmp_path / "back", "--to", "sharded")
+    assert code == 1 and "model.pt is damaged" in error and "Traceback" not in error
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_a_run_is_loaded_in_one_process(which, run):
+    folder, model = run
+    _, loaded = load_run(folder, which)
+    tokens = torch.arange(16).reshape(1, 16)
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens), model.eval()(tokens))
+
+
+def test_weights_of_another_model_are_named(run):
+    folder, _ = run
+    record = read_json(folder / "run.json")
+    record["settings"]["workload"]["model"]["layers"] = 3
+    write_json(folder / "run.json", record)
+    with pytest.raises(CheckpointError, match=r"does not fit the model: it lacks \['blocks\.2\."):
+        load_run(folder)

@@ -1,0 +1,83 @@
+"""Comparing two checkpoints or runs: what differs, where and by how much, as table, figure and command."""
+
+import json
+import math
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from parascale.checkpoint.compare import as_text, compare
+from parascale.checkpoint.convert import convert
+from parascale.config.checkpoints import Checkpoints
+from parascale.errors import CheckpointError
+from parascale.files import read_json, write_json, write_text
+
+from .checkpoints import save_run
+
+SCRIPT = Path(__file__).parents[2] / "scripts/compare_checkpoints.py"
+
+
+def make_run(folder, steps, loss):
+    """A finished run whose losses are `loss` and fall by 1 a step; it is not evaluated, so its last weights count."""
+    save_run(folder, steps=steps)
+    record = read_json(folder / "run.json")
+    record["settings"]["workload"]["training"]["evaluate"] = False
+    write_json(folder / "run.json", record)
+    lines = [json.dumps({"step": step, "loss": loss - step}) for step in (1, 2, 3)]
+    write_text(folder / "steps.jsonl", "\n".join(lines) + "\n")
+    write_json(folder / "summary.json", {"validation_loss": None, "test_loss": loss})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of the same start, one of them trained a step longer."""
+    root = tmp_path_factory.mktemp("runs")
+    return make_run(root / "short", 2, 5.0), make_run(root / "long", 3, 5.5)
+
+
+def test_the_command_prints_the_table_and_draws_the_layers(runs, tmp_path):
+    command = [sys.executable, SCRIPT, *runs, "--rows", "3", "--json", "all.json", "--figure", "layers.svg"]
+    told = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    found = read_json(tmp_path / "all.json")
+    assert len(told.splitlines()) == 1 + 3 + 1 + 1 + 2 + 1, told
+    assert found["tensors"][0]["tensor"] in told and "layers that differ most: " in told
+    assert f"and {len(found['tensors']) - 3} more\n" in told
+    assert "not identical" in told and "test loss: -5.00e-01" in told
+    assert found["losses"] == {
+        "steps": 3, "largest": -0.5, "at_step": 1, "last": -0.5, "validation_loss": None, "test_loss": -0.5
+    }  # fmt: skip
+    figure = (tmp_path / "layers.svg").read_text()
+    ElementTree.fromstring(figure)
+    assert {row["layer"] for row in found["layers"]} == {"embedding", "blocks.0", "blocks.1", "norm", "head"}
+    assert all(row["relative"] > 0 for row in found["layers"])
+
+
+def test_a_layer_is_the_sum_of_its_tensors(runs):
+    """Norms add in squares, means by the number of elements."""
+    found = compare(*runs, Checkpoints())
+    rows = [row for row in found["tensors"] if row["tensor"].startswith("blocks.1.")]
+    (layer,) = [row for row in found["layers"] if row["layer"] == "blocks.1"]
+    sizes = [elements(row["shape"]) for row in rows]
+    assert layer["largest"] == max(row["largest"] for row in rows)
+    assert layer["mean"] == pytest.approx(
+        sum(row["mean"] * size for row, size in zip(rows, sizes, strict=True)) / sum(sizes)
+    )
+
+
+def elements(shape):
+    """Numbers in a tensor of a shape."""
+    return math.prod(shape)
+
+
+def test_a_run_is_the_same_as_its_checkpoint_in_another_form(runs, tmp_path):
+    convert(runs[0] / "checkpoint", tmp_path / "out", Checkpoints(), ["safetensors"])
+    found = compare(runs[0], tmp_path / "out", Checkpoints())
+    assert found["identical"] and found["losses"] is None
+    assert "identical: every weight is the same number" in as_text(found)
+    with pytest.raises(CheckpointError, match=r"tensor .* has shape"):
+        save_run(tmp_path / "wide", {"hidden": 96})
+        compare(runs[0], tmp_path / "wide/checkpoint", Checkpoints())
