@@ -12,6 +12,7 @@ use rule train as parity_run with:
     output:
         record=PATHS.parity("{run}") / "run.json",
         steps=PATHS.parity("{run}") / "steps.jsonl",
+        devices=PATHS.parity("{run}") / "device.csv",
         summary=PATHS.parity("{run}") / "summary.json",
         checkpoint=directory(PATHS.parity("{run}") / "checkpoint"),
     log:

@@ -10,6 +10,8 @@ rule train:
     output:
         record=PATHS.run("{run}") / "run.json",
         steps=PATHS.run("{run}") / "steps.jsonl",
+        devices=PATHS.run("{run}") / "device.csv",
+        events=PATHS.run("{run}") / "events.out.tfevents.parascale",
         summary=PATHS.run("{run}") / "summary.json",
         # A run that is evaluated leaves best/ as well. Its last file, summary.json, stands for that.
         checkpoint=directory(PATHS.run("{run}") / "checkpoint"),

@@ -16,6 +16,7 @@ from parascale.cli import run_main
 from parascale.config import load_project_file
 from parascale.errors import Interrupted
 from parascale.launch import STOPPED
+from parascale.launch.allocation import allocation
 from parascale.plan import calibrate
 from parascale.plan.predict import facts_of, predict
 
@@ -32,14 +33,18 @@ def parse():
     return parser.parse_args()
 
 
-def predicted(job):
-    """What the plan foretells for this run, frozen into its record before it starts. Rank 0 keeps the record."""
+def foretold(job):
+    """The job with what its record keeps of the time before it started: the prediction, and the allocation of Slurm's.
+
+    Rank 0 keeps the record.
+    """
     if os.environ.get("RANK", "0") != "0":
-        return None
+        return job
     results = Path(job.results)
     stored = calibrate.load(calibrate.store(results, job.site.name), job.site.name)
     calibration = calibrate.with_runs(stored, results)
-    return predict(job.run, job.site, calibration, facts_of(job.data_folder, job.run)).as_dict()
+    prediction = predict(job.run, job.site, calibration, facts_of(job.data_folder, job.run)).as_dict()
+    return replace(job, prediction=prediction, allocation=allocation())
 
 
 def main():
@@ -53,7 +58,7 @@ def main():
     else:
         job = job_from_settings(arguments.settings)
     try:
-        train(replace(job, prediction=predicted(job)))
+        train(foretold(job))
     except Interrupted as stop:
         print(stop, file=sys.stderr, flush=True)
         return STOPPED

@@ -13,6 +13,7 @@ import yaml
 
 from parascale.config import strict
 from parascale.config.checkpoints import Checkpoints
+from parascale.config.monitor import Monitor
 from parascale.config.options import option, section
 from parascale.config.paths import Paths, expanded
 from parascale.config.run import Run
@@ -59,6 +60,7 @@ class Config:
     parity: Parity = section(Parity, "the short runs that prove each layout right")
     checkpoints: Checkpoints = section(Checkpoints, "what a run's checkpoint is converted into")
     budget: Budget = section(Budget, "what the project may spend")
+    monitor: Monitor = section(Monitor, "how a running training is watched")
     timeout_seconds: float = option(
         300.0, "a collective operation or a training step that takes longer ends the run", above=0.0
     )

@@ -16,7 +16,8 @@ class Job:
     data: folder of tokens. work: folder of the run under way. output: folder that the finished run is published to.
     results: folder of all results, where a plan finds its calibration.
     code_digest: of the code that decides a training's numbers. prediction: what the plan foretold, or None.
-    start: checkpoint of the run that this one begins from (`init_from`), or None.
+    start: checkpoint of the run that this one begins from (`init_from`), or None. allocation: what Slurm says of the job
+    that trains, or None. sample_seconds: interval of the samples of devices; None takes none.
     """
 
     run: Run
@@ -29,6 +30,8 @@ class Job:
     code_digest: str
     prediction: dict | None = None
     start: str | None = None
+    allocation: dict | None = None
+    sample_seconds: float | None = None
 
     @property
     def work_folder(self):
@@ -63,6 +66,7 @@ def describe_job(project, name, parity=False):
         "output": str(paths.parity(name) if parity else paths.run(name)),
         "results": str(paths.results),
         "timeout_seconds": project.config.timeout_seconds,
+        "sample_seconds": project.config.monitor.interval_seconds,
         "code_digest": training_digest(run.workload.model.kind),
     }
 

@@ -20,6 +20,7 @@ from parascale.parallel import make_mesh, parallelize, start_processes, stop_pro
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss, all_reduce, computation_context
 from parascale.train.memory import peak_memory
+from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers
 from parascale.train.progress import Progress
 from parascale.train.stage import staged
@@ -102,9 +103,10 @@ def train(job):
     state = course.state
     try:
         run_steps = _other_engine(job.run.engine) or _run_steps
-        run_steps(course)
-        if job.run.workload.training.evaluate:
-            _test(state, course.splits, course.mesh, course.watchdog)
+        with monitored(job, state.processes):
+            run_steps(course)
+            if job.run.workload.training.evaluate:
+                _test(state, course.splits, course.mesh, course.watchdog)
         state.publish()
     except (Interrupted, KeyboardInterrupt):
         course.watchdog.stop()

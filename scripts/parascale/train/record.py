@@ -9,33 +9,36 @@ import time
 from datetime import UTC, datetime
 
 from parascale.files import read_json_lines, write_text
+from parascale.train.events import Events
 
 SCHEMA_VERSION = 1
 
 
 class Record:
-    """`steps.jsonl` and `attempts.jsonl` of a work folder."""
+    """`steps.jsonl`, `attempts.jsonl` and TensorBoard's events of a work folder."""
 
     def __init__(self, folder):
         self.folder = folder
         self.steps_path = folder / "steps.jsonl"
         self.attempts_path = folder / "attempts.jsonl"
+        self.events = Events(folder)
         self.handle = None
         self.started = time.time()
         self.first_step = None
         self.last_step = None
 
-    def begin(self, first_step, hosts, died_at, last_line=None):
+    def begin(self, first_step, hosts, died_at, last_line=None, allocation=None, steps=1):
         """Start an attempt that continues with optimizer step `first_step`.
 
         Lines of steps that were done after the last checkpoint are dropped: those steps are done again.
         last_line: of the checkpoint's own step, which is missing where the attempt before died just after saving.
         died_at: when the attempt before, if it left no end, gave its last sign (seconds since the epoch).
+        allocation: what Slurm says of the job, as `launch.allocation` has it. steps: of the whole run.
         """
-        steps = [line for line in self.steps() if line["step"] < first_step]
-        if last_line and (not steps or steps[-1]["step"] < last_line["step"]):
-            steps.append(last_line)
-        write_text(self.steps_path, "".join(json.dumps(line) + "\n" for line in steps))
+        lines = [line for line in self.steps() if line["step"] < first_step]
+        if last_line and (not lines or lines[-1]["step"] < last_line["step"]):
+            lines.append(last_line)
+        write_text(self.steps_path, "".join(json.dumps(line) + "\n" for line in lines))
         self.handle = open(self.steps_path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
         self.first_step, self.last_step = first_step, first_step - 1
         attempts = self.attempts()
@@ -55,14 +58,17 @@ class Record:
                 "first_step": first_step,
                 "job_id": os.environ.get("SLURM_JOB_ID"),
                 "hosts": hosts,
+                **(allocation or {}),
             }
         )
         self._write_attempts(attempts)
+        self.events.begin(attempts[0]["started"], steps, lines)
 
     def add_step(self, line):
         """Append one step's line; at once in the file, so that a watcher sees it."""
         self.handle.write(json.dumps(line) + "\n")
         self.handle.flush()
+        self.events.add(line)
         self.last_step = line["step"]
 
     def sync(self):
@@ -77,6 +83,7 @@ class Record:
         os.fsync(self.handle.fileno())
         self.handle.close()
         self.handle = None
+        self.events.close()
         attempts = self.attempts()
         now = time.time()
         attempts[-1] |= {
@@ -103,7 +110,7 @@ def summarise(run, site, steps, attempts, facts):
     """The figures of a finished run that reports read.
 
     facts: validation_loss, best_validation_loss, best_step, test_loss, evaluated_tokens, parameters, peak_memory_bytes,
-    bubble_measured.
+    bubble_measured, energy_joules.
     """
     layout = run.layout
     phases = {}
@@ -140,7 +147,6 @@ def summarise(run, site, steps, attempts, facts):
         "phases": phases,
         "bubble_expected": expected_bubble(layout) if layout.pp > 1 else None,
         "core_hours": site.cores_per_node * layout.nodes * wall_seconds / 3600,
-        "energy_joules": None,
     }
 
 

@@ -22,6 +22,7 @@ from parascale.checkpoint import store
 from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import read_json, write_json
+from parascale.train import monitor
 from parascale.train.lease import Lease
 from parascale.train.memory import peak_memory
 from parascale.train.record import SCHEMA_VERSION, Record, summarise
@@ -49,14 +50,15 @@ class RunState:
 
     def begin(self, steps, vocabulary):
         """Take the run over, continue from its newest whole checkpoint if there is one; returns the first step to do."""
-        self.vocabulary = vocabulary
+        self.steps, self.vocabulary = steps, vocabulary
         died_at = on_lead(self.mesh, self._take_over)
         self.parameters = self._count_parameters()
         first_step = self._resume(steps) + 1
-        hosts = gather(self.mesh, socket.gethostname())
+        places = gather(self.mesh, (socket.gethostname(), os.getpid()))
+        self.hosts, self.processes = ([place[part] for place in places] for part in (0, 1))
         if self.lead:
-            self.record.begin(first_step, list(dict.fromkeys(hosts)), died_at, self.last_line)
-            self.hosts = hosts
+            allocation = self.job.allocation or {}
+            self.record.begin(first_step, list(dict.fromkeys(self.hosts)), died_at, self.last_line, allocation, steps)
             if first_step > 1:
                 print(f"{self.job.run.run}: continues with step {first_step} of {steps}", flush=True)
         return first_step
@@ -117,6 +119,7 @@ class RunState:
             "settings": dataclasses.asdict(run),
             "site": dataclasses.asdict(self.job.site),
             "global_batch": run.global_batch,
+            "steps": self.steps,
             "code_digest": self.job.code_digest,
             "git_commit": provenance.git_commit(),
             "versions": provenance.versions() | {"cuda": torch.version.cuda},
@@ -249,6 +252,10 @@ class RunState:
         }
         self.record.end("finished")
         attempts = self.record.attempts()
+        output = self.job.output_folder
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "summary.json").unlink(missing_ok=True)
+        facts["energy_joules"] = monitor.publish(self.job.work_folder, output / "device.csv")
         summary = summarise(self.job.run, self.job.site, self.record.steps(), attempts, facts)
         description = self._description() | {
             "parameters": self.parameters,
@@ -257,15 +264,13 @@ class RunState:
             "job_ids": sorted({attempt["job_id"] for attempt in attempts if attempt["job_id"]}),
             "attempts": attempts,
         }
-        output = self.job.output_folder
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "summary.json").unlink(missing_ok=True)
         for kind, name in (("checkpoints", "checkpoint"), ("best", "best")):
             shutil.rmtree(output / name, ignore_errors=True)
             for newest in store.whole_checkpoints(self.job.work_folder / kind)[:1]:
                 shutil.copytree(newest, output / name, copy_function=os.link)
         write_json(output / "run.json", description)
-        shutil.copyfile(self.record.steps_path, output / "steps.jsonl")
+        for path in (self.record.steps_path, self.record.events.path):
+            shutil.copyfile(path, output / path.name)
         write_json(output / "summary.json", summary)
         self.lease.release()
         shutil.rmtree(self.job.work_folder)

@@ -1,0 +1,124 @@
+"""Samples of the devices beside a run: the columns of `device.csv`, and what reads them.
+
+One line is one device at one moment. `kind` says what it is, and with it what its line can hold:
+
+gpu   utilisation (part of the last sampling period in which a kernel ran), memory, power, energy, temperature, clocks,
+      throttling. `rank` is empty for a GPU that the job holds and no process uses.
+rank  one process of the training: busy cores, resident memory, bytes that it read and wrote, page cache included.
+host  the whole node: busy cores, memory, disks, network interfaces (RDMA passes them by), and what sampling itself costs.
+
+Counters (energy_joules, *_bytes of disk and network, monitor_seconds) begin at 0 with each attempt. An empty cell is unknown.
+"""
+
+import csv
+import math
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+COLUMNS = (
+    "time",  # seconds since 1970
+    "node",
+    "host",
+    "kind",
+    "index",
+    "rank",
+    "utilisation",  # 0 to 1
+    "cores_busy",
+    "memory_bytes",
+    "memory_total_bytes",
+    "power_watts",
+    "energy_joules",
+    "temperature_celsius",
+    "clock_mhz",
+    "memory_clock_mhz",
+    "throttled",  # reasons, joined by +
+    "read_bytes",
+    "written_bytes",
+    "received_bytes",
+    "sent_bytes",
+    "monitor_seconds",  # of processor time
+)
+KINDS = ("gpu", "rank", "host")
+COUNTERS = ("energy_joules", "read_bytes", "written_bytes", "received_bytes", "sent_bytes", "monitor_seconds")
+VALUES = tuple(name for name in COLUMNS[6:] if name != "throttled")
+UNKNOWN = math.nan
+
+
+@dataclass
+class Device:
+    """The samples of one device. values: column → array beside `times`, NaN where a value is unknown."""
+
+    kind: str
+    node: int
+    host: str
+    index: int
+    rank: int | None
+    times: array = field(default_factory=lambda: array("d"))
+    values: dict = field(default_factory=lambda: {name: array("d") for name in VALUES})
+    throttled: Counter = field(default_factory=Counter)  # reason → samples
+
+    @property
+    def label(self):
+        """Name among the devices of its run: `node 1, GPU 3`, `rank 0`."""
+        if self.kind == "rank":
+            return f"rank {self.rank}"
+        return f"node {self.node}, GPU {self.index}" if self.kind == "gpu" else f"node {self.node} ({self.host})"
+
+    def known(self, name):
+        """The values of a column that are known."""
+        return [value for value in self.values[name] if not math.isnan(value)]
+
+    def mean(self, name):
+        """Mean of a column over the samples, or None."""
+        known = self.known(name)
+        return math.fsum(known) / len(known) if known else None
+
+    def increase(self, name):
+        """How far a counter rose in all: it begins at 0 with each attempt. None where it is unknown."""
+        known = self.known(name)
+        if not known:
+            return None
+        steps = zip([0.0, *known], known, strict=False)
+        return math.fsum(after - before if after >= before else after for before, after in steps)
+
+
+def read_samples(paths):
+    """The Devices in one or more files of samples, in the order gpu, rank, host and by node and number.
+
+    A line that was cut short by a crash, or that is being written, is passed over.
+    """
+    devices = {}
+    for path in paths:
+        with open(path, newline="", encoding="utf-8") as handle:
+            for line in csv.reader(handle):
+                if len(line) == len(COLUMNS) and line[0] != "time":
+                    add_line(devices, line)
+    return sorted(devices.values(), key=lambda device: (KINDS.index(device.kind), device.node, device.index))
+
+
+def add_line(devices, line):
+    """Add the cells of one line to `devices`, a dict that this function alone fills."""
+    key = (line[3], line[1], line[4])
+    device = devices.get(key)
+    if device is None:
+        rank = int(line[5]) if line[5] else None
+        device = devices[key] = Device(line[3], int(line[1]), line[2], int(line[4]), rank)
+    device.times.append(float(line[0]))
+    for name, cell in zip(COLUMNS[6:], line[6:], strict=True):
+        if name != "throttled":
+            device.values[name].append(float(cell) if cell else UNKNOWN)
+        elif cell:
+            device.throttled.update(cell.split("+"))
+
+
+def energy_joules(devices):
+    """Energy of all GPUs over all attempts; None where a GPU's is unknown, or there are none."""
+    known = [device.increase("energy_joules") for device in devices if device.kind == "gpu"]
+    return math.fsum(known) if known and None not in known else None
+
+
+def sample_files(folder):
+    """The files of samples of a run: one a node while it is under way, one in all when it is finished."""
+    whole = folder / "device.csv"
+    return [whole] if whole.is_file() else sorted(folder.glob("device-*.csv"))

@@ -1,0 +1,128 @@
+"""What a sample is read from: NVML for GPUs, psutil for the node and the processes of the training.
+
+Each gauge's `read` yields mappings of columns of `parascale.samples`.
+"""
+
+import time
+
+import psutil
+
+# Bits of nvmlClocksThrottleReasons that slow a GPU down against its will (nvml.h); others, such as an idle GPU, do not count.
+THROTTLING = {
+    0x04: "power_cap",
+    0x08: "hardware_slowdown",
+    0x20: "software_thermal",
+    0x40: "hardware_thermal",
+    0x80: "power_brake",
+}
+# Waiting for a disk is idle, and guests are counted among `user` and `nice` already.
+NOT_BUSY = ("iowait", "guest", "guest_nice")
+SHORTEST_SECONDS = 0.05  # over less, a difference of processor times says nothing
+
+
+class Gpus:
+    """The GPUs that a job holds on this node.
+
+    library: pynvml, initialised. visible: value of CUDA_VISIBLE_DEVICES, or None. held: GPUs that the job asked for on each
+    node. ranks: numbers of the node's processes; GPUs beyond theirs are idle.
+    """
+
+    def __init__(self, library, visible, held, ranks):
+        self.library = library
+        names = visible.split(",") if visible else range(library.nvmlDeviceGetCount())
+        self.devices = [
+            (index, self._handle(name), ranks[index] if index < len(ranks) else "")
+            for index, name in enumerate(list(names)[:held])
+        ]
+        self.first_energy = {}
+
+    def _handle(self, name):
+        if str(name).isdigit():
+            return self.library.nvmlDeviceGetHandleByIndex(int(name))
+        return self.library.nvmlDeviceGetHandleByUUID(name)
+
+    def read(self):
+        """A mapping for each GPU; what its driver does not tell is left out."""
+        for index, handle, rank in self.devices:
+            yield {"kind": "gpu", "index": index, "rank": rank, **self._values(index, handle)}
+
+    def _values(self, index, handle):
+        ask, values = self._ask, {}
+        if (rates := ask("nvmlDeviceGetUtilizationRates", handle)) is not None:
+            values["utilisation"] = rates.gpu / 100
+        if (memory := ask("nvmlDeviceGetMemoryInfo", handle)) is not None:
+            values |= {"memory_bytes": memory.used, "memory_total_bytes": memory.total}
+        if (milliwatts := ask("nvmlDeviceGetPowerUsage", handle)) is not None:
+            values["power_watts"] = milliwatts / 1000
+        if (millijoules := ask("nvmlDeviceGetTotalEnergyConsumption", handle)) is not None:
+            values["energy_joules"] = (millijoules - self.first_energy.setdefault(index, millijoules)) / 1000
+        values["temperature_celsius"] = ask("nvmlDeviceGetTemperature", handle, self.library.NVML_TEMPERATURE_GPU)
+        values["clock_mhz"] = ask("nvmlDeviceGetClockInfo", handle, self.library.NVML_CLOCK_SM)
+        values["memory_clock_mhz"] = ask("nvmlDeviceGetClockInfo", handle, self.library.NVML_CLOCK_MEM)
+        if (bits := ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)) is not None:
+            values["throttled"] = "+".join(reason for bit, reason in THROTTLING.items() if bits & bit)
+        return values
+
+    def _ask(self, name, *arguments):
+        """NVML's answer, or None where this GPU or driver has none."""
+        try:
+            return getattr(self.library, name)(*arguments)
+        except self.library.NVMLError:
+            return None
+
+
+class Node:
+    """This node and the training's processes on it. processes: rank → process id."""
+
+    def __init__(self, processes):
+        self.cores = psutil.cpu_count()
+        self.processes = {rank: psutil.Process(pid) for rank, pid in processes.items()}
+        self.before = {}  # what a share is the difference of: name → (seconds of processor time, when)
+        self.first = {}  # where counters begin
+
+    def read(self):
+        """A mapping for each process and one for the node."""
+        for index, (rank, process) in enumerate(self.processes.items()):
+            try:
+                values = self._process(rank, process)
+            except psutil.Error:  # it has ended
+                continue
+            yield {"kind": "rank", "index": index, "rank": rank, **values}
+        yield {"kind": "host", "index": 0, **self._host()}
+
+    def _process(self, rank, process):
+        with process.oneshot():
+            used, memory = process.cpu_times(), process.memory_info()
+        values = {"cores_busy": self._busy(rank, used.user + used.system), "memory_bytes": memory.rss}
+        if hasattr(process, "io_counters"):
+            done = process.io_counters()
+            values["read_bytes"] = self._since_start(("read", rank), done.read_chars)
+            values["written_bytes"] = self._since_start(("written", rank), done.write_chars)
+        return values
+
+    def _host(self):
+        times, memory = psutil.cpu_times(), psutil.virtual_memory()
+        busy = self._busy("host", sum(times) - times.idle - sum(getattr(times, name, 0) for name in NOT_BUSY))
+        values = {
+            "cores_busy": busy,
+            "utilisation": None if busy is None else min(1.0, busy / self.cores),
+            "memory_bytes": memory.total - memory.available,
+            "memory_total_bytes": memory.total,
+        }
+        if (disks := psutil.disk_io_counters()) is not None:
+            values["read_bytes"] = self._since_start("read", disks.read_bytes)
+            values["written_bytes"] = self._since_start("written", disks.write_bytes)
+        outside = [counted for name, counted in psutil.net_io_counters(pernic=True).items() if name != "lo"]
+        values["received_bytes"] = self._since_start("received", sum(counted.bytes_recv for counted in outside))
+        values["sent_bytes"] = self._since_start("sent", sum(counted.bytes_sent for counted in outside))
+        return values
+
+    def _busy(self, name, seconds):
+        """Cores kept busy since the last call, or None where that is unknown."""
+        now = time.monotonic()
+        earlier, when = self.before.get(name, (0.0, now))
+        self.before[name] = seconds, now
+        return (seconds - earlier) / (now - when) if now - when > SHORTEST_SECONDS else None
+
+    def _since_start(self, name, count):
+        return count - self.first.setdefault(name, count)

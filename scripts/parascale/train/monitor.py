@@ -1,0 +1,133 @@
+"""The sampler beside a training: one a node, a thread of the node's first process.
+
+A thread dies with what it watches, sees the node from inside the job, and costs a millisecond of one core a sample; a process
+of its own would cost a start of Python for each attempt. A sample holds Python's lock for well under a millisecond at a
+time, because psutil's and NVML's calls release it while they wait.
+"""
+
+import csv
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+from parascale.files import atomic_path
+from parascale.samples import COLUMNS, energy_joules, read_samples, sample_files
+from parascale.train.gauges import Gpus, Node
+
+END_SECONDS = 10.0  # a driver that hangs must not keep a finished training
+
+
+# The environment that torchrun and our launcher set; one process in all needs none of it.
+PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+
+
+@contextmanager
+def monitored(job, processes):
+    """Sample this node's devices while the body runs, into the job's work folder, every `job.sample_seconds`.
+
+    processes: process id of each rank of the run. Only the first process of a node samples.
+    """
+    rank, local_rank, local_size = (int(os.environ.get(name, default)) for name, default in PLACE)
+    if local_rank or job.sample_seconds is None:
+        yield
+        return
+    node = rank // local_size
+    ranks = range(rank, rank + local_size)
+    gauges = [Node({rank: processes[rank] for rank in ranks})]
+    if job.site.device == "cuda":
+        gauges += _gpus(job.run.layout.gpus_per_node, ranks)
+    monitor = Monitor(job.work_folder / f"device-{node:05d}.csv", node, gauges, job.sample_seconds)
+    monitor.start()
+    try:
+        yield
+    finally:
+        monitor.stop()
+
+
+def _gpus(held, ranks):
+    """The gauge of this node's GPUs; none where NVML is not there, which is said."""
+    import pynvml  # only where there are GPUs: it costs time to load
+
+    try:
+        pynvml.nvmlInit()
+        return [Gpus(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"), held, ranks)]
+    except pynvml.NVMLError as error:
+        _say(f"GPUs are not sampled: {error}")
+        return []
+
+
+class Monitor:
+    """Appends a line for each device to a file, at a fixed interval, from `start` to `stop`."""
+
+    def __init__(self, path, node, gauges, seconds):
+        self.path, self.gauges, self.seconds = path, gauges, seconds
+        self.place = {"node": node, "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname()}
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+
+    def start(self):
+        """Begin to sample."""
+        self.thread.start()
+
+    def stop(self):
+        """Take the last sample and close the file."""
+        self.stopped.set()
+        self.thread.join(END_SECONDS)
+
+    def _run(self):
+        try:
+            with _opened(self.path) as handle:
+                writer = csv.DictWriter(handle, COLUMNS, restval="", lineterminator="\n")
+                if handle.tell() == 0:
+                    writer.writeheader()
+                due = time.monotonic() + self.seconds
+                self._sample(writer)
+                while not self.stopped.wait(due - time.monotonic()):
+                    due = max(due + self.seconds, time.monotonic())
+                    self._sample(writer)
+                    handle.flush()
+                self._sample(writer)
+        except OSError as error:  # a full disk is the training's affair, not ours
+            _say(f"no more samples of the devices: {error}")
+
+    def _sample(self, writer):
+        now = {"time": f"{time.time():.3f}", **self.place}
+        for gauge in self.gauges:
+            for values in gauge.read():
+                if values["kind"] == "host":
+                    values["monitor_seconds"] = time.thread_time()
+                writer.writerow({**now, **{name: _written(value) for name, value in values.items()}})
+
+
+def _written(value):
+    """Numbers of a sample with what they are good for."""
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _opened(path):
+    """A file of samples to append to, without a last line that a crash cut short."""
+    handle = open(path, "a+b")  # noqa: SIM115 (its text wrapper is closed by the caller)
+    handle.seek(0)
+    end = 0
+    for line in handle:
+        end += len(line) if line.endswith(b"\n") else 0
+    handle.truncate(end)
+    handle.close()
+    return open(path, "a", newline="", encoding="utf-8")
+
+
+def publish(folder, target):
+    """Join the samples of each node of a run under way; returns the energy of its GPUs in joules, or None where it is unknown."""
+    with atomic_path(target) as partial, open(partial, "w", encoding="utf-8") as merged:
+        merged.write(",".join(COLUMNS) + "\n")
+        for path in sample_files(folder):
+            with open(path, encoding="utf-8") as handle:
+                merged.writelines(line for number, line in enumerate(handle) if number and line.endswith("\n"))
+    return energy_joules(read_samples([target]))
+
+
+def _say(text):
+    print(f"{socket.gethostname()}: {text}", file=sys.stderr, flush=True)

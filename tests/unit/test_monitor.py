@@ -1,0 +1,142 @@
+"""Samples of the devices: what NVML and psutil say arrives in the file, counters add up over attempts, and it costs next to nothing."""
+
+import csv
+import math
+import os
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parascale.config.monitor import Monitor as Settings
+from parascale.files import write_text
+from parascale.launch.allocation import parse_job
+from parascale.samples import COLUMNS, Device, energy_joules, read_samples
+from parascale.train.gauges import Gpus, Node
+from parascale.train.monitor import Monitor, publish
+from tests.unit.nvml_answers import GIB, GPUS, SMALL, RecordedNvml
+
+
+def sample(path, gauges, seconds=0.01, times=3):
+    """Let a Monitor take some samples; the Devices it saw."""
+    monitor = Monitor(path, 0, gauges, seconds)
+    monitor.start()
+    time.sleep(seconds * (times - 1))
+    monitor.stop()
+    return read_samples([path])
+
+
+def test_recorded_answers_of_nvml_arrive_in_the_file(tmp_path):
+    """Recorded answers, no GPU seen: three of four GPUs idle."""
+    found = sample(tmp_path / "device-00000.csv", [Gpus(RecordedNvml(GPUS), None, 4, range(1))])
+    assert [(gpu.kind, gpu.index, gpu.rank) for gpu in found] == [
+        ("gpu", 0, 0),
+        ("gpu", 1, None),
+        ("gpu", 2, None),
+        ("gpu", 3, None),
+    ]
+    busy, idle = found[0], found[3]
+    assert (busy.mean("utilisation"), idle.mean("utilisation")) == (0.96, 0)
+    assert busy.mean("memory_bytes") == pytest.approx(29 * GIB, rel=1e-5)
+    assert (busy.mean("power_watts"), busy.mean("temperature_celsius")) == (312.48, 71)
+    assert (busy.mean("clock_mhz"), busy.mean("memory_clock_mhz")) == (1335, 1215)
+    assert set(busy.throttled) == {"power_cap", "software_thermal"} and not idle.throttled
+    assert busy.increase("energy_joules") == pytest.approx(624.96)
+    assert energy_joules(found) == pytest.approx(624.96 + 3 * 104)
+
+
+def test_what_a_gpu_does_not_tell_is_unknown(tmp_path):
+    found = sample(tmp_path / "device-00000.csv", [Gpus(RecordedNvml([SMALL]), None, 1, range(1))])
+    assert found[0].mean("utilisation") == 0.96
+    assert found[0].mean("energy_joules") is None and energy_joules(found) is None
+    assert energy_joules([]) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "held", "handles"),
+    [(None, 4, [0, 1, 2, 3]), (None, 2, [0, 1]), ("2,3", 2, [2, 3]), ("GPU-3,GPU-1", 2, [3, 1]), ("1,2,3", 1, [1])],
+)
+def test_the_gpus_that_the_job_holds_are_sampled(visible, held, handles):
+    assert [handle for _, handle, _ in Gpus(RecordedNvml(GPUS), visible, held, range(1)).devices] == handles
+
+
+def test_a_node_without_gpus_is_sampled(tmp_path):
+    path = tmp_path / "device-00000.csv"
+    monitor = Monitor(path, 0, [Node({0: os.getpid()})], 0.1)
+    monitor.start()
+    total, end = 0, time.monotonic() + 0.5
+    while time.monotonic() < end:
+        total += 1
+    write_text(tmp_path / "some", "x" * 100_000)
+    monitor.stop()
+    process, host = read_samples([path])
+    assert (process.kind, process.rank, host.kind) == ("rank", 0, "host")
+    assert max(process.known("cores_busy")) > 0.2, "this process was busy all the time"
+    assert process.mean("memory_bytes") > 1e6 and process.increase("written_bytes") >= 100_000
+    assert 0 <= host.mean("utilisation") <= 1 and host.mean("memory_total_bytes") > host.mean("memory_bytes") > 1e6
+    assert len(process.times) >= 4 and math.isnan(process.values["cores_busy"][0]), "nothing to compare the first with"
+
+
+def test_the_interval_is_fixed_and_the_cost_below_half_a_percent(tmp_path):
+    """CPU seconds of the sampling thread for a sample of a node with four processes, over the default interval."""
+    path, interval, seconds = tmp_path / "device-00000.csv", 0.05, 1.0
+    monitor = Monitor(path, 0, [Node(dict.fromkeys(range(4), os.getpid()))], interval)
+    monitor.start()
+    time.sleep(seconds)
+    monitor.stop()
+    host = read_samples([path])[-1]
+    samples = len(host.times)
+    assert 0.5 * seconds / interval < samples <= seconds / interval + 2
+    cost = host.increase("monitor_seconds") / samples / Settings().interval_seconds
+    assert 0 < cost < 0.005
+
+
+def test_a_second_attempt_goes_on_in_the_same_file(tmp_path):
+    path = tmp_path / "device-00000.csv"
+    sample(path, [Gpus(RecordedNvml(GPUS), None, 1, range(1))])
+    with open(path, "a") as handle:
+        handle.write("1763731000.1,0,host,gpu,0,0,0.9")  # the machine died here
+    found = sample(path, [Gpus(RecordedNvml(GPUS), None, 1, range(1))])
+    rows = list(csv.reader(path.open()))
+    assert rows[0] == list(COLUMNS) and all(len(row) == len(COLUMNS) for row in rows)
+    assert sum(row[0] == "time" for row in rows) == 1
+    assert energy_joules(found) == pytest.approx(2 * 624.96), "a counter begins anew with each attempt"
+
+
+@given(st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_counters_add_up_over_attempts(attempts):
+    """Each attempt counts from 0; the increase is the sum of what the attempts ended with."""
+    device = Device("gpu", 0, "host", 0, 0)
+    for attempt in attempts:
+        device.values["energy_joules"].extend([0.0, *sorted(attempt)])
+    expected = math.fsum(max(attempt) for attempt in attempts)
+    assert device.increase("energy_joules") == pytest.approx(expected, abs=1e-6)
+
+
+def test_samples_of_all_nodes_become_one_file(tmp_path):
+    for node in (0, 1):
+        monitor = Monitor(
+            tmp_path / f"device-{node:05d}.csv", node, [Gpus(RecordedNvml(GPUS), None, 2, range(2))], 0.01
+        )
+        monitor.start()
+        monitor.stop()
+    assert publish(tmp_path, tmp_path / "out/device.csv") > 0
+    found = read_samples([tmp_path / "out/device.csv"])
+    assert [(device.node, device.index) for device in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert publish(tmp_path / "empty", tmp_path / "none/device.csv") is None, "a run that was not sampled"
+
+
+def test_the_answer_of_slurm_about_a_job():
+    told = parse_job(
+        "JobId=7 JobName=x TimeLimit=1-02:03:04 SubmitTime=2026-01-02T03:04:05 StartTime=2026-01-02T03:05:05 "
+        "EndTime=2026-01-03T05:08:09 Partition=dc-gpu AllocNode:Sid=login:1"
+    )
+    assert told["limit_seconds"] == 26 * 3600 + 3 * 60 + 4 and told["partition"] == "dc-gpu"
+    assert told["allocated"] - told["submitted"] == 60
+    assert parse_job("TimeLimit=UNLIMITED StartTime=Unknown") == {
+        "submitted": None,
+        "allocated": None,
+        "limit_seconds": None,
+        "partition": None,
+    }
