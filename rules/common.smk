@@ -18,6 +18,7 @@ from parascale.launch.preflight import preflight
 from parascale.launch.resources import node_resources, resources
 from parascale.launch.storage import storage_warnings
 from parascale.plan.planner import Planner
+from parascale.report.figures import FIGURES
 from parascale.train.job import describe_job
 from parascale.train.lease import Lease
 

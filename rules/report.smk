@@ -1,8 +1,40 @@
-# Needs: finished runs and their parity verdicts. Makes: the comparison report, results/report/.
+# Needs: finished runs and their parity verdicts. Makes: the comparison report, results/report/, and a report of each job.
 
 
 localrules:
+    job_report,
     report,
+
+
+rule job_report:
+    input:
+        PATHS.run("{run}") / "summary.json",
+        PATHS.run("{run}") / "device.csv",
+        PATHS.parity("{run}") / "verdict.json",
+    output:
+        page=report(
+            PATHS.report / "jobs/{run}.html",
+            caption="captions/job.rst",
+            category="Jobs",
+            labels={"run": "{run}", "form": "page"},
+        ),
+        document=report(
+            PATHS.report / "jobs/{run}.pdf",
+            caption="captions/job.rst",
+            category="Jobs",
+            labels={"run": "{run}", "form": "PDF"},
+        ),
+    log:
+        LOGS / "job_report/{run}.log",
+    resources:
+        nodes=0,
+    params:
+        results=PATHS.results,
+        work=PATHS.root / "work",
+        code=provenance.code_digest(["scripts/job_report.py"]),
+    shell:
+        "python scripts/job_report.py --run {wildcards.run:q} --results {params.results:q} --work {params.work:q}"
+        " --output $(dirname {output.page:q}) > {log:q} 2>&1"
 
 
 rule report:
@@ -10,7 +42,12 @@ rule report:
         results_of(PROJECT.runs),
         rules.parity.input,
         proofs_shown(),
+        expand(rules.job_report.output.page, run=PROJECT.runs),
     output:
+        **{
+            name: report(PATHS.report / f"figures/{name}.svg", caption=f"captions/{name}.rst", category="Figures")
+            for name in FIGURES
+        },
         page=report(
             REPORT,
             caption="captions/page.rst",
@@ -26,7 +63,6 @@ rule report:
             caption="captions/checkpoints.rst",
             category="Comparison",
         ),
-        figures=directory(PATHS.report / "figures"),
     log:
         LOGS / "report.log",
     resources:
@@ -36,7 +72,10 @@ rule report:
         work=PATHS.root / "work",
         title=PROJECT.config.title,
         runs=list(PROJECT.runs),
+        table=lambda wildcards: as_json(
+            {key: getattr(PROJECT.config, key) for key in ("site", "runs", "workloads", "sites")}
+        ),
         code=provenance.code_digest(["scripts/report.py"]),
     shell:
         "python scripts/report.py --results {params.results:q} --work {params.work:q} --title {params.title:q}"
-        " --runs {params.runs:q} --output $(dirname {output.page:q}) > {log:q} 2>&1"
+        " --runs {params.runs:q} --config {params.table:q} --output $(dirname {output.page:q}) > {log:q} 2>&1"

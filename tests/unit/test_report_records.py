@@ -4,13 +4,14 @@ import csv
 import io
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from parascale.report import build_report, load_records, render_page
 from parascale.report.records import found_runs
-from parascale.report.tables import SUMMARY_COLUMNS, summary_csv
-from tests.unit.fake_results import fake, write_results
+from parascale.report.tables import SUMMARY_COLUMNS, summary_csv, summary_rows
+from tests.unit.fake_results import SITE, fake, write_results
 
 
 def records_of(root, *fakes, names=None):
@@ -141,3 +142,19 @@ def test_the_header_of_summary_csv_is_the_contract():
         "energy_joules"
     )
     assert ",".join(SUMMARY_COLUMNS) == header
+
+
+def test_a_run_without_results_is_shown_with_what_the_run_table_says(tmp_path):
+    """Missing, and unreadable, runs keep their name, workload, strategy, layout and seed; their figures stay empty."""
+    planned = fake("tp-4", tp=4, gpus_per_node=4, seed=7).run
+    broken = fake("ddp", dp=2, gpus_per_node=2)
+    results, work = write_results(tmp_path, [fake("single", verdict="baseline"), broken])
+    (results / "runs/ddp/run.json").write_text("{")
+    project = SimpleNamespace(runs={"tp-4": planned, "ddp": broken.run}, site=SITE)
+    report = build_report(load_records(results, work, ["single", "ddp", "tp-4", "unknown"], project), "Title")
+    rows = {row["run"]: row for row in summary_rows(report)}
+    known = ("status", "workload", "strategy", "world_size", "tp", "seed", "seconds", "speedup")
+    assert [rows["tp-4"][name] for name in known] == ["missing", "lm-small", "tp", 4, 4, 7, None, None]
+    assert [rows["ddp"][name] for name in known] == ["missing", "lm-small", "ddp", 2, 1, 1, None, None]
+    assert rows["unknown"]["strategy"] is None
+    assert "tp 4" in render_page(report)

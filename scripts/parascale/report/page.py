@@ -17,13 +17,21 @@ from parascale.report.tables import summary_csv
 QUOTED = re.compile(r"`([^`]*)`")
 
 
+FOOTER = (
+    "Made from `results/runs` and `results/parity`; the figures of the table of runs are also in `summary.csv`, beside this "
+    "page."
+)
+
+
 def render_page(report):
     """The whole page as one text of HTML that asks for no other file."""
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(report=report, sections=sections(report), warnings=warnings(report), subtitle=_subtitle(report))
-    )
+    return render(report, sections(report), _subtitle(report), FOOTER, warnings(report))
+
+
+def render(report, parts, subtitle, footer, said=()):
+    """A page of sections. said: warnings that stand above them. footer: where the page's figures come from."""
+    page = environment().get_template("page.html")
+    return page.render(report=report, sections=parts, warnings=said, subtitle=subtitle, footer=footer)
 
 
 def write_report(report, output):
@@ -45,26 +53,27 @@ def _subtitle(report):
     return " · ".join([finished, *report.workloads(), *sites])
 
 
-def _environment():
-    environment = jinja2.Environment(
+def environment():
+    """Where templates are filled: strictly, with what they use to write cells, charts and quoted names."""
+    made = jinja2.Environment(
         loader=jinja2.PackageLoader("parascale.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {
+    made.filters |= {
         "quoted": _quoted,
         "listed": lambda words: numbers.listed([f"`{word}`" for word in words]),
         "swatch": lambda entry: Markup(chart.swatch(entry)),
         "exact": lambda value: "" if value is None else str(value),
     }
-    environment.globals |= {
+    made.globals |= {
         "resource": lambda name: Markup(_resource(name)),
         "inline": lambda panel, identity: Markup(panel.inline(identity)),
         "series_class": chart.series_class,
     }
-    return environment
+    return made
 
 
 def _resource(name):

@@ -9,7 +9,7 @@ import re
 import time
 import typing
 from array import array
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -74,13 +74,14 @@ class Parity:
 class Curve:
     """Columns of `steps.jsonl`: `seconds` is the training time up to and with a step, `losses` are in nats.
 
-    evaluations: (index into the columns, validation loss).
+    evaluations: (index into the columns, validation loss). phases: seconds of all steps by what they were spent on.
     """
 
     steps: array
     losses: array
     seconds: array
     evaluations: tuple
+    phases: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,15 +126,23 @@ class Record:
         return None if cores is None else cores * self.run.layout.nodes
 
 
-def load_records(results, work, names=None):
+def load_records(results, work, names=None, project=None):
     """The records of the runs in `names`, in that order, or of every run that is found, by name.
 
-    results, work: the folders `results/` and `work/`.
+    results, work: the folders `results/` and `work/`. project: what its run table says of a run stands in for a record that
+    is not there.
     """
     results, work = Path(results), Path(work)
     if names is None:
         names = found_runs(results, work)
-    return [_load_record(results, work, name) for name in names]
+    records = [_load_record(results, work, name) for name in names]
+    planned = project.runs if project is not None else {}
+    return [
+        replace(record, run=planned[record.name], site=project.site)
+        if record.run is None and record.name in planned
+        else record
+        for record in records
+    ]
 
 
 def found_runs(results, work):
@@ -235,10 +244,12 @@ def _parity(path):
 def load_curve(path):
     """The Curve in a `steps.jsonl`. Lines without a finite loss carry no point, but their time counts."""
     steps, losses, seconds, evaluations = array("q"), array("d"), array("d"), []
-    elapsed = 0.0
+    elapsed, phases = 0.0, {}
     try:
         for line in _json(path, read_json_lines):
             elapsed += line["seconds"]["total"]
+            for phase, spent in line["seconds"].items():
+                phases[phase] = phases.get(phase, 0.0) + spent
             loss, validation = line.get("loss"), line.get("validation_loss")
             if loss is None or not math.isfinite(loss):
                 continue
@@ -249,7 +260,8 @@ def load_curve(path):
             seconds.append(elapsed)
     except (KeyError, TypeError) as error:
         raise RecordError(f"{path}: a line lacks {error}") from None
-    return Curve(steps, losses, seconds, tuple(evaluations))
+    phases.pop("total", None)
+    return Curve(steps, losses, seconds, tuple(evaluations), phases)
 
 
 def _json(path, read=read_json):

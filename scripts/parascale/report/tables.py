@@ -54,7 +54,10 @@ PERPLEXITY_TASKS = ("language_model", "summarisation")
 
 @dataclass(frozen=True)
 class Cell:
-    """text: as shown. value: exact, for sorting and for programs. figure: its name. small: a second line below it."""
+    """text: as shown. value: exact, for sorting and for programs. figure: its name. small: a second line below it.
+
+    link: a page beside this one that the text leads to.
+    """
 
     text: str
     value: object = None
@@ -62,6 +65,7 @@ class Cell:
     small: "Cell | None" = None
     note: str = ""
     kind: str = ""
+    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def _runs_row(report, record, row):
     speedup = numbers.fixed(row["speedup"], 2)
     unit = f"{row['work_unit']}/s" if row["work_unit"] else ""
     cells = (
-        Cell(record.name, figure="run", small=seed),
+        Cell(record.name, figure="run", small=seed, link=report.jobs.get(record.name, "")),
         _layout_cell(record),
         Cell(record.status, figure="status", kind=record.status, note="; ".join(record.notes)),
         Cell(numbers.duration(row["seconds"]), row["seconds"], "seconds"),

@@ -1,0 +1,202 @@
+"""What stands out about a run, in plain words: what was paid for and not used, what it waited for, why it stopped.
+
+The thresholds are choices, made so that what they name is worth a look; the figures behind each finding stand beside it.
+"""
+
+from dataclasses import dataclass
+
+from parascale.report import numbers
+from parascale.report.derived import idle_fraction
+
+IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %
+LOW_USE = 0.5
+UNEVEN_USE = 0.2
+DATA_WAIT = 0.1
+COMMUNICATION = 0.25
+BUBBLE = 0.2
+NOT_TRAINING = 0.3
+FULL_MEMORY = 0.92
+LITTLE_MEMORY = 0.25
+THROTTLED = 0.05
+LIMIT_SECONDS = 180.0  # profiles let Slurm warn 120 s before the limit; saving takes some of them
+LONG_LIMIT = 0.25
+LONG_LIMIT_SECONDS = 3600.0  # a scheduler fits shorter jobs in anyhow
+SHORT_RUN_SECONDS = 60.0  # of shorter ones, start-up is always the larger part
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence and what it rests on. kind: bad (costs), note (worth knowing) or good."""
+
+    kind: str
+    text: str
+    source: str
+
+
+def findings(record, devices):
+    """The Findings of a run, worst first; one that says so where nothing stands out."""
+    found = [
+        *_ends(record),
+        *_idle(record, devices),
+        *_waiting(record),
+        *_use(devices),
+        *_memory(record, devices),
+        *_limits(record),
+    ]
+    found.sort(key=lambda finding: ("bad", "note", "good").index(finding.kind))
+    if not found:
+        known = "the samples of its devices" if devices else "its record; no samples of its devices are there"
+        found.append(Finding("good", "Nothing stands out.", f"Looked at: {known}"))
+    return found
+
+
+# --- why it ended
+
+
+def hit_limit(attempt):
+    """The time limit in seconds that ended an attempt, or None."""
+    limit, since, seconds = (attempt.get(name) for name in ("limit_seconds", "allocated", "seconds"))
+    if not limit or since is None or seconds is None or attempt.get("outcome") not in ("stopped", "killed"):
+        return None
+    return limit if attempt["started"] + seconds - since > limit - LIMIT_SECONDS else None
+
+
+def _ends(record):
+    attempts, count = record.attempts, len(record.attempts)
+    limits = [limit for attempt in attempts if (limit := hit_limit(attempt))]
+    after = "it went on from its checkpoint" if record.done else "start it again, and it goes on from its checkpoint"
+    if limits:
+        often = "" if count == 1 else f" in {len(limits)} of {count} attempts"
+        text = f"Stopped by the time limit of {numbers.duration(limits[-1])}{often}; {after}."
+        yield Finding("note" if record.done else "bad", text, "attempts in run.json")
+    others = [attempt for attempt in attempts if not hit_limit(attempt)]
+    for outcome, words in (
+        ("stopped", "asked to stop and saved its state"),
+        ("killed", "killed without a sign"),
+        ("failed", "failed"),
+    ):
+        ended = sum(attempt.get("outcome") == outcome for attempt in others)
+        if ended:
+            often = "It was" if count == 1 else f"{ended} of {count} attempts {'was' if ended == 1 else 'were'}"
+            if outcome == "failed":
+                often = "It" if count == 1 else f"{ended} of {count} attempts"
+            kind = "bad" if outcome == "failed" or not record.done else "note"
+            yield Finding(kind, f"{often} {words}; {after}.", "attempts in run.json")
+    if record.status == "missing":
+        yield Finding("bad", "There is no readable record of this run.", "; ".join(record.notes))
+
+
+def _limits(record):
+    if not record.done or len(record.attempts) != 1:
+        return
+    limit, seconds = (record.attempts[0].get(name) for name in ("limit_seconds", "seconds"))
+    if limit and seconds and limit >= LONG_LIMIT_SECONDS and seconds < LONG_LIMIT * limit:
+        used = numbers.duration(seconds)
+        text = f"Asked for {numbers.duration(limit)} and took {used}: with a shorter time limit it may start earlier."
+        yield Finding("note", text, "attempts in run.json")
+
+
+# --- what was paid for and not used
+
+
+def _idle(record, devices):
+    gpus = [device for device in devices if device.kind == "gpu" and device.mean("utilisation") is not None]
+    idle = [device for device in gpus if device.mean("utilisation") < IDLE_USE]
+    if idle:
+        unused = sum(device.rank is None for device in idle)
+        many = "" if unused == len(idle) else f"{unused} of them "
+        why = f"; {many}asked for and used by no process" if unused else ""
+        text = f"{len(idle)} of {numbers.plural(len(gpus), 'GPU')} idle{_paid(record, len(idle) / len(gpus))}{why}."
+        yield Finding("bad", text, f"mean utilisation below {numbers.percent(IDLE_USE)} in device.csv")
+    elif record.run is not None and not gpus and record.run.layout.idle_gpus:
+        layout = record.run.layout
+        count = layout.idle_gpus * layout.nodes
+        text = (
+            f"{count} of {numbers.plural(record.gpus, record.gpu_word)} idle{_paid(record, count / record.gpus)}: "
+            "asked for and never used."
+        )
+        yield Finding("bad", text, "the layout in run.json")
+    if record.run is not None and record.run.strategy == "naive":
+        text = (
+            f"With one micro-batch only one of {record.run.layout.pp} pipeline stages works at a time: "
+            f"{numbers.percent(idle_fraction(record))} of the held time is idle. Give it more micro-batches."
+        )
+        yield Finding("bad", text, "the layout in run.json")
+
+
+def _paid(record, fraction):
+    hours = record.summary.core_hours if record.summary is not None else None
+    return f", {numbers.significant(hours * fraction)} of {numbers.significant(hours)} core-hours" if hours else ""
+
+
+def _use(devices):
+    working = [
+        (device.mean("utilisation"), device)
+        for device in devices
+        if device.kind == "gpu" and (device.mean("utilisation") or 0) >= IDLE_USE
+    ]
+    if working:
+        low, high = min(use for use, _ in working), max(use for use, _ in working)
+        mean = sum(use for use, _ in working) / len(working)
+        if mean < LOW_USE:
+            text = f"The GPUs that work are busy {numbers.percent(mean)} of the time."
+            yield Finding("bad", text, "mean utilisation in device.csv")
+        if high - low > UNEVEN_USE:
+            text = f"GPUs are unevenly busy, {numbers.percent(low)} to {numbers.percent(high)}: some wait for others."
+            yield Finding("note", text, "mean utilisation in device.csv")
+    yield from _throttled([device for device in devices if device.kind == "gpu"])
+
+
+def _throttled(gpus):
+    slowed = {}
+    for gpu in gpus:
+        for reason, samples in gpu.throttled.items():
+            if samples / len(gpu.times) > THROTTLED:
+                slowed.setdefault(reason, []).append(samples / len(gpu.times))
+    for reason, parts in slowed.items():
+        text = (
+            f"{len(parts)} of {numbers.plural(len(gpus), 'GPU')} slowed down ({reason.replace('_', ' ')}), in up to "
+            f"{numbers.percent(max(parts))} of the samples."
+        )
+        yield Finding("note", text, "throttled in device.csv")
+
+
+# --- what it waited for
+
+
+def _waiting(record):
+    phases = record.curve.phases if record.curve is not None else {}
+    total = sum(phases.values())
+    if total > 0:
+        shares = {name: seconds / total for name, seconds in phases.items()}
+        words = (
+            ("data", DATA_WAIT, "Waits for data {} of the time: faster storage or format, more loader processes."),
+            ("communication", COMMUNICATION, "Spends {} of the time in communication that no computation hides."),
+            ("bubble", BUBBLE, "A pipeline rank waits for the others {} of the time: more micro-batches shrink that."),
+        )
+        for phase, least, text in words:
+            if shares.get(phase, 0.0) >= least:
+                source = f"seconds.{phase} in steps.jsonl"
+                yield Finding("bad", text.format(numbers.percent(shares[phase])), source)
+    summary = record.summary
+    if summary is not None and summary.wall_seconds and summary.wall_seconds > SHORT_RUN_SECONDS:
+        part = 1 - summary.seconds / summary.wall_seconds
+        if part > NOT_TRAINING:
+            text = f"{numbers.percent(part)} of the wall time was not training: starts, evaluation, saving."
+            yield Finding("note", text, "seconds and wall_seconds in summary.json")
+
+
+def _memory(record, devices):
+    parts = [
+        max(device.known("memory_bytes")) / max(device.known("memory_total_bytes"))
+        for device in devices
+        if device.kind == "gpu" and device.rank is not None and device.known("memory_total_bytes")
+    ]
+    if not parts:
+        return
+    if max(parts) > FULL_MEMORY:
+        text = f"GPU memory was {numbers.percent(max(parts))} full at its peak: a little more and it fails."
+        yield Finding("note", text, "memory_bytes in device.csv")
+    elif max(parts) < LITTLE_MEMORY:
+        text = f"GPU memory was at most {numbers.percent(max(parts))} full: a larger batch would fit."
+        yield Finding("note", text, "memory_bytes in device.csv")

@@ -1,0 +1,86 @@
+"""Two plots of a job: heat maps of devices over time, and the timeline of its attempts."""
+
+from dataclasses import dataclass
+
+from parascale.report.chart import Panel
+from parascale.report.plots import label_width, shortened
+
+ROW = 18
+TIME_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
+
+
+@dataclass(frozen=True)
+class Row:
+    """A device. cells: its value in each part of the time, None where there is none."""
+
+    label: str
+    cells: list
+
+
+def time_unit(seconds):
+    """(length, name) of the unit in which a time of about `seconds` is told."""
+    return next(entry for entry in TIME_UNITS if seconds >= 2 * entry[0] or entry[0] == 1.0)
+
+
+def heat_panel(title, description, rows, end, seconds):
+    """Rows of cells from pale (0) to dark (`end`), over `seconds` of running time."""
+    left = label_width([row.label for row in rows]) + 10
+    height = max(ROW * len(rows), 1) + 12 + 44
+    panel = Panel(title, description, height, left=left, right=14, top=6, bottom=44)
+    size, unit = time_unit(seconds)
+    panel.axis_across(panel.across(0, max(seconds / size, 1e-9)), f"running time ({unit})")
+    for number, row in enumerate(rows):
+        y = panel.top + number * ROW
+        panel.label(0, y + 13, shortened(row.label), "tick")
+        width = (panel.right - panel.left) / len(row.cells)
+        for start, stop, value in _stretches(row.cells):
+            shade = PALEST + (1 - PALEST) * min(max(value / end, 0.0), 1.0)
+            x = panel.left + start * width
+            panel.add(
+                "rect", "heat", x=x, y=y, width=(stop - start) * width, height=ROW - 2, fill_opacity=f"{shade:.2f}"
+            )
+    return panel
+
+
+def _stretches(cells):
+    """(first, end, value) of neighbouring cells that look the same."""
+    start = 0
+    for index in range(1, len(cells) + 1):
+        if index == len(cells) or cells[index] != cells[start]:
+            if cells[start] is not None:
+                yield start, index, cells[start]
+            start = index
+
+
+@dataclass(frozen=True)
+class Span:
+    """An attempt: seconds since 1970; kind: its outcome, a CSS class. waiting: since when it waited in the queue, or None."""
+
+    label: str
+    kind: str
+    start: float
+    end: float
+    waiting: float | None
+    note: str
+
+
+def timeline_panel(title, description, spans):
+    """Attempts one below the other over the clock; a thin line is waiting in the queue."""
+    first = min(span.start if span.waiting is None else min(span.waiting, span.start) for span in spans)
+    last = max(span.end for span in spans)
+    left = label_width([span.label for span in spans]) + 10
+    panel = Panel(title, description, ROW * len(spans) + 12 + 44, left=left, right=14, top=6, bottom=44)
+    size, unit = time_unit(last - first)
+    across = panel.across(0, max((last - first) / size, 1e-9))
+    panel.axis_across(across, f"{unit} since {'submission' if first < min(s.start for s in spans) else 'the start'}")
+    for number, span in enumerate(spans):
+        y = panel.top + number * ROW
+        panel.label(0, y + 13, shortened(span.label), "tick")
+        begin, end = across((span.start - first) / size), across((span.end - first) / size)
+        if span.waiting is not None:
+            panel.add("line", "axis", x1=across((span.waiting - first) / size), x2=begin, y1=y + 8, y2=y + 8)
+        panel.add(
+            "rect", f"span {span.kind}", span.note, x=begin, y=y, width=max(end - begin, 1.0), height=ROW - 3, rx=2
+        )
+    return panel

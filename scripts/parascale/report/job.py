@@ -1,0 +1,238 @@
+"""The report of one job, of the kind that LLview gives: what it was, what it used, what stands out, and its curves."""
+
+import dataclasses
+from datetime import datetime
+from pathlib import Path
+
+from parascale import files
+from parascale.errors import ParascaleError
+from parascale.report import numbers, sections
+from parascale.report.chart import Entry, Figure
+from parascale.report.derived import Report, build_report
+from parascale.report.findings import findings, hit_limit
+from parascale.report.heat import Span, timeline_panel
+from parascale.report.layouts import degrees_text, hardware_text
+from parascale.report.page import render
+from parascale.report.records import load_records
+from parascale.report.sections import Section
+from parascale.report.tables import Cell, Row, Table
+from parascale.report.usage import energy, heat_figure, metrics_table
+from parascale.samples import energy_joules, read_samples, sample_files
+
+FOOTER = "Made from `run.json`, `summary.json`, `steps.jsonl` and `device.csv` of this run. "
+OUTCOMES = ("finished", "stopped", "killed", "failed", "running")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run with the samples of its devices, and the comparison report's view of it alone."""
+
+    record: object
+    devices: list
+    operators: list
+    report: Report
+
+    @property
+    def energy(self):
+        """Joules of all its GPUs, or None."""
+        return energy_joules(self.devices)
+
+
+def load_job(results, work, name):
+    """The Job of a run, finished or under way. Raises ParascaleError where it left nothing."""
+    (record,) = load_records(results, work, [name])
+    finished = Path(results) / "runs" / name
+    folder = finished if finished.is_dir() else Path(work) / "runs" / name
+    if not folder.is_dir():
+        raise ParascaleError(
+            f"run `{name}` left nothing in {finished} or {folder}; `make run` trains the runs of the table"
+        )
+    operators = files.read_json(path) if (path := folder / "profile/operators.json").is_file() else []
+    return Job(record, read_samples(sample_files(folder)), operators, build_report([record], f"Job report: {name}"))
+
+
+def job_sections(job):
+    """What the page holds, in its order."""
+    report = job.report
+    made = [
+        Section("findings", "What stands out", "findings.html", {"findings": findings(job.record, job.devices)}),
+        _facts_section(job),
+        _attempts_section(job.record),
+        _usage_section(job.devices),
+        sections.phases_section(report),
+        _operators_section(job.operators),
+        sections.loss_section(report),
+        sections.parity_section(report),
+        sections.plan_section(report),
+        sections.provenance_section(report),
+    ]
+    return [section for section in made if section is not None]
+
+
+def render_job(job):
+    """The page as one text of HTML that asks for no other file."""
+    record = job.record
+    words = [record.status]
+    if record.run is not None:
+        words += [record.run.workload.name, record.run.strategy, record.site.title or record.site.name]
+    return render(job.report, job_sections(job), " · ".join(words), FOOTER)
+
+
+def facts(job):
+    """(name, words, exact value) of what one asks first about a job."""
+    record, summary = job.record, job.record.summary
+    rows = [("Status", record.status, None)]
+    if record.run is not None:
+        rows += [
+            ("Strategy", f"{record.run.strategy}: {degrees_text(record.run)}", None),
+            ("Hardware", f"{hardware_text(record)}, {record.site.title or record.site.name}", None),
+        ]
+    rows += _times(record.attempts)
+    if record.run is not None and record.cores and (seconds := _wall_seconds(record)):
+        hours = record.cores * seconds / 3600
+        rows.append(("Core-hours", numbers.significant(hours), hours))
+    if job.energy is not None:
+        rows.append(("Energy of the GPUs", energy(job.energy), job.energy))
+    if summary is not None:
+        rows += [
+            (
+                "Work",
+                f"{numbers.whole(summary.work)} {summary.work_unit} in {numbers.whole(summary.steps)} steps",
+                summary.work,
+            ),
+            ("Training time", numbers.duration(summary.seconds), summary.seconds),
+            ("Rate", f"{numbers.significant(summary.rate)} {summary.work_unit}/s", summary.rate),
+            ("Peak memory of a rank", numbers.memory(summary.peak_memory_bytes), summary.peak_memory_bytes),
+            ("Validation loss", numbers.fixed(summary.validation_loss, 4), summary.validation_loss),
+            ("Test loss", numbers.fixed(summary.test_loss, 4), summary.test_loss),
+        ]
+    if record.parity is not None:
+        rows.append(("Parity with its baseline", record.parity.verdict, None))
+    return [row for row in rows if row[1]]
+
+
+def _wall_seconds(record):
+    if record.summary is not None and record.summary.wall_seconds:
+        return record.summary.wall_seconds
+    return sum(attempt.get("seconds") or 0.0 for attempt in record.attempts)
+
+
+def _times(attempts):
+    """Submission, start, end and time limit, as Slurm and the record tell them."""
+    if not attempts:
+        return
+    first, last = attempts[0], attempts[-1]
+    jobs = list(dict.fromkeys(attempt["job_id"] for attempt in attempts if attempt.get("job_id")))
+    hosts = list(dict.fromkeys(host for attempt in attempts for host in attempt.get("hosts") or ()))
+    yield "Job", ", ".join(jobs), None
+    yield "Nodes", ", ".join(hosts), None
+    if first.get("submitted"):
+        yield "Submitted", _clock(first["submitted"]), first["submitted"]
+        yield "Waited in the queue", numbers.duration(first["allocated"] - first["submitted"]), None
+    yield "Started (UTC)", first.get("start") or "", None
+    yield "Ended (UTC)", last.get("end") or "", None
+    limit, since, seconds = (last.get(name) for name in ("limit_seconds", "allocated", "seconds"))
+    if limit and since is not None and seconds is not None:
+        used = (last["started"] + seconds - since) / limit
+        yield "Time limit", f"{numbers.duration(limit)}, {numbers.percent(used)} used by the last attempt", used
+
+
+def _clock(seconds):
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def _facts_section(job):
+    rows = tuple(
+        Row(name, (Cell(name), Cell(words, value, name.lower().replace(" ", "_")))) for name, words, value in facts(job)
+    )
+    table = Table("What this job was", (("Fact", False), ("Value", False)), rows)
+    return Section("job", "The job", "table.html", {"table": table, "notes": job.record.notes})
+
+
+def _attempts_section(record):
+    figure = attempts_figure(record)
+    return Section("attempts", "Its attempts", "figures.html", {"figures": [figure]}) if figure else None
+
+
+def attempts_spans(record):
+    """The attempts on the clock, those that tell when they began."""
+    spans = []
+    for number, attempt in enumerate(record.attempts, 1):
+        start = _seconds(attempt, "start")
+        if start is not None:
+            outcome, seconds = attempt.get("outcome") or "running", attempt.get("seconds") or 0.0
+            label = f"attempt {number}"
+            note = f"{label}: {numbers.duration(seconds)}, {_outcome(attempt)}"
+            spans.append(Span(label, outcome, start, start + seconds, attempt.get("submitted"), note))
+    return spans
+
+
+def _outcome(attempt):
+    outcome = attempt.get("outcome") or "running"
+    return f"{outcome} by the time limit" if hit_limit(attempt) else outcome
+
+
+def attempts_figure(record):
+    """The timeline of the attempts with their table; None where no attempt tells its times."""
+    spans, rows = attempts_spans(record), []
+    for number, attempt in enumerate(record.attempts, 1):
+        cells = (
+            Cell(f"attempt {number}"),
+            Cell(attempt.get("job_id") or ""),
+            Cell(attempt.get("start") or ""),
+            Cell(numbers.duration(attempt.get("seconds")), attempt.get("seconds"), "attempt_seconds"),
+            Cell(_outcome(attempt)),
+            Cell(numbers.whole(attempt.get("first_step")), attempt.get("first_step")),
+            Cell(numbers.whole(attempt.get("last_step")), attempt.get("last_step")),
+        )
+        rows.append(Row(f"attempt {number}", cells))
+    if not spans:
+        return None
+    columns = (("Attempt", False), ("Job", False), ("Start (UTC)", False), ("Duration", True), ("Outcome", False))
+    table = Table("Attempts", (*columns, ("First step", True), ("Last step", True)), tuple(rows))
+    used = [outcome for outcome in OUTCOMES if any(span.kind == outcome for span in spans)]
+    description = f"Timeline: {'; '.join(span.note for span in spans[:12])}."
+    panel = timeline_panel("Attempts over time", description, spans)
+    legend = tuple(Entry(outcome, f"span {outcome}", "box") for outcome in used)
+    return Figure(
+        "attempts", "Attempts", "Each start of the run; a thin line is waiting in the queue.", (panel,), legend, table
+    )
+
+
+def _seconds(attempt, key):
+    """Seconds since 1970 of a moment that is written in ISO 8601, or None."""
+    try:
+        return datetime.fromisoformat(attempt[key]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _usage_section(devices):
+    table = metrics_table(devices)
+    if table is None:
+        return None
+    figure = heat_figure(devices)
+    return Section(
+        "usage", "Use of the hardware", "usage.html", {"table": table, "figures": [figure] if figure.panels else []}
+    )
+
+
+def _operators_section(operators):
+    """The operators that took most of the steps that were profiled."""
+    if not operators:
+        return None
+    rows = []
+    for operator in operators:
+        cells = (
+            Cell(operator["name"]),
+            Cell(numbers.whole(operator["calls"]), operator["calls"]),
+            Cell(numbers.duration_of_step(operator["cpu_seconds"]), operator["cpu_seconds"], "cpu_seconds"),
+            Cell(numbers.duration_of_step(operator["device_seconds"]), operator["device_seconds"], "device_seconds"),
+        )
+        rows.append(Row(operator["name"], cells))
+    columns = (("Operator", False), ("Calls", True), ("Own time on the CPU", True), ("Own time on the GPU", True))
+    table = Table("Operators of rank 0 in the profiled steps, the longest first", columns, tuple(rows))
+    note = (
+        "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing and https://ui.perfetto.dev show it."
+    )
+    return Section("operators", "Top operators", "table.html", {"table": table, "notes": (note,)})

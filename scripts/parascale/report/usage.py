@@ -1,0 +1,225 @@
+"""How much of the hardware a run used: its samples as a table of extremes and as heat maps over time."""
+
+import itertools
+import math
+import statistics
+from dataclasses import dataclass
+
+from parascale.report import numbers
+from parascale.report.chart import Figure
+from parascale.report.heat import Row as HeatRow
+from parascale.report.heat import heat_panel
+from parascale.report.tables import Cell, Row, Table
+
+BUCKETS = 60  # moments of a heat map
+ROWS = 64  # devices of a heat map
+PAUSE = 10  # a gap of more than so many intervals lies between attempts, and is cut out
+
+
+def _cores(value):
+    return numbers.significant(value)
+
+
+def _megahertz(value):
+    return f"{value:,.0f} MHz"
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """What a heat map shows: `rows` of (label, mean in each part of the running time or None), pale at 0, dark at `end`."""
+
+    title: str
+    description: str
+    rows: list
+    end: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of the samples of a kind of device. shown: how its value is written. heat: whether it has a heat map."""
+
+    kind: str
+    column: str
+    title: str
+    shown: object
+    heat: bool = False
+
+
+METRICS = (
+    Metric("gpu", "utilisation", "GPU use", numbers.percent, heat=True),
+    Metric("gpu", "memory_bytes", "GPU memory", numbers.memory, heat=True),
+    Metric("gpu", "power_watts", "GPU power", lambda value: f"{value:,.0f} W", heat=True),
+    Metric("gpu", "temperature_celsius", "GPU temperature", lambda value: f"{value:.0f} °C"),
+    Metric("gpu", "clock_mhz", "GPU clock", _megahertz),
+    Metric("gpu", "memory_clock_mhz", "GPU memory clock", _megahertz),
+    Metric("rank", "cores_busy", "Busy cores of a process", _cores, heat=True),
+    Metric("rank", "memory_bytes", "Memory of a process", numbers.memory, heat=True),
+    Metric("host", "utilisation", "Use of a node's cores", numbers.percent),
+    Metric("host", "memory_bytes", "Memory of a node", numbers.memory),
+)
+# Counters: their increase over the run, for all devices of a kind.
+TOTALS = (
+    ("gpu", "energy_joules", "Energy of all GPUs", lambda value: energy(value)),
+    ("rank", "read_bytes", "Read by the processes", numbers.memory),
+    ("rank", "written_bytes", "Written by the processes", numbers.memory),
+    ("host", "received_bytes", "Received over the network", numbers.memory),
+    ("host", "sent_bytes", "Sent over the network", numbers.memory),
+    ("host", "monitor_seconds", "Processor time of this monitoring", numbers.duration),
+)
+
+
+def energy(joules):
+    """Joules as `532 J` or `1.24 kWh`."""
+    if joules is None:
+        return ""
+    return f"{numbers.significant(joules)} J" if joules < 36_000 else f"{numbers.significant(joules / 3.6e6)} kWh"
+
+
+def total(devices, kind, column):
+    """Sum of a counter's increase over the devices of a kind; None where it is unknown for one."""
+    known = [device.increase(column) for device in devices if device.kind == kind]
+    return math.fsum(known) if known and None not in known else None
+
+
+def metrics_table(devices):
+    """Lowest, mean and highest value of every metric over all samples and devices, and the device of each extreme."""
+    rows = []
+    for metric in METRICS:
+        known = [(device, values) for device in _of(devices, metric.kind) if (values := device.known(metric.column))]
+        if not known:
+            continue
+        low, low_device = min(((min(values), device) for device, values in known), key=lambda pair: pair[0])
+        high, high_device = max(((max(values), device) for device, values in known), key=lambda pair: pair[0])
+        mean = statistics.fmean(value for _, values in known for value in values)
+        name = f"{metric.kind}_{metric.column}"
+        cells = (
+            Cell(metric.title),
+            Cell(metric.shown(low), low, f"min_{name}", Cell(low_device.label)),
+            Cell(metric.shown(mean), mean, f"mean_{name}"),
+            Cell(metric.shown(high), high, f"max_{name}", Cell(high_device.label)),
+        )
+        rows.append(Row(name, cells))
+    for kind, column, title, shown in TOTALS:
+        value = total(devices, kind, column)
+        if value is not None:
+            cells = (Cell(title), Cell(""), Cell(shown(value), value, f"total_{kind}_{column}"), Cell(""))
+            rows.append(Row(f"{kind}_{column}", cells))
+    columns = (("Metric", False), ("Lowest", True), ("Mean or total", True), ("Highest", True))
+    return Table("Every metric over all samples", columns, tuple(rows)) if rows else None
+
+
+def heat_figure(devices):
+    """Heat maps of what has one: a row a device, running time from left to right."""
+    panels = tuple(
+        heat_panel(shown.title, shown.description, [HeatRow(*row) for row in shown.rows], shown.end, shown.seconds)
+        for shown in heat_maps(devices)
+    )
+    return Figure(
+        "heat",
+        "Time × devices",
+        "A row is a GPU or a process, darker is more; the end of the scale stands above each map. Time runs from left to right, "
+        "without the pauses between attempts. White: no sample.",
+        panels,
+        table=_devices_table(devices),
+    )
+
+
+def heat_maps(devices):
+    """The HeatMap of each metric that has one and was sampled."""
+    return [found for metric in METRICS if metric.heat and (found := _heat_map(devices, metric)) is not None]
+
+
+def _heat_map(devices, metric):
+    chosen = [device for device in _of(devices, metric.kind) if device.known(metric.column)]
+    if not chosen:
+        return None
+    end = _scale_end(chosen, metric)
+    moments = running_time(chosen)
+    rows = [(_short(device), bucketed(device, metric.column, moments)) for device in chosen[:ROWS]]
+    left_out = len(chosen) - len(rows)
+    means = [f"{device.label} {metric.shown(device.mean(metric.column))}" for device in chosen[:12]]
+    description = f"Heat map of {metric.title.lower()} over time. Means: {'; '.join(means)}."
+    more = f", the first {ROWS} of {len(chosen)}" if left_out else ""
+    title = f"{metric.title}, 0 to {metric.shown(end)}{more}"
+    return HeatMap(title, description, rows, end, moments[-1][1])
+
+
+def _scale_end(devices, metric):
+    if metric.column == "utilisation":
+        return 1.0
+    totals = [value for device in devices for value in device.known("memory_total_bytes")]
+    if metric.column == "memory_bytes" and totals:
+        return max(totals)
+    return max(max(device.known(metric.column)) for device in devices) or 1.0
+
+
+def _devices_table(devices):
+    """What each GPU or process did on average."""
+    chosen = _of(devices, "gpu") or _of(devices, "rank")
+    if not chosen:
+        return None
+    metrics = [metric for metric in METRICS if metric.kind == chosen[0].kind]
+    rows = []
+    for device in chosen:
+        rank = "unused" if device.rank is None else str(device.rank)
+        cells = [Cell(device.label), Cell(rank if device.kind == "gpu" else str(device.rank)), Cell(device.host)]
+        for metric in metrics:
+            mean = device.mean(metric.column)
+            shown = "" if mean is None else metric.shown(mean)
+            cells.append(Cell(shown, mean, f"mean_{metric.column}"))
+        slowed = ", ".join(
+            f"{reason.replace('_', ' ')} ({count} samples)" for reason, count in device.throttled.items()
+        )
+        rows.append(Row(device.label, (*cells, Cell(slowed))))
+    columns = (("Device", False), ("Rank", False), ("Node", False), *((metric.title, True) for metric in metrics))
+    return Table("Means of each device", (*columns, ("Slowed down by", False)), tuple(rows))
+
+
+def _of(devices, kind):
+    return [device for device in devices if device.kind == kind]
+
+
+def _short(device):
+    return f"rank {device.rank}" if device.rank is not None else f"{device.node}.{device.index} unused"
+
+
+def running_time(devices):
+    """((time, running seconds), …) of all moments that were sampled: time without the pauses between attempts."""
+    times = sorted({time for device in devices for time in device.times})
+    # Of one device: the nodes sample at moments of their own, so that gaps between all of them are shorter.
+    longest = PAUSE * max(statistics.median(_gaps(device.times) or [0.0]) for device in devices)
+    moments, elapsed = [(times[0], 0.0)], 0.0
+    for time, gap in zip(times[1:], _gaps(times), strict=True):
+        elapsed += min(gap, longest)
+        moments.append((time, elapsed))
+    return moments
+
+
+def _gaps(times):
+    return [after - before for before, after in itertools.pairwise(times)]
+
+
+def bucketed(device, column, moments):
+    """Means of a column over BUCKETS equal parts of the running time; None for a part without samples."""
+    end = moments[-1][1] or 1.0
+    where = dict(moments)
+    sums, counts = [0.0] * BUCKETS, [0] * BUCKETS
+    for time, value in zip(device.times, device.values[column], strict=True):
+        if not math.isnan(value):
+            bucket = min(int(where[time] / end * BUCKETS), BUCKETS - 1)
+            sums[bucket] += value
+            counts[bucket] += 1
+    means = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+    return _carried(means, len(moments))
+
+
+def _carried(means, samples):
+    """Where there are fewer samples than parts, a part takes the value before it: a sample stands for its interval."""
+    if samples >= BUCKETS:
+        return means
+    carried, last = [], None
+    for mean in means:
+        last = mean if mean is not None else last
+        carried.append(last)
+    return carried

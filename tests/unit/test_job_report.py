@@ -1,0 +1,196 @@
+"""The report of one job says in plain words what is wrong with it, leads back to raw samples, and is there for unfinished runs too."""
+
+import csv
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parascale.errors import ParascaleError
+from parascale.report.job import load_job, render_job
+from parascale.report.pdf import write_pdf
+from parascale.report.usage import BUCKETS, bucketed, running_time
+from parascale.samples import COLUMNS, read_samples
+from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
+from tests.unit.fake_results import CLUSTER, SHARES, fake, write_results
+from tests.unit.test_report_page import Cells
+
+SCRIPT = Path(__file__).parents[2] / "scripts/job_report.py"
+LIMIT = {"submitted": START - 600, "allocated": START - 30, "limit_seconds": 3600.0}
+
+
+def attempt(number, outcome, seconds, start=START, **more):
+    """An attempt as the record has it."""
+    return {
+        "start": "2026-01-02T03:04:05+00:00",
+        "started": start,
+        "seconds": seconds,
+        "outcome": outcome,
+        "first_step": 1 + 10 * (number - 1),
+        "last_step": 10 * number,
+        "job_id": str(100 + number),
+        "hosts": ["node0"],
+        **more,
+    }
+
+
+def job_of(root, devices=None, attempts=None, **options):
+    """The Job of a made-up run on GPUs."""
+    options = {"site": CLUSTER, "baseline": "run", "verdict": "baseline", "gpus_per_node": 4, "dp": 4} | options
+    results, work = write_results(root, [fake("run", **options)])
+    folder = (results if options.get("status", "done") == "done" else work) / "runs/run"
+    if devices:
+        write_devices(folder, devices)
+    if attempts:
+        if (folder / "attempts.jsonl").exists():
+            (folder / "attempts.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in attempts))
+        described = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps({**described, "attempts": attempts}))
+    return load_job(results, work, "run")
+
+
+def said(job):
+    """The findings' sentences."""
+    page = render_job(job)
+    return [re.sub("<[^>]+>", "", text) for text in re.findall(r'<li class="finding \w+"><p>(.*?)</p>', page)]
+
+
+WELL = gpu_lines(memory=30 * GIB)
+ONE_LIMIT = [attempt(1, "stopped", 3520, **LIMIT), attempt(2, "finished", 600)]
+PLANTED = {
+    "an idle GPU": ({"devices": gpu_lines(4, use=[0.9, 0.9, 0.9, 0.01])}, "1 of 4 GPUs idle"),
+    "GPUs nobody uses": (
+        {"devices": gpu_lines(4, 1), "dp": 1, "idle_gpus": 3},
+        "3 of 4 GPUs idle, 0.311 of 0.415 core-hours; asked for and used by no process.",
+    ),
+    "idle by layout, without samples": (
+        {"dp": 1, "idle_gpus": 3},
+        "3 of 4 GPUs idle, 0.311 of 0.415 core-hours: asked for and never used.",
+    ),
+    "a slow loader": ({"shares": {**SHARES, "data": 0.635}}, "Waits for data 40 % of the time"),
+    "communication": ({"shares": {**SHARES, "communication": 0.64}}, "in communication that no computation hides"),
+    "a bubble": ({"shares": {**SHARES, "bubble": 0.66}}, "A pipeline rank waits for the others 40 % of the time"),
+    "the time limit": ({"attempts": ONE_LIMIT}, "Stopped by the time limit of 1 h 00 min in 1 of 2 attempts"),
+    "the time limit, unfinished": (
+        {"attempts": ONE_LIMIT[:1], "status": "stopped", "steps": 10},
+        "Stopped by the time limit of 1 h 00 min; start it again",
+    ),
+    "a stop that was no time limit": (
+        {"attempts": [attempt(1, "stopped", 300, **LIMIT), attempt(2, "finished", 600)]},
+        "1 of 2 attempts was asked to stop and saved its state",
+    ),
+    "killed": (
+        {"attempts": [attempt(1, "killed", 300), attempt(2, "killed", 300), attempt(3, "finished", 600)]},
+        "2 of 3 attempts were killed without a sign; it went on from its checkpoint.",
+    ),
+    "failed": ({"attempts": [attempt(1, "failed", 5)], "status": "failed", "steps": 10}, "It failed; start it again"),
+    "a limit far too long": (
+        {"attempts": [attempt(1, "finished", 500, **LIMIT)]},
+        "Asked for 1 h 00 min and took 8 min 20 s",
+    ),
+    "heat": ({"devices": gpu_lines(throttled={2: "hardware_thermal"})}, "1 of 4 GPUs slowed down (hardware thermal)"),
+    "low use": ({"devices": gpu_lines(use=0.3)}, "The GPUs that work are busy 30 % of the time."),
+    "uneven use": ({"devices": gpu_lines(4, use=[0.9, 0.9, 0.9, 0.5])}, "GPUs are unevenly busy, 50 % to 9"),
+    "full memory": ({"devices": gpu_lines(memory=39 * GIB)}, "GPU memory was 98 % full at its peak"),
+    "empty memory": ({"devices": gpu_lines(memory=2 * GIB)}, "GPU memory was at most 5 % full"),
+    "one micro-batch": ({"pp": 4, "dp": 1}, "only one of 4 pipeline stages works at a time"),
+}
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_what_was_planted_is_found_and_nothing_else(tmp_path, case):
+    options, expected = PLANTED[case]
+    found = said(job_of(tmp_path, **(options if "without samples" in case else {"devices": WELL, **options})))
+    assert len(found) == 1 and expected in found[0], found
+
+
+def test_a_run_that_is_well_is_said_to_be(tmp_path):
+    assert said(job_of(tmp_path, WELL)) == ["Nothing stands out."]
+
+
+def test_several_findings_stand_worst_first(tmp_path):
+    devices, shares = gpu_lines(4, 1, throttled={0: "power_cap"}), {**SHARES, "data": 0.635}
+    found = said(job_of(tmp_path, devices, ONE_LIMIT, dp=1, idle_gpus=3, shares=shares))
+    assert [text.split()[0] for text in found] == ["3", "Waits", "Stopped", "1"]
+
+
+def test_ten_figures_of_the_page_lead_back_to_raw_samples(tmp_path):
+    job = job_of(tmp_path, gpu_lines(4, 1, nodes=2), dp=1, idle_gpus=3)
+    cells = Cells(render_job(job)).found
+    rows = list(csv.DictReader((tmp_path / "results/runs/run/device.csv").open()))
+    gpus, hosts = ([row for row in rows if row["kind"] == kind] for kind in ("gpu", "host"))
+    expected = {}
+    for column in ("utilisation", "memory_bytes", "power_watts", "temperature_celsius"):
+        values = [float(row[column]) for row in gpus]
+        expected |= {
+            f"min_gpu_{column}": min(values),
+            f"mean_gpu_{column}": math.fsum(values) / len(values),
+            f"max_gpu_{column}": max(values),
+        }
+    for rows_of_kind, kind, column in ((gpus, "gpu", "energy_joules"), (hosts, "host", "monitor_seconds")):
+        last = {(row["node"], row["index"]): float(row[column]) for row in rows_of_kind}
+        expected[f"total_{kind}_{column}"] = sum(last.values())
+    shown = {
+        figure: float(value)
+        for (table, _, figure), value in cells.items()
+        if table == "usage-table" and figure in expected
+    }
+    assert len(expected) == 14 and shown == pytest.approx(expected)
+    assert float(cells["job-table", "Energy of the GPUs", "energy_of_the_gpus"]) == pytest.approx(
+        expected["total_gpu_energy_joules"]
+    )
+
+
+def test_heat_maps_keep_the_mean_and_cut_out_the_pause_between_attempts(tmp_path):
+    lines = gpu_lines(2, seconds=600) + gpu_lines(2, seconds=600, start=START + 90_000, use=0.5)
+    write_devices(tmp_path, lines)
+    devices = [device for device in read_samples([tmp_path / "device.csv"]) if device.kind == "gpu"]
+    moments = running_time(devices)
+    assert 1200 <= moments[-1][1] <= 1200 + 10 * 10, "the pause counts as ten intervals at most"
+    means = bucketed(devices[0], "utilisation", moments)
+    assert len(means) == BUCKETS
+    halves = [[value for value in half if value is not None] for half in (means[: BUCKETS // 2], means[BUCKETS // 2 :])]
+    assert [sum(half) / len(half) for half in halves] == pytest.approx([0.9, 0.5], rel=0.06)
+
+
+@pytest.mark.parametrize("status", ["done", "failed", "running"])
+def test_page_and_pdf_are_there_for_every_kind_of_run(tmp_path, status):
+    job = job_of(tmp_path, WELL, status=status, steps=None if status == "done" else 12)
+    page = render_job(job)
+    assert page.count('class="heat"') > 10 and f'data-figure="status">{status}<' in page
+    assert not re.search(r"(src=|url\(|@import|<link rel=.stylesheet)", page)
+    for name in ("one.pdf", "two.pdf"):
+        write_pdf(job, tmp_path / name)
+    document = (tmp_path / "one.pdf").read_bytes()
+    assert document.startswith(b"%PDF") and document.count(b"/Type /Page ") == 2
+    assert (tmp_path / "two.pdf").read_bytes() == document, "the same records make the same bytes"
+
+
+def test_the_command_writes_both(tmp_path):
+    job_of(tmp_path, WELL)
+    command = [sys.executable, SCRIPT, "--run", "run", "--results", tmp_path / "results", "--work", tmp_path / "work"]
+    subprocess.run([*command, "--output", tmp_path / "jobs"], check=True, capture_output=True)
+    assert {path.name for path in (tmp_path / "jobs").iterdir()} == {"run.html", "run.pdf"}
+
+
+def test_a_run_without_samples_has_a_report(tmp_path):
+    page = render_job(job_of(tmp_path))
+    assert "no samples of its devices" in page and "Use of the hardware" not in page
+
+
+def test_a_run_that_left_nothing_is_an_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(ParascaleError, match="make run"):
+        load_job(tmp_path / "results", tmp_path / "work", "gone")
+
+
+def test_a_damaged_line_of_samples_is_passed_over(tmp_path):
+    write_devices(tmp_path, WELL)
+    path = tmp_path / "device.csv"
+    whole = read_samples([path])
+    with path.open("a") as handle:
+        handle.write(",".join(["1"] * (len(COLUMNS) - 3)))
+    assert [len(device.times) for device in read_samples([path])] == [len(device.times) for device in whole]
