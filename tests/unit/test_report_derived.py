@@ -44,6 +44,7 @@ OTHERS = {
     "other workload": (ddp(train=workload(window=32)), "other workload settings"),
     "other work": (ddp(steps=30), "other work than"),
     "another machine": (ddp(site=dataclasses.replace(CLUSTER, device="cpu")), "another machine"),
+    "profiled": (ddp(profile="5-7"), "steps were profiled"),
     "local SGD": (ddp(average_every=4), "local SGD is another method"),
     "baseline unknown": (ddp(baseline="gone"), "`gone` is not in this report"),
     "baseline unfinished": (ddp(baseline="stuck"), "`stuck` is failed"),

@@ -1,6 +1,7 @@
 """A run: a workload in a layout, with everything that decides its numbers."""
 
 import math
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +43,17 @@ class Run:
         None, "local SGD: ranks train apart and average their parameters every so many steps", low=1
     )
     init_from: str | None = option(None, "run whose last checkpoint this run starts from, in whatever layout")
+    profile: str | None = option(
+        None, "steps that PyTorch's profiler records on the first rank (`5-7`); it takes time, so the run is not compared"
+    )
+
+    @property
+    def profile_steps(self):
+        """(first, last) step to profile, or None."""
+        if self.profile is None:
+            return None
+        first, _, last = self.profile.partition("-")
+        return int(first), int(last or first)
 
     @property
     def strategy(self):
@@ -85,6 +97,10 @@ class Run:
         betas = self.workload.optim.betas
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ConfigError(f"optim.betas = {betas} must be two numbers from 0 to below 1")
+        if self.profile is not None and not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", self.profile):
+            raise ConfigError(f"profile = `{self.profile}` must be a step, or the first and the last one: `5-7`")
+        if self.profile is not None and self.profile_steps[0] > self.profile_steps[1]:
+            raise ConfigError(f"profile = `{self.profile}` ends before it begins")
         parts = layout.data_parallel * layout.micro_batches * training.accumulate
         if self.global_batch < parts:
             raise ConfigError(
@@ -169,4 +185,4 @@ class Run:
             model=replace(workload.model, dropout=0.0),
             optim=replace(workload.optim, warmup_steps=warmup, eps=max(workload.optim.eps, 1e-6)),
         )
-        return replace(self, workload=workload, precision=precision, deterministic=True, init_from=None)
+        return replace(self, workload=workload, precision=precision, deterministic=True, init_from=None, profile=None)

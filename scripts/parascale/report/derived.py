@@ -174,6 +174,8 @@ def difference(record, baseline):
     run, other = record.run, baseline.run
     if not (record.summary.seconds > 0 and baseline.summary.seconds > 0):
         return "no training time was recorded"
+    if run.profile or other.profile:
+        return "steps were profiled, which takes time"
     if run.average_every and not other.average_every:
         return "local SGD is another method: compare its loss against time"
     if dataclasses.replace(run.workload, title="") != dataclasses.replace(other.workload, title=""):

@@ -22,6 +22,7 @@ from parascale.train.loss import GlobalLoss, all_reduce, computation_context
 from parascale.train.memory import peak_memory
 from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers
+from parascale.train.profile import StepProfiler, profiler
 from parascale.train.progress import Progress
 from parascale.train.stage import staged
 from parascale.train.state import RunState
@@ -45,6 +46,7 @@ class Course:
     stop_requested: object  # function: whether this process was asked to stop
     first_step: int
     steps: int
+    profiler: StepProfiler | None = None
 
     @property
     def run(self):
@@ -55,6 +57,8 @@ class Course:
         """What is random in a step follows from its number."""
         self.watchdog.feed()
         _seed_dropout(self.run, self.mesh, step)
+        if self.profiler is not None:
+            self.profiler.begin_step(step)
 
     def batches(self, step):
         """This rank's share of a step's samples, in `accumulate` parts."""
@@ -82,6 +86,8 @@ class Course:
                 f"run {self.run.run}, step {step}: loss {result.loss}, gradient norm {result.grad_norm}. Weights before this step are "
                 "in the last checkpoint. Try a lower `optim.lr`, a longer `optim.warmup_steps`, or precision fp32"
             )
+        if self.profiler is not None:
+            self.profiler.end_step(step)
         if training.evaluate and (step == self.steps or _is_multiple(step, training.evaluate_every)):
             line |= _evaluate(state, self.splits, self.mesh, step, self.watchdog)
         if state.is_due(step, last=step == self.steps or result.stop):
@@ -162,7 +168,19 @@ def prepare(job):
     progress = Progress(run.run, steps, first_step - 1, mesh.rank == 0)
     model.train()
     return Course(
-        job, mesh, clock, watchdog, splits, sampler, stepper, state, progress, stop_requested, first_step, steps
+        job,
+        mesh,
+        clock,
+        watchdog,
+        splits,
+        sampler,
+        stepper,
+        state,
+        progress,
+        stop_requested,
+        first_step,
+        steps,
+        profiler(job, mesh.rank == 0),
     )
 
 

@@ -268,6 +268,9 @@ class RunState:
             shutil.rmtree(output / name, ignore_errors=True)
             for newest in store.whole_checkpoints(self.job.work_folder / kind)[:1]:
                 shutil.copytree(newest, output / name, copy_function=os.link)
+        shutil.rmtree(output / "profile", ignore_errors=True)
+        if (profile := self.job.work_folder / "profile").is_dir():
+            shutil.copytree(profile, output / "profile")
         write_json(output / "run.json", description)
         for path in (self.record.steps_path, self.record.events.path):
             shutil.copyfile(path, output / path.name)
