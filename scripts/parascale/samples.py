@@ -114,8 +114,28 @@ def add_line(devices, line):
 
 def energy_joules(devices):
     """Energy of all GPUs over all attempts; None where a GPU's is unknown, or there are none."""
-    known = [device.increase("energy_joules") for device in devices if device.kind == "gpu"]
+    return total(devices, "gpu", "energy_joules")
+
+
+def total(devices, kind, name):
+    """Sum of a counter's increase over the devices of a kind; None where it is unknown for one, or there are none."""
+    known = [device.increase(name) for device in devices if device.kind == kind]
     return math.fsum(known) if known and None not in known else None
+
+
+def gpu_utilisation(devices):
+    """Mean utilisation of all GPUs that the job holds, idle ones included; None where it is unknown for one."""
+    known = [device.mean("utilisation") for device in devices if device.kind == "gpu"]
+    return math.fsum(known) / len(known) if known and None not in known else None
+
+
+def figures(devices):
+    """What a run's summary keeps of its samples; None is unknown. monitor_cpu_seconds: what sampling cost, on all nodes."""
+    return {
+        "energy_joules": energy_joules(devices),
+        "gpu_utilisation": gpu_utilisation(devices),
+        "monitor_cpu_seconds": total(devices, "host", "monitor_seconds"),
+    }
 
 
 def sample_files(folder):

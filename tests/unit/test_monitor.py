@@ -121,10 +121,12 @@ def test_samples_of_all_nodes_become_one_file(tmp_path):
         )
         monitor.start()
         monitor.stop()
-    assert publish(tmp_path, tmp_path / "out/device.csv") > 0
+    figures = publish(tmp_path, tmp_path / "out/device.csv")
+    assert figures["energy_joules"] > 0 and figures["gpu_utilisation"] == pytest.approx(0.48)
     found = read_samples([tmp_path / "out/device.csv"])
     assert [(device.node, device.index) for device in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert publish(tmp_path / "empty", tmp_path / "none/device.csv") is None, "a run that was not sampled"
+    none = publish(tmp_path / "empty", tmp_path / "none/device.csv")
+    assert set(none.values()) == {None}, "a run that was not sampled"
 
 
 def test_the_answer_of_slurm_about_a_job():

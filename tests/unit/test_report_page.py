@@ -133,7 +133,7 @@ def test_every_figure_has_a_text_alternative_and_a_table(page):
 
 
 def test_sections_stand_in_order(page):
-    order = ["verdict", "parity", "runs", "scaling", "phases", "loss", "throughput", "plan", "provenance"]
+    order = ["verdict", "parity", "runs", "scaling", "phases", "memory", "loss", "throughput", "plan", "provenance"]
     assert [part.split('"')[0] for part in page.split('<section id="')[1:]] == order
 
 

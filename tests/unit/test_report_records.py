@@ -139,7 +139,7 @@ def test_the_header_of_summary_csv_is_the_contract():
     header = (
         "run,workload,strategy,engine,nodes,world_size,dp,fsdp,tp,pp,status,attempts,seed,work,work_unit,seconds,rate,"
         "speedup,efficiency,train_loss,validation_loss,test_loss,loss_difference,parity,peak_memory_bytes,core_hours,"
-        "energy_joules"
+        "energy_joules,gpu_utilisation"
     )
     assert ",".join(SUMMARY_COLUMNS) == header
 

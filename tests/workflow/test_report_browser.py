@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from parascale.files import write_json, write_text
 from parascale.report import build_report, load_records, write_report
+from parascale.report.job import load_job, render_job
+from tests.unit.fake_devices import START, gpu_lines, write_devices
 from tests.unit.fake_results import fake, matrix, workload, write_results
 
 WIDTHS = (390, 1440)
@@ -100,8 +103,9 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """A report with every kind of row: finished, failed, running, missing, different, weak, repeated seeds."""
+def pages(tmp_path_factory):
+    """The report with every kind of row (finished, failed, running, missing, different, weak, repeated seeds), and the page
+    of a job with every kind of section."""
     root, train = tmp_path_factory.mktemp("report"), workload()
     fakes = [
         *matrix(train),
@@ -113,8 +117,37 @@ def page(tmp_path_factory):
     ]
     results, work = write_results(root, fakes)
     records = load_records(results, work, [*(entry.run.run for entry in fakes), "not-started"])
-    write_report(build_report(records, "A report with everything"), root / "report")
-    return root / "report" / "index.html"
+    job = root / "report/jobs/ddp.html"
+    write_text(job, render_job(_job(results, work)))
+    write_report(build_report(records, "A report with everything", jobs={"ddp": "jobs/ddp.html"}), root / "report")
+    return {"report": root / "report/index.html", "job": job}
+
+
+def _job(results, work):
+    """A job on GPUs with idle ones, several attempts, a time limit and a profile."""
+    folder = results / "runs/ddp"
+    write_devices(folder, gpu_lines(4, 2, nodes=2, throttled={0: "power_cap"}))
+    times = {"started": START, "seconds": 3550.0, "submitted": START - 900, "allocated": START, "limit_seconds": 3600.0}
+    first = {
+        "start": "2026-01-02T03:04:05+00:00",
+        "outcome": "stopped",
+        "job_id": "1",
+        "first_step": 1,
+        "last_step": 30,
+    }
+    last = {**first, "start": "2026-01-02T04:34:05+00:00", "outcome": "finished", "job_id": "2"}
+    described = json.loads((folder / "run.json").read_text())
+    described["attempts"] = [{**first, **times}, {**last, "seconds": 700.0}]
+    write_json(folder / "run.json", described)
+    operator = {"name": "aten::addmm", "calls": 246, "cpu_seconds": 0.007, "device_seconds": 0.9}
+    write_json(folder / "profile/operators.json", [operator])
+    return load_job(results, work, "ddp")
+
+
+@pytest.fixture(scope="module", params=["report", "job"])
+def page(request, pages):
+    """Each of the pages in turn."""
+    return pages[request.param]
 
 
 def test_the_page_asks_for_nothing_and_says_nothing_on_the_console(browser, page):
@@ -154,8 +187,8 @@ def test_charts_keep_their_text_inside(browser, page):
     assert outside == []
 
 
-def test_tables_sort_by_a_click_and_keep_unknown_cells_last(browser, page):
-    browser.show(page, 1440)
+def test_tables_sort_by_a_click_and_keep_unknown_cells_last(browser, pages):
+    browser.show(pages["report"], 1440)
     for expected in ("ascending", "descending"):
         heading, values = browser.run(
             """const table = document.getElementById('runs-table');
@@ -177,7 +210,7 @@ def test_the_page_is_readable_without_javascript(browser, page):
         browser.show(page, 1440)
         text = browser.command("DOM.getDocument", {"depth": -1})
         assert json.dumps(text).count('"nodeName": "svg"') >= 8
-        assert "under-way" in json.dumps(text)
+        assert "Core-hours" in json.dumps(text)
         assert '"nodeName": "BUTTON"' not in json.dumps(text), "scripts ran all the same"
     finally:
         browser.command("Emulation.setScriptExecutionDisabled", {"value": False})
@@ -199,6 +232,12 @@ def test_axe_finds_nothing_serious(browser, page, width, dark):
              found => [found.impact, found.id, found.nodes.slice(0, 3).map(node => node.html)])"""
     )
     assert [found for found in violations if found[0] in ("serious", "critical")] == []
+
+
+def test_the_report_leads_to_the_page_of_a_job(browser, pages):
+    browser.show(pages["report"], 1440)
+    there = browser.run("return document.querySelector('#runs-table a').href")
+    assert there == pages["job"].as_uri()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -44,7 +44,8 @@ class Run:
     )
     init_from: str | None = option(None, "run whose last checkpoint this run starts from, in whatever layout")
     profile: str | None = option(
-        None, "steps that PyTorch's profiler records on the first rank (`5-7`); it takes time, so the run is not compared"
+        None,
+        "steps that PyTorch's profiler records on the first rank (`5-7`); it takes time, so the run is not compared",
     )
 
     @property

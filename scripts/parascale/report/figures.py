@@ -4,6 +4,7 @@ from parascale.report import numbers
 from parascale.report.chart import Entry, Figure, colour_class
 from parascale.report.curves import loss
 from parascale.report.layouts import kind_of_run
+from parascale.report.memories import memory
 from parascale.report.plots import Bar, Point, Series, bar_panel, scaling_panel
 from parascale.report.records import PHASES
 from parascale.report.tables import Cell, Row, Table
@@ -70,34 +71,6 @@ def throughput(report):
         "Work per second of training time, over all ranks.",
         panels,
         table=_throughput_table(report) if panels else None,
-    )
-
-
-def memory(report):
-    """Peak memory of the rank that needs most."""
-    panels = []
-    for name, records in report.workloads().items():
-        known = [record for record in records if record.summary.peak_memory_bytes]
-        if known:
-            site = known[0].site
-            limit = site.gpu_memory_gb * 1e9 if site.device == "cuda" and site.gpu_memory_gb else None
-            panels.append(
-                _value_panel(
-                    report,
-                    f"Peak memory: {name}",
-                    known,
-                    lambda record: record.summary.peak_memory_bytes,
-                    lambda record: numbers.memory(record.summary.peak_memory_bytes),
-                    limit,
-                    f"memory of a GPU: {numbers.memory(limit)}",
-                )
-            )
-    return Figure(
-        "memory",
-        "Peak memory",
-        "Memory of the rank that needed most, at its peak.",
-        tuple(panels),
-        table=_memory_table(report) if panels else None,
     )
 
 
@@ -213,7 +186,7 @@ def _phase_table(report, records, used):
     return Table("Mean time of a training step by phase", columns, tuple(rows)) if rows else None
 
 
-def _value_panel(report, title, records, value, text, limit=None, limit_text=""):
+def _value_panel(report, title, records, value, text):
     bars = [
         Bar(
             record.name,
@@ -224,7 +197,7 @@ def _value_panel(report, title, records, value, text, limit=None, limit_text="")
         for record in records
     ]
     said = [f"{bar.label} {bar.text}" for bar in bars]
-    return bar_panel(title, f"Bars: {_few(said)}.", bars, limit, limit_text)
+    return bar_panel(title, f"Bars: {_few(said)}.", bars)
 
 
 def _rate(record):
@@ -251,7 +224,7 @@ def model_flops_utilisation(record):
 
 def _throughput_table(report):
     columns = (("Run", False), ("Rate", True), ("For each GPU or process", True), ("MFU", True))
-    columns += (("Energy", True), ("Parameters", True))
+    columns += (("GPU use", True), ("Energy", True), ("Energy in all", True), ("Parameters", True))
     rows = []
     for record in report.done:
         summary = record.summary
@@ -263,19 +236,10 @@ def _throughput_table(report):
             Cell(_rate(record), summary.rate),
             Cell(f"{numbers.significant(each)} {summary.work_unit}/s", each),
             Cell(numbers.percent(mfu, 1), mfu, "mfu"),
+            Cell(numbers.percent(summary.gpu_utilisation), summary.gpu_utilisation, "gpu_utilisation"),
             Cell(f"{numbers.significant(energy)} J/{unit}" if energy is not None else "", energy, "energy_per_work"),
+            Cell(numbers.energy(summary.energy_joules), summary.energy_joules, "energy_joules"),
             Cell(numbers.whole(summary.parameters), summary.parameters),
         )
         rows.append(Row(record.name, cells, report.series(record)))
     return Table("Throughput; an empty cell is not known", columns, tuple(rows))
-
-
-def _memory_table(report):
-    rows = []
-    for record in report.done:
-        peak, total = record.summary.peak_memory_bytes, record.site.gpu_memory_gb
-        share = peak / (total * 1e9) if peak and total and record.site.device == "cuda" else None
-        cells = (Cell(record.name), Cell(numbers.memory(peak), peak), Cell(numbers.percent(share), share))
-        rows.append(Row(record.name, cells, report.series(record)))
-    columns = (("Run", False), ("Peak memory of a rank", True), ("Part of the GPU's memory", True))
-    return Table("Peak memory; an empty cell is not known", columns, tuple(rows))

@@ -14,9 +14,9 @@ from parascale.report.heat import Span, timeline_panel
 from parascale.report.layouts import degrees_text, hardware_text
 from parascale.report.page import render
 from parascale.report.records import load_records
-from parascale.report.sections import Section
+from parascale.report.section import Section
 from parascale.report.tables import Cell, Row, Table
-from parascale.report.usage import energy, heat_figure, metrics_table
+from parascale.report.usage import heat_figure, metrics_table
 from parascale.samples import energy_joules, read_samples, sample_files
 
 FOOTER = "Made from `run.json`, `summary.json`, `steps.jsonl` and `device.csv` of this run. "
@@ -92,7 +92,7 @@ def facts(job):
         hours = record.cores * seconds / 3600
         rows.append(("Core-hours", numbers.significant(hours), hours))
     if job.energy is not None:
-        rows.append(("Energy of the GPUs", energy(job.energy), job.energy))
+        rows.append(("Energy of the GPUs", numbers.energy(job.energy), job.energy))
     if summary is not None:
         rows += [
             (

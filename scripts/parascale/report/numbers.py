@@ -57,6 +57,13 @@ def memory(count):
     return f"{significant(count)} GiB"
 
 
+def energy(joules):
+    """Joules, or kilowatt-hours where there are many: `532 J`, `1.24 kWh`."""
+    if joules is None:
+        return ""
+    return f"{significant(joules)} J" if joules < 36_000 else f"{significant(joules / 3.6e6)} kWh"
+
+
 def percent(fraction, decimals=0):
     """A fraction as a percentage."""
     return "" if fraction is None else f"{100 * fraction:.{decimals}f} %"

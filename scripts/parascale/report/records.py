@@ -51,6 +51,8 @@ class Summary:
     bubble_expected: float | None = None
     core_hours: float | None = None
     energy_joules: float | None = None
+    gpu_utilisation: float | None = None
+    test_accuracy: float | None = None
 
 
 @dataclass(frozen=True)

@@ -3,25 +3,15 @@
 A section without data returns None and leaves itself out.
 """
 
-from dataclasses import dataclass, field
-
 from parascale.report import figures, numbers
 from parascale.report.conversions import conversions_table
 from parascale.report.derived import idle_fraction, is_different
+from parascale.report.published import published_section
+from parascale.report.section import Section
 from parascale.report.tables import Cell, Row, Table, runs_table, seeds_table
 from parascale.report.verdict import verdicts
 
 UNUSUAL = ("different", "not comparable")  # verdicts whose reason is told
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page. values: what its template reads as `section.values`."""
-
-    identity: str
-    title: str
-    template: str
-    values: dict = field(default_factory=dict)
 
 
 def sections(report):
@@ -207,9 +197,14 @@ def loss_section(report):
     return _figures_section("loss", "How the loss falls", [figures.loss(report)])
 
 
+def memory_section(report):
+    """Peak memory of each run beside its prediction."""
+    return _figures_section("memory", "Memory, predicted and measured", [figures.memory(report)])
+
+
 def throughput_section(report):
-    """Throughput, MFU where the peak is known, memory."""
-    return _figures_section("throughput", "Throughput and memory", [figures.throughput(report), figures.memory(report)])
+    """Throughput, MFU where the peak is known, use of the GPUs and energy where they were sampled."""
+    return _figures_section("throughput", "Throughput and energy", [figures.throughput(report)])
 
 
 def plan_section(report):
@@ -321,9 +316,11 @@ SECTIONS = [
     runs_section,
     scaling_section,
     phases_section,
+    memory_section,
     loss_section,
     throughput_section,
     plan_section,
     conversions_section,
+    published_section,
     provenance_section,
 ]

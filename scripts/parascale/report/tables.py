@@ -35,6 +35,7 @@ SUMMARY_COLUMNS = (
     "peak_memory_bytes",
     "core_hours",
     "energy_joules",
+    "gpu_utilisation",
 )
 MEASURED = (
     "work",
@@ -47,6 +48,7 @@ MEASURED = (
     "peak_memory_bytes",
     "core_hours",
     "energy_joules",
+    "gpu_utilisation",
 )
 # exp(loss) means something where the loss is a mean over tokens.
 PERPLEXITY_TASKS = ("language_model", "summarisation")

@@ -10,6 +10,7 @@ from parascale.report.chart import Figure
 from parascale.report.heat import Row as HeatRow
 from parascale.report.heat import heat_panel
 from parascale.report.tables import Cell, Row, Table
+from parascale.samples import total
 
 BUCKETS = 60  # moments of a heat map
 ROWS = 64  # devices of a heat map
@@ -60,26 +61,13 @@ METRICS = (
 )
 # Counters: their increase over the run, for all devices of a kind.
 TOTALS = (
-    ("gpu", "energy_joules", "Energy of all GPUs", lambda value: energy(value)),
+    ("gpu", "energy_joules", "Energy of all GPUs", numbers.energy),
     ("rank", "read_bytes", "Read by the processes", numbers.memory),
     ("rank", "written_bytes", "Written by the processes", numbers.memory),
     ("host", "received_bytes", "Received over the network", numbers.memory),
     ("host", "sent_bytes", "Sent over the network", numbers.memory),
     ("host", "monitor_seconds", "Processor time of this monitoring", numbers.duration),
 )
-
-
-def energy(joules):
-    """Joules as `532 J` or `1.24 kWh`."""
-    if joules is None:
-        return ""
-    return f"{numbers.significant(joules)} J" if joules < 36_000 else f"{numbers.significant(joules / 3.6e6)} kWh"
-
-
-def total(devices, kind, column):
-    """Sum of a counter's increase over the devices of a kind; None where it is unknown for one."""
-    known = [device.increase(column) for device in devices if device.kind == kind]
-    return math.fsum(known) if known and None not in known else None
 
 
 def metrics_table(devices):

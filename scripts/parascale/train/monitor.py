@@ -14,7 +14,7 @@ import time
 from contextlib import contextmanager
 
 from parascale.files import atomic_path
-from parascale.samples import COLUMNS, energy_joules, read_samples, sample_files
+from parascale.samples import COLUMNS, figures, read_samples, sample_files
 from parascale.train.gauges import Gpus, Node
 
 END_SECONDS = 10.0  # a driver that hangs must not keep a finished training
@@ -120,13 +120,13 @@ def _opened(path):
 
 
 def publish(folder, target):
-    """Join the samples of each node of a run under way; returns the energy of its GPUs in joules, or None where it is unknown."""
+    """Join the samples of each node of a run under way; returns what its summary keeps of them."""
     with atomic_path(target) as partial, open(partial, "w", encoding="utf-8") as merged:
         merged.write(",".join(COLUMNS) + "\n")
         for path in sample_files(folder):
             with open(path, encoding="utf-8") as handle:
                 merged.writelines(line for number, line in enumerate(handle) if number and line.endswith("\n"))
-    return energy_joules(read_samples([target]))
+    return figures(read_samples([target]))
 
 
 def _say(text):

@@ -110,7 +110,7 @@ def summarise(run, site, steps, attempts, facts):
     """The figures of a finished run that reports read.
 
     facts: validation_loss, best_validation_loss, best_step, test_loss, evaluated_tokens, parameters, peak_memory_bytes,
-    bubble_measured, energy_joules.
+    bubble_measured, and `samples.figures`.
     """
     layout = run.layout
     phases = {}

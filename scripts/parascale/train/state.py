@@ -255,7 +255,7 @@ class RunState:
         output = self.job.output_folder
         output.mkdir(parents=True, exist_ok=True)
         (output / "summary.json").unlink(missing_ok=True)
-        facts["energy_joules"] = monitor.publish(self.job.work_folder, output / "device.csv")
+        facts |= monitor.publish(self.job.work_folder, output / "device.csv")
         summary = summarise(self.job.run, self.job.site, self.record.steps(), attempts, facts)
         description = self._description() | {
             "parameters": self.parameters,

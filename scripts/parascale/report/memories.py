@@ -1,0 +1,56 @@
+"""Memory, predicted and measured, beside what the machine has."""
+
+from parascale.report import numbers
+from parascale.report.chart import Figure, colour_class
+from parascale.report.plots import Bar, bar_panel
+from parascale.report.tables import Cell, Row, Table
+
+
+def memory(report):
+    """Peak memory of the rank that needs most, with what was predicted before the run."""
+    panels = []
+    for name, records in report.workloads().items():
+        known = [record for record in records if record.summary.peak_memory_bytes]
+        if known:
+            site = known[0].site
+            limit = site.gpu_memory_gb * 1e9 if site.device == "cuda" and site.gpu_memory_gb else None
+            bars = [_bar(report, record) for record in known]
+            said = "; ".join(f"{bar.label} {bar.text}" for bar in bars[:12])
+            text = f"Bars of measured peak memory, the prediction in words: {said}. The table has all of them."
+            panels.append(
+                bar_panel(f"Peak memory: {name}", text, bars, limit, f"memory of a GPU: {numbers.memory(limit)}")
+            )
+    return Figure(
+        "memory",
+        "Peak memory",
+        "Memory of the rank that needed most, at its peak, and what was predicted for it before the run started.",
+        tuple(panels),
+        table=_table(report) if panels else None,
+    )
+
+
+def _bar(report, record):
+    peak, foretold = record.summary.peak_memory_bytes, record.prediction.get("memory_bytes")
+    text = numbers.memory(peak) + (f" of {numbers.memory(foretold)}" if foretold else "")
+    kind = f"bar {colour_class(report.series(record))}"
+    note = f"{record.name}: {text}{' predicted' if foretold else ''}"
+    return Bar(record.name, ((kind, peak, note),), text, strong=record.name == record.run.baseline)
+
+
+def _table(report):
+    rows = []
+    for record in report.done:
+        peak, total = record.summary.peak_memory_bytes, record.site.gpu_memory_gb
+        foretold = record.prediction.get("memory_bytes")
+        ratio = peak / foretold if peak and foretold else None
+        share = peak / (total * 1e9) if peak and total and record.site.device == "cuda" else None
+        cells = (
+            Cell(record.name),
+            Cell(numbers.memory(peak), peak, "peak_memory_bytes"),
+            Cell(numbers.memory(foretold), foretold, "planned_memory_bytes"),
+            Cell(numbers.percent(ratio), ratio, "memory_of_planned"),
+            Cell(numbers.percent(share), share, "memory_of_gpu"),
+        )
+        rows.append(Row(record.name, cells, report.series(record)))
+    columns = (("Run", False), ("Measured peak of a rank", True), ("Predicted", True), ("Measured of predicted", True))
+    return Table("Peak memory; an empty cell is not known", (*columns, ("Measured of the GPU's", True)), tuple(rows))
