@@ -4,6 +4,8 @@
 localrules:
     job_report,
     report,
+    crate,
+    wandb_run,
 
 
 rule job_report:
@@ -79,3 +81,44 @@ rule report:
     shell:
         "python scripts/report.py --results {params.results:q} --work {params.work:q} --title {params.title:q}"
         " --runs {params.runs:q} --config {params.table:q} --output $(dirname {output.page:q}) > {log:q} 2>&1"
+
+
+# The results as a Workflow Run RO-Crate, on request: so that a reproduction can be published.
+rule crate:
+    input:
+        REPORT,
+    output:
+        PATHS.results / "crate/parascale.crate.zip",
+    log:
+        LOGS / "crate.log",
+    resources:
+        nodes=0,
+    params:
+        project=workflow.basedir,
+        results=PATHS.results,
+        title=PROJECT.config.title,
+        code=provenance.code_digest(["scripts/pack.py"]),
+    shell:
+        "python scripts/pack.py --project {params.project:q} --results {params.results:q} --title {params.title:q}"
+        " --output {output:q} > {log:q} 2>&1"
+
+
+# A finished run for Weights & Biases, on request and offline: `wandb sync` sends it from a machine with internet.
+rule wandb_run:
+    input:
+        record=PATHS.run("{run}") / "run.json",
+        steps=PATHS.run("{run}") / "steps.jsonl",
+        summary=PATHS.run("{run}") / "summary.json",
+    output:
+        directory(PATHS.results / "wandb/{run}"),
+    log:
+        LOGS / "wandb/{run}.log",
+    resources:
+        nodes=0,
+    shell:
+        "python scripts/export_wandb.py $(dirname {input.record:q}) {output:q} > {log:q} 2>&1"
+
+
+rule wandb:
+    input:
+        expand(rules.wandb_run.output, run=PROJECT.runs),

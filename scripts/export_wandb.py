@@ -30,6 +30,9 @@ def main():
     with atomic_path(arguments.output) as partial:
         partial.mkdir()
         export(wandb, arguments.run, partial, arguments.project)
+        for path in partial.rglob("*"):
+            if path.is_symlink():  # shortcuts of wandb's to where it wrote, which is moved now
+                path.unlink()
     print(f"{arguments.output}: wandb sync {arguments.output}/wandb/offline-run-*", flush=True)
 
 
@@ -45,7 +48,7 @@ def export(wandb, folder, output, project):
         job_type=described["strategy"],
         config={key: described[key] for key in ("settings", "site", "versions", "code_digest", "git_commit")},
         # Nothing of this machine, where the run may not have run at all.
-        settings=wandb.Settings(console="off", x_disable_stats=True, disable_git=True, save_code=False),
+        settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False),
     )
     elapsed = 0.0
     for line in read_json_lines(folder / "steps.jsonl"):

@@ -1,0 +1,71 @@
+"""Runs for Weights & Biases: each step is logged once; without the package, the error says how to get it."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parascale.files import read_json_lines
+from tests.unit.fake_results import fake, write_results
+
+SCRIPT = Path(__file__).parents[2] / "scripts/export_wandb.py"
+INSTALLED = importlib.util.find_spec("wandb") is not None
+
+
+class Recorder:
+    """Stands for the module `wandb` and for its run: notes what it is told."""
+
+    Settings = staticmethod(lambda **settings: settings)
+
+    def __init__(self):
+        self.steps, self.told, self.summary, self.finished = [], {}, {}, False
+
+    def init(self, **told):
+        self.told = told
+        return self
+
+    def log(self, values, step):
+        self.steps.append((step, values))
+
+    def finish(self):
+        self.finished = True
+
+
+@pytest.fixture
+def script():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("export_wandb", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_step_is_logged_offline(tmp_path, script):
+    results, _ = write_results(tmp_path, [fake("single")])
+    recorder = Recorder()
+    script.export(recorder, results / "runs/single", tmp_path, "a project")
+    lines = read_json_lines(results / "runs/single/steps.jsonl")
+    assert recorder.finished and recorder.told["mode"] == "offline"
+    assert [(step, values["loss"]) for step, values in recorder.steps] == [
+        (line["step"], line["loss"]) for line in lines
+    ]
+    assert recorder.steps[-1][1]["training_seconds"] == pytest.approx(sum(line["seconds"]["total"] for line in lines))
+    assert recorder.summary["test_loss"] > 0 and recorder.told["config"]["settings"]["run"] == "single"
+
+
+@pytest.mark.skipif(INSTALLED, reason="wandb is installed here")
+def test_without_the_package_the_error_says_how_to_get_it(tmp_path):
+    results, _ = write_results(tmp_path, [fake("single")])
+    done = subprocess.run(
+        [sys.executable, SCRIPT, results / "runs/single", tmp_path / "out"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "pip install wandb" in done.stderr and not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not INSTALLED, reason="wandb is not installed")
+def test_the_real_package_writes_an_offline_run(tmp_path):
+    results, _ = write_results(tmp_path, [fake("single")])
+    subprocess.run([sys.executable, SCRIPT, results / "runs/single", tmp_path / "out"], check=True)
+    assert len(list((tmp_path / "out").glob("wandb/offline-run-*/run-*.wandb"))) == 1
