@@ -133,6 +133,12 @@ def layout_of(key):
     return lambda wildcards: getattr(PROJECT.runs[wildcards.run].layout, key)
 
 
+def nsight_of(wildcards):
+    """The launcher's option for a run that Nsight Systems profiles."""
+    run = PROJECT.runs[wildcards.run]
+    return "--nsight" if run.profile and run.profiler == "nsight" else ""
+
+
 def cores_of(wildcards):
     """Cores of one node that the processes of a run compute with."""
     processes = PROJECT.runs[wildcards.run].layout.processes_per_node

@@ -42,6 +42,7 @@ use rule train as parity_run with:
         gpus=layout_of("gpus_per_node"),
         cores=cores_of,
         timeout=PROJECT.config.timeout_seconds,
+        nsight="",
         ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-parity"),
 
 

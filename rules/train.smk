@@ -42,11 +42,12 @@ rule train:
         gpus=layout_of("gpus_per_node"),
         cores=cores_of,
         timeout=PROJECT.config.timeout_seconds,
+        nsight=nsight_of,
         ranks=lambda wildcards: PATHS.logs(wildcards.run),
     # `exec` makes the launcher the job's own process, so that Slurm's warning before the time limit reaches it.
     shell:
         "exec python scripts/launch.py --nodes {params.nodes} --processes {params.processes} --gpus {params.gpus}"
-        " --cores {params.cores} --site {params.site:q} --timeout {params.timeout} --logs {params.ranks:q}"
+        " --cores {params.cores} --site {params.site:q} --timeout {params.timeout} {params.nsight} --logs {params.ranks:q}"
         " -- scripts/train.py --settings {params.job:q} > {log:q} 2>&1"
 
 

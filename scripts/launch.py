@@ -41,6 +41,9 @@ def parse(arguments=None):
         help="seconds a rank has to save its state when stopped (default: %(default)s)",
     )
     parser.add_argument("--logs", default="logs", help="folder for a log of each rank (default: logs)")
+    parser.add_argument(
+        "--nsight", action="store_true", help="Nsight Systems watches every process; reports go to --logs"
+    )
     parser.add_argument("--in-step", action="store_true", help="(set by the launcher inside an srun task)")
     parser.add_argument("--node", type=int, help="start by hand, once on each machine: which node this is, from 0")
     parser.add_argument("--meet", metavar="HOST:PORT", help="with --node: where node 0 listens")
@@ -78,6 +81,7 @@ def main():
         grace=options.grace,
         logs=options.logs,
         cores=min(options.cores or site.cores_per_node or available, available),
+        nsight=options.nsight,
     )
     job = slurm.job_id()
     if job and not options.in_step and (restarts := slurm.restart_count()) is not None:

@@ -7,11 +7,14 @@ import signal
 import time
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from parascale.samples import read_samples
 
 from .small_project import SmallProject
 
 CONVERSION = {"convert_checkpoint", "verify_checkpoint", "report", "all"}
-TRAINING = {"train_single", "train_ddp", "parity_run", "parity_verdict", *CONVERSION}
+TRAINING = {"train_single", "train_ddp", "parity_run", "parity_verdict", "job_report", *CONVERSION}
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,21 @@ def test_the_report_has_a_converted_checkpoint(finished):
     assert page.count('class="tag same">identical') == 2
 
 
+def test_each_run_was_sampled_and_has_a_report_of_its_own(finished):
+    results = finished.folder / "results"
+    for name, ranks in (("single", 1), ("ddp", 2)):
+        devices = read_samples([results / "runs" / name / "device.csv"])
+        assert [device.kind for device in devices] == ["rank"] * ranks + ["host"]
+        assert all(max(device.known("memory_bytes")) > 1e7 for device in devices)
+        page = (results / f"report/jobs/{name}.html").read_text()
+        assert "What stands out" in page and "http://" not in page.replace("http://www.w3.org/", "")
+        assert (results / f"report/jobs/{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert f'href="jobs/{name}.html"' in (results / "report/index.html").read_text()
+        found = EventAccumulator(str(results / "runs" / name))
+        found.Reload()
+        assert [event.step for event in found.Scalars("loss")] == list(range(1, 31))
+
+
 def test_time_of_a_step_is_accounted_for(finished):
     """What no phase covers stays small, also in the steps of a model that does almost nothing."""
     steps = [json.loads(line) for line in (finished.folder / "results/runs/single/steps.jsonl").open()]
@@ -76,7 +94,7 @@ def test_only_what_a_change_touches_runs_again(finished):
         ("config/config.yaml", "parity:", "checkpoints: {which: last}\nparity:", CONVERSION),
         ("scripts/parascale/checkpoint/writers.py", "ALIGNMENT = 64", "ALIGNMENT = 128", CONVERSION),
         ("scripts/parascale/checkpoint/matrix.py", "/ 1e9", "/ 1e6", {"report", "all"}),
-        ("scripts/parascale/report/verdict.py", "MARGIN = 0.02", "MARGIN = 0.03", {"report", "all"}),
+        ("scripts/parascale/report/verdict.py", "MARGIN = 0.02", "MARGIN = 0.03", {"report", "job_report", "all"}),
     ]
     for name, old, new, expected in cases:
         finished.edit(name, old, new)

@@ -45,7 +45,13 @@ class Run:
     init_from: str | None = option(None, "run whose last checkpoint this run starts from, in whatever layout")
     profile: str | None = option(
         None,
-        "steps that PyTorch's profiler records on the first rank (`5-7`); it takes time, so the run is not compared",
+        "steps that are profiled, the first and the last (`5-7`); it takes time, so the run is not compared",
+    )
+    profiler: str = option(
+        "torch",
+        "`torch`: PyTorch's, on the first rank, with the longest operators in the job's report; `nsight`: Nsight Systems, on "
+        "every rank, on GPUs and where `nsys` is installed, with its reports beside the logs",
+        choices=("torch", "nsight"),
     )
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from parascale.launch import rendezvous
 from parascale.launch.binding import cores_of_ranks, visible_devices
+from parascale.launch.nsight import nsight_command
 from parascale.launch.peers import SETTLE_SECONDS, TICK_SECONDS, Peers
 from parascale.launch.process import FAILED, STOPPED, TERMINATED
 from parascale.launch.workers import Failure, Worker, Workers, host_name, root_cause
@@ -35,11 +36,13 @@ class Launch:
     grace: float  # seconds that a rank has to save its state after SIGTERM
     logs: str
     cores: int  # cores of this node that the run may use
+    nsight: bool = False  # Nsight Systems watches every process
 
     @property
     def python_command(self):
         """The command of one process; unbuffered, so that a log is complete when a process is killed."""
-        return [sys.executable, "-u", *self.command]
+        watched_by = nsight_command(self.logs) if self.nsight else []
+        return [*watched_by, sys.executable, "-u", *self.command]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from parascale.train.loss import GlobalLoss, all_reduce, computation_context
 from parascale.train.memory import peak_memory
 from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers
-from parascale.train.profile import StepProfiler, profiler
+from parascale.train.profile import profiler
 from parascale.train.progress import Progress
 from parascale.train.stage import staged
 from parascale.train.state import RunState
@@ -46,7 +46,7 @@ class Course:
     stop_requested: object  # function: whether this process was asked to stop
     first_step: int
     steps: int
-    profiler: StepProfiler | None = None
+    profiler: object = None  # of train.profile, or None
 
     @property
     def run(self):

@@ -1,8 +1,9 @@
-"""A profile of chosen steps with PyTorch's profiler: a trace for those who look closely, and the operators that took longest."""
+"""A profile of chosen steps: PyTorch's with a trace and the operators that took longest, or that of Nsight Systems."""
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from parascale.errors import RequirementError
 from parascale.files import atomic_path, write_json
 
 OPERATORS = 20  # of the table
@@ -35,10 +36,36 @@ class StepProfiler:
         self.profile = None
 
 
+class NsightRange:
+    """Tells Nsight Systems, which the launcher has put around this process, which steps to collect."""
+
+    def __init__(self, first, last):
+        self.first, self.last = first, last
+        self.collecting = False
+
+    def begin_step(self, step):
+        """Collect from the first of the steps on."""
+        if not self.collecting and self.first <= step <= self.last:
+            self.collecting = True
+            torch.cuda.profiler.start()
+
+    def end_step(self, step):
+        """Collect no more after the last of them."""
+        if self.collecting and step == self.last:
+            self.collecting = False
+            torch.cuda.profiler.stop()
+
+
 def profiler(job, lead):
-    """The StepProfiler of a job, on its first rank; None where no profile is asked for."""
+    """What profiles the steps that a job asks for, or None: PyTorch's profiler on the first rank, Nsight Systems on each."""
     steps = job.run.profile_steps
-    return StepProfiler(job.work_folder / "profile", *steps) if steps and lead else None
+    if steps is None:
+        return None
+    if job.run.profiler == "nsight":
+        if job.site.device != "cuda":
+            raise RequirementError("`profiler: nsight` needs GPUs; use `profiler: torch`")
+        return NsightRange(*steps)
+    return StepProfiler(job.work_folder / "profile", *steps) if lead else None
 
 
 def _longest(averages):
