@@ -3,14 +3,8 @@
 Skipped where chromium, chromedriver or axe-core are missing, saying which.
 """
 
-import base64
 import importlib.util
 import json
-import shutil
-import socket
-import subprocess
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -20,84 +14,18 @@ from parascale.report import build_report, load_records, write_report
 from parascale.report.job import load_job, render_job
 from tests.unit.fake_devices import START, gpu_lines, write_devices
 from tests.unit.fake_results import fake, matrix, workload, write_results
+from tests.workflow.browser import Browser, find_programs
 
 WIDTHS = (390, 1440)
-
-
-class Browser:
-    """Headless chromium driven by chromedriver over the WebDriver protocol (https://www.w3.org/TR/webdriver2/)."""
-
-    def __init__(self, driver, chromium, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.address = f"http://127.0.0.1:{port}/session"
-        self.process = subprocess.Popen(
-            [driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}"]
-        wanted = {
-            "goog:chromeOptions": {"binary": chromium, "args": arguments},
-            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
-        }
-        self.session = self._start({"capabilities": {"alwaysMatch": wanted}})
-
-    def _start(self, body, seconds=30):
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                return self._send("", body)["sessionId"]
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-
-    def _send(self, path, body=None, method="POST"):
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)["value"]
-
-    def show(self, page, width, dark=False, media=""):
-        """Open a file at a width in CSS pixels, in the light or the dark theme."""
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.command("Emulation.setDeviceMetricsOverride", size)
-        self.command("Emulation.setEmulatedMedia", {"media": media, "features": [scheme]})
-        self._send(f"/{self.session}/url", {"url": page.as_uri()})
-
-    def command(self, name, parameters):
-        """Send a command of the DevTools protocol."""
-        return self._send(f"/{self.session}/goog/cdp/execute", {"cmd": name, "params": parameters})
-
-    def run(self, script, *arguments):
-        """The value that a script (the body of an async function) returns."""
-        wrapped = f"const done = arguments[arguments.length - 1]; (async () => {{ {script} }})().then(done);"
-        return self._send(f"/{self.session}/execute/async", {"script": wrapped, "args": list(arguments)})
-
-    def log(self, kind):
-        """Entries since the last call; kind: browser (the console) or performance (the network's events)."""
-        return self._send(f"/{self.session}/se/log", {"type": kind})
-
-    def picture(self, target):
-        """Write a PNG of the whole page."""
-        taken = self.command("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True})
-        Path(target).write_bytes(base64.b64decode(taken["data"]))
-
-    def close(self):
-        """End the browser and its driver."""
-        self._send(f"/{self.session}", method="DELETE")
-        self.process.terminate()
-        self.process.wait(timeout=10)
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     """A browser for the tests of this file."""
-    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
-    if not driver or not chromium:
+    programs = find_programs()
+    if None in programs:
         pytest.skip("chromium and chromedriver are not installed")
-    opened = Browser(driver, chromium, tmp_path_factory.mktemp("profile"))
+    opened = Browser(*programs, tmp_path_factory.mktemp("profile"))
     yield opened
     opened.close()
 

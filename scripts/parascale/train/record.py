@@ -83,7 +83,6 @@ class Record:
         os.fsync(self.handle.fileno())
         self.handle.close()
         self.handle = None
-        self.events.close()
         attempts = self.attempts()
         now = time.time()
         attempts[-1] |= {
@@ -93,6 +92,7 @@ class Record:
             "last_step": self.last_step,
         }
         self._write_attempts(attempts)
+        self.events.close()
 
     def steps(self):
         """All whole lines of steps."""
