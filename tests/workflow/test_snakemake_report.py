@@ -1,0 +1,50 @@
+"""The rules of reports on made-up results: a page and a PDF for each job, linked, and all figures with captions in Snakemake's own."""
+
+import base64
+import re
+
+import pytest
+
+from parascale.files import write_json
+from parascale.report.figures import FIGURES
+from tests.unit.fake_devices import gpu_lines, write_devices
+from tests.unit.fake_results import fake, write_results
+
+from .small_project import REPOSITORY, SmallProject
+
+ONLY = ("--allowed-rules", "job_report", "report")
+PAGE = "results/report/index.html"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A project whose trainings are made up and whose reports are built."""
+    project = SmallProject(tmp_path_factory.mktemp("project"))
+    fakes = [fake("single", verdict="baseline"), fake("ddp", dp=2, gpus_per_node=2)]
+    results, _ = write_results(project.folder, fakes)
+    for name in ("single", "ddp"):
+        write_devices(results / "runs" / name, gpu_lines(1))
+    proof = {"run": "single", "strategy": "single", "layout": {}, "dtype": "float32", "forms": {}}
+    write_json(results / "checkpoints/single/verify.json", proof)
+    project.snakemake(*ONLY, "--", PAGE)
+    return project
+
+
+def test_each_job_has_a_page_and_a_document_that_the_report_leads_to(project):
+    page = (project.folder / PAGE).read_text()
+    for name in ("single", "ddp"):
+        assert f'<a href="jobs/{name}.html">' in page
+        assert (project.folder / f"results/report/jobs/{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_snakemakes_report_holds_the_same_figures_with_captions_and_categories(project):
+    project.snakemake(*ONLY, "--report", "out.html", "--", PAGE)
+    told = (project.folder / "out.html").read_text()
+    for name in FIGURES:
+        assert f"{name}.svg" in told
+        figure = (project.folder / f"results/report/figures/{name}.svg").read_bytes()
+        assert base64.b64encode(figure[:300]).decode() in told, f"{name}.svg is not what the report holds"
+        caption = (REPOSITORY / f"rules/captions/{name}.rst").read_text()
+        first = re.split(r"[.:(]", caption)[0].split("\n")[0].strip()
+        assert first in told, f"{name} has no caption"
+    assert all(f'"{category}"' in told for category in ("Comparison", "Figures", "Jobs"))
