@@ -3,8 +3,11 @@
 import csv
 import math
 import os
+import threading
 import time
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +17,8 @@ from parascale.files import write_text
 from parascale.launch.allocation import parse_job
 from parascale.samples import COLUMNS, Device, energy_joules, read_samples
 from parascale.train.gauges import Gpus, Node
-from parascale.train.monitor import Monitor, publish
+from parascale.train.monitor import Monitor, monitored, publish
+from tests.unit.fake_results import CLUSTER, SITE
 from tests.unit.nvml_answers import GIB, GPUS, SMALL, RecordedNvml
 
 
@@ -142,3 +146,67 @@ def test_the_answer_of_slurm_about_a_job():
         "limit_seconds": None,
         "partition": None,
     }
+
+
+def has_driver():
+    """Whether this machine has a GPU's driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    return True
+
+
+def place(monkeypatch, rank, local_rank, local_size):
+    """The environment of one process of a run."""
+    for name, value in (("RANK", rank), ("LOCAL_RANK", local_rank), ("LOCAL_WORLD_SIZE", local_size)):
+        monkeypatch.setenv(name, str(value))
+
+
+def job(folder, site=SITE, seconds=0.05):
+    """What `monitored` reads of a job."""
+    run = SimpleNamespace(layout=SimpleNamespace(gpus_per_node=4))
+    return SimpleNamespace(work_folder=folder, site=site, run=run, sample_seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "file"),
+    [(0, 0, "device-00000.csv"), (1, 1, None), (2, 0, "device-00001.csv"), (3, 1, None)],
+)
+def test_the_first_process_of_each_node_samples_the_processes_of_its_node(
+    tmp_path, monkeypatch, rank, local_rank, file
+):
+    """Two nodes of two processes."""
+    place(monkeypatch, rank, local_rank, 2)
+    with monitored(job(tmp_path), [os.getpid()] * 4):
+        time.sleep(0.1)
+    assert [path.name for path in tmp_path.iterdir()] == ([file] if file else [])
+    found = read_samples(tmp_path.iterdir())
+    assert [device.rank for device in found if device.kind == "rank"] == ([rank, rank + 1] if file else [])
+    assert not any(thread.name == "monitor" for thread in threading.enumerate()), (
+        "the sampler has ended with the training"
+    )
+
+
+def test_without_a_driver_the_node_is_sampled_and_it_is_said(tmp_path, monkeypatch, capsys):
+    place(monkeypatch, 0, 0, 1)
+    if has_driver():
+        pytest.skip("there is a GPU here")
+    with monitored(job(tmp_path, CLUSTER), [os.getpid()]):
+        pass
+    assert [device.kind for device in read_samples(tmp_path.iterdir())] == ["rank", "host"]
+    assert "GPUs are not sampled" in capsys.readouterr().err
+
+
+def test_a_training_that_fails_is_sampled_to_its_end(tmp_path, monkeypatch):
+    place(monkeypatch, 0, 0, 1)
+    with pytest.raises(ValueError), monitored(job(tmp_path), [os.getpid()]):
+        raise ValueError
+    assert len(read_samples(tmp_path.iterdir())[0].times) == 2
+
+
+def test_a_disk_that_is_full_stops_the_samples_and_nothing_else(tmp_path, monkeypatch, capsys):
+    place(monkeypatch, 0, 0, 1)
+    with monitored(job(tmp_path / "gone"), [os.getpid()]):
+        pass
+    assert "no more samples of the devices" in capsys.readouterr().err

@@ -128,7 +128,9 @@ def _times(attempts):
     yield "Nodes", ", ".join(hosts), None
     if first.get("submitted"):
         yield "Submitted", _clock(first["submitted"]), first["submitted"]
-        yield "Waited in the queue", numbers.duration(first["allocated"] - first["submitted"]), None
+    if first.get("submitted") and first.get("allocated"):
+        waited = first["allocated"] - first["submitted"]
+        yield "Waited in the queue", numbers.duration(waited), waited
     yield "Started (UTC)", first.get("start") or "", None
     yield "Ended (UTC)", last.get("end") or "", None
     limit, since, seconds = (last.get(name) for name in ("limit_seconds", "allocated", "seconds"))
