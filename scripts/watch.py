@@ -14,7 +14,7 @@ from pathlib import Path
 
 from parascale.cli import run_main
 from parascale.config import load_project_file
-from parascale.report.live import Watcher, now
+from parascale.report.live import Watcher
 from parascale.report.terminal import shown
 
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
@@ -35,11 +35,11 @@ def main():
 
 def picture(watcher, work, width):
     """What stands on the screen."""
-    runs, moment = watcher.update(), now()
-    head = f"{time.strftime('%H:%M:%S', time.localtime(moment))}  {work / 'runs'}"
+    runs, now = watcher.update(), time.time()
+    head = f"{time.strftime('%H:%M:%S', time.localtime(now))}  {work / 'runs'}"
     if not runs:
         return f"{head}\nno run is under way; finished ones are in results/runs and in the report"
-    return "\n\n".join([head, *("\n".join(shown(run, moment, width)) for run in runs)])
+    return "\n\n".join([head, *("\n".join(shown(run, now, width)) for run in runs)])
 
 
 def _parse():

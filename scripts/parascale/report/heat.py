@@ -11,11 +11,14 @@ PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
 
 
 @dataclass(frozen=True)
-class Row:
-    """A device. cells: its value in each part of the time, None where there is none."""
+class HeatMap:
+    """Rows of (label, values of equal parts of the time, None where there is none), from 0 to `end`, over `seconds`."""
 
-    label: str
-    cells: list
+    title: str
+    description: str
+    rows: list
+    end: float
+    seconds: float
 
 
 def time_unit(seconds):
@@ -23,23 +26,21 @@ def time_unit(seconds):
     return next(entry for entry in TIME_UNITS if seconds >= 2 * entry[0] or entry[0] == 1.0)
 
 
-def heat_panel(title, description, rows, end, seconds):
-    """Rows of cells from pale (0) to dark (`end`), over `seconds` of running time."""
-    left = label_width([row.label for row in rows]) + 10
-    height = max(ROW * len(rows), 1) + 12 + 44
-    panel = Panel(title, description, height, left=left, right=14, top=6, bottom=44)
-    size, unit = time_unit(seconds)
-    panel.axis_across(panel.across(0, max(seconds / size, 1e-9)), f"running time ({unit})")
-    for number, row in enumerate(rows):
+def heat_panel(shown):
+    """A HeatMap as a Panel: cells from pale (0) to full colour (its end)."""
+    rows = shown.rows
+    left = label_width([label for label, _ in rows]) + 10
+    panel = Panel(shown.title, shown.description, ROW * len(rows) + 12 + 44, left=left, right=14, top=6, bottom=44)
+    size, unit = time_unit(shown.seconds)
+    panel.axis_across(panel.across(0, max(shown.seconds / size, 1e-9)), f"running time ({unit})")
+    for number, (label, cells) in enumerate(rows):
         y = panel.top + number * ROW
-        panel.label(0, y + 13, shortened(row.label), "tick")
-        width = (panel.right - panel.left) / len(row.cells)
-        for start, stop, value in _stretches(row.cells):
-            shade = PALEST + (1 - PALEST) * min(max(value / end, 0.0), 1.0)
-            x = panel.left + start * width
-            panel.add(
-                "rect", "heat", x=x, y=y, width=(stop - start) * width, height=ROW - 2, fill_opacity=f"{shade:.2f}"
-            )
+        panel.label(0, y + 13, shortened(label), "tick")
+        width = (panel.right - panel.left) / len(cells)
+        for start, stop, value in _stretches(cells):
+            shade = PALEST + (1 - PALEST) * min(max(value / shown.end, 0.0), 1.0)
+            x, long = panel.left + start * width, (stop - start) * width
+            panel.add("rect", "heat", x=x, y=y, width=long, height=ROW - 2, fill_opacity=f"{shade:.2f}")
     return panel
 
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -164,8 +163,3 @@ class Watcher:
         for run in self.runs.values():
             run.update()
         return list(self.runs.values())
-
-
-def now():
-    """Seconds since 1970, as records have it."""
-    return time.time()

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from parascale.report import numbers
 from parascale.report.chart import Figure
-from parascale.report.heat import Row as HeatRow
-from parascale.report.heat import heat_panel
+from parascale.report.heat import HeatMap, heat_panel
 from parascale.report.tables import Cell, Row, Table
 from parascale.samples import total
 
@@ -17,23 +16,8 @@ ROWS = 64  # devices of a heat map
 PAUSE = 10  # a gap of more than so many intervals lies between attempts, and is cut out
 
 
-def _cores(value):
-    return numbers.significant(value)
-
-
 def _megahertz(value):
     return f"{value:,.0f} MHz"
-
-
-@dataclass(frozen=True)
-class HeatMap:
-    """What a heat map shows: `rows` of (label, mean in each part of the running time or None), pale at 0, dark at `end`."""
-
-    title: str
-    description: str
-    rows: list
-    end: float
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -54,7 +38,7 @@ METRICS = (
     Metric("gpu", "temperature_celsius", "GPU temperature", lambda value: f"{value:.0f} °C"),
     Metric("gpu", "clock_mhz", "GPU clock", _megahertz),
     Metric("gpu", "memory_clock_mhz", "GPU memory clock", _megahertz),
-    Metric("rank", "cores_busy", "Busy cores of a process", _cores, heat=True),
+    Metric("rank", "cores_busy", "Busy cores of a process", numbers.significant, heat=True),
     Metric("rank", "memory_bytes", "Memory of a process", numbers.memory, heat=True),
     Metric("host", "utilisation", "Use of a node's cores", numbers.percent),
     Metric("host", "memory_bytes", "Memory of a node", numbers.memory),
@@ -99,16 +83,12 @@ def metrics_table(devices):
 
 def heat_figure(devices):
     """Heat maps of what has one: a row a device, running time from left to right."""
-    panels = tuple(
-        heat_panel(shown.title, shown.description, [HeatRow(*row) for row in shown.rows], shown.end, shown.seconds)
-        for shown in heat_maps(devices)
-    )
     return Figure(
         "heat",
         "Time × devices",
-        "A row is a GPU or a process, darker is more; the end of the scale stands above each map. Time runs from left to right, "
-        "without the pauses between attempts. White: no sample.",
-        panels,
+        "A row is a GPU or a process: the stronger its colour, the more, up to the value above the map. Time runs from left to "
+        "right, without the pauses between attempts. Without colour: no sample.",
+        tuple(map(heat_panel, heat_maps(devices))),
         table=_devices_table(devices),
     )
 

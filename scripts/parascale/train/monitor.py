@@ -1,8 +1,7 @@
 """The sampler beside a training: one a node, a thread of the node's first process.
 
-A thread dies with what it watches, sees the node from inside the job, and costs a millisecond of one core a sample; a process
-of its own would cost a start of Python for each attempt. A sample holds Python's lock for well under a millisecond at a
-time, because psutil's and NVML's calls release it while they wait.
+A thread dies with what it watches, sees the node from inside the job, and costs a millisecond of one core a sample, for parts of
+which it holds Python's lock. A process of its own would cost a start of Python for each attempt.
 """
 
 import csv
@@ -18,8 +17,6 @@ from parascale.samples import COLUMNS, figures, read_samples, sample_files
 from parascale.train.gauges import Gpus, Node
 
 END_SECONDS = 10.0  # a driver that hangs must not keep a finished training
-
-
 # The environment that torchrun and our launcher set; one process in all needs none of it.
 PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
@@ -88,7 +85,6 @@ class Monitor:
                 while not self.stopped.wait(due - time.monotonic()):
                     due = max(due + self.seconds, time.monotonic())
                     self._sample(writer)
-                    handle.flush()
                 self._sample(writer)
         except OSError as error:  # a full disk is the training's affair, not ours
             _say(f"no more samples of the devices: {error}")
@@ -103,20 +99,16 @@ class Monitor:
 
 
 def _written(value):
-    """Numbers of a sample with what they are good for."""
+    """Numbers with as many digits as they are good for."""
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _opened(path):
-    """A file of samples to append to, without a last line that a crash cut short."""
-    handle = open(path, "a+b")  # noqa: SIM115 (its text wrapper is closed by the caller)
-    handle.seek(0)
-    end = 0
-    for line in handle:
-        end += len(line) if line.endswith(b"\n") else 0
-    handle.truncate(end)
-    handle.close()
-    return open(path, "a", newline="", encoding="utf-8")
+    """A file of samples to append to, without a last line that a crash cut short; each line is seen at once."""
+    with open(path, "a+b") as handle:
+        handle.seek(0)
+        handle.truncate(sum(len(line) for line in handle if line.endswith(b"\n")))
+    return open(path, "a", buffering=1, newline="", encoding="utf-8")
 
 
 def publish(folder, target):
