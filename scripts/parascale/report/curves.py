@@ -8,7 +8,6 @@ from parascale.report.tables import Cell, Row, Table, perplexity
 BUCKETS = (40, 150)  # fewest and most intervals of a curve that keep two points each
 POINTS = 6_000  # intervals over all curves of a figure: bounds the size of the page
 TABLE_ROWS = 8  # rows of a run in the figure's table
-TIME_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def loss(report):
@@ -46,7 +45,7 @@ def _named(record):
 
 def _panels(report, workload, unit, records, buckets):
     longest = max(record.curve.seconds[-1] for record in records)
-    size, time_unit = next(entry for entry in TIME_UNITS if longest >= 2 * entry[0] or entry[0] == 1.0)
+    size, time_unit = numbers.time_unit(longest)
     axes = [
         ("steps", "optimizer steps", lambda record, index: record.curve.steps[index]),
         ("time", f"training time ({time_unit})", lambda record, index: record.curve.seconds[index] / size),

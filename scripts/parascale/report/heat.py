@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from parascale.report.chart import Panel
+from parascale.report.numbers import time_unit
 from parascale.report.plots import label_width, shortened
 
 ROW = 18
-TIME_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
 
 
@@ -19,11 +19,6 @@ class HeatMap:
     rows: list
     end: float
     seconds: float
-
-
-def time_unit(seconds):
-    """(length, name) of the unit in which a time of about `seconds` is told."""
-    return next(entry for entry in TIME_UNITS if seconds >= 2 * entry[0] or entry[0] == 1.0)
 
 
 def heat_panel(shown):

@@ -1,5 +1,6 @@
 """Figures as people read them. None becomes an empty text: unknown is never shown as 0."""
 
+TIME_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -44,6 +45,11 @@ def duration(seconds):
 def duration_of_step(seconds):
     """Seconds of one step, as `12.3 ms` or `1.2 s`."""
     return f"{significant(1000 * seconds)} ms" if seconds < 1 else duration(seconds)
+
+
+def time_unit(seconds):
+    """(seconds, name) of the unit in which an axis of about `seconds` counts."""
+    return next(entry for entry in TIME_UNITS if seconds >= 2 * entry[0] or entry[0] == 1.0)
 
 
 def memory(count):

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from parascale.files import atomic_path
 from parascale.report.findings import findings
-from parascale.report.heat import time_unit
 from parascale.report.job import attempts_spans, facts
+from parascale.report.numbers import time_unit
 from parascale.report.records import PHASES
 from parascale.report.usage import heat_maps, metrics_table
 
