@@ -1,4 +1,4 @@
-# Needs: finished runs and their parity verdicts. Makes: the comparison report, results/report/.
+# Needs: finished runs, their parity verdicts, and measured formats. Makes: the comparison report, results/report/.
 
 
 localrules:
@@ -10,6 +10,7 @@ rule report:
         results_of(PROJECT.runs),
         rules.parity.input,
         proofs_shown(),
+        rules.loaders.input,
     output:
         page=report(
             REPORT,
@@ -36,7 +37,8 @@ rule report:
         work=PATHS.root / "work",
         title=PROJECT.config.title,
         runs=list(PROJECT.runs),
+        datasets=list(PROJECT.datasets),
         code=provenance.code_digest(["scripts/report.py"]),
     shell:
         "python scripts/report.py --results {params.results:q} --work {params.work:q} --title {params.title:q}"
-        " --runs {params.runs:q} --output $(dirname {output.page:q}) > {log:q} 2>&1"
+        " --runs {params.runs:q} --datasets {params.datasets:q} --output $(dirname {output.page:q}) > {log:q} 2>&1"

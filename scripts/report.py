@@ -10,7 +10,7 @@ import argparse
 
 from parascale.checkpoint.matrix import conversions
 from parascale.cli import run_main
-from parascale.report import build_report, load_records, write_report
+from parascale.report import build_report, load_readings, load_records, write_report
 from parascale.report.records import found_runs
 
 
@@ -20,18 +20,27 @@ def main():
     shown = {record.name for record in records}
     left_out = [name for name in found_runs(arguments.results, arguments.work) if name not in shown]
     converted = [row for row in conversions(arguments.results) if row["run"] in shown]
-    write_report(build_report(records, arguments.title, left_out, converted), arguments.output)
+    readings = load_readings(arguments.results, arguments.datasets)
+    write_report(build_report(records, arguments.title, left_out, converted, readings), arguments.output)
     done = sum(record.done for record in records)
     print(f"{arguments.output}/index.html: {done} of {len(records)} runs finished", flush=True)
 
 
 def _parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", default="results", help="folder that holds runs/ and parity/ (default: results)")
+    parser.add_argument(
+        "--results", default="results", help="folder that holds runs/, parity/ and loaders/ (default: results)"
+    )
     parser.add_argument("--work", default="work", help="folder that holds unfinished runs (default: work)")
     parser.add_argument("--output", default="results/report", help="folder to write (default: results/report)")
     parser.add_argument("--title", default="Scaling report", help="heading of the page")
     parser.add_argument("--runs", nargs="+", metavar="NAME", help="the runs to show, in this order")
+    parser.add_argument(
+        "--datasets",
+        nargs="+",
+        metavar="NAME",
+        help="the datasets whose formats are shown (default: all that were measured)",
+    )
     return parser.parse_args()
 
 

@@ -183,7 +183,7 @@ def reading(work, report, repeats, clock):
     order = np.random.default_rng(1).permutation(SAMPLES).tolist()
     rows = h5py.File(work / "rows.h5")["images"]
     readers = {name: open_images(work / name, "train", io) for name, io in ((DEFAULT, "pread"), ("arrow", "mmap"))}
-    bare = open(work / "binary/shards/00000-of-00001/train.bin", "rb", buffering=0)  # noqa: SIM115
+    bare = open(work / "binary/00000-of-00001/train.bin", "rb", buffering=0)  # noqa: SIM115
     places = open_images(work / "binary", "train").samples
     offsets, lengths = places["offset"].tolist(), places["length"].tolist()
     rates = {name: [] for name in ("rows", "bare", *readers)}

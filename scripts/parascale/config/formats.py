@@ -60,7 +60,7 @@ class Formats:
 
     def shard(self, number):
         """The folder of a shard, below that of its format. It names the count, so that shards of another count are others."""
-        return f"shards/{number:05d}-of-{self.shards:05d}"
+        return f"{number:05d}-of-{self.shards:05d}"
 
     def check_names(self):
         """Raise ConfigError for a format that there is not."""

@@ -16,7 +16,7 @@ from parascale.files import atomic_path, read_json
 
 COLUMNS = (
     "dataset", "format", "access", "cache", "io", "workers", "decode", "place", "samples_per_second", "spread", "repeats",
-    "samples", "cpu_seconds", "bytes_read_per_byte", "read_calls_per_sample", "opens_per_sample", "first_batch_seconds",
+    "samples", "sample_bytes", "cpu_seconds", "bytes_read_per_byte", "read_calls_per_sample", "opens_per_sample", "first_batch_seconds",
     "peak_memory_bytes", "inodes", "bytes", "write_seconds", "write_cpu_seconds",
 )  # fmt: skip
 DISK, SHARED_MEMORY = "disk", "shm"

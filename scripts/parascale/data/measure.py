@@ -49,7 +49,7 @@ def measure(case):
     """Measure one case; returns the columns that reading gives, or None where the cache cannot be dropped.
 
     samples_per_second is the median of the repeats and spread their range relative to it; samples and cpu_seconds are a
-    pass's medians. peak_memory_bytes is what reading added to the process; mapped pages of files count while they are
+    pass's medians, sample_bytes is the mean of what was asked for. peak_memory_bytes is what reading added to the process; mapped pages of files count while they are
     mapped. Unknown figures are None.
     """
     with warnings.catch_warnings():
@@ -78,6 +78,7 @@ def _measure_here(case):
     return {
         **_rates([one["samples"] / one["seconds"] for one in passes]),
         "samples": samples // case.repeats,
+        "sample_bytes": asked / samples,
         "cpu_seconds": statistics.median(one["cpu"] for one in passes),
         "bytes_read_per_byte": sum(one[counted] for one in passes) / asked if counted and asked else None,
         "read_calls_per_sample": sum(one["syscr"] for one in passes) / samples,

@@ -98,7 +98,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that pages, tables and figures read."""
+    """Everything that pages, tables and figures read. readings: of each dataset, how fast its formats are read."""
 
     title: str
     records: tuple
@@ -106,7 +106,8 @@ class Report:
     comparisons: dict
     members: tuple
     experiments: tuple
-    conversions: tuple
+    conversions: tuple = ()
+    readings: tuple = ()
 
     @property
     def done(self):
@@ -134,10 +135,11 @@ class Report:
         return numbers
 
 
-def build_report(records, title, left_out=(), conversions=()):
+def build_report(records, title, left_out=(), conversions=(), readings=()):
     """A Report of `records`. left_out: names of runs with results that were not asked for.
 
-    conversions: rows of converted checkpoints, mappings with the keys of `conversions.CSV_COLUMNS`.
+    conversions: rows of converted checkpoints, mappings with the keys of `conversions.CSV_COLUMNS`. readings: of data
+    formats (parascale.report.readings).
     """
     by_name = {record.name: record for record in records}
     comparisons = {
@@ -147,7 +149,8 @@ def build_report(records, title, left_out=(), conversions=()):
     alike = _grouped(done, lambda record: _repetition(record, by_name, comparisons[record.name]))
     members = tuple(Member(tuple(group)) for group in alike.values())
     experiments = tuple(_experiments(members, by_name, comparisons))
-    return Report(title, tuple(records), tuple(left_out), comparisons, members, experiments, tuple(conversions))
+    extras = tuple(conversions), tuple(readings)
+    return Report(title, tuple(records), tuple(left_out), comparisons, members, experiments, *extras)
 
 
 def compare(record, baseline):

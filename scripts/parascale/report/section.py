@@ -1,0 +1,13 @@
+"""A part of the page."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. values: what its template reads as `section.values`."""
+
+    identity: str
+    title: str
+    template: str
+    values: dict = field(default_factory=dict)
