@@ -97,7 +97,7 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
     in_order = reader.iterate(shard)
     native = image_format(reader.manifest["format"]).native(reader.paths()[shard])
     native_samples = itertools.repeat(None) if native is None else itertools.chain(native, itertools.repeat(MISSING))
-    for i, (number, data, checksum, _), ordered, alone in zip(rows, samples, in_order, native_samples, strict=False):
+    for (number, data, checksum, _), i, ordered, alone in zip(samples, rows, in_order, native_samples, strict=False):
         label = images.labels.item(number)
         if data is None:
             found.append(f"{images.name(number)}: the source cannot be read any more: {checksum}")

@@ -16,6 +16,7 @@ from parascale.data.formats.storage import default_io
 from parascale.errors import DataError
 
 BLOCK_BYTES = 4 << 20  # written at once: large enough for any filesystem, small beside the memory
+MOST_PARTS = 1024  # buffers of one call: IOV_MAX of Linux, uio(7)
 AHEAD_SAMPLES = 256  # that the kernel is asked for ahead of time when reading in order
 
 
@@ -64,12 +65,20 @@ class BlockWriter(Writer):
         return place
 
     def flush(self):
-        """Write what is waiting."""
-        block = memoryview(b"".join(self._parts))
-        while block:
-            count = os.pwrite(self._file, block, self._written)
-            self._written, block = self._written + count, block[count:]
+        """Write what is waiting, from where it lies: joining it first would copy all data once more."""
+        for first in range(0, len(self._parts), MOST_PARTS):
+            self._write_parts(self._parts[first : first + MOST_PARTS])
         self._parts, self._waiting = [], 0
+
+    def _write_parts(self, parts):
+        """Write some parts one after the other. What a call leaves over, the next ones take."""
+        size = sum(map(len, parts))
+        count = os.pwritev(self._file, parts, self._written)
+        rest = memoryview(b"".join(parts))[count:] if count < size else b""
+        while rest:
+            more = os.pwrite(self._file, rest, self._written + count)
+            count, rest = count + more, rest[more:]
+        self._written += size
 
     def append(self, data, label, source):
         self._offsets.append(self.put(data))
