@@ -72,9 +72,9 @@ def test_one_bad_sample_does_not_lose_the_other_shards(mixed, tmp_path):
     index, choice = mixed(b""), Formats(shards=4, threads=2)
     with pytest.raises(DataError, match="train/3"):
         convert(index, "set", "hdf5", choice, tmp_path / "hdf5")
-    done = sorted(path.parent.name for path in (tmp_path / "hdf5/shards").glob("*/record.json"))
+    done = sorted(path.parent.name for path in (tmp_path / "hdf5").glob("*/record.json"))
     assert len(done) == 3
-    assert not list((tmp_path / "hdf5/shards").glob(".*")), "nothing half-written is left"
+    assert not list((tmp_path / "hdf5").glob(".*")), "nothing half-written is left"
 
 
 def test_a_damaged_pixel_is_found_by_decoding(mixed, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config.formats import Formats, Loaders
+from parascale.config.formats import IMAGE_FORMATS, TOKEN_FORMATS, Formats, Loaders
 from parascale.data import advice, measure
 from parascale.data.benchmark import COLUMNS, benchmark_images, conversion_cost, image_cases, write_rows
 from parascale.data.ceiling import ceilings
@@ -123,6 +123,11 @@ ADVICE = [
 @pytest.mark.parametrize(("rows", "said"), ADVICE)
 def test_advice_follows_from_the_figures(rows, said):
     assert said in advice.advise_images(rows, memory_bytes=64 * GIB)[1]
+
+
+def test_every_format_can_be_recommended():
+    assert sorted(advice.PREFERENCE) == sorted(IMAGE_FORMATS)
+    assert sorted(advice.TOKEN_PREFERENCE) == sorted(["flat", *TOKEN_FORMATS])
 
 
 def test_advice_for_tokens_prefers_the_flat_array_unless_it_is_slow():

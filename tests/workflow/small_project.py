@@ -23,6 +23,8 @@ site: local
 runs: config/tiny.tsv
 title: Tiny
 parity: {steps: 5}
+formats: {tokens: [arrow]}
+loaders: {seconds: 0.02, repeats: 1, cold: false}
 """
 RUNS = "run\tworkload\tgpus_per_node\tdp\nsingle\ttiny\t1\t1\nddp\ttiny\t2\t2\n"
 
