@@ -68,13 +68,22 @@ def test_the_fastest_way_of_each_kind_counts(results):
 
 def test_the_page_shows_advice_rates_ceilings_and_leaves_unknown_cells_empty(results):
     page = render_page(build_report([], "Title", readings=load_readings(results)))
-    section = page.split('<section id="loaders"')[1].split("</section>")[0]
+    section = page.split('<section id="formats"')[1].split("</section>")[0]
     assert "Take hdf5: because." in section and "recommended" in section
     assert 'data-figure="random_rate" data-value="300000.0"' in section
     assert 'data-figure="cold_rate" data-value="7.0"' in section and "2 workers" in section
     assert "9.0 GB/s reading a large file from the page cache and 2.0 GB/s copying memory" in section
     assert "<code>hdf5</code> at random gives 0.30 GB/s" in section
     assert section.count("<svg") == 2, "a panel at random, one in order"
+
+
+def test_what_was_measured_of_no_format_has_no_column(results):
+    write_rows(
+        results / "loaders/shapes.csv", [each for each in ROWS if each["cache"] == "warm" and not each["decode"]]
+    )
+    page = render_page(build_report([], "Title", readings=load_readings(results)))
+    table = page.split('id="loaders-shapes"')[1].split("</table>")[0]
+    assert "Cold, at random" not in table and "Decoded" not in table and "In order" in table
 
 
 def test_only_the_datasets_that_were_asked_for_are_shown(results):
@@ -101,7 +110,7 @@ def test_damaged_results_are_named_and_do_not_stop_the_report(results, name, con
 
 def test_without_measurements_there_is_no_section(tmp_path):
     assert load_readings(tmp_path) == []
-    assert 'id="loaders"' not in render_page(build_report([], "Title"))
+    assert 'id="formats"' not in render_page(build_report([], "Title"))
 
 
 def test_the_script_draws_the_figure(results):

@@ -30,7 +30,7 @@ def loaders_section(report):
         "datasets": [(readings, _formats_table(readings), _ceilings(readings)) for readings in report.readings],
         "figures": [figure] if figure.panels else [],
     }
-    return Section("loaders", "Which data format", "loaders.html", values)
+    return Section("formats", "Which data format", "loaders.html", values)
 
 
 def _panels(readings):
@@ -69,15 +69,29 @@ def _formats_table(readings):
             _rate_cell(readings.fastest(name, "random"), "random_rate"),
             _rate_cell(readings.fastest(name, "sequential"), "sequential_rate"),
             _rate_cell(readings.fastest(name, "random", cache="cold"), "cold_rate"),
-            _rate_cell(decoded, "decoded_rate", decoded and numbers.plural(decoded.workers, "worker")),
+            _rate_cell(decoded, "decoded_rate", decoded and _workers(decoded.workers)),
             Cell(numbers.memory(first.bytes), first.bytes, "format_bytes"),
             Cell(numbers.whole(first.inodes), first.inodes, "inodes"),
             _written_cell(first),
         )
         rows.append(Row(name, cells))
-    return Table(
-        f"{readings.dataset}: {readings.unit} a second, fastest way of reading each format", columns, tuple(rows)
-    )
+    caption = f"{readings.dataset}: {readings.unit} a second, fastest way of reading each format"
+    return _without_empty_columns(Table(caption, columns, tuple(rows)))
+
+
+def _without_empty_columns(table):
+    """What was measured of no format is left out."""
+    kept = [
+        place
+        for place, cells in enumerate(zip(*(row.cells for row in table.rows), strict=True))
+        if any(cell.text for cell in cells)
+    ]
+    rows = tuple(Row(row.run, tuple(row.cells[place] for place in kept), row.series) for row in table.rows)
+    return Table(table.caption, tuple(table.columns[place] for place in kept), rows)
+
+
+def _workers(count):
+    return numbers.plural(count, "worker") if count else "no workers"
 
 
 def _rate_cell(reading, figure, small=None):
