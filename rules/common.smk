@@ -31,7 +31,6 @@ REPORT = PATHS.report / "index.html"
 NONE = "(?!)"  # a pattern that matches no name
 IMAGE_DATA = PROJECT.image_datasets
 TEXT_DATA = {name: data for name, data in PROJECT.datasets.items() if name not in IMAGE_DATA}
-ONE_NODE = node_resources(PROJECT.site, 60, PROJECT.config.partition, PROJECT.config.account)  # of a job without GPUs
 READING_CODE = provenance.code_digest(
     ["scripts/benchmark_loaders.py", *(f"scripts/parascale/data/formats/{name}.py" for name in IMAGE_FORMATS)]
 )
@@ -184,6 +183,11 @@ def cores_of(wildcards):
 def minutes_of(wildcards, attempt, parity=False):
     """The time limit of a run's job, from its plan; longer at each attempt."""
     return PLANNER.runtime_minutes(wildcards.run, attempt, parity, PROJECT.config.partition)
+
+
+def one_node(minutes):
+    """Resources of a job without GPUs."""
+    return node_resources(PROJECT.site, minutes, PROJECT.config.partition, PROJECT.config.account)
 
 
 def need(key, parity=False):

@@ -49,7 +49,7 @@ rule prepare:
     wildcard_constraints:
         dataset=pattern(TEXT_DATA),
     resources:
-        **ONE_NODE,
+        **one_node(30),
     params:
         settings=data_settings("text", "expected"),
     shell:
@@ -67,7 +67,7 @@ rule index_images:
     wildcard_constraints:
         dataset=pattern(IMAGE_DATA),
     resources:
-        **ONE_NODE,
+        **one_node(30),
     params:
         images=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].images)),
         columns=lambda wildcards: as_json(IMAGE_DATA[wildcards.dataset].source.columns),

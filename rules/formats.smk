@@ -18,7 +18,7 @@ rule convert_shard:
         format=pattern(IMAGE_FORMATS),
         shard=pattern(SHARDS),
     resources:
-        **ONE_NODE,
+        **one_node(60),
     params:
         number=lambda wildcards: SHARDS.index(wildcards.shard),
         settings=conversion_settings,
@@ -59,7 +59,7 @@ rule convert_tokens:
         dataset=pattern(TEXT_DATA),
         format=pattern(TOKEN_FORMATS),
     resources:
-        **ONE_NODE,
+        **one_node(15),
     shell:
         "python scripts/convert.py --dataset {wildcards.dataset} --format {wildcards.format}"
         " --input $(dirname {input:q}) --output $(dirname {output:q}) > {log:q} 2>&1"
@@ -76,7 +76,7 @@ rule verify_format:
     wildcard_constraints:
         format=pattern({*IMAGE_FORMATS, *TOKEN_FORMATS}),
     resources:
-        **ONE_NODE,
+        **one_node(60),
     shell:
         "python scripts/verify_formats.py --dataset {wildcards.dataset} --input $(dirname {input.source:q})"
         " --folder $(dirname {input.converted:q}) > {log:q} 2>&1"
@@ -93,7 +93,7 @@ rule benchmark_loaders:
     # All of them: what runs beside a measurement spoils it.
     threads: PROJECT.site.cores_per_node
     resources:
-        **ONE_NODE,
+        **one_node(30),
     params:
         settings=reading_settings,
         window=window_of,
