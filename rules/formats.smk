@@ -86,7 +86,11 @@ rule benchmark_loaders:
     input:
         readable_of,
     output:
-        table=PATHS.results / "loaders/{dataset}.csv",
+        table=report(
+            PATHS.results / "loaders/{dataset}.csv",
+            caption="captions/loaders.rst",
+            category="Data formats",
+        ),
         facts=PATHS.results / "loaders/{dataset}.json",
     log:
         LOGS / "loaders/{dataset}.log",

@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from parascale.config.formats import Formats, Images
+from parascale.config.formats import Formats, Images, Loaders
+from parascale.data.benchmark import benchmark_images
 from parascale.data.convert import convert, convert_shard
 from parascale.data.dali import dali_batches
 from parascale.data.formats import mount, open_images, squashfs, storage
@@ -193,9 +194,11 @@ def test_a_file_that_is_no_squashfs_is_named(tmp_path):
 def test_a_copy_that_does_not_fit_shared_memory_is_refused(made, tmp_path, monkeypatch):
     _, folder = made
     monkeypatch.setattr(storage, "tree_bytes", lambda path: 1 << 60)
-    with pytest.raises(RequirementError, match="not enough room in"):
+    with pytest.raises(RequirementError, match=r"not enough room in .*loaders\.shared_memory"):
         storage.copy_to_memory(folder, tmp_path)
     assert not list(tmp_path.glob("parascale-*"))
+    with pytest.raises(RequirementError, match="not enough room in /dev/shm"):
+        benchmark_images("set", [folder], Loaders(shared_memory=True))
 
 
 def test_a_copy_in_shared_memory_reads_the_same(made, tmp_path):

@@ -11,7 +11,7 @@ from parascale.config.formats import IMAGE_FORMATS
 from parascale.data.ceiling import ceilings
 from parascale.data.formats import module_name
 from parascale.data.formats.manifest import read_manifest
-from parascale.data.formats.storage import copy_to_memory, default_io, filesystem
+from parascale.data.formats.storage import copy_to_memory, default_io, filesystem, require_room
 from parascale.data.measure import Case, byte_addressed, measure
 from parascale.data.progress import Progress
 from parascale.files import atomic_path, read_json
@@ -25,7 +25,13 @@ DISK, SHARED_MEMORY = "disk", "shm"
 
 
 def benchmark_images(dataset, folders, settings):
-    """Measure image formats. folders: those of the formats; settings: parascale.config.formats.Loaders. Returns rows."""
+    """Measure image formats. folders: those of the formats; settings: parascale.config.formats.Loaders. Returns rows.
+
+    Raises RequirementError, before anything is measured, where a copy in shared memory is wanted and does not fit.
+    """
+    if settings.shared_memory:
+        for folder in folders:
+            require_room(folder)
     cases = [(folder, DISK, case) for folder in folders for case in image_cases(folder, settings)]
     rows = _run(dataset, cases)
     if settings.shared_memory:
