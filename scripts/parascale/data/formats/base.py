@@ -6,6 +6,7 @@ mapped memory and no Python object a sample; `reader[i]` reads the bytes of samp
 
 import mmap
 import os
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,8 @@ class BlockWriter(Writer):
     def __init__(self, path, images, data_bytes, start=0):
         super().__init__(path, images, data_bytes)
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
-        self._parts, self._waiting, self._written, self._offsets = [], 0, start, []
+        self._parts, self._waiting, self._written = [], 0, start
+        self._offsets = array("q")
 
     def put(self, data):
         """Append bytes; returns the place where they will stand."""
@@ -85,7 +87,7 @@ class BlockWriter(Writer):
 
     def finish(self):
         self.flush()
-        return np.array(self._offsets, np.int64)
+        return np.array(self._offsets)
 
     def close(self):
         if self._file is not None:
