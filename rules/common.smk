@@ -111,9 +111,9 @@ def readable_of(wildcards):
 
 
 def conversion_settings(wildcards):
-    """The settings that converted bytes depend on, and the number of reading threads."""
+    """The settings that a finished shard depends on."""
     settings = asdict(PROJECT.config.formats)
-    return as_json({key: settings[key] for key in ("shards", "seed", "bad_samples", "check", "threads")})
+    return as_json({key: settings[key] for key in ("shards", "seed", "check")})
 
 
 def reading_settings(wildcards):

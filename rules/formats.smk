@@ -17,14 +17,18 @@ rule convert_shard:
         dataset=pattern(IMAGE_DATA),
         format=pattern(IMAGE_FORMATS),
         shard=pattern(SHARDS),
+    # What is no part of a finished shard is a resource: a changed parameter would have all shards made again.
     resources:
         **one_node(60),
+        bad_samples=PROJECT.config.formats.bad_samples,
+        reading_threads=PROJECT.config.formats.threads,
     params:
         number=lambda wildcards: SHARDS.index(wildcards.shard),
         settings=conversion_settings,
     shell:
         "python scripts/convert.py --dataset {wildcards.dataset} --format {wildcards.format} --shard {params.number}"
         " --input $(dirname {input:q}) --settings {params.settings:q}"
+        " --bad-samples {resources.bad_samples} --threads {resources.reading_threads}"
         " --output $(dirname $(dirname {output:q})) > {log:q} 2>&1"
 
 
@@ -43,9 +47,11 @@ rule gather_shards:
         nodes=0,
     params:
         settings=conversion_settings,
+        bad_samples=PROJECT.config.formats.bad_samples,
     shell:
         "python scripts/convert.py --dataset {wildcards.dataset} --format {wildcards.format} --gather"
-        " --input $(dirname {input.index:q}) --settings {params.settings:q} --output $(dirname {output:q}) > {log:q} 2>&1"
+        " --input $(dirname {input.index:q}) --settings {params.settings:q} --bad-samples {params.bad_samples}"
+        " --output $(dirname {output:q}) > {log:q} 2>&1"
 
 
 rule convert_tokens:

@@ -1,5 +1,6 @@
 """What can be wrong with data is found, named, and answered with what to do; nothing half-right is handed on."""
 
+import dataclasses
 import shutil
 import sys
 
@@ -76,6 +77,12 @@ def test_one_bad_sample_does_not_lose_the_other_shards(mixed, tmp_path):
     done = sorted(path.parent.name for path in (tmp_path / "hdf5").glob("*/record.json"))
     assert len(done) == 3
     assert not list((tmp_path / "hdf5").glob(".*")), "nothing half-written is left"
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "hdf5").glob("*/train.h5")}
+    manifest = convert(index, "set", "hdf5", dataclasses.replace(choice, bad_samples="skip"), tmp_path / "hdf5")
+    assert [sample["name"] for sample in manifest["bad"]] == ["train/3"]
+    assert {path: path.stat().st_mtime_ns for path in written} == written, "only the shard that had failed was made"
+    with pytest.raises(DataError, match="train/3"):
+        convert(index, "set", "hdf5", choice, tmp_path / "hdf5")
 
 
 def test_a_damaged_pixel_is_found_by_decoding(mixed, tmp_path):
@@ -118,7 +125,9 @@ def test_a_shard_cut_short_or_gone_is_named_when_opened(made):
     _, folder = made
     shard = folder / read_json(folder / "manifest.json")["splits"]["train"]["shards"][0]["file"]
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"train\.h5 is cut short"):
+    with pytest.raises(
+        DataError, match=rf"train\.h5 is cut short.*remove {shard.parent} and {folder}/\*\.json, and run"
+    ):
         open_images(folder, "train")
     shard.unlink()
     with pytest.raises(DataError, match=r"train\.h5 is missing"):

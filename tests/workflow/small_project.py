@@ -73,7 +73,7 @@ class SmallProject:
 
     def planned(self, *arguments):
         """The rules that a dry run would run, with their counts."""
-        output = self.snakemake("-n", "--quiet", "rules", *arguments)
+        output = self.snakemake(*arguments, "-n", "--quiet", "rules")
         table = output.partition("Job stats:")[2].split("\n\n")[0].splitlines()[3:]
         return {line.split()[0]: int(line.split()[1]) for line in table if line.split()[0] != "total"}
 

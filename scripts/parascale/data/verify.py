@@ -122,4 +122,4 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
 def _message(folder, found):
     lines = "\n".join(f"  {line}" for line in found[:SHOWN])
     more = f"\n  … and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
-    return f"{folder} is not its source, {len(found):,} differences:\n{lines}{more}\nRemove the folders named and run the target `formats` again."
+    return f"{folder} is not its source, {len(found):,} differences:\n{lines}{more}\nRemove the folders of what is named, and {folder}/*.json, and run the target `formats` again."

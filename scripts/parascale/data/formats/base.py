@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from parascale.data.formats.manifest import read_manifest, require_whole, samples_path
+from parascale.data.formats.manifest import read_manifest, remedy, require_whole, samples_path
 from parascale.data.formats.storage import default_io
 from parascale.errors import DataError
 
@@ -115,12 +115,10 @@ class Reader:
             # A plain array on the mapped memory: indexing np.memmap itself is slower.
             self.samples = np.asarray(np.load(path, mmap_mode="r"))
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} is missing or damaged ({error}); run the target `formats` again") from None
+            raise DataError(f"{path} is missing or damaged ({error}); {remedy(self.folder)}") from None
         expected = sum(shard["samples"] for shard in self._facts)
         if len(self.samples) != expected:
-            raise DataError(
-                f"{path} has {len(self.samples):,} rows instead of {expected:,}; run the target `formats` again"
-            )
+            raise DataError(f"{path} has {len(self.samples):,} rows instead of {expected:,}; {remedy(self.folder)}")
         self.labels = self.samples["label"]
         # Of all ways to look up one number, a memoryview's is the fastest.
         self._length, self._offset, self._shard = (
@@ -180,9 +178,8 @@ class Reader:
 
     def _require_same(self, i, data):
         if len(data) != self._length[i] or xxhash.xxh3_64_intdigest(data) != self.samples["checksum"].item(i):
-            raise DataError(
-                f"{self.where(i)} is damaged: its checksum differs. Remove that shard's folder and run the target `formats` again"
-            )
+            shard = (self.folder / self._facts[self._shard[i]]["file"]).parent
+            raise DataError(f"{self.where(i)} is damaged: its checksum differs; {remedy(self.folder, str(shard))}")
 
     def where(self, i):
         """Sample `i` for a message: file, place and number in the source."""
