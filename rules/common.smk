@@ -12,6 +12,7 @@ from snakemake.exceptions import WorkflowError
 
 from parascale import provenance
 from parascale.config import load_project
+from parascale.config.formats import IMAGE_FORMATS, TOKEN_FORMATS
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
 from parascale.launch.preflight import preflight
@@ -29,6 +30,12 @@ snakemake_logger_plugin_parascale.follow(workflow, PROJECT)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
 NONE = "(?!)"  # a pattern that matches no name
+IMAGE_DATA = PROJECT.image_datasets
+TEXT_DATA = {name: data for name, data in PROJECT.datasets.items() if name not in IMAGE_DATA}
+READING_CODE = provenance.code_digest(
+    ["scripts/benchmark_loaders.py", *(f"scripts/parascale/data/formats/{name}.py" for name in IMAGE_FORMATS)]
+)
+SHARDS = [PROJECT.config.formats.shard(number) for number in range(PROJECT.config.formats.shards)]
 
 
 # `python` in a rule is the one that runs Snakemake, so that an environment need not be activated.
@@ -84,6 +91,40 @@ def data_of(wildcards):
     """The prepared data that a run reads."""
     data = PROJECT.runs[wildcards.run].workload.data
     return PATHS.data(data.dataset, data.format) / "manifest.json"
+
+
+def source_of(dataset):
+    """The manifest of what a dataset's formats are made from: the index of its images, or its flat tokens."""
+    return PATHS.data(dataset, "index" if dataset in IMAGE_DATA else "flat") / "manifest.json"
+
+
+def verified_of(dataset):
+    """The proofs of a dataset's formats, those that the configuration names."""
+    formats = PROJECT.config.formats
+    names = formats.images if dataset in IMAGE_DATA else formats.tokens
+    return [PATHS.data(dataset, name) / "verify.json" for name in names]
+
+
+def readable_of(wildcards):
+    """What stands for each format that can be read of a dataset, the flat tokens among them."""
+    flat = [] if wildcards.dataset in IMAGE_DATA else [source_of(wildcards.dataset)]
+    return flat + verified_of(wildcards.dataset)
+
+
+def conversion_settings(wildcards):
+    """The settings that a finished shard depends on."""
+    settings = asdict(PROJECT.config.formats)
+    return as_json({key: settings[key] for key in ("shards", "seed", "check")})
+
+
+def reading_settings(wildcards):
+    """The settings of a benchmark of readers."""
+    return as_json({key: value for key, value in asdict(PROJECT.config.loaders).items() if key != "workloads"})
+
+
+def window_of(wildcards):
+    """Tokens of a window in the first workload on a dataset."""
+    return next(each for each in PROJECT.workloads.values() if each.data.dataset == wildcards.dataset).training.window
 
 
 def start_of(wildcards):
@@ -149,6 +190,11 @@ def cores_of(wildcards):
 def minutes_of(wildcards, attempt, parity=False):
     """The time limit of a run's job, from its plan; longer at each attempt."""
     return PLANNER.runtime_minutes(wildcards.run, attempt, parity, PROJECT.config.partition)
+
+
+def one_node(minutes):
+    """Resources of a job without GPUs."""
+    return node_resources(PROJECT.site, minutes, PROJECT.config.partition, PROJECT.config.account)
 
 
 def need(key, parity=False):

@@ -1,8 +1,10 @@
-# Needs: a source, on a node with internet for `hub` and `url`. Makes: raw data, then token arrays, below results/data/.
+# Needs: a source, on a node with internet for `hub` and `url`. Makes: raw data, then token arrays or an index of images,
+# below results/data/.
 
 
 localrules:
     download,
+    download_images,
 
 
 rule download:
@@ -10,12 +12,31 @@ rule download:
         PATHS.raw("{dataset}") / "manifest.json",
     log:
         LOGS / "download/{dataset}.log",
+    wildcard_constraints:
+        dataset=pattern(TEXT_DATA),
     resources:
         nodes=0,
     params:
         settings=data_settings("source"),
     shell:
         "python scripts/download.py --settings {params.settings:q}" " --output $(dirname {output:q}) > {log:q} 2>&1"
+
+
+rule download_images:
+    output:
+        PATHS.raw("{dataset}") / "manifest.json",
+    log:
+        LOGS / "download/{dataset}.log",
+    wildcard_constraints:
+        dataset=pattern(IMAGE_DATA),
+    resources:
+        nodes=0,
+    params:
+        source=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].source)),
+        images=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].images)),
+    shell:
+        "python scripts/download_images.py --source {params.source:q} --images {params.images:q}"
+        " --output $(dirname {output:q}) > {log:q} 2>&1"
 
 
 rule prepare:
@@ -25,8 +46,10 @@ rule prepare:
         PATHS.data("{dataset}", "flat") / "manifest.json",
     log:
         LOGS / "prepare/{dataset}.log",
+    wildcard_constraints:
+        dataset=pattern(TEXT_DATA),
     resources:
-        runtime=30,
+        **one_node(30),
     params:
         settings=data_settings("text", "expected"),
     shell:
@@ -34,6 +57,25 @@ rule prepare:
         " --output $(dirname {output:q}) > {log:q} 2>&1"
 
 
+rule index_images:
+    input:
+        PATHS.raw("{dataset}") / "manifest.json",
+    output:
+        PATHS.data("{dataset}", "index") / "manifest.json",
+    log:
+        LOGS / "index/{dataset}.log",
+    wildcard_constraints:
+        dataset=pattern(IMAGE_DATA),
+    resources:
+        **one_node(30),
+    params:
+        images=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].images)),
+        columns=lambda wildcards: as_json(IMAGE_DATA[wildcards.dataset].source.columns),
+    shell:
+        "python scripts/index_images.py --raw $(dirname {input:q}) --images {params.images:q}"
+        " --columns {params.columns:q} --output $(dirname {output:q}) > {log:q} 2>&1"
+
+
 rule data:
     input:
-        [PATHS.data(name, "flat") / "manifest.json" for name in PROJECT.datasets],
+        [source_of(name) for name in PROJECT.datasets],

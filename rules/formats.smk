@@ -1,43 +1,9 @@
-# Needs: raw images or flat tokens. Makes: the same data in every format, proof that it is the same, and how fast each is read.
+# Needs: an index of images, or flat tokens. Makes: the same data in every format, proof that it is the same, and how fast
+# each is read here, below results/data/ and results/loaders/.
 
 
 localrules:
-    download_images,
     gather_shards,
-
-
-rule download_images:
-    output:
-        PATHS.raw("{dataset}") / "manifest.json",
-    log:
-        LOGS / "download/{dataset}.log",
-    wildcard_constraints:
-        dataset=pattern(IMAGE_DATA),
-    resources:
-        nodes=0,
-    params:
-        source=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].source)),
-        images=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].images)),
-    shell:
-        "python scripts/download_images.py --source {params.source:q} --images {params.images:q}"
-        " --output $(dirname {output:q}) > {log:q} 2>&1"
-
-
-rule index_images:
-    input:
-        PATHS.raw("{dataset}") / "manifest.json",
-    output:
-        PATHS.data("{dataset}", "index") / "manifest.json",
-    log:
-        LOGS / "index/{dataset}.log",
-    wildcard_constraints:
-        dataset=pattern(IMAGE_DATA),
-    params:
-        images=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].images)),
-        columns=lambda wildcards: as_json(IMAGE_DATA[wildcards.dataset].source.columns),
-    shell:
-        "python scripts/index_images.py --raw $(dirname {input:q}) --images {params.images:q}"
-        " --columns {params.columns:q} --output $(dirname {output:q}) > {log:q} 2>&1"
 
 
 rule convert_shard:
@@ -50,14 +16,20 @@ rule convert_shard:
     wildcard_constraints:
         dataset=pattern(IMAGE_DATA),
         format=pattern(IMAGE_FORMATS),
-        shard="|".join(SHARDS),
+        shard=pattern(SHARDS),
+    # What is no part of a finished shard is a resource: a changed parameter would have all shards made again.
+    resources:
+        **one_node(60),
+        bad_samples=PROJECT.config.formats.bad_samples,
+        reading_threads=PROJECT.config.formats.threads,
     params:
         number=lambda wildcards: SHARDS.index(wildcards.shard),
         settings=conversion_settings,
     shell:
         "python scripts/convert.py --dataset {wildcards.dataset} --format {wildcards.format} --shard {params.number}"
         " --input $(dirname {input:q}) --settings {params.settings:q}"
-        " --output $(dirname $(dirname $(dirname {output:q}))) > {log:q} 2>&1"
+        " --bad-samples {resources.bad_samples} --threads {resources.reading_threads}"
+        " --output $(dirname $(dirname {output:q})) > {log:q} 2>&1"
 
 
 rule gather_shards:
@@ -75,9 +47,11 @@ rule gather_shards:
         nodes=0,
     params:
         settings=conversion_settings,
+        bad_samples=PROJECT.config.formats.bad_samples,
     shell:
         "python scripts/convert.py --dataset {wildcards.dataset} --format {wildcards.format} --gather"
-        " --input $(dirname {input.index:q}) --settings {params.settings:q} --output $(dirname {output:q}) > {log:q} 2>&1"
+        " --input $(dirname {input.index:q}) --settings {params.settings:q} --bad-samples {params.bad_samples}"
+        " --output $(dirname {output:q}) > {log:q} 2>&1"
 
 
 rule convert_tokens:
@@ -90,6 +64,8 @@ rule convert_tokens:
     wildcard_constraints:
         dataset=pattern(TEXT_DATA),
         format=pattern(TOKEN_FORMATS),
+    resources:
+        **one_node(15),
     shell:
         "python scripts/convert.py --dataset {wildcards.dataset} --format {wildcards.format}"
         " --input $(dirname {input:q}) --output $(dirname {output:q}) > {log:q} 2>&1"
@@ -97,14 +73,16 @@ rule convert_tokens:
 
 rule verify_format:
     input:
-        source=source_of,
+        source=lambda wildcards: source_of(wildcards.dataset),
         converted=PATHS.data("{dataset}", "{format}") / "manifest.json",
     output:
         PATHS.data("{dataset}", "{format}") / "verify.json",
     log:
         LOGS / "verify/{dataset}-{format}.log",
     wildcard_constraints:
-        format=pattern([*IMAGE_FORMATS, *TOKEN_FORMATS]),
+        format=pattern({*IMAGE_FORMATS, *TOKEN_FORMATS}),
+    resources:
+        **one_node(60),
     shell:
         "python scripts/verify_formats.py --dataset {wildcards.dataset} --input $(dirname {input.source:q})"
         " --folder $(dirname {input.converted:q}) > {log:q} 2>&1"
@@ -112,27 +90,35 @@ rule verify_format:
 
 rule benchmark_loaders:
     input:
-        formats_of,
+        readable_of,
     output:
-        PATHS.results / "loaders/{dataset}.csv",
-        PATHS.results / "loaders/{dataset}.json",
+        table=report(
+            PATHS.results / "loaders/{dataset}.csv",
+            caption="captions/loaders.rst",
+            category="Data formats",
+        ),
+        facts=PATHS.results / "loaders/{dataset}.json",
     log:
         LOGS / "loaders/{dataset}.log",
-    threads: PROJECT.site.cores_per_node  # all of them: what runs beside a measurement spoils it
+    # All of them: what runs beside a measurement spoils it.
+    threads: PROJECT.site.cores_per_node
+    resources:
+        **one_node(30),
     params:
-        settings=lambda wildcards: as_json(asdict(PROJECT.config.loaders)),
+        settings=reading_settings,
         window=window_of,
-        folders=lambda wildcards, input: [str(Path(path).parent) for path in input],
+        folders=lambda wildcards, input: [Path(path).parent for path in input],
+        code=READING_CODE,
     shell:
         "python scripts/benchmark_loaders.py --dataset {wildcards.dataset} --settings {params.settings:q}"
-        " {params.window} --output {output[0]:q} {params.folders:q} > {log:q} 2>&1"
+        " --window {params.window} --output {output.table:q} {params.folders:q} > {log:q} 2>&1"
 
 
 rule formats:
     input:
-        [path.parent / "verify.json" for name in [*IMAGE_DATA, *TEXT_DATA] for path in converted_of(name)],
+        [path for name in PROJECT.datasets for path in verified_of(name)],
 
 
 rule loaders:
     input:
-        [PATHS.results / f"loaders/{name}.csv" for name in [*IMAGE_DATA, *TEXT_DATA]],
+        [PATHS.results / f"loaders/{name}.csv" for name in PROJECT.datasets],

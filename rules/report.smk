@@ -1,4 +1,5 @@
-# Needs: finished runs and their parity verdicts. Makes: the comparison report, results/report/, and a report of each job.
+# Needs: finished runs, their parity verdicts, and measured formats. Makes: the comparison report, results/report/, and a report
+# of each job.
 
 
 localrules:
@@ -45,6 +46,7 @@ rule report:
         rules.parity.input,
         proofs_shown(),
         expand(rules.job_report.output.page, run=PROJECT.runs),
+        rules.loaders.input,
     output:
         **{
             name: report(PATHS.report / f"figures/{name}.svg", caption=f"captions/{name}.rst", category="Figures")
@@ -74,13 +76,15 @@ rule report:
         work=PATHS.root / "work",
         title=PROJECT.config.title,
         runs=list(PROJECT.runs),
+        datasets=list(PROJECT.datasets),
         table=lambda wildcards: as_json(
             {key: getattr(PROJECT.config, key) for key in ("site", "runs", "workloads", "sites")}
         ),
         code=provenance.code_digest(["scripts/report.py"]),
     shell:
         "python scripts/report.py --results {params.results:q} --work {params.work:q} --title {params.title:q}"
-        " --runs {params.runs:q} --config {params.table:q} --output $(dirname {output.page:q}) > {log:q} 2>&1"
+        " --runs {params.runs:q} --datasets {params.datasets:q} --config {params.table:q}"
+        " --output $(dirname {output.page:q}) > {log:q} 2>&1"
 
 
 # The results as a Workflow Run RO-Crate, on request: so that a reproduction can be published.

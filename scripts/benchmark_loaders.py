@@ -33,13 +33,15 @@ def main():
     settings = strict.load(Loaders, arguments.settings, "--settings")
     if any(folder.name != "flat" and read_manifest(folder)["kind"] == "images" for folder in arguments.folders):
         rows = benchmark.benchmark_images(arguments.dataset, arguments.folders, settings)
-        said = advice.advise_images(rows)
+        unit, (chosen, said) = "images", advice.advise_images(rows)
     else:
         rows = benchmark.benchmark_tokens(arguments.dataset, arguments.folders, arguments.window, settings)
-        said = advice.advise_tokens(rows)
+        unit, (chosen, said) = "windows", advice.advise_tokens(rows)
     facts = {
         "schema_version": 1,
         "dataset": arguments.dataset,
+        "unit": unit,
+        "format": chosen,
         "advice": said,
         "ceilings": benchmark.best_ceilings(arguments.folders),
         "machine": {

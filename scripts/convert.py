@@ -28,6 +28,8 @@ def parse():
     parser.add_argument("--input", required=True, type=Path, help="folder of the image index, or of the flat tokens")
     parser.add_argument("--output", required=True, type=Path, help="folder to write")
     parser.add_argument("--settings", type=json.loads, default={}, help="`formats` of the configuration, as JSON")
+    parser.add_argument("--bad-samples", choices=("error", "skip"), help="in place of what the settings say")
+    parser.add_argument("--threads", type=int, help="in place of what the settings say")
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--shard", type=int, help="images: write this shard alone")
     part.add_argument("--gather", action="store_true", help="images: write the manifest of finished shards")
@@ -37,7 +39,9 @@ def parse():
 def main():
     """Convert what was asked for."""
     arguments = parse()
-    settings = strict.load(Formats, arguments.settings, "--settings")
+    given = {"bad_samples": arguments.bad_samples, "threads": arguments.threads}
+    given = {key: value for key, value in given.items() if value is not None}
+    settings = strict.load(Formats, {**arguments.settings, **given}, "--settings")
     target = (arguments.dataset, arguments.format)
     if not is_images(arguments.input):
         convert_tokens(Tokens(arguments.input), *target, arguments.output)

@@ -14,7 +14,7 @@ from pathlib import Path
 from parascale.checkpoint.matrix import conversions
 from parascale.cli import run_main
 from parascale.config import load_project, load_project_file
-from parascale.report import build_report, load_records, write_report
+from parascale.report import build_report, load_readings, load_records, write_report
 from parascale.report.records import found_runs
 
 
@@ -28,7 +28,9 @@ def main():
     converted = [row for row in conversions(arguments.results) if row["run"] in shown]
     pages = {name: f"jobs/{name}.html" for name in shown}
     jobs = {name: page for name, page in pages.items() if (Path(arguments.output) / page).is_file()}
-    write_report(build_report(records, arguments.title, left_out, converted, jobs), arguments.output)
+    readings = load_readings(arguments.results, arguments.datasets)
+    report = build_report(records, arguments.title, left_out, converted, jobs, readings)
+    write_report(report, arguments.output)
     done = sum(record.done for record in records)
     print(f"{arguments.output}/index.html: {done} of {len(records)} runs finished", flush=True)
 
@@ -42,12 +44,20 @@ def _project(text):
 
 def _parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", default="results", help="folder that holds runs/ and parity/ (default: results)")
+    parser.add_argument(
+        "--results", default="results", help="folder that holds runs/, parity/ and loaders/ (default: results)"
+    )
     parser.add_argument("--work", default="work", help="folder that holds unfinished runs (default: work)")
     parser.add_argument("--output", default="results/report", help="folder to write (default: results/report)")
     parser.add_argument("--title", default="Scaling report", help="heading of the page")
     parser.add_argument("--runs", nargs="+", metavar="NAME", help="the runs to show, in this order")
     parser.add_argument("--config", help="configuration whose run table tells of runs without results")
+    parser.add_argument(
+        "--datasets",
+        nargs="+",
+        metavar="NAME",
+        help="the datasets whose formats are shown (default: all that were measured)",
+    )
     return parser.parse_args()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from parascale.errors import RequirementError
 
 BLOCK_BYTES = 1 << 20
+SPACE_REMEDY = "Free some space or set another `root` in the configuration."
 FLUSH_BYTES = 128 << 20  # that are written before a flush begins: fewer would make it many small ones
 
 
@@ -133,8 +134,8 @@ def tree_bytes(path):
     return sum(entry.stat().st_size for entry in Path(path).rglob("*") if entry.is_file())
 
 
-def require_space(folder, needed_bytes, purpose):
-    """Raise RequirementError unless the filesystem of `folder` has room for `needed_bytes`."""
+def require_space(folder, needed_bytes, purpose, remedy=SPACE_REMEDY):
+    """Raise RequirementError, which says what to do, unless the filesystem of `folder` has room for `needed_bytes`."""
     folder = Path(folder)
     while not folder.exists():
         folder = folder.parent
@@ -142,5 +143,5 @@ def require_space(folder, needed_bytes, purpose):
     if free < needed_bytes:
         raise RequirementError(
             f"not enough room in {folder} for {purpose}: {needed_bytes / 2**20:,.0f} MiB are needed, "
-            f"{free / 2**20:,.0f} MiB are free. Free some space or set another `root` in the configuration."
+            f"{free / 2**20:,.0f} MiB are free. {remedy}"
         )

@@ -88,7 +88,10 @@ def webdataset(samples, work, repeats, clock):
 
 
 def huggingface_rows(samples, work, repeats, clock):
-    """Hugging Face datasets: each window of tokens is a row, a list; read at random, one by one and in batches of 64."""
+    """Hugging Face datasets: each window of tokens is a row, a list; read at random, one by one and in batches of 64.
+
+    `arrays` are the batches made into what a training takes and our windows are: inputs and labels of int64.
+    """
     import datasets
     import numpy
 
@@ -109,6 +112,13 @@ def huggingface_rows(samples, work, repeats, clock):
             yield from dataset[order[first : first + 64]]["tokens"]
 
     yield "batched", rate(batches, repeats, clock)
+
+    def arrays():
+        for first in range(0, len(order), 64):
+            tokens = numpy.array(dataset[order[first : first + 64]]["tokens"], numpy.int64)
+            yield from zip(tokens[:, :-1].copy(), tokens[:, 1:].copy(), strict=True)
+
+    yield "arrays", rate(arrays, repeats, clock)
 
 
 def shuffled(count):

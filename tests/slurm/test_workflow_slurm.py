@@ -1,5 +1,6 @@
 """The shipped JURECA profile on a real Slurm: every rule, the right resources, and the numbers of one machine."""
 
+import csv
 import subprocess
 
 import pytest
@@ -59,6 +60,33 @@ def granted(cluster, workflow, name):
     assert (step["NTasks"], step["AllocNodes"]) == (str(tasks), str(nodes)), name
     hosts = [host for attempt in workflow.run(name).attempts() for host in attempt["hosts"]]
     assert len(set(hosts)) == nodes and all(host.startswith("jrc") for host in hosts), name
+
+
+IMAGES = {
+    "task": "classification",
+    "data": {"dataset": "drawn", "images": {"train": 40, "validation": 10, "test": 10, "size": 16}},
+    "training": {"steps": 1},
+}
+
+
+@pytest.mark.slow
+def test_formats_and_loaders(cluster, tmp_path):
+    """Images and text are converted, proven and measured by jobs of one node without GPUs, charged as all others."""
+    with Workflow(cluster, tmp_path / "project", [{"run": "single"}], measured={"drawn": IMAGES}) as workflow:
+        workflow.start("formats", "loaders").wait(timeout=900)
+        for dataset, formats in (("drawn", {"hdf5"}), ("prose", {"flat", "arrow"})):
+            with open(workflow.root / f"results/loaders/{dataset}.csv", newline="") as file:
+                rows = list(csv.DictReader(file))
+            assert {row["format"] for row in rows} == formats
+            assert all(float(row["samples_per_second"]) > 0 for row in rows)
+        proofs = [workflow.root / "results/data" / name / "verify.json" for name in ("drawn/hdf5", "prose/arrow")]
+        assert all(read_json(proof)["identical"] for proof in proofs)
+        for rule in ("index_images", "convert_shard", "convert_tokens", "verify_format", "benchmark_loaders"):
+            for job in workflow.jobs(rule):
+                whole = cluster.sacct(job)
+                assert (whole["Partition"], whole["Account"], whole["AllocNodes"]) == ("dc-gpu", "training", "1"), rule
+                assert "gpu" not in whole["ReqTRES"], rule
+        assert len(workflow.jobs("verify_format")) == len(workflow.jobs("benchmark_loaders")) == 2
 
 
 def left_in_memory(cluster):

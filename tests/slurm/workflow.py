@@ -54,12 +54,12 @@ class SlowModel(TransformerLM):
 class Workflow:
     """A copy of the project in `folder`, with runs of its own, and Snakemake at work on them."""
 
-    def __init__(self, cluster, folder, rows, pause=None, data=None, root=None):
+    def __init__(self, cluster, folder, rows, pause=None, data=None, root=None, measured=None):
         """rows: of the run table, without the workload. pause: seconds that each step takes longer,
         until `full_speed`.
 
         data: `results/data` of another workflow, for one that shall not prepare it again. root: where results go, if
-        not into `folder`.
+        not into `folder`. measured: name → settings of workloads that no run trains, but whose data is measured.
         """
         self.cluster, self.folder, self.root = cluster, Path(folder), Path(root or folder)
         self.process, self._looked_at = None, set()
@@ -77,6 +77,9 @@ class Workflow:
             model = {**model, "kind": "box/slow.py:SlowModel", "options": {"pause": pause}}
         workload = {**WORKLOAD, "model": model}
         (self.folder / "box/workloads/tiny.yaml").write_text(yaml.safe_dump(workload))
+        self.measured = measured or {}
+        for name, settings in self.measured.items():
+            (self.folder / f"box/workloads/{name}.yaml").write_text(yaml.safe_dump(settings))
         columns = list(dict.fromkeys(column for row in rows for column in row))
         lines = [[*columns, "workload"], *([*(str(row.get(name, "-")) for name in columns), "tiny"] for row in rows)]
         (self.folder / "box/runs.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
@@ -107,6 +110,8 @@ class Workflow:
         """Start Snakemake on the login node as a user does; only values of configuration and site differ."""
         command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", *map(str, options)]
         values = [f"root={self.root}", "sites=box/sites", "workloads=box/workloads", "runs=box/runs.tsv"]
+        values += ["formats={images: [hdf5], tokens: [arrow]}"]
+        values += [f"loaders={{workloads: [{', '.join(self.measured)}], seconds: 0.05}}"]
         if profile != "local":
             command += ["--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "10"]
             values.append(f"account={self.cluster.shape.account}")

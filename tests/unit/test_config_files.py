@@ -188,12 +188,43 @@ def test_a_dataset_is_named_after_its_workload_unless_it_says_otherwise(project)
     assert list(loaded.datasets) == ["small", "shared"]
 
 
-@pytest.mark.parametrize("difference", [{"text": {"lowercase": True}}, {"source": {"name": "other"}}])
+@pytest.mark.parametrize(
+    "difference", [{"text": {"lowercase": True}}, {"source": {"name": "other"}}, {"images": {"size": 32}}]
+)
 def test_one_dataset_cannot_mean_two_things(project, difference):
     shared = {"dataset": "shared"}
     both = {"one": {**WORKLOAD, "data": shared}, "two": {**WORKLOAD, "data": {**shared, **difference}}}
     with pytest.raises(ConfigError, match="`one` and `two` both call their dataset `shared`"):
         project("run workload\na one\nb two\n", both)
+
+
+def test_one_dataset_cannot_be_text_and_images(project):
+    shared = {**WORKLOAD, "data": {"dataset": "shared"}}
+    with pytest.raises(ConfigError, match="`one` and `two` both call their dataset `shared`"):
+        project("run workload\na one\nb two\n", {"one": shared, "two": {**shared, "task": "classification"}})
+
+
+def test_images_are_data_of_classifications_trained_or_only_measured(project):
+    images = {**WORKLOAD, "task": "classification"}
+    workloads = {"small": WORKLOAD, "trained": images, "measured": {**images, "data": {"dataset": "drawn"}}}
+    loaded = project("run workload\na small\nb trained\n", workloads, loaders={"workloads": ["measured", "small"]})
+    assert list(loaded.datasets) == ["small", "trained", "drawn"]
+    assert list(loaded.image_datasets) == ["trained", "drawn"]
+    assert list(loaded.untrained) == ["measured"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"formats": {"images": ["hdf"]}}, "`formats.images`: `hdf` is not known; did you mean `hdf5`"),
+        ({"formats": {"tokens": ["squashfs"]}}, "`formats.tokens`: `squashfs` is not known"),
+        ({"loaders": {"workloads": ["smal"]}}, "smal.yaml: no such workload; did you mean `small`"),
+        ({"loaders": {"workers": ["two"]}}, r"`loaders.workers\[0\]` must be a whole number"),
+    ],
+)
+def test_a_wrong_setting_of_formats_and_loaders_is_named(project, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        project("run workload\na small\n", **settings)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_an_unknown_format_names_the_nearest():
 
 def test_packed_images_are_written_out_as_files(converted):
     paths = open_images(converted("files"), "train").path(5).decode()
-    assert paths.endswith(".jpg") and "shards/00000-of-00003" in paths
+    assert paths.endswith(".jpg") and "/00000-of-00003/" in paths
 
 
 def test_an_index_opened_twice_reads_the_same(source):

@@ -1,12 +1,14 @@
 """What can be wrong with data is found, named, and answered with what to do; nothing half-right is handed on."""
 
+import dataclasses
 import shutil
 import sys
 
 import numpy as np
 import pytest
 
-from parascale.config.formats import Formats, Images
+from parascale.config.formats import Formats, Images, Loaders
+from parascale.data.benchmark import benchmark_images
 from parascale.data.convert import convert, convert_shard
 from parascale.data.dali import dali_batches
 from parascale.data.formats import mount, open_images, squashfs, storage
@@ -72,9 +74,15 @@ def test_one_bad_sample_does_not_lose_the_other_shards(mixed, tmp_path):
     index, choice = mixed(b""), Formats(shards=4, threads=2)
     with pytest.raises(DataError, match="train/3"):
         convert(index, "set", "hdf5", choice, tmp_path / "hdf5")
-    done = sorted(path.parent.name for path in (tmp_path / "hdf5/shards").glob("*/record.json"))
+    done = sorted(path.parent.name for path in (tmp_path / "hdf5").glob("*/record.json"))
     assert len(done) == 3
-    assert not list((tmp_path / "hdf5/shards").glob(".*")), "nothing half-written is left"
+    assert not list((tmp_path / "hdf5").glob(".*")), "nothing half-written is left"
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "hdf5").glob("*/train.h5")}
+    manifest = convert(index, "set", "hdf5", dataclasses.replace(choice, bad_samples="skip"), tmp_path / "hdf5")
+    assert [sample["name"] for sample in manifest["bad"]] == ["train/3"]
+    assert {path: path.stat().st_mtime_ns for path in written} == written, "only the shard that had failed was made"
+    with pytest.raises(DataError, match="train/3"):
+        convert(index, "set", "hdf5", choice, tmp_path / "hdf5")
 
 
 def test_a_damaged_pixel_is_found_by_decoding(mixed, tmp_path):
@@ -117,7 +125,9 @@ def test_a_shard_cut_short_or_gone_is_named_when_opened(made):
     _, folder = made
     shard = folder / read_json(folder / "manifest.json")["splits"]["train"]["shards"][0]["file"]
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(DataError, match=r"train\.h5 is cut short"):
+    with pytest.raises(
+        DataError, match=rf"train\.h5 is cut short.*remove {shard.parent} and {folder}/\*\.json, and run"
+    ):
         open_images(folder, "train")
     shard.unlink()
     with pytest.raises(DataError, match=r"train\.h5 is missing"):
@@ -193,9 +203,11 @@ def test_a_file_that_is_no_squashfs_is_named(tmp_path):
 def test_a_copy_that_does_not_fit_shared_memory_is_refused(made, tmp_path, monkeypatch):
     _, folder = made
     monkeypatch.setattr(storage, "tree_bytes", lambda path: 1 << 60)
-    with pytest.raises(RequirementError, match="not enough room in"):
+    with pytest.raises(RequirementError, match=r"not enough room in .*loaders\.shared_memory"):
         storage.copy_to_memory(folder, tmp_path)
     assert not list(tmp_path.glob("parascale-*"))
+    with pytest.raises(RequirementError, match="not enough room in /dev/shm"):
+        benchmark_images("set", [folder], Loaders(shared_memory=True))
 
 
 def test_a_copy_in_shared_memory_reads_the_same(made, tmp_path):

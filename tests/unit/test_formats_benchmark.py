@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config.formats import Formats, Loaders
+from parascale.config.formats import IMAGE_FORMATS, TOKEN_FORMATS, Formats, Loaders
 from parascale.data import advice, measure
 from parascale.data.benchmark import COLUMNS, benchmark_images, conversion_cost, image_cases, write_rows
 from parascale.data.ceiling import ceilings
@@ -51,7 +51,7 @@ def test_bytes_and_opens_are_counted(name, io, opens, amplification, folders):
     figures = measure.measure(case)
     assert figures["opens_per_sample"] == opens
     assert amplification[0] <= figures["bytes_read_per_byte"] < amplification[1]
-    assert figures["samples"] == 100 and figures["repeats"] == 2
+    assert figures["samples"] >= 100 and figures["repeats"] == 2
     assert figures["samples_per_second"] > 0 and figures["peak_memory_bytes"] >= 0
 
 
@@ -63,6 +63,15 @@ def test_rows_go_to_a_csv_with_empty_cells_for_what_is_unknown(folders, tmp_path
     assert list(read[0]) == list(COLUMNS) and len(read) == len(rows) == 5
     mapped = next(row for row in read if row["io"] == "mmap")
     assert mapped["bytes_read_per_byte"] == "" and mapped["inodes"] == "1" and float(mapped["write_seconds"]) > 0
+
+
+@pytest.mark.parametrize(("most", "read"), [(1000, 100), (40, 40)])
+def test_a_cold_pass_reads_no_sample_twice(most, read, folders, monkeypatch):
+    """It would be warm the second time; a warm pass goes round until its time is over."""
+    monkeypatch.setattr(measure, "drop_from_cache", lambda paths: True)
+    settings = Loaders(samples=most, seconds=9.0, repeats=2)
+    case = next(case for case in image_cases(folders["hdf5"], settings) if case.cache == "cold")
+    assert measure.measure(case)["samples"] == read
 
 
 def test_a_cache_that_cannot_be_dropped_gives_no_figures(folders, monkeypatch):
@@ -113,11 +122,16 @@ ADVICE = [
 
 @pytest.mark.parametrize(("rows", "said"), ADVICE)
 def test_advice_follows_from_the_figures(rows, said):
-    assert said in advice.advise_images(rows, memory_bytes=64 * GIB)
+    assert said in advice.advise_images(rows, memory_bytes=64 * GIB)[1]
+
+
+def test_every_format_can_be_recommended():
+    assert sorted(advice.PREFERENCE) == sorted(IMAGE_FORMATS)
+    assert sorted(advice.TOKEN_PREFERENCE) == sorted(["flat", *TOKEN_FORMATS])
 
 
 def test_advice_for_tokens_prefers_the_flat_array_unless_it_is_slow():
-    assert advice.advise_tokens([row("flat", 90), row("hdf5", 100)], 64 * GIB).startswith("Take flat: 90 windows/s")
-    assert advice.advise_tokens([row("flat", 10), row("hdf5", 100)], 64 * GIB).startswith(
-        "Take hdf5: 100 windows/s at random (flat: 10)"
-    )
+    chosen, said = advice.advise_tokens([row("flat", 90), row("hdf5", 100)], 64 * GIB)
+    assert chosen == "flat" and said.startswith("Take flat: 90 windows/s")
+    chosen, said = advice.advise_tokens([row("flat", 10), row("hdf5", 100)], 64 * GIB)
+    assert chosen == "hdf5" and said.startswith("Take hdf5: 100 windows/s at random (flat: 10)")

@@ -23,6 +23,8 @@ site: local
 runs: config/tiny.tsv
 title: Tiny
 parity: {steps: 5}
+formats: {tokens: [arrow]}
+loaders: {seconds: 0.02, repeats: 1, cold: false}
 """
 RUNS = "run\tworkload\tgpus_per_node\tdp\nsingle\ttiny\t1\t1\nddp\ttiny\t2\t2\n"
 
@@ -71,7 +73,7 @@ class SmallProject:
 
     def planned(self, *arguments):
         """The rules that a dry run would run, with their counts."""
-        output = self.snakemake("-n", "--quiet", "rules", *arguments)
+        output = self.snakemake(*arguments, "-n", "--quiet", "rules")
         table = output.partition("Job stats:")[2].split("\n\n")[0].splitlines()[3:]
         return {line.split()[0]: int(line.split()[1]) for line in table if line.split()[0] != "total"}
 

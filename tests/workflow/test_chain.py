@@ -94,6 +94,12 @@ def test_only_what_a_change_touches_runs_again(finished):
         ("config/config.yaml", "parity:", "checkpoints: {which: last}\nparity:", CONVERSION),
         ("scripts/parascale/checkpoint/writers.py", "ALIGNMENT = 64", "ALIGNMENT = 128", CONVERSION),
         ("scripts/parascale/checkpoint/matrix.py", "/ 1e9", "/ 1e6", {"report", "all"}),
+        (
+            "scripts/parascale/data/formats/arrow.py",
+            "ROWS = 1024",
+            "ROWS = 512",
+            {"benchmark_loaders", "report", "all"},
+        ),
         ("scripts/parascale/report/verdict.py", "MARGIN = 0.02", "MARGIN = 0.03", {"report", "job_report", "all"}),
     ]
     for name, old, new, expected in cases:
@@ -104,7 +110,7 @@ def test_only_what_a_change_touches_runs_again(finished):
             finished.edit(name, new, old)
         assert planned == expected, (name, new)
     finished.edit("config/workloads/tiny.yaml", "data:\n", "data:\n  text: {lowercase: true}\n")
-    assert set(finished.planned()) == TRAINING | {"prepare"}
+    assert set(finished.planned()) == TRAINING | {"prepare", "convert_tokens", "verify_format", "benchmark_loaders"}
     finished.edit("config/workloads/tiny.yaml", "data:\n  text: {lowercase: true}\n", "data:\n")
 
 

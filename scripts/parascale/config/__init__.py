@@ -1,5 +1,6 @@
 """What to run and where: the one home of every setting and its default. Imports no torch."""
 
+from parascale.config.formats import Formats, Images, Loaders
 from parascale.config.layout import STRATEGIES, Layout
 from parascale.config.project import (
     Config,
@@ -19,7 +20,10 @@ __all__ = [
     "STRATEGIES",
     "Config",
     "Data",
+    "Formats",
+    "Images",
     "Layout",
+    "Loaders",
     "Model",
     "Optim",
     "Project",

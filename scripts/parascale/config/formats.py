@@ -34,11 +34,13 @@ class Images:
 class Formats:
     """Conversion: formats, shards, and what happens to a bad sample."""
 
-    images: list = option(
+    images: list[str] = option(
         [name for name in IMAGE_FORMATS if name != "squashfs"],
         f"formats that images are written in, of {', '.join(IMAGE_FORMATS)}; `squashfs` needs its tools and FUSE",
     )
-    tokens: list = option(list(TOKEN_FORMATS), f"formats that tokens are written in, of {', '.join(TOKEN_FORMATS)}")
+    tokens: list[str] = option(
+        list(TOKEN_FORMATS), f"formats that tokens are written in, of {', '.join(TOKEN_FORMATS)}"
+    )
     shards: int = option(1, "files a format is cut into; each is a job of its own. About 1 to 8 GiB a shard", low=1)
     seed: int = option(1, "seed of the one shuffle that is done when writing", low=0)
     bad_samples: str = option(
@@ -58,7 +60,7 @@ class Formats:
 
     def shard(self, number):
         """The folder of a shard, below that of its format. It names the count, so that shards of another count are others."""
-        return f"shards/{number:05d}-of-{self.shards:05d}"
+        return f"{number:05d}-of-{self.shards:05d}"
 
     def check_names(self):
         """Raise ConfigError for a format that there is not."""
@@ -72,15 +74,19 @@ class Formats:
 class Loaders:
     """The benchmark of readers."""
 
+    workloads: list[str] = option(
+        [],
+        "workloads whose data is converted and measured although no run trains them; that of the runs is in any case",
+    )
     io: str = option(
         "auto",
         "how bytes are read: `pread`, `mmap`, or `auto`: `mmap` where the data fits half the memory and lies on a local "
         "filesystem, else `pread` (over a network a page fault costs a round trip)",
         choices=("auto", "pread", "mmap"),
     )
-    samples: int = option(20000, "most samples that one pass reads", low=1)
-    seconds: float = option(0.5, "a pass stops after this time", above=0.0)
+    samples: int = option(20000, "most samples that a pass reads which is cold, or has workers", low=1)
+    seconds: float = option(0.5, "a pass stops after this time; from the cache it goes round until then", above=0.0)
     repeats: int = option(3, "passes; the table holds their median and spread", low=1)
-    workers: list = option([0, 2], "worker processes of the DataLoader, measured with decoding")
+    workers: list[int] = option([0, 2], "worker processes of the DataLoader, measured with decoding")
     cold: bool = option(True, "also measure with the files dropped from the page cache, where that is possible")
     shared_memory: bool = option(False, "also measure from a copy in `/dev/shm`")

@@ -6,13 +6,14 @@ Reading only, and no torch: a login node or a laptop loads it in a few milliseco
 import dataclasses
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
 from parascale.config import strict
 from parascale.config.checkpoints import Checkpoints
+from parascale.config.formats import Formats, Loaders
 from parascale.config.monitor import Monitor
 from parascale.config.options import option, section
 from parascale.config.paths import Paths, expanded
@@ -59,6 +60,8 @@ class Config:
     partition: str | None = option(None, "partition of the site to use; default: its first")
     parity: Parity = section(Parity, "the short runs that prove each layout right")
     checkpoints: Checkpoints = section(Checkpoints, "what a run's checkpoint is converted into")
+    formats: Formats = section(Formats, "how data is converted")
+    loaders: Loaders = section(Loaders, "the benchmark of readers")
     budget: Budget = section(Budget, "what the project may spend")
     monitor: Monitor = section(Monitor, "how a running training is watched")
     timeout_seconds: float = option(
@@ -68,11 +71,15 @@ class Config:
 
 @dataclass(frozen=True)
 class Project:
-    """A loaded configuration: settings, the site, and every run by name, in the table's order."""
+    """A loaded configuration: settings, the site, and every run by name, in the table's order.
+
+    untrained: the workloads, by name, that no run trains but whose data is converted and measured.
+    """
 
     config: Config
     site: Site
     runs: dict
+    untrained: dict = field(default_factory=dict)
 
     @functools.cached_property
     def root(self):
@@ -85,9 +92,19 @@ class Project:
         return Paths(self.root)
 
     @functools.cached_property
+    def workloads(self):
+        """Every workload by name: those of the runs, then the untrained ones."""
+        return {run.workload.name: run.workload for run in self.runs.values()} | self.untrained
+
+    @functools.cached_property
     def datasets(self):
-        """Dataset name → Data, for every dataset that a run uses."""
-        return {run.workload.data.dataset: run.workload.data for run in self.runs.values()}
+        """Dataset name → Data, for every dataset that a workload uses."""
+        return {workload.data.dataset: workload.data for workload in self.workloads.values()}
+
+    @functools.cached_property
+    def image_datasets(self):
+        """Those of the datasets that hold images; all others hold text."""
+        return {workload.data.dataset: workload.data for workload in self.workloads.values() if workload.of_images}
 
     @functools.cached_property
     def converted(self):
@@ -104,6 +121,7 @@ def load_project(values, where="config"):
     """Load everything that a configuration (a mapping, as YAML gives it) names."""
     config = strict.load(Config, values, where)
     config.checkpoints.check_names()
+    config.formats.check_names()
     site = load_site(config, config.site)
     find_workload = functools.cache(functools.partial(load_workload, config.workloads))
     runs = {}
@@ -121,8 +139,11 @@ def load_project(values, where="config"):
         raise ConfigError(f"{config.runs}: the run table has no rows")
     runs = _with_baselines(runs, config.runs)
     _check_starts(runs, config.runs)
-    _check_datasets(runs)
-    return Project(config, site, runs)
+    trained = {run.workload.name for run in runs.values()}
+    untrained = {name: find_workload(name) for name in config.loaders.workloads if name not in trained}
+    project = Project(config, site, runs, untrained)
+    _check_datasets(project.workloads)
+    return project
 
 
 def load_project_file(path):
@@ -257,14 +278,15 @@ def _check_starts(runs, where):
             chain.append(start)
 
 
-def _check_datasets(runs):
+def _check_datasets(workloads):
     """Workloads that share a dataset must mean the same data."""
     seen = {}
-    for run in runs.values():
-        data = run.workload.data
-        other = seen.setdefault(data.dataset, run.workload)
-        if (other.data.source, other.data.text) != (data.source, data.text):
+    for workload in workloads.values():
+        data = workload.data
+        other = seen.setdefault(data.dataset, workload)
+        same = (other.data.source, other.data.text, other.data.images) == (data.source, data.text, data.images)
+        if not same or other.of_images != workload.of_images:
             raise ConfigError(
-                f"workloads `{other.name}` and `{run.workload.name}` both call their dataset `{data.dataset}`, "
-                "but its source or text settings differ; give one of them another `data.dataset`"
+                f"workloads `{other.name}` and `{workload.name}` both call their dataset `{data.dataset}`, "
+                "but its source, text or image settings differ; give one of them another `data.dataset`"
             )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from parascale.config.formats import Images
 from parascale.config.options import option, required, section
 
 TASKS = ("language_model", "summarisation", "classification")
@@ -72,10 +73,11 @@ class Data:
     dataset: str = option(
         "",
         "name of the folder below `results/data/`; workloads that share a dataset give it the same "
-        "source and text settings. Default: the workload's name",
+        "source, text and image settings. Default: the workload's name",
     )
     source: Source = section(Source, "where raw data comes from")
     text: Text = section(Text, "how text becomes tokens")
+    images: Images = section(Images, "the images, where the task is `classification`")
     expected: Expected = section(Expected, "what a plan may assume before the data is there")
     format: str = option("flat", "the format a training reads: `flat` for tokens")
     stage: str = option(
@@ -185,3 +187,8 @@ class Workload:
     model: Model = section(Model, "the model")
     optim: Optim = section(Optim, "the optimizer")
     training: Training = section(Training, "how much is trained")
+
+    @property
+    def of_images(self):
+        """Whether the dataset holds images; else it holds text."""
+        return self.task == "classification"

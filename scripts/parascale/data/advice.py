@@ -12,7 +12,10 @@ MANY_INODES = 100_000  # a part of the few million that a project has on a paral
 
 
 def advise_images(rows, memory_bytes=None):
-    """A sentence or two for an image set. rows: of the benchmark; memory_bytes: of the machine (default: this one's)."""
+    """(format to take, why in a sentence) for an image set.
+
+    rows: of the benchmark; memory_bytes: of the machine (default: this one's).
+    """
     memory_bytes = memory_bytes or psutil.virtual_memory().total
     speeds = _speeds(rows, "random")
     usable = {name: speed for name, speed in speeds.items() if image_format(name).RANDOM_ACCESS}
@@ -33,11 +36,11 @@ def advise_images(rows, memory_bytes=None):
         )
     if "parquet" in speeds and speeds["parquet"] < speeds[chosen] / 10:
         parts.append("Parquet only in order: at random it reads a row group a sample")
-    return "; ".join(parts) + "."
+    return chosen, "; ".join(parts) + "."
 
 
 def advise_tokens(rows, memory_bytes=None):
-    """A sentence or two for a text set."""
+    """(format to take, why in a sentence) for a text set."""
     memory_bytes = memory_bytes or psutil.virtual_memory().total
     speeds = _speeds(rows, "random")
     chosen = _chosen(speeds, TOKEN_PREFERENCE)
@@ -48,7 +51,7 @@ def advise_tokens(rows, memory_bytes=None):
         parts[0] += f" ({slowest}: {speeds[slowest]:,.0f})"
     parts.append("mapped, so that all processes of a node share one copy")
     parts.append(_memory_sentence(row["bytes"], memory_bytes))
-    return "; ".join(parts) + "."
+    return chosen, "; ".join(parts) + "."
 
 
 def _speeds(rows, access, decode=False):

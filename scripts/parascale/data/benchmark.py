@@ -7,23 +7,31 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from parascale.config.formats import IMAGE_FORMATS
 from parascale.data.ceiling import ceilings
+from parascale.data.formats import module_name
 from parascale.data.formats.manifest import read_manifest
-from parascale.data.formats.storage import copy_to_memory, default_io, filesystem
+from parascale.data.formats.storage import copy_to_memory, default_io, filesystem, require_room
 from parascale.data.measure import Case, byte_addressed, measure
 from parascale.data.progress import Progress
 from parascale.files import atomic_path, read_json
 
 COLUMNS = (
     "dataset", "format", "access", "cache", "io", "workers", "decode", "place", "samples_per_second", "spread", "repeats",
-    "samples", "cpu_seconds", "bytes_read_per_byte", "read_calls_per_sample", "opens_per_sample", "first_batch_seconds",
+    "samples", "sample_bytes", "cpu_seconds", "bytes_read_per_byte", "read_calls_per_sample", "opens_per_sample", "first_batch_seconds",
     "peak_memory_bytes", "inodes", "bytes", "write_seconds", "write_cpu_seconds",
 )  # fmt: skip
 DISK, SHARED_MEMORY = "disk", "shm"
 
 
 def benchmark_images(dataset, folders, settings):
-    """Measure image formats. folders: those of the formats; settings: parascale.config.formats.Loaders. Returns rows."""
+    """Measure image formats. folders: those of the formats; settings: parascale.config.formats.Loaders. Returns rows.
+
+    Raises RequirementError, before anything is measured, where a copy in shared memory is wanted and does not fit.
+    """
+    if settings.shared_memory:
+        for folder in folders:
+            require_room(folder)
     cases = [(folder, DISK, case) for folder in folders for case in image_cases(folder, settings)]
     rows = _run(dataset, cases)
     if settings.shared_memory:
@@ -115,11 +123,12 @@ def _in_shared_memory(dataset, folder, settings):
 def _run(dataset, cases):
     """Measure each case, one at a time, since they would disturb each other; without workers in a process of its own."""
     rows = []
-    spawn = get_context("spawn")
+    server = get_context("forkserver")  # it has imported what a case needs, and nothing else: a fresh process is quick
+    server.set_forkserver_preload(["parascale.data.measure", "parascale.data.text", *map(module_name, IMAGE_FORMATS)])
     with (
         Progress(f"{dataset}: reading", "cases", len(cases)) as progress,
-        ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as fresh,
-        ProcessPoolExecutor(1, mp_context=spawn) as lasting,  # torch is loaded once for all that need it
+        ProcessPoolExecutor(1, mp_context=server, max_tasks_per_child=1) as fresh,
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as lasting,  # torch is loaded once for all that need it
     ):
         for folder, place, case in cases:
             figures = (lasting if case.workers else fresh).submit(measure, case).result()

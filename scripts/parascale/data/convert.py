@@ -121,7 +121,7 @@ def write_manifest(index, dataset, format_name, settings, output):
         "kind": "images",
         "dataset": dataset,
         "format": format_name,
-        "settings": {key: records[0][key] for key in ("shards", "seed", "check", "bad_samples")},
+        "settings": {key: getattr(settings, key) for key in ("shards", "seed", "check", "bad_samples")},
         "classes": index.classes,
         "splits": splits,
         **{key: sum(shard[key] for shard in shards) for key in ("bytes", "sample_bytes", "inodes")},
@@ -134,7 +134,7 @@ def write_manifest(index, dataset, format_name, settings, output):
 def _require_record(target, identity):
     record = finished_record(target, identity)
     if record is None:
-        raise DataError(f"{target}: this shard is missing or of other settings; convert it first")
+        raise DataError(f"{target}: this shard is missing or of other settings; remove it and convert it first")
     return record
 
 
@@ -182,12 +182,17 @@ def cpu_seconds():
 
 
 def finished_record(target, identity):
-    """The record of a shard that is there, whole, and made from `identity`; else None."""
+    """The record of a shard that is there, whole, and made from `identity`; else None.
+
+    What happens to bad samples makes no difference to a shard that has none.
+    """
     try:
         record = read_json(target / RECORD)
     except (FileNotFoundError, ValueError):
         return None
-    same = all(record.get(key) == value for key, value in identity.items())
+    same = all(
+        record.get(key) == value for key, value in identity.items() if key != "bad_samples" or record.get("bad") != []
+    )
     whole = same and all(
         (target / facts["file"]).is_file() and (target / facts["file"]).stat().st_size == facts["bytes"]
         for facts in record["splits"].values()
@@ -278,5 +283,6 @@ def _bad_message(dataset, bad):
         lines.append(f"  … and {len(bad) - SHOWN:,} more")
     return (
         f"dataset `{dataset}`: {len(bad):,} bad samples:\n" + "\n".join(lines) + "\n"
-        "Repair or remove them, or set `formats.bad_samples: skip` to leave them out; finished shards are kept."
+        "Set `formats.bad_samples: skip` to leave them out: finished shards are kept. Or repair or remove them, and the folder "
+        "of the index with them, which then is made anew."
     )

@@ -119,8 +119,12 @@ class Images:
         self.index, self.split = index, split
         rows = np.load(index.folder / f"{split}.npy", mmap_mode="r")
         self._rows = np.asarray(rows)  # a plain array on the same memory: indexing np.memmap is slower
-        self._names = np.memmap(index.folder / f"{split}.names", np.uint8, mode="r") if len(rows) else b""
+        names = np.memmap(index.folder / f"{split}.names", np.uint8, mode="r") if len(rows) else b""
         self.labels, self.lengths = self._rows["label"], self._rows["length"]
+        # Of all ways to look up one number, a memoryview's is the fastest.
+        self._names, self._name_start, self._name_bytes, self._start, self._length = map(
+            memoryview, (names, *(self._rows[key] for key in ("name_start", "name_bytes", "start", "length")))
+        )
         self.digest = index.manifest["splits"][split]["digest"]
         self.classes = index.classes
 
@@ -129,8 +133,8 @@ class Images:
 
     def name_bytes(self, i):
         """The path of image `i` below the root, as the filesystem spells it."""
-        start = self._rows["name_start"].item(i)
-        return bytes(self._names[start : start + self._rows["name_bytes"].item(i)])
+        start = self._name_start[i]
+        return bytes(self._names[start : start + self._name_bytes[i]])
 
     def name(self, i):
         """The path for messages and records: bytes that are no UTF-8 are shown escaped."""
@@ -145,9 +149,19 @@ class FileImages(Images):
         self.root = os.fsencode(index.manifest["root"])
 
     def read(self, i):
-        """The bytes of image `i`. Raises OSError where the file is gone or cannot be read."""
-        with open(os.path.join(self.root, self.name_bytes(i)), "rb", buffering=0) as handle:
-            return handle.read()
+        """The bytes of image `i`, one more than expected where there are more. Raises OSError where it cannot be read.
+
+        Three system calls and no more: `open` makes eight of it, and each lets go of the interpreter's lock.
+        """
+        file = os.open(os.path.join(self.root, self.name_bytes(i)), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            wanted = self._length[i] + 1
+            data = os.read(file, wanted)
+            while data and len(data) < wanted - 1 and (more := os.read(file, wanted - len(data))):
+                data += more
+            return data
+        finally:
+            os.close(file)
 
 
 class PackedImages(Images):
@@ -159,4 +173,4 @@ class PackedImages(Images):
 
     def read(self, i):
         """The bytes of image `i`."""
-        return os.pread(self._file.fileno(), self.lengths.item(i), self._rows["start"].item(i))
+        return os.pread(self._file.fileno(), self._length[i], self._start[i])

@@ -6,6 +6,7 @@ calls; `read_bytes`, what storage had to deliver, page faults of mapped files in
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import resource
 import statistics
@@ -49,7 +50,7 @@ def measure(case):
     """Measure one case; returns the columns that reading gives, or None where the cache cannot be dropped.
 
     samples_per_second is the median of the repeats and spread their range relative to it; samples and cpu_seconds are a
-    pass's medians. peak_memory_bytes is what reading added to the process; mapped pages of files count while they are
+    pass's medians, sample_bytes is the mean of what was asked for. peak_memory_bytes is what reading added to the process; mapped pages of files count while they are
     mapped. Unknown figures are None.
     """
     with warnings.catch_warnings():
@@ -78,6 +79,7 @@ def _measure_here(case):
     return {
         **_rates([one["samples"] / one["seconds"] for one in passes]),
         "samples": samples // case.repeats,
+        "sample_bytes": asked / samples,
         "cpu_seconds": statistics.median(one["cpu"] for one in passes),
         "bytes_read_per_byte": sum(one[counted] for one in passes) / asked if counted and asked else None,
         "read_calls_per_sample": sum(one["syscr"] for one in passes) / samples,
@@ -101,7 +103,8 @@ def _rates(rates):
 
 def _one_pass(case, source, seed):
     """Read for a while: samples, bytes asked for, seconds, CPU seconds, seconds to the first batch, the kernel's counts."""
-    reads = _window_reads(case, source, seed) if case.window else _image_reads(case, source, seed)
+    order = _order(len(source[0] if case.window else source), case.access, seed)
+    reads = (_window_reads if case.window else _image_reads)(case, source, order)
     before, start, cpu = _counters(), time.perf_counter(), time.process_time()
     samples = size = 0
     first = None
@@ -109,11 +112,23 @@ def _one_pass(case, source, seed):
         samples, size = samples + count, size + length
         if first is None and samples >= BATCH:
             first = time.perf_counter() - start
-        if samples >= case.samples or (samples % CLOCK_EVERY == 0 and time.perf_counter() - start > case.seconds):
+        if samples % CLOCK_EVERY == 0 and time.perf_counter() - start > case.seconds:
+            break
+        if case.cache == "cold" and samples >= case.samples:
             break
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     counts = {key: value - before[key] for key, value in _counters().items()}
     return {"samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **counts}
+
+
+def _order(count, access, seed):
+    """Sample numbers in the order in which they are read: an int64 array, or None for the order in which they lie."""
+    return np.random.default_rng((SEED, seed)).permutation(count) if access == "random" else None
+
+
+def _rounds(case):
+    """A cold pass ends with the data, since what was read is cached then; others go round until their time is over."""
+    return range(1) if case.cache == "cold" else itertools.count()
 
 
 @contextlib.contextmanager
@@ -132,35 +147,35 @@ def _opened(case):
         reader.close()
 
 
-def _image_reads(case, reader, seed):
+def _image_reads(case, reader, order):
     """Yield (1, bytes) of each image read."""
-    for data in _samples(reader, case.access, seed):
-        if case.decode:
-            jpeg.decode(data)
-        yield 1, len(data)
+    for _ in _rounds(case):
+        for data in _samples(reader, order):
+            if case.decode:
+                jpeg.decode(data)
+            yield 1, len(data)
 
 
-def _samples(reader, access, seed):
-    if access == "sequential":
+def _samples(reader, order):
+    if order is None:
         for shard in range(len(reader.shards())):
             yield from reader.iterate(shard)
         return
-    order = np.random.default_rng((SEED, seed)).permutation(len(reader)).item  # no Python object a sample
-    for place in range(len(reader)):
-        yield reader[order(place)]
+    number = order.item  # one at a time: no list of Python numbers
+    for place in range(len(order)):
+        yield reader[number(place)]
 
 
-def _window_reads(case, source, seed):
+def _window_reads(case, source, order):
     """Yield (windows, bytes) of each batch of windows."""
     windows, token_bytes = source
-    order = np.arange(len(windows))
-    if case.access == "random":
-        order = np.random.default_rng((SEED, seed)).permutation(len(windows))
+    order = np.arange(len(windows)) if order is None else order
     width = token_bytes * (case.window + 1)
-    for first in range(0, len(order), BATCH):
-        indices = order[first : first + BATCH]
-        windows.batch(indices)
-        yield len(indices), len(indices) * width
+    for _ in _rounds(case):
+        for first in range(0, len(order), BATCH):
+            indices = order[first : first + BATCH]
+            windows.batch(indices)
+            yield len(indices), len(indices) * width
 
 
 def _measure_workers(case):
@@ -215,7 +230,7 @@ def _opens(case):
     if case.window:
         return 0.0
     with _opened(case) as reader:
-        samples, opened, count = _samples(reader, case.access, SEED), [0], 0
+        samples, opened, count = _samples(reader, _order(len(reader), case.access, SEED)), [0], 0
         next(samples)
 
         def hook(event, _):

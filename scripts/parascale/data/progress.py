@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a bar on a terminal, a plain line now and then in a log."""
+"""How far a long piece of work is, and when it will end: a bar on a terminal, a plain line now and then in a log."""
 
 import sys
 import time
@@ -43,7 +43,7 @@ class Progress:
             self._bar.update(amount)
         elif time.monotonic() - self._last > SECONDS_BETWEEN_LINES:
             self._last = time.monotonic()
-            self._line("so far")
+            self._line("so far", self._left())
 
     def count(self, items):
         """Pass items through, counting them."""
@@ -56,7 +56,17 @@ class Progress:
                 pending = 0
         self.add(pending)
 
-    def _line(self, state):
+    def _left(self):
+        """An estimate of the end, if what is left goes as fast as what is done; empty where it cannot be told."""
+        if not self.total or not self.done:
+            return ""
+        seconds = (time.monotonic() - self._start) * (self.total - self.done) / self.done
+        minutes, rest = divmod(round(max(seconds, 0)), 60)
+        return f", about {minutes:,} min {rest:02d} s left" if minutes else f", about {rest} s left"
+
+    def _line(self, state, left=""):
         of = f" of {self.total:,}" if self.total else ""
         seconds = time.monotonic() - self._start
-        print(f"{self.title}: {self.done:,}{of} {self.unit} {state}, {seconds:.1f} s", file=sys.stderr, flush=True)
+        print(
+            f"{self.title}: {self.done:,}{of} {self.unit} {state}, {seconds:.1f} s{left}", file=sys.stderr, flush=True
+        )

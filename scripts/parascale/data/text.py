@@ -155,23 +155,31 @@ class Windows:
         self.window = window
         self.stride = stride or window
         self.targets = len(tokens_N) - 1
-        # Every possible window and its next token, as a view: a row is one contiguous copy.
-        self._windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens_N), window + 1)
+        to_the_end = -(-(self.targets - window) // self.stride)
+        # Strides beyond the window leave gaps, and the last one may lead past the end.
+        self._samples = min(to_the_end, (self.targets - 1) // self.stride) + 1
+        # Every possible window and its next token, as one item of a view: numpy copies an item in one go.
+        tokens_N = np.ascontiguousarray(tokens_N)
+        row = np.dtype((np.void, (window + 1) * tokens_N.itemsize))
+        self._rows = np.ndarray(len(tokens_N) - window, row, tokens_N, strides=tokens_N.strides)
+        self._dtype = tokens_N.dtype
 
     def __len__(self):
-        to_the_end = -(-(self.targets - self.window) // self.stride)
-        # Strides beyond the window leave gaps, and the last one may lead past the end.
-        return min(to_the_end, (self.targets - 1) // self.stride) + 1
+        return self._samples
 
     def batch(self, indices):
         """Samples by number: (inputs_BT, labels_BT), int64. Padding has input 0 and label IGNORED."""
         starts_B = np.asarray(indices, dtype=np.int64) * self.stride
-        if starts_B.size and not 0 <= starts_B.min() <= starts_B.max() <= (len(self) - 1) * self.stride:
+        # As an unsigned number a negative one is larger than all others, so one look sees both ends.
+        furthest = int(starts_B.view(np.uint64).max(initial=0))
+        if furthest > (self._samples - 1) * self.stride:
             raise IndexError(f"sample numbers must lie in [0, {len(self)})")
-        last = len(self._windows) - 1  # where the last whole window starts
-        tokens_BT = self._windows[np.minimum(starts_B, last)]
+        last = len(self._rows) - 1  # where the last whole window starts
+        whole = furthest <= last
+        rows_B = self._rows[starts_B if whole else np.minimum(starts_B, last)]
+        tokens_BT = rows_B.view(self._dtype).reshape(len(starts_B), self.window + 1)
         inputs_BT, labels_BT = tokens_BT[:, :-1].astype(np.int64), tokens_BT[:, 1:].astype(np.int64)
-        for row in np.flatnonzero(starts_B > last):
+        for row in () if whole else np.flatnonzero(starts_B > last):
             shift = starts_B[row] - last
             inputs_BT[row] = [*inputs_BT[row, shift:], *[0] * shift]
             labels_BT[row] = [*labels_BT[row, shift:], *[IGNORED] * shift]

@@ -97,7 +97,7 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
     in_order = reader.iterate(shard)
     native = image_format(reader.manifest["format"]).native(reader.paths()[shard])
     native_samples = itertools.repeat(None) if native is None else itertools.chain(native, itertools.repeat(MISSING))
-    for i, (number, data, checksum, _), ordered, alone in zip(rows, samples, in_order, native_samples, strict=False):
+    for (number, data, checksum, _), i, ordered, alone in zip(samples, rows, in_order, native_samples, strict=False):
         label = images.labels.item(number)
         if data is None:
             found.append(f"{images.name(number)}: the source cannot be read any more: {checksum}")
@@ -122,4 +122,4 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
 def _message(folder, found):
     lines = "\n".join(f"  {line}" for line in found[:SHOWN])
     more = f"\n  … and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
-    return f"{folder} is not its source, {len(found):,} differences:\n{lines}{more}\nRemove the folders named and run the target `formats` again."
+    return f"{folder} is not its source, {len(found):,} differences:\n{lines}{more}\nRemove the folders of what is named, and {folder}/*.json, and run the target `formats` again."

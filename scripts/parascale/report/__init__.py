@@ -2,6 +2,7 @@
 
 from parascale.report.derived import Report, build_report
 from parascale.report.page import render_page, write_report
+from parascale.report.readings import load_readings
 from parascale.report.records import load_records
 
-__all__ = ["Report", "build_report", "load_records", "render_page", "write_report"]
+__all__ = ["Report", "build_report", "load_readings", "load_records", "render_page", "write_report"]

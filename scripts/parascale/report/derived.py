@@ -98,7 +98,10 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that pages, tables and figures read. jobs: name of a run → page of its own, beside this report's."""
+    """Everything that pages, tables and figures read.
+
+    jobs: name of a run → page of its own, beside this report's. readings: of each dataset, how fast its formats are read.
+    """
 
     title: str
     records: tuple
@@ -108,6 +111,7 @@ class Report:
     experiments: tuple
     conversions: tuple = ()
     jobs: dict = field(default_factory=dict)
+    readings: tuple = ()
 
     @property
     def done(self):
@@ -135,10 +139,11 @@ class Report:
         return numbers
 
 
-def build_report(records, title, left_out=(), conversions=(), jobs=None):
+def build_report(records, title, left_out=(), conversions=(), jobs=None, readings=()):
     """A Report of `records`. left_out: names of runs with results that were not asked for.
 
     conversions: rows of converted checkpoints, mappings with the keys of `conversions.CSV_COLUMNS`. jobs: as in Report.
+    readings: of data formats (parascale.report.readings).
     """
     by_name = {record.name: record for record in records}
     comparisons = {
@@ -148,7 +153,7 @@ def build_report(records, title, left_out=(), conversions=(), jobs=None):
     alike = _grouped(done, lambda record: _repetition(record, by_name, comparisons[record.name]))
     members = tuple(Member(tuple(group)) for group in alike.values())
     experiments = tuple(_experiments(members, by_name, comparisons))
-    extras = tuple(conversions), jobs or {}
+    extras = tuple(conversions), jobs or {}, tuple(readings)
     return Report(title, tuple(records), tuple(left_out), comparisons, members, experiments, *extras)
 
 

@@ -4,6 +4,7 @@ from parascale.report import numbers
 from parascale.report.chart import Entry, Figure, colour_class
 from parascale.report.curves import loss
 from parascale.report.layouts import kind_of_run
+from parascale.report.loaders import loaders
 from parascale.report.memories import memory
 from parascale.report.plots import Bar, Point, Series, bar_panel, scaling_panel
 from parascale.report.records import PHASES
@@ -82,6 +83,7 @@ FIGURES = {
     "loss": loss,
     "throughput": throughput,
     "memory": memory,
+    "loaders": loaders,
 }
 
 

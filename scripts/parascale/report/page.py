@@ -18,7 +18,7 @@ QUOTED = re.compile(r"`([^`]*)`")
 
 
 FOOTER = (
-    "Made from `results/runs` and `results/parity`; the figures of the table of runs are also in `summary.csv`, beside this "
+    "Made from `results/runs`, `results/parity` and `results/loaders`; the figures of the table of runs are also in `summary.csv`, beside this "
     "page."
 )
 

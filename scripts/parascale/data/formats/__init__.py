@@ -45,7 +45,12 @@ def open_tokens(folder, split):
     return token_format(manifest["format"]).read_tokens(f"{folder}/{manifest['splits'][split]['file']}")
 
 
+def module_name(name):
+    """The name under which a format's module is imported."""
+    return f"{__name__}.{name}"
+
+
 def _module(name, names, kind):
     if name not in names:
         raise ConfigError(f"`{name}` is no {kind} format{nearest(str(name), names)}")
-    return importlib.import_module(f"parascale.data.formats.{name}")
+    return importlib.import_module(module_name(name))

@@ -6,16 +6,18 @@ mapped memory and no Python object a sample; `reader[i]` reads the bytes of samp
 
 import mmap
 import os
+from array import array
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from parascale.data.formats.manifest import read_manifest, require_whole, samples_path
+from parascale.data.formats.manifest import read_manifest, remedy, require_whole, samples_path
 from parascale.data.formats.storage import default_io
 from parascale.errors import DataError
 
 BLOCK_BYTES = 4 << 20  # written at once: large enough for any filesystem, small beside the memory
+MOST_PARTS = 1024  # buffers of one call: IOV_MAX of Linux, uio(7)
 AHEAD_SAMPLES = 256  # that the kernel is asked for ahead of time when reading in order
 
 
@@ -52,7 +54,8 @@ class BlockWriter(Writer):
     def __init__(self, path, images, data_bytes, start=0):
         super().__init__(path, images, data_bytes)
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
-        self._parts, self._waiting, self._written, self._offsets = [], 0, start, []
+        self._parts, self._waiting, self._written = [], 0, start
+        self._offsets = array("q")
 
     def put(self, data):
         """Append bytes; returns the place where they will stand."""
@@ -64,19 +67,27 @@ class BlockWriter(Writer):
         return place
 
     def flush(self):
-        """Write what is waiting."""
-        block = memoryview(b"".join(self._parts))
-        while block:
-            count = os.pwrite(self._file, block, self._written)
-            self._written, block = self._written + count, block[count:]
+        """Write what is waiting, from where it lies: joining it first would copy all data once more."""
+        for first in range(0, len(self._parts), MOST_PARTS):
+            self._write_parts(self._parts[first : first + MOST_PARTS])
         self._parts, self._waiting = [], 0
+
+    def _write_parts(self, parts):
+        """Write some parts one after the other. What a call leaves over, the next ones take."""
+        size = sum(map(len, parts))
+        count = os.pwritev(self._file, parts, self._written)
+        rest = memoryview(b"".join(parts))[count:] if count < size else b""
+        while rest:
+            more = os.pwrite(self._file, rest, self._written + count)
+            count, rest = count + more, rest[more:]
+        self._written += size
 
     def append(self, data, label, source):
         self._offsets.append(self.put(data))
 
     def finish(self):
         self.flush()
-        return np.array(self._offsets, np.int64)
+        return np.array(self._offsets)
 
     def close(self):
         if self._file is not None:
@@ -104,12 +115,10 @@ class Reader:
             # A plain array on the mapped memory: indexing np.memmap itself is slower.
             self.samples = np.asarray(np.load(path, mmap_mode="r"))
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} is missing or damaged ({error}); run the target `formats` again") from None
+            raise DataError(f"{path} is missing or damaged ({error}); {remedy(self.folder)}") from None
         expected = sum(shard["samples"] for shard in self._facts)
         if len(self.samples) != expected:
-            raise DataError(
-                f"{path} has {len(self.samples):,} rows instead of {expected:,}; run the target `formats` again"
-            )
+            raise DataError(f"{path} has {len(self.samples):,} rows instead of {expected:,}; {remedy(self.folder)}")
         self.labels = self.samples["label"]
         # Of all ways to look up one number, a memoryview's is the fastest.
         self._length, self._offset, self._shard = (
@@ -169,9 +178,8 @@ class Reader:
 
     def _require_same(self, i, data):
         if len(data) != self._length[i] or xxhash.xxh3_64_intdigest(data) != self.samples["checksum"].item(i):
-            raise DataError(
-                f"{self.where(i)} is damaged: its checksum differs. Remove that shard's folder and run the target `formats` again"
-            )
+            shard = (self.folder / self._facts[self._shard[i]]["file"]).parent
+            raise DataError(f"{self.where(i)} is damaged: its checksum differs; {remedy(self.folder, str(shard))}")
 
     def where(self, i):
         """Sample `i` for a message: file, place and number in the source."""

@@ -66,7 +66,8 @@ class Reader(BaseReader):
         except OSError as error:
             name = path.decode("utf-8", "backslashreplace")
             raise DataError(
-                f"{name}: {error.strerror}. The file was there when it was indexed; bring it back or run the target `formats` again"
+                f"{name}: {error.strerror}. The file was there when it was indexed; bring it back, or remove the folders of the index "
+                f"and of the formats in {self.folder.parent} and run the target `formats` again"
             ) from None
 
     def path(self, i):

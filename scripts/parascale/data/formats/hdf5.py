@@ -6,6 +6,7 @@ read many times slower. Any HDF5 tool reads sample `i` as `bytes[offsets[i]:offs
 """
 
 import itertools
+from array import array
 
 import h5py
 import numpy as np
@@ -26,7 +27,7 @@ class Writer(BlockWriter):
             if data_bytes:
                 start = _reserve(file, "bytes", data_bytes, np.uint8)
         super().__init__(path, images, data_bytes, start)
-        self._start, self._labels, self._sources = start, [], []
+        self._start, self._labels, self._sources = start, array("i"), array("q")
 
     def append(self, data, label, source):
         super().append(data, label, source)
@@ -38,8 +39,8 @@ class Writer(BlockWriter):
         ends = np.append(offsets, self._written) - self._start
         with h5py.File(self.path, "r+", libver=("v110", "v110")) as file:
             file["offsets"] = ends
-            file["labels"] = np.array(self._labels, np.int32)
-            file["sources"] = np.array(self._sources, np.int64)
+            file["labels"] = np.array(self._labels)
+            file["sources"] = np.array(self._sources)
         return offsets
 
 

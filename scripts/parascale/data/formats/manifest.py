@@ -15,7 +15,6 @@ from parascale.files import read_json
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
-REMEDY = "remove it and run the target `formats` again"
 SAMPLE = np.dtype(
     [
         ("offset", "<i8"),  # byte in the shard's file; where a format has no bytes of its own, see its module
@@ -33,6 +32,14 @@ def samples_path(folder, split):
     return Path(folder) / f"{split}.samples.npy"
 
 
+def remedy(folder, shard=None):
+    """What to do about converted data that is damaged: what is removed is made again, and the other shards stay.
+
+    The proof must go too, since the target `formats` asks for nothing else. shard: the folder of the damaged one.
+    """
+    return f"remove {shard + ' and ' if shard else ''}{folder}/*.json, and run the target `formats` again"
+
+
 def read_manifest(folder):
     """The manifest in a format's folder. Raises DataError where there is none or it is damaged."""
     path = Path(folder) / MANIFEST
@@ -41,9 +48,9 @@ def read_manifest(folder):
     except FileNotFoundError:
         raise DataError(f"{folder}: no converted data here; the target `formats` makes it") from None
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}: not valid JSON ({error}); {REMEDY}") from None
+        raise DataError(f"{path}: not valid JSON ({error}); {remedy(folder)}") from None
     if manifest.get("schema_version") != SCHEMA_VERSION or "format" not in manifest:
-        raise DataError(f"{path} is not the manifest of converted data that this version reads; {REMEDY}")
+        raise DataError(f"{path} is not the manifest of converted data that this version reads; {remedy(folder)}")
     return manifest
 
 
@@ -53,7 +60,7 @@ def require_source(folder, manifest, dataset, digests):
     if found != digests:
         raise DataError(
             f"{folder}: converted from another source than {dataset} has now (it is of dataset `{manifest['dataset']}`, or the "
-            f"source has changed since); {REMEDY}"
+            f"source has changed since); remove {folder} and run the target `formats` again"
         )
 
 
@@ -68,4 +75,4 @@ def require_whole(folder, shards):
                 if size is None
                 else f"is cut short or was changed: {size:,} bytes instead of {shard['bytes']:,}"
             )
-            raise DataError(f"{path} {found}; remove {path.parent} and run the target `formats` again")
+            raise DataError(f"{path} {found}; {remedy(folder, str(path.parent))}")

@@ -42,12 +42,18 @@ def default_io(folder, size):
     return "pread" if kind in REMOTE or kind.startswith("fuse") or size > MAPPED_SHARE * memory else "mmap"
 
 
+def require_room(folder, shared_memory=SHARED_MEMORY):
+    """Raise RequirementError unless a copy of a format's folder fits shared memory."""
+    remedy = "Set `loaders.shared_memory: false`, or remove what others have left there."
+    require_space(shared_memory, tree_bytes(folder), f"a copy of {folder}", remedy)
+
+
 def copy_to_memory(folder, shared_memory=SHARED_MEMORY):
     """Copy a format's folder into shared memory and return where it is. RequirementError where it does not fit.
 
     The caller removes the copy.
     """
-    require_space(shared_memory, tree_bytes(folder), f"a copy of {folder}")
+    require_room(folder, shared_memory)
     place = Path(tempfile.mkdtemp(prefix="parascale-", dir=shared_memory))
     try:
         return Path(shutil.copytree(folder, place / Path(folder).name))

@@ -1,0 +1,91 @@
+"""Formats and loaders as targets: images are drawn, converted in shards, proven, measured; what is broken is made again."""
+
+import csv
+import json
+import shutil
+
+import pytest
+
+from .small_project import SmallProject
+
+WORKLOAD = """
+task: classification
+data: {dataset: drawn, source: {kind: builtin}, images: {train: 40, validation: 10, test: 10, size: 16}}
+training: {steps: 1}
+"""
+SETTINGS = "formats: {tokens: [arrow], images: [files, hdf5], shards: 2}\n"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A project whose target `loaders` is done."""
+    project = SmallProject(tmp_path_factory.mktemp("formats"))
+    (project.folder / "config/workloads/drawn.yaml").write_text(WORKLOAD)
+    project.edit("config/config.yaml", "formats: {tokens: [arrow]}\n", SETTINGS)
+    project.edit("config/config.yaml", "loaders: {", "loaders: {workloads: [drawn], ")
+    project.snakemake("loaders")
+    return project
+
+
+def rows(project, dataset):
+    """The rows of a benchmark."""
+    return list(csv.DictReader((project.folder / f"results/loaders/{dataset}.csv").open()))
+
+
+def test_images_and_text_are_measured_and_advice_is_given(measured):
+    assert {row["format"] for row in rows(measured, "drawn")} == {"files", "hdf5"}
+    assert {row["format"] for row in rows(measured, "tiny")} == {"flat", "arrow"}
+    assert {row["workers"] for row in rows(measured, "drawn")} == {"0", "2"}
+    for dataset in ("drawn", "tiny"):
+        assert all(float(row["samples_per_second"]) > 0 for row in rows(measured, dataset))
+        assert json.loads((measured.folder / f"results/loaders/{dataset}.json").read_text())["advice"].startswith(
+            "Take "
+        )
+
+
+def test_every_format_is_proven_before_it_is_measured(measured):
+    for name, samples in (("hdf5", 60), ("files", 60)):
+        proof = json.loads((measured.folder / f"results/data/drawn/{name}/verify.json").read_text())
+        assert proof["identical"] and proof["samples"] == samples
+    shards = sorted(path.name for path in (measured.folder / "results/data/drawn/hdf5").glob("*-of-*"))
+    assert shards == ["00000-of-00002", "00001-of-00002"]
+
+
+def test_a_second_run_has_nothing_to_do(measured):
+    assert "Nothing to be done" in measured.snakemake("loaders")
+    assert "Nothing to be done" in measured.snakemake("formats")
+
+
+def test_only_what_a_setting_touches_is_made_again(measured):
+    again = {"verify_format", "benchmark_loaders", "loaders"}
+    images = {"convert_shard", "gather_shards", *again}
+    for name, old, new, expected in (
+        ("config/config.yaml", "shards: 2", "shards: 2, seed: 5", images),
+        ("config/config.yaml", "shards: 2", "shards: 2, bad_samples: skip", images - {"convert_shard"}),
+        ("config/config.yaml", "shards: 2", "shards: 2, threads: 8", set()),
+        ("config/workloads/drawn.yaml", "size: 16", "size: 32", {"download_images", "index_images", *images}),
+        ("config/config.yaml", "repeats: 1", "repeats: 2", {"benchmark_loaders", "loaders"}),
+        ("config/config.yaml", "images: [files, hdf5]", "images: [files, hdf5, binary]", images),
+    ):
+        measured.edit(name, old, new)
+        try:
+            assert set(measured.planned("loaders")) == expected, (old, new)
+        finally:
+            measured.edit(name, new, old)
+
+
+def test_a_damaged_shard_is_named_and_made_again_as_the_message_says(measured):
+    """The advice of the error works: remove the shard's folder, run the target again, and the same bytes are back."""
+    shard = measured.folder / "results/data/drawn/hdf5/00001-of-00002"
+    good = (shard / "train.h5").read_bytes()
+    (shard / "train.h5").write_bytes(good[:-1])
+    (measured.folder / "results/data/drawn/hdf5/verify.json").unlink()
+    output = measured.snakemake("formats", fails=True)
+    assert "train.h5 is cut short" in output
+    assert "remove results/data/drawn/hdf5/00001-of-00002 and results/data/drawn/hdf5/*.json" in output
+    shutil.rmtree(shard)
+    for path in shard.parent.glob("*.json"):
+        path.unlink()
+    assert measured.planned("formats")["convert_shard"] == 1
+    measured.snakemake("formats")
+    assert (shard / "train.h5").read_bytes() == good
