@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from parascale.config.formats import Images
 from parascale.config.options import option, required, section
 
-TASKS = ("language_model", "summarisation", "classification")
+# Task → what its work is counted in: each label that enters the loss is one.
+WORK_UNITS = {"language_model": "tokens", "summarisation": "tokens", "classification": "images"}
+TASKS = tuple(WORK_UNITS)
 SPLITS = ("train", "validation", "test")
 MODEL_KINDS = ("transformer_lm",)
 
@@ -187,6 +189,16 @@ class Workload:
     model: Model = section(Model, "the model")
     optim: Optim = section(Optim, "the optimizer")
     training: Training = section(Training, "how much is trained")
+
+    @property
+    def unit(self):
+        """What the work is counted in: `tokens` or `images`."""
+        return WORK_UNITS[self.task]
+
+    @property
+    def sizes(self):
+        """What a model is built for beside its settings and the number of its outputs: (tokens of a sample,)."""
+        return (self.training.window,)
 
     @property
     def of_images(self):

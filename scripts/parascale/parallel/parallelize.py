@@ -60,9 +60,9 @@ class ParallelModel:
     def _named_parameters(self):
         return [entry for part in self.parts for entry in part.named_parameters()]
 
-    def logits(self, inputs):
+    def logits(self, *inputs):
         """Logits of a batch without a backward pass, on ranks that have the last stage; None on others."""
-        return self.pipeline.forward(inputs) if self.pipeline is not None else self.parts[0](inputs)
+        return self.pipeline.forward(*inputs) if self.pipeline is not None else self.parts[0](*inputs)
 
     def train(self, mode=True):
         """Switch all parts to training or evaluation."""
