@@ -43,11 +43,12 @@ rule prepare:
     input:
         PATHS.raw("{dataset}") / "manifest.json",
     output:
-        PATHS.data("{dataset}", "flat") / "manifest.json",
+        PATHS.data("{dataset}", "{prepared}") / "manifest.json",
     log:
-        LOGS / "prepare/{dataset}.log",
+        LOGS / "prepare/{dataset}-{prepared}.log",
     wildcard_constraints:
-        dataset=pattern(TEXT_DATA),
+        dataset=pattern([*TEXT_DATA, *PAIR_DATA]),
+        prepared="flat|pairs",
     resources:
         **ONE_NODE,
     params:

@@ -9,6 +9,7 @@ rule report:
     input:
         results_of(PROJECT.runs),
         rules.parity.input,
+        rules.summaries.input,
         proofs_shown(),
         rules.loaders.input,
     output:

@@ -1,11 +1,13 @@
 """Shapes by formula are those of the real module: plans count what training holds."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from parascale.config import Model
 from parascale.models import build_model
@@ -40,6 +42,18 @@ def test_shapes_are_those_of_the_real_module(model, vocabulary, window):
     formula = parameter_shapes(model, vocabulary, window)
     assert formula == real
     assert model_sizes(model, vocabulary, window).count == sum(math.prod(shape) for shape in real.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, st.integers(2, 50), st.integers(2, 20), st.integers(2, 20))
+def test_shapes_of_the_encoder_decoder_are_those_of_the_real_module(model, vocabulary, window, summary_window):
+    model = dataclasses.replace(model, kind="encoder_decoder")
+    with torch.device("meta"):
+        module = build_model(model, vocabulary, window, summary_window)
+    real = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    assert parameter_shapes(model, vocabulary, window, summary_window) == real
+    count = sum(math.prod(shape) for shape in real.values())
+    assert model_sizes(model, vocabulary, window, summary_window).count == count
 
 
 PUBLISHED = {
@@ -77,3 +91,18 @@ def test_flops_are_those_of_palm():
     model = Model(dim=64, heads=4, layers=3, hidden=256, bias=False)
     matrices = 3 * (4 * 64 * 64 + 2 * 64 * 256) + 1000 * 64
     assert training_flops_per_token(model, 1000, 32) == 6 * matrices + 12 * 3 * 32 * 64
+
+
+def test_flops_of_the_encoder_decoder_are_those_of_its_products():
+    """Counted by torch in a real forward pass, which leaves attention and embeddings out."""
+    model = Model(kind="encoder_decoder", dim=32, heads=4, layers=2, hidden=48, kv_heads=2, bias=False)
+    window, summary_window, vocabulary = 12, 5, 50
+    module = build_model(model, vocabulary, window, summary_window)
+    with FlopCounterMode(display=False) as counter:
+        documents = torch.zeros(1, window, dtype=torch.int64)
+        module(documents, documents == 0, torch.zeros(1, summary_window, dtype=torch.int64))
+    scores = window * window + summary_window * summary_window + window * summary_window
+    attention = model.layers * 4 * scores * model.dim
+    formula = training_flops_per_token(model, vocabulary, window, summary_window) * summary_window / 3
+    products = sum(count for operator, count in counter.get_flop_counts()["Global"].items() if "mm" in str(operator))
+    assert formula - attention == pytest.approx(products)

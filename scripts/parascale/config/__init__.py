@@ -5,6 +5,7 @@ from parascale.config.layout import STRATEGIES, Layout
 from parascale.config.project import (
     Config,
     Project,
+    Summaries,
     load_project,
     load_project_file,
     load_site,
@@ -30,6 +31,7 @@ __all__ = [
     "Run",
     "Site",
     "Source",
+    "Summaries",
     "Text",
     "Training",
     "Workload",

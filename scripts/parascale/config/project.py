@@ -19,7 +19,7 @@ from parascale.config.paths import Paths, expanded
 from parascale.config.run import Run
 from parascale.config.runtable import read_rows
 from parascale.config.site import Site
-from parascale.config.workload import Workload
+from parascale.config.workload import TASK_FORMATS, Workload
 from parascale.errors import ConfigError
 
 
@@ -29,6 +29,16 @@ class Parity:
 
     steps: int = option(20, "optimizer steps that are compared", low=2)
     precision: str = option("fp32", "precision of the comparison; fp64 is the stricter proof", choices=("fp32", "fp64"))
+
+
+@dataclass(frozen=True)
+class Summaries:
+    """How summaries are written and judged, once a run has finished."""
+
+    documents: int | None = option(None, "documents of the test split that are summed up; default: all", low=1)
+    beams: int = option(4, "beams of the search; greedy search is reported beside it", low=2)
+    length_penalty: float = option(1.0, "power of the length by which a summary's log probability is divided", low=0.0)
+    examples: int = option(5, "summaries that the report shows beside their references", low=0)
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,7 @@ class Config:
     checkpoints: Checkpoints = section(Checkpoints, "what a run's checkpoint is converted into")
     formats: Formats = section(Formats, "how data is converted")
     loaders: Loaders = section(Loaders, "the benchmark of readers")
+    summaries: Summaries = section(Summaries, "how summaries are written and judged")
     budget: Budget = section(Budget, "what the project may spend")
     timeout_seconds: float = option(
         300.0, "a collective operation or a training step that takes longer ends the run", above=0.0
@@ -103,6 +114,11 @@ class Project:
     def image_datasets(self):
         """Those of the datasets that hold images; all others hold text."""
         return {workload.data.dataset: workload.data for workload in self.workloads.values() if workload.of_images}
+
+    @functools.cached_property
+    def pair_datasets(self):
+        """Those of the datasets that hold pairs of document and summary."""
+        return {workload.data.dataset: workload.data for workload in self.workloads.values() if workload.of_pairs}
 
     @functools.cached_property
     def converted(self):
@@ -163,10 +179,16 @@ def load_workload(folder, name):
     path = _named_file(folder, name, "workload")
     values = _with_name(_extended(folder, path, [name]), name, path)
     workload = strict.load(Workload, values, str(path))
-    if not workload.data.dataset:
-        workload = dataclasses.replace(workload, data=dataclasses.replace(workload.data, dataset=name))
-    strict.check_name(workload.data.dataset, str(path), "data.dataset")
-    return workload
+    formats = TASK_FORMATS[workload.task]
+    data = dataclasses.replace(
+        workload.data, dataset=workload.data.dataset or name, format=workload.data.format or formats[0]
+    )
+    strict.check_name(data.dataset, str(path), "data.dataset")
+    if data.format not in formats:
+        raise ConfigError(
+            f"{path}: `data.format` = `{data.format}` is none that the task {workload.task} reads{strict.nearest(data.format, formats)}"
+        )
+    return dataclasses.replace(workload, data=data)
 
 
 def run_from_dict(values):
@@ -283,7 +305,7 @@ def _check_datasets(workloads):
         data = workload.data
         other = seen.setdefault(data.dataset, workload)
         same = (other.data.source, other.data.text, other.data.images) == (data.source, data.text, data.images)
-        if not same or other.of_images != workload.of_images:
+        if not same or other.task != workload.task:
             raise ConfigError(
                 f"workloads `{other.name}` and `{workload.name}` both call their dataset `{data.dataset}`, "
                 "but its source, text or image settings differ; give one of them another `data.dataset`"

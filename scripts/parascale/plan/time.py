@@ -106,10 +106,11 @@ def _rank_work(run, sizes, vocabulary, device, stages):
     shape = Shape.of(run)
     parts = layout.micro_batches * training.accumulate
     blocks = sum(stage.blocks for stage in stages)
-    forward = blocks * block_forward(model, training.window)
+    places = run.workload.sizes
+    forward = blocks * block_forward(model, *places)
     recomputed = forward if layout.activation_checkpointing else 0
     if any(stage.last for stage in stages):
-        forward += head_forward(model, vocabulary)
+        forward += head_forward(model, vocabulary, *places)
     flops = ((1 + BACKWARD) * forward + recomputed) * shape.tokens * parts / layout.tp
     rank = RankMemory(run, sizes, vocabulary, device, stages)
     passes = blocks * parts * (1 + BACKWARD + layout.activation_checkpointing)

@@ -3,7 +3,7 @@
 A section without data returns None and leaves itself out.
 """
 
-from parascale.report import figures, numbers
+from parascale.report import figures, numbers, quality
 from parascale.report.conversions import conversions_table
 from parascale.report.derived import idle_fraction, is_different
 from parascale.report.loaders import loaders_section
@@ -198,6 +198,18 @@ def loss_section(report):
     return _figures_section("loss", "How the loss falls", [figures.loss(report)])
 
 
+def quality_section(report):
+    """How good the models are, and what others published."""
+    values = {
+        "rouge": quality.rouge_table(report),
+        "accuracy": quality.accuracy_table(report),
+        "published": quality.published_table(report),
+        "examples": quality.examples(report),
+        "exclusions": quality.exclusions(report),
+    }
+    return Section("quality", "How good the models are", "quality.html", values) if any(values.values()) else None
+
+
 def throughput_section(report):
     """Throughput, MFU where the peak is known, memory."""
     return _figures_section("throughput", "Throughput and memory", [figures.throughput(report), figures.memory(report)])
@@ -252,6 +264,7 @@ SECTIONS = [
     scaling_section,
     phases_section,
     loss_section,
+    quality_section,
     throughput_section,
     loaders_section,
     plan_section,

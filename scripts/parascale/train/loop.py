@@ -141,7 +141,7 @@ def prepare(job):
 
     # --- data
     with staged(job) as folder:
-        task = open_task(run.workload, folder)
+        task = open_task(run.workload, folder, run.seed)
     samples = task.splits["train"]
     sampler = Sampler(len(samples), run.global_batch, run.seed, count_on=task.augmented)
     steps = training.steps or max(1, math.ceil(training.epochs * len(samples) / run.global_batch))
@@ -157,9 +157,9 @@ def prepare(job):
 
     # --- resume
     state = RunState(job, model, optimizers)
-    first_step = state.begin(steps, task.outputs)
+    first_step = state.begin(steps, task.outputs, task.excluded)
     progress = Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit)
-    parts = read_batches(samples, _local_samples(sampler, first_step, steps, run, mesh))
+    parts = read_batches(samples, _local_samples(sampler, first_step, steps, run, mesh), task.workers)
     model.train()
     return Course(job, mesh, clock, watchdog, task, parts, stepper, state, progress, stop_requested, first_step, steps)
 
@@ -210,7 +210,9 @@ def _split_means(state, task, split, mesh):
     model.train(False)
     with computation_context(run, mesh.device.type):
         ranks, metrics = run.layout.data_parallel, task.metrics.values()
-        total = split_sums(model.logits, task.splits[split], mesh.data_rank, ranks, batch, mesh.device, metrics)
+        total = split_sums(
+            model.logits, task.splits[split], mesh.data_rank, ranks, batch, mesh.device, metrics, task.workers
+        )
     if mesh.coordinate("tp") != 0:
         total.zero_()  # ranks of a tensor-parallel group computed the same samples
     all_reduce(total, mesh)

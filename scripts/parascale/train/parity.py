@@ -48,6 +48,8 @@ def not_comparable(run):
     """Why a run's mathematics is not the baseline's, or None."""
     if run.average_every:
         return f"ranks train apart for {run.average_every} steps (local SGD): another algorithm, not another layout"
+    if run.workload.model.norm == "batch" and run.layout.data_parallel > 1 and not run.layout.sync_batch_norm:
+        return "each rank has its own batch norm (sync_batch_norm = false): its samples see other statistics"
     return None
 
 

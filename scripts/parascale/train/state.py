@@ -48,12 +48,12 @@ class RunState:
 
     # --- begin
 
-    def begin(self, steps, outputs):
+    def begin(self, steps, outputs, excluded):
         """Take the run over, continue from its newest whole checkpoint if there is one; returns the first step to do.
 
-        outputs: entries of the vocabulary, or classes.
+        outputs: entries of the vocabulary, or classes. excluded: split → {reason: samples that are not trained on}.
         """
-        self.outputs = outputs
+        self.outputs, self.excluded = outputs, excluded
         died_at = on_lead(self.mesh, self._take_over)
         self.parameters = self._count_parameters()
         first_step = self._resume(steps) + 1
@@ -259,6 +259,7 @@ class RunState:
         description = self._description() | {
             "parameters": self.parameters,
             "vocabulary": self.outputs,
+            "excluded": self.excluded,
             "hosts": self.hosts,
             "job_ids": sorted({attempt["job_id"] for attempt in attempts if attempt["job_id"]}),
             "attempts": attempts,
