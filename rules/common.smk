@@ -31,7 +31,9 @@ REPORT = PATHS.report / "index.html"
 NONE = "(?!)"  # a pattern that matches no name
 IMAGE_DATA, PAIR_DATA = PROJECT.image_datasets, PROJECT.pair_datasets
 TEXT_DATA = {name: data for name, data in PROJECT.datasets.items() if name not in IMAGE_DATA | PAIR_DATA}
+CONVERTED = [name for name in PROJECT.datasets if name not in PAIR_DATA]  # pairs have one format
 ONE_NODE = node_resources(PROJECT.site, 60, PROJECT.config.partition, PROJECT.config.account)  # of a job without GPUs
+ONE_GPU = node_resources(PROJECT.site, 120, PROJECT.config.partition, PROJECT.config.account, gpus=1)
 READING_CODE = provenance.code_digest(
     ["scripts/benchmark_loaders.py", *(f"scripts/parascale/data/formats/{name}.py" for name in IMAGE_FORMATS)]
 )
@@ -185,12 +187,6 @@ def cores_of(wildcards):
 def minutes_of(wildcards, attempt, parity=False):
     """The time limit of a run's job, from its plan; longer at each attempt."""
     return PLANNER.runtime_minutes(wildcards.run, attempt, parity, PROJECT.config.partition)
-
-
-def one_gpu(key, minutes=120):
-    """One resource of a job on one GPU, or on one node without any; None where the machine knows no such thing."""
-    config = PROJECT.config
-    return lambda wildcards: node_resources(PROJECT.site, minutes, config.partition, config.account, gpus=1).get(key)
 
 
 def need(key, parity=False):

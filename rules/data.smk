@@ -13,7 +13,7 @@ rule download:
     log:
         LOGS / "download/{dataset}.log",
     wildcard_constraints:
-        dataset=pattern(TEXT_DATA),
+        dataset=pattern([*TEXT_DATA, *PAIR_DATA]),
     resources:
         nodes=0,
     params:

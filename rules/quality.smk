@@ -14,13 +14,7 @@ rule summarise:
         run=pattern(SUMMARISERS),
     threads: PROJECT.site.cores_per_node
     resources:
-        nodes=one_gpu("nodes"),
-        cpus_per_task=one_gpu("cpus_per_task"),
-        gres=one_gpu("gres"),
-        mem_mb=one_gpu("mem_mb"),
-        runtime=one_gpu("runtime"),
-        slurm_partition=one_gpu("slurm_partition"),
-        slurm_account=one_gpu("slurm_account"),
+        **ONE_GPU,
     params:
         device=PROJECT.site.device,
         settings=lambda wildcards: as_json(asdict(PROJECT.config.summaries)),

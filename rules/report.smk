@@ -38,7 +38,7 @@ rule report:
         work=PATHS.root / "work",
         title=PROJECT.config.title,
         runs=list(PROJECT.runs),
-        datasets=list(PROJECT.datasets),
+        datasets=CONVERTED,
         code=provenance.code_digest(["scripts/report.py"]),
     shell:
         "python scripts/report.py --results {params.results:q} --work {params.work:q} --title {params.title:q}"
