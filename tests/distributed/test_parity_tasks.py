@@ -26,6 +26,11 @@ def pairs(tmp_path_factory):
     return tasks.make_pairs(tmp_path_factory.mktemp("pairs"))
 
 
+@pytest.fixture(scope="session")
+def images(tmp_path_factory):
+    return tasks.make_images(tmp_path_factory.mktemp("images"))
+
+
 def comparisons(cases):
     return [(name, "fp64") for name in cases] + [(name, "fp32") for name, case in cases.items() if case.fp32]
 
@@ -50,11 +55,48 @@ def test_a_layout_of_the_summariser_is_the_same_training(name, precision, pairs,
     assert all(set(rank["heads"]) == {count // run.layout.tp for count in heads} for rank in facts)
 
 
-def compare(case, keys, make_settings, single, tmp_path):
+@pytest.mark.parametrize(("name", "precision"), comparisons(tasks.CLASSIFICATION_CASES))
+def test_a_layout_of_the_classifier_is_the_same_training(name, precision, images, make_settings, single, tmp_path):
+    """Batch norm counts all ranks' samples, so its running statistics, which are compared as weights are, agree too."""
+    case, usual = tasks.CLASSIFICATION_CASES[name], tasks.CLASSIFICATION
+    training = usual["training"] | case.training
+    keys = {
+        "task": "classification",
+        "data": str(images),
+        "model": usual["model"] | case.model,
+        "precision": precision,
+        "parity": True,
+    }
+    run, facts, (ours, expected) = compare(
+        case,
+        {**keys, "training": training},
+        make_settings,
+        single,
+        tmp_path,
+        {**keys, "training": training | {"workers": 0}},
+    )
+    assert ours["evaluated_images"] == expected["evaluated_images"] == {"validation": 11, "test": 9}
+    assert ours["work_unit"] == "images" and ours["work"] == 20 * run.global_batch
+    for figure in ("validation_accuracy", "test_accuracy", "test_top5"):
+        assert ours[figure] == expected[figure]
+    assert ours["test_top5"] == 1.0  # of three classes
+    check_spread(run, facts, len(tasks.CLASSES), sum(run.workload.model.depths))
+
+
+def test_a_rank_with_its_own_batch_norm_is_no_comparison(images, make_settings, single, tmp_path):
+    keys = {"task": "classification", "data": str(images), "precision": "fp64", "parity": True, **tasks.CLASSIFICATION}
+    settings = make_settings("case", {"dp": 2, "sync_batch_norm": False}, **keys)
+    run_on_ranks(train_and_look, 2, tmp_path / "ranks", settings)
+    verdict = compare_folders(settings["output"], single(**keys)["output"])
+    assert verdict["verdict"] == "not comparable" and "its own batch norm" in verdict["reason"]
+    assert verdict["loss_difference"] > 1e-4, "statistics were synchronised after all"
+
+
+def compare(case, keys, make_settings, single, tmp_path, baseline_keys=None):
     """Train a case and its single process; (run, what each rank held and called, both summaries)."""
     settings = make_settings("case", case.layout, **keys)
     facts = run_on_ranks(train_and_look, ranks_of(case.layout), tmp_path / "ranks", settings)
-    baseline = single(**keys)
+    baseline = single(**(baseline_keys or keys))
     verdict = compare_folders(settings["output"], baseline["output"])
     assert verdict["verdict"] == "same", verdict
     ours, expected = (read_json(Path(place["output"]) / "summary.json") for place in (settings, baseline))

@@ -56,6 +56,39 @@ def test_shapes_of_the_encoder_decoder_are_those_of_the_real_module(model, vocab
     assert model_sizes(model, vocabulary, window, summary_window).count == count
 
 
+xresnets = st.builds(
+    Model,
+    kind=st.just("xresnet"),
+    dim=st.integers(1, 8).map(lambda half: 2 * half),
+    depths=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    norm=st.sampled_from(["batch", "group"]),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(xresnets, st.integers(2, 12), st.integers(32, 70))
+def test_sizes_of_xresnet_are_those_of_the_real_module(model, classes, size):
+    """Parameters, and the operations that torch counts in a forward pass."""
+    with torch.device("meta"):
+        module = build_model(model, classes, size).eval()
+        formula = model_sizes(model, classes, size)
+        with FlopCounterMode(display=False) as counter:
+            module(torch.empty(1, 3, size, size))
+    assert formula.count == sum(parameter.numel() for parameter in module.parameters())
+    assert counter.get_total_flops() == formula.forward_flops - 2 * classes  # the head's bias is no product
+    assert training_flops_per_token(model, classes, size) == 3 * formula.forward_flops
+    blocks = [sum(p.numel() for p in block.parameters()) for stage in module.stages for block in stage]
+    assert (formula.layers, formula.largest) == (len(blocks), max(blocks))
+    assert formula.block * len(blocks) == pytest.approx(sum(blocks))
+
+
+def test_xresnet50_has_its_published_size_and_cost():
+    """He et al. 2018, table 5: ResNet-50-D costs 4.3 GFLOPs (of multiply and add as one) at 224 pixels."""
+    sizes = model_sizes(Model(kind="xresnet", dim=64, norm="batch"), 1000, 224)
+    assert sizes.count == 25_576_264
+    assert sizes.forward_flops / 2 == pytest.approx(4.3e9, rel=0.02)
+
+
 PUBLISHED = {
     # Parameter counts as their Hugging Face checkpoints state them; GPT-2 has biases of keys, which do nothing, and we none.
     "openai-community/gpt2": (

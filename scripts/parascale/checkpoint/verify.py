@@ -145,7 +145,8 @@ class _Judge:
         workload = self.run.workload
         model = build_model(workload.model, self.outputs, *workload.sizes)
         double = any(tensor.dtype == torch.float64 for tensor in weights.values())
-        weights = {name: tensor.to(torch.float64 if double else torch.float32) for name, tensor in weights.items()}
+        kind = torch.float64 if double else torch.float32  # counters of batch norm stay whole numbers
+        weights = {name: tensor.to(kind) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
         own = model.state_dict(keep_vars=True)
         # A tied parameter stands once, under its first name.
         first = {}

@@ -72,7 +72,7 @@ class Text:
 class Expected:
     """What a plan may assume before the data is there; `prepare` checks it."""
 
-    vocabulary: int | None = option(None, "entries of the vocabulary, special ones included", low=3)
+    vocabulary: int | None = option(None, "entries of the vocabulary, special ones included; of images, classes", low=2)
     train_tokens: int | None = option(None, "tokens of the train split", low=1)
     train_samples: int | None = option(None, "samples of the train split (documents, images)", low=1)
 

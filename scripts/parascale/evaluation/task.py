@@ -14,6 +14,7 @@ from parascale.data.classes import AugmentedImages, ClassImages
 from parascale.data.formats import open_images
 from parascale.data.pairs import Pairs
 from parascale.data.text import Tokens, Windows
+from parascale.errors import DataError
 from parascale.evaluation.accuracy import correct_within
 
 
@@ -66,12 +67,17 @@ def _open_classification(workload, folder, seed):
     readers = {name: open_images(folder, name) for name in SPLITS}
     for reader in readers.values():
         reader.read_batch([0])  # opens its files now: the folder may be one that goes again
+    expected, found = workload.data.expected.vocabulary, len(readers["train"].classes)
+    if expected not in (None, found):
+        raise DataError(
+            f"{folder}: `data.expected.vocabulary` is {expected}, but there are {found} classes; correct it"
+        )
     splits = {name: ClassImages(readers[name], training.image_size) for name in ("validation", "test")}
     splits["train"] = AugmentedImages(readers["train"], training.image_size, seed, training.smallest_crop)
     bad = [sample["split"] for sample in readers["train"].manifest["bad"]]
     return Task(
         splits,
-        len(readers["train"].classes),
+        found,
         metrics={"accuracy": partial(correct_within, count=1), "top5": partial(correct_within, count=5)},
         augmented=True,
         excluded={name: {"bad_images": bad.count(name)} for name in SPLITS},

@@ -5,6 +5,7 @@ N the elements of matrices that tokens pass through, L layers, T window, D width
 not causal, so that figures can be set beside others'. Recomputation is not counted as useful work; it takes time though.
 """
 
+from parascale.plan.convolutions import image_sizes
 from parascale.plan.shapes import block_matrices, cross_matrices
 
 BACKWARD = 2  # a backward pass costs twice a forward pass: gradients of inputs and of weights
@@ -37,6 +38,8 @@ def head_forward(model, vocabulary, window, summary_window=None):
 
 
 def training_flops_per_token(model, vocabulary, *sizes):
-    """Useful operations to train on one target token, over the whole model; padding counts as if it were tokens."""
+    """Useful operations to train on one target token, or one image, over the whole model; padding counts as if it were tokens."""
+    if model.kind == "xresnet":
+        return (1 + BACKWARD) * image_sizes(model, vocabulary, *sizes).forward_flops
     forward = model.layers * block_forward(model, *sizes) + head_forward(model, vocabulary, *sizes)
     return (1 + BACKWARD) * forward * sizes[0] / sizes[-1]

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 
 from parascale.plan import activations
 from parascale.plan.activations import Kinds, Shape
+from parascale.plan.convolutions import ImageSizes
+from parascale.plan.image_memory import ImageMemory
 from parascale.plan.shapes import model_sizes, share
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -43,6 +45,8 @@ def peak_memory(run, vocabulary, device):
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     if sizes is None:
         return None
+    if isinstance(sizes, ImageSizes):
+        return ImageMemory(run, sizes).peak(OPTIMIZER_COPIES[run.workload.optim.name])
     ranks = (rank_memory(run, sizes, vocabulary, device, held) for held in rank_stages(run.layout, sizes.layers))
     return max(ranks, key=total)
 

@@ -8,7 +8,7 @@ from parascale.errors import ParascaleError
 from parascale.files import read_json
 from parascale.plan import limits
 from parascale.plan.calibrate import Calibration
-from parascale.plan.flops import block_forward, head_forward, training_flops_per_token
+from parascale.plan.flops import BACKWARD, training_flops_per_token
 from parascale.plan.memory import peak_memory, total
 from parascale.plan.shapes import model_sizes
 from parascale.plan.time import step_work
@@ -20,8 +20,8 @@ ROUNDED_MINUTES = 5
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a plan must know of the data: entries of the vocabulary, samples of the train and places of the validation split
-    (a language model's tokens; of documents, those that they are cut and padded to)."""
+    """What a plan must know of the data: entries of the vocabulary (or classes), samples of the train split, and what the
+    validation split has: tokens (of documents, the places that they are cut and padded to) or images."""
 
     vocabulary: int | None
     train_samples: int | None = None
@@ -74,7 +74,11 @@ def facts_of(folder, run):
     manifest = folder / "manifest.json" if folder else None
     if manifest is not None and manifest.is_file():
         values = read_json(manifest)
-        splits, vocabulary = values["splits"], values["vocabulary"]
+        splits = values["splits"]
+        if run.workload.of_images:
+            train, validation = (splits.get(name, {}).get("samples") for name in ("train", "validation"))
+            return DataFacts(len(values["classes"]), train, validation)
+        vocabulary = values["vocabulary"]
         if run.workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
             return DataFacts(
                 vocabulary, splits["train"]["documents"], splits["validation"]["documents"] * training.window
@@ -99,7 +103,8 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
         return Prediction(calibration.basis, unknown=f"no formula for models of kind {model.kind}")
     if facts.vocabulary is None:
         return Prediction(
-            calibration.basis, unknown="vocabulary: prepare the data, or give data.expected.vocabulary in the workload"
+            calibration.basis,
+            unknown="vocabulary or classes: prepare the data, or give data.expected.vocabulary in the workload",
         )
     sizes = model_sizes(model, facts.vocabulary, *places)
     prediction = _memory(run, site, calibration, facts.vocabulary, remedy)
@@ -254,7 +259,7 @@ def _evaluation_seconds(run, rates, facts, steps, site):
     times = 1 + (
         steps // training.evaluate_every if training.evaluate_every else 1
     )  # the test split counts as one more
-    forward = model.layers * block_forward(model, *places) + head_forward(model, facts.vocabulary, *places)
+    forward = training_flops_per_token(model, facts.vocabulary, *places) / (1 + BACKWARD) * places[-1] / places[0]
     flops = times * facts.validation_tokens * forward / (layout.data_parallel * layout.tp)
     return flops * rates.shared(site, layout.processes_per_node).flops
 

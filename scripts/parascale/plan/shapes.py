@@ -6,6 +6,8 @@ A model kind that is not listed in `KINDS` has unknown shapes (`None`), and a pl
 import math
 from dataclasses import dataclass
 
+from parascale.plan.convolutions import image_sizes
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -45,14 +47,17 @@ class Sizes:
 
 
 def model_sizes(model, vocabulary, *sizes):
-    """The Sizes of a config Model with `vocabulary` entries for samples of `sizes` (a workload's); None where its kind is unknown."""
+    """The Sizes (ImageSizes) of a config Model with `vocabulary` entries or classes, for samples of `sizes` (a workload's).
+
+    None where its kind is unknown.
+    """
     shapes = KINDS.get(model.kind)
     return None if shapes is None else shapes(model, vocabulary, *sizes)
 
 
 def parameter_shapes(model, vocabulary, *sizes):
-    """{name: shape} as `named_parameters()` of the real module gives them; None where the kind is unknown."""
-    if model.kind not in KINDS:
+    """{name: shape} as `named_parameters()` of the real module gives them; None where the kind is no Transformer of ours."""
+    if model.kind not in STACKS:
         return None
     shapes = {}
     for stack, window in zip(STACKS[model.kind], sizes, strict=True):
@@ -164,7 +169,7 @@ def _norm_bias(model):
     return model.norm == "layer" and model.bias
 
 
-KINDS = {"transformer_lm": _transformer_lm, "encoder_decoder": _encoder_decoder}
+KINDS = {"transformer_lm": _transformer_lm, "encoder_decoder": _encoder_decoder, "xresnet": image_sizes}
 # How the names of a kind's stacks of blocks begin, in the order of a workload's sizes.
 STACKS = {"transformer_lm": ("",), "encoder_decoder": ("encoder.", "decoder.")}
 

@@ -15,7 +15,9 @@ messages over each link. `Rates.seconds` turns that into time. Sources of the fo
 from dataclasses import dataclass, fields, replace
 
 from parascale.plan.activations import Kinds, Shape, boundary_bytes
+from parascale.plan.convolutions import ImageSizes
 from parascale.plan.flops import BACKWARD, block_forward, head_forward
+from parascale.plan.image_memory import ImageMemory
 from parascale.plan.memory import RankMemory, rank_stages
 
 TRANSFERS = ("node_bytes", "node_messages", "network_bytes", "network_messages")
@@ -89,6 +91,8 @@ class Rates:
 
 def step_work(run, sizes, vocabulary, device):
     """The Work of the rank that computes longest in a step of `run`."""
+    if isinstance(sizes, ImageSizes):
+        return _image_work(run, sizes)
     ranks = (_rank_work(run, sizes, vocabulary, device, stages) for stages in rank_stages(run.layout, sizes.layers))
     return max(ranks, key=lambda work: work.flops)
 
@@ -119,6 +123,17 @@ def _rank_work(run, sizes, vocabulary, device, stages):
     work = replace(work, beside=beside, **{name: getattr(beside, name) for name in TRANSFERS})
     work = _tensor_transfers(work, run, shape, blocks, parts)
     return _pipeline_transfers(work, run, shape, stages)
+
+
+def _image_work(run, sizes):
+    """The Work of a rank of xresnet: ranks differ in their samples alone."""
+    memory, checkpointing = ImageMemory(run, sizes), run.layout.activation_checkpointing
+    parts = run.workload.training.accumulate
+    directions = 1 + BACKWARD + checkpointing
+    flops = directions * sizes.forward_flops * memory.samples * parts
+    work = Work(flops=flops, passes=sizes.layers * parts * directions, optimizer_elements=memory.sharded)
+    beside = _data_transfers(Work(), run, memory, sizes.layers)
+    return replace(work, beside=beside, **{name: getattr(beside, name) for name in TRANSFERS})
 
 
 def _data_transfers(work, run, rank, blocks):
