@@ -99,7 +99,7 @@ class _Judge:
     def __init__(self, run, expected, data):
         self.run, self.expected = run, expected
         task = open_task(run.workload, data)
-        self.samples, self.outputs = task.splits["test"], task.outputs
+        self.samples, self.outputs = task.judged, task.outputs
         self.model = self._model(expected)
         self.loss = self._loss(self.model)
 

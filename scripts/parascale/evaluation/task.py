@@ -11,7 +11,7 @@ import numpy as np
 
 from parascale.config import SPLITS
 from parascale.data.classes import AugmentedImages, ClassImages
-from parascale.data.formats import open_images
+from parascale.data.formats import open_images, read_manifest
 from parascale.data.pairs import Pairs
 from parascale.data.text import Tokens, Windows
 from parascale.errors import DataError
@@ -22,8 +22,9 @@ from parascale.evaluation.accuracy import correct_within
 class Task:
     """A workload's prepared data, opened.
 
-    splits: name → samples, which have a `len` and whose `batch(numbers)` gives (*inputs, labels) as integer arrays, the
-    sample first; inputs are what the model is called with, and a label that is IGNORED counts in no loss.
+    splits: name → samples; images may lack a `test` split. Samples have a `len`, and their `batch(numbers)` gives
+    (*inputs, labels) as integer arrays, the sample first: inputs are what the model is called with, and a label that is
+    IGNORED counts in no loss.
     outputs: what a label may be, the last size of the logits: entries of the vocabulary, or classes.
     metrics: name → function (logits, labels) that sums over the targets, as evaluations report it for each target.
     augmented: samples of the train split differ from epoch to epoch, so they are numbered on (see Sampler).
@@ -37,6 +38,11 @@ class Task:
     augmented: bool = False
     excluded: dict = field(default_factory=dict)
     workers: int = 0
+
+    @property
+    def judged(self):
+        """The split that finished weights are judged by: `test`, or `validation` where there is no other."""
+        return self.splits.get("test", self.splits["validation"])
 
 
 def open_task(workload, folder, seed=0):
@@ -64,7 +70,11 @@ def _open_summarisation(workload, folder, seed):
 
 def _open_classification(workload, folder, seed):
     training = workload.training
-    readers = {name: open_images(folder, name) for name in SPLITS}
+    there = read_manifest(folder)["splits"]
+    missing = [name for name in ("train", "validation") if name not in there]
+    if missing:
+        raise DataError(f"{folder}: no split `{missing[0]}`; there are {', '.join(there)}")
+    readers = {name: open_images(folder, name) for name in SPLITS if name in there}
     for reader in readers.values():
         reader.read_batch([0])  # opens its files now: the folder may be one that goes again
     expected, found = workload.data.expected.vocabulary, len(readers["train"].classes)
@@ -72,7 +82,7 @@ def _open_classification(workload, folder, seed):
         raise DataError(
             f"{folder}: `data.expected.vocabulary` is {expected}, but there are {found} classes; correct it"
         )
-    splits = {name: ClassImages(readers[name], training.image_size) for name in ("validation", "test")}
+    splits = {name: ClassImages(readers[name], training.image_size) for name in readers if name != "train"}
     splits["train"] = AugmentedImages(readers["train"], training.image_size, seed, training.smallest_crop)
     bad = [sample["split"] for sample in readers["train"].manifest["bad"]]
     return Task(
@@ -80,7 +90,7 @@ def _open_classification(workload, folder, seed):
         found,
         metrics={"accuracy": partial(correct_within, count=1), "top5": partial(correct_within, count=5)},
         augmented=True,
-        excluded={name: {"bad_images": bad.count(name)} for name in SPLITS},
+        excluded={name: {"bad_images": bad.count(name)} for name in readers},
         workers=training.workers,
     )
 

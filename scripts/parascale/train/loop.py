@@ -108,7 +108,7 @@ def train(job):
     try:
         run_steps = _other_engine(job.run.engine) or _run_steps
         run_steps(course)
-        if job.run.workload.training.evaluate:
+        if job.run.workload.training.evaluate and "test" in course.task.splits:
             _test(state, course.task, course.mesh, course.watchdog)
         state.publish()
     except (Interrupted, KeyboardInterrupt):
