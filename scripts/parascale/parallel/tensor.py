@@ -56,7 +56,8 @@ def _styles(sequence_parallel, loss_parallel):
             use_local_output=not loss_parallel,
         ),
         "whole": Whole,
-        "on_sequence": SequenceParallel if sequence_parallel else Whole,
+        # Its result meets plain tensors where the norm comes after the residual connection.
+        "on_sequence": partial(SequenceParallel, use_local_output=True) if sequence_parallel else Whole,
         "split_sequence_after": partial(
             PrepareModuleOutput, output_layouts=Replicate(), desired_output_layouts=Shard(1), use_local_output=True
         )
