@@ -5,7 +5,7 @@ rule summarise:
     input:
         data=data_of,
         record=PATHS.run("{run}") / "run.json",
-        weights=PATHS.run("{run}") / "best",
+        finished=PATHS.run("{run}") / "summary.json",
     output:
         PATHS.summaries("{run}"),
     log:
