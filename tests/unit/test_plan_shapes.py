@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from parascale.config import Model
+from parascale.config import Model, load_workload
 from parascale.models import build_model
 from parascale.plan.flops import training_flops_per_token
 from parascale.plan.shapes import model_sizes, parameter_shapes
@@ -139,3 +139,22 @@ def test_flops_of_the_encoder_decoder_are_those_of_its_products():
     formula = training_flops_per_token(model, vocabulary, window, summary_window) * summary_window / 3
     products = sum(count for operator, count in counter.get_flop_counts()["Global"].items() if "mm" in str(operator))
     assert formula - attention == pytest.approx(products)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpt2-124m", 124_439_808 - 12 * 768),  # without the biases of keys, which do nothing
+        ("llama-1b", 1_100_048_384),  # TinyLlama's checkpoint
+        ("llama-7b", 6_738_415_616),
+        ("imagewoof-course", 25_576_264 - 990 * 2049),  # xresnet50 with 10 classes for 1,000
+    ],
+)
+def test_shipped_workloads_of_published_sizes_have_them(name, count):
+    """Built on the meta device, as a plan on a login node would have it by formula."""
+    workload = load_workload("config/workloads", name)
+    outputs = workload.data.expected.vocabulary or workload.data.text.max_vocabulary
+    with torch.device("meta"):
+        module = build_model(workload.model, outputs, *workload.sizes)
+    assert sum(parameter.numel() for parameter in module.parameters()) == count
+    assert model_sizes(workload.model, outputs, *workload.sizes).count == count
