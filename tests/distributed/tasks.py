@@ -104,7 +104,6 @@ CLASSIFICATION_CASES = {
     "ddp 2": Case({"dp": 2}, fp32=True),
     "ddp 2 uneven": Case({"dp": 2}, training=UNEVEN),
     "ddp 2 accumulated": Case({"dp": 2}, training={"accumulate": 3}),
-    "ddp 2 read ahead": Case({"dp": 2}, training={"workers": 1}),
     "ddp 4": Case({"dp": 4}, training=UNEVEN),
     "ddp 2 group norm": Case({"dp": 2}, GROUP, UNEVEN),
     "fsdp 2": Case({"fsdp": 2}, fp32=True),

@@ -59,22 +59,15 @@ def test_a_layout_of_the_summariser_is_the_same_training(name, precision, pairs,
 def test_a_layout_of_the_classifier_is_the_same_training(name, precision, images, make_settings, single, tmp_path):
     """Batch norm counts all ranks' samples, so its running statistics, which are compared as weights are, agree too."""
     case, usual = tasks.CLASSIFICATION_CASES[name], tasks.CLASSIFICATION
-    training = usual["training"] | case.training
     keys = {
         "task": "classification",
         "data": str(images),
         "model": usual["model"] | case.model,
+        "training": usual["training"] | case.training,
         "precision": precision,
         "parity": True,
     }
-    run, facts, (ours, expected) = compare(
-        case,
-        {**keys, "training": training},
-        make_settings,
-        single,
-        tmp_path,
-        {**keys, "training": training | {"workers": 0}},
-    )
+    run, facts, (ours, expected) = compare(case, keys, make_settings, single, tmp_path)
     assert ours["evaluated_images"] == expected["evaluated_images"] == {"validation": 11, "test": 9}
     assert ours["work_unit"] == "images" and ours["work"] == 20 * run.global_batch
     for figure in ("validation_accuracy", "test_accuracy", "test_top5"):
@@ -92,18 +85,17 @@ def test_a_rank_with_its_own_batch_norm_is_no_comparison(images, make_settings, 
     assert verdict["loss_difference"] > 1e-4, "statistics were synchronised after all"
 
 
-def compare(case, keys, make_settings, single, tmp_path, baseline_keys=None):
+def compare(case, keys, make_settings, single, tmp_path):
     """Train a case and its single process; (run, what each rank held and called, both summaries)."""
     settings = make_settings("case", case.layout, **keys)
     facts = run_on_ranks(train_and_look, ranks_of(case.layout), tmp_path / "ranks", settings)
-    baseline = single(**(baseline_keys or keys))
+    baseline = single(**keys)
     verdict = compare_folders(settings["output"], baseline["output"])
     assert verdict["verdict"] == "same", verdict
     ours, expected = (read_json(Path(place["output"]) / "summary.json") for place in (settings, baseline))
     assert ours["test_loss"] == pytest.approx(expected["test_loss"], abs=verdict["tolerances"]["loss"])
     assert (ours["parameters"], ours["work"]) == (expected["parameters"], expected["work"])
-    first, last = verdict["steps"], read_json(Path(baseline["output"]) / "summary.json")["steps"]
-    assert first == last == 20
+    assert verdict["steps"] == expected["steps"] == ours["steps"] == 20
     return job_from_settings(settings).run, facts, (ours, expected)
 
 

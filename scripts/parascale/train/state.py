@@ -93,6 +93,7 @@ class RunState:
         run = self.job.run
         settings = dataclasses.asdict(run)
         del settings["workload"]["data"]["stage"]  # where the data is read from, not what it says
+        del settings["workload"]["training"]["workers"], settings["workload"]["published"]
         decided = {
             "workload": settings["workload"],
             "numbers": [
