@@ -5,7 +5,6 @@ from parascale.config.layout import STRATEGIES, Layout
 from parascale.config.project import (
     Config,
     Project,
-    Summaries,
     load_project,
     load_project_file,
     load_site,
@@ -14,6 +13,7 @@ from parascale.config.project import (
 )
 from parascale.config.run import Run
 from parascale.config.site import Site
+from parascale.config.summaries import Summaries
 from parascale.config.workload import SPLITS, Data, Model, Optim, Source, Text, Training, Workload
 
 __all__ = [

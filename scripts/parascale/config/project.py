@@ -19,6 +19,7 @@ from parascale.config.paths import Paths, expanded
 from parascale.config.run import Run
 from parascale.config.runtable import read_rows
 from parascale.config.site import Site
+from parascale.config.summaries import Summaries
 from parascale.config.workload import TASK_FORMATS, Workload
 from parascale.errors import ConfigError
 
@@ -29,16 +30,6 @@ class Parity:
 
     steps: int = option(20, "optimizer steps that are compared", low=2)
     precision: str = option("fp32", "precision of the comparison; fp64 is the stricter proof", choices=("fp32", "fp64"))
-
-
-@dataclass(frozen=True)
-class Summaries:
-    """How summaries are written and judged, once a run has finished."""
-
-    documents: int | None = option(None, "documents of the test split that are summed up; default: all", low=1)
-    beams: int = option(4, "beams of the search; greedy search is reported beside it", low=2)
-    length_penalty: float = option(1.0, "power of the length by which a summary's log probability is divided", low=0.0)
-    examples: int = option(5, "summaries that the report shows beside their references", low=0)
 
 
 @dataclass(frozen=True)
