@@ -21,6 +21,7 @@ include: "rules/data.smk"
 include: "rules/formats.smk"
 include: "rules/train.smk"
 include: "rules/parity.smk"
+include: "rules/quality.smk"
 include: "rules/checkpoints.smk"
 include: "rules/report.smk"
 

@@ -30,12 +30,16 @@ snakemake_logger_plugin_parascale.follow(workflow, PROJECT)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
 NONE = "(?!)"  # a pattern that matches no name
-IMAGE_DATA = PROJECT.image_datasets
-TEXT_DATA = {name: data for name, data in PROJECT.datasets.items() if name not in IMAGE_DATA}
+IMAGE_DATA, PAIR_DATA = PROJECT.image_datasets, PROJECT.pair_datasets
+TEXT_DATA = {name: data for name, data in PROJECT.datasets.items() if name not in IMAGE_DATA | PAIR_DATA}
+CONVERTED = [name for name in PROJECT.datasets if name not in PAIR_DATA]  # pairs have one format
+ONE_NODE = node_resources(PROJECT.site, 60, PROJECT.config.partition, PROJECT.config.account)  # of a job without GPUs
+ONE_GPU = node_resources(PROJECT.site, 120, PROJECT.config.partition, PROJECT.config.account, gpus=1)
 READING_CODE = provenance.code_digest(
     ["scripts/benchmark_loaders.py", *(f"scripts/parascale/data/formats/{name}.py" for name in IMAGE_FORMATS)]
 )
 SHARDS = [PROJECT.config.formats.shard(number) for number in range(PROJECT.config.formats.shards)]
+SUMMARISERS = [name for name, run in PROJECT.runs.items() if run.workload.task == "summarisation"]
 
 
 # `python` in a rule is the one that runs Snakemake, so that an environment need not be activated.
@@ -94,8 +98,8 @@ def data_of(wildcards):
 
 
 def source_of(dataset):
-    """The manifest of what a dataset's formats are made from: the index of its images, or its flat tokens."""
-    return PATHS.data(dataset, "index" if dataset in IMAGE_DATA else "flat") / "manifest.json"
+    """The manifest of what a dataset is read or converted from: the index of its images, or its tokens."""
+    return PATHS.data(dataset, "index" if dataset in IMAGE_DATA else PROJECT.datasets[dataset].format) / "manifest.json"
 
 
 def verified_of(dataset):
@@ -154,7 +158,7 @@ def form_settings():
 def data_settings(*sections):
     """A function from wildcards to those sections of a dataset's settings that a rule uses."""
     return lambda wildcards: as_json(
-        {"dataset": wildcards.dataset}
+        {"dataset": wildcards.dataset, "format": PROJECT.datasets[wildcards.dataset].format}
         | {name: asdict(getattr(PROJECT.datasets[wildcards.dataset], name)) for name in sections}
     )
 

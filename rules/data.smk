@@ -13,7 +13,7 @@ rule download:
     log:
         LOGS / "download/{dataset}.log",
     wildcard_constraints:
-        dataset=pattern(TEXT_DATA),
+        dataset=pattern([*TEXT_DATA, *PAIR_DATA]),
     resources:
         nodes=0,
     params:
@@ -43,11 +43,12 @@ rule prepare:
     input:
         PATHS.raw("{dataset}") / "manifest.json",
     output:
-        PATHS.data("{dataset}", "flat") / "manifest.json",
+        PATHS.data("{dataset}", "{prepared}") / "manifest.json",
     log:
-        LOGS / "prepare/{dataset}.log",
+        LOGS / "prepare/{dataset}-{prepared}.log",
     wildcard_constraints:
-        dataset=pattern(TEXT_DATA),
+        dataset=pattern([*TEXT_DATA, *PAIR_DATA]),
+        prepared="flat|pairs",
     resources:
         **one_node(30),
     params:

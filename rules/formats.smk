@@ -116,9 +116,9 @@ rule benchmark_loaders:
 
 rule formats:
     input:
-        [path for name in PROJECT.datasets for path in verified_of(name)],
+        [path for name in CONVERTED for path in verified_of(name)],
 
 
 rule loaders:
     input:
-        [PATHS.results / f"loaders/{name}.csv" for name in PROJECT.datasets],
+        [PATHS.results / f"loaders/{name}.csv" for name in CONVERTED],

@@ -44,6 +44,7 @@ rule report:
     input:
         results_of(PROJECT.runs),
         rules.parity.input,
+        rules.summaries.input,
         proofs_shown(),
         expand(rules.job_report.output.page, run=PROJECT.runs),
         rules.loaders.input,
@@ -76,7 +77,7 @@ rule report:
         work=PATHS.root / "work",
         title=PROJECT.config.title,
         runs=list(PROJECT.runs),
-        datasets=list(PROJECT.datasets),
+        datasets=CONVERTED,
         table=lambda wildcards: as_json(
             {key: getattr(PROJECT.config, key) for key in ("site", "runs", "workloads", "sites")}
         ),

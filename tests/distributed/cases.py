@@ -43,6 +43,7 @@ CASES = {
     "tp 2 whole logits": Case({"tp": 2, "loss_parallel": False}),
     "tp 2 whole sequence and logits": Case({"tp": 2, "sequence_parallel": False, "loss_parallel": False}),
     "tp 2 tied": Case({"tp": 2}, TIED),
+    "tp 2 published": Case({"tp": 2}, PUBLISHED),
     "tp 2 llama": Case({"tp": 2}, LLAMA),
     "tp 2 accumulated checkpointing": Case({"tp": 2, "activation_checkpointing": True}, training={"accumulate": 2}),
     "tp 4": Case({"tp": 4}),

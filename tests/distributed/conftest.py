@@ -50,15 +50,31 @@ def code_digest():
 
 @pytest.fixture(scope="session")
 def settings_below(tokens, code_digest):
-    """A function that describes a job of the tiny workload as a rule would: folder, name, layout, workload keys by name."""
+    """A function that describes a job of the tiny workload as a rule would: folder, name, layout, workload keys by name.
 
-    def make(folder, name, layout=None, model=None, optim=None, training=None, parity=False, timeout=60.0, **run_keys):
+    task, data: another task than the language model's, and the folder of its data.
+    """
+
+    def make(
+        folder,
+        name,
+        layout=None,
+        model=None,
+        optim=None,
+        training=None,
+        parity=False,
+        timeout=60.0,
+        task="language_model",
+        data=None,
+        **run_keys,
+    ):
         layout = layout or {}
         world = 1
         for axis in ("dp", "fsdp", "tp", "pp"):
             world *= layout.get(axis, 1)
         workload = {
             "name": "tiny",
+            "task": task,
             "model": {"dim": 32, "heads": 4, "layers": 4, "hidden": 64, **(model or {})},
             "optim": {"lr": 3e-3, "warmup_steps": 3, "clip_norm": 0.5, **(optim or {})},
             "training": {
@@ -84,7 +100,7 @@ def settings_below(tokens, code_digest):
         job = Job(
             run=run,
             site=Site(name="test", cores_per_node=2),
-            data=str(tokens),
+            data=str(data or tokens),
             work=str(folder / "work" / name),
             output=str(folder / "results" / name),
             results=str(folder / "results"),

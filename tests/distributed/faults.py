@@ -29,12 +29,13 @@ def another_batch():
 
 def another_batch_within_a_tensor_group():
     """Ranks of a tensor-parallel group, which compute one batch together, each take another."""
-    local_batches = loop._local_batches
+    local_samples = loop._local_samples
 
-    def shifted(windows, sampler, number, run, mesh):
-        return local_batches(windows, sampler, number + mesh.coordinate("tp"), run, mesh)
+    def shifted(sampler, first_step, steps, run, mesh):
+        ahead = mesh.coordinate("tp")
+        return local_samples(sampler, first_step + ahead, steps + ahead, run, mesh)
 
-    loop._local_batches = shifted
+    loop._local_samples = shifted
 
 
 def mean_of_means():
@@ -42,7 +43,7 @@ def mean_of_means():
 
     class MeanOfMeans(loop.Stepper):
         def agree(self, batches, stop):
-            own = sum(step.count_targets(labels, self.mesh.device) for _, labels in batches)
+            own = sum(step.count_targets(labels, self.mesh.device) for *_, labels in batches)
             targets, stop = super().agree(batches, stop)
             self.own = own * self.mesh.layout.data_parallel
             return targets, stop

@@ -26,6 +26,7 @@ from parascale.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 WORKLOAD = {"training": {"window": 16, "global_batch": 8, "steps": 10}, "model": {"dim": 16, "heads": 4, "layers": 4}}
+IMAGES = {"task": "classification", "model": {"kind": "xresnet", "norm": "batch"}}
 
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -201,11 +202,11 @@ def test_one_dataset_cannot_mean_two_things(project, difference):
 def test_one_dataset_cannot_be_text_and_images(project):
     shared = {**WORKLOAD, "data": {"dataset": "shared"}}
     with pytest.raises(ConfigError, match="`one` and `two` both call their dataset `shared`"):
-        project("run workload\na one\nb two\n", {"one": shared, "two": {**shared, "task": "classification"}})
+        project("run workload\na one\nb two\n", {"one": shared, "two": {**shared, **IMAGES}})
 
 
 def test_images_are_data_of_classifications_trained_or_only_measured(project):
-    images = {**WORKLOAD, "task": "classification"}
+    images = {**WORKLOAD, **IMAGES}
     workloads = {"small": WORKLOAD, "trained": images, "measured": {**images, "data": {"dataset": "drawn"}}}
     loaded = project("run workload\na small\nb trained\n", workloads, loaders={"workloads": ["measured", "small"]})
     assert list(loaded.datasets) == ["small", "trained", "drawn"]

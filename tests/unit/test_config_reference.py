@@ -29,7 +29,7 @@ def test_each_kind_of_setting_is_told_with_its_value_default_and_meaning():
     for row in (
         "| `optim.lr` | number > 0 | `0.001` | Peak learning rate, for the workload's own global batch |",
         "| `model.dropout` | number ≥ 0, ≤ 0.99 | `0.0` | Dropout probability; above 0, parity between layouts is not claimed |",
-        "| `model.norm` | `layer`, `rms` | `layer` | `layer`: LayerNorm; `rms`: RMSNorm |",
+        "| `optim.name` | `adamw`, `sgd` | `adamw` | Optimizer |",
         "| `compile` | true or false | `false` | Compile each block with `torch.compile` |",
         "| `run` | text | required | Name of the run, of letters, digits, `-`, `_` and `.` |",
         "| `partitions[].name` | text | required | Slurm's name for it |",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from parascale.config import Model
 from parascale.data.text import Windows
-from parascale.evaluation.evaluate import split_loss
+from parascale.evaluation.evaluate import split_sums
 from parascale.evaluation.generate import continue_tokens
 from parascale.models import build_model
 
@@ -27,7 +27,7 @@ def model():
 def test_sums_over_ranks_equal_a_plain_loop_over_tokens(model, tokens, ranks, batch):
     text = np.random.default_rng(tokens).integers(0, VOCABULARY, tokens).astype("<u2")
     windows = Windows(text, 6)
-    total = sum(split_loss(model, windows, rank, ranks, batch, torch.device("cpu")) for rank in range(ranks))
+    total = sum(split_sums(model, windows, rank, ranks, batch, torch.device("cpu")) for rank in range(ranks))
     expected, count = 0.0, 0
     with torch.no_grad():
         for start in range(0, tokens - 1, 6):
@@ -45,7 +45,7 @@ def test_all_ranks_make_the_same_number_of_forward_passes(model):
     passes = []
     for rank in range(3):
         calls = []
-        split_loss(
+        split_sums(
             lambda inputs, calls=calls: calls.append(1) or model(inputs), windows, rank, 3, 1, torch.device("cpu")
         )
         passes.append(len(calls))

@@ -1,13 +1,15 @@
 """Shapes by formula are those of the real module: plans count what training holds."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
-from parascale.config import Model
+from parascale.config import Model, load_workload
 from parascale.models import build_model
 from parascale.plan.flops import training_flops_per_token
 from parascale.plan.shapes import model_sizes, parameter_shapes
@@ -40,6 +42,51 @@ def test_shapes_are_those_of_the_real_module(model, vocabulary, window):
     formula = parameter_shapes(model, vocabulary, window)
     assert formula == real
     assert model_sizes(model, vocabulary, window).count == sum(math.prod(shape) for shape in real.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, st.integers(2, 50), st.integers(2, 20), st.integers(2, 20))
+def test_shapes_of_the_encoder_decoder_are_those_of_the_real_module(model, vocabulary, window, summary_window):
+    model = dataclasses.replace(model, kind="encoder_decoder")
+    with torch.device("meta"):
+        module = build_model(model, vocabulary, window, summary_window)
+    real = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    assert parameter_shapes(model, vocabulary, window, summary_window) == real
+    count = sum(math.prod(shape) for shape in real.values())
+    assert model_sizes(model, vocabulary, window, summary_window).count == count
+
+
+xresnets = st.builds(
+    Model,
+    kind=st.just("xresnet"),
+    dim=st.integers(1, 8).map(lambda half: 2 * half),
+    depths=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    norm=st.sampled_from(["batch", "group"]),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(xresnets, st.integers(2, 12), st.integers(32, 70))
+def test_sizes_of_xresnet_are_those_of_the_real_module(model, classes, size):
+    """Parameters, and the operations that torch counts in a forward pass."""
+    with torch.device("meta"):
+        module = build_model(model, classes, size).eval()
+        formula = model_sizes(model, classes, size)
+        with FlopCounterMode(display=False) as counter:
+            module(torch.empty(1, 3, size, size))
+    assert formula.count == sum(parameter.numel() for parameter in module.parameters())
+    assert counter.get_total_flops() == formula.forward_flops - 2 * classes  # the head's bias is no product
+    assert training_flops_per_token(model, classes, size) == 3 * formula.forward_flops
+    blocks = [sum(p.numel() for p in block.parameters()) for stage in module.stages for block in stage]
+    assert (formula.layers, formula.largest) == (len(blocks), max(blocks))
+    assert formula.block * len(blocks) == pytest.approx(sum(blocks))
+
+
+def test_xresnet50_has_its_published_size_and_cost():
+    """He et al. 2018, table 5: ResNet-50-D costs 4.3 GFLOPs (of multiply and add as one) at 224 pixels."""
+    sizes = model_sizes(Model(kind="xresnet", dim=64, norm="batch"), 1000, 224)
+    assert sizes.count == 25_576_264
+    assert sizes.forward_flops / 2 == pytest.approx(4.3e9, rel=0.02)
 
 
 PUBLISHED = {
@@ -77,3 +124,37 @@ def test_flops_are_those_of_palm():
     model = Model(dim=64, heads=4, layers=3, hidden=256, bias=False)
     matrices = 3 * (4 * 64 * 64 + 2 * 64 * 256) + 1000 * 64
     assert training_flops_per_token(model, 1000, 32) == 6 * matrices + 12 * 3 * 32 * 64
+
+
+def test_flops_of_the_encoder_decoder_are_those_of_its_products():
+    """Counted by torch in a real forward pass, which leaves attention and embeddings out."""
+    model = Model(kind="encoder_decoder", dim=32, heads=4, layers=2, hidden=48, kv_heads=2, bias=False)
+    window, summary_window, vocabulary = 12, 5, 50
+    module = build_model(model, vocabulary, window, summary_window)
+    with FlopCounterMode(display=False) as counter:
+        documents = torch.zeros(1, window, dtype=torch.int64)
+        module(documents, documents == 0, torch.zeros(1, summary_window, dtype=torch.int64))
+    scores = window * window + summary_window * summary_window + window * summary_window
+    attention = model.layers * 4 * scores * model.dim
+    formula = training_flops_per_token(model, vocabulary, window, summary_window) * summary_window / 3
+    products = sum(count for operator, count in counter.get_flop_counts()["Global"].items() if "mm" in str(operator))
+    assert formula - attention == pytest.approx(products)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpt2-124m", 124_439_808 - 12 * 768),  # without the biases of keys, which do nothing
+        ("llama-1b", 1_100_048_384),  # TinyLlama's checkpoint
+        ("llama-7b", 6_738_415_616),
+        ("imagewoof-course", 25_576_264 - 990 * 2049),  # xresnet50 with 10 classes for 1,000
+    ],
+)
+def test_shipped_workloads_of_published_sizes_have_them(name, count):
+    """Built on the meta device, as a plan on a login node would have it by formula."""
+    workload = load_workload("config/workloads", name)
+    outputs = workload.data.expected.vocabulary or workload.data.text.max_vocabulary
+    with torch.device("meta"):
+        module = build_model(workload.model, outputs, *workload.sizes)
+    assert sum(parameter.numel() for parameter in module.parameters()) == count
+    assert model_sizes(workload.model, outputs, *workload.sizes).count == count

@@ -283,3 +283,34 @@ def test_a_manifest_cut_short_is_named(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"splits": {}})[:-3])
     with pytest.raises(DataError, match="not valid JSON"):
         open_raw(tmp_path)
+
+
+DOCSTRING = '''
+def f{n}():
+    """Return the number {n} as it stands.
+
+    {body} The caller of function {n} need not know where it is kept, and it is never changed by anyone.
+    """
+'''
+
+
+def test_docstrings_become_pairs_of_a_text_and_its_first_line(tmp_path, monkeypatch):
+    """A text that is too short or has no first line of its own is no pair, and what occurs twice is kept once."""
+    body = "The number is read from the table of all numbers."
+    others = 'def g():\n    """Do it."""\n\n\ndef h():\n    """No summary here: {}."""\n'.format(
+        "many words follow " * 12
+    )
+    for number in range(60):
+        code = DOCSTRING.format(n=number % 50, body=body) + others
+        (tmp_path / f"m{number}.py").write_text(code)
+    modules = [(f"m{number}", tmp_path / f"m{number}.py") for number in range(60)]
+    monkeypatch.setattr(builtin, "_all_modules", lambda: modules)
+    splits = builtin.docstrings()
+    assert splits == builtin.docstrings()
+    pairs = [pair for columns in splits.values() for pair in zip(columns["document"], columns["summary"], strict=True)]
+    assert len(pairs) == len(set(pairs)) == 50
+    assert all(splits[name]["summary"] for name in ("train", "validation", "test"))
+    document, summary = pairs[0]
+    number = summary.split()[3]
+    assert summary == f"Return the number {number} as it stands ."
+    assert document.startswith("The number is read from the table of all numbers . The caller of function " + number)

@@ -20,7 +20,7 @@ def load_run(folder, which="best"):
         raise CheckpointError(f"{folder}: no finished run there; train it first (its name is a row of the run table)")
     description = read_json(folder / "run.json")
     run = run_from_dict(description["settings"])
-    model = build_model(run.workload.model, description["vocabulary"], run.workload.training.window)
+    model = build_model(run.workload.model, description["vocabulary"], *run.workload.sizes)
     load_weights(folder / run.checkpoint_folder(which), model)
     return run, model.eval()
 

@@ -14,19 +14,19 @@ from parascale.checkpoint.manifest import check_files, read_manifest
 from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, index_name
 from parascale.checkpoint.stream import DTYPES
 from parascale.config import run_from_dict
-from parascale.data.text import Tokens, Windows
 from parascale.errors import CheckpointError
-from parascale.evaluation.evaluate import split_loss
+from parascale.evaluation.evaluate import split_sums
+from parascale.evaluation.task import open_task
 from parascale.files import read_json
 from parascale.models import build_model
 
 SCHEMA_VERSION = 1
-EVALUATION_BATCH = 32  # windows; the loss does not depend on it
+EVALUATION_BATCH = 32  # samples; the loss does not depend on it
 LOGITS_TOLERANCE = 1e-4  # of fp32 logits: transformers adds a product's terms in another order
 
 
 def verify(source, folder, data):
-    """Compare the converted checkpoint in `folder` with the sharded one in `source`, on the tokens in folder `data`.
+    """Compare the converted checkpoint in `folder` with the sharded one in `source`, on the prepared data in folder `data`.
 
     Returns what `verify.json` holds: {run, layout, step, test_loss, forms: {form: {identical, differs, tensors, test_loss,
     bytes, seconds, peak_memory_bytes, …}}}. A form is identical if every tensor equals the source's to the bit, or, where
@@ -98,8 +98,8 @@ class _Judge:
 
     def __init__(self, run, expected, data):
         self.run, self.expected = run, expected
-        self.tokens = Tokens(data)
-        self.windows = Windows(self.tokens.split("test"), run.workload.training.window)
+        task = open_task(run.workload, data)
+        self.samples, self.outputs = task.judged, task.outputs
         self.model = self._model(expected)
         self.loss = self._loss(self.model)
 
@@ -126,7 +126,7 @@ class _Judge:
         from transformers import AutoModelForCausalLM
 
         theirs = AutoModelForCausalLM.from_pretrained(folder / "transformers", dtype=torch.float32).eval()
-        inputs = torch.from_numpy(self.windows.batch(range(min(EVALUATION_BATCH, len(self.windows))))[0])
+        inputs = torch.from_numpy(self.samples.batch(range(min(EVALUATION_BATCH, len(self.samples))))[0])
         difference = (theirs(inputs).logits - self.model(inputs)).abs().max().item()
         same = difference <= LOGITS_TOLERANCE
         return {
@@ -143,9 +143,10 @@ class _Judge:
         """The whole model on the CPU in fp32 with the given weights (fp64 where they are)."""
         weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
         workload = self.run.workload
-        model = build_model(workload.model, self.tokens.vocabulary_size, workload.training.window)
+        model = build_model(workload.model, self.outputs, *workload.sizes)
         double = any(tensor.dtype == torch.float64 for tensor in weights.values())
-        weights = {name: tensor.to(torch.float64 if double else torch.float32) for name, tensor in weights.items()}
+        kind = torch.float64 if double else torch.float32  # counters of batch norm stay whole numbers
+        weights = {name: tensor.to(kind) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
         own = model.state_dict(keep_vars=True)
         # A tied parameter stands once, under its first name.
         first = {}
@@ -161,7 +162,7 @@ class _Judge:
 
     def _loss(self, model):
         """Mean loss in nats over the test split."""
-        summed, count = split_loss(model, self.windows, 0, 1, EVALUATION_BATCH, torch.device("cpu")).tolist()
+        summed, count = split_sums(model, self.samples, 0, 1, EVALUATION_BATCH, torch.device("cpu")).tolist()
         return summed / count if count else math.nan
 
 

@@ -13,6 +13,7 @@ from parascale.config.project import (
 )
 from parascale.config.run import Run
 from parascale.config.site import Site
+from parascale.config.summaries import Summaries
 from parascale.config.workload import SPLITS, Data, Model, Optim, Source, Text, Training, Workload
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Run",
     "Site",
     "Source",
+    "Summaries",
     "Text",
     "Training",
     "Workload",

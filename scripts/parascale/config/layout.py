@@ -36,6 +36,10 @@ class Layout:
     activation_checkpointing: bool = option(
         False, "recompute a block's activations in the backward pass instead of keeping them"
     )
+    sync_batch_norm: bool = option(
+        True,
+        "batch norm counts the samples of all ranks; else each rank its own, which is another training in every layout",
+    )
     compile: bool = option(False, "compile each block with `torch.compile`")
 
     @property

@@ -44,6 +44,10 @@ class Paths:
         """A run's checkpoint in other forms, and the proof that they are the same model."""
         return self.results / "checkpoints" / run
 
+    def summaries(self, run):
+        """What a run's summariser wrote, and how good it is."""
+        return self.results / "summaries" / f"{run}.json"
+
     def parity(self, run):
         """The parity run of a run, and its verdict."""
         return self.results / "parity" / run

@@ -20,7 +20,8 @@ from parascale.config.paths import Paths, expanded
 from parascale.config.run import Run
 from parascale.config.runtable import read_rows
 from parascale.config.site import Site
-from parascale.config.workload import Workload
+from parascale.config.summaries import Summaries
+from parascale.config.workload import TASK_FORMATS, Workload
 from parascale.errors import ConfigError
 
 
@@ -62,6 +63,7 @@ class Config:
     checkpoints: Checkpoints = section(Checkpoints, "what a run's checkpoint is converted into")
     formats: Formats = section(Formats, "how data is converted")
     loaders: Loaders = section(Loaders, "the benchmark of readers")
+    summaries: Summaries = section(Summaries, "how summaries are written and judged")
     budget: Budget = section(Budget, "what the project may spend")
     monitor: Monitor = section(Monitor, "how a running training is watched")
     timeout_seconds: float = option(
@@ -105,6 +107,11 @@ class Project:
     def image_datasets(self):
         """Those of the datasets that hold images; all others hold text."""
         return {workload.data.dataset: workload.data for workload in self.workloads.values() if workload.of_images}
+
+    @functools.cached_property
+    def pair_datasets(self):
+        """Those of the datasets that hold pairs of document and summary."""
+        return {workload.data.dataset: workload.data for workload in self.workloads.values() if workload.of_pairs}
 
     @functools.cached_property
     def converted(self):
@@ -165,10 +172,16 @@ def load_workload(folder, name):
     path = _named_file(folder, name, "workload")
     values = _with_name(_extended(folder, path, [name]), name, path)
     workload = strict.load(Workload, values, str(path))
-    if not workload.data.dataset:
-        workload = dataclasses.replace(workload, data=dataclasses.replace(workload.data, dataset=name))
-    strict.check_name(workload.data.dataset, str(path), "data.dataset")
-    return workload
+    formats = TASK_FORMATS[workload.task]
+    data = dataclasses.replace(
+        workload.data, dataset=workload.data.dataset or name, format=workload.data.format or formats[0]
+    )
+    strict.check_name(data.dataset, str(path), "data.dataset")
+    if data.format not in formats:
+        raise ConfigError(
+            f"{path}: `data.format` = `{data.format}` is none that the task {workload.task} reads{strict.nearest(data.format, formats)}"
+        )
+    return dataclasses.replace(workload, data=data)
 
 
 def run_from_dict(values):
@@ -285,7 +298,7 @@ def _check_datasets(workloads):
         data = workload.data
         other = seen.setdefault(data.dataset, workload)
         same = (other.data.source, other.data.text, other.data.images) == (data.source, data.text, data.images)
-        if not same or other.of_images != workload.of_images:
+        if not same or other.task != workload.task:
             raise ConfigError(
                 f"workloads `{other.name}` and `{workload.name}` both call their dataset `{data.dataset}`, "
                 "but its source, text or image settings differ; give one of them another `data.dataset`"

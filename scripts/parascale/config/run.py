@@ -97,6 +97,8 @@ class Run:
         if (training.steps is None) == (training.epochs is None):
             raise ConfigError(f"workload {self.workload.name}: give either training.steps or training.epochs")
         warmup = self.workload.optim.warmup_steps
+        if warmup and self.workload.optim.schedule == "one_cycle":
+            raise ConfigError("optim.schedule: one_cycle rises by itself: leave out optim.warmup_steps")
         if training.steps is not None and warmup >= training.steps:
             raise ConfigError(
                 f"optim.warmup_steps = {warmup} leaves none of training.steps = {training.steps} to train"
@@ -123,7 +125,6 @@ class Run:
 
     def _check_model(self):
         model, layout = self.workload.model, self.layout
-        kv_heads = model.kv_heads or model.heads
         if ":" in model.kind:
             path = Path(model.kind.partition(":")[0])
             if not path.is_file():
@@ -133,6 +134,38 @@ class Run:
             raise ConfigError(
                 f"model.kind = `{model.kind}` is not known{nearest(model.kind, MODEL_KINDS)}, or `path/file.py:Class`"
             )
+        task, degrees = MODEL_KINDS[model.kind]
+        if task != self.workload.task:
+            raise ConfigError(f"model.kind = `{model.kind}` is for the task {task}, not {self.workload.task}")
+        for degree in ("fsdp", "tp", "pp"):
+            if getattr(layout, degree) > 1 and degree not in degrees:
+                offered = ", ".join(("single", "dp", *degrees))
+                raise ConfigError(
+                    f"model.kind = `{model.kind}` cannot be trained with {degree} = {getattr(layout, degree)}. It offers {offered}"
+                )
+        if model.kind == "xresnet":
+            self._check_xresnet()
+        else:
+            self._check_transformer()
+
+    def _check_xresnet(self):
+        model, layout = self.workload.model, self.layout
+        if model.norm not in ("batch", "group"):
+            raise ConfigError(f"model.norm = `{model.norm}` is none of xresnet's: `batch` or `group`")
+        if not model.depths or min(model.depths) < 1:
+            raise ConfigError(f"model.depths = {model.depths} must be a block or more for each stage")
+        if model.dim % 2:
+            raise ConfigError(f"model.dim = {model.dim} must be even: the stem begins with half of it")
+        if model.norm == "batch" and layout.activation_checkpointing:
+            raise ConfigError(
+                "activation_checkpointing would count every batch twice in batch norm; take model.norm: group"
+            )
+
+    def _check_transformer(self):
+        model, layout = self.workload.model, self.layout
+        kv_heads = model.kv_heads or model.heads
+        if model.norm not in ("layer", "rms"):
+            raise ConfigError(f"model.norm = `{model.norm}` is none of a Transformer's: `layer` or `rms`")
         if model.dim % model.heads:
             raise ConfigError(f"model.dim = {model.dim} is not a multiple of model.heads = {model.heads}")
         if model.position == "rotary" and model.dim // model.heads % 2:
@@ -144,10 +177,12 @@ class Run:
         for name, value in (("heads", model.heads), ("kv_heads", kv_heads), ("hidden", model.hidden or 4 * model.dim)):
             if value % layout.tp:
                 raise ConfigError(f"tp = {layout.tp} does not divide model.{name} = {value}")
-        if layout.tp > 1 and layout.sequence_parallel and self.workload.training.window % layout.tp:
-            raise ConfigError(
-                f"sequence_parallel needs training.window = {self.workload.training.window} to be a multiple of tp = {layout.tp}"
-            )
+        if layout.tp > 1 and layout.sequence_parallel:
+            for name, size in zip(("window", "summary_window"), self.workload.sizes, strict=False):
+                if size % layout.tp:
+                    raise ConfigError(
+                        f"sequence_parallel needs training.{name} = {size} to be a multiple of tp = {layout.tp}"
+                    )
         if layout.stages > model.layers:
             raise ConfigError(f"{layout.stages} pipeline stages, but model.layers = {model.layers}")
 
@@ -165,6 +200,10 @@ class Run:
             raise ConfigError(
                 f"training.evaluate_every = {every} must be a multiple of average_every = {self.average_every}: "
                 "between averages there is no one model to evaluate"
+            )
+        if self.average_every and self.workload.model.norm == "batch":
+            raise ConfigError(
+                "average_every (local SGD) averages parameters, and batch norm's statistics are none: take model.norm: group"
             )
         if self.average_every and self.init_from:
             raise ConfigError("average_every (local SGD) cannot start from another run's checkpoint")

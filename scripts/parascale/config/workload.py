@@ -2,12 +2,21 @@
 
 from dataclasses import dataclass
 
-from parascale.config.formats import Images
+from parascale.config.formats import IMAGE_FORMATS, Images
 from parascale.config.options import option, required, section
 
-TASKS = ("language_model", "summarisation", "classification")
+# Task → what its work is counted in: each label that enters the loss is one.
+WORK_UNITS = {"language_model": "tokens", "summarisation": "tokens", "classification": "images"}
+TASKS = tuple(WORK_UNITS)
 SPLITS = ("train", "validation", "test")
-MODEL_KINDS = ("transformer_lm",)
+# Model kind → the task it is for, and the degrees beside `dp` that it can be spread over.
+MODEL_KINDS = {
+    "transformer_lm": ("language_model", ("fsdp", "tp", "pp")),
+    "encoder_decoder": ("summarisation", ("fsdp", "tp")),
+    "xresnet": ("classification", ("fsdp",)),
+}
+# Task → formats of prepared data that its trainings read, the usual one first.
+TASK_FORMATS = {"language_model": ("flat",), "summarisation": ("pairs",), "classification": IMAGE_FORMATS}
 
 
 @dataclass(frozen=True)
@@ -21,14 +30,16 @@ class Source:
         choices=("builtin", "hub", "files", "url"),
     )
     name: str | None = option(
-        None, "`hub`: the dataset's id (`Salesforce/wikitext`); `builtin`: which corpus (`documentation`)"
+        None, "`hub`: the dataset's id (`Salesforce/wikitext`); `builtin`: which corpus (`documentation`, `docstrings`)"
     )
     config: str | None = option(None, "`hub`: the dataset's configuration (`wikitext-2-v1`)")
     revision: str | None = option(
         None, "`hub`: the commit that is fetched; needed, so that data cannot change under a result"
     )
     endpoint: str | None = option(None, "`hub`: another server than huggingface.co, such as a mirror")
-    columns: dict[str, str] = option({}, "role → column name, where they differ (`{text: content}`)")
+    columns: dict[str, str] = option(
+        {}, "role → column name, where they differ (`{text: content}`, `{document: article, summary: highlights}`)"
+    )
     files: dict = option(
         {},
         "`files`: split → path, glob or list of them; `valid.txt[:50%]` takes the first half of its lines. "
@@ -61,7 +72,7 @@ class Text:
 class Expected:
     """What a plan may assume before the data is there; `prepare` checks it."""
 
-    vocabulary: int | None = option(None, "entries of the vocabulary, special ones included", low=3)
+    vocabulary: int | None = option(None, "entries of the vocabulary, special ones included; of images, classes", low=2)
     train_tokens: int | None = option(None, "tokens of the train split", low=1)
     train_samples: int | None = option(None, "samples of the train split (documents, images)", low=1)
 
@@ -79,7 +90,10 @@ class Data:
     text: Text = section(Text, "how text becomes tokens")
     images: Images = section(Images, "the images, where the task is `classification`")
     expected: Expected = section(Expected, "what a plan may assume before the data is there")
-    format: str = option("flat", "the format a training reads: `flat` for tokens")
+    format: str = option(
+        "",
+        "the format a training reads. Default: `flat` for a language model, `pairs` for summaries, `files` for images",
+    )
     stage: str = option(
         "none",
         "`ram`: each node copies the dataset into its memory (`/dev/shm`) before training, and reads it there; "
@@ -94,21 +108,28 @@ class Model:
 
     kind: str = option(
         "transformer_lm",
-        f"`{MODEL_KINDS[0]}`, or your own class by its path (`my_models/small.py:SmallModel`, "
+        f"{', '.join(f'`{kind}`' for kind in MODEL_KINDS)}, or your own class by its path (`my_models/small.py:SmallModel`, "
         "relative to the folder of the Snakefile)",
     )
-    dim: int = option(128, "width of the hidden states", low=1)
+    dim: int = option(
+        128, "width of the hidden states; of xresnet, channels of the stem's end (64 in xresnet50)", low=1
+    )
     heads: int = option(4, "attention heads; must divide `dim`", low=1)
     kv_heads: int | None = option(
         None, "key and value heads (grouped-query attention); default: as many as `heads`", low=1
     )
-    layers: int = option(2, "Transformer blocks", low=1)
+    layers: int = option(2, "Transformer blocks; of an encoder-decoder in each half", low=1)
+    depths: list[int] = option([3, 4, 6, 3], "xresnet: blocks of each stage; these are xresnet50's")
     hidden: int | None = option(None, "width inside the feed-forward layer; default: 4 × `dim`", low=1)
     dropout: float = option(
         0.0, "dropout probability; above 0, parity between layouts is not claimed", low=0.0, high=0.99
     )
     tied: bool = option(False, "input embedding and output layer share one matrix")
-    norm: str = option("layer", "`layer`: LayerNorm; `rms`: RMSNorm", choices=("layer", "rms"))
+    norm: str = option(
+        "layer",
+        "`layer`: LayerNorm; `rms`: RMSNorm; of xresnet `batch` (BatchNorm) or `group` (GroupNorm)",
+        choices=("layer", "rms", "batch", "group"),
+    )
     norm_eps: float = option(1e-5, "epsilon of the norms", above=0.0)
     pre_norm: bool = option(True, "normalise before each sublayer (else after it, as in the original Transformer)")
     position: str = option("learned", "how positions enter", choices=("learned", "sinusoidal", "rotary"))
@@ -130,7 +151,11 @@ class Optim:
     lr_scaling: str = option(
         "none", "how `lr` grows when weak scaling makes the global batch larger", choices=("none", "linear", "sqrt")
     )
-    schedule: str = option("cosine", "learning rate after the warm-up", choices=("cosine", "constant"))
+    schedule: str = option(
+        "cosine",
+        "learning rate after the warm-up; `one_cycle` has none: it rises over the first quarter of the steps and falls to nothing",
+        choices=("cosine", "constant", "one_cycle"),
+    )
     warmup_steps: int = option(0, "steps over which the learning rate rises linearly from 0", low=0)
     min_lr_ratio: float = option(0.1, "the cosine ends at this part of `lr`", low=0.0, high=1.0)
     betas: list[float] = option([0.9, 0.95], "AdamW's decay rates")
@@ -144,12 +169,25 @@ class Optim:
 class Training:
     """How much is trained, and what happens on the way."""
 
-    window: int = option(64, "tokens a sample", low=2)
+    window: int = option(64, "tokens a sample; where summaries are learned, of a document", low=2)
+    summary_window: int = option(
+        32, "most tokens of a summary, its end included; a pair with a longer one is left out", low=2
+    )
+    over_long: str = option(
+        "cut",
+        "a document of more than `window` tokens: `cut` keeps its beginning, `leave_out` leaves its pair out; both are counted",
+        choices=("cut", "leave_out"),
+    )
     stride: int | None = option(
         None,
         "tokens from one training window to the next; default: `window` (no overlap); 1 is the "
         "published protocol, which sees each token `window` times an epoch",
         low=1,
+    )
+    image_size: int = option(160, "pixels of a side that images are cropped and resized to", low=16)
+    smallest_crop: float = option(0.35, "least part of an image's area that a random crop holds", above=0.0, high=1.0)
+    workers: int = option(
+        0, "images: processes of each rank that read and decode ahead; 0: the rank does it itself", low=0
     )
     global_batch: int = option(64, "samples an optimizer step, over all ranks", low=1)
     accumulate: int = option(
@@ -187,6 +225,25 @@ class Workload:
     model: Model = section(Model, "the model")
     optim: Optim = section(Optim, "the optimizer")
     training: Training = section(Training, "how much is trained")
+
+    @property
+    def unit(self):
+        """What the work is counted in: `tokens` or `images`."""
+        return WORK_UNITS[self.task]
+
+    @property
+    def sizes(self):
+        """What a model is built for beside its settings and the number of its outputs: the tokens of a sample, those of
+        a document and of a summary, or the pixels of an image's side."""
+        training = self.training
+        if self.of_images:
+            return (training.image_size,)
+        return (training.window, training.summary_window) if self.of_pairs else (training.window,)
+
+    @property
+    def of_pairs(self):
+        """Whether the dataset holds pairs of document and summary."""
+        return self.task == "summarisation"
 
     @property
     def of_images(self):

@@ -73,6 +73,28 @@ def image_loader(reader, batches, workers=0, transform=None, start_method=None):
     )
 
 
+class WholeBatches(Dataset):
+    """Samples as a DataLoader's worker takes them: asked for the numbers of a batch, it gives the batch."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __getitem__(self, numbers):
+        return self.samples.batch(numbers)
+
+
+def read_batches(samples, chosen, workers=0):
+    """Yield a tuple of tensors, (*inputs, labels), for each array of sample numbers in `chosen`, in that order.
+
+    samples: its `batch(numbers)` gives the arrays. workers: processes that read ahead, a batch each.
+    """
+    if workers == 0:
+        for numbers in chosen:
+            yield tuple(map(torch.from_numpy, samples.batch(numbers)))
+    else:
+        yield from map(tuple, DataLoader(WholeBatches(samples), batch_size=None, sampler=chosen, num_workers=workers))
+
+
 def _collate(samples):
     images, labels = zip(*samples, strict=True)
     if len({image.shape for image in images}) > 1:

@@ -16,12 +16,14 @@ class Sampler:
     """The order of training samples.
 
     samples: how many there are. global_batch: samples of a step, over all ranks. seed: of the permutations.
+    count_on: number on from epoch to epoch, so that sample i of epoch e is e × samples + i: for samples that are another
+    sight in each epoch.
     """
 
-    def __init__(self, samples, global_batch, seed):
+    def __init__(self, samples, global_batch, seed, count_on=False):
         if samples < 1:
             raise DataError("the train split has no samples")
-        self.samples, self.global_batch, self.seed = samples, global_batch, seed
+        self.samples, self.global_batch, self.seed, self.count_on = samples, global_batch, seed, count_on
         # A batch touches two epochs at most unless it is larger than the data; then recomputing is cheap.
         self._order = functools.lru_cache(maxsize=2)(self._permutation)
 
@@ -33,7 +35,7 @@ class Sampler:
         while place < end:
             epoch, consumed = divmod(place, self.samples)
             part = self._order(epoch)[consumed : consumed + end - place]
-            parts.append(part)
+            parts.append(part + epoch * self.samples if self.count_on else part)
             place += len(part)
         return np.concatenate(parts)
 

@@ -28,28 +28,42 @@ def prepare(raw, text, expected, output):
     in memory that does not grow with them. Returns the manifest. Raises DataError for a split that is missing or without
     tokens, and where `expected` differs from what was found; then `output` is left as it was.
     """
+    require_splits(raw)
+    with Progress("vocabulary", unit="documents") as progress:
+        tokenizer = tokenize.learn(progress.count(raw.documents("train")), text)
+
+    def write_split(folder, split, dtype):
+        with Progress(f"{split} tokens", unit="documents") as progress:
+            documents = progress.count(raw.documents(split))
+            counts = _write_split(folder / f"{split}.bin", tokenizer, documents, dtype)
+        if counts["words"] == 0:
+            raise DataError(f"{raw.folder}: the split `{split}` has no text: {counts['documents']} empty documents")
+        return counts
+
+    return prepared(raw, text, expected, output, tokenizer, write_split)
+
+
+def require_splits(raw):
+    """Raise DataError unless a source has all splits."""
     missing = [split for split in SPLITS if split not in raw.splits]
     if missing:
         raise DataError(
             f"{raw.folder}: the source has no split `{missing[0]}` (it has {', '.join(raw.splits)}). Name it under "
             f"`data.source.files`; a part of a file will do: `{{train: all.txt[:90%], validation: all.txt[90%:95%], …}}`"
         )
-    with Progress("vocabulary", unit="documents") as progress:
-        tokenizer = tokenize.learn(progress.count(raw.documents("train")), text)
+
+
+def prepared(raw, text, expected, output, tokenizer, write_split):
+    """Make the folder `output`: tokenizer, splits, manifest; returns the manifest.
+
+    write_split: function (folder, split, dtype of the numbers) that writes a split's files and returns its counts.
+    """
     vocabulary_size = len(tokenizer.vocabulary)
     dtype = np.dtype("<u2" if vocabulary_size < 2**16 else "<u4")
     with full_disk_is_an_error(output), atomic_path(output) as partial:
         partial.mkdir()
         tokenizer.save(partial)
-        splits = {}
-        for split in SPLITS:
-            with Progress(f"{split} tokens", unit="documents") as progress:
-                documents = progress.count(raw.documents(split))
-                splits[split] = _write_split(partial / f"{split}.bin", tokenizer, documents, dtype)
-            if splits[split]["words"] == 0:
-                raise DataError(
-                    f"{raw.folder}: the split `{split}` has no text: {splits[split]['documents']} empty documents"
-                )
+        splits = {split: write_split(partial, split, dtype) for split in SPLITS}
         _check_expected(expected, vocabulary_size, splits["train"], raw.folder)
         files = sorted(path.name for path in partial.iterdir())
         manifest = {

@@ -1,32 +1,34 @@
-"""Mean loss over a whole split, each target token counted once."""
+"""Sums over a whole split, each target counted once: its loss, its number, and what else a task counts."""
 
 import math
 
 import numpy as np
 import torch
 
+from parascale.data.loader import read_batches
 from parascale.data.sampler import evaluation_share
 from parascale.evaluation.loss import summed_loss
 
 
 @torch.no_grad()
-def split_loss(logits, windows, rank, ranks, batch, device):
-    """This rank's (summed loss in nats, number of target tokens) over its share of a split, as a float64 tensor of two.
+def split_sums(logits, samples, rank, ranks, batch, device, metrics=(), workers=0):
+    """This rank's sums over its share of a split: (loss in nats, number of targets, then each of `metrics`), a float64 tensor.
 
-    logits: function from inputs (B, T) to logits (B, T, V), or to None on a pipeline rank without the last stage.
+    logits: function from a sample's inputs to logits (…, V), or to None on a pipeline rank without the last stage.
+    metrics: functions (logits, labels) → summed over the targets. workers: processes that read ahead.
     Summed over the `ranks` that see different samples, the result is exact: no padding, no mean of means. All ranks make
     the same number of forward passes, because strategies communicate in them; a rank that runs out of samples repeats
     its first ones with labels that do not count.
     """
-    share = evaluation_share(len(windows), rank, ranks)
-    total = torch.zeros(2, dtype=torch.float64, device=device)
-    passes = math.ceil(math.ceil(len(windows) / ranks) / batch)
-    for number in range(passes):
-        chosen = share[number * batch : (number + 1) * batch]
-        counts = len(chosen) > 0
-        inputs, labels = windows.batch(chosen if counts else np.zeros(1, dtype=np.int64))
-        output = logits(torch.from_numpy(inputs).to(device))
-        if output is not None and counts:
-            labels = torch.from_numpy(labels).to(device)
-            total += torch.stack([summed_loss(output, labels).double(), (labels >= 0).sum().double()])
+    share = evaluation_share(len(samples), rank, ranks)
+    total = torch.zeros(2 + len(metrics), dtype=torch.float64, device=device)
+    passes = math.ceil(math.ceil(len(samples) / ranks) / batch)
+    chosen = [share[number * batch : (number + 1) * batch] for number in range(passes)]
+    filled = [numbers if len(numbers) else np.zeros(1, dtype=np.int64) for numbers in chosen]
+    for numbers, parts in zip(chosen, read_batches(samples, filled, workers), strict=True):
+        *inputs, labels = (part.to(device) for part in parts)
+        output = logits(*inputs)
+        if output is not None and len(numbers):
+            sums = [summed_loss(output, labels), (labels >= 0).sum(), *(metric(output, labels) for metric in metrics)]
+            total += torch.stack([value.double() for value in sums])
     return total

@@ -8,11 +8,13 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from parascale.errors import ConfigError
+from parascale.models.encoder_decoder import EncoderDecoder
 from parascale.models.transformer_lm import TransformerLM
+from parascale.models.xresnet import XResNet
 
 __all__ = ["KINDS", "build_model", "initialise", "model_class"]
 
-KINDS = {"transformer_lm": TransformerLM}
+KINDS = {"transformer_lm": TransformerLM, "encoder_decoder": EncoderDecoder, "xresnet": XResNet}
 
 
 def model_class(kind):
@@ -37,9 +39,12 @@ def model_class(kind):
     return getattr(module, name)
 
 
-def build_model(settings, vocabulary, window):
-    """The module for `settings` (a config Model). Its weights are whatever the constructor draws; see `initialise`."""
-    return model_class(settings.kind)(settings, vocabulary, window)
+def build_model(settings, outputs, *sizes):
+    """The module for `settings` (a config Model). Its weights are whatever the constructor draws; see `initialise`.
+
+    outputs: entries of the vocabulary, or classes. sizes: of a sample, as the workload's `sizes` gives them.
+    """
+    return model_class(settings.kind)(settings, outputs, *sizes)
 
 
 @torch.no_grad()

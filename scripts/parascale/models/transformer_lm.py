@@ -1,8 +1,8 @@
-"""A decoder-only Transformer language model.
+"""A decoder-only Transformer language model, of parts that the encoder-decoder is made of too.
 
 Settings make it the original architecture, GPT-2 (learned positions, `gelu_tanh`, tied) or Llama (RMSNorm, rotary
-positions, SwiGLU, grouped-query attention, no bias). Dimensions: B batch, T time, D width, H heads, E width of a head,
-V vocabulary.
+positions, SwiGLU, grouped-query attention, no bias). Dimensions: B batch, T time, S time of another sequence, D width,
+H heads, E width of a head, V vocabulary.
 """
 
 import math
@@ -18,12 +18,17 @@ ROTARY_BASE = 10_000.0
 
 
 class Attention(nn.Module):
-    """Causal self-attention. Heads are counted from the projections' output, so a split projection has its own heads."""
+    """Self-attention, or `across`: of one sequence to another, its memory.
 
-    def __init__(self, settings):
+    Heads are counted from the projections' output, so a split projection has its own heads.
+    """
+
+    def __init__(self, settings, causal=True, across=False):
         super().__init__()
         self.head_width = settings.dim // settings.heads
-        self.rotary = settings.position == "rotary"
+        self.causal = causal
+        # Places of two sequences have no distance, so nothing is rotated across them.
+        self.rotary = settings.position == "rotary" and not across
         self.dropout = settings.dropout
         kv_width = (settings.kv_heads or settings.heads) * self.head_width
         self.q = nn.Linear(settings.dim, settings.dim, bias=settings.bias)
@@ -33,17 +38,21 @@ class Attention(nn.Module):
         self.v = nn.Linear(settings.dim, kv_width, bias=settings.bias)
         self.o = nn.Linear(settings.dim, settings.dim, bias=settings.bias)
 
-    def forward(self, hidden_BTD):
-        q_BHTE, k_BHTE, v_BHTE = (self._heads(project(hidden_BTD)) for project in (self.q, self.k, self.v))
+    def forward(self, hidden_BTD, memory_BSD=None, mask_BS=None):
+        """memory_BSD: what is attended to, instead of `hidden_BTD` itself. mask_BS: True where there is something to attend to."""
+        source_BSD = hidden_BTD if memory_BSD is None else memory_BSD
+        q_BHTE = self._heads(self.q(hidden_BTD))
+        k_BHSE, v_BHSE = (self._heads(project(source_BSD)) for project in (self.k, self.v))
         if self.rotary:
-            q_BHTE, k_BHTE = _rotate(q_BHTE), _rotate(k_BHTE)
+            q_BHTE, k_BHSE = _rotate(q_BHTE), _rotate(k_BHSE)
         mixed_BHTE = F.scaled_dot_product_attention(
             q_BHTE,
-            k_BHTE,
-            v_BHTE,
+            k_BHSE,
+            v_BHSE,
+            attn_mask=None if mask_BS is None else mask_BS[:, None, None, :],
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
-            enable_gqa=q_BHTE.shape[1] != k_BHTE.shape[1],
+            is_causal=self.causal,
+            enable_gqa=q_BHTE.shape[1] != k_BHSE.shape[1],
         )
         return self.o(mixed_BHTE.transpose(1, 2).flatten(2))
 
@@ -76,21 +85,25 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each with a residual connection and a norm before it (or after it)."""
 
-    def __init__(self, settings):
+    def __init__(self, settings, causal=True):
         super().__init__()
         self.pre_norm = settings.pre_norm
         self.attention_norm = make_norm(settings)
-        self.attention = Attention(settings)
+        self.attention = Attention(settings, causal)
         self.feed_forward_norm = make_norm(settings)
         self.feed_forward = FeedForward(settings)
         self.dropout = nn.Dropout(settings.dropout)
 
-    def forward(self, hidden_BTD):
+    def forward(self, hidden_BTD, mask_BT=None):
+        """mask_BT: True where there is something to attend to; None: everywhere."""
+        hidden_BTD = self.sublayer(hidden_BTD, self.attention_norm, self.attention, mask_BS=mask_BT)
+        return self.sublayer(hidden_BTD, self.feed_forward_norm, self.feed_forward)
+
+    def sublayer(self, hidden_BTD, norm, layer, **others):
+        """A layer with its residual connection, and its norm where the settings want it. others: what the layer takes besides."""
         if self.pre_norm:
-            hidden_BTD = hidden_BTD + self.dropout(self.attention(self.attention_norm(hidden_BTD)))
-            return hidden_BTD + self.dropout(self.feed_forward(self.feed_forward_norm(hidden_BTD)))
-        hidden_BTD = self.attention_norm(hidden_BTD + self.dropout(self.attention(hidden_BTD)))
-        return self.feed_forward_norm(hidden_BTD + self.dropout(self.feed_forward(hidden_BTD)))
+            return hidden_BTD + self.dropout(layer(norm(hidden_BTD), **others))
+        return norm(hidden_BTD + self.dropout(layer(hidden_BTD, **others)))
 
 
 class Embedding(nn.Module):
@@ -153,14 +166,19 @@ class TransformerLM(nn.Module):
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
 
     def initialise_parameter(self, name, tensor, generator):
-        """Fill one whole parameter: normal(0, 0.02), projections into the residual stream smaller by √(2 × layers) (GPT-2)."""
-        if name.endswith("bias"):
-            tensor.zero_()
-        elif "norm" in name:
-            tensor.fill_(1.0)
-        else:
-            into_residual = name.endswith(("attention.o.weight", "feed_forward.down.weight"))
-            tensor.normal_(0.0, 0.02 / math.sqrt(2 * self.layers) if into_residual else 0.02, generator=generator)
+        """Fill one whole parameter."""
+        initialise_as_gpt2(name, tensor, generator, 2 * self.layers)
+
+
+def initialise_as_gpt2(name, tensor, generator, sublayers):
+    """Fill a parameter: normal(0, 0.02), smaller by √sublayers where it adds to the residual stream (Radford et al. 2019)."""
+    if name.endswith("bias"):
+        tensor.zero_()
+    elif "norm" in name:
+        tensor.fill_(1.0)
+    else:
+        into_residual = name.endswith(("attention.o.weight", "feed_forward.down.weight"))
+        tensor.normal_(0.0, 0.02 / math.sqrt(sublayers) if into_residual else 0.02, generator=generator)
 
 
 def make_norm(settings):

@@ -4,12 +4,13 @@ The order, for each pipeline stage that this rank holds, and why:
 
 1. cut the stage          what another rank computes is never allocated: everything is built on the meta device
 2. tensor parallelism     first to touch the parameters: FSDP must shard what is already split
-3. checkpointing          wraps a block's forward pass, the collectives of tensor parallelism included
-4. compile                sees the block as it will run, but not FSDP's hooks, which stay outside the graph
-5. FSDP                   outermost: gathers a block's parameters before all of the above runs
-6. materialise, fill      only now memory is taken, and only for this rank's shards; weights come from seed and name
-7. DDP                    wraps what is filled, because it copies nothing from rank to rank here
-8. pipeline schedule      joins the stages
+3. batch norm             counts the samples of all ranks, where there is any; inside of what wraps blocks
+4. checkpointing          wraps a block's forward pass, the collectives of tensor parallelism included
+5. compile                sees the block as it will run, but not FSDP's hooks, which stay outside the graph
+6. FSDP                   outermost: gathers a block's parameters before all of the above runs
+7. materialise, fill      only now memory is taken, and only for this rank's shards; weights come from seed and name
+8. DDP                    wraps what is filled, because it copies nothing from rank to rank here
+9. pipeline schedule      joins the stages
 
 Plain replication inside a hybrid (`dp` beside `tp` or `pp`) is FSDP with shards of one rank: DDP's hooks do not know
 DTensors, and reduce at the wrong time in a pipeline.
@@ -24,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from parascale.errors import ConfigError
 from parascale.models import initialise
-from parascale.parallel import ddp, fsdp, pipeline, tensor, tying
+from parascale.parallel import batch_norm, ddp, fsdp, pipeline, tensor, tying
 
 PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
 
@@ -60,9 +61,9 @@ class ParallelModel:
     def _named_parameters(self):
         return [entry for part in self.parts for entry in part.named_parameters()]
 
-    def logits(self, inputs):
+    def logits(self, *inputs):
         """Logits of a batch without a backward pass, on ranks that have the last stage; None on others."""
-        return self.pipeline.forward(inputs) if self.pipeline is not None else self.parts[0](inputs)
+        return self.pipeline.forward(*inputs) if self.pipeline is not None else self.parts[0](*inputs)
 
     def train(self, mode=True):
         """Switch all parts to training or evaluation."""
@@ -114,7 +115,7 @@ def check_plans(model_class, layout):
 
 
 def _make_part(build, run, mesh, tied, stage):
-    """One stage on the meta device, split and wrapped (steps 1 to 5)."""
+    """One stage on the meta device, split and wrapped (steps 1 to 6)."""
     layout = run.layout
     with torch.device("meta"):
         part = build()
@@ -125,6 +126,8 @@ def _make_part(build, run, mesh, tied, stage):
     if layout.tp > 1:
         tensor.split_tensors(part, mesh.devices["tp"], layout.sequence_parallel, layout.loss_parallel)
         tying.tie(part, tied)
+    if layout.data_parallel > 1 and layout.sync_batch_norm:
+        batch_norm.synchronise(part, mesh)
     for block in _blocks(part):
         if layout.activation_checkpointing:
             # Replacing the method, not wrapping the module, keeps the parameters' names.
@@ -138,7 +141,7 @@ def _make_part(build, run, mesh, tied, stage):
 
 
 def _materialise(part, build, run, mesh, tied):
-    """Take memory for this rank's shards and fill them with the weights of the seed (step 6)."""
+    """Take memory for this rank's shards and fill them with the weights of the seed (step 7)."""
 
     def whole():
         model = build()

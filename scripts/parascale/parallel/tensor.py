@@ -12,6 +12,7 @@ A model's `tensor_plan` says how each submodule takes part:
     split_sequence_after    where the sequence is split for that
     gather_before           where it is gathered again. The gradients of all matrices that follow are added up before they
                             are sent: one reduction for query, key and value together
+    gather_after            likewise, for an output that several modules take: the memory of a decoder
 """
 
 import fnmatch
@@ -55,12 +56,16 @@ def _styles(sequence_parallel, loss_parallel):
             use_local_output=not loss_parallel,
         ),
         "whole": Whole,
-        "on_sequence": SequenceParallel if sequence_parallel else Whole,
+        # Its result meets plain tensors where the norm comes after the residual connection.
+        "on_sequence": partial(SequenceParallel, use_local_output=True) if sequence_parallel else Whole,
         "split_sequence_after": partial(
             PrepareModuleOutput, output_layouts=Replicate(), desired_output_layouts=Shard(1), use_local_output=True
         )
         if sequence_parallel
         else None,
+        "gather_after": partial(
+            PrepareModuleOutput, output_layouts=between, desired_output_layouts=Replicate(), use_local_output=False
+        ),
         "gather_before": partial(PrepareModuleInput, input_layouts=between, desired_input_layouts=Replicate()),
     }
 

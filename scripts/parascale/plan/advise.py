@@ -119,7 +119,7 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
     """The course's rule of thumb for this model and machine, as one sentence; None where shapes or memory are unknown."""
     run = Run(run="advice", workload=workload, layout=Layout(), precision=precision)
     capacity = capacity_bytes(run, site)
-    sizes = model_sizes(workload.model, vocabulary or 1, workload.training.window)
+    sizes = model_sizes(workload.model, vocabulary or 1, *workload.sizes)
     if sizes is None or vocabulary is None or capacity is None:
         return None
     states = STATE_BYTES * sizes.count / GIGA

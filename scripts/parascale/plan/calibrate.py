@@ -133,7 +133,7 @@ def fit(prior, equations):
 def _equations(observation, site):
     """Sums of prices that an observed run says the seconds of: phases where one process did all, else the whole step."""
     run = observation.resolved
-    sizes = model_sizes(run.workload.model, observation.vocabulary, run.workload.training.window)
+    sizes = model_sizes(run.workload.model, observation.vocabulary, *run.workload.sizes)
     if sizes is None:
         return []
     work = step_work(run, sizes, observation.vocabulary, site.device)

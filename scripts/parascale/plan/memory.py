@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 
 from parascale.plan import activations
 from parascale.plan.activations import Kinds, Shape
+from parascale.plan.convolutions import ImageSizes
+from parascale.plan.image_memory import ImageMemory
 from parascale.plan.shapes import model_sizes, share
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -40,9 +42,11 @@ def peak_memory(run, vocabulary, device):
 
     Tensors only: what libraries hold beside them comes on top.
     """
-    sizes = model_sizes(run.workload.model, vocabulary, run.workload.training.window)
+    sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     if sizes is None:
         return None
+    if isinstance(sizes, ImageSizes):
+        return ImageMemory(run, sizes).peak(OPTIMIZER_COPIES[run.workload.optim.name])
     ranks = (rank_memory(run, sizes, vocabulary, device, held) for held in rank_stages(run.layout, sizes.layers))
     return max(ranks, key=total)
 
@@ -108,6 +112,7 @@ class RankMemory:
         """Elements of this rank's parameters, tensor parallelism applied, FSDP not yet."""
         tp = self.layout.tp
         self.block_elements = share(sizes.block_split, tp) + sizes.block_whole
+        self.unit_elements = round(self.block_elements * sizes.unit)
         self.head = share(sizes.head, tp) if self.last else 0
         self.embedding = share(sizes.embedding_split, tp) + sizes.embedding_whole if self.first else 0
         own_head = 0 if sizes.tied and self.first else self.head
@@ -141,7 +146,7 @@ class RankMemory:
 
     def _block(self):
         recomputed = self.kept_block + self.weight_copies if self.layout.activation_checkpointing else 0
-        gathered, block = self._gathered(), self.block_elements * self.kinds.compute
+        gathered, block = self._gathered(), self.unit_elements * self.kinds.compute
         if self.frees:
             # The block itself, and the next one while it is gathered: as it arrives and as it is laid out.
             gathered = self.root * self.kinds.compute + 3 * block
@@ -153,10 +158,10 @@ class RankMemory:
         if self.pipeline:
             return self._reduce_pipeline()
         kept = self.boundary if self.layout.activation_checkpointing else self.kept_block
-        gathered, block = self._gathered(), self.block_elements * self.kinds.compute
+        gathered, block = self._gathered(), self.unit_elements * self.kinds.compute
         if self.frees:
             gathered = self.root * self.kinds.compute + 2 * block
-        gathered += block + self.block_elements * REDUCE_BYTES
+        gathered += block + self.unit_elements * REDUCE_BYTES
         return self._parts(self._activations() - kept, gradients=self._head_gradient(), buffers=gathered)
 
     def _end(self):

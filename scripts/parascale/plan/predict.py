@@ -8,7 +8,7 @@ from parascale.errors import ParascaleError
 from parascale.files import read_json
 from parascale.plan import limits
 from parascale.plan.calibrate import Calibration
-from parascale.plan.flops import block_forward, head_forward, training_flops_per_token
+from parascale.plan.flops import BACKWARD, training_flops_per_token
 from parascale.plan.memory import peak_memory, total
 from parascale.plan.shapes import model_sizes
 from parascale.plan.time import step_work
@@ -20,7 +20,8 @@ ROUNDED_MINUTES = 5
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a plan must know of the data: entries of the vocabulary, samples of the train and tokens of the validation split."""
+    """What a plan must know of the data: entries of the vocabulary (or classes), samples of the train split, and what the
+    validation split has: tokens (of documents, the places that they are cut and padded to) or images."""
 
     vocabulary: int | None
     train_samples: int | None = None
@@ -73,10 +74,18 @@ def facts_of(folder, run):
     manifest = folder / "manifest.json" if folder else None
     if manifest is not None and manifest.is_file():
         values = read_json(manifest)
-        counts = {split: entry["tokens"] for split, entry in values["splits"].items()}
-        vocabulary, tokens, validation = values["vocabulary"], counts["train"], counts["validation"]
+        splits = values["splits"]
+        if run.workload.of_images:
+            train, validation = (splits.get(name, {}).get("samples") for name in ("train", "validation"))
+            return DataFacts(len(values["classes"]), train, validation)
+        vocabulary = values["vocabulary"]
+        if run.workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
+            return DataFacts(
+                vocabulary, splits["train"]["documents"], splits["validation"]["documents"] * training.window
+            )
+        tokens, validation = splits["train"]["tokens"], splits["validation"]["tokens"]
     samples = data.expected.train_samples
-    if tokens is not None:
+    if tokens is not None and not run.workload.of_pairs:
         samples = max(1, math.ceil((tokens - 1) / (training.stride or training.window)))
     return DataFacts(vocabulary, samples, validation)
 
@@ -89,16 +98,17 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
     """
     calibration = calibration or Calibration(site.name)
     facts = facts or data_facts(run)
-    model, window = run.workload.model, run.workload.training.window
-    if model_sizes(model, 1, window) is None:
+    model, places = run.workload.model, run.workload.sizes
+    if model_sizes(model, 1, *places) is None:
         return Prediction(calibration.basis, unknown=f"no formula for models of kind {model.kind}")
     if facts.vocabulary is None:
         return Prediction(
-            calibration.basis, unknown="vocabulary: prepare the data, or give data.expected.vocabulary in the workload"
+            calibration.basis,
+            unknown="vocabulary or classes: prepare the data, or give data.expected.vocabulary in the workload",
         )
-    sizes = model_sizes(model, facts.vocabulary, window)
+    sizes = model_sizes(model, facts.vocabulary, *places)
     prediction = _memory(run, site, calibration, facts.vocabulary, remedy)
-    flops = training_flops_per_token(model, facts.vocabulary, window)
+    flops = training_flops_per_token(model, facts.vocabulary, *places)
     prediction = dataclasses.replace(prediction, flops_per_token=flops)
     return _time(prediction, run, site, calibration, sizes, facts)
 
@@ -245,11 +255,11 @@ def _evaluation_seconds(run, rates, facts, steps, site):
     """Forward passes over the validation split; nothing where its size is not known yet."""
     if facts.validation_tokens is None:
         return 0.0
-    training, layout, model = run.workload.training, run.layout, run.workload.model
+    training, layout, model, places = run.workload.training, run.layout, run.workload.model, run.workload.sizes
     times = 1 + (
         steps // training.evaluate_every if training.evaluate_every else 1
     )  # the test split counts as one more
-    forward = model.layers * block_forward(model, training.window) + head_forward(model, facts.vocabulary)
+    forward = training_flops_per_token(model, facts.vocabulary, *places) / (1 + BACKWARD) * places[-1] / places[0]
     flops = times * facts.validation_tokens * forward / (layout.data_parallel * layout.tp)
     return flops * rates.shared(site, layout.processes_per_node).flops
 

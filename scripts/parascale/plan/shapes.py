@@ -6,6 +6,8 @@ A model kind that is not listed in `KINDS` has unknown shapes (`None`), and a pl
 import math
 from dataclasses import dataclass
 
+from parascale.plan.convolutions import image_sizes
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -30,6 +32,7 @@ class Sizes:
     norm: int
     head: int  # the output layer, also where it is tied to the embedding
     tied: bool
+    unit: float = 1.0  # part of a block that FSDP gathers at once
 
     @property
     def block(self):
@@ -43,32 +46,57 @@ class Sizes:
         return ends + self.layers * self.block
 
 
-def model_sizes(model, vocabulary, window):
-    """The Sizes of a config Model with `vocabulary` entries and `window` positions; None where its kind is unknown."""
+def model_sizes(model, vocabulary, *sizes):
+    """The Sizes (ImageSizes) of a config Model with `vocabulary` entries or classes, for samples of `sizes` (a workload's).
+
+    None where its kind is unknown.
+    """
     shapes = KINDS.get(model.kind)
-    return None if shapes is None else shapes(model, vocabulary, window)
+    return None if shapes is None else shapes(model, vocabulary, *sizes)
 
 
-def parameter_shapes(model, vocabulary, window):
-    """{name: shape} as `named_parameters()` of the real module gives them; None where the kind is unknown."""
-    if model.kind not in KINDS:
+def parameter_shapes(model, vocabulary, *sizes):
+    """{name: shape} as `named_parameters()` of the real module gives them; None where the kind is no Transformer of ours."""
+    if model.kind not in STACKS:
         return None
-    shapes = {"embedding.tokens.weight": (vocabulary, model.dim)}
-    if model.position == "learned":
-        shapes["embedding.positions.weight"] = (window, model.dim)
-    norm = {"weight": (model.dim,), **({"bias": (model.dim,)} if _norm_bias(model) else {})}
-    for layer in range(model.layers):
-        for name, matrix in block_matrices(model).items():
-            shapes[f"blocks.{layer}.{name}.weight"] = (matrix.outputs, matrix.inputs)
-            if matrix.bias:
-                shapes[f"blocks.{layer}.{name}.bias"] = (matrix.outputs,)
-        for name in ("attention_norm", "feed_forward_norm"):
-            shapes |= {f"blocks.{layer}.{name}.{key}": shape for key, shape in norm.items()}
-    if model.pre_norm:
-        shapes |= {f"norm.{key}": shape for key, shape in norm.items()}
+    shapes = {}
+    for stack, window in zip(STACKS[model.kind], sizes, strict=True):
+        shapes |= _stack_shapes(model, stack, vocabulary, window)
     if not model.tied:
         shapes["head.weight"] = (vocabulary, model.dim)
     return shapes
+
+
+def _stack_shapes(model, stack, vocabulary, window):
+    """{name: shape} of one stack of blocks with its embedding and last norm; `stack` begins all names."""
+    decoder = stack == "decoder."
+    shapes = {} if decoder and model.tied else {f"{stack}embedding.tokens.weight": (vocabulary, model.dim)}
+    if model.position == "learned":
+        shapes[f"{stack}embedding.positions.weight"] = (window, model.dim)
+    norm = {"weight": (model.dim,), **({"bias": (model.dim,)} if _norm_bias(model) else {})}
+    norms = ["attention_norm", "feed_forward_norm"] + (["cross_attention_norm"] if decoder else [])
+    matrices = block_matrices(model) | (cross_matrices(model) if decoder else {})
+    for layer in range(model.layers):
+        for name, matrix in matrices.items():
+            shapes[f"{stack}blocks.{layer}.{name}.weight"] = (matrix.outputs, matrix.inputs)
+            if matrix.bias:
+                shapes[f"{stack}blocks.{layer}.{name}.bias"] = (matrix.outputs,)
+        for name in norms:
+            shapes |= {f"{stack}blocks.{layer}.{name}.{key}": shape for key, shape in norm.items()}
+    if model.pre_norm:
+        shapes |= {f"{stack}norm.{key}": shape for key, shape in norm.items()}
+    return shapes
+
+
+def cross_matrices(model):
+    """Name inside a decoder's block → Matrix, of the attention to the encoder's memory."""
+    dim, keys = model.dim, kv_width(model)
+    return {
+        "cross_attention.q": Matrix(dim, dim, model.bias, columns=True),
+        "cross_attention.k": Matrix(keys, dim, bias=False, columns=True),
+        "cross_attention.v": Matrix(keys, dim, model.bias, columns=True),
+        "cross_attention.o": Matrix(dim, dim, model.bias, columns=False),
+    }
 
 
 def block_matrices(model):
@@ -116,11 +144,34 @@ def _transformer_lm(model, vocabulary, window):
     )
 
 
+def _encoder_decoder(model, vocabulary, window, summary_window):
+    """A block is here one of the encoder and one of the decoder together."""
+    encoder, decoder = (_transformer_lm(model, vocabulary, places) for places in (window, summary_window))
+    cross = cross_matrices(model).values()
+    weights = sum(matrix.outputs * matrix.inputs for matrix in cross)
+    split_biases = sum(matrix.outputs for matrix in cross if matrix.bias and matrix.columns)
+    whole_biases = sum(matrix.outputs for matrix in cross if matrix.bias and not matrix.columns)
+    norm = model.dim * (2 if _norm_bias(model) else 1)
+    return Sizes(
+        embedding_split=vocabulary * model.dim * (1 if model.tied else 2),
+        embedding_whole=encoder.embedding_whole + decoder.embedding_whole,
+        block_split=2 * encoder.block_split + weights + split_biases,
+        block_whole=2 * encoder.block_whole + whole_biases + norm,
+        layers=model.layers,
+        norm=2 * encoder.norm,
+        head=vocabulary * model.dim,
+        tied=model.tied,
+        unit=1 - encoder.block / (2 * encoder.block + weights + split_biases + whole_biases + norm),
+    )
+
+
 def _norm_bias(model):
     return model.norm == "layer" and model.bias
 
 
-KINDS = {"transformer_lm": _transformer_lm}
+KINDS = {"transformer_lm": _transformer_lm, "encoder_decoder": _encoder_decoder, "xresnet": image_sizes}
+# How the names of a kind's stacks of blocks begin, in the order of a workload's sizes.
+STACKS = {"transformer_lm": ("",), "encoder_decoder": ("encoder.", "decoder.")}
 
 
 def share(count, parts):

@@ -15,7 +15,9 @@ messages over each link. `Rates.seconds` turns that into time. Sources of the fo
 from dataclasses import dataclass, fields, replace
 
 from parascale.plan.activations import Kinds, Shape, boundary_bytes
+from parascale.plan.convolutions import ImageSizes
 from parascale.plan.flops import BACKWARD, block_forward, head_forward
+from parascale.plan.image_memory import ImageMemory
 from parascale.plan.memory import RankMemory, rank_stages
 
 TRANSFERS = ("node_bytes", "node_messages", "network_bytes", "network_messages")
@@ -89,6 +91,8 @@ class Rates:
 
 def step_work(run, sizes, vocabulary, device):
     """The Work of the rank that computes longest in a step of `run`."""
+    if isinstance(sizes, ImageSizes):
+        return _image_work(run, sizes)
     ranks = (_rank_work(run, sizes, vocabulary, device, stages) for stages in rank_stages(run.layout, sizes.layers))
     return max(ranks, key=lambda work: work.flops)
 
@@ -106,10 +110,11 @@ def _rank_work(run, sizes, vocabulary, device, stages):
     shape = Shape.of(run)
     parts = layout.micro_batches * training.accumulate
     blocks = sum(stage.blocks for stage in stages)
-    forward = blocks * block_forward(model, training.window)
+    places = run.workload.sizes
+    forward = blocks * block_forward(model, *places)
     recomputed = forward if layout.activation_checkpointing else 0
     if any(stage.last for stage in stages):
-        forward += head_forward(model, vocabulary)
+        forward += head_forward(model, vocabulary, *places)
     flops = ((1 + BACKWARD) * forward + recomputed) * shape.tokens * parts / layout.tp
     rank = RankMemory(run, sizes, vocabulary, device, stages)
     passes = blocks * parts * (1 + BACKWARD + layout.activation_checkpointing)
@@ -118,6 +123,17 @@ def _rank_work(run, sizes, vocabulary, device, stages):
     work = replace(work, beside=beside, **{name: getattr(beside, name) for name in TRANSFERS})
     work = _tensor_transfers(work, run, shape, blocks, parts)
     return _pipeline_transfers(work, run, shape, stages)
+
+
+def _image_work(run, sizes):
+    """The Work of a rank of xresnet: ranks differ in their samples alone."""
+    memory, checkpointing = ImageMemory(run, sizes), run.layout.activation_checkpointing
+    parts = run.workload.training.accumulate
+    directions = 1 + BACKWARD + checkpointing
+    flops = directions * sizes.forward_flops * memory.samples * parts
+    work = Work(flops=flops, passes=sizes.layers * parts * directions, optimizer_elements=memory.sharded)
+    beside = _data_transfers(Work(), run, memory, sizes.layers)
+    return replace(work, beside=beside, **{name: getattr(beside, name) for name in TRANSFERS})
 
 
 def _data_transfers(work, run, rank, blocks):

@@ -44,6 +44,10 @@ class Summary:
     best_validation_loss: float | None = None
     best_step: int | None = None
     test_loss: float | None = None
+    validation_accuracy: float | None = None
+    validation_top5: float | None = None
+    test_accuracy: float | None = None
+    test_top5: float | None = None
     parameters: int | None = None
     peak_memory_bytes: int | None = None
     phases: dict = field(default_factory=dict)
@@ -52,7 +56,6 @@ class Summary:
     core_hours: float | None = None
     energy_joules: float | None = None
     gpu_utilisation: float | None = None
-    test_accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Record:
     """A run as the report knows it. What is not known is None, never 0.
 
     status: done, failed, running or missing. notes: what a reader must know about this row. prediction: what the plan
-    foretold before the run started, frozen into its record.
+    foretold before the run started, frozen into its record. summaries: what its summariser wrote, and its ROUGE.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Record:
     summary: Summary | None = None
     curve: Curve | None = None
     parity: Parity | None = None
+    summaries: dict = field(default_factory=dict)
 
     @property
     def done(self):
@@ -164,13 +168,14 @@ def _load_record(results, work, name):
     finished, under_way = results / "runs" / name, work / "runs" / name
     parity, notes = _parity(results / "parity" / name / "verdict.json")
     if finished.is_dir():
-        return _finished(name, finished, parity, notes)
+        summaries = results / "summaries" / f"{name}.json"
+        return _finished(name, finished, parity, notes, _json(summaries) if summaries.is_file() else {})
     if under_way.is_dir():
         return _unfinished(name, under_way, parity, notes)
     return Record(name, "missing", ("no results yet", *notes), parity=parity)
 
 
-def _finished(name, folder, parity, notes):
+def _finished(name, folder, parity, notes, summaries):
     try:
         described = _described(folder / "run.json")
         summary = _typed(Summary, _json(folder / "summary.json"), folder / "summary.json")
@@ -185,7 +190,7 @@ def _finished(name, folder, parity, notes):
             )
     except RecordError as error:
         curve, notes = None, (*notes, f"no curve: {error}")
-    return Record(name, "done", notes, summary=summary, curve=curve, parity=parity, **described)
+    return Record(name, "done", notes, summary=summary, curve=curve, parity=parity, summaries=summaries, **described)
 
 
 def _unfinished(name, folder, parity, notes):
@@ -224,7 +229,7 @@ def _described(path):
     for key in ("settings", "site"):
         if not isinstance(values.get(key), dict):
             raise RecordError(f"{path}: `{key}` is missing")
-    kept = ("global_batch", "code_digest", "git_commit", "versions", "hosts", "job_ids")
+    kept = ("global_batch", "code_digest", "git_commit", "versions", "hosts", "job_ids", "excluded")
     return {
         "run": run_from_dict(values["settings"]),
         "site": load(Site, values["site"], str(path), "site."),

@@ -3,7 +3,7 @@
 A section without data returns None and leaves itself out.
 """
 
-from parascale.report import figures, numbers
+from parascale.report import figures, numbers, quality
 from parascale.report.conversions import conversions_table
 from parascale.report.derived import idle_fraction, is_different
 from parascale.report.loaders import loaders_section
@@ -204,6 +204,17 @@ def memory_section(report):
     return _figures_section("memory", "Memory, predicted and measured", [figures.memory(report)])
 
 
+def quality_section(report):
+    """How good the models are: ROUGE of summaries and examples of them, accuracy of classes, samples left out."""
+    values = {
+        "rouge": quality.rouge_table(report),
+        "accuracy": quality.accuracy_table(report),
+        "examples": quality.examples(report),
+        "exclusions": quality.exclusions(report),
+    }
+    return Section("quality", "How good the models are", "quality.html", values) if any(values.values()) else None
+
+
 def throughput_section(report):
     """Throughput, MFU where the peak is known, use of the GPUs and energy where they were sampled."""
     return _figures_section("throughput", "Throughput and energy", [figures.throughput(report)])
@@ -259,6 +270,7 @@ SECTIONS = [
     phases_section,
     memory_section,
     loss_section,
+    quality_section,
     throughput_section,
     loaders_section,
     plan_section,

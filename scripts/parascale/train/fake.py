@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from parascale.evaluation.task import empty_batch
 from parascale.models import build_model
 from parascale.parallel import ddp, make_mesh, parallelize, pipeline
 from parascale.train.clock import Clock
@@ -215,12 +216,11 @@ class BucketsOfDDP(nn.Module):
 
 
 def _stepper(run, vocabulary, mesh, fake):
-    window = run.workload.training.window
     clock, loss = Clock(mesh.device), GlobalLoss()
 
     def build():
         with unset_fake_temporarily():  # meta tensors that are not fake ones can be given memory later
-            return build_model(run.workload.model, vocabulary, window)
+            return build_model(run.workload.model, vocabulary, *run.workload.sizes)
 
     model = parallelize(build, run, mesh, loss, clock, TIMEOUT_SECONDS)
     if model.pipeline is not None and fake:
@@ -260,10 +260,7 @@ def micro_batch(run):
 
 
 def _batches(run):
-    """One global batch's share of a rank: `accumulate` parts of (inputs, labels)."""
+    """One global batch's share of a rank: `accumulate` parts of (*inputs, labels)."""
     samples = micro_batch(run) * run.layout.micro_batches
-    shape = (samples, run.workload.training.window)
-    return [
-        (torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64))
-        for _ in range(run.workload.training.accumulate)
-    ]
+    arrays = empty_batch(run.workload, samples)
+    return [tuple(map(torch.tensor, arrays)) for _ in range(run.workload.training.accumulate)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from parascale import provenance
 from parascale.config import Run, Site, run_from_dict, strict
+from parascale.config.formats import IMAGE_FORMATS
 from parascale.errors import ConfigError
 
 
@@ -67,7 +68,7 @@ def describe_job(project, name, parity=False):
         "results": str(paths.results),
         "timeout_seconds": project.config.timeout_seconds,
         "sample_seconds": project.config.monitor.interval_seconds,
-        "code_digest": training_digest(run.workload.model.kind),
+        "code_digest": training_digest(run.workload.model.kind, run.workload.data.format),
     }
 
 
@@ -84,7 +85,10 @@ def job_from_project(project, name):
     return job_from_settings(describe_job(project, name))
 
 
-def training_digest(model_kind):
-    """Digest of the code that a training runs: what train.py imports, and a model class of the user's own."""
+def training_digest(model_kind, data_format=""):
+    """Digest of the code that a training runs: what train.py imports, the reader of an image format, and a model class of
+    the user's own, which are imported by computed names."""
     own = [model_kind.partition(":")[0]] if ":" in model_kind else []
+    if data_format in IMAGE_FORMATS:
+        own.append(Path(__file__).parents[1] / "data/formats" / f"{data_format}.py")
     return provenance.code_digest([Path(__file__).with_name("loop.py"), *own])

@@ -89,9 +89,9 @@ class Steps(LightningModule):
         number, parts = batch
         if number == 0:
             self._begin(parts)
-        inputs, labels = parts[number]
+        *inputs, labels = parts[number]
         with self.course.clock.phase("forward"):
-            loss = self.stepper.loss(self.network(inputs), labels)
+            loss = self.stepper.loss(self.network(*inputs), labels)
         self.loss += loss.detach()
         # Lightning divides by the number of parts, and DDP by the number of ranks; the loss is divided already.
         return loss * (len(parts) * self.course.run.layout.data_parallel)

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from parascale.data.loader import read_batches
 from parascale.data.sampler import Sampler, share
-from parascale.data.text import Tokens, Windows
 from parascale.errors import Interrupted, TrainingError
-from parascale.evaluation.evaluate import split_loss
+from parascale.evaluation.evaluate import split_sums
+from parascale.evaluation.task import Task, open_task
 from parascale.models import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
 from parascale.train.clock import Clock
@@ -38,8 +39,8 @@ class Course:
     mesh: object
     clock: Clock
     watchdog: Watchdog
-    splits: dict  # name → Windows
-    sampler: Sampler
+    task: Task
+    parts: object  # iterator over this rank's batches of training, in the order in which they are computed
     stepper: Stepper
     state: RunState
     progress: Progress
@@ -61,9 +62,13 @@ class Course:
             self.profiler.begin_step(step)
 
     def batches(self, step):
-        """This rank's share of a step's samples, in `accumulate` parts."""
+        """This rank's share of a step's samples, in `accumulate` parts of (*inputs, labels) on its device.
+
+        Steps are asked for one after the other, so that what comes next can be read ahead.
+        """
         with self.clock.phase("data"):
-            return _local_batches(self.splits["train"], self.sampler, step, self.run, self.mesh)
+            parts = [next(self.parts) for _ in range(self.run.workload.training.accumulate)]
+            return [tuple(tensor.to(self.mesh.device) for tensor in part) for part in parts]
 
     def lr(self, step):
         """Learning rate of a step."""
@@ -74,7 +79,7 @@ class Course:
         training, state = self.run.workload.training, self.state
         line = {
             "step": step,
-            "tokens": result.targets,
+            self.run.workload.unit: result.targets,
             "loss": result.loss,
             "lr": self.lr(step),
             "grad_norm": result.grad_norm,
@@ -89,7 +94,7 @@ class Course:
         if self.profiler is not None:
             self.profiler.end_step(step)
         if training.evaluate and (step == self.steps or _is_multiple(step, training.evaluate_every)):
-            line |= _evaluate(state, self.splits, self.mesh, step, self.watchdog)
+            line |= _evaluate(state, self.task, self.mesh, step, self.watchdog)
         if state.is_due(step, last=step == self.steps or result.stop):
             line |= state.checkpoint(step, line)
         state.add_step(line)
@@ -111,8 +116,8 @@ def train(job):
         run_steps = _other_engine(job.run.engine) or _run_steps
         with monitored(job, state.processes):
             run_steps(course)
-            if job.run.workload.training.evaluate:
-                _test(state, course.splits, course.mesh, course.watchdog)
+            if job.run.workload.training.evaluate and "test" in course.task.splits:
+                _test(state, course.task, course.mesh, course.watchdog)
         state.publish()
     except (Interrupted, KeyboardInterrupt):
         course.watchdog.stop()
@@ -144,18 +149,14 @@ def prepare(job):
 
     # --- data
     with staged(job) as folder:
-        tokens = Tokens(folder)
-        splits = {
-            "train": Windows(tokens.split("train"), training.window, training.stride),
-            "validation": Windows(tokens.split("validation"), training.window),
-            "test": Windows(tokens.split("test"), training.window),
-        }
-    sampler = Sampler(len(splits["train"]), run.global_batch, run.seed)
-    steps = training.steps or max(1, math.ceil(training.epochs * len(splits["train"]) / run.global_batch))
+        task = open_task(run.workload, folder, run.seed)
+    samples = task.splits["train"]
+    sampler = Sampler(len(samples), run.global_batch, run.seed, count_on=task.augmented)
+    steps = training.steps or max(1, math.ceil(training.epochs * len(samples) / run.global_batch))
 
     # --- model
     def build():
-        return build_model(run.workload.model, tokens.vocabulary_size, training.window)
+        return build_model(run.workload.model, task.outputs, *run.workload.sizes)
 
     loss = GlobalLoss()
     model = parallelize(build, run, mesh, loss, clock, job.timeout_seconds)
@@ -164,16 +165,17 @@ def prepare(job):
 
     # --- resume
     state = RunState(job, model, optimizers)
-    first_step = state.begin(steps, tokens.vocabulary_size)
-    progress = Progress(run.run, steps, first_step - 1, mesh.rank == 0)
+    first_step = state.begin(steps, task.outputs, task.excluded)
+    progress = Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit)
+    parts = read_batches(samples, _local_samples(sampler, first_step, steps, run, mesh), task.workers)
     model.train()
     return Course(
         job,
         mesh,
         clock,
         watchdog,
-        splits,
-        sampler,
+        task,
+        parts,
         stepper,
         state,
         progress,
@@ -205,43 +207,48 @@ def _other_engine(name):
     return None
 
 
-def _test(state, splits, mesh, watchdog):
+def _test(state, task, mesh, watchdog):
     """Evaluate the best weights on the test split."""
     watchdog.feed()
     state.load_best()
-    state.note_test(*_split_mean(state, splits["test"], mesh))
+    state.note_test(*_split_means(state, task, "test", mesh))
 
 
-def _evaluate(state, splits, mesh, step, watchdog):
-    """Validation loss after `step`; keeps the weights if they are the best so far. Returns what the step's line gains."""
+def _evaluate(state, task, mesh, step, watchdog):
+    """Validation figures after `step`; keeps the weights if they are the best so far. Returns what the step's line gains."""
     watchdog.feed()
     started = time.perf_counter()
-    loss, tokens = _split_mean(state, splits["validation"], mesh)
-    state.note_validation(step, loss, tokens)
+    figures, targets = _split_means(state, task, "validation", mesh)
+    state.note_validation(step, figures, targets)
     watchdog.feed()
-    return {"validation_loss": loss, "evaluation_seconds": time.perf_counter() - started}
+    named = {f"validation_{name}": value for name, value in figures.items()}
+    return named | {"evaluation_seconds": time.perf_counter() - started}
 
 
-def _split_mean(state, windows, mesh):
-    """(mean loss, target tokens) over a whole split, the same numbers on every rank."""
+def _split_means(state, task, split, mesh):
+    """({`loss` and the task's metrics: mean over the targets}, number of targets) of a whole split, the same on every rank."""
     run, model = state.job.run, state.model
     batch = run.workload.training.evaluation_batch or math.ceil(run.global_batch / run.layout.data_parallel)
     model.train(False)
     with computation_context(run, mesh.device.type):
-        total = split_loss(model.logits, windows, mesh.data_rank, run.layout.data_parallel, batch, mesh.device)
+        ranks, metrics = run.layout.data_parallel, task.metrics.values()
+        total = split_sums(
+            model.logits, task.splits[split], mesh.data_rank, ranks, batch, mesh.device, metrics, task.workers
+        )
     if mesh.coordinate("tp") != 0:
         total.zero_()  # ranks of a tensor-parallel group computed the same samples
     all_reduce(total, mesh)
     model.train()
-    summed, tokens = total.tolist()
-    return summed / tokens, int(tokens)
+    loss, targets, *others = total.tolist()
+    means = dict(zip(("loss", *task.metrics), (value / targets for value in (loss, *others)), strict=True))
+    return means, int(targets)
 
 
-def _local_batches(windows, sampler, step, run, mesh):
-    """This rank's share of a step's samples, in `accumulate` parts, as (inputs, labels) tensors on its device."""
-    chosen = share(sampler.indices(step - 1), mesh.data_rank, run.layout.data_parallel)
-    parts = np.array_split(chosen, run.workload.training.accumulate)
-    return [tuple(torch.from_numpy(array).to(mesh.device) for array in windows.batch(part)) for part in parts]
+def _local_samples(sampler, first_step, steps, run, mesh):
+    """Yield the numbers of this rank's share of each step's samples, in `accumulate` parts."""
+    for step in range(first_step, steps + 1):
+        chosen = share(sampler.indices(step - 1), mesh.data_rank, run.layout.data_parallel)
+        yield from np.array_split(chosen, run.workload.training.accumulate)
 
 
 def _is_multiple(step, every):

@@ -28,7 +28,9 @@ def _make_optimizer(part, optim):
 
 
 def learning_rate(step, steps, peak, optim):
-    """Learning rate of optimizer step `step` (from 1) of `steps`: linear warm-up, then constant or a cosine's half."""
+    """Learning rate of optimizer step `step` (from 1) of `steps`: linear warm-up, then constant or a cosine's half, or one cycle."""
+    if optim.schedule == "one_cycle":
+        return _one_cycle(step, steps, peak)
     if step <= optim.warmup_steps:
         return peak * step / optim.warmup_steps
     if optim.schedule == "constant":
@@ -36,6 +38,18 @@ def learning_rate(step, steps, peak, optim):
     progress = (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps)
     floor = optim.min_lr_ratio
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def _one_cycle(step, steps, peak):
+    """From a 25th of the peak up to it in a quarter of the steps, then down to a hundred-thousandth, both along cosines.
+
+    Smith 2018, arXiv:1803.09820, in the form and with the numbers of fastai's `fit_one_cycle`.
+    """
+    top = 0.25 * steps
+    begin, end, progress = (
+        (peak / 25, peak, step / top) if step <= top else (peak, peak / 1e5, (step - top) / (steps - top))
+    )
+    return end + (begin - end) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @torch.no_grad()

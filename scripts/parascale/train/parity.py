@@ -48,6 +48,8 @@ def not_comparable(run):
     """Why a run's mathematics is not the baseline's, or None."""
     if run.average_every:
         return f"ranks train apart for {run.average_every} steps (local SGD): another algorithm, not another layout"
+    if run.workload.model.norm == "batch" and run.layout.data_parallel > 1 and not run.layout.sync_batch_norm:
+        return "each rank has its own batch norm (sync_batch_norm = false): its samples see other statistics"
     return None
 
 
@@ -77,10 +79,11 @@ def compare(run, baseline, folder, baseline_folder, dropout=0.0):
         return verdict | _figures("not comparable", reason) | {"loss_difference": max(losses)}
     norms = [_relative(line["grad_norm"], other["grad_norm"]) for line, other in zip(steps, expected, strict=True)]
     worst, weights = _largest_weight_difference(Path(folder) / "checkpoint", Path(baseline_folder) / "checkpoint")
+    unit = run.workload.unit
     outside = [
         number
         for number, (line, other, loss, norm) in enumerate(zip(steps, expected, losses, norms, strict=True), 1)
-        if line["tokens"] != other["tokens"] or _beyond(loss, tolerance.loss) or _beyond(norm, tolerance.grad_norm)
+        if line[unit] != other[unit] or _beyond(loss, tolerance.loss) or _beyond(norm, tolerance.grad_norm)
     ]
     same = not outside and not _beyond(weights, tolerance.weights)
     reason = "within tolerance at every step" if same else _describe(outside, weights, worst, tolerance)

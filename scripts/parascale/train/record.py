@@ -109,17 +109,17 @@ class Record:
 def summarise(run, site, steps, attempts, facts):
     """The figures of a finished run that reports read.
 
-    facts: validation_loss, best_validation_loss, best_step, test_loss, evaluated_tokens, parameters, peak_memory_bytes,
-    bubble_measured, and `samples.figures`.
+    facts: validation_loss, best_validation_loss, best_step, test_loss, evaluated_tokens (or images), parameters,
+    peak_memory_bytes, bubble_measured, `samples.figures`, and for each metric of the task its validation_ and test_ figure.
     """
-    layout = run.layout
+    layout, unit = run.layout, run.workload.unit
     phases = {}
     for line in steps:
         for name, seconds in line["seconds"].items():
             phases[name] = phases.get(name, 0.0) + seconds
     seconds = phases.pop("total")
     wall_seconds = sum(attempt["seconds"] for attempt in attempts)
-    work = sum(line["tokens"] for line in steps)
+    work = sum(line[unit] for line in steps)
     last = [line["loss"] for line in steps[-10:]]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -137,7 +137,7 @@ def summarise(run, site, steps, attempts, facts):
         "attempts": len(attempts),
         "seed": run.seed,
         "work": work,
-        "work_unit": "tokens",
+        "work_unit": unit,
         "steps": len(steps),
         "seconds": seconds,
         "wall_seconds": wall_seconds,

@@ -37,8 +37,9 @@ class RunState:
         self.lead = self.mesh.rank == 0
         self.record = Record(job.work_folder)
         self.lease = Lease(job.work_folder)
+        self.counted = f"evaluated_{job.run.workload.unit}"
         self.facts = dict.fromkeys(("validation_loss", "best_validation_loss", "best_step", "test_loss")) | {
-            "evaluated_tokens": {}
+            self.counted: {}
         }
         asynchronous = job.run.workload.training.checkpoint_async
         self.saver = store.Saver(self.mesh, asynchronous, job.timeout_seconds)
@@ -48,9 +49,12 @@ class RunState:
 
     # --- begin
 
-    def begin(self, steps, vocabulary):
-        """Take the run over, continue from its newest whole checkpoint if there is one; returns the first step to do."""
-        self.steps, self.vocabulary = steps, vocabulary
+    def begin(self, steps, outputs, excluded):
+        """Take the run over, continue from its newest whole checkpoint if there is one; returns the first step to do.
+
+        outputs: entries of the vocabulary, or classes. excluded: split → {reason: samples that are not trained on}.
+        """
+        self.steps, self.outputs, self.excluded = steps, outputs, excluded
         died_at = on_lead(self.mesh, self._take_over)
         self.parameters = self._count_parameters()
         first_step = self._resume(steps) + 1
@@ -91,6 +95,7 @@ class RunState:
         run = self.job.run
         settings = dataclasses.asdict(run)
         del settings["workload"]["data"]["stage"]  # where the data is read from, not what it says
+        del settings["workload"]["training"]["workers"]
         decided = {
             "workload": settings["workload"],
             "numbers": [
@@ -168,19 +173,21 @@ class RunState:
         if self.lead:
             self.record.add_step(line)
 
-    def note_validation(self, step, loss, tokens):
-        """Keep the weights if this validation loss is the best so far."""
-        self.facts["validation_loss"] = loss
-        self.facts["evaluated_tokens"]["validation"] = tokens
-        best = self.facts["best_validation_loss"]
+    def note_validation(self, step, figures, targets):
+        """Keep the weights if this validation loss is the best so far. figures: `loss` and the task's metrics, by name."""
+        self._note("validation", figures, targets)
+        loss, best = figures["loss"], self.facts["best_validation_loss"]
         if best is None or loss < best:
             self.facts |= {"best_validation_loss": loss, "best_step": step}
             self._save("best", step, [], keep=1)
 
-    def note_test(self, loss, tokens):
-        """Keep the loss of the best weights on the test split."""
-        self.facts["test_loss"] = loss
-        self.facts["evaluated_tokens"]["test"] = tokens
+    def note_test(self, figures, targets):
+        """Keep the figures of the best weights on the test split."""
+        self._note("test", figures, targets)
+
+    def _note(self, split, figures, targets):
+        self.facts |= {f"{split}_{name}": value for name, value in figures.items()}
+        self.facts[self.counted][split] = targets
 
     def is_due(self, step, last):
         """Whether to save a resumable checkpoint after `step`: all ranks decide alike."""
@@ -259,7 +266,8 @@ class RunState:
         summary = summarise(self.job.run, self.job.site, self.record.steps(), attempts, facts)
         description = self._description() | {
             "parameters": self.parameters,
-            "vocabulary": self.vocabulary,
+            "vocabulary": self.outputs,
+            "excluded": self.excluded,
             "hosts": self.hosts,
             "job_ids": sorted({attempt["job_id"] for attempt in attempts if attempt["job_id"]}),
             "attempts": attempts,

@@ -35,7 +35,7 @@ class Stepper:
         self.reports = self.mesh.coordinate("tp") == 0 and model.has_loss
 
     def step(self, batches, lr, stop=False):
-        """Train on this rank's list of (inputs, labels) parts of one global batch.
+        """Train on this rank's list of (*inputs, labels) parts of one global batch.
 
         stop: whether this process was asked to stop; the result says whether any process was.
         """
@@ -60,7 +60,7 @@ class Stepper:
         """The divisor of the loss, and whether to stop after this step: one small sum over all ranks before the forward pass."""
         device = self.mesh.device
         with self.clock.phase("communication"):
-            local = sum(count_targets(labels, device) for _, labels in batches)
+            local = sum(count_targets(labels, device) for *_, labels in batches)
             agreed = torch.stack([local * self.counts, torch.tensor(float(stop), dtype=torch.float64, device=device)])
             if self.mesh.devices is None:
                 return local, stop
@@ -70,10 +70,10 @@ class Stepper:
     def _forward_backward(self, batches):
         """Gradients of all parts of the batch, added up; returns this rank's part of the mean loss, on the device."""
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        for number, (inputs, labels) in enumerate(batches, 1):
+        for number, (*inputs, labels) in enumerate(batches, 1):
             if self.model.pipeline is not None:
                 with self.clock.phase("pipeline"), self.context:
-                    loss = self.model.pipeline.train_step(inputs, labels)
+                    loss = self.model.pipeline.train_step(*inputs, labels)
                 total += 0.0 if loss is None else loss
             else:
                 total += self._plain_forward_backward(inputs, labels, last=number == len(batches))
@@ -86,7 +86,7 @@ class Stepper:
         waiting = module.no_sync() if wrapped and not last else nullcontext()
         with waiting, self.context:
             with self.clock.phase("forward"):
-                loss = self.loss(module(inputs), labels)
+                loss = self.loss(module(*inputs), labels)
             with self.clock.phase("backward"):
                 (loss * ddp.loss_factor(self.mesh) if wrapped else loss).backward()
         return loss.detach()

@@ -1,9 +1,12 @@
-"""The corpus that every installation already holds: the English documentation of Python and of the pinned packages.
+"""The corpora that every installation already holds: the English documentation of Python and of the pinned packages.
 
 The language reference (`pydoc_data.topics`) and the docstrings of the standard library and of some documentation-rich packages,
 read with `ast` from their sources: nothing is imported or run. A document is a module, or a topic of the reference. Documents are
 dealt to the splits by a hash of their names, and a paragraph that occurs twice is kept once, so that no text of the
 validation and test splits stands in the train split. The text depends on the versions installed; the manifest names them.
+
+`documentation` is all of it, a paragraph a row. `docstrings` is pairs: what stands in a docstring after its first line, and
+that line, which by convention sums it up.
 """
 
 import ast
@@ -19,6 +22,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
+from parascale.config import SPLITS
 from parascale.data.progress import Progress
 from parascale.data.sources import prose
 from parascale.data.sources.manifest import describe, write_manifest
@@ -47,27 +51,30 @@ SKIPPED_FOLDERS = {
     "_vendor",
 }
 TRAIN_WORDS = 600_000  # enough to tell models apart, small enough for a laptop
+FEWEST_BODY_WORDS = 12  # a shorter text needs no summary
+SUMMARY_WORDS = (3, 24)  # fewer say nothing, and more are no summary but a text without one
 PERCENT = {"test": 3, "validation": 3}  # of the documents; the rest is for training
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def fetch(source, output, attempts=None):
-    """Make the folder `output`: one Parquet file a split with the column `text`, a paragraph a row, and the manifest."""
+    """Make the folder `output`: one Parquet file a split with the columns of the corpus, and the manifest."""
     if source.name not in CORPORA:
         raise ConfigError(f"`data.source.name` = `{source.name}` is no builtin corpus. There are: {offers()}")
     with atomic_path(output) as folder:
         folder.mkdir()
         entries = {}
-        for split, texts in CORPORA[source.name]().items():
+        for split, columns in CORPORA[source.name]().items():
             path = folder / f"{split}.parquet"
-            pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array(texts, pyarrow.string())}), path)
+            texts = {name: pyarrow.array(column, pyarrow.string()) for name, column in columns.items()}
+            pyarrow.parquet.write_table(pyarrow.table(texts), path)
             entries[split] = [describe(path, path.name)]
         versions = {package: importlib.metadata.version(package) for package in PACKAGES}
         write_manifest(folder, source, {"versions": {"python": platform.python_version(), **versions}}, entries)
 
 
 def documentation():
-    """The corpus `documentation`: split → paragraphs."""
+    """The corpus `documentation`: split → {`text`: paragraphs}."""
     documents = sorted(_documents(), key=lambda document: _hash(document[0]))
     splits, seen, train_words = {"train": [], "validation": [], "test": []}, set(), 0
     with Progress("documentation", unit="documents", total=len(documents)) as progress:
@@ -82,15 +89,37 @@ def documentation():
                 seen.add(key)
                 splits[split].append(text)
                 train_words += text.count(" ") + 1 if split == "train" else 0
+    return {split: {"text": texts} for split, texts in splits.items()}
+
+
+def docstrings():
+    """The corpus `docstrings`: split → {`document`: what follows the first line, `summary`: that line}."""
+    modules = sorted(_all_modules(), key=lambda module: _hash(module[0]))
+    splits = {split: {"document": [], "summary": []} for split in SPLITS}
+    seen = set()
+    with Progress("docstrings", unit="modules", total=len(modules)) as progress:
+        for name, path in progress.count(modules):
+            for summary, body in map(prose.summary_and_body, _docstrings(path)):
+                fewest, most = SUMMARY_WORDS
+                usable = fewest <= len(summary.split()) <= most and len(body.split()) >= FEWEST_BODY_WORDS
+                # Functions that share either half would let a model copy what it has learned by heart.
+                keys = {summary.lower(), body.lower()}
+                if usable and not keys & seen:
+                    seen |= keys
+                    splits[_split_of(name)]["document"].append(body)
+                    splits[_split_of(name)]["summary"].append(summary)
     return splits
 
 
-CORPORA = {"documentation": documentation}
+CORPORA = {"documentation": documentation, "docstrings": docstrings}
 
 
 def offers():
     """What there is without a network, for messages."""
-    return f"`documentation` (about {TRAIN_WORDS:,} words of English from the installed documentation)"
+    return (
+        f"`documentation` (about {TRAIN_WORDS:,} words of English from the installed documentation), "
+        "`docstrings` (pairs of a text and its summary from there)"
+    )
 
 
 def _documents():
@@ -103,7 +132,13 @@ def _documents():
         )
     assignment = next(node for node in ast.parse(topics_file.read_bytes()).body if isinstance(node, ast.Assign))
     topics = ast.literal_eval(assignment.value)
-    modules = list(_modules(library, "python"))
+    documents = [(f"topic {name}", functools.partial(_topic, text)) for name, text in topics.items()]
+    return documents + [(name, functools.partial(_docstrings, path)) for name, path in _all_modules()]
+
+
+def _all_modules():
+    """(name, path) of every module whose documentation is read."""
+    modules = list(_modules(Path(sysconfig.get_path("stdlib")), "python"))
     for package, folders in PACKAGES.items():
         spec = importlib.util.find_spec(package)  # finds a top-level package without importing it
         if spec is None:
@@ -112,8 +147,7 @@ def _documents():
             )
         for folder in folders:
             modules += _modules(Path(spec.origin).parent / folder, f"{package}/{folder}".rstrip("/"))
-    documents = [(f"topic {name}", functools.partial(_topic, text)) for name, text in topics.items()]
-    return documents + [(name, functools.partial(_docstrings, path)) for name, path in modules]
+    return modules
 
 
 def _topic(text):

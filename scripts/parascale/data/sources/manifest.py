@@ -88,6 +88,13 @@ class Raw:
         for entry in self.files(split):
             yield from readers.documents(self.path(entry), column, entry.get("first", 0), entry.get("last"))
 
+    def pairs(self, split):
+        """(document, summary) of each row of a split; what a row lacks is None."""
+        names = self.manifest["source"]["columns"]
+        columns = [names.get(role, role) for role in ("document", "summary")]
+        for entry in self.files(split):
+            yield from readers.records(self.path(entry), columns, entry.get("first", 0), entry.get("last"))
+
     def verify(self):
         """Raise DataError if any byte differs from what was recorded."""
         for split in self.splits:

@@ -29,6 +29,16 @@ def paragraphs(docstring):
     return [" ".join(words) for words in found if _is_prose(words)]
 
 
+def summary_and_body(docstring):
+    """(first paragraph, the prose after it) of a cleaned docstring, as words with spaces between; empty where there is none.
+
+    By convention (PEP 257) the first paragraph is one line that sums up the rest.
+    """
+    first, _, rest = docstring.partition("\n\n")
+    words = _words(_plain(" ".join(line.strip() for line in first.splitlines())))
+    return " ".join(words), " ".join(paragraphs(rest))
+
+
 def _blocks(docstring):
     """Runs of lines that belong together: same indentation, no empty line between, a list's item on its own."""
     block, indent = [], 0

@@ -1,0 +1,29 @@
+# Needs: finished runs of summarisers. Makes: summaries of their test splits and how good they are, below results/summaries/.
+
+
+rule summarise:
+    input:
+        data=data_of,
+        record=PATHS.run("{run}") / "run.json",
+        finished=PATHS.run("{run}") / "summary.json",
+    output:
+        PATHS.summaries("{run}"),
+    log:
+        LOGS / "summarise/{run}.log",
+    wildcard_constraints:
+        run=pattern(SUMMARISERS),
+    threads: PROJECT.site.cores_per_node
+    resources:
+        **ONE_GPU,
+    params:
+        device=PROJECT.site.device,
+        settings=lambda wildcards: as_json(asdict(PROJECT.config.summaries)),
+        code=provenance.code_digest(["scripts/summarise.py"]),
+    shell:
+        "python scripts/summarise.py --run $(dirname {input.record:q}) --data $(dirname {input.data:q})"
+        " --device {params.device} --settings {params.settings:q} --output {output:q} > {log:q} 2>&1"
+
+
+rule summaries:
+    input:
+        [PATHS.summaries(name) for name in SUMMARISERS],

@@ -1,0 +1,101 @@
+"""Summaries written by a trained encoder-decoder, and how much of the reference is in them (ROUGE).
+
+Dimensions: B batch, W beams, S places of a document, T places of a summary, V vocabulary.
+"""
+
+import numpy as np
+import torch
+from rouge_score.rouge_scorer import RougeScorer
+
+from parascale.data.progress import Progress
+from parascale.data.tokenize import END_ID, UNKNOWN_ID
+
+ROUGE = ("rouge1", "rouge2", "rougeL")
+
+
+@torch.no_grad()
+def beam_search(model, documents_BS, mask_BS, length, width=1, length_penalty=1.0):
+    """The best summary found for each document: a list of arrays of numbers, without marks of begin and end.
+
+    model: an EncoderDecoder in evaluation mode. length: most tokens, the end mark included. width: beams a document that
+    are followed at once; 1 is greedy search. Of the finished beams the one with the highest mean-like score wins, its log
+    probability over (number of tokens)^length_penalty. `<unk>` is never written.
+    """
+    batch, device = len(documents_BS), documents_BS.device
+    memory = model.encode(documents_BS, mask_BS).repeat_interleave(width, 0)
+    mask = mask_BS.repeat_interleave(width, 0)
+    written = torch.full((batch, width, 1), END_ID, device=device)
+    # At first all beams are alike, so only the first may go on.
+    scores_BW = torch.full((batch, width), -torch.inf, device=device)
+    scores_BW[:, 0] = 0.0
+    ended_BW = torch.zeros(batch, width, dtype=torch.bool, device=device)
+    lengths_BW = torch.zeros(batch, width, dtype=torch.int64, device=device)
+    for _ in range(length):
+        logits = model.decode(written.flatten(0, 1), memory, mask)[:, -1].float()
+        steps_BWV = logits.log_softmax(-1).unflatten(0, (batch, width))
+        steps_BWV[..., UNKNOWN_ID] = -torch.inf
+        # A beam that has ended goes on with end marks that cost nothing.
+        steps_BWV[ended_BW] = -torch.inf
+        steps_BWV[..., END_ID] = steps_BWV[..., END_ID].masked_fill(ended_BW, 0.0)
+        vocabulary = steps_BWV.shape[-1]
+        scores_BW, chosen_BW = (scores_BW[..., None] + steps_BWV).flatten(1).topk(width)
+        beams_BW, tokens_BW = chosen_BW // vocabulary, chosen_BW % vocabulary
+        written = torch.cat([_of_beams(written, beams_BW), tokens_BW[..., None]], dim=-1)
+        ended_BW, lengths_BW = (
+            ended_BW.gather(1, beams_BW),
+            lengths_BW.gather(1, beams_BW) + ~ended_BW.gather(1, beams_BW),
+        )
+        ended_BW = ended_BW | (tokens_BW == END_ID)
+        if ended_BW.all():
+            break
+    best_B = (scores_BW / lengths_BW**length_penalty).argmax(1)
+    rows = written[torch.arange(batch, device=device), best_B, 1:].cpu().numpy()
+    return [_until_end(row) for row in rows]
+
+
+def _of_beams(written_BWT, beams_BW):
+    return written_BWT.gather(1, beams_BW[..., None].expand(-1, -1, written_BWT.shape[-1]))
+
+
+def _until_end(row):
+    ends = np.flatnonzero(row == END_ID)
+    return row[: ends[0]] if len(ends) else row
+
+
+def rouge(references, summaries):
+    """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L with stemming (Lin 2004; the `rouge_score` library), by name."""
+    scorer = RougeScorer(ROUGE, use_stemmer=True)
+    scores = [scorer.score(*pair) for pair in zip(references, summaries, strict=True)]
+    return {name: float(np.mean([score[name].fmeasure for score in scores])) for name in ROUGE}
+
+
+def judge(model, pairs, decode, settings, batch, device):
+    """What a model's summaries of a split are worth: {documents, greedy, beam, lead: ROUGE by name, examples}.
+
+    pairs: the split (parascale.data.pairs.Pairs). decode: numbers → text. settings: a config Summaries. batch: documents
+    at once. `lead` is what nothing but the first words of each document would reach, as many as references have on average.
+    """
+    chosen = np.arange(len(pairs) if settings.documents is None else min(settings.documents, len(pairs)))
+    texts = [tuple(map(decode, pairs.numbers(number))) for number in chosen]
+    documents, references = zip(*texts, strict=True)
+    written = {"greedy": [], "beam": []}
+    with Progress("summaries", unit="documents", total=len(chosen)) as progress:
+        for first in range(0, len(chosen), batch):
+            numbers = chosen[first : first + batch]
+            document, mask = (torch.from_numpy(part).to(device) for part in pairs.batch(numbers)[:2])
+            for name, width in (("greedy", 1), ("beam", settings.beams)):
+                found = beam_search(model, document, mask, pairs.summary_window, width, settings.length_penalty)
+                written[name] += map(decode, found)
+            progress.add(len(numbers))
+    words = round(np.mean([len(reference.split()) for reference in references]))
+    lead = [" ".join(document.split()[:words]) for document in documents]
+    shown = range(min(settings.examples, len(chosen)))
+    return {
+        "documents": len(chosen),
+        **{name: rouge(references, summaries) for name, summaries in {**written, "lead": lead}.items()},
+        "lead_words": int(words),
+        "beams": settings.beams,
+        "examples": [
+            {"document": documents[n], "reference": references[n], "summary": written["beam"][n]} for n in shown
+        ],
+    }

@@ -1,0 +1,119 @@
+"""What a workload learns, as training and evaluation see it: its samples, and what is counted beside the loss.
+
+All tasks share one loss, the cross-entropy summed over the labels that count, and one measure of work, the number of
+those labels. They differ in what a sample is and in the figures that people judge them by.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from parascale.config import SPLITS
+from parascale.data.classes import AugmentedImages, ClassImages
+from parascale.data.formats import open_images, read_manifest
+from parascale.data.pairs import Pairs
+from parascale.data.text import Tokens, Windows
+from parascale.errors import DataError
+from parascale.evaluation.accuracy import correct_within
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload's prepared data, opened.
+
+    splits: name → samples; images may lack a `test` split. Samples have a `len`, and their `batch(numbers)` gives
+    (*inputs, labels) as integer arrays, the sample first: inputs are what the model is called with, and a label that is
+    IGNORED counts in no loss.
+    outputs: what a label may be, the last size of the logits: entries of the vocabulary, or classes.
+    metrics: name → function (logits, labels) that sums over the targets, as evaluations report it for each target.
+    augmented: samples of the train split differ from epoch to epoch, so they are numbered on (see Sampler).
+    excluded: split → {reason: samples that were left out or cut}, as the record of a run tells it.
+    workers: processes of each rank that read ahead.
+    """
+
+    splits: dict
+    outputs: int
+    metrics: dict = field(default_factory=dict)
+    augmented: bool = False
+    excluded: dict = field(default_factory=dict)
+    workers: int = 0
+
+    @property
+    def judged(self):
+        """The split that finished weights are judged by: `test`, or `validation` where there is no other."""
+        return self.splits.get("test", self.splits["validation"])
+
+
+def open_task(workload, folder, seed=0):
+    """The Task of a workload whose prepared data is in `folder`. seed: of what is random in a sample."""
+    return OPENERS[workload.task](workload, folder, seed)
+
+
+def empty_batch(workload, samples):
+    """(*inputs, labels) of a batch in its true shapes and types, without data: for those who ask what a step needs."""
+    return EMPTY[workload.task](workload, samples)
+
+
+def _open_language_model(workload, folder, seed):
+    tokens, training = Tokens(folder), workload.training
+    strides = {"train": training.stride}  # evaluation meets every token once
+    windows = {name: Windows(tokens.split(name), training.window, strides.get(name)) for name in SPLITS}
+    return Task(windows, tokens.vocabulary_size)
+
+
+def _open_summarisation(workload, folder, seed):
+    tokens, training = Tokens(folder), workload.training
+    pairs = {name: Pairs(tokens, name, *workload.sizes, training.over_long) for name in SPLITS}
+    return Task(pairs, tokens.vocabulary_size, excluded={name: split.excluded for name, split in pairs.items()})
+
+
+def _open_classification(workload, folder, seed):
+    training = workload.training
+    there = read_manifest(folder)["splits"]
+    missing = [name for name in ("train", "validation") if name not in there]
+    if missing:
+        raise DataError(f"{folder}: no split `{missing[0]}`; there are {', '.join(there)}")
+    readers = {name: open_images(folder, name) for name in SPLITS if name in there}
+    for reader in readers.values():
+        reader.read_batch([0])  # opens its files now: the folder may be one that goes again
+    expected, found = workload.data.expected.vocabulary, len(readers["train"].classes)
+    if expected not in (None, found):
+        raise DataError(
+            f"{folder}: `data.expected.vocabulary` is {expected}, but there are {found} classes; correct it"
+        )
+    splits = {name: ClassImages(readers[name], training.image_size) for name in readers if name != "train"}
+    splits["train"] = AugmentedImages(readers["train"], training.image_size, seed, training.smallest_crop)
+    bad = [sample["split"] for sample in readers["train"].manifest["bad"]]
+    return Task(
+        splits,
+        found,
+        metrics={"accuracy": partial(correct_within, count=1), "top5": partial(correct_within, count=5)},
+        augmented=True,
+        excluded={name: {"bad_images": bad.count(name)} for name in readers},
+        workers=training.workers,
+    )
+
+
+def _empty_windows(workload, samples):
+    shape = (samples, workload.training.window)
+    return np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+
+
+def _empty_pairs(workload, samples):
+    documents, summaries = ((samples, places) for places in workload.sizes)
+    numbers = np.zeros(summaries, np.int64)
+    return np.zeros(documents, np.int64), np.ones(documents, bool), numbers, numbers.copy()
+
+
+def _empty_images(workload, samples):
+    (size,) = workload.sizes
+    return np.zeros((samples, 3, size, size), np.uint8), np.zeros(samples, np.int64)
+
+
+OPENERS = {
+    "language_model": _open_language_model,
+    "summarisation": _open_summarisation,
+    "classification": _open_classification,
+}
+EMPTY = {"language_model": _empty_windows, "summarisation": _empty_pairs, "classification": _empty_images}

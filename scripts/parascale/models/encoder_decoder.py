@@ -1,0 +1,93 @@
+"""An encoder-decoder Transformer (Vaswani et al. 2017, arXiv:1706.03762): reads a document, writes its summary.
+
+Dimensions: B batch, S places of a document, T places of a summary, D width, V vocabulary.
+"""
+
+from typing import ClassVar
+
+from torch import nn
+
+from parascale.models.transformer_lm import Attention, Block, Embedding, initialise_as_gpt2, make_norm
+
+
+class DecoderBlock(Block):
+    """A causal block that also attends to the encoder's memory, between its self-attention and its feed-forward layer."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.cross_attention_norm = make_norm(settings)
+        self.cross_attention = Attention(settings, causal=False, across=True)
+
+    def forward(self, hidden_BTD, memory_BSD, mask_BS):
+        hidden_BTD = self.sublayer(hidden_BTD, self.attention_norm, self.attention)
+        hidden_BTD = self.sublayer(
+            hidden_BTD, self.cross_attention_norm, self.cross_attention, memory_BSD=memory_BSD, mask_BS=mask_BS
+        )
+        return self.sublayer(hidden_BTD, self.feed_forward_norm, self.feed_forward)
+
+
+class Stack(nn.Module):
+    """Embedding, blocks, and a last norm where blocks normalise before their sublayers: one half of the model."""
+
+    def __init__(self, settings, vocabulary, window, make_block):
+        super().__init__()
+        self.embedding = Embedding(settings, vocabulary, window)
+        self.blocks = nn.ModuleDict({str(index): make_block() for index in range(settings.layers)})
+        self.norm = make_norm(settings) if settings.pre_norm else None
+
+    def forward(self, tokens_BT, *others):
+        """others: what each block takes besides."""
+        hidden_BTD = self.embedding(tokens_BT)
+        for block in self.blocks.values():
+            hidden_BTD = block(hidden_BTD, *others)
+        return hidden_BTD if self.norm is None else self.norm(hidden_BTD)
+
+
+class EncoderDecoder(nn.Module):
+    """Documents (B, S), their mask (B, S), and summaries one place late (B, T) → logits (B, T, V).
+
+    In the mask, True is a token and False is padding. Padding of a summary needs none: it comes last, where no token sees it.
+    """
+
+    shard_units: ClassVar = ("encoder.blocks.*", "decoder.blocks.*")
+    tensor_plan: ClassVar = {
+        "*.embedding": "split_sequence_after",
+        "*.embedding.tokens": "vocabulary",
+        "*.embedding.positions": "whole",
+        "*.blocks.*.*attention": "gather_before",
+        "*.blocks.*.*attention.[qkv]": "columns",
+        "*.blocks.*.*attention.o": "rows",
+        "*.blocks.*.feed_forward": "gather_before",
+        "*.blocks.*.feed_forward.up": "columns",
+        "*.blocks.*.feed_forward.gate": "columns",
+        "*.blocks.*.feed_forward.down": "rows",
+        "*.blocks.*.*_norm": "on_sequence",
+        "*.norm": "on_sequence",
+        "encoder": "gather_after",
+        "head": "logits",
+    }
+
+    def __init__(self, settings, vocabulary, window, summary_window):
+        super().__init__()
+        self.layers = settings.layers
+        self.encoder = Stack(settings, vocabulary, window, lambda: Block(settings, causal=False))
+        self.decoder = Stack(settings, vocabulary, summary_window, lambda: DecoderBlock(settings))
+        self.head = nn.Linear(settings.dim, vocabulary, bias=False)
+        if settings.tied:
+            self.decoder.embedding.tokens.weight = self.encoder.embedding.tokens.weight
+            self.head.weight = self.encoder.embedding.tokens.weight
+
+    def forward(self, documents_BS, mask_BS, summaries_BT):
+        return self.decode(summaries_BT, self.encode(documents_BS, mask_BS), mask_BS)
+
+    def encode(self, documents_BS, mask_BS):
+        """The memory (B, S, D) of documents."""
+        return self.encoder(documents_BS, mask_BS)
+
+    def decode(self, summaries_BT, memory_BSD, mask_BS):
+        """Logits (B, T, V) of what follows each place of a summary."""
+        return self.head(self.decoder(summaries_BT, memory_BSD, mask_BS))
+
+    def initialise_parameter(self, name, tensor, generator):
+        """Fill one whole parameter."""
+        initialise_as_gpt2(name, tensor, generator, (2 if name.startswith("encoder") else 3) * self.layers)

@@ -1,0 +1,113 @@
+"""The tasks beside the language model, tiny: their data, their workloads, and the table of cases of each."""
+
+import dataclasses
+import io
+import json
+
+import numpy as np
+from PIL import Image
+
+from parascale.config import Formats, Source, Text
+from parascale.config.workload import Expected
+from parascale.data.convert import convert
+from parascale.data.pairs import prepare_pairs
+from parascale.data.sources import download
+from tests.unit.image_sets import packed_index
+
+VOCABULARY = 53  # does not divide
+PAIRS = 17  # of the train split; a batch of 12 crosses the epoch's end in most steps
+
+
+def make_pairs(folder):
+    """A folder of pairs: a summary repeats some words of its document, which has 3 to 14 of them."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", PAIRS), ("validation", 11), ("test", 9)):
+        rows = []
+        for _ in range(count):
+            words = [f"w{number}" for number in generator.integers(0, 60, generator.integers(3, 15))]
+            rows.append({"document": " ".join(words), "summary": " ".join(words[:: generator.integers(2, 4)])})
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {split: f"{split}.jsonl" for split in ("train", "validation", "test")}
+    raw = download(Source(kind="files", location=str(folder), files=files), folder / "raw")
+    prepare_pairs(raw, Text(max_vocabulary=VOCABULARY), Expected(), folder / "pairs")
+    return folder / "pairs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A layout, what differs from the task's tiny workload, and whether it is compared in fp32 too."""
+
+    layout: dict
+    model: dict = dataclasses.field(default_factory=dict)
+    training: dict = dataclasses.field(default_factory=dict)
+    fp32: bool = False
+
+
+SUMMARISATION = {
+    "model": {"kind": "encoder_decoder", "layers": 2},
+    "training": {"window": 12, "summary_window": 8},  # longer documents are cut, the longest summary just fits
+}
+TIED = {"tied": True}
+LLAMA = {"norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False, "kv_heads": 2}
+PUBLISHED = {"pre_norm": False, "position": "sinusoidal", "activation": "relu"}
+UNEVEN = {"global_batch": 13}
+
+SUMMARISATION_CASES = {
+    "ddp 2": Case({"dp": 2}, fp32=True),
+    "ddp 2 uneven accumulated": Case({"dp": 2}, training={**UNEVEN, "accumulate": 2}),
+    "fsdp 2": Case({"fsdp": 2}, fp32=True),
+    "fsdp 2 tied uneven": Case({"fsdp": 2}, TIED, UNEVEN),
+    "fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}, PUBLISHED),
+    "hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN),
+    "tp 2": Case({"tp": 2}, fp32=True),
+    "tp 2 tied": Case({"tp": 2}, TIED),
+    "tp 2 llama": Case({"tp": 2}, LLAMA),
+    "tp 2 published checkpointing": Case({"tp": 2, "activation_checkpointing": True}, PUBLISHED),
+    "tp 2 whole sequence and logits": Case({"tp": 2, "sequence_parallel": False, "loss_parallel": False}),
+    "dp 2 x tp 2": Case({"dp": 2, "tp": 2}, training=UNEVEN),
+    "fsdp 2 x tp 2 tied": Case({"fsdp": 2, "tp": 2}, TIED, UNEVEN, fp32=True),
+}
+
+
+CLASSES = ("even", "odd", "both")
+IMAGES = 17
+
+
+def make_images(folder):
+    """A folder of images in a format: three classes, told apart by how bright each half is."""
+    generator = np.random.default_rng(0)
+
+    def image(label):
+        pixels = generator.integers(0, 120, (20, 24, 3), dtype=np.uint8)
+        pixels[:, [slice(0, 12), slice(12, 24), slice(0, 24)][label]] += 120
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "JPEG")
+        return buffer.getvalue(), label
+
+    splits = {
+        split: [image(number % 3) for number in range(count)]
+        for split, count in (("train", IMAGES), ("validation", 11), ("test", 9))
+    }
+    index = packed_index(folder / "index", splits, CLASSES)
+    convert(index, "tiny", "hdf5", Formats(), folder / "hdf5")
+    return folder / "hdf5"
+
+
+# Two stages of one block each; the head's three classes do not divide by two.
+CLASSIFICATION = {
+    "model": {"kind": "xresnet", "dim": 8, "depths": [1, 1], "norm": "batch"},
+    "training": {"image_size": 32},
+}
+GROUP = {"norm": "group"}
+
+CLASSIFICATION_CASES = {
+    "ddp 2": Case({"dp": 2}, fp32=True),
+    "ddp 2 uneven": Case({"dp": 2}, training=UNEVEN),
+    "ddp 2 accumulated": Case({"dp": 2}, training={"accumulate": 3}),
+    "ddp 4": Case({"dp": 4}, training=UNEVEN),
+    "ddp 2 group norm": Case({"dp": 2}, GROUP, UNEVEN),
+    "fsdp 2": Case({"fsdp": 2}, fp32=True),
+    "fsdp 2 uneven": Case({"fsdp": 2}, training=UNEVEN),
+    "fsdp 2 group norm checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}, GROUP),
+    "hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN),
+}

@@ -1,0 +1,116 @@
+"""The summariser and the classifier train to the same numbers in every layout that they offer, and are spread as it says."""
+
+import math
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from parascale.files import read_json
+from parascale.models import build_model
+from parascale.train.job import job_from_settings
+from parascale.train.parity import compare_folders
+
+from . import tasks
+from .cases import ranks_of
+from .examine import train_and_look
+from .harness import run_on_ranks
+
+SPLIT = re.compile(r"\.(q|k|v|up|gate)\.(weight|bias)$|\.(o|down)\.weight$|\.tokens\.weight$|^head\.weight$")
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    return tasks.make_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory):
+    return tasks.make_images(tmp_path_factory.mktemp("images"))
+
+
+def comparisons(cases):
+    return [(name, "fp64") for name in cases] + [(name, "fp32") for name, case in cases.items() if case.fp32]
+
+
+@pytest.mark.parametrize(("name", "precision"), comparisons(tasks.SUMMARISATION_CASES))
+def test_a_layout_of_the_summariser_is_the_same_training(name, precision, pairs, make_settings, single, tmp_path):
+    case, usual = tasks.SUMMARISATION_CASES[name], tasks.SUMMARISATION
+    keys = {
+        "task": "summarisation",
+        "data": str(pairs),
+        "model": usual["model"] | case.model,
+        "training": usual["training"] | case.training,
+        "precision": precision,
+        "parity": True,
+    }
+    run, facts, (ours, expected) = compare(case, keys, make_settings, single, tmp_path)
+    assert ours["evaluated_tokens"] == expected["evaluated_tokens"]
+    assert ours["work_unit"] == "tokens"
+    blocks = 2 * run.workload.model.layers
+    check_spread(run, facts, tasks.VOCABULARY, blocks)
+    heads = {run.workload.model.heads, run.workload.model.kv_heads or run.workload.model.heads}
+    assert all(set(rank["heads"]) == {count // run.layout.tp for count in heads} for rank in facts)
+
+
+@pytest.mark.parametrize(("name", "precision"), comparisons(tasks.CLASSIFICATION_CASES))
+def test_a_layout_of_the_classifier_is_the_same_training(name, precision, images, make_settings, single, tmp_path):
+    """Batch norm counts all ranks' samples, so its running statistics, which are compared as weights are, agree too."""
+    case, usual = tasks.CLASSIFICATION_CASES[name], tasks.CLASSIFICATION
+    keys = {
+        "task": "classification",
+        "data": str(images),
+        "model": usual["model"] | case.model,
+        "training": usual["training"] | case.training,
+        "precision": precision,
+        "parity": True,
+    }
+    run, facts, (ours, expected) = compare(case, keys, make_settings, single, tmp_path)
+    assert ours["evaluated_images"] == expected["evaluated_images"] == {"validation": 11, "test": 9}
+    assert ours["work_unit"] == "images" and ours["work"] == 20 * run.global_batch
+    for figure in ("validation_accuracy", "test_accuracy", "test_top5"):
+        assert ours[figure] == expected[figure]
+    assert ours["test_top5"] == 1.0  # of three classes
+    check_spread(run, facts, len(tasks.CLASSES), sum(run.workload.model.depths))
+
+
+def test_a_rank_with_its_own_batch_norm_is_no_comparison(images, make_settings, single, tmp_path):
+    keys = {"task": "classification", "data": str(images), "precision": "fp64", "parity": True, **tasks.CLASSIFICATION}
+    settings = make_settings("case", {"dp": 2, "sync_batch_norm": False}, **keys)
+    run_on_ranks(train_and_look, 2, tmp_path / "ranks", settings)
+    verdict = compare_folders(settings["output"], single(**keys)["output"])
+    assert verdict["verdict"] == "not comparable" and "its own batch norm" in verdict["reason"]
+    assert verdict["loss_difference"] > 1e-4, "statistics were synchronised after all"
+
+
+def compare(case, keys, make_settings, single, tmp_path):
+    """Train a case and its single process; (run, what each rank held and called, both summaries)."""
+    settings = make_settings("case", case.layout, **keys)
+    facts = run_on_ranks(train_and_look, ranks_of(case.layout), tmp_path / "ranks", settings)
+    baseline = single(**keys)
+    verdict = compare_folders(settings["output"], baseline["output"])
+    assert verdict["verdict"] == "same", verdict
+    ours, expected = (read_json(Path(place["output"]) / "summary.json") for place in (settings, baseline))
+    assert ours["test_loss"] == pytest.approx(expected["test_loss"], abs=verdict["tolerances"]["loss"])
+    assert (ours["parameters"], ours["work"]) == (expected["parameters"], expected["work"])
+    assert verdict["steps"] == expected["steps"] == ours["steps"] == 20
+    return job_from_settings(settings).run, facts, (ours, expected)
+
+
+def check_spread(run, facts, outputs, units):
+    """Every parameter is there as often as the layout replicates it, in even shares; FSDP's units are the blocks and the root."""
+    with torch.device("meta"):
+        model = build_model(run.workload.model, outputs, *run.workload.sizes)
+    shapes, layout = {name: parameter.shape for name, parameter in model.named_parameters()}, run.layout
+    found = defaultdict(int)
+    for rank in facts:
+        for name, shape in rank["parameters"].items():
+            found[name] += math.prod(shape)
+    assert found == {
+        name: math.prod(shape) * layout.dp * (1 if SPLIT.search(name) else layout.tp) for name, shape in shapes.items()
+    }
+    held = [rank["parameter_bytes"] for rank in facts]
+    assert max(held) <= 1.05 * sum(held) / len(held)
+    assert {rank["sharded_units"] for rank in facts} == {units + 1 if layout.uses_fsdp else 0}

@@ -1,0 +1,130 @@
+"""Samples of a classifier: the same images whatever reads them, and bad data named."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from parascale.config import Optim
+from parascale.data.classes import AugmentedImages, ClassImages, random_crop
+from parascale.data.loader import read_batches
+from parascale.data.sampler import Sampler
+from parascale.errors import DataError
+from parascale.evaluation.accuracy import correct_within
+from parascale.train.optim import learning_rate
+
+
+class Reader:
+    """As readers of parascale.data.formats: encoded images of three classes."""
+
+    folder, classes = "here", ("a", "b", "c")
+
+    def __init__(self, count=6, labels=None, broken=()):
+        random = np.random.default_rng(0)
+        self.labels = np.arange(count) % 3 if labels is None else np.array(labels)
+        self.images = []
+        for number in range(count):
+            buffer = io.BytesIO()
+            Image.fromarray(random.integers(0, 256, (20 + number, 30, 3), dtype=np.uint8)).save(buffer, "PNG")
+            self.images.append(b"\xff\xd8 cut short" if number in broken else buffer.getvalue())
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, i):
+        return self.images[i]
+
+    def where(self, i):
+        return f"sample {i}"
+
+
+@settings(max_examples=20, deadline=None)
+@given(numbers=st.lists(st.integers(0, 50), min_size=1, max_size=5), seed=st.integers(0, 3))
+def test_an_image_follows_from_seed_epoch_and_sample_alone(numbers, seed):
+    samples = AugmentedImages(Reader(), 16, seed, 0.3)
+    pixels, labels = samples.batch(numbers)
+    assert pixels.shape == (len(numbers), 3, 16, 16) and pixels.dtype == np.uint8
+    for row, number in enumerate(numbers):
+        alone, label = AugmentedImages(Reader(), 16, seed, 0.3).batch([number])
+        assert np.array_equal(alone[0], pixels[row]) and label[0] == labels[row] == number % 6 % 3
+    other = AugmentedImages(Reader(), 16, seed + 1, 0.3).batch(numbers)[0]
+    later = samples.batch([number + len(samples) for number in numbers])[0]
+    assert not np.array_equal(other, pixels) and not np.array_equal(later, pixels)
+
+
+def test_about_half_of_the_images_are_flipped():
+    reader = Reader(1, [0])
+    reader.classes = ("a",)
+    samples = AugmentedImages(reader, 16, 0, 1.0)
+    whole = [samples.batch([number])[0][0] for number in range(60)]
+    left = sum(int(image[:, :, :4].sum()) for image in whole)
+    right = sum(int(image[:, :, -4:].sum()) for image in whole)
+    assert left == pytest.approx(right, rel=0.05)
+    middle = ClassImages(reader, 16).batch([0])[0]
+    assert np.array_equal(middle, ClassImages(reader, 16).batch([0])[0])
+
+
+def test_workers_change_nothing():
+    samples = AugmentedImages(Reader(), 16, 1, 0.3)
+    chosen = [np.array([1, 5]), np.array([7]), np.array([30, 2, 2])]
+    for one, other in zip(read_batches(samples, chosen), read_batches(samples, chosen, workers=2), strict=True):
+        assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@given(
+    width=st.integers(1, 300), height=st.integers(1, 300), smallest=st.floats(0.05, 1.0), seed=st.integers(0, 2**32 - 1)
+)
+def test_a_crop_lies_within_the_image_and_is_not_too_small(width, height, smallest, seed):
+    left, top, right, bottom = random_crop(width, height, smallest, np.random.default_rng(seed))
+    assert 0 <= left < right <= width + 1e-9 and 0 <= top < bottom <= height + 1e-9
+    area = (right - left) * (bottom - top)
+    assert area >= smallest * width * height * 0.999 or area == pytest.approx(min(width, height) ** 2)
+
+
+def test_numbers_go_on_from_epoch_to_epoch():
+    plain, on = Sampler(5, 4, 1), Sampler(5, 4, 1, count_on=True)
+    for step in range(8):
+        epochs = np.arange(step * 4, step * 4 + 4) // 5
+        assert np.array_equal(on.indices(step), plain.indices(step) + 5 * epochs)
+
+
+@pytest.mark.parametrize(
+    ("reader", "message"),
+    [
+        (
+            Reader(labels=[0, 1, 2, 3, 0, 9]),
+            r"sample 3 has label 3, but there are 3 classes, 0 to 2 \(2 such samples\)",
+        ),
+        (Reader(labels=[0, -1, 2, 1, 0, 1]), r"sample 1 has label -1"),
+        (Reader(labels=[0, 1, 0, 1, 0, 1]), r"class `c` has no image to train on"),
+    ],
+)
+def test_labels_that_cannot_be_are_named(reader, message):
+    with pytest.raises(DataError, match=message):
+        AugmentedImages(reader, 16, 0, 0.3)
+
+
+def test_a_corrupt_image_is_named_with_what_to_do():
+    with pytest.raises(DataError, match=r"sample 2: .*`formats.bad_samples: skip`"):
+        AugmentedImages(Reader(broken=[2]), 16, 0, 0.3).batch([8])
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 99))
+def test_accuracy_is_what_sorting_says(classes, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits, labels = torch.randn(7, classes, generator=generator), torch.randint(0, classes, (7,), generator=generator)
+    ranks = [sorted(row.tolist(), reverse=True).index(row[label]) for row, label in zip(logits, labels, strict=True)]
+    assert int(correct_within(logits, labels, count)) == sum(rank < count for rank in ranks)
+
+
+def test_one_cycle_rises_for_a_quarter_and_falls_to_nothing():
+    optim = Optim(schedule="one_cycle")
+    rates = [learning_rate(step, 40, 1.0, optim) for step in range(1, 41)]
+    assert max(rates) == rates[9] == pytest.approx(1.0)
+    assert rates[:10] == sorted(rates[:10]) and rates[9:] == sorted(rates[9:], reverse=True)
+    assert 1 / 25 < rates[0] < 0.1 and rates[-1] == pytest.approx(1e-5)
+    assert learning_rate(1, 1, 1.0, optim) == pytest.approx(1e-5)

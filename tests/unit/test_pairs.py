@@ -1,0 +1,137 @@
+"""Pairs of document and summary: nothing is lost or mixed up, and what is left out is counted."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parascale.config import Source, Text, Training, Workload
+from parascale.config.workload import Expected
+from parascale.data.pairs import Pairs, prepare_pairs
+from parascale.data.sources import download
+from parascale.data.text import IGNORED, Tokens
+from parascale.data.tokenize import END_ID
+from parascale.errors import ConfigError, DataError
+from parascale.evaluation.task import open_task
+
+GOOD = [{"document": f"the text number {n} says a lot of things", "summary": f"text {n}"} for n in range(8)]
+
+
+def prepare(folder, rows, columns=None, text=None):
+    """The folder of pairs made from the same JSON Lines for all splits."""
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = dict.fromkeys(("train", "validation", "test"), "rows.jsonl")
+    raw = download(Source(kind="files", location=str(folder), files=files, columns=columns or {}), folder / "raw")
+    prepare_pairs(raw, text or Text(), Expected(), folder / "pairs")
+    return folder / "pairs"
+
+
+WORDS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=9).map(" ".join)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=6), st.integers(2, 11), st.integers(2, 11))
+def test_batches_hold_every_pair_that_fits_and_nothing_else(tmp_path_factory, rows, window, summary_window):
+    folder = prepare(tmp_path_factory.mktemp("pairs"), [{"document": d, "summary": s} for d, s in rows])
+    tokens = Tokens(folder)
+    kept = [(d, s) for d, s in rows if len(s.split()) < summary_window]
+    if not kept:
+        with pytest.raises(DataError, match=r"no pair of the split `train` fits"):
+            Pairs(tokens, "train", window, summary_window)
+        return
+    pairs = Pairs(tokens, "train", window, summary_window)
+    assert len(pairs) == len(kept)
+    documents, mask, summaries, labels = pairs.batch(range(len(kept)))
+    for row, (document, summary) in enumerate(kept):
+        numbers = [*tokens.encode(document), END_ID][:window]
+        assert documents[row].tolist() == numbers + [0] * (window - len(numbers))
+        assert mask[row].tolist() == [True] * len(numbers) + [False] * (window - len(numbers))
+        asked = [*tokens.encode(summary), END_ID]
+        padding = summary_window - len(asked)
+        assert labels[row].tolist() == asked + [IGNORED] * padding
+        assert summaries[row].tolist() == [END_ID, *asked[:-1]] + ([END_ID] if padding else []) + [0] * (padding - 1)
+        assert [tokens.decode(part) for part in pairs.numbers(row)] == [document, summary]
+
+
+def test_rows_without_document_or_summary_are_left_out_and_counted(tmp_path):
+    bad = [
+        {"document": "alone"},
+        {"document": "blank", "summary": "  "},
+        {"summary": "orphan"},
+        {"document": None, "summary": "x"},
+    ]
+    tokens = Tokens(prepare(tmp_path, [*GOOD, *bad]))
+    counts = tokens.manifest["splits"]["train"]
+    assert (counts["documents"], counts["without_summary"], counts["without_document"]) == (8, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("over_long", "left", "expected"),
+    [
+        ("cut", 9, {"long_summary": 1, "long_document": 0, "cut_documents": 1}),
+        ("leave_out", 8, {"long_summary": 1, "long_document": 1, "cut_documents": 0}),
+    ],
+)
+def test_over_long_documents_and_summaries_are_counted(tmp_path, over_long, left, expected):
+    long = [{"document": "word " * 30, "summary": "short"}, {"document": "short", "summary": "word " * 30}]
+    folder = prepare(tmp_path, [*GOOD, *long])
+    training = Training(window=12, summary_window=8, over_long=over_long)
+    task = open_task(Workload("x", task="summarisation", training=training), folder)
+    assert len(task.splits["train"]) == left
+    assert task.excluded["train"] == {"without_document": 0, "without_summary": 0, **expected}
+    assert task.excluded.keys() == {"train", "validation", "test"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "message"),
+    [
+        ([{"text": "x", "summary": "y"}], {}, r"no pair of document and summary \(1 rows without document.*columns"),
+        ([{"document": "x", "summary": 3}], {}, r"line 1: `summary` holds no text but 3"),
+        (["only text"], {}, r"line 1: it is no mapping with `document` and `summary`"),
+    ],
+)
+def test_bad_rows_are_named(tmp_path, rows, columns, message):
+    with pytest.raises(DataError, match=message):
+        prepare(tmp_path, rows, columns)
+
+
+def test_plain_text_holds_no_pairs(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    files = dict.fromkeys(("train", "validation", "test"), "a.txt")
+    raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
+    with pytest.raises(DataError, match=r"a\.txt: plain text has no columns document, summary"):
+        prepare_pairs(raw, Text(), Expected(), tmp_path / "pairs")
+
+
+def test_columns_may_have_other_names_and_an_end_mark_within_a_text_ends_nothing(tmp_path):
+    rows = [{"article": f"a <eos> b {n}", "title": "c"} for n in range(3)]
+    folder = prepare(tmp_path, rows, {"document": "article", "summary": "title"})
+    tokens = Tokens(folder)
+    assert [tokens.decode(part) for part in Pairs(tokens, "test", 9, 9).numbers(2)] == ["a b 2", "c"]
+
+
+def test_subwords_give_the_text_back(tmp_path):
+    folder = prepare(tmp_path, GOOD, text=Text(tokenizer="subword", max_vocabulary=300))
+    tokens = Tokens(folder)
+    pairs = Pairs(tokens, "train", 200, 50)
+    found = [tuple(map(tokens.decode, pairs.numbers(number))) for number in range(len(pairs))]
+    assert found == [(row["document"], row["summary"]) for row in GOOD]
+
+
+def test_a_summariser_takes_no_flat_tokens(tmp_path):
+    from parascale.config import load_workload
+
+    (tmp_path / "bad.yaml").write_text("task: summarisation\ndata: {format: flat}\n")
+    with pytest.raises(ConfigError, match=r"`data\.format` = `flat` is none that the task summarisation reads.*pairs"):
+        load_workload(tmp_path, "bad")
+
+
+def test_ends_that_do_not_fit_are_damage(tmp_path):
+    folder = prepare(tmp_path, GOOD)
+    ends = np.load(folder / "train.ends.npy")
+    np.save(folder / "train.ends.npy", ends - 1)
+    with pytest.raises(DataError, match=r"`train\.ends\.npy` does not fit its tokens"):
+        Pairs(Tokens(folder), "train", 9, 9)

@@ -1,0 +1,97 @@
+"""xresnet50 is the network of the paper, in sizes, shapes and start."""
+
+import pytest
+import torch
+from torch import nn
+
+from parascale.config import Model, Run, Training, Workload, strict
+from parascale.errors import ConfigError
+from parascale.models import build_model
+
+XRESNET50 = Model(kind="xresnet", dim=64, norm="batch")
+
+
+def test_it_has_the_published_number_of_parameters():
+    """ResNet-50 has 25,557,032 (He et al. 2015); the stem of three convolutions adds 19,104 weights and 128 of norms."""
+    with torch.device("meta"):
+        model = build_model(XRESNET50, 1000, 224)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_576_264 == 25_557_032 + 19_104 + 128
+
+
+def test_its_layers_have_the_shapes_of_the_paper():
+    """Outputs of the stages of ResNet-50 at 224 pixels (He et al. 2015, arXiv:1512.03385, table 1), and the stem of ResNet-D."""
+    with torch.device("meta"):
+        model = build_model(XRESNET50, 1000, 224)
+        stem = model.stem(torch.empty(2, 3, 224, 224))
+        hidden, shapes = model.pool(stem), []
+        for stage in model.stages:
+            hidden = stage(hidden)
+            shapes.append(tuple(hidden.shape[1:]))
+        assert stem.shape[1:] == (64, 112, 112)
+        assert shapes == [(256, 56, 56), (512, 28, 28), (1024, 14, 14), (2048, 7, 7)]
+        assert model(torch.empty(2, 3, 224, 224, dtype=torch.uint8)).shape == (2, 1000)
+    assert [tuple(layer.convolution.weight.shape) for layer in model.stem] == [
+        (32, 3, 3, 3),
+        (32, 32, 3, 3),
+        (64, 32, 3, 3),
+    ]
+    assert [len(stage) for stage in model.stages] == [3, 4, 6, 3]
+    block = model.stages[1][0]
+    strides = [layer.convolution.stride for layer in (block.reduce, block.convolve, block.expand, block.project)]
+    assert strides == [(1, 1), (2, 2), (1, 1), (1, 1)]
+    assert isinstance(block.average, nn.AvgPool2d)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_block_begins_as_its_shortcut(norm):
+    torch.manual_seed(0)
+    model = build_model(Model(kind="xresnet", dim=8, depths=[2], norm=norm), 5, 32)
+    block, images = model.stages[0][1], torch.rand(2, 32, 6, 6)
+    torch.testing.assert_close(block(images), images)  # a ReLU of what is positive already
+
+
+@pytest.mark.parametrize("size", [32, 33, 47])
+def test_odd_sizes_fit_through_both_ways_of_a_block(size):
+    model = build_model(Model(kind="xresnet", dim=4, depths=[1, 1, 1, 1], norm="batch"), 5, size).eval()
+    assert model(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "message"),
+    [
+        ({"norm": "layer"}, {}, "`layer` is none of xresnet's"),
+        ({"depths": []}, {}, "a block or more for each stage"),
+        ({"dim": 5}, {}, "must be even"),
+        (
+            {},
+            {"layout": {"gpus_per_node": 2, "tp": 2}},
+            r"`xresnet` cannot be trained with tp = 2\. It offers single, dp, fsdp",
+        ),
+        ({}, {"layout": {"gpus_per_node": 2, "pp": 2}}, r"cannot be trained with pp = 2"),
+        ({}, {"layout": {"activation_checkpointing": True}}, "count every batch twice"),
+        ({}, {"layout": {"gpus_per_node": 2, "dp": 2}, "average_every": 2}, "take model.norm: group"),
+        ({"kind": "transformer_lm"}, {}, "is for the task language_model, not classification"),
+    ],
+)
+def test_what_it_cannot_be_is_refused_before_anything_runs(model, run, message):
+    workload = {
+        "name": "x",
+        "task": "classification",
+        "model": {"kind": "xresnet", "norm": "batch", **model},
+        "training": {"steps": 10},
+    }
+    with pytest.raises(ConfigError, match=message):
+        strict.load(Run, {"run": "x", "workload": workload, **run}, "test").check()
+
+
+def test_every_rank_with_its_own_batch_norm_is_another_training():
+    from parascale.train.parity import not_comparable
+
+    workload = Workload("x", task="classification", model=XRESNET50, training=Training(steps=2))
+    layouts = {on: {"gpus_per_node": 2, "dp": 2, "sync_batch_norm": on} for on in (True, False)}
+    runs = {
+        on: strict.load(Run, {"run": "x", "workload": workload, "layout": layout}, "x")
+        for on, layout in layouts.items()
+    }
+    assert not_comparable(runs[True]) is None
+    assert "its own batch norm" in not_comparable(runs[False])

@@ -1,0 +1,79 @@
+"""Summaries and classes go the whole way too: from raw rows and drawn images to figures in the report."""
+
+import csv
+import json
+import random
+
+import pytest
+
+from .small_project import SmallProject
+
+WORKLOADS = {
+    "texts": """
+title: Tiny summaries
+task: summarisation
+data:
+  source: {kind: files, location: text, files: {train: train.jsonl, validation: validation.jsonl, test: test.jsonl}}
+model: {kind: encoder_decoder, dim: 16, heads: 2, layers: 1, hidden: 32}
+optim: {lr: 5.0e-3}
+training: {window: 12, summary_window: 6, global_batch: 8, steps: 12}
+published: [{hardware: A100, gpus: 4, seconds: 240}]
+""",
+    "pictures": """
+title: Tiny classes
+task: classification
+data:
+  format: binary
+  source: {kind: builtin, name: shapes}
+  images: {train: 40, validation: 20, test: 20, size: 32}
+model: {kind: xresnet, dim: 8, depths: [1], norm: batch}
+optim: {lr: 5.0e-3, schedule: one_cycle}
+training: {image_size: 32, global_batch: 8, epochs: 2}
+""",
+}
+RUNS = "run\tworkload\tgpus_per_node\tdp\ntexts-single\ttexts\t1\t1\npictures-single\tpictures\t1\t1\npictures-ddp\tpictures\t2\t2\n"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    project = SmallProject(tmp_path_factory.mktemp("tasks"))
+    words = random.Random(0)
+    for split, count in (("train", 60), ("validation", 9), ("test", 7)):
+        rows = [{"document": " ".join(f"w{words.randrange(30)}" for _ in range(10))} for _ in range(count)]
+        rows = [{**row, "summary": " ".join(row["document"].split()[:3])} for row in rows] + [
+            {"document": "no summary"}
+        ]
+        (project.folder / f"text/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, text in WORKLOADS.items():
+        (project.folder / f"config/workloads/{name}.yaml").write_text(text)
+    (project.folder / "config/tiny.tsv").write_text(RUNS)
+    with (project.folder / "config/config.yaml").open("a") as handle:
+        handle.write(
+            "summaries: {beams: 2, examples: 1}\nformats: {images: [binary]}\nloaders: {samples: 20, repeats: 1, seconds: 0.05, workers: [0]}\n"
+        )
+    project.snakemake()
+    return project
+
+
+def test_every_run_is_done_and_its_figures_are_in_the_report(finished):
+    results = finished.folder / "results"
+    rows = {row["run"]: row for row in csv.DictReader((results / "report/summary.csv").open())}
+    assert {name: (row["status"], row["parity"], row["work_unit"]) for name, row in rows.items()} == {
+        "texts-single": ("done", "baseline", "tokens"),
+        "pictures-single": ("done", "baseline", "images"),
+        "pictures-ddp": ("done", "same", "images"),
+    }
+    assert int(rows["pictures-single"]["work"]) == 2 * 40
+    page = (results / "report/index.html").read_text()
+    for shown in ('id="rouge-table"', 'id="accuracy-table"', 'id="published-table"', "1 without summary"):
+        assert shown in page
+    record = json.loads((results / "runs/texts-single/run.json").read_text())
+    assert record["excluded"]["train"]["without_summary"] == 1 and record["prediction"]["memory_bytes"] > 0
+    assert json.loads((results / "runs/pictures-ddp/run.json").read_text())["prediction"]["seconds"] > 0
+
+
+def test_nothing_is_done_twice_and_other_summaries_need_no_training(finished):
+    assert "Nothing to be done" in finished.snakemake()
+    finished.edit("config/config.yaml", "beams: 2", "beams: 3")
+    assert set(finished.planned()) == {"summarise", "report", "all"}
+    finished.edit("config/config.yaml", "beams: 3", "beams: 2")
