@@ -1,7 +1,6 @@
 # Needs: the configuration. Makes: what all rules share, which is reading and looking up; nothing is computed here.
 
 import json
-import re
 import shlex
 import sys
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from snakemake.exceptions import WorkflowError
 
 from parascale import provenance
 from parascale.config import load_project
+from parascale.config.names import pattern
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
 from parascale.launch.preflight import preflight
@@ -28,7 +28,13 @@ PLANNER = Planner(PROJECT)
 snakemake_logger_plugin_parascale.follow(workflow, PROJECT)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
-NONE = "(?!)"  # a pattern that matches no name
+# What the job of each run asks for, its time limit apart.
+ASKED = {
+    name: resources(run.layout, PROJECT.site, None, PROJECT.config.partition, PROJECT.config.account)
+    for name, run in PROJECT.runs.items()
+}
+NONE = pattern([])
+SITE = json.dumps(asdict(PROJECT.site), sort_keys=True)
 
 
 # `python` in a rule is the one that runs Snakemake, so that an environment need not be activated.
@@ -36,8 +42,8 @@ shell.prefix(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH
 
 
 wildcard_constraints:
-    run="|".join(map(re.escape, PROJECT.runs)),
-    dataset="|".join(map(re.escape, PROJECT.datasets)),
+    run=pattern(PROJECT.runs),
+    dataset=pattern(PROJECT.datasets),
 
 
 def before_the_first_job():
@@ -45,9 +51,8 @@ def before_the_first_job():
     try:
         check_environment(Path(workflow.basedir) / "envs/requirements.txt", PROJECT.site)
         if workflow.executor_plugin.name == "slurm":
-            jobs = {name: (run.layout.nodes, PLANNER.runtime_minutes(name)) for name, run in PROJECT.runs.items()}
             reservation = workflow.executor_settings.reservation
-            preflight(PROJECT.site, jobs, PROJECT.config.account, PROJECT.config.partition, reservation)
+            preflight(PROJECT.site, PROJECT.config.account, PROJECT.config.partition, reservation)
         for job in workflow.dag.needrun_jobs():
             if "run" in job.wildcards.keys():
                 # A job of a workflow that was killed may still be at it.
@@ -68,11 +73,6 @@ def as_json(value):
 def runs_of(strategy, engine="native"):
     """Names of the runs of a strategy, in the table's order."""
     return [name for name, run in PROJECT.runs.items() if (run.strategy, run.engine) == (strategy, engine)]
-
-
-def pattern(names):
-    """A wildcard constraint that matches exactly these names."""
-    return "|".join(map(re.escape, names)) or NONE
 
 
 def results_of(names):
@@ -125,12 +125,7 @@ def job_of(parity):
 
 def site_of(wildcards):
     """The machine's facts, for the launcher. A function, because braces in a text would be taken for wildcards."""
-    return as_json(asdict(PROJECT.site))
-
-
-def layout_of(key):
-    """A function from wildcards to a number of a run's layout."""
-    return lambda wildcards: getattr(PROJECT.runs[wildcards.run].layout, key)
+    return SITE
 
 
 def nsight_of(wildcards):
@@ -146,21 +141,26 @@ def cores_of(wildcards):
     return PROJECT.site.cores_per_node if per_process is None else processes * per_process
 
 
-def minutes_of(wildcards, attempt, parity=False):
-    """The time limit of a run's job, from its plan; longer at each attempt."""
-    return PLANNER.runtime_minutes(wildcards.run, attempt, parity, PROJECT.config.partition)
+def launch_of(wildcards):
+    """What the launcher must know of a run's layout."""
+    layout = PROJECT.runs[wildcards.run].layout
+    processes = f"--nodes {layout.nodes} --processes {layout.processes_per_node} --gpus {layout.gpus_per_node}"
+    return f"{processes} --cores {cores_of(wildcards)}"
 
 
-def need(key, parity=False):
-    """A function from wildcards to one resource of a run's job; None where its layout does not need it."""
-    config = PROJECT.config
+def resources_of(parity=False):
+    """Resources of the jobs of runs. What all of them share is a value: asking a function for each job takes time."""
 
-    def resource(wildcards, attempt):
-        minutes = minutes_of(wildcards, attempt, parity)
-        layout = PROJECT.runs[wildcards.run].layout
-        return resources(layout, PROJECT.site, minutes, config.partition, config.account).get(key)
+    def resource(key):
+        values = [asked.get(key) for asked in ASKED.values()]
+        if values.count(values[0]) == len(values):
+            return values[0]
+        return lambda wildcards: ASKED[wildcards.run].get(key)
 
-    return resource
+    def runtime(wildcards, attempt):
+        return PLANNER.runtime_minutes(wildcards.run, attempt, parity, PROJECT.config.partition)
+
+    return {key: resource(key) for key in sorted(set().union(*ASKED.values()))} | {"runtime": runtime}
 
 
 def alone_on_a_node():

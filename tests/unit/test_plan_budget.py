@@ -15,7 +15,7 @@ from parascale.plan.calibrate import Calibration, Observation, fit, formula_rate
 from parascale.plan.planner import Planner
 from parascale.plan.predict import DataFacts, charged_core_hours, predict, runtime_minutes, verdict
 from parascale.plan.schedule import wall_hours
-from parascale.plan.time import Rates, bubble_fraction
+from parascale.plan.time import Rates
 
 JURECA = strict.load(
     Site,
@@ -218,7 +218,7 @@ def test_unknown_stays_unknown():
 )
 def test_bubbles(layout, bubble):
     """(p − 1) / m, divided by the stages a rank holds (Narayanan et al. 2021)."""
-    assert bubble_fraction(layout) == pytest.approx(bubble)
+    assert layout.bubble == pytest.approx(bubble)
 
 
 @settings(max_examples=30, deadline=None)

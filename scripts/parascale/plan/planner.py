@@ -12,7 +12,7 @@ class Planner:
     def __init__(self, project):
         self.project = project
         self.site = project.site
-        self._predictions = {}
+        self._predictions, self._workloads = {}, {}
 
     @functools.cached_property
     def calibration(self):
@@ -21,9 +21,12 @@ class Planner:
         stored = calibrate.load(calibrate.store(results, self.site.name), self.site.name)
         return calibrate.with_runs(stored, results)
 
-    @functools.cache  # noqa: B019 (a planner lives as long as its process)
     def _facts(self, name):
-        return data_facts(self.project.runs[name], self.project.paths)
+        """What is known of a run's data; looked up once a workload."""
+        run = self.project.runs[name]
+        if run.workload.name not in self._workloads:
+            self._workloads[run.workload.name] = data_facts(run, self.project.paths)
+        return self._workloads[run.workload.name]
 
     def run(self, name, parity=False):
         """The Run `name`, or its parity run."""

@@ -5,8 +5,7 @@ messages over each link. `Rates.seconds` turns that into time. Sources of the fo
 
 - collectives in rings, alpha-beta model: Thakur, Rabenseifner and Gropp 2005, doi:10.1177/1094342005051521; an
   all-gather or reduce-scatter of S bytes over p ranks sends (p-1)/p S in p-1 messages, an all-reduce twice that
-- pipeline bubble (p-1)/m, divided by the stages a rank holds: Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1-2;
-  a third of it for zero-bubble schedules, and none for its V form in theory: Qi et al. 2023, arXiv:2401.10241, table 2
+- pipeline bubble: `parascale.config.layout`
 - gradients and gathered parameters travel while a GPU computes its backward pass: only what is longer than that counts
 - tensor parallelism: four collectives of the residual stream a block and direction with a split sequence, which weigh
   as two all-reduces do without: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2
@@ -93,14 +92,6 @@ def step_work(run, sizes, vocabulary, device):
     return max(ranks, key=lambda work: work.flops)
 
 
-def bubble_fraction(layout):
-    """Waiting time of a pipeline over its computing time."""
-    if layout.pp == 1:
-        return 0.0
-    bubble = (layout.pp - 1) / layout.micro_batches / (layout.stages // layout.pp)
-    return bubble * {"InterleavedZeroBubble": 1 / 3, "ZBVZeroBubble": 0.0}.get(layout.pipeline_schedule, 1.0)
-
-
 def _rank_work(run, sizes, vocabulary, device, stages):
     layout, model, training = run.layout, run.workload.model, run.workload.training
     shape = Shape.of(run)
@@ -113,7 +104,7 @@ def _rank_work(run, sizes, vocabulary, device, stages):
     flops = ((1 + BACKWARD) * forward + recomputed) * shape.tokens * parts / layout.tp
     rank = RankMemory(run, sizes, vocabulary, device, stages)
     passes = blocks * parts * (1 + BACKWARD + layout.activation_checkpointing)
-    work = Work(flops=flops, passes=passes, optimizer_elements=rank.sharded, bubble=bubble_fraction(layout))
+    work = Work(flops=flops, passes=passes, optimizer_elements=rank.sharded, bubble=layout.bubble)
     beside = _data_transfers(Work(), run, rank, blocks)
     work = replace(work, beside=beside, **{name: getattr(beside, name) for name in TRANSFERS})
     work = _tensor_transfers(work, run, shape, blocks, parts)

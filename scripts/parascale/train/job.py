@@ -1,6 +1,7 @@
 """What a training process is told, put together from a project or from what a rule hands over."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +85,11 @@ def job_from_project(project, name):
     return job_from_settings(describe_job(project, name))
 
 
+@functools.cache
 def training_digest(model_kind):
-    """Digest of the code that a training runs: what train.py imports, and a model class of the user's own."""
+    """Digest of the code that a training runs: what train.py imports, and a model class of the user's own.
+
+    Taken once a process: a table of thousands of runs has few kinds of models.
+    """
     own = [model_kind.partition(":")[0]] if ":" in model_kind else []
     return provenance.code_digest([Path(__file__).with_name("loop.py"), *own])
