@@ -28,13 +28,16 @@ PLANNER = Planner(PROJECT)
 snakemake_logger_plugin_parascale.follow(workflow, PROJECT)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
+RUNS = PROJECT.runs | PLANNER.probes
 # What the job of each run asks for, its time limit apart.
 ASKED = {
     name: resources(run.layout, PROJECT.site, None, PROJECT.config.partition, PROJECT.config.account)
-    for name, run in PROJECT.runs.items()
+    for name, run in RUNS.items()
 }
+# Where a run of each kind lies while it is under way.
+WORK = {"run": PATHS.work, "parity": PATHS.parity_work, "probe": PATHS.probe_work}
 NONE = pattern([])
-SITE = json.dumps(asdict(PROJECT.site), sort_keys=True)
+SITE = json.dumps(PROJECT.site_settings, sort_keys=True)
 
 
 # `python` in a rule is the one that runs Snakemake, so that an environment need not be activated.
@@ -56,7 +59,7 @@ def before_the_first_job():
         for job in workflow.dag.needrun_jobs():
             if "run" in job.wildcards.keys():
                 # A job of a workflow that was killed may still be at it.
-                work = PATHS.parity_work if job.rule.name == "parity_run" else PATHS.work
+                work = WORK[{"parity_run": "parity", "probe": "probe"}.get(job.rule.name, "run")]
                 Lease(work(job.wildcards.run)).wait_for_holder()
     except ParascaleError as error:
         raise WorkflowError(str(error)) from None
@@ -82,7 +85,7 @@ def results_of(names):
 
 def data_of(wildcards):
     """The prepared data that a run reads."""
-    data = PROJECT.runs[wildcards.run].workload.data
+    data = RUNS[wildcards.run].workload.data
     return PATHS.data(data.dataset, data.format) / "manifest.json"
 
 
@@ -118,9 +121,15 @@ def data_settings(*sections):
     )
 
 
-def job_of(parity):
-    """A function from wildcards to the settings of a training's job."""
-    return lambda wildcards: as_json(describe_job(PROJECT, wildcards.run, parity=parity))
+def job_of(kind):
+    """A function from wildcards to the settings of a training's job; kind: run, parity or probe."""
+    output = {"run": PATHS.run, "parity": PATHS.parity, "probe": PATHS.probe}[kind]
+
+    def job(wildcards):
+        run = PLANNER.run(wildcards.run, kind)
+        return as_json(describe_job(PROJECT, run, WORK[kind](wildcards.run), output(wildcards.run)))
+
+    return job
 
 
 def site_of(wildcards):
@@ -136,19 +145,19 @@ def nsight_of(wildcards):
 
 def cores_of(wildcards):
     """Cores of one node that the processes of a run compute with."""
-    processes = PROJECT.runs[wildcards.run].layout.processes_per_node
+    processes = RUNS[wildcards.run].layout.processes_per_node
     per_process = PROJECT.site.threads_per_process
     return PROJECT.site.cores_per_node if per_process is None else processes * per_process
 
 
 def launch_of(wildcards):
     """What the launcher must know of a run's layout."""
-    layout = PROJECT.runs[wildcards.run].layout
+    layout = RUNS[wildcards.run].layout
     processes = f"--nodes {layout.nodes} --processes {layout.processes_per_node} --gpus {layout.gpus_per_node}"
     return f"{processes} --cores {cores_of(wildcards)}"
 
 
-def resources_of(parity=False):
+def resources_of(kind="run"):
     """Resources of the jobs of runs. What all of them share is a value: asking a function for each job takes time."""
 
     def resource(key):
@@ -158,7 +167,7 @@ def resources_of(parity=False):
         return lambda wildcards: ASKED[wildcards.run].get(key)
 
     def runtime(wildcards, attempt):
-        return PLANNER.runtime_minutes(wildcards.run, attempt, parity, PROJECT.config.partition)
+        return PLANNER.runtime_minutes(wildcards.run, attempt, kind, PROJECT.config.partition)
 
     return {key: resource(key) for key in sorted(set().union(*ASKED.values()))} | {"runtime": runtime}
 

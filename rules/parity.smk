@@ -24,9 +24,9 @@ use rule train as parity_run with:
     # Nothing is timed here, so several may share a machine.
     threads: cores_of
     resources:
-        **resources_of(parity=True),
+        **resources_of("parity"),
     params:
-        job=job_of(parity=True),
+        job=job_of("parity"),
         site=site_of,
         launch=launch_of,
         timeout=PROJECT.config.timeout_seconds,

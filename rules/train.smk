@@ -26,7 +26,7 @@ rule train:
     resources:
         **resources_of(),
     params:
-        job=job_of(parity=False),
+        job=job_of("run"),
         site=site_of,
         launch=launch_of,
         timeout=PROJECT.config.timeout_seconds,

@@ -243,7 +243,7 @@ def test_a_calibration_is_kept_and_used(tmp_path):
     observation = Observation(
         "run", "seen", dataclasses.asdict(run), 5000, 0.5, {"forward": 0.2, "backward": 0.3}, None, 7.0
     )
-    path = calibrate.store(tmp_path, "jureca")
+    path = tmp_path / "calibration" / "jureca.json"
     calibrate.save(Calibration("jureca", (observation,)), path)
     loaded = calibrate.load(path, "jureca")
     assert loaded == Calibration("jureca", (observation,))

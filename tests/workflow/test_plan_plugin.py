@@ -66,7 +66,7 @@ rule parity_any:
     output: RESULTS / "parity_any" / "{run}.txt"
     resources:
         nodes=layout("nodes"),
-        runtime=lambda wildcards, attempt: PLANNER.runtime_minutes(wildcards.run, attempt, parity=True),
+        runtime=lambda wildcards, attempt: PLANNER.runtime_minutes(wildcards.run, attempt, "parity"),
     shell: "echo parity_any >> executed.txt; touch {output:q}"
 
 
@@ -175,9 +175,9 @@ def test_the_table_is_the_count_by_hand(workflow):
     planner = Planner(load_project_file_in(workflow.folder))
     expected = worst = 0.0
     for name, (nodes, _) in RUNS.items():
-        for parity in (False, True):
-            expected += nodes * 128 * planner.prediction(name, parity).wall_seconds / 3600
-            worst += nodes * 128 * planner.runtime_minutes(name, parity=parity) / 60 * 2
+        for kind in ("run", "parity"):
+            expected += nodes * 128 * planner.prediction(name, kind).wall_seconds / 3600
+            worst += nodes * 128 * planner.runtime_minutes(name, kind=kind) / 60 * 2
     assert values["totals"]["core_hours_expected"] == pytest.approx(expected)
     assert values["totals"]["core_hours_worst"] == pytest.approx(worst + 128 * 0.5 * 2)
     assert values["totals"]["jobs"] == 10 and values["capacity"] == 3

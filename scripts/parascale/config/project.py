@@ -85,6 +85,11 @@ class Project:
         return Paths(self.root)
 
     @functools.cached_property
+    def site_settings(self):
+        """The site as plain values."""
+        return dataclasses.asdict(self.site)
+
+    @functools.cached_property
     def datasets(self):
         """Dataset name → Data, for every dataset that a run uses."""
         return {run.workload.data.dataset: run.workload.data for run in self.runs.values()}

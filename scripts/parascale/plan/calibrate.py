@@ -12,8 +12,9 @@ from functools import cached_property
 
 from parascale.config import run_from_dict
 from parascale.files import read_json, read_json_lines, write_json
+from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
 from parascale.plan.shapes import model_sizes
-from parascale.plan.time import Rates, step_work
+from parascale.plan.time import COMPUTING, Rates, step_work
 
 SCHEMA_VERSION = 1
 WARM_UP = 5  # first steps that are left out: allocators, caches and compilers settle
@@ -34,6 +35,7 @@ class Observation:
     phases: dict
     startup_seconds: float | None = None
     extra_seconds: float | None = None
+    save_seconds: float | None = None
     peak_memory_bytes: int | None = None
 
     @cached_property
@@ -63,10 +65,25 @@ class Calibration:
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
-    def startup_seconds(self, site):
-        """From a job's start to its first step."""
-        seen = [o.startup_seconds for o in self.observations if o.startup_seconds is not None]
-        return statistics.median(seen) if seen else site.assumed.startup_seconds
+    def measured(self, site):
+        """`site` with what it assumes of start-up, saving and constant memory replaced by what probes showed."""
+        found = {
+            "startup_seconds": _median(
+                o.startup_seconds / site.crowding(o.resolved.layout.processes_per_node)
+                for o in self.observations
+                if o.startup_seconds is not None
+            ),
+            "save_gigabytes_per_second": _median(
+                saved_bytes(o.resolved, o.vocabulary) / o.save_seconds / 1e9
+                for o in self.observations
+                if o.save_seconds
+            ),
+            "library_gigabytes": _median(_constant_bytes(o) / 1e9 for o in self.observations)
+            if site.device == "cpu"  # of a GPU the record knows what torch allocated, and nothing else
+            else None,
+        }
+        known = {name: value for name, value in found.items() if value is not None and value > 0}
+        return dataclasses.replace(site, assumed=dataclasses.replace(site.assumed, **known))
 
     def rates(self, site, precision):
         """The Rates of `site`: the formula's, or fitted where runs of this precision were observed."""
@@ -94,7 +111,9 @@ def formula_rates(site, precision):
     return Rates(
         steps=assumed.step_milliseconds / 1e3,
         flops=1 / flops,
+        contended_flops=assumed.contention / flops,
         passes=assumed.pass_microseconds / 1e6,
+        split_passes=assumed.split_pass_microseconds / 1e6,
         optimizer_elements=7 * 4 / memory,
         node_bytes=1 / (site.node_link.gigabytes_per_second * 1e9),
         node_messages=site.node_link.microseconds / 1e6,
@@ -140,28 +159,39 @@ def _equations(observation, site):
     unit = Rates(**{item.name: 1.0 for item in dataclasses.fields(Rates)})
     shared = unit.shared(site, run.layout.processes_per_node)
     amounts = {item.name: getattr(work, item.name) * getattr(shared, item.name) for item in dataclasses.fields(Rates)}
-    for name in ("flops", "passes"):
-        amounts[name] *= 1 + work.bubble
+    crowding = site.crowding(run.layout.processes_per_node)
+    for name in COMPUTING:
+        amounts[name] *= max(1 + work.bubble, work.balance * crowding) / crowding
     if run.layout.world_size > 1:
         return [(amounts, observation.step_seconds)]
     phases = observation.phases
     groups = (
-        (("flops", "passes"), phases.get("forward", 0.0) + phases.get("backward", 0.0)),
+        (COMPUTING, phases.get("forward", 0.0) + phases.get("backward", 0.0)),
         (("optimizer_elements",), phases.get("optimizer", 0.0)),
         (("steps",), phases.get("data", 0.0) + phases.get("communication", 0.0) + phases.get("other", 0.0)),
     )
     return [({name: amounts[name] for name in names}, seconds) for names, seconds in groups if seconds > 0]
 
 
-def store(results, site_name):
-    """The file that holds a site's calibration."""
-    return results / "calibration" / f"{site_name}.json"
+def saved_bytes(run, vocabulary):
+    """Bytes of a resumable checkpoint: fp32 weights and the optimizer's copies of them; None where shapes are unknown."""
+    sizes = model_sizes(run.workload.model, vocabulary, run.workload.training.window)
+    return None if sizes is None else 4 * sizes.count * (1 + OPTIMIZER_COPIES[run.workload.optim.name])
+
+
+def _constant_bytes(observation):
+    """What a process held beside the tensors that the formula counts; None where either is unknown."""
+    tensors = peak_memory(observation.resolved, observation.vocabulary, "cpu")
+    if tensors is None or observation.peak_memory_bytes is None:
+        return None
+    return max(0, observation.peak_memory_bytes - total(tensors))
 
 
 def observe_probe(folder):
     """The Observation in a probe's folder, from its single steps: medians, the first ones left out."""
     lines = read_json_lines(folder / "steps.jsonl")
-    beside = sum(line.get("evaluation_seconds", 0.0) + line.get("checkpoint_seconds", 0.0) for line in lines)
+    saves = [line["checkpoint_seconds"] for line in lines if "checkpoint_seconds" in line]
+    beside = sum(line.get("evaluation_seconds", 0.0) for line in lines) + sum(saves)
     whole = observe_run(folder)
     lines = lines[WARM_UP:] or lines
     names = sorted({name for line in lines for name in line["seconds"] if name != "total"})
@@ -169,6 +199,7 @@ def observe_probe(folder):
         whole,
         source="probe",
         startup_seconds=max(0.0, whole.extra_seconds - beside),
+        save_seconds=statistics.median(saves) if saves else None,
         step_seconds=statistics.median(line["seconds"]["total"] for line in lines),
         phases={name: statistics.median(line["seconds"].get(name, 0.0) for line in lines) for name in names},
     )
@@ -189,6 +220,11 @@ def observe_run(folder):
     )
 
 
+def site_name(folder):
+    """Where the run in a folder ran."""
+    return read_json(folder / "run.json")["site"]["name"]
+
+
 def save(calibration, path):
     """Write a Calibration to its file."""
     observations = [dataclasses.asdict(observation) for observation in calibration.observations]
@@ -203,11 +239,18 @@ def load(path, site_name):
     return Calibration(values["site"], tuple(Observation(**entry) for entry in values["observations"]))
 
 
-def with_runs(calibration, results):
-    """`calibration` and the finished runs of this site below `results/runs`."""
-    folders = [path.parent for path in sorted((results / "runs").glob("*/summary.json"))]
-    here = [folder for folder in folders if read_json(folder / "run.json")["site"]["name"] == calibration.site]
-    return dataclasses.replace(calibration, observations=(*calibration.observations, *map(observe_run, here)))
+def known(paths, site):
+    """The Calibration of a site (a name): what its probes said, and its finished runs."""
+    probed = load(paths.calibration(site), site)
+    folders = [path.parent for path in sorted(paths.run("").glob("*/summary.json"))]
+    here = [observe_run(folder) for folder in folders if site_name(folder) == site]
+    return dataclasses.replace(probed, observations=(*probed.observations, *here))
+
+
+def _median(values):
+    """The median of the values that are known; None where none is."""
+    values = [value for value in values if value is not None]
+    return statistics.median(values) if values else None
 
 
 def _signature(run):

@@ -17,6 +17,7 @@ from parascale.plan.activations import Kinds, Shape, boundary_bytes
 from parascale.plan.flops import BACKWARD, block_forward, head_forward
 from parascale.plan.memory import RankMemory, rank_stages
 
+COMPUTING = ("flops", "contended_flops", "passes", "split_passes")
 TRANSFERS = ("node_bytes", "node_messages", "network_bytes", "network_messages")
 
 
@@ -26,13 +27,18 @@ class Work:
 
     steps: float = 1.0
     flops: float = 0.0
+    contended_flops: float = (
+        0.0  # the same operations: what they take longer where other cores of a CPU compute as well
+    )
     passes: float = 0.0  # forward passes through one block; a backward pass counts twice
+    split_passes: float = 0.0  # those of them whose matrices tensor parallelism splits
     optimizer_elements: float = 0.0
     node_bytes: float = 0.0
     node_messages: float = 0.0
     network_bytes: float = 0.0
     network_messages: float = 0.0
     bubble: float = 0.0  # part of the computing time that a pipeline waits on top
+    balance: float = 1.0  # computing of the mean rank over that of this one, which computes longest
     beside: "Work | None" = (
         None  # of the transfers, those of gradients and parameters, which GPUs do while they compute
     )
@@ -49,7 +55,9 @@ class Rates:
 
     steps: float
     flops: float
+    contended_flops: float
     passes: float
+    split_passes: float
     optimizer_elements: float
     node_bytes: float
     node_messages: float
@@ -57,15 +65,20 @@ class Rates:
     network_messages: float
 
     def seconds(self, work, site, processes):
-        """{phase: seconds} of a step where a node of `site` has `processes` of the run."""
-        price = self.shared(site, processes)
-        compute = work.flops * price.flops + work.passes * price.passes
+        """{phase: seconds} of a step where a node of `site` has `processes` of the run.
+
+        Where processes share cores, one computes while another waits: a step is as long as the longest chain, or as all
+        computing takes on the cores, whichever is longer.
+        """
+        price, crowding = self.shared(site, processes), site.crowding(processes)
+        alone = sum(getattr(work, name) * getattr(price, name) for name in COMPUTING) / crowding
+        compute = alone * max(1.0, work.balance * crowding)
         communication = price.transfers(work)
         if work.beside is not None and site.device != "cpu":
             communication -= min(price.transfers(work.beside), BACKWARD / (1 + BACKWARD) * compute)
         return {
             "compute": compute,
-            "bubble": compute * work.bubble,
+            "bubble": max(0.0, alone * (1 + work.bubble) - compute),
             "communication": communication,
             "optimizer": work.optimizer_elements * price.optimizer_elements,
             "other": work.steps * price.steps,
@@ -78,18 +91,26 @@ class Rates:
     def shared(self, site, processes):
         """These prices for one of several processes of a node: on CPUs each has its threads, and all share the cores."""
         if site.device != "cpu":
-            return self
-        cores = site.cores_per_node or 1
-        threads = site.threads_per_process or max(1, cores // processes)
-        waiting = max(1.0, processes * threads / cores)
-        scales = {"flops": waiting / threads, "optimizer_elements": waiting / threads}
-        return Rates(**{item.name: getattr(self, item.name) * scales.get(item.name, waiting) for item in fields(self)})
+            return replace(self, contended_flops=0.0)
+        cores, threads, crowding = site.cores_per_node or 1, site.threads(processes), site.crowding(processes)
+        others = (min(cores, processes * threads) - 1) / max(1, cores - 1)
+        scales = {"flops": 1 / threads, "optimizer_elements": 1 / threads, "contended_flops": others / threads}
+        return Rates(
+            **{item.name: getattr(self, item.name) * crowding * scales.get(item.name, 1.0) for item in fields(self)}
+        )
 
 
 def step_work(run, sizes, vocabulary, device):
     """The Work of the rank that computes longest in a step of `run`."""
-    ranks = (_rank_work(run, sizes, vocabulary, device, stages) for stages in rank_stages(run.layout, sizes.layers))
-    return max(ranks, key=lambda work: work.flops)
+    ranks = [_rank_work(run, sizes, vocabulary, device, stages) for stages in rank_stages(run.layout, sizes.layers)]
+    busiest, whole = max(ranks, key=lambda work: work.flops), sum(work.flops for work in ranks)
+    if len(ranks) == 1:
+        return busiest
+    # What the busiest rank waits for is the others' work, which may be less than its own.
+    others = (whole - busiest.flops) / (len(ranks) - 1)
+    return replace(
+        busiest, bubble=run.layout.bubble * others / busiest.flops, balance=whole / len(ranks) / busiest.flops
+    )
 
 
 def _rank_work(run, sizes, vocabulary, device, stages):
@@ -104,7 +125,13 @@ def _rank_work(run, sizes, vocabulary, device, stages):
     flops = ((1 + BACKWARD) * forward + recomputed) * shape.tokens * parts / layout.tp
     rank = RankMemory(run, sizes, vocabulary, device, stages)
     passes = blocks * parts * (1 + BACKWARD + layout.activation_checkpointing)
-    work = Work(flops=flops, passes=passes, optimizer_elements=rank.sharded, bubble=layout.bubble)
+    work = Work(
+        flops=flops,
+        contended_flops=flops,
+        passes=passes,
+        split_passes=passes if layout.tp > 1 else 0.0,
+        optimizer_elements=rank.sharded,
+    )
     beside = _data_transfers(Work(), run, rank, blocks)
     work = replace(work, beside=beside, **{name: getattr(beside, name) for name in TRANSFERS})
     work = _tensor_transfers(work, run, shape, blocks, parts)

@@ -8,6 +8,8 @@ import os
 import time
 from datetime import UTC, datetime
 
+import psutil
+
 from parascale.files import read_json_lines, write_text
 from parascale.train.events import Events
 
@@ -23,7 +25,8 @@ class Record:
         self.attempts_path = folder / "attempts.jsonl"
         self.events = Events(folder)
         self.handle = None
-        self.started = time.time()
+        # Not now: loading libraries and data is part of a job, and charged.
+        self.started = psutil.Process().create_time()
         self.first_step = None
         self.last_step = None
 
