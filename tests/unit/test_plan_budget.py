@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from parascale.config import Layout, Model, Run, Site, Training, Workload, strict
 from parascale.config.project import Budget, Config, Project
-from parascale.plan import actual, budget, calibrate, limits, tables
+from parascale.plan import actual, budget, calibrate, tables
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.calibrate import Calibration, Observation, fit, formula_rates
 from parascale.plan.planner import Planner
@@ -96,42 +96,6 @@ def test_beyond_the_quota_is_a_warning(tmp_path):
     plan = budget.make_plan(jobs(), Planner(project(tmp_path, quota=1.0)))
     budget.check(plan)
     assert "more than the quota of 1" in budget.warnings(plan)[0]
-
-
-VIOLATIONS = {
-    "nodes": ({"nodes": 25}, "takes at most 24"),
-    "nodes of another partition": ({"nodes": 5, "partition": "dc-gpu-devel"}, "takes at most 4"),
-    "hours": ({"limit_hours": 24.1}, "ends jobs after 24 h"),
-    "hours of another partition": ({"limit_hours": 2.5, "partition": "dc-gpu-devel"}, "ends jobs after 2 h"),
-    "GPUs": ({"gpus": 5}, "jureca has 4"),
-    "partition": ({"partition": "gpu"}, "is not known at jureca"),
-    "negative nodes": ({"nodes": -1}, "asks for -1 nodes"),
-}
-
-
-@pytest.mark.parametrize("name", VIOLATIONS)
-def test_what_the_machine_never_grants_is_refused(name, tmp_path):
-    """Each violation is found in a plan, and stops a real run."""
-    change, said = VIOLATIONS[name]
-    job = dataclasses.replace(jobs()[2], **change)
-    plan = budget.make_plan([job], Planner(project(tmp_path)))
-    with pytest.raises(budget.BudgetError, match=said):
-        budget.check(plan)
-    assert said in tables.text(plan)
-
-
-def test_jobs_at_the_limit_pass():
-    assert limits.violations(limits.Request("job", 24, 4, 24.0), JURECA) == []
-
-
-def test_live_limits_are_read():
-    """`scontrol show partition --oneliner`, as Slurm 22.05 prints it."""
-    text = (
-        "PartitionName=dc-gpu AllowGroups=ALL MaxNodes=24 MaxTime=1-00:00:00 TotalNodes=192\n"
-        "PartitionName=dc-gpu-devel MaxNodes=UNLIMITED MaxTime=02:00:00 TotalNodes=12\n"
-    )
-    parsed = [(entry.name, entry.max_hours, entry.max_nodes) for entry in limits.parse_partitions(text)]
-    assert parsed == [("dc-gpu", 24.0, 24), ("dc-gpu-devel", 2.0, 12)]
 
 
 def test_nothing_to_run_says_so(tmp_path):

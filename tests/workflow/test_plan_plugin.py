@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -255,18 +254,3 @@ def test_local_rules_are_found_where_dry_runs_hide_them(workflow):
     workflow("-n")
     nodes = {job["rule"]: job["nodes"] for job in plan(workflow.folder)["jobs"]}
     assert (nodes["download"], nodes["report"], nodes["all"], nodes["prepare"]) == (0, 0, 0, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("count", "seconds"), [(500, 10), (5000, 60)])
-def test_large_plans_are_quick(workflow, count, seconds):
-    """A run and its parity run each: 1,000 jobs under 10 s, 10,000 under a minute."""
-    shutil.rmtree(workflow.folder / "config")
-    write_project(workflow.folder, {f"ddp-{number}": (1, 4) for number in range(count)})
-    import time
-
-    began = time.perf_counter()
-    code, text = workflow("-n", "-q", "rules")
-    elapsed = time.perf_counter() - began
-    assert code == 0 and plan(workflow.folder)["totals"]["jobs"] == 2 * count + 4, text[-2000:]
-    assert elapsed < seconds

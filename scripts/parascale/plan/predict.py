@@ -236,12 +236,9 @@ def _time(prediction, run, site, calibration, sizes, facts):
 
 def run_steps(run, facts):
     """Optimizer steps of a run; None where it counts epochs of data of unknown size."""
-    training = run.workload.training
-    if training.steps is not None:
-        return training.steps
-    if facts.train_samples is None:
+    if run.workload.training.steps is None and facts.train_samples is None:
         return None
-    return max(1, round(training.epochs * facts.train_samples / run.global_batch))
+    return run.optimizer_steps(facts.train_samples)
 
 
 def _evaluation_seconds(run, rates, facts, steps, site):

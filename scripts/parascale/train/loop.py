@@ -151,7 +151,7 @@ def prepare(job):
             "test": Windows(tokens.split("test"), training.window),
         }
     sampler = Sampler(len(splits["train"]), run.global_batch, run.seed)
-    steps = training.steps or max(1, math.ceil(training.epochs * len(splits["train"]) / run.global_batch))
+    steps = run.optimizer_steps(len(splits["train"]))
 
     # --- model
     def build():
