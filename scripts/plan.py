@@ -39,7 +39,7 @@ def main():
     arguments = parse()
     project = load_project_file(arguments.config)
     if arguments.actual:
-        rows = actual.compare(project.paths.results, project.site)
+        rows = actual.compare(project.paths.results)
         actual.write_csv(rows, arguments.actual)
         print(f"{len(rows)} finished runs: {arguments.actual}")
         return 0

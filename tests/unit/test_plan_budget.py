@@ -253,14 +253,15 @@ def test_sacct_is_summed(tmp_path):
     folder.mkdir(parents=True)
     described = {
         "run": "a",
+        "site": dataclasses.asdict(JURECA),
         "job_ids": ["7"],
         "prediction": {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 142.2},
     }
     (folder / "run.json").write_text(json.dumps(described))
     (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2300.0, "core_hours": 163.6}))
-    (row,) = actual.compare(tmp_path, JURECA, lambda ids: parsed)
+    (row,) = actual.compare(tmp_path, accounting=lambda ids: parsed)
     assert row.core_hours_charged == pytest.approx(2 * 128 * 2400 / 3600) and row.source == "sacct" and row.ratio == 1.2
-    (row,) = actual.compare(tmp_path, JURECA, lambda ids: {})
+    (row,) = actual.compare(tmp_path, accounting=lambda ids: {})
     assert row.core_hours_charged == 163.6 and row.source == "record"
     actual.write_csv([row], tmp_path / "actual.csv")
     assert (tmp_path / "actual.csv").read_text().splitlines()[1].startswith("a,probe,")

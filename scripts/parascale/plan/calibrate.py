@@ -242,9 +242,19 @@ def load(path, site_name):
 def known(paths, site):
     """The Calibration of a site (a name): what its probes said, and its finished runs."""
     probed = load(paths.calibration(site), site)
-    folders = [path.parent for path in sorted(paths.run("").glob("*/summary.json"))]
-    here = [observe_run(folder) for folder in folders if site_name(folder) == site]
-    return dataclasses.replace(probed, observations=(*probed.observations, *here))
+    here = [_observed(path.parent, site) for path in sorted(paths.run("").glob("*/summary.json"))]
+    return dataclasses.replace(probed, observations=(*probed.observations, *filter(None, here)))
+
+
+def _observed(folder, site):
+    """The Observation of a finished run; None for one of another site.
+
+    None as well for a damaged record: it must not keep others from running, teaches nothing, and the report names it.
+    """
+    try:
+        return observe_run(folder) if site_name(folder) == site else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _median(values):

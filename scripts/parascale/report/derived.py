@@ -98,7 +98,11 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that pages, tables and figures read. jobs: name of a run → page of its own, beside this report's."""
+    """Everything that pages, tables and figures read.
+
+    jobs: name of a run → page of its own, beside this report's. charges: name of a run → (core-hours charged, what says so).
+    advice: of each workload (parascale.report.plans.Advice).
+    """
 
     title: str
     records: tuple
@@ -108,6 +112,8 @@ class Report:
     experiments: tuple
     conversions: tuple = ()
     jobs: dict = field(default_factory=dict)
+    charges: dict = field(default_factory=dict)
+    advice: tuple = ()
 
     @property
     def done(self):
@@ -135,10 +141,11 @@ class Report:
         return numbers
 
 
-def build_report(records, title, left_out=(), conversions=(), jobs=None):
+def build_report(records, title, left_out=(), conversions=(), jobs=None, charges=None, advice=()):
     """A Report of `records`. left_out: names of runs with results that were not asked for.
 
-    conversions: rows of converted checkpoints, mappings with the keys of `conversions.CSV_COLUMNS`. jobs: as in Report.
+    conversions: rows of converted checkpoints, mappings with the keys of `conversions.CSV_COLUMNS`. jobs, charges, advice: as
+    in Report.
     """
     by_name = {record.name: record for record in records}
     comparisons = {
@@ -148,7 +155,7 @@ def build_report(records, title, left_out=(), conversions=(), jobs=None):
     alike = _grouped(done, lambda record: _repetition(record, by_name, comparisons[record.name]))
     members = tuple(Member(tuple(group)) for group in alike.values())
     experiments = tuple(_experiments(members, by_name, comparisons))
-    extras = tuple(conversions), jobs or {}
+    extras = tuple(conversions), jobs or {}, charges or {}, tuple(advice)
     return Report(title, tuple(records), tuple(left_out), comparisons, members, experiments, *extras)
 
 
