@@ -174,14 +174,23 @@ def _pipeline_transfers(work, run, shape, stages):
 
 
 def _ring(work, run, axis, size, collectives):
-    """Collectives that together move `size` bytes of whole tensors around the ring of an axis."""
-    ranks = getattr(run.layout, axis)
+    """Collectives that together move `size` bytes of whole tensors around the ring of an axis.
+
+    Between nodes there are as many rings as a node has ranks of the axis, each over a network link of its own with its
+    part of the bytes, as NCCL has it where each GPU has such a link.
+    """
+    ranks, link = getattr(run.layout, axis), link_of(run.layout, axis)
     if ranks == 1:
         return work
-    return work.plus(link_of(run.layout, axis), size * (ranks - 1) / ranks, collectives * (ranks - 1))
+    rings = 1 if link == "node" else max(1, run.layout.processes_per_node // _inner(run.layout, axis))
+    return work.plus(link, size * (ranks - 1) / ranks / rings, collectives * (ranks - 1))
 
 
 def link_of(layout, axis):
     """Which link an axis's slowest neighbours share: tp is numbered fastest, then fsdp, dp, pp."""
-    inner = {"tp": 1, "fsdp": layout.tp, "dp": layout.tp * layout.fsdp, "pp": layout.tp * layout.fsdp * layout.dp}[axis]
-    return "node" if inner * getattr(layout, axis) <= layout.processes_per_node else "network"
+    return "node" if _inner(layout, axis) * getattr(layout, axis) <= layout.processes_per_node else "network"
+
+
+def _inner(layout, axis):
+    """Distance between neighbours of an axis in the numbering of ranks."""
+    return {"tp": 1, "fsdp": layout.tp, "dp": layout.tp * layout.fsdp, "pp": layout.tp * layout.fsdp * layout.dp}[axis]
