@@ -26,7 +26,7 @@ use rule train as probe with:
     params:
         job=job_of("probe"),
         launch=launch_of,
-        site=site_of,
+        site=SITE,
         timeout=PROJECT.config.timeout_seconds,
         ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-probe"),
 

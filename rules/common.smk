@@ -37,7 +37,7 @@ ASKED = {
 # Where a run of each kind lies while it is under way.
 WORK = {"run": PATHS.work, "parity": PATHS.parity_work, "probe": PATHS.probe_work}
 NONE = pattern([])
-SITE = json.dumps(PROJECT.site_settings, sort_keys=True)
+SITE = f"{PROJECT.config.sites}/{PROJECT.site.name}.yaml"
 
 
 # `python` in a rule is the one that runs Snakemake, so that an environment need not be activated.
@@ -130,11 +130,6 @@ def job_of(kind):
         return as_json(describe_job(PROJECT, run, WORK[kind](wildcards.run), output(wildcards.run)))
 
     return job
-
-
-def site_of(wildcards):
-    """The machine's facts, for the launcher. A function, because braces in a text would be taken for wildcards."""
-    return SITE
 
 
 def nsight_of(wildcards):

@@ -22,7 +22,7 @@ rule measure_communication:
     resources:
         **resources_of(),
     params:
-        site=site_of,
+        site=SITE,
         device=PROJECT.site.device,
         launch=launch_of,
         ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-communication"),

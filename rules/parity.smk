@@ -27,7 +27,7 @@ use rule train as parity_run with:
         **resources_of("parity"),
     params:
         job=job_of("parity"),
-        site=site_of,
+        site=SITE,
         launch=launch_of,
         timeout=PROJECT.config.timeout_seconds,
         nsight="",

@@ -27,7 +27,7 @@ rule train:
         **resources_of(),
     params:
         job=job_of("run"),
-        site=site_of,
+        site=SITE,
         launch=launch_of,
         timeout=PROJECT.config.timeout_seconds,
         nsight=nsight_of,

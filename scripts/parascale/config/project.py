@@ -227,14 +227,12 @@ def _named_file(folder, name, what):
 
 def _with_baselines(runs, where):
     """Runs whose baseline is a name: the one given, or the workload's first run on one process, or the run itself."""
-    resolved = {}
+    resolved, first = {}, {}
     for name, run in runs.items():
-        baseline = run.baseline
-        if baseline is None:
-            peers = [
-                other.run for other in runs.values() if other.workload == run.workload and other.layout.world_size == 1
-            ]
-            baseline = peers[0] if peers else name
+        if run.layout.world_size == 1:
+            first.setdefault(run.workload.name, name)
+    for name, run in runs.items():
+        baseline = run.baseline or first.get(run.workload.name, name)
         if baseline not in runs:
             raise ConfigError(
                 f"{where}: run `{name}`: baseline `{baseline}` is not in the table{strict.nearest(baseline, runs)}"

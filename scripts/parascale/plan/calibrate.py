@@ -7,6 +7,7 @@ anew whenever a plan is made, so that every further record refines them.
 
 import dataclasses
 import statistics
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -59,39 +60,56 @@ class Calibration:
 
     def same(self, run):
         """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
-        wanted = _signature(run)
-        seen = [o for o in self.observations if o.source == "run" and _signature(o.resolved) == wanted]
-        if not seen:
+        seen = self._finished.get(_signature(run))
+        if seen is None:
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
+    @cached_property
+    def _finished(self):
+        """Signature of a run → the observations of finished runs like it."""
+        groups = defaultdict(list)
+        for observation in self.observations:
+            if observation.source == "run":
+                groups[_signature(observation.resolved)].append(observation)
+        return dict(groups)
+
+    @cached_property
+    def _found(self):
+        """What was worked out before: plans ask for it with every run."""
+        return {}
+
     def measured(self, site):
         """`site` with what it assumes of start-up, saving and constant memory replaced by what probes showed."""
-        found = {
-            "startup_seconds": _median(
-                o.startup_seconds / site.crowding(o.resolved.layout.processes_per_node)
-                for o in self.observations
-                if o.startup_seconds is not None
-            ),
-            "save_gigabytes_per_second": _median(
-                saved_bytes(o.resolved, o.vocabulary) / o.save_seconds / 1e9
-                for o in self.observations
-                if o.save_seconds
-            ),
-            "library_gigabytes": _median(_constant_bytes(o) / 1e9 for o in self.observations)
-            if site.device == "cpu"  # of a GPU the record knows what torch allocated, and nothing else
-            else None,
-        }
-        known = {name: value for name, value in found.items() if value is not None and value > 0}
-        return dataclasses.replace(site, assumed=dataclasses.replace(site.assumed, **known))
+        if "assumed" not in self._found:
+            self._found["assumed"] = dataclasses.replace(site.assumed, **self._constants(site))
+        return dataclasses.replace(site, assumed=self._found["assumed"])
+
+    def _constants(self, site):
+        """{what is assumed: median of what was observed}, as far as it was."""
+        starts, saves, constants = [], [], []
+        for observation in self.observations:
+            run, vocabulary = observation.resolved, observation.vocabulary
+            if observation.startup_seconds is not None:
+                starts.append(observation.startup_seconds / site.crowding(run.layout.processes_per_node))
+            size = saved_bytes(run, vocabulary)
+            if observation.save_seconds and size is not None:
+                saves.append(size / observation.save_seconds / 1e9)
+            # Of a GPU the record knows what torch allocated, and nothing else.
+            tensors = peak_memory(run, vocabulary, site.device) if site.device == "cpu" else None
+            if tensors is not None and observation.peak_memory_bytes is not None:
+                constants.append(max(0, observation.peak_memory_bytes - total(tensors)) / 1e9)
+        lists = {"startup_seconds": starts, "save_gigabytes_per_second": saves, "library_gigabytes": constants}
+        return {name: statistics.median(values) for name, values in lists.items() if values}
 
     def rates(self, site, precision):
         """The Rates of `site`: the formula's, or fitted where runs of this precision were observed."""
-        prior = formula_rates(site, precision)
-        if prior is None:
-            return None
-        seen = [o for o in self.observations if o.resolved.precision == precision]
-        return fit(prior, [row for o in seen for row in _equations(o, site)]) if seen else prior
+        if precision not in self._found:
+            prior = formula_rates(site, precision)
+            seen = [o for o in self.observations if o.resolved.precision == precision] if prior else []
+            equations = [row for observation in seen for row in _equations(observation, site)]
+            self._found[precision] = fit(prior, equations) if equations else prior
+        return self._found[precision]
 
 
 def formula_rates(site, precision):
@@ -126,7 +144,7 @@ def fit(prior, equations):
     """The Rates that explain the observed seconds best, held near `prior` where observations say nothing.
 
     equations: list of ({price: amount}, seconds). Least squares of the relative errors over the prices' factors x:
-    minimise Σ (Σ amount·prior·x / seconds − 1)² + TRUST·Σ (x − common)², by coordinate descent, x ≥ SMALLEST·common.
+    minimise Σ (Σ amount·prior·x / seconds − 1)² + TRUST·Σ (x / common − 1)², by coordinate descent, x ≥ SMALLEST·common.
     common is the factor by which the prior is off as a whole, so that a slow machine is slow in all it does.
     """
     names = [item.name for item in dataclasses.fields(Rates)]
@@ -136,17 +154,17 @@ def fit(prior, equations):
         if seconds > 0
     ]
     common = statistics.median(1 / sum(row) for row in rows if sum(row) > 0)
-    factors = [common] * len(names)
-    # In units of the common factor, so that trust means the same on a fast and on a slow machine.
+    # The normal equations: however many rows, a round takes as long. In units of the common factor, so that trust means
+    # the same on a fast and on a slow machine.
+    count = range(len(names))
+    products = [[common**2 * sum(row[i] * row[j] for row in rows) for j in count] for i in count]
+    sums = [common * sum(row[i] for row in rows) for i in count]
+    factors = [1.0] * len(names)
     for _ in range(ROUNDS):
-        for index in range(len(names)):
-            others = [
-                sum(a * x for a, x in zip(row, factors, strict=True)) - row[index] * factors[index] for row in rows
-            ]
-            numerator = sum(row[index] * (1 - rest) for row, rest in zip(rows, others, strict=True)) + TRUST / common
-            denominator = sum(row[index] ** 2 for row in rows) + TRUST / common**2
-            factors[index] = max(SMALLEST * common, numerator / denominator)
-    return Rates(**{name: getattr(prior, name) * factor for name, factor in zip(names, factors, strict=True)})
+        for i in count:
+            rest = sum(products[i][j] * factors[j] for j in count if j != i)
+            factors[i] = max(SMALLEST, (sums[i] - rest + TRUST) / (products[i][i] + TRUST))
+    return Rates(**{name: getattr(prior, name) * common * factor for name, factor in zip(names, factors, strict=True)})
 
 
 def _equations(observation, site):
@@ -177,14 +195,6 @@ def saved_bytes(run, vocabulary):
     """Bytes of a resumable checkpoint: fp32 weights and the optimizer's copies of them; None where shapes are unknown."""
     sizes = model_sizes(run.workload.model, vocabulary, run.workload.training.window)
     return None if sizes is None else 4 * sizes.count * (1 + OPTIMIZER_COPIES[run.workload.optim.name])
-
-
-def _constant_bytes(observation):
-    """What a process held beside the tensors that the formula counts; None where either is unknown."""
-    tensors = peak_memory(observation.resolved, observation.vocabulary, "cpu")
-    if tensors is None or observation.peak_memory_bytes is None:
-        return None
-    return max(0, observation.peak_memory_bytes - total(tensors))
 
 
 def observe_probe(folder):
@@ -255,12 +265,6 @@ def _observed(folder, site):
         return observe_run(folder) if site_name(folder) == site else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _median(values):
-    """The median of the values that are known; None where none is."""
-    values = [value for value in values if value is not None]
-    return statistics.median(values) if values else None
 
 
 def _signature(run):
