@@ -88,7 +88,9 @@ def test_the_cap_refuses_and_says_so(tmp_path):
     plan = budget.make_plan(jobs(), Planner(project(tmp_path, core_hours=0.5)))
     with pytest.raises(budget.BudgetError, match=r"more than budget.core_hours = 0.5"):
         budget.check(plan)
-    budget.check(budget.make_plan(jobs(), Planner(project(tmp_path, core_hours=5000.0))))
+    affordable = budget.make_plan(jobs(), Planner(project(tmp_path, core_hours=5000.0)))
+    budget.check(affordable)
+    assert budget.warnings(affordable) == ["budget.core_hours cannot account for 1 jobs of unknown cost"]
 
 
 def test_beyond_the_quota_is_a_warning(tmp_path):

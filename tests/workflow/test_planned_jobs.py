@@ -43,6 +43,9 @@ def test_planned_jobs_are_the_executed_ones(tmp_path):
     assert counts["fresh"] == counts["forced"]
     assert counts["partial"]["train_ddp"] == 1 and counts["partial"]["train_single"] == 0
     assert counts["changed"]["parity_run"] == 2 and counts["changed"]["train_ddp"] == 0
+    refused = project.snakemake("-F", "--config", "budget={core_hours: 0.000001}", fails=True)
+    assert "more than budget.core_hours = 1e-06" in refused and "train_ddp" in refused
+    assert not FINISHED.findall(refused)
 
 
 @pytest.mark.slow

@@ -180,6 +180,8 @@ def warnings(plan):
         said.append(f"expected {expected:,.1f} core-h are more than the quota of {plan.quota:,g}")
     elif plan.quota is not None and worst > plan.quota:
         said.append(f"at worst {worst:,.1f} core-h are more than the quota of {plan.quota:,g}")
+    if plan.cap is not None and plan.totals["jobs_unknown"]:
+        said.append(f"budget.core_hours cannot account for {plan.totals['jobs_unknown']} jobs of unknown cost")
     for job in plan.jobs:
         if job.fits in ("risky", "does not fit"):
             said.append(f"{_title(job)}: memory: {job.fits}")
