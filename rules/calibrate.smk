@@ -28,6 +28,7 @@ use rule train as probe with:
         launch=launch_of,
         site=SITE,
         timeout=PROJECT.config.timeout_seconds,
+        nsight="",
         ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-probe"),
 
 
