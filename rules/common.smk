@@ -1,7 +1,6 @@
 # Needs: the configuration. Makes: what all rules share, which is reading and looking up; nothing is computed here.
 
 import json
-import re
 import shlex
 import sys
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from snakemake.exceptions import WorkflowError
 from parascale import provenance
 from parascale.config import load_project
 from parascale.config.formats import IMAGE_FORMATS, TOKEN_FORMATS
+from parascale.config.names import pattern
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
 from parascale.launch.preflight import preflight
@@ -29,7 +29,16 @@ PLANNER = Planner(PROJECT)
 snakemake_logger_plugin_parascale.follow(workflow, PROJECT)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
-NONE = "(?!)"  # a pattern that matches no name
+RUNS = PROJECT.runs | PLANNER.probes
+# What the job of each run asks for, its time limit apart.
+ASKED = {
+    name: resources(run.layout, PROJECT.site, None, PROJECT.config.partition, PROJECT.config.account)
+    for name, run in RUNS.items()
+}
+# Where a run of each kind lies while it is under way.
+WORK = {"run": PATHS.work, "parity": PATHS.parity_work, "probe": PATHS.probe_work}
+NONE = pattern([])
+SITE = f"{PROJECT.config.sites}/{PROJECT.site.name}.yaml"
 IMAGE_DATA, PAIR_DATA = PROJECT.image_datasets, PROJECT.pair_datasets
 TEXT_DATA = {name: data for name, data in PROJECT.datasets.items() if name not in IMAGE_DATA | PAIR_DATA}
 CONVERTED = [name for name in PROJECT.datasets if name not in PAIR_DATA]  # pairs have one format
@@ -47,8 +56,8 @@ shell.prefix(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH
 
 
 wildcard_constraints:
-    run="|".join(map(re.escape, PROJECT.runs)),
-    dataset="|".join(map(re.escape, PROJECT.datasets)),
+    run=pattern(PROJECT.runs),
+    dataset=pattern(PROJECT.datasets),
 
 
 def before_the_first_job():
@@ -56,13 +65,12 @@ def before_the_first_job():
     try:
         check_environment(Path(workflow.basedir) / "envs/requirements.txt", PROJECT.site)
         if workflow.executor_plugin.name == "slurm":
-            jobs = {name: (run.layout.nodes, PLANNER.runtime_minutes(name)) for name, run in PROJECT.runs.items()}
             reservation = workflow.executor_settings.reservation
-            preflight(PROJECT.site, jobs, PROJECT.config.account, PROJECT.config.partition, reservation)
+            preflight(PROJECT.site, PROJECT.config.account, PROJECT.config.partition, reservation)
         for job in workflow.dag.needrun_jobs():
             if "run" in job.wildcards.keys():
                 # A job of a workflow that was killed may still be at it.
-                work = PATHS.parity_work if job.rule.name == "parity_run" else PATHS.work
+                work = WORK[{"parity_run": "parity", "probe": "probe"}.get(job.rule.name, "run")]
                 Lease(work(job.wildcards.run)).wait_for_holder()
     except ParascaleError as error:
         raise WorkflowError(str(error)) from None
@@ -81,11 +89,6 @@ def runs_of(strategy, engine="native"):
     return [name for name, run in PROJECT.runs.items() if (run.strategy, run.engine) == (strategy, engine)]
 
 
-def pattern(names):
-    """A wildcard constraint that matches exactly these names."""
-    return "|".join(map(re.escape, names)) or NONE
-
-
 def results_of(names):
     """What trainings of these names end with."""
     return [PATHS.run(name) / "summary.json" for name in names]
@@ -93,7 +96,7 @@ def results_of(names):
 
 def data_of(wildcards):
     """The prepared data that a run reads."""
-    data = PROJECT.runs[wildcards.run].workload.data
+    data = RUNS[wildcards.run].workload.data
     return PATHS.data(data.dataset, data.format) / "manifest.json"
 
 
@@ -163,19 +166,15 @@ def data_settings(*sections):
     )
 
 
-def job_of(parity):
-    """A function from wildcards to the settings of a training's job."""
-    return lambda wildcards: as_json(describe_job(PROJECT, wildcards.run, parity=parity))
+def job_of(kind):
+    """A function from wildcards to the settings of a training's job; kind: run, parity or probe."""
+    output = {"run": PATHS.run, "parity": PATHS.parity, "probe": PATHS.probe}[kind]
 
+    def job(wildcards):
+        run = PLANNER.run(wildcards.run, kind)
+        return as_json(describe_job(PROJECT, run, WORK[kind](wildcards.run), output(wildcards.run)))
 
-def site_of(wildcards):
-    """The machine's facts, for the launcher. A function, because braces in a text would be taken for wildcards."""
-    return as_json(asdict(PROJECT.site))
-
-
-def layout_of(key):
-    """A function from wildcards to a number of a run's layout."""
-    return lambda wildcards: getattr(PROJECT.runs[wildcards.run].layout, key)
+    return job
 
 
 def nsight_of(wildcards):
@@ -186,14 +185,16 @@ def nsight_of(wildcards):
 
 def cores_of(wildcards):
     """Cores of one node that the processes of a run compute with."""
-    processes = PROJECT.runs[wildcards.run].layout.processes_per_node
+    processes = RUNS[wildcards.run].layout.processes_per_node
     per_process = PROJECT.site.threads_per_process
     return PROJECT.site.cores_per_node if per_process is None else processes * per_process
 
 
-def minutes_of(wildcards, attempt, parity=False):
-    """The time limit of a run's job, from its plan; longer at each attempt."""
-    return PLANNER.runtime_minutes(wildcards.run, attempt, parity, PROJECT.config.partition)
+def launch_of(wildcards):
+    """What the launcher must know of a run's layout."""
+    layout = RUNS[wildcards.run].layout
+    processes = f"--nodes {layout.nodes} --processes {layout.processes_per_node} --gpus {layout.gpus_per_node}"
+    return f"{processes} --cores {cores_of(wildcards)}"
 
 
 def one_node(minutes):
@@ -201,16 +202,19 @@ def one_node(minutes):
     return node_resources(PROJECT.site, minutes, PROJECT.config.partition, PROJECT.config.account)
 
 
-def need(key, parity=False):
-    """A function from wildcards to one resource of a run's job; None where its layout does not need it."""
-    config = PROJECT.config
+def resources_of(kind="run"):
+    """Resources of the jobs of runs. What all of them share is a value: asking a function for each job takes time."""
 
-    def resource(wildcards, attempt):
-        minutes = minutes_of(wildcards, attempt, parity)
-        layout = PROJECT.runs[wildcards.run].layout
-        return resources(layout, PROJECT.site, minutes, config.partition, config.account).get(key)
+    def resource(key):
+        values = [asked.get(key) for asked in ASKED.values()]
+        if values.count(values[0]) == len(values):
+            return values[0]
+        return lambda wildcards: ASKED[wildcards.run].get(key)
 
-    return resource
+    def runtime(wildcards, attempt):
+        return PLANNER.runtime_minutes(wildcards.run, attempt, kind, PROJECT.config.partition)
+
+    return {key: resource(key) for key in sorted(set().union(*ASKED.values()))} | {"runtime": runtime}
 
 
 def alone_on_a_node():

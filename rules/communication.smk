@@ -20,28 +20,15 @@ rule measure_communication:
     # A timed job has its node to itself.
     threads: PROJECT.site.cores_per_node
     resources:
-        mpi=need("mpi"),
-        nodes=need("nodes"),
-        tasks=need("tasks"),
-        tasks_per_gpu=need("tasks_per_gpu"),
-        cpus_per_task=need("cpus_per_task"),
-        gres=need("gres"),
-        mem_mb=need("mem_mb"),
-        runtime=need("runtime"),
-        slurm_partition=need("slurm_partition"),
-        slurm_account=need("slurm_account"),
+        **resources_of(),
     params:
-        site=site_of,
+        site=SITE,
         device=PROJECT.site.device,
-        nodes=layout_of("nodes"),
-        processes=layout_of("processes_per_node"),
-        gpus=layout_of("gpus_per_node"),
-        cores=cores_of,
+        launch=launch_of,
         ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-communication"),
         code=provenance.code_digest(["scripts/measure_communication.py"]),
     shell:
-        "exec python scripts/launch.py --nodes {params.nodes} --processes {params.processes} --gpus {params.gpus}"
-        " --cores {params.cores} --site {params.site:q} --logs {params.ranks:q}"
+        "exec python scripts/launch.py {params.launch} --site {params.site:q} --logs {params.ranks:q}"
         " -- scripts/measure_communication.py --device {params.device} --output {output:q} > {log:q} 2>&1"
 
 

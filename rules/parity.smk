@@ -24,23 +24,11 @@ use rule train as parity_run with:
     # Nothing is timed here, so several may share a machine.
     threads: cores_of
     resources:
-        mpi=need("mpi"),
-        nodes=need("nodes"),
-        tasks=need("tasks"),
-        tasks_per_gpu=need("tasks_per_gpu"),
-        cpus_per_task=need("cpus_per_task"),
-        gres=need("gres"),
-        mem_mb=need("mem_mb"),
-        runtime=need("runtime", parity=True),
-        slurm_partition=need("slurm_partition"),
-        slurm_account=need("slurm_account"),
+        **resources_of("parity"),
     params:
-        job=job_of(parity=True),
-        site=site_of,
-        nodes=layout_of("nodes"),
-        processes=layout_of("processes_per_node"),
-        gpus=layout_of("gpus_per_node"),
-        cores=cores_of,
+        job=job_of("parity"),
+        site=SITE,
+        launch=launch_of,
         timeout=PROJECT.config.timeout_seconds,
         nsight="",
         ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-parity"),

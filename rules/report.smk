@@ -68,6 +68,11 @@ rule report:
             caption="captions/checkpoints.rst",
             category="Comparison",
         ),
+        plan=report(
+            PATHS.report / "plan-against-actual.csv",
+            caption="captions/plan.rst",
+            category="Comparison",
+        ),
     log:
         LOGS / "report.log",
     resources:

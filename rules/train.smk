@@ -24,30 +24,18 @@ rule train:
     # A timed run has its node to itself.
     threads: PROJECT.site.cores_per_node
     resources:
-        mpi=need("mpi"),
-        nodes=need("nodes"),
-        tasks=need("tasks"),
-        tasks_per_gpu=need("tasks_per_gpu"),
-        cpus_per_task=need("cpus_per_task"),
-        gres=need("gres"),
-        mem_mb=need("mem_mb"),
-        runtime=need("runtime"),
-        slurm_partition=need("slurm_partition"),
-        slurm_account=need("slurm_account"),
+        **resources_of(),
     params:
-        job=job_of(parity=False),
-        site=site_of,
-        nodes=layout_of("nodes"),
-        processes=layout_of("processes_per_node"),
-        gpus=layout_of("gpus_per_node"),
-        cores=cores_of,
+        job=job_of("run"),
+        site=SITE,
+        launch=launch_of,
         timeout=PROJECT.config.timeout_seconds,
         nsight=nsight_of,
         ranks=lambda wildcards: PATHS.logs(wildcards.run),
     # `exec` makes the launcher the job's own process, so that Slurm's warning before the time limit reaches it.
     shell:
-        "exec python scripts/launch.py --nodes {params.nodes} --processes {params.processes} --gpus {params.gpus}"
-        " --cores {params.cores} --site {params.site:q} --timeout {params.timeout} {params.nsight} --logs {params.ranks:q}"
+        "exec python scripts/launch.py {params.launch} --site {params.site:q} --timeout {params.timeout} {params.nsight}"
+        " --logs {params.ranks:q}"
         " -- scripts/train.py --settings {params.job:q} > {log:q} 2>&1"
 
 

@@ -39,8 +39,7 @@ def main():
     facts = data_facts(Run(run="advice", workload=workload), project.paths)
     if arguments.vocabulary:
         facts = dataclasses.replace(facts, vocabulary=arguments.vocabulary)
-    results = project.paths.results
-    known = calibrate.with_runs(calibrate.load(calibrate.store(results, site.name), site.name), results)
+    known = calibrate.known(project.paths, site.name)
     ranked = advise(workload, site, arguments.gpus, arguments.precision, known, facts, arguments.by)
     if arguments.json:
         print(json.dumps([as_dict(advice) for advice in ranked], indent=2))

@@ -4,7 +4,6 @@ Example: python scripts/plan.py                        every run's prediction
          python scripts/plan.py --check                exit code 1 where a run does not fit or the plan is over budget
          python scripts/plan.py --exact --runs ddp     memory by the real code on fake tensors (needs torch)
          python scripts/plan.py --actual report.csv    finished runs: predicted beside charged
-         python scripts/plan.py --calibrate results/probes/*   probe runs into results/calibration/<site>.json
 """
 
 import argparse
@@ -16,8 +15,7 @@ from pathlib import Path
 from parascale.cli import run_main
 from parascale.config import load_project_file, strict
 from parascale.errors import ConfigError
-from parascale.files import read_json
-from parascale.plan import actual, calibrate, limits
+from parascale.plan import actual, limits
 from parascale.plan.planner import Planner
 
 
@@ -33,7 +31,6 @@ def parse():
         "--exact", action="store_true", help="beside the formula, memory of the real code on fake tensors"
     )
     parser.add_argument("--actual", type=Path, metavar="CSV", help="write predicted and charged of finished runs")
-    parser.add_argument("--calibrate", nargs="+", type=Path, metavar="FOLDER", help="take in finished probe runs")
     return parser.parse_args()
 
 
@@ -41,10 +38,8 @@ def main():
     """Do what was asked."""
     arguments = parse()
     project = load_project_file(arguments.config)
-    if arguments.calibrate:
-        return take_in(arguments.calibrate, project)
     if arguments.actual:
-        rows = actual.compare(project.paths.results, project.site)
+        rows = actual.compare(project.paths.results)
         actual.write_csv(rows, arguments.actual)
         print(f"{len(rows)} finished runs: {arguments.actual}")
         return 0
@@ -128,24 +123,6 @@ def measure_rank(settings, vocabulary, rank):
     from parascale.train.fake import measure
 
     return measure(run_from_dict(settings), vocabulary, rank).peak_bytes
-
-
-def take_in(folders, project):
-    """Put finished probe runs into the site's calibration, in place of earlier probes of the same names."""
-    path = calibrate.store(project.paths.results, project.site.name)
-    known = calibrate.load(path, project.site.name)
-    fresh = [calibrate.observe_probe(folder) for folder in folders if (folder / "summary.json").is_file()]
-    if not fresh:
-        raise ConfigError(f"none of {', '.join(map(str, folders))} holds a finished run (summary.json)")
-    for folder in folders:
-        site = read_json(folder / "run.json")["site"]["name"]
-        if site != project.site.name:
-            raise ConfigError(f"{folder} was run at {site}, not at {project.site.name}")
-    names = {observation.run for observation in fresh}
-    kept = [observation for observation in known.observations if observation.run not in names]
-    calibrate.save(dataclasses.replace(known, observations=(*kept, *fresh)), path)
-    print(f"{path}: {len(kept) + len(fresh)} observations")
-    return 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from parascale.cli import run_main
 from parascale.config import load_project_file
+from parascale.config.paths import Paths
 from parascale.errors import Interrupted
 from parascale.launch import STOPPED
 from parascale.launch.allocation import allocation
@@ -40,9 +41,7 @@ def foretold(job):
     """
     if os.environ.get("RANK", "0") != "0":
         return job
-    results = Path(job.results)
-    stored = calibrate.load(calibrate.store(results, job.site.name), job.site.name)
-    calibration = calibrate.with_runs(stored, results)
+    calibration = calibrate.known(Paths(Path(job.results).parent), job.site.name)
     prediction = predict(job.run, job.site, calibration, facts_of(job.data_folder, job.run)).as_dict()
     return replace(job, prediction=prediction, allocation=allocation())
 

@@ -12,6 +12,7 @@ from parascale.config import Config, Layout, load_site
 from parascale.errors import RequirementError
 from parascale.launch import preflight as questions
 from parascale.launch.preflight import preflight
+from parascale.plan import limits
 
 pytestmark = pytest.mark.slurm
 
@@ -183,16 +184,26 @@ def test_slurms_warning_reaches_the_ranks_and_the_retry_finishes(cluster, tmp_pa
         ({"account": "trainig"}, "no account `trainig` here; did you mean `training`"),
         ({"partition": "dc-gpo"}, "no partition `dc-gpo` here; did you mean `dc-gpu`"),
         ({"reservation": "course"}, "no reservation `course`"),
-        ({"partition": "dc-gpu-devel", "jobs": {"ddp": (1, 121)}}, "takes jobs of at most 120"),
     ],
 )
 def test_what_slurm_would_refuse_is_refused_before_the_first_job(cluster, monkeypatch, wrong, message):
     monkeypatch.setattr(questions, "_asked", lambda command: cluster.run(command).stdout)
     site = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
-    right = {"account": "training", "jobs": {"ddp": (2, 60)}}
-    preflight(site, **right)
+    preflight(site, account="training")
     with pytest.raises(RequirementError, match=message):
-        preflight(site, **{**right, **wrong})
+        preflight(site, **{"account": "training", **wrong})
+
+
+def test_limits_are_those_that_slurm_states(cluster):
+    """The box has fewer nodes than the machine: the plan refuses what only the machine would grant."""
+    site = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
+    stated = limits.parse_partitions(cluster.run(["scontrol", "show", "partition", "--oneliner"]).stdout)
+    live = limits.with_partitions(site, stated)
+    cases = [(4, 24.0, None, ""), (5, 1.0, None, "at most 4"), (1, 24.5, None, "after 24 h")]
+    cases += [(1, 2.0, "dc-gpu-devel", ""), (1, 2.5, "dc-gpu-devel", "after 2 h")]
+    for nodes, hours, partition, said in cases:
+        found = limits.violations(limits.Request("job", nodes, 4, hours), live, partition)
+        assert bool(found) == bool(said) and said in "".join(found), (nodes, hours, partition)
 
 
 def test_a_reservation_that_exists_is_accepted(cluster, monkeypatch):
@@ -203,6 +214,6 @@ def test_a_reservation_that_exists_is_accepted(cluster, monkeypatch):
         ["scontrol", "create", f"reservation={name}", "starttime=now", "duration=10", "users=root", "nodecnt=1"]
     )
     try:
-        preflight(site, {"ddp": (1, 10)}, account="training", reservation=name)
+        preflight(site, account="training", reservation=name)
     finally:
         cluster.run(["scontrol", "delete", f"reservation={name}"])

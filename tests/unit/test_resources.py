@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.config import Config, Layout, load_project_file, load_site
-from parascale.errors import ConfigError
 from parascale.launch.node import GRACE_SECONDS
-from parascale.launch.preflight import minutes_of
-from parascale.launch.resources import check_limits, node_resources, resources
+from parascale.launch.resources import node_resources, resources
 from parascale.launch.slurm import srun_command
+from parascale.plan import limits
 
 ROOT = Path(__file__).parents[2]
 CLUSTERS = ("slurm", "jureca", "juwels-booster", "jupiter")
@@ -57,44 +56,12 @@ def test_every_job_asks_for_whole_nodes_and_enough_gpus(nodes, gpus, minutes):
     assert ("mpi" in asked) == (nodes > 1) == ("tasks" in asked)
 
 
-@pytest.mark.parametrize(
-    ("layout", "minutes", "partition", "message"),
-    [
-        ({"gpus_per_node": 5, "dp": 5}, 10, None, "a node of jureca has 4 GPUs"),
-        ({}, 24 * 60 + 1, None, "at most 1440; ask for less time"),
-        ({}, 121, "dc-gpu-devel", "121 minutes, but a job in dc-gpu-devel takes at most 120"),
-        ({}, 10, "dc-gpu-dev", "did you mean `dc-gpu-devel`"),
-        ({"nodes": 9, "dp": 9}, 10, "small", "9 nodes, but a job in partition small takes at most 8"),
-    ],
-)
-def test_more_than_the_site_takes_is_refused(layout, minutes, partition, message):
-    small = dataclasses.replace(JURECA.partitions[1], name="small", max_nodes=8)
-    site = dataclasses.replace(JURECA, partitions=[*JURECA.partitions, small])
-    with pytest.raises(ConfigError, match=message):
-        check_limits(Layout(**layout), site, minutes, partition)
-
-
 def test_srun_is_told_everything():
     """Inside a job of the job-step plugin srun has no defaults to fall back to."""
     assert srun_command(["python", "x"], 2, JURECA, 4) == [
         *("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=128", "--gres=gpu:4"),
         *("python", "x"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("limit", "minutes"),
-    [("02:00:00", 120), ("1-00:00:00", 1440), ("7-12:30:59", 10830), ("UNLIMITED", None), ("00:00:30", 0)],
-)
-def test_slurms_time_limits_are_read(limit, minutes):
-    assert minutes_of(limit) == minutes
-
-
-@given(minutes=st.integers(0, 100_000))
-def test_slurms_time_limits_are_read_whatever_their_length(minutes):
-    days, rest = divmod(minutes, 1440)
-    clock = f"{rest // 60:02}:{rest % 60:02}:00"
-    assert minutes_of(f"{days}-{clock}" if days else clock) == minutes
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -106,6 +73,8 @@ def test_shipped_clusters_take_every_shipped_run(monkeypatch, name):
     for run in project.runs.values():
         asked = resources(run.layout, project.site, 60)
         assert asked["nodes"] == run.layout.nodes
+        request = limits.Request(run.run, run.layout.nodes, run.layout.gpus_per_node, 1.0)
+        assert limits.violations(request, project.site, project.config.partition) == []
 
 
 def test_the_wikitext_runs_cover_the_strategies(monkeypatch):

@@ -72,6 +72,16 @@ class Layout:
         """Pipeline stages: one a pipeline rank, two in looped schedules."""
         return self.pp * (2 if self.pp > 1 and self.pipeline_schedule in LOOPED_SCHEDULES else 1)
 
+    @property
+    def bubble(self):
+        """Time that a pipeline's rank waits over the time that it computes: (p − 1) / (m × v), v stages a rank.
+
+        Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 and 2.2.2; a third of it for zero-bubble schedules, and none
+        for their V form in theory: Qi et al. 2023, arXiv:2401.10241, table 2.
+        """
+        bubble = (self.pp - 1) / (self.micro_batches * (self.stages // self.pp))
+        return bubble * {"InterleavedZeroBubble": 1 / 3, "ZBVZeroBubble": 0.0}.get(self.pipeline_schedule, 1.0)
+
     def check(self):
         """Raise ConfigError where the degrees and the machine do not match."""
         if self.idle_gpus >= self.gpus_per_node:

@@ -60,6 +60,18 @@ class Paths:
         """A parity run under way."""
         return self.root / "work" / "parity" / run
 
+    def probe(self, probe):
+        """A finished probe."""
+        return self.results / "probes" / probe
+
+    def probe_work(self, probe):
+        """A probe under way."""
+        return self.root / "work" / "probes" / probe
+
+    def calibration(self, site):
+        """What probes said of a site's prices."""
+        return self.results / "calibration" / f"{site}.json"
+
     def logs(self, run):
         """The logs of a run's ranks."""
         return self.root / "work" / "logs" / run

@@ -99,6 +99,11 @@ class Project:
         return {run.workload.name: run.workload for run in self.runs.values()} | self.untrained
 
     @functools.cached_property
+    def site_settings(self):
+        """The site as plain values."""
+        return dataclasses.asdict(self.site)
+
+    @functools.cached_property
     def datasets(self):
         """Dataset name → Data, for every dataset that a workload uses."""
         return {workload.data.dataset: workload.data for workload in self.workloads.values()}
@@ -256,14 +261,12 @@ def _named_file(folder, name, what):
 
 def _with_baselines(runs, where):
     """Runs whose baseline is a name: the one given, or the workload's first run on one process, or the run itself."""
-    resolved = {}
+    resolved, first = {}, {}
     for name, run in runs.items():
-        baseline = run.baseline
-        if baseline is None:
-            peers = [
-                other.run for other in runs.values() if other.workload == run.workload and other.layout.world_size == 1
-            ]
-            baseline = peers[0] if peers else name
+        if run.layout.world_size == 1:
+            first.setdefault(run.workload.name, name)
+    for name, run in runs.items():
+        baseline = run.baseline or first.get(run.workload.name, name)
         if baseline not in runs:
             raise ConfigError(
                 f"{where}: run `{name}`: baseline `{baseline}` is not in the table{strict.nearest(baseline, runs)}"

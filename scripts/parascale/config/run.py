@@ -73,6 +73,11 @@ class Run:
         batch = self.workload.training.global_batch
         return batch * self.layout.data_parallel if self.scaling == "weak" else batch
 
+    def optimizer_steps(self, samples):
+        """Optimizer steps of the whole training, where the train split has so many samples."""
+        training = self.workload.training
+        return training.steps or max(1, math.ceil(training.epochs * samples / self.global_batch))
+
     @property
     def peak_lr(self):
         """Peak learning rate after `lr_scaling`.

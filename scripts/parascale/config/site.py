@@ -43,8 +43,19 @@ class Assumed:
     core_gigaflops: float = option(15.0, "rate of one core where a run computes on CPUs", above=0.0)
     core_gigabytes_per_second: float = option(5.0, "memory bandwidth of one core", above=0.0)
     pass_microseconds: float = option(200.0, "time to start the operations of one block, whatever its size", above=0.0)
+    split_pass_microseconds: float = option(
+        500.0,
+        "the same, where tensor parallelism splits its matrices and each operation first looks at their pieces",
+        above=0.0,
+    )
+    contention: float = option(
+        0.2,
+        "part by which a core that computes is slower where all cores of a CPU node do: they share caches and memory",
+        above=0.0,
+    )
     step_milliseconds: float = option(3.0, "time that a step takes beside computing and communication", above=0.0)
     startup_seconds: float = option(30.0, "from a job's start to its first step", above=0.0)
+    save_gigabytes_per_second: float = option(0.5, "rate at which a checkpoint is saved, and checked", above=0.0)
     library_gigabytes: float = option(0.5, "memory that libraries hold beside tensors, for each process", above=0.0)
     communicator_gigabytes: float = option(0.3, "memory of each group of processes that communicates", above=0.0)
     unknown_hours: float = option(
@@ -92,6 +103,16 @@ class Site:
     inode_limit: int | None = option(
         None, "files and folders that a project may have there; a workflow warns before", low=1
     )
+
+    def threads(self, processes):
+        """Cores that each of `processes` processes of a node computes with."""
+        return self.threads_per_process or max(1, (self.cores_per_node or 1) // processes)
+
+    def crowding(self, processes):
+        """Computing threads for each core where a node has `processes` of a run; 1 where each has a core, or a GPU."""
+        if self.device != "cpu":
+            return 1.0
+        return max(1.0, processes * self.threads(processes) / (self.cores_per_node or 1))
 
     def check_layout(self, layout):
         """Raise ConfigError where a layout asks for more than a node of this machine has."""

@@ -6,6 +6,7 @@ Every error names the place (file and dotted key), what is allowed, and the near
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
 import re
 import types
@@ -15,6 +16,9 @@ from pathlib import Path
 from parascale.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # names become folders and wildcards
+
+
+_hints = functools.cache(typing.get_type_hints)  # of each dataclass once: a run table has thousands of rows
 
 
 def load(kind, values, where, prefix=""):
@@ -28,7 +32,7 @@ def load(kind, values, where, prefix=""):
     for key in values:
         if key not in known:
             raise ConfigError(f"{where}: unknown key `{prefix}{key}`{nearest(str(key), known)}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     arguments = {}
     for name, field in known.items():
         if name in values:

@@ -1,6 +1,7 @@
 """Questions to the live Slurm before a first job is submitted: account, partition and reservation.
 
-A dry run asks none of them. The commands are those that any user may call.
+A dry run asks none of them. The commands are those that any user may call. Whether the jobs keep within the partition's
+limits is checked by the plan, which knows which of them still have to run (`parascale.plan.limits`).
 """
 
 import getpass
@@ -9,22 +10,17 @@ import subprocess
 
 from parascale.config.strict import nearest
 from parascale.errors import RequirementError
-from parascale.launch.resources import MINUTES_AN_HOUR, default_partition
-
-UNLIMITED = ("UNLIMITED", "INFINITE", "NONE")
+from parascale.launch.resources import default_partition
 
 
-def preflight(site, jobs, account=None, partition=None, reservation=None):
-    """Raise RequirementError where Slurm would refuse the jobs, or would keep them waiting for ever.
-
-    jobs: name → (nodes, minutes).
-    """
+def preflight(site, account=None, partition=None, reservation=None):
+    """Raise RequirementError where Slurm would refuse jobs, or would keep them waiting for ever."""
     _check_account(site, account)
     if reservation:
         _check_reservation(reservation)
     name = default_partition(site, partition)
     if name:
-        _check_partition(name, jobs)
+        _check_partition(name)
 
 
 def _check_account(site, account):
@@ -50,33 +46,13 @@ def _check_reservation(name):
         )
 
 
-def _check_partition(name, jobs):
+def _check_partition(name):
     known = _records("partition")
     if name not in known:
         raise RequirementError(f"there is no partition `{name}` here{nearest(name, known)}")
     record = known[name]
     if record.get("State", "UP") != "UP":
         raise RequirementError(f"partition {name} is {record['State']}: it starts no jobs now; choose another or wait")
-    most_minutes, most_nodes = minutes_of(record["MaxTime"]), record.get("MaxNodes", "UNLIMITED")
-    for job, (nodes, minutes) in jobs.items():
-        if most_minutes is not None and minutes > most_minutes:
-            raise RequirementError(
-                f"`{job}` asks for {minutes} minutes, but partition {name} takes jobs of at most {most_minutes}; "
-                "ask for less time, or choose another partition"
-            )
-        if most_nodes not in UNLIMITED and nodes > int(most_nodes):
-            raise RequirementError(
-                f"`{job}` asks for {nodes} nodes, but partition {name} takes jobs of at most {most_nodes}"
-            )
-
-
-def minutes_of(limit):
-    """Slurm's `[days-]hours:minutes:seconds` in whole minutes; None where there is no limit."""
-    if limit in UNLIMITED:
-        return None
-    days, _, clock = limit.rpartition("-")
-    hours, minutes, _ = (int(part) for part in clock.split(":"))
-    return (int(days or 0) * 24 + hours) * MINUTES_AN_HOUR + minutes
 
 
 def _records(kind):

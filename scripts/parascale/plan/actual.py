@@ -5,6 +5,7 @@ import io
 import subprocess
 from dataclasses import asdict, dataclass, fields
 
+from parascale.config import Site, strict
 from parascale.files import read_json, write_text
 from parascale.plan.limits import QUERY_SECONDS
 from parascale.plan.predict import charged_core_hours
@@ -35,28 +36,46 @@ class Charged:
     seconds: float
 
 
-def compare(results, site, accounting=None):
-    """A list of Compared, one for each finished run below `results/runs`, by name.
+def compare(results, runs=None, accounting=None):
+    """A list of Compared, one for each finished run below `results/runs`, by name; charged as the run's own site charges.
+
+    runs: names, of finished runs alone (default: all).
 
     accounting: function from job ids to {id: Charged} (default: `sacct`, where there is one).
     """
     accounting = accounting or query_sacct
-    folders = [path.parent for path in sorted((results / "runs").glob("*/summary.json"))]
+    names = sorted(path.parent.name for path in (results / "runs").glob("*/summary.json")) if runs is None else runs
+    folders = [results / "runs" / name for name in names]
     described = {folder: read_json(folder / "run.json") for folder in folders}
     jobs = accounting(sorted({job for values in described.values() for job in _job_ids(values)}))
-    return [_compared(folder, values, site, jobs) for folder, values in described.items()]
+    return [_compared(folder, values, jobs) for folder, values in described.items()]
 
 
 def query_sacct(job_ids):
     """{job id: Charged} from Slurm's accounting; empty without ids or without accounting."""
     if not job_ids:
         return {}
-    command = ["sacct", "-X", "-n", "-P", "-j", ",".join(job_ids), "-o", "JobIDRaw,NNodes,NCPUS,ElapsedRaw"]
     try:
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True).stdout
+        shown = subprocess.run(
+            sacct_command(job_ids), capture_output=True, text=True, timeout=QUERY_SECONDS, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
     return parse_sacct(shown)
+
+
+def sacct_command(job_ids):
+    """What asks Slurm for the lines that `parse_sacct` reads: of whole jobs, every start of a requeued one."""
+    columns = "--format=JobIDRaw,NNodes,NCPUS,ElapsedRaw"
+    return [
+        "sacct",
+        "--allocations",
+        "--duplicates",
+        "--noheader",
+        "--parsable2",
+        f"--jobs={','.join(job_ids)}",
+        columns,
+    ]
 
 
 def parse_sacct(text):
@@ -78,8 +97,9 @@ def write_csv(compared, path):
     write_text(path, buffer.getvalue())
 
 
-def _compared(folder, values, site, jobs):
+def _compared(folder, values, jobs):
     summary, foretold = read_json(folder / "summary.json"), values.get("prediction") or {}
+    site = strict.load(Site, values["site"], str(folder / "run.json"))
     ids = _job_ids(values)
     if ids and all(identity in jobs for identity in ids):
         source, seconds = "sacct", sum(jobs[identity].seconds for identity in ids)

@@ -16,7 +16,7 @@ from parascale.plan.predict import charged_core_hours
 from parascale.plan.schedule import wall_hours
 
 SCHEMA_VERSION = 1
-TRAIN, PARITY = "train_", "parity_"
+KINDS = {"train_": "run", "parity_": "parity", "probe": "probe"}  # how the names of rules that train begin
 NAMED = 3  # jobs that a sentence names; the rest it counts
 
 
@@ -117,8 +117,8 @@ def price(job, planner, history):
     hours = fits = basis = note = None
     if job.nodes == 0:
         hours, basis = 0.0, None
-    elif run in planner.project.runs and job.rule.startswith((TRAIN, PARITY)):
-        prediction = planner.prediction(run, parity=job.rule.startswith(PARITY))
+    elif run is not None and job.rule.startswith(tuple(KINDS)):
+        prediction = planner.prediction(run, next(KINDS[start] for start in KINDS if job.rule.startswith(start)))
         fits, basis, note = prediction.fits, prediction.basis, prediction.unknown
         hours = None if prediction.wall_seconds is None else prediction.wall_seconds / 3600
     elif job.rule in history:
@@ -180,6 +180,8 @@ def warnings(plan):
         said.append(f"expected {expected:,.1f} core-h are more than the quota of {plan.quota:,g}")
     elif plan.quota is not None and worst > plan.quota:
         said.append(f"at worst {worst:,.1f} core-h are more than the quota of {plan.quota:,g}")
+    if plan.cap is not None and plan.totals["jobs_unknown"]:
+        said.append(f"budget.core_hours cannot account for {plan.totals['jobs_unknown']} jobs of unknown cost")
     for job in plan.jobs:
         if job.fits in ("risky", "does not fit"):
             said.append(f"{_title(job)}: memory: {job.fits}")

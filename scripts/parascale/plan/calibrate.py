@@ -7,13 +7,15 @@ anew whenever a plan is made, so that every further record refines them.
 
 import dataclasses
 import statistics
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
 from parascale.config import run_from_dict
 from parascale.files import read_json, read_json_lines, write_json
+from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
 from parascale.plan.shapes import model_sizes
-from parascale.plan.time import Rates, step_work
+from parascale.plan.time import COMPUTING, Rates, step_work
 
 SCHEMA_VERSION = 1
 WARM_UP = 5  # first steps that are left out: allocators, caches and compilers settle
@@ -34,6 +36,7 @@ class Observation:
     phases: dict
     startup_seconds: float | None = None
     extra_seconds: float | None = None
+    save_seconds: float | None = None
     peak_memory_bytes: int | None = None
 
     @cached_property
@@ -57,24 +60,56 @@ class Calibration:
 
     def same(self, run):
         """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
-        wanted = _signature(run)
-        seen = [o for o in self.observations if o.source == "run" and _signature(o.resolved) == wanted]
-        if not seen:
+        seen = self._finished.get(_signature(run))
+        if seen is None:
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
-    def startup_seconds(self, site):
-        """From a job's start to its first step."""
-        seen = [o.startup_seconds for o in self.observations if o.startup_seconds is not None]
-        return statistics.median(seen) if seen else site.assumed.startup_seconds
+    @cached_property
+    def _finished(self):
+        """Signature of a run → the observations of finished runs like it."""
+        groups = defaultdict(list)
+        for observation in self.observations:
+            if observation.source == "run":
+                groups[_signature(observation.resolved)].append(observation)
+        return dict(groups)
+
+    @cached_property
+    def _found(self):
+        """What was worked out before: plans ask for it with every run."""
+        return {}
+
+    def measured(self, site):
+        """`site` with what it assumes of start-up, saving and constant memory replaced by what probes showed."""
+        if "assumed" not in self._found:
+            self._found["assumed"] = dataclasses.replace(site.assumed, **self._constants(site))
+        return dataclasses.replace(site, assumed=self._found["assumed"])
+
+    def _constants(self, site):
+        """{what is assumed: median of what was observed}, as far as it was."""
+        starts, saves, constants = [], [], []
+        for observation in self.observations:
+            run, vocabulary = observation.resolved, observation.vocabulary
+            if observation.startup_seconds is not None:
+                starts.append(observation.startup_seconds / site.crowding(run.layout.processes_per_node))
+            size = saved_bytes(run, vocabulary)
+            if observation.save_seconds and size is not None:
+                saves.append(size / observation.save_seconds / 1e9)
+            # Of a GPU the record knows what torch allocated, and nothing else.
+            tensors = peak_memory(run, vocabulary, site.device) if site.device == "cpu" else None
+            if tensors is not None and observation.peak_memory_bytes is not None:
+                constants.append(max(0, observation.peak_memory_bytes - total(tensors)) / 1e9)
+        lists = {"startup_seconds": starts, "save_gigabytes_per_second": saves, "library_gigabytes": constants}
+        return {name: statistics.median(values) for name, values in lists.items() if values}
 
     def rates(self, site, precision):
         """The Rates of `site`: the formula's, or fitted where runs of this precision were observed."""
-        prior = formula_rates(site, precision)
-        if prior is None:
-            return None
-        seen = [o for o in self.observations if o.resolved.precision == precision]
-        return fit(prior, [row for o in seen for row in _equations(o, site)]) if seen else prior
+        if precision not in self._found:
+            prior = formula_rates(site, precision)
+            seen = [o for o in self.observations if o.resolved.precision == precision] if prior else []
+            equations = [row for observation in seen for row in _equations(observation, site)]
+            self._found[precision] = fit(prior, equations) if equations else prior
+        return self._found[precision]
 
 
 def formula_rates(site, precision):
@@ -94,7 +129,9 @@ def formula_rates(site, precision):
     return Rates(
         steps=assumed.step_milliseconds / 1e3,
         flops=1 / flops,
+        contended_flops=assumed.contention / flops,
         passes=assumed.pass_microseconds / 1e6,
+        split_passes=assumed.split_pass_microseconds / 1e6,
         optimizer_elements=7 * 4 / memory,
         node_bytes=1 / (site.node_link.gigabytes_per_second * 1e9),
         node_messages=site.node_link.microseconds / 1e6,
@@ -107,7 +144,7 @@ def fit(prior, equations):
     """The Rates that explain the observed seconds best, held near `prior` where observations say nothing.
 
     equations: list of ({price: amount}, seconds). Least squares of the relative errors over the prices' factors x:
-    minimise Σ (Σ amount·prior·x / seconds − 1)² + TRUST·Σ (x − common)², by coordinate descent, x ≥ SMALLEST·common.
+    minimise Σ (Σ amount·prior·x / seconds − 1)² + TRUST·Σ (x / common − 1)², by coordinate descent, x ≥ SMALLEST·common.
     common is the factor by which the prior is off as a whole, so that a slow machine is slow in all it does.
     """
     names = [item.name for item in dataclasses.fields(Rates)]
@@ -117,17 +154,17 @@ def fit(prior, equations):
         if seconds > 0
     ]
     common = statistics.median(1 / sum(row) for row in rows if sum(row) > 0)
-    factors = [common] * len(names)
-    # In units of the common factor, so that trust means the same on a fast and on a slow machine.
+    # The normal equations: however many rows, a round takes as long. In units of the common factor, so that trust means
+    # the same on a fast and on a slow machine.
+    count = range(len(names))
+    products = [[common**2 * sum(row[i] * row[j] for row in rows) for j in count] for i in count]
+    sums = [common * sum(row[i] for row in rows) for i in count]
+    factors = [1.0] * len(names)
     for _ in range(ROUNDS):
-        for index in range(len(names)):
-            others = [
-                sum(a * x for a, x in zip(row, factors, strict=True)) - row[index] * factors[index] for row in rows
-            ]
-            numerator = sum(row[index] * (1 - rest) for row, rest in zip(rows, others, strict=True)) + TRUST / common
-            denominator = sum(row[index] ** 2 for row in rows) + TRUST / common**2
-            factors[index] = max(SMALLEST * common, numerator / denominator)
-    return Rates(**{name: getattr(prior, name) * factor for name, factor in zip(names, factors, strict=True)})
+        for i in count:
+            rest = sum(products[i][j] * factors[j] for j in count if j != i)
+            factors[i] = max(SMALLEST, (sums[i] - rest + TRUST) / (products[i][i] + TRUST))
+    return Rates(**{name: getattr(prior, name) * common * factor for name, factor in zip(names, factors, strict=True)})
 
 
 def _equations(observation, site):
@@ -140,28 +177,31 @@ def _equations(observation, site):
     unit = Rates(**{item.name: 1.0 for item in dataclasses.fields(Rates)})
     shared = unit.shared(site, run.layout.processes_per_node)
     amounts = {item.name: getattr(work, item.name) * getattr(shared, item.name) for item in dataclasses.fields(Rates)}
-    for name in ("flops", "passes"):
-        amounts[name] *= 1 + work.bubble
+    crowding = site.crowding(run.layout.processes_per_node)
+    for name in COMPUTING:
+        amounts[name] *= max(1 + work.bubble, work.balance * crowding) / crowding
     if run.layout.world_size > 1:
         return [(amounts, observation.step_seconds)]
     phases = observation.phases
     groups = (
-        (("flops", "passes"), phases.get("forward", 0.0) + phases.get("backward", 0.0)),
+        (COMPUTING, phases.get("forward", 0.0) + phases.get("backward", 0.0)),
         (("optimizer_elements",), phases.get("optimizer", 0.0)),
         (("steps",), phases.get("data", 0.0) + phases.get("communication", 0.0) + phases.get("other", 0.0)),
     )
     return [({name: amounts[name] for name in names}, seconds) for names, seconds in groups if seconds > 0]
 
 
-def store(results, site_name):
-    """The file that holds a site's calibration."""
-    return results / "calibration" / f"{site_name}.json"
+def saved_bytes(run, vocabulary):
+    """Bytes of a resumable checkpoint: fp32 weights and the optimizer's copies of them; None where shapes are unknown."""
+    sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
+    return None if sizes is None else 4 * sizes.count * (1 + OPTIMIZER_COPIES[run.workload.optim.name])
 
 
 def observe_probe(folder):
     """The Observation in a probe's folder, from its single steps: medians, the first ones left out."""
     lines = read_json_lines(folder / "steps.jsonl")
-    beside = sum(line.get("evaluation_seconds", 0.0) + line.get("checkpoint_seconds", 0.0) for line in lines)
+    saves = [line["checkpoint_seconds"] for line in lines if "checkpoint_seconds" in line]
+    beside = sum(line.get("evaluation_seconds", 0.0) for line in lines) + sum(saves)
     whole = observe_run(folder)
     lines = lines[WARM_UP:] or lines
     names = sorted({name for line in lines for name in line["seconds"] if name != "total"})
@@ -169,6 +209,7 @@ def observe_probe(folder):
         whole,
         source="probe",
         startup_seconds=max(0.0, whole.extra_seconds - beside),
+        save_seconds=statistics.median(saves) if saves else None,
         step_seconds=statistics.median(line["seconds"]["total"] for line in lines),
         phases={name: statistics.median(line["seconds"].get(name, 0.0) for line in lines) for name in names},
     )
@@ -189,6 +230,11 @@ def observe_run(folder):
     )
 
 
+def site_name(folder):
+    """Where the run in a folder ran."""
+    return read_json(folder / "run.json")["site"]["name"]
+
+
 def save(calibration, path):
     """Write a Calibration to its file."""
     observations = [dataclasses.asdict(observation) for observation in calibration.observations]
@@ -203,11 +249,22 @@ def load(path, site_name):
     return Calibration(values["site"], tuple(Observation(**entry) for entry in values["observations"]))
 
 
-def with_runs(calibration, results):
-    """`calibration` and the finished runs of this site below `results/runs`."""
-    folders = [path.parent for path in sorted((results / "runs").glob("*/summary.json"))]
-    here = [folder for folder in folders if read_json(folder / "run.json")["site"]["name"] == calibration.site]
-    return dataclasses.replace(calibration, observations=(*calibration.observations, *map(observe_run, here)))
+def known(paths, site):
+    """The Calibration of a site (a name): what its probes said, and its finished runs."""
+    probed = load(paths.calibration(site), site)
+    here = [_observed(path.parent, site) for path in sorted(paths.run("").glob("*/summary.json"))]
+    return dataclasses.replace(probed, observations=(*probed.observations, *filter(None, here)))
+
+
+def _observed(folder, site):
+    """The Observation of a finished run; None for one of another site.
+
+    None as well for a damaged record: it must not keep others from running, teaches nothing, and the report names it.
+    """
+    try:
+        return observe_run(folder) if site_name(folder) == site else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _signature(run):

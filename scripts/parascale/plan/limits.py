@@ -4,6 +4,7 @@ import subprocess
 from dataclasses import dataclass, replace
 
 from parascale.config.site import Partition
+from parascale.config.strict import nearest
 from parascale.errors import ConfigError
 
 QUERY_SECONDS = 10
@@ -28,9 +29,10 @@ def find_partition(site, name=None):
     for partition in site.partitions:
         if partition.name == name:
             return partition
-    known = ", ".join(partition.name for partition in site.partitions)
+    known = [partition.name for partition in site.partitions]
     raise ConfigError(
-        f"partition `{name}` is not known at {site.name}. Its partitions: {known} (config/sites/{site.name}.yaml)"
+        f"partition `{name}` is not known at {site.name}{nearest(name, known)}. "
+        f"Its partitions: {', '.join(known)} (config/sites/{site.name}.yaml)"
     )
 
 
@@ -72,24 +74,31 @@ def live_site(site):
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return site
-    live = {partition.name: partition for partition in parse_partitions(shown)}
-    return replace(site, partitions=[live.get(partition.name, partition) for partition in site.partitions])
+    return with_partitions(site, parse_partitions(shown))
+
+
+def with_partitions(site, live):
+    """`site` with the limits of the `live` Partitions; where its file names none, with all of them, Slurm's default first."""
+    known = {partition.name: partition for partition in live}
+    return replace(site, partitions=[known.get(named.name, named) for named in site.partitions] or live)
 
 
 def parse_partitions(text):
-    """Partitions in the output of `scontrol show partition --oneliner`. No limit on time reads as a year."""
-    partitions = []
+    """Partitions in the output of `scontrol show partition --oneliner`, the default first. No limit on time reads as a year."""
+    partitions, default = [], None
     for line in text.splitlines():
         values = dict(word.split("=", 1) for word in line.split() if "=" in word)
         if "PartitionName" not in values:
             continue
+        if values.get("Default") == "YES":
+            default = values["PartitionName"]
         nodes = values.get("MaxNodes", "UNLIMITED")
         total = values.get("TotalNodes", "")
         limits = [int(count) for count in (nodes, total) if count.isdigit()]
         partitions.append(
             Partition(values["PartitionName"], _hours(values.get("MaxTime", "UNLIMITED")), min(limits, default=None))
         )
-    return partitions
+    return sorted(partitions, key=lambda partition: partition.name != default)
 
 
 def _hours(text):

@@ -4,6 +4,7 @@ import functools
 
 from parascale.plan import calibrate
 from parascale.plan.predict import data_facts, predict, time_limit
+from parascale.plan.probes import probes
 
 
 class Planner:
@@ -12,36 +13,42 @@ class Planner:
     def __init__(self, project):
         self.project = project
         self.site = project.site
-        self._predictions = {}
+        self._predictions, self._workloads = {}, {}
 
     @functools.cached_property
     def calibration(self):
         """What probes and finished runs of this site said."""
-        results = self.project.paths.results
-        stored = calibrate.load(calibrate.store(results, self.site.name), self.site.name)
-        return calibrate.with_runs(stored, results)
+        return calibrate.known(self.project.paths, self.site.name)
 
-    @functools.cache  # noqa: B019 (a planner lives as long as its process)
-    def _facts(self, name):
-        return data_facts(self.project.runs[name], self.project.paths)
+    def _facts(self, run):
+        """What is known of a run's data; looked up once a workload."""
+        if run.workload.name not in self._workloads:
+            self._workloads[run.workload.name] = data_facts(run, self.project.paths)
+        return self._workloads[run.workload.name]
 
-    def run(self, name, parity=False):
-        """The Run `name`, or its parity run."""
-        run = self.project.runs[name]
-        settings = self.project.config.parity
-        return run.parity(settings.steps, settings.precision) if parity else run
+    @functools.cached_property
+    def probes(self):
+        """The probes of this run table by name."""
+        return probes(self.project.runs, self.site)
+
+    def run(self, name, kind="run"):
+        """A Run of the table, its `parity` run, or a `probe`."""
+        if kind == "probe":
+            return self.probes[name]
+        run, parity = self.project.runs[name], self.project.config.parity
+        return run.parity(parity.steps, parity.precision) if kind == "parity" else run
 
     def vocabulary(self, name):
         """Entries of a run's vocabulary, or None."""
-        return self._facts(name).vocabulary
+        return self._facts(self.run(name)).vocabulary
 
-    def prediction(self, name, parity=False):
-        """The Prediction for a run, or for its parity run."""
-        if (name, parity) not in self._predictions:
-            run = self.run(name, parity)
-            self._predictions[name, parity] = predict(run, self.site, self.calibration, self._facts(name))
-        return self._predictions[name, parity]
+    def prediction(self, name, kind="run"):
+        """The Prediction for a run of a kind (see `run`)."""
+        if (name, kind) not in self._predictions:
+            run = self.run(name, kind)
+            self._predictions[name, kind] = predict(run, self.site, self.calibration, self._facts(run))
+        return self._predictions[name, kind]
 
-    def runtime_minutes(self, name, attempt=1, parity=False, partition=None):
+    def runtime_minutes(self, name, attempt=1, kind="run", partition=None):
         """The time limit that a run's job asks for at its `attempt` (from 1)."""
-        return time_limit(self.prediction(name, parity), self.site, attempt, partition)
+        return time_limit(self.prediction(name, kind), self.site, attempt, partition)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from parascale.errors import ParascaleError
 from parascale.files import read_json
 from parascale.plan import limits
-from parascale.plan.calibrate import Calibration
+from parascale.plan.calibrate import Calibration, saved_bytes
 from parascale.plan.flops import BACKWARD, training_flops_per_token
 from parascale.plan.memory import peak_memory, total
 from parascale.plan.shapes import model_sizes
@@ -97,6 +97,7 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
     change that would make it fit.
     """
     calibration = calibration or Calibration(site.name)
+    site = calibration.measured(site)
     facts = facts or data_facts(run)
     model, places = run.workload.model, run.workload.sizes
     if model_sizes(model, 1, *places) is None:
@@ -235,7 +236,9 @@ def _time(prediction, run, site, calibration, sizes, facts):
             prediction, unknown="steps: prepare the data, or give data.expected.train_tokens in the workload"
         )
     seconds = steps * step_seconds
-    beside = calibration.startup_seconds(site) + _evaluation_seconds(run, rates, facts, steps, site)
+    crowding = site.crowding(run.layout.processes_per_node)
+    beside = site.assumed.startup_seconds * crowding + _saving_seconds(run, facts.vocabulary, steps, site)
+    beside += _evaluation_seconds(run, rates, facts, steps, site)
     wall = seconds + (same[1] if same else beside)
     core_hours = charged_core_hours(site, run.layout.nodes, wall, _cores_asked(run, site))
     return dataclasses.replace(prediction, seconds=seconds, wall_seconds=wall, core_hours=core_hours)
@@ -243,12 +246,9 @@ def _time(prediction, run, site, calibration, sizes, facts):
 
 def run_steps(run, facts):
     """Optimizer steps of a run; None where it counts epochs of data of unknown size."""
-    training = run.workload.training
-    if training.steps is not None:
-        return training.steps
-    if facts.train_samples is None:
+    if run.workload.training.steps is None and facts.train_samples is None:
         return None
-    return max(1, round(training.epochs * facts.train_samples / run.global_batch))
+    return run.optimizer_steps(facts.train_samples)
 
 
 def _evaluation_seconds(run, rates, facts, steps, site):
@@ -262,6 +262,12 @@ def _evaluation_seconds(run, rates, facts, steps, site):
     forward = training_flops_per_token(model, facts.vocabulary, *places) / (1 + BACKWARD) * places[-1] / places[0]
     flops = times * facts.validation_tokens * forward / (layout.data_parallel * layout.tp)
     return flops * rates.shared(site, layout.processes_per_node).flops
+
+
+def _saving_seconds(run, vocabulary, steps, site):
+    """Resumable checkpoints on the way, and the one of the end."""
+    saves = math.ceil(steps / (run.workload.training.checkpoint_every or steps))
+    return saves * saved_bytes(run, vocabulary) / (site.assumed.save_gigabytes_per_second * 1e9)
 
 
 def _cores_asked(run, site):

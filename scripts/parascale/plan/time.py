@@ -5,8 +5,7 @@ messages over each link. `Rates.seconds` turns that into time. Sources of the fo
 
 - collectives in rings, alpha-beta model: Thakur, Rabenseifner and Gropp 2005, doi:10.1177/1094342005051521; an
   all-gather or reduce-scatter of S bytes over p ranks sends (p-1)/p S in p-1 messages, an all-reduce twice that
-- pipeline bubble (p-1)/m, divided by the stages a rank holds: Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1-2;
-  a third of it for zero-bubble schedules, and none for its V form in theory: Qi et al. 2023, arXiv:2401.10241, table 2
+- pipeline bubble: `parascale.config.layout`
 - gradients and gathered parameters travel while a GPU computes its backward pass: only what is longer than that counts
 - tensor parallelism: four collectives of the residual stream a block and direction with a split sequence, which weigh
   as two all-reduces do without: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2
@@ -20,6 +19,7 @@ from parascale.plan.flops import BACKWARD, block_forward, head_forward
 from parascale.plan.image_memory import ImageMemory
 from parascale.plan.memory import RankMemory, rank_stages
 
+COMPUTING = ("flops", "contended_flops", "passes", "split_passes")
 TRANSFERS = ("node_bytes", "node_messages", "network_bytes", "network_messages")
 
 
@@ -29,13 +29,18 @@ class Work:
 
     steps: float = 1.0
     flops: float = 0.0
+    contended_flops: float = (
+        0.0  # the same operations: what they take longer where other cores of a CPU compute as well
+    )
     passes: float = 0.0  # forward passes through one block; a backward pass counts twice
+    split_passes: float = 0.0  # those of them whose matrices tensor parallelism splits
     optimizer_elements: float = 0.0
     node_bytes: float = 0.0
     node_messages: float = 0.0
     network_bytes: float = 0.0
     network_messages: float = 0.0
     bubble: float = 0.0  # part of the computing time that a pipeline waits on top
+    balance: float = 1.0  # computing of the mean rank over that of this one, which computes longest
     beside: "Work | None" = (
         None  # of the transfers, those of gradients and parameters, which GPUs do while they compute
     )
@@ -52,7 +57,9 @@ class Rates:
 
     steps: float
     flops: float
+    contended_flops: float
     passes: float
+    split_passes: float
     optimizer_elements: float
     node_bytes: float
     node_messages: float
@@ -60,15 +67,20 @@ class Rates:
     network_messages: float
 
     def seconds(self, work, site, processes):
-        """{phase: seconds} of a step where a node of `site` has `processes` of the run."""
-        price = self.shared(site, processes)
-        compute = work.flops * price.flops + work.passes * price.passes
+        """{phase: seconds} of a step where a node of `site` has `processes` of the run.
+
+        Where processes share cores, one computes while another waits: a step is as long as the longest chain, or as all
+        computing takes on the cores, whichever is longer.
+        """
+        price, crowding = self.shared(site, processes), site.crowding(processes)
+        alone = sum(getattr(work, name) * getattr(price, name) for name in COMPUTING) / crowding
+        compute = alone * max(1.0, work.balance * crowding)
         communication = price.transfers(work)
         if work.beside is not None and site.device != "cpu":
             communication -= min(price.transfers(work.beside), BACKWARD / (1 + BACKWARD) * compute)
         return {
             "compute": compute,
-            "bubble": compute * work.bubble,
+            "bubble": max(0.0, alone * (1 + work.bubble) - compute),
             "communication": communication,
             "optimizer": work.optimizer_elements * price.optimizer_elements,
             "other": work.steps * price.steps,
@@ -81,28 +93,28 @@ class Rates:
     def shared(self, site, processes):
         """These prices for one of several processes of a node: on CPUs each has its threads, and all share the cores."""
         if site.device != "cpu":
-            return self
-        cores = site.cores_per_node or 1
-        threads = site.threads_per_process or max(1, cores // processes)
-        waiting = max(1.0, processes * threads / cores)
-        scales = {"flops": waiting / threads, "optimizer_elements": waiting / threads}
-        return Rates(**{item.name: getattr(self, item.name) * scales.get(item.name, waiting) for item in fields(self)})
+            return replace(self, contended_flops=0.0)
+        cores, threads, crowding = site.cores_per_node or 1, site.threads(processes), site.crowding(processes)
+        others = (min(cores, processes * threads) - 1) / max(1, cores - 1)
+        scales = {"flops": 1 / threads, "optimizer_elements": 1 / threads, "contended_flops": others / threads}
+        return Rates(
+            **{item.name: getattr(self, item.name) * crowding * scales.get(item.name, 1.0) for item in fields(self)}
+        )
 
 
 def step_work(run, sizes, vocabulary, device):
     """The Work of the rank that computes longest in a step of `run`."""
     if isinstance(sizes, ImageSizes):
         return _image_work(run, sizes)
-    ranks = (_rank_work(run, sizes, vocabulary, device, stages) for stages in rank_stages(run.layout, sizes.layers))
-    return max(ranks, key=lambda work: work.flops)
-
-
-def bubble_fraction(layout):
-    """Waiting time of a pipeline over its computing time."""
-    if layout.pp == 1:
-        return 0.0
-    bubble = (layout.pp - 1) / layout.micro_batches / (layout.stages // layout.pp)
-    return bubble * {"InterleavedZeroBubble": 1 / 3, "ZBVZeroBubble": 0.0}.get(layout.pipeline_schedule, 1.0)
+    ranks = [_rank_work(run, sizes, vocabulary, device, stages) for stages in rank_stages(run.layout, sizes.layers)]
+    busiest, whole = max(ranks, key=lambda work: work.flops), sum(work.flops for work in ranks)
+    if len(ranks) == 1:
+        return busiest
+    # What the busiest rank waits for is the others' work, which may be less than its own.
+    others = (whole - busiest.flops) / (len(ranks) - 1)
+    return replace(
+        busiest, bubble=run.layout.bubble * others / busiest.flops, balance=whole / len(ranks) / busiest.flops
+    )
 
 
 def _rank_work(run, sizes, vocabulary, device, stages):
@@ -118,7 +130,13 @@ def _rank_work(run, sizes, vocabulary, device, stages):
     flops = ((1 + BACKWARD) * forward + recomputed) * shape.tokens * parts / layout.tp
     rank = RankMemory(run, sizes, vocabulary, device, stages)
     passes = blocks * parts * (1 + BACKWARD + layout.activation_checkpointing)
-    work = Work(flops=flops, passes=passes, optimizer_elements=rank.sharded, bubble=bubble_fraction(layout))
+    work = Work(
+        flops=flops,
+        contended_flops=flops,
+        passes=passes,
+        split_passes=passes if layout.tp > 1 else 0.0,
+        optimizer_elements=rank.sharded,
+    )
     beside = _data_transfers(Work(), run, rank, blocks)
     work = replace(work, beside=beside, **{name: getattr(beside, name) for name in TRANSFERS})
     work = _tensor_transfers(work, run, shape, blocks, parts)
@@ -131,7 +149,12 @@ def _image_work(run, sizes):
     parts = run.workload.training.accumulate
     directions = 1 + BACKWARD + checkpointing
     flops = directions * sizes.forward_flops * memory.samples * parts
-    work = Work(flops=flops, passes=sizes.layers * parts * directions, optimizer_elements=memory.sharded)
+    work = Work(
+        flops=flops,
+        contended_flops=flops,
+        passes=sizes.layers * parts * directions,
+        optimizer_elements=memory.sharded,
+    )
     beside = _data_transfers(Work(), run, memory, sizes.layers)
     return replace(work, beside=beside, **{name: getattr(beside, name) for name in TRANSFERS})
 
@@ -172,14 +195,23 @@ def _pipeline_transfers(work, run, shape, stages):
 
 
 def _ring(work, run, axis, size, collectives):
-    """Collectives that together move `size` bytes of whole tensors around the ring of an axis."""
-    ranks = getattr(run.layout, axis)
+    """Collectives that together move `size` bytes of whole tensors around the ring of an axis.
+
+    Between nodes there are as many rings as a node has ranks of the axis, each over a network link of its own with its
+    part of the bytes, as NCCL has it where each GPU has such a link.
+    """
+    ranks, link = getattr(run.layout, axis), link_of(run.layout, axis)
     if ranks == 1:
         return work
-    return work.plus(link_of(run.layout, axis), size * (ranks - 1) / ranks, collectives * (ranks - 1))
+    rings = 1 if link == "node" else max(1, run.layout.processes_per_node // _inner(run.layout, axis))
+    return work.plus(link, size * (ranks - 1) / ranks / rings, collectives * (ranks - 1))
 
 
 def link_of(layout, axis):
     """Which link an axis's slowest neighbours share: tp is numbered fastest, then fsdp, dp, pp."""
-    inner = {"tp": 1, "fsdp": layout.tp, "dp": layout.tp * layout.fsdp, "pp": layout.tp * layout.fsdp * layout.dp}[axis]
-    return "node" if inner * getattr(layout, axis) <= layout.processes_per_node else "network"
+    return "node" if _inner(layout, axis) * getattr(layout, axis) <= layout.processes_per_node else "network"
+
+
+def _inner(layout, axis):
+    """Distance between neighbours of an axis in the numbering of ranks."""
+    return {"tp": 1, "fsdp": layout.tp, "dp": layout.tp * layout.fsdp, "pp": layout.tp * layout.fsdp * layout.dp}[axis]

@@ -101,6 +101,7 @@ class Report:
     """Everything that pages, tables and figures read.
 
     jobs: name of a run → page of its own, beside this report's. readings: of each dataset, how fast its formats are read.
+    charges: name of a run → (core-hours charged, what says so). advice: of each workload (parascale.report.plans.Advice).
     """
 
     title: str
@@ -112,6 +113,8 @@ class Report:
     conversions: tuple = ()
     jobs: dict = field(default_factory=dict)
     readings: tuple = ()
+    charges: dict = field(default_factory=dict)
+    advice: tuple = ()
 
     @property
     def done(self):
@@ -139,11 +142,11 @@ class Report:
         return numbers
 
 
-def build_report(records, title, left_out=(), conversions=(), jobs=None, readings=()):
+def build_report(records, title, left_out=(), conversions=(), **others):
     """A Report of `records`. left_out: names of runs with results that were not asked for.
 
-    conversions: rows of converted checkpoints, mappings with the keys of `conversions.CSV_COLUMNS`. jobs: as in Report.
-    readings: of data formats (parascale.report.readings).
+    conversions: rows of converted checkpoints, mappings with the keys of `conversions.CSV_COLUMNS`. others: jobs, readings,
+    charges and advice, as in Report.
     """
     by_name = {record.name: record for record in records}
     comparisons = {
@@ -153,8 +156,9 @@ def build_report(records, title, left_out=(), conversions=(), jobs=None, reading
     alike = _grouped(done, lambda record: _repetition(record, by_name, comparisons[record.name]))
     members = tuple(Member(tuple(group)) for group in alike.values())
     experiments = tuple(_experiments(members, by_name, comparisons))
-    extras = tuple(conversions), jobs or {}, tuple(readings)
-    return Report(title, tuple(records), tuple(left_out), comparisons, members, experiments, *extras)
+    return Report(
+        title, tuple(records), tuple(left_out), comparisons, members, experiments, tuple(conversions), **others
+    )
 
 
 def compare(record, baseline):

@@ -7,6 +7,7 @@ from parascale.report import figures, numbers, quality
 from parascale.report.conversions import conversions_table
 from parascale.report.derived import idle_fraction, is_different
 from parascale.report.loaders import loaders_section
+from parascale.report.plans import advice_section, plan_section
 from parascale.report.provenance import provenance_section
 from parascale.report.published import published_section
 from parascale.report.section import Section
@@ -220,37 +221,6 @@ def throughput_section(report):
     return _figures_section("throughput", "Throughput and energy", [figures.throughput(report)])
 
 
-def plan_section(report):
-    """What the plan foretold, frozen into each record before it started, beside what happened."""
-    foretold = [record for record in report.done if record.prediction]
-    if not foretold:
-        return None
-    columns = (("Run", False), ("Time, planned", True), ("Time, actual", True), ("Actual of planned", True))
-    columns += (("Memory, planned", True), ("Memory, actual", True), ("Actual of planned", True))
-    columns += (("Core-hours, planned", True), ("Core-hours, actual", True), ("Plan rests on", False))
-    table = Table("Plan against actual; an empty cell was not foretold", columns, tuple(map(_plan_row, foretold)))
-    return Section("plan", "Plan against actual", "plan.html", {"table": table})
-
-
-def _plan_row(record):
-    plan, summary = record.prediction, record.summary
-
-    def pair(name, expected, actual, shown):
-        part = actual / expected if expected and actual else None
-        cells = Cell(shown(expected), expected, f"planned_{name}"), Cell(shown(actual), actual)
-        return *cells, Cell(numbers.percent(part), part)
-
-    hours = plan.get("core_hours"), summary.core_hours
-    cells = (
-        Cell(record.name),
-        *pair("seconds", plan.get("seconds"), summary.seconds, numbers.duration),
-        *pair("memory_bytes", plan.get("memory_bytes"), summary.peak_memory_bytes, numbers.memory),
-        *(Cell(numbers.significant(value), value) for value in hours),
-        Cell(plan.get("basis") or ""),
-    )
-    return Row(record.name, cells)
-
-
 def conversions_section(report):
     """Checkpoints in other forms, what they cost, and whether they are the same model."""
     table = conversions_table(report)
@@ -274,6 +244,7 @@ SECTIONS = [
     throughput_section,
     loaders_section,
     plan_section,
+    advice_section,
     conversions_section,
     published_section,
     provenance_section,

@@ -1,6 +1,7 @@
 """What a training process is told, put together from a project or from what a rule hands over."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,22 +51,19 @@ class Job:
         return Path(self.data)
 
 
-def describe_job(project, name, parity=False):
+def describe_job(project, run, work, output):
     """A job of a project as plain values: what a rule passes as JSON, and `job_from_settings` takes.
 
-    parity: the short run that proves the layout right instead of the run itself.
+    run: a Run, of the table or made from one. work, output: its folders while it is under way and at its end.
     """
-    run = project.runs[name]
-    paths = project.paths
-    if parity:
-        run = run.parity(project.config.parity.steps, project.config.parity.precision)
+    data = run.workload.data
     return {
         "run": dataclasses.asdict(run),
-        "site": dataclasses.asdict(project.site),
-        "data": str(paths.data(run.workload.data.dataset, run.workload.data.format)),
-        "work": str(paths.parity_work(name) if parity else paths.work(name)),
-        "output": str(paths.parity(name) if parity else paths.run(name)),
-        "results": str(paths.results),
+        "site": project.site_settings,
+        "data": str(project.paths.data(data.dataset, data.format)),
+        "work": str(work),
+        "output": str(output),
+        "results": str(project.paths.results),
         "timeout_seconds": project.config.timeout_seconds,
         "sample_seconds": project.config.monitor.interval_seconds,
         "code_digest": training_digest(run.workload.model.kind, run.workload.data.format),
@@ -82,12 +80,18 @@ def job_from_project(project, name):
     """The Job of run `name`, started by hand."""
     if name not in project.runs:
         raise ConfigError(f"run `{name}` is not in {project.config.runs}{strict.nearest(name, project.runs)}")
-    return job_from_settings(describe_job(project, name))
+    return job_from_settings(
+        describe_job(project, project.runs[name], project.paths.work(name), project.paths.run(name))
+    )
 
 
+@functools.cache
 def training_digest(model_kind, data_format=""):
     """Digest of the code that a training runs: what train.py imports, the reader of an image format, and a model class of
-    the user's own, which are imported by computed names."""
+    the user's own, which are imported by computed names.
+
+    Taken once a process: a table of thousands of runs has few kinds of models.
+    """
     own = [model_kind.partition(":")[0]] if ":" in model_kind else []
     if data_format in IMAGE_FORMATS:
         own.append(Path(__file__).parents[1] / "data/formats" / f"{data_format}.py")

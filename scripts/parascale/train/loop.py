@@ -137,7 +137,6 @@ def train(job):
 def prepare(job):
     """The Course of a training: joins the other processes, opens the data, builds the model, continues where a run stopped."""
     run = job.run
-    training = run.workload.training
     stop_requested = listen_for_signals()
 
     # --- who am I
@@ -152,7 +151,7 @@ def prepare(job):
         task = open_task(run.workload, folder, run.seed)
     samples = task.splits["train"]
     sampler = Sampler(len(samples), run.global_batch, run.seed, count_on=task.augmented)
-    steps = training.steps or max(1, math.ceil(training.epochs * len(samples) / run.global_batch))
+    steps = run.optimizer_steps(len(samples))
 
     # --- model
     def build():

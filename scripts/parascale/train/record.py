@@ -8,6 +8,8 @@ import os
 import time
 from datetime import UTC, datetime
 
+import psutil
+
 from parascale.files import read_json_lines, write_text
 from parascale.train.events import Events
 
@@ -23,7 +25,8 @@ class Record:
         self.attempts_path = folder / "attempts.jsonl"
         self.events = Events(folder)
         self.handle = None
-        self.started = time.time()
+        # Not now: loading libraries and data is part of a job, and charged.
+        self.started = psutil.Process().create_time()
         self.first_step = None
         self.last_step = None
 
@@ -145,18 +148,10 @@ def summarise(run, site, steps, attempts, facts):
         "train_loss": sum(last) / len(last),
         **facts,
         "phases": phases,
-        "bubble_expected": expected_bubble(layout) if layout.pp > 1 else None,
+        # As a share of the whole, as it is measured.
+        "bubble_expected": layout.bubble / (1 + layout.bubble) if layout.pp > 1 else None,
         "core_hours": site.cores_per_node * layout.nodes * wall_seconds / 3600,
     }
-
-
-def expected_bubble(layout):
-    """Share of a pipeline's time that a rank waits: (p − 1) / (v × m + p − 1), v stages a rank, m micro-batches.
-
-    Narayanan et al. 2021, arXiv:2104.04473, section 2.2, as a share of the whole step. Zero-bubble schedules aim below it.
-    """
-    held = layout.stages // layout.pp
-    return (layout.pp - 1) / (held * layout.micro_batches + layout.pp - 1)
 
 
 def _iso(seconds):

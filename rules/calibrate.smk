@@ -1,0 +1,48 @@
+# Needs: prepared data. Makes: short probes of each workload on this machine, results/probes/, and from them the prices on
+# which plans rest from then on, results/calibration/. Finished runs refine them without a rule: plans read their records.
+
+
+localrules:
+    calibrate,
+
+
+use rule train as probe with:
+    input:
+        data_of,
+    output:
+        record=PATHS.probe("{run}") / "run.json",
+        steps=PATHS.probe("{run}") / "steps.jsonl",
+        summary=PATHS.probe("{run}") / "summary.json",
+        # Nobody needs a probe's weights.
+        checkpoint=temp(directory(PATHS.probe("{run}") / "checkpoint")),
+    log:
+        LOGS / "probe/{run}.log",
+    benchmark:
+        PATHS.results / "benchmarks/probe/{run}.tsv"
+    wildcard_constraints:
+        run=pattern(PLANNER.probes),
+    resources:
+        **resources_of("probe"),
+    params:
+        job=job_of("probe"),
+        launch=launch_of,
+        site=SITE,
+        timeout=PROJECT.config.timeout_seconds,
+        nsight="",
+        ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-probe"),
+
+
+rule calibrate:
+    input:
+        [PATHS.probe(name) / "summary.json" for name in PLANNER.probes],
+    output:
+        PATHS.calibration(PROJECT.site.name),
+    log:
+        LOGS / "calibrate.log",
+    resources:
+        nodes=0,
+    params:
+        probes=[PATHS.probe(name) for name in PLANNER.probes],
+        code=provenance.code_digest(["scripts/calibrate.py"]),
+    shell:
+        "python scripts/calibrate.py --probes {params.probes:q} --output {output:q} > {log:q} 2>&1"

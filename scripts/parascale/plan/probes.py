@@ -1,0 +1,60 @@
+"""Short runs that show what a machine's work costs, before anything long is spent on it.
+
+A probe is no run of the table. It takes fewer samples a step, and there is one for each kind of cost that the table's runs
+have: computing (two sizes tell operations from what starting them takes), talking inside a node, talking between nodes, and
+matrices that are split. Prices come from them; layouts and sizes follow by formula.
+"""
+
+import dataclasses
+
+from parascale.config import Layout, Run
+
+STEPS = 25
+COMPUTING = (2, 8)  # the global batch is divided by these
+TALKING = 2
+
+
+def probes(runs, site):
+    """{name: Run} for a run table's {name: Run} at `site`; no name can be that of a run."""
+    found = {}
+    for workload, precision in dict.fromkeys((run.workload.name, run.precision) for run in runs.values()):
+        family = [run for run in runs.values() if (run.workload.name, run.precision) == (workload, precision)]
+        for label, divisor, layout in _kinds([run.layout for run in family], site):
+            name = f"{workload}@{label}-{precision}"
+            found[name] = _probe(name, family[0].workload, precision, divisor, layout)
+    return found
+
+
+def _kinds(layouts, site):
+    """(label, divisor of the global batch, layout) of each probe."""
+    for divisor in COMPUTING:
+        yield f"single-{divisor}", divisor, Layout()
+    together = [layout for layout in layouts if layout.world_size > 1]
+    if not together:
+        return
+    # As many as there are runs with, but no more than have a core or a GPU each: crowds follow by formula.
+    counts = [layout.processes_per_node for layout in together]
+    processes = max(2, max((count for count in counts if site.crowding(count) == 1), default=min(counts)))
+    yield f"ddp-{processes}", TALKING, Layout(gpus_per_node=processes, dp=processes)
+    degrees = [layout.tp for layout in layouts if layout.tp > 1]
+    if degrees:
+        yield f"tp-{min(degrees)}", TALKING, Layout(gpus_per_node=min(degrees), tp=min(degrees))
+    if any(layout.nodes > 1 for layout in layouts):
+        yield f"nodes-2x{processes}", TALKING, Layout(nodes=2, gpus_per_node=processes, dp=2 * processes)
+
+
+def _probe(name, workload, precision, divisor, layout):
+    training, optim = workload.training, workload.optim
+    batch = max(layout.data_parallel * training.accumulate, training.global_batch // divisor)
+    training = dataclasses.replace(
+        training,
+        global_batch=batch,
+        steps=STEPS,
+        epochs=None,
+        evaluate=False,
+        evaluate_every=None,
+        checkpoint_every=None,
+        checkpoint_minutes=None,
+    )
+    optim = dataclasses.replace(optim, warmup_steps=min(optim.warmup_steps, STEPS - 1))
+    return Run(name, dataclasses.replace(workload, training=training, optim=optim), layout, precision)

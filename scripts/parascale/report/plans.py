@@ -1,0 +1,99 @@
+"""Plans in the report: what was foretold beside what happened and was charged, and which layouts formulas advise."""
+
+from dataclasses import dataclass
+
+from parascale.report import numbers
+from parascale.report.section import Section
+from parascale.report.tables import Cell, Row, Table
+
+SHOWN = 8  # layouts of an advice
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One layout: seconds of a step, of the whole job, its core-hours, bytes a GPU; None is unknown. reason: in plain words."""
+
+    layout: str
+    strategy: str
+    step_seconds: float | None
+    seconds: float | None
+    core_hours: float | None
+    memory_bytes: int | None
+    fits: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Every layout of a workload on so many GPUs of a site, the best first. thumb: the rule of thumb as a sentence, or None."""
+
+    workload: str
+    site: str
+    gpus: str
+    basis: str
+    thumb: str | None
+    suggestions: tuple
+
+
+def plan_section(report):
+    """What the plan foretold, frozen into each record before it started, beside what happened."""
+    foretold = [record for record in report.done if record.prediction]
+    if not foretold:
+        return None
+    columns = (("Run", False), ("Time, planned", True), ("Time, actual", True), ("Actual of planned", True))
+    columns += (("Memory, planned", True), ("Memory, actual", True), ("Actual of planned", True))
+    columns += (("Core-hours, planned", True), ("Core-hours, charged", True), ("Charged of planned", True))
+    columns += (("Plan rests on", False), ("Charged by", False))
+    rows = tuple(_plan_row(record, report.charges.get(record.name)) for record in foretold)
+    table = Table("Plan against actual; an empty cell was not foretold", columns, rows)
+    return Section("plan", "Plan against actual", "plan.html", {"table": table})
+
+
+def _plan_row(record, charge):
+    """charge: (core-hours, what says so) of a run; without it the run's own record says."""
+    plan, summary = record.prediction, record.summary
+    charged, source = charge or (summary.core_hours, "record")
+
+    def pair(name, expected, actual, shown):
+        part = actual / expected if expected and actual else None
+        cells = Cell(shown(expected), expected, f"planned_{name}"), Cell(shown(actual), actual, f"actual_{name}")
+        return *cells, Cell(numbers.percent(part), part)
+
+    cells = (
+        Cell(record.name),
+        *pair("seconds", plan.get("seconds"), summary.seconds, numbers.duration),
+        *pair("memory_bytes", plan.get("memory_bytes"), summary.peak_memory_bytes, numbers.memory),
+        *pair("core_hours", plan.get("core_hours"), charged, numbers.significant),
+        Cell(plan.get("basis") or ""),
+        Cell(source),
+    )
+    return Row(record.name, cells)
+
+
+def advice_section(report):
+    """Which layout formulas advise for each workload, with the reason."""
+    if not report.advice:
+        return None
+    advised = [(advice, _advice_table(advice)) for advice in report.advice]
+    return Section("advice", "Which layout next", "advice.html", {"advised": advised})
+
+
+def _advice_table(advice):
+    columns = (("Layout", False), ("Strategy", False), ("A step", True), ("Whole job", True), ("Core-hours", True))
+    columns += (("Memory a process", True), ("Memory says", False), ("Why", False))
+    shown = advice.suggestions[:SHOWN]
+    caption = f"{advice.workload} on {advice.gpus} of {advice.site}: the best {len(shown)} of {len(advice.suggestions)} layouts"
+    return Table(caption, columns, tuple(Row(each.layout, _advice_cells(each)) for each in shown))
+
+
+def _advice_cells(each):
+    return (
+        Cell(each.layout),
+        Cell(each.strategy),
+        Cell(numbers.duration(each.step_seconds), each.step_seconds),
+        Cell(numbers.duration(each.seconds), each.seconds),
+        Cell(numbers.significant(each.core_hours), each.core_hours),
+        Cell(numbers.memory(each.memory_bytes), each.memory_bytes),
+        Cell(each.fits),
+        Cell(each.reason),
+    )

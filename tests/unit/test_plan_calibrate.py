@@ -1,0 +1,160 @@
+"""What probes and finished runs teach: prices, start-up and constant memory; and what a step is made of."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parascale.config import Layout, Model, Run, Site, Training
+from parascale.config.paths import Paths
+from parascale.plan import calibrate
+from parascale.plan.calibrate import Calibration, Observation, fit, formula_rates
+from parascale.plan.memory import peak_memory, total
+from parascale.plan.predict import predict
+from parascale.plan.probes import STEPS, probes
+from parascale.plan.shapes import model_sizes
+from parascale.plan.time import Rates, step_work
+from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD
+
+LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "bubble"),
+    [
+        (Layout(), 0),
+        (Layout(pp=4, micro_batches=8, gpus_per_node=4), 3 / 8),
+        (Layout(pp=4, micro_batches=8, gpus_per_node=4, schedule="Interleaved1F1B"), 3 / 16),
+        (Layout(pp=4, micro_batches=1, gpus_per_node=4), 3),
+    ],
+)
+def test_bubbles(layout, bubble):
+    """(p − 1) / m, divided by the stages a rank holds (Narayanan et al. 2021)."""
+    assert layout.bubble == pytest.approx(bubble)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.01, 100), st.floats(0.2, 5), st.integers(1, 4))
+def test_a_fit_finds_the_prices_that_made_the_times(speed, skew, count):
+    """Times made with known prices come back, on sizes that the fit has not seen."""
+    prior = formula_rates(JURECA, "fp32")
+    true = Rates(
+        **{**{k: v * speed for k, v in dataclasses.asdict(prior).items()}, "flops": prior.flops * speed * skew}
+    )
+    sizes = [{"flops": 1e9 * scale, "passes": 10 * scale**0.5} for scale in (1, 4, 64, 1000)[: count + 1]]
+    price = lambda amounts, rates: sum(amount * getattr(rates, name) for name, amount in amounts.items())  # noqa: E731
+    fitted = fit(prior, [(amounts, price(amounts, true)) for amounts in sizes])
+    assert all(value > 0 for value in dataclasses.asdict(fitted).values())
+    for amounts in sizes:
+        assert price(amounts, fitted) == pytest.approx(price(amounts, true), rel=0.1)
+
+
+def test_a_calibration_is_kept_and_used(tmp_path):
+    """Saved and loaded the same; a run seen before is foretold from history, another from the fit."""
+    run = Run("seen", WORKLOAD)
+    observation = Observation(
+        "run", "seen", dataclasses.asdict(run), 5000, 0.5, {"forward": 0.2, "backward": 0.3}, None, 7.0
+    )
+    path = tmp_path / "calibration" / "jureca.json"
+    calibrate.save(Calibration("jureca", (observation,)), path)
+    loaded = calibrate.load(path, "jureca")
+    assert loaded == Calibration("jureca", (observation,))
+    again = predict(dataclasses.replace(run, run="again", seed=5), JURECA, loaded, FACTS)
+    assert again.basis == "history" and again.step_seconds == 0.5 and again.wall_seconds == 507.0
+    other = dataclasses.replace(
+        run, workload=dataclasses.replace(WORKLOAD, training=Training(steps=10, global_batch=128))
+    )
+    assert predict(other, JURECA, loaded, FACTS).step_seconds > 0.5
+
+
+LAYOUTS = [
+    Layout(),
+    Layout(gpus_per_node=2, dp=2),
+    Layout(gpus_per_node=4, tp=4),
+    Layout(gpus_per_node=2, pp=2, micro_batches=4),
+    Layout(nodes=2, gpus_per_node=4, fsdp=8),
+]
+
+
+def test_no_probe_is_a_run_of_the_table():
+    """Another size for each, so that what is foretold of a run is never what a probe did; and names that no run can have."""
+    runs = {f"r{number}": Run(f"r{number}", WORKLOAD, layout) for number, layout in enumerate(LAYOUTS)}
+    found = probes(runs, JURECA)
+    for name, probe in found.items():
+        probe.check()
+        JURECA.check_layout(probe.layout)
+        assert "@" in name and probe.global_batch < WORKLOAD.training.global_batch
+        assert probe.workload.training.steps == STEPS and not probe.workload.training.evaluate
+    worlds = {(probe.layout.nodes, probe.layout.dp, probe.layout.tp) for probe in found.values()}
+    assert worlds == {(1, 1, 1), (1, 4, 1), (1, 1, 4), (2, 8, 1)}
+
+
+def test_probes_do_not_crowd_a_machine():
+    runs = {"wide": Run("wide", WORKLOAD, Layout(gpus_per_node=8, dp=8)), "two": Run("two", WORKLOAD, LAYOUTS[1])}
+    assert max(probe.layout.world_size for probe in probes(runs, LAPTOP).values()) == 2
+
+
+def test_a_workload_is_probed_in_each_precision_of_its_runs():
+    runs = {name: Run(name, WORKLOAD, precision=name) for name in ("fp32", "bf16")}
+    assert {probe.precision for probe in probes(runs, JURECA).values()} == {"fp32", "bf16"}
+
+
+def probed(run, startup, save, beside_tensors):
+    """The Observation of a probe with known figures."""
+    memory = total(peak_memory(run, 5000, "cpu")) + beside_tensors
+    settings = dataclasses.asdict(run)
+    return Observation("probe", run.run, settings, 5000, 0.5, {"forward": 0.5}, startup, None, save, memory)
+
+
+def test_start_up_saving_and_constant_memory_are_measured():
+    """Medians over probes; four processes on two cores take twice as long to start."""
+    two = Run("two", WORKLOAD, Layout(gpus_per_node=2, dp=2))
+    seen = (probed(Run("one", WORKLOAD), 6.0, 0.2, 4 * 10**8), probed(two, 6.0, 0.2, 4 * 10**8))
+    calibration = Calibration("laptop", seen)
+    assumed = calibration.measured(LAPTOP).assumed
+    assert (assumed.startup_seconds, assumed.library_gigabytes) == (6.0, pytest.approx(0.4))
+    assert calibration.basis == "probe"
+    saved = calibrate.saved_bytes(two, 5000)
+    assert assumed.save_gigabytes_per_second == pytest.approx(saved / 0.2 / 1e9)
+    crowd = predict(Run("four", WORKLOAD, Layout(gpus_per_node=4, dp=4)), LAPTOP, calibration, FACTS)
+    assert crowd.wall_seconds - crowd.seconds == pytest.approx(2 * 6.0 + 0.2)
+    assert crowd.memory["libraries"] == pytest.approx(4 * 10**8)
+
+
+def test_a_damaged_record_teaches_nothing_and_disturbs_nobody(tmp_path):
+    folder = tmp_path / "results/runs/broken"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+    (folder / "run.json").write_text("{")
+    assert calibrate.known(Paths(tmp_path), "laptop") == Calibration("laptop")
+
+
+def work(layout, device="cpu", model=WORKLOAD.model):
+    """The Work of a step in a layout."""
+    run = Run("r", dataclasses.replace(WORKLOAD, model=model), layout)
+    return step_work(run, model_sizes(model, 5000, WORKLOAD.training.window), 5000, device)
+
+
+def test_stages_of_different_length_wait_for_less():
+    """The last stage has the output layer: while it waits for the first micro-batch, the others compute less than it does."""
+    layout = Layout(gpus_per_node=2, pp=2, micro_batches=4)
+    uneven, even = work(layout), work(layout, model=Model(dim=1024, heads=4, layers=2, hidden=65536))
+    assert uneven.bubble < even.bubble < layout.bubble == 0.25
+    assert uneven.balance < even.balance < 1
+
+
+def test_processes_that_share_cores_fill_each_others_waiting():
+    """Four processes on two cores take twice as long as their mean, and the pipeline's waiting costs nothing on top."""
+    layout = Layout(gpus_per_node=4, dp=2, pp=2, micro_batches=4)
+    rates, share = formula_rates(LAPTOP, "fp32"), work(layout)
+    phases = rates.seconds(share, LAPTOP, 4)
+    alone = share.flops * (rates.flops + rates.contended_flops) + share.passes * rates.passes
+    assert phases["compute"] == pytest.approx(max(1, 2 * share.balance) * alone)
+    assert phases["compute"] + phases["bubble"] == pytest.approx(max(2 * share.balance, 1 + share.bubble) * alone)
+
+
+def test_between_nodes_every_gpu_has_a_link_of_its_own():
+    """Four GPUs of each node carry a quarter of the gradients each."""
+    wide, narrow = (work(Layout(nodes=2, gpus_per_node=gpus, dp=2 * gpus), "cuda").network_bytes for gpus in (4, 1))
+    assert wide == pytest.approx(narrow / 4 * (7 / 8) / (1 / 2))

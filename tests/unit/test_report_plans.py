@@ -1,0 +1,59 @@
+"""Plans in the report: planned beside charged, in the page and as CSV, and advice with its reasons."""
+
+import csv
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parascale.config import Data
+from parascale.report import build_report, load_records, render_page
+from tests.unit.fake_results import matrix, workload, write_results
+
+SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Results of a whole matrix with its prepared data, and what the script makes of them."""
+    root = tmp_path_factory.mktemp("plans")
+    train = dataclasses.replace(workload(), data=Data("prose", format="flat"))
+    results, _ = write_results(root, matrix(train))
+    (results / "data/prose/flat").mkdir(parents=True)
+    splits = {name: {"tokens": 50_000} for name in ("train", "validation", "test")}
+    (results / "data/prose/flat/manifest.json").write_text(json.dumps({"vocabulary": 4000, "splits": splits}))
+    broken = results / "runs" / "broken"  # must not keep the others from their report
+    broken.mkdir()
+    (broken / "summary.json").write_text("{}")
+    (broken / "run.json").write_text("{")
+    command = [sys.executable, SCRIPT, "--runs", *(entry.run.run for entry in matrix())]
+    subprocess.run(command, cwd=root, check=True, timeout=120)
+    return root
+
+
+def test_planned_and_charged_stand_side_by_side_for_each_finished_run(root):
+    rows = list(csv.DictReader((root / "results/report/plan-against-actual.csv").open()))
+    finished = [entry.run.run for entry in matrix() if entry.status == "done"]
+    assert [row["run"] for row in rows] == finished
+    for row in rows:
+        summary = json.loads((root / "results/runs" / row["run"] / "summary.json").read_text())
+        assert float(row["core_hours_charged"]) == summary["core_hours"] and row["source"] == "record"
+        foretold = json.loads((root / "results/runs" / row["run"] / "run.json").read_text())["prediction"]
+        assert float(row["core_hours_predicted"]) == foretold["core_hours"]
+
+
+def test_what_accounting_charged_goes_before_the_record(root):
+    records = load_records(root / "results", root / "work", ["single", "pp"])
+    page = render_page(build_report(records, "Title", charges={"pp": (12.5, "sacct")}))
+    charged = page[page.index('id="plan-table"') :]
+    assert 'data-value="12.5"' in charged and "sacct" in charged and "record" in charged
+
+
+def test_the_page_advises_a_layout_and_says_why(root):
+    page = (root / "results/report/index.html").read_text()
+    advised = page[page.index("Which layout next") :]
+    assert "start with" in advised or "memory" in advised
+    assert "each GPU keeps the whole model" in advised and "rest on: history" in advised

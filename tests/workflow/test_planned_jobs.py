@@ -1,0 +1,63 @@
+"""The plan of the project's own workflow: it counts the jobs that then run, and is quick for large run tables."""
+
+import json
+import re
+import time
+from collections import Counter
+
+import pytest
+
+from .small_project import SmallProject
+
+FINISHED = re.compile(r"Finished jobid: \d+ \(Rule: (\w+)\)")
+
+
+def planned(project, *arguments):
+    """Rule → jobs of the plan that a dry run writes."""
+    project.snakemake("-n", *arguments)
+    values = json.loads((project.folder / "results/plan/plan.json").read_text())
+    return Counter(job["rule"] for job in values["jobs"])
+
+
+def executed(project, *arguments):
+    """Rule → jobs that Snakemake says have run."""
+    return Counter(FINISHED.findall(project.snakemake(*arguments)))
+
+
+def test_planned_jobs_are_the_executed_ones(tmp_path):
+    """Fresh, nothing to do, with a result that is gone, with a setting that changed, and forced."""
+    project = SmallProject(tmp_path)
+    states = {
+        "fresh": (lambda: None, []),
+        "nothing": (lambda: None, []),
+        "partial": (lambda: (tmp_path / "results/runs/ddp/summary.json").unlink(), []),
+        "changed": (lambda: project.edit("config/config.yaml", "steps: 5", "steps: 4"), []),
+        "forced": (lambda: None, ["-F"]),
+    }
+    counts = {}
+    for name, (prepare, arguments) in states.items():
+        prepare()
+        counts[name] = planned(project, *arguments)
+        assert executed(project, *arguments) == counts[name], name
+    assert counts["nothing"] == Counter()
+    assert counts["fresh"] == counts["forced"]
+    assert counts["partial"]["train_ddp"] == 1 and counts["partial"]["train_single"] == 0
+    assert counts["changed"]["parity_run"] == 2 and counts["changed"]["train_ddp"] == 0
+    refused = project.snakemake("-F", "--config", "budget={core_hours: 0.000001}", fails=True)
+    assert "more than budget.core_hours = 1e-06" in refused and "train_ddp" in refused
+    assert not FINISHED.findall(refused)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "seconds"), [(1_000, 10), (10_000, 60)])
+def test_a_plan_of_many_runs_is_quick(tmp_path, count, seconds):
+    """A dry run of so many trainings, from its start to the table."""
+    project = SmallProject(tmp_path)
+    rows = [f"ddp-{number}\ttiny\t2\t2\t{number}\n" for number in range(1, count)]
+    table = "".join(["run\tworkload\tgpus_per_node\tdp\tseed\n", "single\ttiny\t1\t1\t0\n", *rows])
+    (tmp_path / "config/tiny.tsv").write_text(table)
+    began = time.perf_counter()
+    text = project.snakemake("-n", "-q", "rules", "--", "single_gpu", "ddp")
+    elapsed = time.perf_counter() - began
+    assert re.search(rf"train_ddp +{count - 1:,} ", text[text.index("Plan for") :])
+    assert elapsed < seconds
