@@ -3,7 +3,7 @@
 They are facts and no settings: a workload that named them would be stale whenever one is added.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from parascale.report import layouts, numbers
 from parascale.report.section import Section
@@ -67,9 +67,21 @@ PUBLISHED = (
         machine="any hardware",
         differs="an LSTM with other regularisation",
     ),
-    Published("summarisation", SUMMARIES, "seconds", ((1, 780.0), (4, 240.0))),
     Published(
-        "summarisation", SUMMARIES, "test_loss", ((1, 0.636), (4, 0.538)), differs="its loss is a mean over padding too"
+        "summarisation",
+        SUMMARIES,
+        "seconds",
+        ((1, 780.0), (4, 240.0)),
+        trained=(("window", 512), ("summary_window", 150)),
+        differs="it goes on from the weights of T5-base",
+    ),
+    Published(
+        "summarisation",
+        SUMMARIES,
+        "test_loss",
+        ((1, 0.636), (4, 0.538)),
+        trained=(("window", 512), ("summary_window", 150)),
+        differs="it goes on from the weights of T5-base, and its loss is a mean over padding too",
     ),
     Published(
         "classification",
@@ -77,6 +89,8 @@ PUBLISHED = (
         "seconds",
         ((1, 344.972), (4, 79.979), (8, 75.651)),
         machine="JUWELS Booster",
+        trained=(("image_size", 160), ("epochs", 7)),
+        differs="its first epoch trains the head alone",
     ),
     Published(
         "classification",
@@ -84,6 +98,7 @@ PUBLISHED = (
         "accuracy",
         ((1, 0.539), (4, 0.503), (8, 0.394)),
         machine="JUWELS Booster",
+        trained=(("image_size", 160), ("epochs", 7)),
         differs="more GPUs mean a larger batch there",
     ),
 )
@@ -141,7 +156,7 @@ def differences(entry, gpus, record):
         differs.append("other hardware")
     if gpus is not None and gpus != record.gpus:
         differs.append(f"{record.gpus} held instead of {gpus}")
-    ours = {"window": training.window, "stride": training.stride or training.window, "epochs": training.epochs}
+    ours = asdict(training) | {"stride": training.stride or training.window}
     for name, value in entry.trained:
         if ours[name] != value:
             differs.append(f"{name} {'unset' if ours[name] is None else f'{ours[name]:g}'} instead of {value}")
