@@ -5,6 +5,7 @@ import torch
 
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.verify import require_identical, verify
+from parascale.config import SPLITS
 from parascale.config.checkpoints import Checkpoints
 from parascale.errors import CheckpointError
 from parascale.files import read_json, sha256, write_json
@@ -66,13 +67,14 @@ def test_settings_without_an_equal_are_named(model, message, tmp_path):
 
 @pytest.fixture
 def data(tmp_path):
-    """A folder of tokens with a test split."""
+    """A folder of tokens."""
     folder = tmp_path / "flat"
     folder.mkdir()
-    torch.arange(400).remainder(VOCABULARY).to(torch.uint16).numpy().tofile(folder / "test.bin")
+    for split in SPLITS:
+        torch.arange(400).remainder(VOCABULARY).to(torch.uint16).numpy().tofile(folder / f"{split}.bin")
     write_json(folder / "vocabulary.json", ["<unk>", "<eos>", *(f"w{number}" for number in range(VOCABULARY - 2))])
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in folder.iterdir()}
-    splits = {"test": {"tokens": 400, "words": 400, "documents": 1, "unknown": 0}}
+    splits = dict.fromkeys(SPLITS, {"tokens": 400, "words": 400, "documents": 1, "unknown": 0})
     text = {"tokenizer": "word", "lowercase": False, "min_count": 1, "max_vocabulary": None}
     manifest = {"schema_version": 1, "dtype": "<u2", "vocabulary": VOCABULARY, "splits": splits, "settings": text}
     write_json(folder / "manifest.json", {**manifest, "source": "test", "files": files})

@@ -80,8 +80,10 @@ from parascale.train import lease
 lease.RENEW_SECONDS = 0.05
 lease.Lease(Path(sys.argv[1])).acquire()
 print("holds", flush=True)
+steps = Path(sys.argv[1], "steps")
 while True:
-    Path(sys.argv[1], "steps").write_text(str(time.time()))
+    steps.with_suffix(".new").write_text(str(time.time()))
+    steps.with_suffix(".new").replace(steps)
     time.sleep(0.01)
 """
 

@@ -285,7 +285,7 @@ def test_a_manifest_cut_short_is_named(tmp_path):
         open_raw(tmp_path)
 
 
-DOCSTRING = '''
+MODULE = '''
 def f{n}():
     """Return the number {n} as it stands.
 
@@ -301,7 +301,7 @@ def test_docstrings_become_pairs_of_a_text_and_its_first_line(tmp_path, monkeypa
         "many words follow " * 12
     )
     for number in range(60):
-        code = DOCSTRING.format(n=number % 50, body=body) + others
+        code = MODULE.format(n=number % 50, body=body) + others
         (tmp_path / f"m{number}.py").write_text(code)
     modules = [(f"m{number}", tmp_path / f"m{number}.py") for number in range(60)]
     monkeypatch.setattr(builtin, "_all_modules", lambda: modules)
