@@ -5,7 +5,7 @@ Example: python tests/benchmarks/prediction.py --work FOLDER --repeats 3
 First the probes of `calibrate`, then every run of the table `--repeats` times, a root below FOLDER each, and last the
 table for RESULTS.md. No prediction knows a finished run, and no probe has the layout and size of a run. What is
 finished is not done again: start it again after an interruption. Seconds are those of a whole process, from its start
-to the published result. Nothing else should run on the machine meanwhile.
+to the published result. Nothing else should run on the machine meanwhile; the table says how much did.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def main():
     work = arguments.work.resolve()
     os.chdir(REPOSITORY)
     project = load_project_file("config/config.yaml")
-    probed = Paths(work / "probes")
+    probed, load = Paths(work / "probes"), Load()
     workflow(probed.root, "calibrate")
     roots = [Paths(work / f"repeat-{number}") for number in range(1, arguments.repeats + 1)]
     for paths in roots:
@@ -64,7 +65,26 @@ def main():
         workflow(paths.root, *(paths.run(name) / "summary.json" for name in project.runs))
     rows = [compare(run, project.site, probed, roots) for run in project.runs.values()]
     print("\n".join(table(rows)))
-    print(verdict(rows))
+    print(f"{verdict(rows)}. Other work took {load.others():.2f} cores meanwhile")
+
+
+class Load:
+    """Counts what other processes take of this machine's cores from now on (Linux)."""
+
+    def __init__(self):
+        self.started, self.busy = time.monotonic(), self._busy()
+
+    def others(self):
+        """Cores that others kept busy, in the mean."""
+        mine = os.times()
+        own = mine.user + mine.system + mine.children_user + mine.children_system
+        return max(0.0, self._busy() - self.busy - own) / (time.monotonic() - self.started)
+
+    @staticmethod
+    def _busy():
+        """Seconds that all cores have computed since the machine was started (proc_stat(5): user, nice, system)."""
+        user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+        return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def parse():

@@ -14,7 +14,7 @@ from parascale.plan.memory import peak_memory, total
 from parascale.plan.predict import predict
 from parascale.plan.probes import STEPS, probes
 from parascale.plan.shapes import model_sizes
-from parascale.plan.time import Rates, step_work
+from parascale.plan.time import COMPUTING, Rates, step_work
 from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD
 
 LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1)
@@ -86,7 +86,7 @@ def test_no_probe_is_a_run_of_the_table():
         JURECA.check_layout(probe.layout)
         assert "@" in name and probe.global_batch < WORKLOAD.training.global_batch
         assert probe.workload.training.steps == STEPS and not probe.workload.training.evaluate
-    worlds = {(probe.layout.nodes, probe.layout.dp, probe.layout.tp) for probe in found.values()}
+    worlds = {(probe.layout.nodes, probe.layout.data_parallel, probe.layout.tp) for probe in found.values()}
     assert worlds == {(1, 1, 1), (1, 4, 1), (1, 1, 4), (2, 8, 1)}
 
 
@@ -149,7 +149,7 @@ def test_processes_that_share_cores_fill_each_others_waiting():
     layout = Layout(gpus_per_node=4, dp=2, pp=2, micro_batches=4)
     rates, share = formula_rates(LAPTOP, "fp32"), work(layout)
     phases = rates.seconds(share, LAPTOP, 4)
-    alone = share.flops * (rates.flops + rates.contended_flops) + share.passes * rates.passes
+    alone = sum(getattr(share, name) * getattr(rates, name) for name in COMPUTING)
     assert phases["compute"] == pytest.approx(max(1, 2 * share.balance) * alone)
     assert phases["compute"] + phases["bubble"] == pytest.approx(max(2 * share.balance, 1 + share.bubble) * alone)
 

@@ -6,8 +6,10 @@ import re
 def pattern(names):
     """A regular expression that matches exactly these names.
 
-    It branches letter by letter, so that a match takes as long as the name is, however many others there are:
-    alternatives in a row are tried one after the other.
+    It branches letter by letter, so that a match takes as long as the name is, however many others there are; and letters
+    after which the same may follow share a branch, so that numbered names make a short expression. Both count where a
+    table has thousands of runs: alternatives in a row are tried one after the other, and a workflow engine reads the
+    expression again for each file.
     """
     tree = {}
     for name in names:
@@ -19,10 +21,14 @@ def pattern(names):
 
 
 def _branches(tree):
-    """What may follow: the end of a name comes last, because the longest name wins."""
-    ways = [re.escape(letter) + _branches(after) for letter, after in tree.items() if letter]
-    if len(ways) == 1 and "" not in tree:
-        return ways[0]
+    """What may follow. Where a name may end here, it does so only if nothing longer matches."""
+    letters = {}
+    for letter, after in tree.items():
+        if letter:
+            letters.setdefault(_branches(after), []).append(re.escape(letter))
+    ways = [(first[0] if len(first) == 1 else f"[{''.join(first)}]") + rest for rest, first in letters.items()]
     if not ways:
         return ""
+    if len(ways) == 1 and "" not in tree:
+        return ways[0]
     return f"(?:{'|'.join(ways)}){'?' if '' in tree else ''}"

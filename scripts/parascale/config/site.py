@@ -44,9 +44,12 @@ class Assumed:
     core_gigabytes_per_second: float = option(5.0, "memory bandwidth of one core", above=0.0)
     pass_microseconds: float = option(200.0, "time to start the operations of one block, whatever its size", above=0.0)
     split_pass_microseconds: float = option(
-        500.0,
-        "the same, where tensor parallelism splits its matrices and each operation first looks at their pieces",
+        5000.0,
+        "what it takes longer where tensor parallelism splits its matrices, and each operation looks at their pieces first",
         above=0.0,
+    )
+    shard_pass_microseconds: float = option(
+        2000.0, "what FSDP's own work takes for one pass through a block: gathering, laying out, freeing", above=0.0
     )
     contention: float = option(
         0.2,

@@ -132,6 +132,7 @@ def formula_rates(site, precision):
         contended_flops=assumed.contention / flops,
         passes=assumed.pass_microseconds / 1e6,
         split_passes=assumed.split_pass_microseconds / 1e6,
+        shard_passes=assumed.shard_pass_microseconds / 1e6,
         optimizer_elements=7 * 4 / memory,
         node_bytes=1 / (site.node_link.gigabytes_per_second * 1e9),
         node_messages=site.node_link.microseconds / 1e6,

@@ -16,16 +16,16 @@ from parascale.plan.time import step_work
 FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequences may end a run
 SAFETY = {"formula": 3.0, "probe": 1.5, "history": 1.3}  # time limit over expected time
 ROUNDED_MINUTES = 5
+SEEN = ("train", "validation")  # splits whose size a plan needs
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a plan must know of the data: entries of the vocabulary (or classes), samples of the train split, and what the
-    validation split has: tokens (of documents, the places that they are cut and padded to) or images."""
+    """What a plan must know of the data: entries of the vocabulary (or classes), samples of the train and validation splits."""
 
     vocabulary: int | None
     train_samples: int | None = None
-    validation_tokens: int | None = None
+    validation_samples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,12 @@ def facts_of(folder, run):
         values = read_json(manifest)
         splits = values["splits"]
         if run.workload.of_images:
-            train, validation = (splits.get(name, {}).get("samples") for name in ("train", "validation"))
-            return DataFacts(len(values["classes"]), train, validation)
+            return DataFacts(len(values["classes"]), *(splits.get(name, {}).get("samples") for name in SEEN))
         vocabulary = values["vocabulary"]
         if run.workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
-            return DataFacts(
-                vocabulary, splits["train"]["documents"], splits["validation"]["documents"] * training.window
-            )
-        tokens, validation = splits["train"]["tokens"], splits["validation"]["tokens"]
+            return DataFacts(vocabulary, *(splits[name]["documents"] for name in SEEN))
+        tokens = splits["train"]["tokens"]
+        validation = max(1, math.ceil((splits["validation"]["tokens"] - 1) / training.window))
     samples = data.expected.train_samples
     if tokens is not None and not run.workload.of_pairs:
         samples = max(1, math.ceil((tokens - 1) / (training.stride or training.window)))
@@ -238,7 +236,7 @@ def _time(prediction, run, site, calibration, sizes, facts):
     seconds = steps * step_seconds
     crowding = site.crowding(run.layout.processes_per_node)
     beside = site.assumed.startup_seconds * crowding + _saving_seconds(run, facts.vocabulary, steps, site)
-    beside += _evaluation_seconds(run, rates, facts, steps, site)
+    beside += _evaluation_seconds(run, work, phases, facts, steps, crowding)
     wall = seconds + (same[1] if same else beside)
     core_hours = charged_core_hours(site, run.layout.nodes, wall, _cores_asked(run, site))
     return dataclasses.replace(prediction, seconds=seconds, wall_seconds=wall, core_hours=core_hours)
@@ -251,17 +249,18 @@ def run_steps(run, facts):
     return run.optimizer_steps(facts.train_samples)
 
 
-def _evaluation_seconds(run, rates, facts, steps, site):
-    """Forward passes over the validation split; nothing where its size is not known yet."""
-    if facts.validation_tokens is None:
+def _evaluation_seconds(run, work, phases, facts, steps, crowding):
+    """Evaluations on the validation split, and on the test split as if it were as long; 0 where no size is known yet.
+
+    A batch takes what the forward passes of a step take. The stages of a pipeline take turns, so fewer share cores.
+    """
+    training, stages = run.workload.training, run.layout.pp
+    if not training.evaluate or facts.validation_samples is None:
         return 0.0
-    training, layout, model, places = run.workload.training, run.layout, run.workload.model, run.workload.sizes
-    times = 1 + (
-        steps // training.evaluate_every if training.evaluate_every else 1
-    )  # the test split counts as one more
-    forward = training_flops_per_token(model, facts.vocabulary, *places) / (1 + BACKWARD) * places[-1] / places[0]
-    flops = times * facts.validation_tokens * forward / (layout.data_parallel * layout.tp)
-    return flops * rates.shared(site, layout.processes_per_node).flops
+    times = 1 + (steps // training.evaluate_every if training.evaluate_every else 1)
+    batches = math.ceil(facts.validation_samples / run.global_batch)
+    alone = phases["compute"] / (1 + BACKWARD) / max(1.0, work.balance * crowding)
+    return times * batches * alone * work.balance * stages * max(1.0, crowding / stages)
 
 
 def _saving_seconds(run, vocabulary, steps, site):

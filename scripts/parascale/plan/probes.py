@@ -35,7 +35,8 @@ def _kinds(layouts, site):
     # As many as there are runs with, but no more than have a core or a GPU each: crowds follow by formula.
     counts = [layout.processes_per_node for layout in together]
     processes = max(2, max((count for count in counts if site.crowding(count) == 1), default=min(counts)))
-    yield f"ddp-{processes}", TALKING, Layout(gpus_per_node=processes, dp=processes)
+    axis = "fsdp" if any(layout.uses_fsdp for layout in layouts) else "dp"  # what DDP does is part of what FSDP does
+    yield f"{axis}-{processes}", TALKING, Layout(gpus_per_node=processes, **{axis: processes})
     degrees = [layout.tp for layout in layouts if layout.tp > 1]
     if degrees:
         yield f"tp-{min(degrees)}", TALKING, Layout(gpus_per_node=min(degrees), tp=min(degrees))

@@ -19,7 +19,7 @@ from parascale.plan.flops import BACKWARD, block_forward, head_forward
 from parascale.plan.image_memory import ImageMemory
 from parascale.plan.memory import RankMemory, rank_stages
 
-COMPUTING = ("flops", "contended_flops", "passes", "split_passes")
+COMPUTING = ("flops", "contended_flops", "passes", "split_passes", "shard_passes")
 TRANSFERS = ("node_bytes", "node_messages", "network_bytes", "network_messages")
 
 
@@ -34,6 +34,7 @@ class Work:
     )
     passes: float = 0.0  # forward passes through one block; a backward pass counts twice
     split_passes: float = 0.0  # those of them whose matrices tensor parallelism splits
+    shard_passes: float = 0.0  # through units that FSDP holds, once forward and once backward
     optimizer_elements: float = 0.0
     node_bytes: float = 0.0
     node_messages: float = 0.0
@@ -60,6 +61,7 @@ class Rates:
     contended_flops: float
     passes: float
     split_passes: float
+    shard_passes: float
     optimizer_elements: float
     node_bytes: float
     node_messages: float
@@ -110,10 +112,11 @@ def step_work(run, sizes, vocabulary, device):
     busiest, whole = max(ranks, key=lambda work: work.flops), sum(work.flops for work in ranks)
     if len(ranks) == 1:
         return busiest
-    # What the busiest rank waits for is the others' work, which may be less than its own.
-    others = (whole - busiest.flops) / (len(ranks) - 1)
+    # What the busiest rank waits for is the others' work, which may be less than its own; nor do they compute all the time.
+    others, balance = (whole - busiest.flops) / (len(ranks) - 1) / busiest.flops, whole / len(ranks) / busiest.flops
+    busy = (run.layout.world_size * balance - 1) / (run.layout.world_size - 1)
     return replace(
-        busiest, bubble=run.layout.bubble * others / busiest.flops, balance=whole / len(ranks) / busiest.flops
+        busiest, bubble=run.layout.bubble * others, balance=balance, contended_flops=busiest.contended_flops * busy
     )
 
 
@@ -135,6 +138,7 @@ def _rank_work(run, sizes, vocabulary, device, stages):
         contended_flops=flops,
         passes=passes,
         split_passes=passes if layout.tp > 1 else 0.0,
+        shard_passes=2 * (blocks + 1) * parts if layout.uses_fsdp else 0.0,
         optimizer_elements=rank.sharded,
     )
     beside = _data_transfers(Work(), run, rank, blocks)
