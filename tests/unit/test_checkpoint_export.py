@@ -74,7 +74,7 @@ def data(tmp_path):
         torch.arange(400).remainder(VOCABULARY).to(torch.uint16).numpy().tofile(folder / f"{split}.bin")
     write_json(folder / "vocabulary.json", ["<unk>", "<eos>", *(f"w{number}" for number in range(VOCABULARY - 2))])
     files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in folder.iterdir()}
-    splits = dict.fromkeys(SPLITS, {"tokens": 400, "words": 400, "documents": 1, "unknown": 0})
+    splits = {key: {"tokens": 400, "words": 400, "documents": 1, "unknown": 0} for key in SPLITS}
     text = {"tokenizer": "word", "lowercase": False, "min_count": 1, "max_vocabulary": None}
     manifest = {"schema_version": 1, "dtype": "<u2", "vocabulary": VOCABULARY, "splits": splits, "settings": text}
     write_json(folder / "manifest.json", {**manifest, "source": "test", "files": files})

@@ -106,9 +106,7 @@ class Saver:
         held = self._together(lambda: sum(_local_bytes(value) for value in state.values()))
         self._together(lambda: _prepare(partial, sum(held)) if rank == 0 else None)
         writer = dcp.FileSystemWriter(partial, overwrite=True)
-        self._together(
-            lambda: dcp.save(state, storage_writer=writer, process_group=self.group, no_dist=not dist.is_initialized())
-        )
+        self._together(lambda: dcp.save(state, storage_writer=writer, process_group=self.group))
         files = self._together(lambda: describe_files(partial, _written_by(partial, rank)))
         return {name: entry for written in files for name, entry in written.items()}
 
@@ -134,7 +132,7 @@ def load(folder, model, optimizers):
     state = {key: value for key, value in state.items() if key.startswith(own)}
     together(
         mesh,
-        lambda: dcp.load(state, storage_reader=SafeReader(folder), no_dist=not dist.is_initialized()),
+        lambda: dcp.load(state, storage_reader=SafeReader(folder)),
         "cannot be loaded",
     )
     _put(model, optimizers, _below(own, state))
