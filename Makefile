@@ -15,8 +15,9 @@ help: ## list these commands
 run: $(INSTALLED) ## run the default matrix on this machine and write results/report/index.html
 	$(BIN)/snakemake --profile profiles/local
 
-test: lint ## everything that is quick: style and tests
-	$(BIN)/python -m pytest -m "not slow and not slurm and not gpu"
+test: lint ## everything that is quick: style and tests; with Slurm's packages and as root also on a real Slurm
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 2 tests/unit
+	$(BIN)/python -m pytest -m "not slow and not gpu" tests/distributed tests/workflow tests/slurm
 
 lint: $(INSTALLED) ## style of the Python code, the Snakefile and the rules
 	$(BIN)/ruff check

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from parascale.checkpoint import read, store
+from parascale.checkpoint import read
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
-from parascale.checkpoint.metadata import INDEX
+from parascale.checkpoint.metadata import INDEX, load_tensors
 from parascale.checkpoint.source import open_source
 from parascale.config.checkpoints import Checkpoints
 from parascale.errors import CheckpointError
@@ -53,9 +53,7 @@ def test_a_malicious_index_is_refused(checkpoint, tmp_path):
         lambda: open_source(checkpoint),
         lambda: read.tensors(checkpoint),
         lambda: convert(checkpoint, tmp_path / "target", Checkpoints(), ["pt"]),
-        lambda: dcp.load(
-            {"model.norm.weight": torch.zeros(32)}, storage_reader=store.SafeReader(checkpoint), no_dist=True
-        ),
+        lambda: load_tensors({"model.norm.weight": torch.zeros(32)}, checkpoint, no_dist=True),
     ):
         with pytest.raises((CheckpointError, dcp.api.CheckpointException), match=r"refuses to load `posix\.mkdir`"):
             act()

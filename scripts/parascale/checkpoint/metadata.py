@@ -1,4 +1,4 @@
-"""Reading the index of a sharded checkpoint (`.metadata`), which is a pickle, without running what a stranger put into it.
+"""Sharded checkpoints by torch: tensors in and out, and the index (`.metadata`), which is a pickle, read without running it.
 
 torch reads it with plain `pickle.load`. Here only the few classes that such an index consists of are let in, and entries
 that are no tensors are refused, because torch unpickles those too.
@@ -6,6 +6,7 @@ that are no tensors are refused, because torch unpickles those too.
 
 import io
 import pickle
+import warnings
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from parascale.errors import CheckpointError
 
 INDEX = ".metadata"
+ALONE = "torch.distributed is disabled"  # torch's warning that a single process is one, which is as it should be
 ALLOWED = {
     "torch": {"Size", "device"},
     "torch.serialization": {"_get_layout"},
@@ -71,3 +73,17 @@ class SafeReader(dcp.FileSystemReader):
             index.storage_meta = StorageMeta()
         index.storage_meta.load_id = self.load_id
         return index
+
+
+def load_tensors(state, folder, **options):
+    """Fill the tensors of `state` from a sharded checkpoint, with a SafeReader."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ALONE)
+        dcp.load(state, storage_reader=SafeReader(folder), **options)
+
+
+def save_tensors(state, writer, group):
+    """Write `state` as a sharded checkpoint; called by every rank of the group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ALONE)
+        dcp.save(state, storage_writer=writer, process_group=group)

@@ -1,9 +1,8 @@
 """Reading a checkpoint of the sharded form in one process, without a model: names, shapes, and whole tensors by torch's loader."""
 
 import torch
-import torch.distributed.checkpoint as dcp
 
-from parascale.checkpoint.metadata import SafeReader, read_index
+from parascale.checkpoint.metadata import load_tensors, read_index
 from parascale.errors import CheckpointError
 
 
@@ -20,5 +19,5 @@ def read(folder, names):
     if missing:
         raise CheckpointError(f"{folder} holds no tensor {', '.join(missing)}")
     state = {name: torch.empty(known[name][0], dtype=known[name][1]) for name in names}
-    dcp.load(state, storage_reader=SafeReader(folder), no_dist=True)
+    load_tensors(state, folder, no_dist=True)
     return state

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from parascale.checkpoint.manifest import MANIFEST, check_files, describe_files, read_manifest, write_manifest
-from parascale.checkpoint.metadata import INDEX, SafeReader, read_index
+from parascale.checkpoint.metadata import INDEX, load_tensors, read_index, save_tensors
 from parascale.checkpoint.ranks import together
 from parascale.errors import CheckpointError, ParascaleError
 from parascale.files import require_space, sync_tree
@@ -106,7 +106,7 @@ class Saver:
         held = self._together(lambda: sum(_local_bytes(value) for value in state.values()))
         self._together(lambda: _prepare(partial, sum(held)) if rank == 0 else None)
         writer = dcp.FileSystemWriter(partial, overwrite=True)
-        self._together(lambda: dcp.save(state, storage_writer=writer, process_group=self.group))
+        self._together(lambda: save_tensors(state, writer, self.group))
         files = self._together(lambda: describe_files(partial, _written_by(partial, rank)))
         return {name: entry for written in files for name, entry in written.items()}
 
@@ -132,7 +132,7 @@ def load(folder, model, optimizers):
     state = {key: value for key, value in state.items() if key.startswith(own)}
     together(
         mesh,
-        lambda: dcp.load(state, storage_reader=SafeReader(folder)),
+        lambda: load_tensors(state, folder),
         "cannot be loaded",
     )
     _put(model, optimizers, _below(own, state))
