@@ -56,6 +56,7 @@ class Assumed:
         "part by which a core that computes is slower where all cores of a CPU node do: they share caches and memory",
         above=0.0,
     )
+    sample_microseconds: float = option(20.0, "time to read, decode and hand over a sample", above=0.0)
     step_milliseconds: float = option(3.0, "time that a step takes beside computing and communication", above=0.0)
     startup_seconds: float = option(30.0, "from a job's start to its first step", above=0.0)
     save_gigabytes_per_second: float = option(0.5, "rate at which a checkpoint is saved, and checked", above=0.0)

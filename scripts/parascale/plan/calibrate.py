@@ -102,14 +102,19 @@ class Calibration:
         lists = {"startup_seconds": starts, "save_gigabytes_per_second": saves, "library_gigabytes": constants}
         return {name: statistics.median(values) for name, values in lists.items() if values}
 
-    def rates(self, site, precision):
-        """The Rates of `site`: the formula's, or fitted where runs of this precision were observed."""
-        if precision not in self._found:
-            prior = formula_rates(site, precision)
-            seen = [o for o in self.observations if o.resolved.precision == precision] if prior else []
+    def rates(self, site, run):
+        """The Rates of `site` for a run: fitted to what was observed of its workload, else of others, in its precision.
+
+        Where nothing was, the formula's; None where that is not known either.
+        """
+        wanted = run.workload.name, run.precision
+        if wanted not in self._found:
+            prior = formula_rates(site, run.precision)
+            seen = [o for o in self.observations if o.resolved.precision == run.precision] if prior else []
+            seen = [o for o in seen if o.resolved.workload.name == run.workload.name] or seen
             equations = [row for observation in seen for row in _equations(observation, site)]
-            self._found[precision] = fit(prior, equations) if equations else prior
-        return self._found[precision]
+            self._found[wanted] = fit(prior, equations) if equations else prior
+        return self._found[wanted]
 
 
 def formula_rates(site, precision):
@@ -128,6 +133,7 @@ def formula_rates(site, precision):
         memory = assumed.core_gigabytes_per_second * 1e9
     return Rates(
         steps=assumed.step_milliseconds / 1e3,
+        samples=assumed.sample_microseconds / 1e6,
         flops=1 / flops,
         contended_flops=assumed.contention / flops,
         passes=assumed.pass_microseconds / 1e6,
@@ -187,7 +193,8 @@ def _equations(observation, site):
     groups = (
         (COMPUTING, phases.get("forward", 0.0) + phases.get("backward", 0.0)),
         (("optimizer_elements",), phases.get("optimizer", 0.0)),
-        (("steps",), phases.get("data", 0.0) + phases.get("communication", 0.0) + phases.get("other", 0.0)),
+        (("samples",), phases.get("data", 0.0)),
+        (("steps",), phases.get("communication", 0.0) + phases.get("other", 0.0)),
     )
     return [({name: amounts[name] for name in names}, seconds) for names, seconds in groups if seconds > 0]
 

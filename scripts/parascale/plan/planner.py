@@ -28,8 +28,10 @@ class Planner:
 
     @functools.cached_property
     def probes(self):
-        """The probes of this run table by name."""
-        return probes(self.project.runs, self.site)
+        """The probes of this run table by name, those that memory allows."""
+        found = probes(self.project.runs, self.site)
+        foretold = {name: predict(run, self.site, facts=self._facts(run), remedy=False) for name, run in found.items()}
+        return {name: run for name, run in found.items() if foretold[name].fits not in ("risky", "does not fit")}
 
     def run(self, name, kind="run"):
         """A Run of the table, its `parity` run, or a `probe`."""

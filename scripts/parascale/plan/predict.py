@@ -218,7 +218,7 @@ def _changes(run):
 
 
 def _time(prediction, run, site, calibration, sizes, facts):
-    rates = calibration.rates(site, run.precision)
+    rates = calibration.rates(site, run)
     steps = run_steps(run, facts)
     if rates is None:
         known = f"peak_tflops.{run.precision} and memory_gigabytes_per_second"

@@ -19,16 +19,18 @@ def probes(runs, site):
     found = {}
     for workload, precision in dict.fromkeys((run.workload.name, run.precision) for run in runs.values()):
         family = [run for run in runs.values() if (run.workload.name, run.precision) == (workload, precision)]
-        for label, divisor, layout in _kinds([run.layout for run in family], site):
+        saving = any(run.layout.activation_checkpointing for run in family)
+        for label, divisor, degrees in _kinds([run.layout for run in family], site):
             name = f"{workload}@{label}-{precision}"
+            layout = Layout(**degrees, activation_checkpointing=saving)
             found[name] = _probe(name, family[0].workload, precision, divisor, layout)
     return found
 
 
 def _kinds(layouts, site):
-    """(label, divisor of the global batch, layout) of each probe."""
+    """(label, divisor of the global batch, degrees of the layout) of each probe."""
     for divisor in COMPUTING:
-        yield f"single-{divisor}", divisor, Layout()
+        yield f"single-{divisor}", divisor, {}
     together = [layout for layout in layouts if layout.world_size > 1]
     if not together:
         return
@@ -36,12 +38,13 @@ def _kinds(layouts, site):
     counts = [layout.processes_per_node for layout in together]
     processes = max(2, max((count for count in counts if site.crowding(count) == 1), default=min(counts)))
     axis = "fsdp" if any(layout.uses_fsdp for layout in layouts) else "dp"  # what DDP does is part of what FSDP does
-    yield f"{axis}-{processes}", TALKING, Layout(gpus_per_node=processes, **{axis: processes})
+    yield f"{axis}-{processes}", TALKING, {"gpus_per_node": processes, axis: processes}
     degrees = [layout.tp for layout in layouts if layout.tp > 1]
     if degrees:
-        yield f"tp-{min(degrees)}", TALKING, Layout(gpus_per_node=min(degrees), tp=min(degrees))
+        yield f"tp-{min(degrees)}", TALKING, {"gpus_per_node": min(degrees), "tp": min(degrees)}
     if any(layout.nodes > 1 for layout in layouts):
-        yield f"nodes-2x{processes}", TALKING, Layout(nodes=2, gpus_per_node=processes, dp=2 * processes)
+        both = {"nodes": 2, "gpus_per_node": processes, axis: 2 * processes}
+        yield f"nodes-2x{processes}", TALKING, both
 
 
 def _probe(name, workload, precision, divisor, layout):

@@ -28,6 +28,7 @@ class Work:
     """What one rank does in one optimizer step; the fields are what `Rates` has prices for."""
 
     steps: float = 1.0
+    samples: float = 0.0  # that a rank reads
     flops: float = 0.0
     contended_flops: float = (
         0.0  # the same operations: what they take longer where other cores of a CPU compute as well
@@ -57,6 +58,7 @@ class Rates:
     """Prices in seconds of each kind of Work: of one GPU, or of one core where a run computes on CPUs."""
 
     steps: float
+    samples: float
     flops: float
     contended_flops: float
     passes: float
@@ -85,6 +87,7 @@ class Rates:
             "bubble": max(0.0, alone * (1 + work.bubble) - compute),
             "communication": communication,
             "optimizer": work.optimizer_elements * price.optimizer_elements,
+            "data": work.samples * price.samples,
             "other": work.steps * price.steps,
         }
 
@@ -134,6 +137,7 @@ def _rank_work(run, sizes, vocabulary, device, stages):
     rank = RankMemory(run, sizes, vocabulary, device, stages)
     passes = blocks * parts * (1 + BACKWARD + layout.activation_checkpointing)
     work = Work(
+        samples=shape.samples * parts,
         flops=flops,
         contended_flops=flops,
         passes=passes,
@@ -154,9 +158,11 @@ def _image_work(run, sizes):
     directions = 1 + BACKWARD + checkpointing
     flops = directions * sizes.forward_flops * memory.samples * parts
     work = Work(
+        samples=memory.samples * parts,
         flops=flops,
         contended_flops=flops,
         passes=sizes.layers * parts * directions,
+        shard_passes=2 * (sizes.layers + 1) * parts if run.layout.uses_fsdp else 0.0,
         optimizer_elements=memory.sharded,
     )
     beside = _data_transfers(Work(), run, memory, sizes.layers)
