@@ -141,9 +141,9 @@ def start_of(wildcards):
 
 
 def checkpoint_of(wildcards):
-    """The folder of the checkpoint of a run that is converted."""
+    """The folder of the checkpoint of a run that is converted. As text: Snakemake does not see when a path in params changes."""
     run = PROJECT.runs[wildcards.run]
-    return PATHS.run(run.run) / run.checkpoint_folder(PROJECT.config.checkpoints.which)
+    return str(PATHS.run(run.run) / run.checkpoint_folder(PROJECT.config.checkpoints.which))
 
 
 def proofs_shown():
