@@ -141,7 +141,7 @@ def start_of(wildcards):
 
 
 def checkpoint_of(wildcards):
-    """The folder of the checkpoint of a run that is converted; as text, because Snakemake does not notice that a Path changes."""
+    """The folder of the checkpoint of a run that is converted. As text: Snakemake does not see when a path in params changes."""
     run = PROJECT.runs[wildcards.run]
     return str(PATHS.run(run.run) / run.checkpoint_folder(PROJECT.config.checkpoints.which))
 

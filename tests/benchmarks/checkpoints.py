@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import multiprocessing
+import os
 import shutil
 import socket
 import statistics
@@ -144,9 +145,19 @@ def measured(name, source, target):
     return {"seconds": time.perf_counter() - started, "bytes": tree_bytes(target), "memory": memory["bytes"]}
 
 
+def settle(folder):
+    """The same start for every work: the disk idle, and what will be read in the page cache."""
+    os.sync()
+    for path in folder.iterdir():
+        with open(path, "rb") as handle:
+            while handle.read(1 << 24):
+                pass
+
+
 def in_a_process(name, source, target, keep=False):
     """`measured` in a fresh process; the target is removed unless kept."""
     shutil.rmtree(target, ignore_errors=True)
+    settle(source)
     command = [sys.executable, __file__, "--one", name, str(source), str(target)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     if not keep:
