@@ -18,8 +18,8 @@ QUOTED = re.compile(r"`([^`]*)`")
 
 
 FOOTER = (
-    "Made from `results/runs`, `results/parity` and `results/loaders`; the figures of the table of runs are also in `summary.csv`, beside this "
-    "page."
+    "Made from `results/runs`, `results/parity` and `results/loaders`; the figures of the table of runs are also in "
+    "`summary.csv`, beside this page."
 )
 
 
