@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from parascale.errors import ConfigError
 from parascale.models import initialise
-from parascale.parallel import batch_norm, ddp, fsdp, pipeline, tensor, tying
+from parascale.parallel import batch_norm, ddp, fsdp, tensor, tying
 
 PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
 
@@ -82,14 +82,14 @@ def parallelize(build, run, mesh, loss, clock, timeout_seconds):
         whole = build()
     check_plans(type(whole), layout)
     tied = tying.tied_names(whole)
-    indices = pipeline.stage_indices(layout, mesh.coordinate("pp")) if layout.pp > 1 else [0]
+    indices = _pipeline().stage_indices(layout, mesh.coordinate("pp")) if layout.pp > 1 else [0]
     parts = [_make_part(build, run, mesh, tied, index) for index in indices]
     for part in parts:
         _materialise(part, build, run, mesh, tied)
     if layout.pp > 1:
-        joined = pipeline.Pipeline(parts, mesh, loss, clock)
+        joined = _pipeline().Pipeline(parts, mesh, loss, clock)
         # Making a group is collective, so ranks without a tied parameter take part too.
-        group = pipeline.ends_group(mesh, timeout_seconds) if tied else None
+        group = _pipeline().ends_group(mesh, timeout_seconds) if tied else None
         return ParallelModel(mesh, parts, None, joined, tied, tying.split_ties(parts, tied), group)
     forward_module = ddp.replicate(parts[0], mesh) if uses_ddp(run) else parts[0]
     return ParallelModel(mesh, parts, forward_module, tied=tied, ranks_differ=run.average_every is not None)
@@ -122,7 +122,7 @@ def _make_part(build, run, mesh, tied, stage):
     if run.precision == "fp64":
         part.double()
     if layout.pp > 1:
-        pipeline.cut(part, stage, layout.stages)
+        _pipeline().cut(part, stage, layout.stages)
     if layout.tp > 1:
         tensor.split_tensors(part, mesh.devices["tp"], layout.sequence_parallel, layout.loss_parallel)
         tying.tie(part, tied)
@@ -158,3 +158,10 @@ def _blocks(part):
     return [
         module for name, module in part.named_modules() if any(tensor.matches(name, pattern) for pattern in patterns)
     ]
+
+
+def _pipeline():
+    """The module of pipelines. torch's takes a second to load, which only runs with stages spend."""
+    from parascale.parallel import pipeline
+
+    return pipeline
