@@ -189,6 +189,12 @@ def test_the_parity_run_is_short_exact_and_of_the_same_problem():
     assert (short.layout, short.seed, short.global_batch) == (long.layout, long.seed, long.global_batch)
 
 
+def test_a_workload_that_rounding_drives_apart_asks_for_double_precision():
+    asked = run({"gpus_per_node": 2, "dp": 2})
+    asked = dataclasses.replace(asked, workload=dataclasses.replace(asked.workload, parity_precision="fp64"))
+    assert asked.parity(20, "fp32").precision == "fp64"
+
+
 runs = st.builds(
     Run,
     run=st.from_regex(strict.NAME, fullmatch=True),

@@ -230,9 +230,11 @@ class Run:
             checkpoint_every=None,
             checkpoint_minutes=None,
         )
+        precision = workload.parity_precision or precision
         workload = replace(
             workload,
             training=training,
+            parity_precision=None,
             model=replace(workload.model, dropout=0.0),
             optim=replace(workload.optim, warmup_steps=warmup, eps=max(workload.optim.eps, 1e-6)),
         )

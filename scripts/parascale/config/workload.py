@@ -225,6 +225,12 @@ class Workload:
     model: Model = section(Model, "the model")
     optim: Optim = section(Optim, "the optimizer")
     training: Training = section(Training, "how much is trained")
+    parity_precision: str | None = option(
+        None,
+        "precision of its parity runs; default: the configuration's. fp64 where rounding in fp32 outgrows the tolerance within "
+        "the steps compared, as it does through batch norm",
+        choices=("fp32", "fp64"),
+    )
 
     @property
     def unit(self):

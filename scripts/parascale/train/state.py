@@ -95,7 +95,7 @@ class RunState:
         run = self.job.run
         settings = dataclasses.asdict(run)
         del settings["workload"]["data"]["stage"]  # where the data is read from, not what it says
-        del settings["workload"]["training"]["workers"]
+        del settings["workload"]["training"]["workers"], settings["workload"]["parity_precision"]
         decided = {
             "workload": settings["workload"],
             "numbers": [
