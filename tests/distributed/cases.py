@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import pytest
+
 
 @dataclass(frozen=True)
 class Case:
@@ -74,3 +76,17 @@ CASES = {
 def ranks_of(layout):
     """Processes of a layout."""
     return layout.get("dp", 1) * layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("pp", 1)
+
+
+def comparisons(cases):
+    """(name, precision) of every case in fp64 and of some in fp32. Slow: what adds least, on more than two processes."""
+    doubles = [(name, "fp64", ranks_of(case.layout) > 2 and bool(case.model)) for name, case in cases.items()]
+    singles = [(name, "fp32", ranks_of(case.layout) > 2) for name, case in cases.items() if case.fp32]
+    return [
+        pytest.param(name, precision, marks=[pytest.mark.slow] * slow) for name, precision, slow in doubles + singles
+    ]
+
+
+def but_slow(names, slow):
+    """Parameters of a test; those named in `slow` take long and add least."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]

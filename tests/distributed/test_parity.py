@@ -10,16 +10,14 @@ from parascale.models import build_model
 from parascale.train.job import job_from_settings
 from parascale.train.parity import compare_folders
 
-from .cases import CASES, ranks_of
+from .cases import CASES, comparisons, ranks_of
 from .conftest import TOKENS, VOCABULARY
 from .examine import train_and_look
 from .expected import Expected
 from .harness import run_on_ranks
 
-COMPARISONS = [(name, "fp64") for name in CASES] + [(name, "fp32") for name, case in CASES.items() if case.fp32]
 
-
-@pytest.mark.parametrize(("name", "precision"), COMPARISONS)
+@pytest.mark.parametrize(("name", "precision"), comparisons(CASES))
 def test_a_layout_is_the_same_training_as_one_process(name, precision, make_settings, single, tmp_path):
     case = CASES[name]
     keys = {"model": case.model, "optim": case.optim, "training": case.training, "precision": precision, "parity": True}

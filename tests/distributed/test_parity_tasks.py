@@ -14,7 +14,7 @@ from parascale.train.job import job_from_settings
 from parascale.train.parity import compare_folders
 
 from . import tasks
-from .cases import ranks_of
+from .cases import comparisons, ranks_of
 from .examine import train_and_look
 from .harness import run_on_ranks
 
@@ -29,10 +29,6 @@ def pairs(tmp_path_factory):
 @pytest.fixture(scope="session")
 def images(tmp_path_factory):
     return tasks.make_images(tmp_path_factory.mktemp("images"))
-
-
-def comparisons(cases):
-    return [(name, "fp64") for name in cases] + [(name, "fp32") for name, case in cases.items() if case.fp32]
 
 
 @pytest.mark.parametrize(("name", "precision"), comparisons(tasks.SUMMARISATION_CASES))

@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from parascale.config import run_from_dict
+from tests.distributed.cases import but_slow
 from tests.distributed.harness import run_on_ranks
 from tests.unit.test_plan_memory import GPT, LLAMA, SERVER, VOCABULARY, make_run, measured
 
@@ -30,7 +31,7 @@ def measured_with_data(settings, ranks):
     return peak
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", but_slow(LAYOUTS, {"fsdp × tp"}))
 def test_fake_tensors_weigh_what_real_ones_do(name, tmp_path):
     """On every rank, within 2 %."""
     run = LAYOUTS[name]

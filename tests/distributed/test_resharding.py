@@ -11,6 +11,7 @@ from parascale.config.checkpoints import Checkpoints
 from parascale.files import read_json, read_json_lines
 from parascale.train.job import job_from_settings
 
+from .cases import but_slow
 from .examine import train_settings
 from .harness import run_on_ranks
 
@@ -109,7 +110,7 @@ def test_checkpoints_are_worth_moving(name, trained):
     assert (shards > 1) == (name in ("fsdp", "hsdp", "tp", "3d"))
 
 
-@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("target", but_slow(LAYOUTS, {"hsdp", "3d"}))
 def test_any_layout_loads_what_any_other_saved_and_a_file_carried(target, trained, travelled, tmp_path):
     """All of {layout} → {safetensors, pt} → this layout: weights and optimizer state equal the source's to the bit."""
     settings, _ = trained[target]
