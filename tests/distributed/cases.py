@@ -78,13 +78,30 @@ def ranks_of(layout):
     return layout.get("dp", 1) * layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("pp", 1)
 
 
-def comparisons(cases):
-    """(name, precision) of every case in fp64 and of some in fp32. Slow: what adds least, on more than two processes."""
-    doubles = [(name, "fp64", ranks_of(case.layout) > 2 and bool(case.model)) for name, case in cases.items()]
-    singles = [(name, "fp32", ranks_of(case.layout) > 2) for name, case in cases.items() if case.fp32]
-    return [
-        pytest.param(name, precision, marks=[pytest.mark.slow] * slow) for name, precision, slow in doubles + singles
-    ]
+# Of these layouts the quick tests compare others alike: the same code on fewer processes, or fewer options at once.
+SLOW = {
+    "fsdp 4",
+    "fsdp 2 checkpointing",
+    "tp 2 whole sequence",
+    "tp 2 whole logits",
+    "tp 2 llama",
+    "tp 2 accumulated checkpointing",
+    "tp 4",
+    "tp 4 whole sequence and logits",
+    "dp 2 x tp 2",
+    "fsdp 2 x tp 2",
+    "fsdp 2 x tp 2 tied",
+    "fsdp 2 x pp 2 tied",
+    "tp 2 x pp 2 tied",
+    "dp 2 x tp 2 x pp 2",
+    "fsdp 2 x tp 2 x pp 2 tied",
+}
+
+
+def comparisons(cases, slow=SLOW):
+    """(name, precision) of every case in fp64 and of some in fp32; those named in `slow` are marked so."""
+    wanted = [(name, "fp64") for name in cases] + [(name, "fp32") for name, case in cases.items() if case.fp32]
+    return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[0] in slow)) for pair in wanted]
 
 
 def but_slow(names, slow):

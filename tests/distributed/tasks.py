@@ -14,6 +14,8 @@ from parascale.data.pairs import prepare_pairs
 from parascale.data.sources import download
 from tests.unit.image_sets import packed_index
 
+from . import cases
+
 VOCABULARY = 53  # does not divide
 PAIRS = 17  # of the train split; a batch of 12 crosses the epoch's end in most steps
 
@@ -110,4 +112,14 @@ CLASSIFICATION_CASES = {
     "fsdp 2 uneven": Case({"fsdp": 2}, training=UNEVEN),
     "fsdp 2 group norm checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}, GROUP),
     "hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN),
+}
+SLOW = cases.SLOW | {
+    "fsdp 2 tied uneven",
+    "tp 2 tied",
+    "tp 2 published checkpointing",
+    "tp 2 whole sequence and logits",
+    "ddp 2 accumulated",
+    "ddp 4",
+    "fsdp 2 uneven",
+    "fsdp 2 group norm checkpointing",
 }

@@ -119,7 +119,7 @@ def test_kill_9_ends_the_whole_training_within_15_seconds(nodes, victim, make_se
 LAYOUTS = {"fsdp": {"fsdp": 2}, "tp": {"tp": 2}, "pp": pp(2, 4, "1F1B"), "dp x pp": {"dp": 2, **pp(2, 2, "1F1B")}}
 
 
-@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {"fsdp", "pp"}))
+@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {"fsdp", "pp", "dp x pp"}))
 def test_a_stopped_rank_ends_the_training_by_the_configured_timeout(layout, make_settings, tmp_path):
     """Each strategy waits in a process group of its own; none may keep the 30 minutes that groups have by default."""
     training = Training(tmp_path, make_settings("run", LAYOUTS[layout], training=ENDLESS, timeout=TIMEOUT), nodes=1)

@@ -31,7 +31,7 @@ def images(tmp_path_factory):
     return tasks.make_images(tmp_path_factory.mktemp("images"))
 
 
-@pytest.mark.parametrize(("name", "precision"), comparisons(tasks.SUMMARISATION_CASES))
+@pytest.mark.parametrize(("name", "precision"), comparisons(tasks.SUMMARISATION_CASES, tasks.SLOW))
 def test_a_layout_of_the_summariser_is_the_same_training(name, precision, pairs, make_settings, single, tmp_path):
     case, usual = tasks.SUMMARISATION_CASES[name], tasks.SUMMARISATION
     keys = {
@@ -51,7 +51,7 @@ def test_a_layout_of_the_summariser_is_the_same_training(name, precision, pairs,
     assert all(set(rank["heads"]) == {count // run.layout.tp for count in heads} for rank in facts)
 
 
-@pytest.mark.parametrize(("name", "precision"), comparisons(tasks.CLASSIFICATION_CASES))
+@pytest.mark.parametrize(("name", "precision"), comparisons(tasks.CLASSIFICATION_CASES, tasks.SLOW))
 def test_a_layout_of_the_classifier_is_the_same_training(name, precision, images, make_settings, single, tmp_path):
     """Batch norm counts all ranks' samples, so its running statistics, which are compared as weights are, agree too."""
     case, usual = tasks.CLASSIFICATION_CASES[name], tasks.CLASSIFICATION

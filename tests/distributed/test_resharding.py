@@ -110,7 +110,7 @@ def test_checkpoints_are_worth_moving(name, trained):
     assert (shards > 1) == (name in ("fsdp", "hsdp", "tp", "3d"))
 
 
-@pytest.mark.parametrize("target", but_slow(LAYOUTS, {"hsdp", "3d"}))
+@pytest.mark.parametrize("target", but_slow(LAYOUTS, {"single", "ddp", "fsdp", "hsdp", "tp", "3d"}))
 def test_any_layout_loads_what_any_other_saved_and_a_file_carried(target, trained, travelled, tmp_path):
     """All of {layout} → {safetensors, pt} → this layout: weights and optimizer state equal the source's to the bit."""
     settings, _ = trained[target]
@@ -121,7 +121,15 @@ def test_any_layout_loads_what_any_other_saved_and_a_file_carried(target, traine
         assert not found, f"{name} → {form} → {target}: {found}"
 
 
-@pytest.mark.parametrize("first, second", [("fsdp", "pp"), ("tp", "single"), ("pp", "hsdp"), ("single", "3d")])
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ("fsdp", "pp"),
+        ("tp", "single"),
+        pytest.param("pp", "hsdp", marks=pytest.mark.slow),
+        pytest.param("single", "3d", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_goes_on_from_another_in_another_layout(first, second, make_settings, tmp_path):
     """init_from: the steps after are those of the one training that never stopped; the schedule goes on too."""
     constant = {"optim": {"schedule": "constant"}}
@@ -165,7 +173,7 @@ def test_a_start_that_does_not_fit_is_refused(make_settings, tmp_path):
             run_on_ranks(train_settings, 2, tmp_path / f"ranks-{name}", other)
 
 
-@pytest.mark.parametrize("name", ["single", "fsdp", "pp"])
+@pytest.mark.parametrize("name", but_slow(["single", "fsdp", "pp"], {"fsdp"}))
 def test_saving_behind_the_training_changes_nothing(name, make_settings, tmp_path):
     """Asynchronous checkpoints hold the state of their own step, though the training went on while they were written."""
     saving = {"steps": 6, "checkpoint_every": 2, "keep": 9, "evaluate_every": 2}
