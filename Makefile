@@ -16,8 +16,8 @@ run: $(INSTALLED) ## run the default matrix on this machine and write results/re
 	$(BIN)/snakemake --profile profiles/local
 
 test: lint ## everything that is quick: style and tests; with Slurm's packages and as root also on a real Slurm
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 2 tests/unit
-	$(BIN)/python -m pytest -m "not slow and not gpu" tests/distributed tests/workflow tests/slurm
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 2 --dist loadfile tests/unit tests/workflow
+	$(BIN)/python -m pytest -m "not slow and not gpu" tests/distributed tests/slurm
 
 lint: $(INSTALLED) ## style of the Python code, the Snakefile and the rules
 	$(BIN)/ruff check

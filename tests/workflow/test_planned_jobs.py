@@ -24,13 +24,15 @@ def executed(project, *arguments):
     return Counter(FINISHED.findall(project.snakemake(*arguments)))
 
 
+@pytest.mark.slow
 def test_planned_jobs_are_the_executed_ones(tmp_path):
     """Fresh, nothing to do, with a result that is gone, with a setting that changed, and forced."""
     project = SmallProject(tmp_path)
     states = {
         "fresh": (lambda: None, []),
         "nothing": (lambda: None, []),
-        "partial": (lambda: (tmp_path / "results/runs/ddp/summary.json").unlink(), []),
+        # The report alone would not miss it: what is finished is not made again for an input that is gone.
+        "partial": (lambda: (tmp_path / "results/runs/ddp/summary.json").unlink(), ["ddp"]),
         "changed": (lambda: project.edit("config/config.yaml", "steps: 5", "steps: 4"), []),
         "forced": (lambda: None, ["-F"]),
     }

@@ -5,10 +5,12 @@ import re
 
 import pytest
 
+from parascale.data.benchmark import write_rows
 from parascale.files import write_json
 from parascale.report.figures import FIGURES
 from tests.unit.fake_devices import gpu_lines, write_devices
 from tests.unit.fake_results import fake, write_results
+from tests.unit.test_report_loaders import FACTS, ROWS
 
 from .small_project import REPOSITORY, SmallProject
 
@@ -26,6 +28,8 @@ def project(tmp_path_factory):
         write_devices(results / "runs" / name, gpu_lines(1))
     proof = {"run": "single", "strategy": "single", "layout": {}, "dtype": "float32", "forms": {}}
     write_json(results / "checkpoints/single/verify.json", proof)
+    write_rows(results / "loaders/tiny.csv", [row | {"dataset": "tiny"} for row in ROWS])
+    write_json(results / "loaders/tiny.json", FACTS | {"dataset": "tiny"})
     project.snakemake(*ONLY, "--", PAGE)
     return project
 

@@ -17,7 +17,6 @@ data:
 model: {kind: encoder_decoder, dim: 16, heads: 2, layers: 1, hidden: 32}
 optim: {lr: 5.0e-3}
 training: {window: 12, summary_window: 6, global_batch: 8, steps: 12}
-published: [{hardware: A100, gpus: 4, seconds: 240}]
 """,
     "pictures": """
 title: Tiny classes
@@ -65,7 +64,7 @@ def test_every_run_is_done_and_its_figures_are_in_the_report(finished):
     }
     assert int(rows["pictures-single"]["work"]) == 2 * 40
     page = (results / "report/index.html").read_text()
-    for shown in ('id="rouge-table"', 'id="accuracy-table"', 'id="published-table"', "1 without summary"):
+    for shown in ('id="rouge-table"', 'id="accuracy-table"', "1 without summary"):
         assert shown in page
     record = json.loads((results / "runs/texts-single/run.json").read_text())
     assert record["excluded"]["train"]["without_summary"] == 1 and record["prediction"]["memory_bytes"] > 0
