@@ -13,7 +13,7 @@ rule convert_checkpoint:
         LOGS / "convert_checkpoint/{run}.log",
     threads: PROJECT.config.checkpoints.threads
     resources:
-        **alone_on_a_node(),
+        **one_node(60),
     params:
         source=checkpoint_of,
         settings=form_settings(),
@@ -34,7 +34,7 @@ rule verify_checkpoint:
     # The model is evaluated in one process, with all cores of its node.
     threads: PROJECT.site.cores_per_node
     resources:
-        **alone_on_a_node(),
+        **one_node(60),
     params:
         source=checkpoint_of,
         code=provenance.code_digest(["scripts/verify_checkpoint.py"]),

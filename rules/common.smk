@@ -42,8 +42,6 @@ SITE = f"{PROJECT.config.sites}/{PROJECT.site.name}.yaml"
 IMAGE_DATA, PAIR_DATA = PROJECT.image_datasets, PROJECT.pair_datasets
 TEXT_DATA = {name: data for name, data in PROJECT.datasets.items() if name not in IMAGE_DATA | PAIR_DATA}
 CONVERTED = [name for name in PROJECT.datasets if name not in PAIR_DATA]  # pairs have one format
-ONE_NODE = node_resources(PROJECT.site, 60, PROJECT.config.partition, PROJECT.config.account)  # of a job without GPUs
-ONE_GPU = node_resources(PROJECT.site, 120, PROJECT.config.partition, PROJECT.config.account, gpus=1)
 READING_CODE = provenance.code_digest(
     ["scripts/benchmark_loaders.py", *(f"scripts/parascale/data/formats/{name}.py" for name in IMAGE_FORMATS)]
 )
@@ -197,9 +195,9 @@ def launch_of(wildcards):
     return f"{processes} --cores {cores_of(wildcards)}"
 
 
-def one_node(minutes):
-    """Resources of a job without GPUs."""
-    return node_resources(PROJECT.site, minutes, PROJECT.config.partition, PROJECT.config.account)
+def one_node(minutes, gpus=0):
+    """Resources of a job that is no training, on one node."""
+    return node_resources(PROJECT.site, minutes, PROJECT.config.partition, PROJECT.config.account, gpus)
 
 
 def resources_of(kind="run"):
@@ -215,8 +213,3 @@ def resources_of(kind="run"):
         return PLANNER.runtime_minutes(wildcards.run, attempt, kind, PROJECT.config.partition)
 
     return {key: resource(key) for key in sorted(set().union(*ASKED.values()))} | {"runtime": runtime}
-
-
-def alone_on_a_node():
-    """Resources of a job that is no training: one node, and the default hour of the profiles."""
-    return node_resources(PROJECT.site, 60, PROJECT.config.partition, PROJECT.config.account)

@@ -14,7 +14,7 @@ rule summarise:
         run=pattern(SUMMARISERS),
     threads: PROJECT.site.cores_per_node
     resources:
-        **ONE_GPU,
+        **one_node(120, gpus=1),
     params:
         device=PROJECT.site.device,
         settings=lambda wildcards: as_json(asdict(PROJECT.config.summaries)),

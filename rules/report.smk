@@ -33,7 +33,7 @@ rule job_report:
         nodes=0,
     params:
         results=PATHS.results,
-        work=PATHS.root / "work",
+        work=PATHS.under_way,
         code=provenance.code_digest(["scripts/job_report.py"]),
     shell:
         "python scripts/job_report.py --run {wildcards.run:q} --results {params.results:q} --work {params.work:q}"
@@ -79,7 +79,7 @@ rule report:
         nodes=0,
     params:
         results=PATHS.results,
-        work=PATHS.root / "work",
+        work=PATHS.under_way,
         title=PROJECT.config.title,
         runs=list(PROJECT.runs),
         datasets=CONVERTED,

@@ -22,7 +22,7 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 def main():
     arguments = _parse()
-    work = Path(arguments.work) if arguments.work else load_project_file(arguments.config).root / "work"
+    work = Path(arguments.work) if arguments.work else load_project_file(arguments.config).paths.under_way
     watcher = Watcher(work)
     while True:
         page = picture(watcher, work, shutil.get_terminal_size().columns)

@@ -28,6 +28,11 @@ class Paths:
         """What is finished."""
         return self.root / "results"
 
+    @property
+    def under_way(self):
+        """What is not: runs, and the logs of their ranks."""
+        return self.root / "work"
+
     def raw(self, dataset):
         """What was downloaded."""
         return self.results / "data" / dataset / "raw"
@@ -54,11 +59,11 @@ class Paths:
 
     def work(self, run):
         """A run under way."""
-        return self.root / "work" / "runs" / run
+        return self.under_way / "runs" / run
 
     def parity_work(self, run):
         """A parity run under way."""
-        return self.root / "work" / "parity" / run
+        return self.under_way / "parity" / run
 
     def probe(self, probe):
         """A finished probe."""
@@ -66,7 +71,7 @@ class Paths:
 
     def probe_work(self, probe):
         """A probe under way."""
-        return self.root / "work" / "probes" / probe
+        return self.under_way / "probes" / probe
 
     def calibration(self, site):
         """What probes said of a site's prices."""
@@ -74,7 +79,7 @@ class Paths:
 
     def logs(self, run):
         """The logs of a run's ranks."""
-        return self.root / "work" / "logs" / run
+        return self.under_way / "logs" / run
 
     @property
     def report(self):

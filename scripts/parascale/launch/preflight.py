@@ -5,9 +5,9 @@ limits is checked by the plan, which knows which of them still have to run (`par
 """
 
 import getpass
-import re
 import subprocess
 
+from parascale import scontrol
 from parascale.config.strict import nearest
 from parascale.errors import RequirementError
 from parascale.launch.resources import default_partition
@@ -58,9 +58,8 @@ def _check_partition(name):
 def _records(kind):
     """Name → fields of every partition or reservation."""
     lines = _asked(["scontrol", "show", kind, "--oneliner"]).splitlines()
-    fields = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
     key = f"{kind.capitalize()}Name"
-    return {entry[key]: entry for entry in fields if key in entry}
+    return {entry[key]: entry for entry in map(scontrol.fields, lines) if key in entry}
 
 
 def _accounts():

@@ -1,11 +1,11 @@
 """Slurm's part in a start: the srun that puts one launcher on each node, and what a launcher finds in its step."""
 
 import os
-import re
 import signal
 import subprocess
 import time
 
+from parascale import scontrol
 from parascale.errors import RequirementError
 from parascale.launch import rendezvous
 from parascale.launch.node import Place, Stop
@@ -13,6 +13,7 @@ from parascale.launch.peers import TICK_SECONDS
 from parascale.launch.process import die_with_parent
 
 REPEAT_SECONDS = 5.0
+QUERY_SECONDS = 30.0
 
 
 def job_id():
@@ -25,13 +26,16 @@ def restart_count():
 
     A batch script finds it in SLURM_RESTART_COUNT, unless it is 0. Snakemake's job-step plugin takes that away.
     """
+    return scontrol.fields(job_line()).get("Restarts")
+
+
+def job_line():
+    """What `scontrol` says of the job that this process belongs to, in one line; empty where it does not answer."""
     command = ["scontrol", "show", "job", job_id(), "--oneliner"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.search(r"\bRestarts=(\d+)", told)
-    return found and found[1]
+        return subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def srun_command(command, nodes, site, gpus):

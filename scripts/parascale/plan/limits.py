@@ -3,6 +3,7 @@
 import subprocess
 from dataclasses import dataclass, replace
 
+from parascale import scontrol
 from parascale.config.site import Partition
 from parascale.config.strict import nearest
 from parascale.errors import ConfigError
@@ -87,7 +88,7 @@ def parse_partitions(text):
     """Partitions in the output of `scontrol show partition --oneliner`, the default first. No limit on time reads as a year."""
     partitions, default = [], None
     for line in text.splitlines():
-        values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        values = scontrol.fields(line)
         if "PartitionName" not in values:
             continue
         if values.get("Default") == "YES":
@@ -105,6 +106,4 @@ def _hours(text):
     """Slurm's `days-hours:minutes:seconds` as hours."""
     if text in ("UNLIMITED", "INFINITE"):
         return 365 * 24.0
-    days, _, clock = text.rpartition("-")
-    hours, minutes, seconds = (int(part) for part in clock.split(":"))
-    return int(days or 0) * 24 + hours + minutes / 60 + seconds / 3600
+    return scontrol.seconds(text) / 3600
