@@ -4,7 +4,6 @@
 rule summarise:
     input:
         data=data_of,
-        record=PATHS.run("{run}") / "run.json",
         finished=PATHS.run("{run}") / "summary.json",
     output:
         PATHS.summaries("{run}"),
@@ -20,7 +19,7 @@ rule summarise:
         settings=lambda wildcards: as_json(asdict(PROJECT.config.summaries)),
         code=provenance.code_digest(["scripts/summarise.py"]),
     shell:
-        "python scripts/summarise.py --run $(dirname {input.record:q}) --data $(dirname {input.data:q})"
+        "python scripts/summarise.py --run $(dirname {input.finished:q}) --data $(dirname {input.data:q})"
         " --device {params.device} --settings {params.settings:q} --output {output:q} > {log:q} 2>&1"
 
 

@@ -9,6 +9,7 @@ to it.
 """
 
 import argparse
+import functools
 import json
 from pathlib import Path
 
@@ -67,10 +68,11 @@ def advised(records, paths):
         known = widest.get(record.run.workload.name)
         if known is None or record.run.layout.world_size > known.run.layout.world_size:
             widest[record.run.workload.name] = record
+    calibration = functools.cache(lambda site: calibrate.known(paths, site))  # reads every finished run
     for record in widest.values():
         run, site, gpus = record.run, record.site, record.run.layout.world_size
         facts = data_facts(run, paths)
-        ranked = advise(run.workload, site, gpus, run.precision, calibrate.known(paths, site.name), facts)
+        ranked = advise(run.workload, site, gpus, run.precision, calibration(site.name), facts)
         if ranked[0].prediction.memory_bytes is None:
             continue  # a model without formulas
         yield Advice(

@@ -91,10 +91,14 @@ def read_samples(paths):
     devices = {}
     for path in paths:
         with open(path, newline="", encoding="utf-8") as handle:
-            for line in csv.reader(handle):
-                if len(line) == len(COLUMNS) and line[0] != "time":
-                    add_line(devices, line)
+            for line in whole_lines(handle):
+                add_line(devices, line)
     return sorted(devices.values(), key=lambda device: (KINDS.index(device.kind), device.node, device.index))
+
+
+def whole_lines(lines):
+    """The cells of each line but the head and those that were cut short."""
+    return (cells for cells in csv.reader(lines) if len(cells) == len(COLUMNS) and cells[0] != "time")
 
 
 def add_line(devices, line):

@@ -1,6 +1,5 @@
 """The tasks beside the language model, tiny: their data, their workloads, and the table of cases of each."""
 
-import dataclasses
 import io
 import json
 
@@ -15,6 +14,7 @@ from parascale.data.sources import download
 from tests.unit.image_sets import packed_index
 
 from . import cases
+from .cases import LLAMA, PUBLISHED, TIED, UNEVEN, Case
 
 VOCABULARY = 53  # does not divide
 PAIRS = 17  # of the train split; a batch of 12 crosses the epoch's end in most steps
@@ -35,25 +35,10 @@ def make_pairs(folder):
     return folder / "pairs"
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A layout, what differs from the task's tiny workload, and whether it is compared in fp32 too."""
-
-    layout: dict
-    model: dict = dataclasses.field(default_factory=dict)
-    training: dict = dataclasses.field(default_factory=dict)
-    fp32: bool = False
-
-
 SUMMARISATION = {
     "model": {"kind": "encoder_decoder", "layers": 2},
     "training": {"window": 12, "summary_window": 8},  # longer documents are cut, the longest summary just fits
 }
-TIED = {"tied": True}
-LLAMA = {"norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False, "kv_heads": 2}
-PUBLISHED = {"pre_norm": False, "position": "sinusoidal", "activation": "relu"}
-UNEVEN = {"global_batch": 13}
-
 SUMMARISATION_CASES = {
     "ddp 2": Case({"dp": 2}, fp32=True),
     "ddp 2 uneven accumulated": Case({"dp": 2}, training={**UNEVEN, "accumulate": 2}),

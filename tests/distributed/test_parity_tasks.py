@@ -33,15 +33,8 @@ def images(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "precision"), comparisons(tasks.SUMMARISATION_CASES, tasks.SLOW))
 def test_a_layout_of_the_summariser_is_the_same_training(name, precision, pairs, make_settings, single, tmp_path):
-    case, usual = tasks.SUMMARISATION_CASES[name], tasks.SUMMARISATION
-    keys = {
-        "task": "summarisation",
-        "data": str(pairs),
-        "model": usual["model"] | case.model,
-        "training": usual["training"] | case.training,
-        "precision": precision,
-        "parity": True,
-    }
+    case = tasks.SUMMARISATION_CASES[name]
+    keys = keys_of("summarisation", tasks.SUMMARISATION, case, pairs, precision)
     run, facts, (ours, expected) = compare(case, keys, make_settings, single, tmp_path)
     assert ours["evaluated_tokens"] == expected["evaluated_tokens"]
     assert ours["work_unit"] == "tokens"
@@ -54,15 +47,8 @@ def test_a_layout_of_the_summariser_is_the_same_training(name, precision, pairs,
 @pytest.mark.parametrize(("name", "precision"), comparisons(tasks.CLASSIFICATION_CASES, tasks.SLOW))
 def test_a_layout_of_the_classifier_is_the_same_training(name, precision, images, make_settings, single, tmp_path):
     """Batch norm counts all ranks' samples, so its running statistics, which are compared as weights are, agree too."""
-    case, usual = tasks.CLASSIFICATION_CASES[name], tasks.CLASSIFICATION
-    keys = {
-        "task": "classification",
-        "data": str(images),
-        "model": usual["model"] | case.model,
-        "training": usual["training"] | case.training,
-        "precision": precision,
-        "parity": True,
-    }
+    case = tasks.CLASSIFICATION_CASES[name]
+    keys = keys_of("classification", tasks.CLASSIFICATION, case, images, precision)
     run, facts, (ours, expected) = compare(case, keys, make_settings, single, tmp_path)
     assert ours["evaluated_images"] == expected["evaluated_images"] == {"validation": 11, "test": 9}
     assert ours["work_unit"] == "images" and ours["work"] == 20 * run.global_batch
@@ -79,6 +65,12 @@ def test_a_rank_with_its_own_batch_norm_is_no_comparison(images, make_settings, 
     verdict = compare_folders(settings["output"], single(**keys)["output"])
     assert verdict["verdict"] == "not comparable" and "its own batch norm" in verdict["reason"]
     assert verdict["loss_difference"] > 1e-4, "statistics were synchronised after all"
+
+
+def keys_of(task, usual, case, data, precision):
+    """What a case's settings say beside its layout: the tiny workload of its task, and what the case changes of it."""
+    sections = {name: usual[name] | getattr(case, name) for name in ("model", "training")}
+    return {"task": task, "data": str(data), "precision": precision, "parity": True, **sections}
 
 
 def compare(case, keys, make_settings, single, tmp_path):

@@ -130,11 +130,7 @@ def load(folder, model, optimizers):
     # Where ranks keep states of their own, the shared weights are one of them, and would be read into the same tensors.
     own = _own_prefix(model, optimizers)
     state = {key: value for key, value in state.items() if key.startswith(own)}
-    together(
-        mesh,
-        lambda: load_tensors(state, folder),
-        "cannot be loaded",
-    )
+    together(mesh, lambda: load_tensors(state, folder), "cannot be loaded")
     _put(model, optimizers, _below(own, state))
     return manifest["facts"]
 

@@ -221,19 +221,10 @@ class Run:
         """
         workload = self.workload
         warmup = min(workload.optim.warmup_steps, steps // 4)
-        training = replace(
-            workload.training,
-            steps=steps,
-            epochs=None,
-            evaluate=False,
-            evaluate_every=None,
-            checkpoint_every=None,
-            checkpoint_minutes=None,
-        )
         precision = workload.parity_precision or precision
         workload = replace(
             workload,
-            training=training,
+            training=workload.training.short(steps),
             parity_precision=None,
             model=replace(workload.model, dropout=0.0),
             optim=replace(workload.optim, warmup_steps=warmup, eps=max(workload.optim.eps, 1e-6)),

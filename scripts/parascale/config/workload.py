@@ -1,6 +1,6 @@
 """What is trained, on which data, and how: the settings that do not depend on a machine or a layout."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parascale.config.formats import IMAGE_FORMATS, Images
 from parascale.config.options import option, required, section
@@ -8,6 +8,13 @@ from parascale.config.options import option, required, section
 # Task → what its work is counted in: each label that enters the loss is one.
 WORK_UNITS = {"language_model": "tokens", "summarisation": "tokens", "classification": "images"}
 TASKS = tuple(WORK_UNITS)
+
+
+def work_unit(step):
+    """What a recorded step counts its work in: a line of `steps.jsonl` holds `tokens` or `images`."""
+    return next(unit for unit in WORK_UNITS.values() if unit in step)
+
+
 SPLITS = ("train", "validation", "test")
 # Model kind → the task it is for, and the degrees beside `dp` that it can be spread over.
 MODEL_KINDS = {
@@ -212,6 +219,11 @@ class Training:
         False, "write checkpoints behind the training's back; costs a copy of the state in host memory"
     )
     keep: int = option(2, "resumable checkpoints that are kept", low=1)
+
+    def short(self, steps):
+        """The same training for a few steps, with neither evaluation nor checkpoints on the way."""
+        never = dict.fromkeys(("epochs", "evaluate_every", "checkpoint_every", "checkpoint_minutes"))
+        return replace(self, steps=steps, evaluate=False, **never)
 
 
 @dataclass(frozen=True)

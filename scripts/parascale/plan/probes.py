@@ -50,15 +50,6 @@ def _kinds(layouts, site):
 def _probe(name, workload, precision, divisor, layout):
     training, optim = workload.training, workload.optim
     batch = max(layout.data_parallel * training.accumulate, training.global_batch // divisor)
-    training = dataclasses.replace(
-        training,
-        global_batch=batch,
-        steps=STEPS,
-        epochs=None,
-        evaluate=False,
-        evaluate_every=None,
-        checkpoint_every=None,
-        checkpoint_minutes=None,
-    )
+    training = dataclasses.replace(training.short(STEPS), global_batch=batch)
     optim = dataclasses.replace(optim, warmup_steps=min(optim.warmup_steps, STEPS - 1))
     return Run(name, dataclasses.replace(workload, training=training, optim=optim), layout, precision)

@@ -6,7 +6,7 @@ from parascale.report.curves import loss
 from parascale.report.layouts import kind_of_run
 from parascale.report.loaders import loaders
 from parascale.report.memories import memory
-from parascale.report.plots import Bar, Point, Series, bar_panel, scaling_panel
+from parascale.report.plots import Bar, Point, Series, bar_panel, record_bar, scaling_panel
 from parascale.report.records import PHASES
 from parascale.report.tables import Cell, Row, Table
 
@@ -189,15 +189,7 @@ def _phase_table(report, records, used):
 
 
 def _value_panel(report, title, records, value, text):
-    bars = [
-        Bar(
-            record.name,
-            ((f"bar {colour_class(report.series(record))}", value(record), f"{record.name}: {text(record)}"),),
-            text(record),
-            strong=record.name == record.run.baseline,
-        )
-        for record in records
-    ]
+    bars = [record_bar(record, report.series(record), value(record), text(record)) for record in records]
     said = [f"{bar.label} {bar.text}" for bar in bars]
     return bar_panel(title, f"Bars: {_few(said)}.", bars)
 

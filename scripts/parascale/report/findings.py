@@ -53,12 +53,20 @@ def findings(record, devices):
 # --- why it ended
 
 
+def time_used(attempt):
+    """(seconds that an attempt had of its job's time, the job's time limit); None where either is not known."""
+    limit, since, seconds = (attempt.get(name) for name in ("limit_seconds", "allocated", "seconds"))
+    if not limit or since is None or seconds is None:
+        return None
+    return attempt["started"] + seconds - since, limit
+
+
 def hit_limit(attempt):
     """The time limit in seconds that ended an attempt, or None."""
-    limit, since, seconds = (attempt.get(name) for name in ("limit_seconds", "allocated", "seconds"))
-    if not limit or since is None or seconds is None or attempt.get("outcome") not in ("stopped", "killed"):
+    used, limit = time_used(attempt) or (0.0, None)
+    if limit is None or attempt.get("outcome") not in ("stopped", "killed"):
         return None
-    return limit if attempt["started"] + seconds - since > limit - LIMIT_SECONDS else None
+    return limit if used > limit - LIMIT_SECONDS else None
 
 
 def _ends(record):

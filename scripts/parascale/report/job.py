@@ -9,7 +9,7 @@ from parascale.errors import ParascaleError
 from parascale.report import numbers, sections
 from parascale.report.chart import Entry, Figure
 from parascale.report.derived import Report, build_report
-from parascale.report.findings import findings, hit_limit
+from parascale.report.findings import findings, hit_limit, time_used
 from parascale.report.heat import Span, timeline_panel
 from parascale.report.layouts import degrees_text, hardware_text
 from parascale.report.page import render
@@ -133,9 +133,9 @@ def _times(attempts):
         yield "Waited in the queue", numbers.duration(waited), waited
     yield "Started (UTC)", first.get("start") or "", None
     yield "Ended (UTC)", last.get("end") or "", None
-    limit, since, seconds = (last.get(name) for name in ("limit_seconds", "allocated", "seconds"))
-    if limit and since is not None and seconds is not None:
-        used = (last["started"] + seconds - since) / limit
+    if known := time_used(last):
+        seconds, limit = known
+        used = seconds / limit
         yield "Time limit", f"{numbers.duration(limit)}, {numbers.percent(used)} used by the last attempt", used
 
 

@@ -1,6 +1,5 @@
 """Runs under way, followed through their files as these grow. Nothing is written, and no job is asked anything."""
 
-import csv
 import json
 import os
 from collections import deque
@@ -9,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parascale.config import run_from_dict
+from parascale.config.workload import work_unit
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
-from parascale.samples import COLUMNS, sample_files
+from parascale.samples import COLUMNS, sample_files, whole_lines
 
 RECENT = 20  # steps of which the rate is told
 SILENT_SECONDS = 60.0  # a living run renews its lease every few seconds
@@ -72,10 +72,9 @@ class Live:
         self._read_steps()
         for path in sample_files(self.folder):
             lines, _ = self.device_tails.setdefault(path, Tail(path)).read()
-            for cells in csv.reader(lines):
-                if len(cells) == len(COLUMNS) and cells[0] != "time":
-                    line = dict(zip(COLUMNS, cells, strict=True))
-                    self.devices[line["kind"], int(line["node"]), int(line["index"])] = line
+            for cells in whole_lines(lines):
+                line = dict(zip(COLUMNS, cells, strict=True))
+                self.devices[line["kind"], int(line["node"]), int(line["index"])] = line
 
     def _read_steps(self):
         lines, anew = self.steps_tail.read()
@@ -100,7 +99,7 @@ class Live:
         seconds = sum(line["seconds"]["total"] for line in self.recent)
         if not seconds:
             return None
-        unit = "tokens" if "tokens" in self.last else "images"
+        unit = work_unit(self.last)
         return sum(line[unit] for line in self.recent) / seconds, unit
 
     @property

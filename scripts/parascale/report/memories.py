@@ -1,8 +1,8 @@
 """Memory, predicted and measured, beside what the machine has."""
 
 from parascale.report import numbers
-from parascale.report.chart import Figure, colour_class
-from parascale.report.plots import Bar, bar_panel
+from parascale.report.chart import Figure
+from parascale.report.plots import bar_panel, record_bar
 from parascale.report.tables import Cell, Row, Table
 
 
@@ -32,9 +32,7 @@ def memory(report):
 def _bar(report, record):
     peak, foretold = record.summary.peak_memory_bytes, record.prediction.get("memory_bytes")
     text = numbers.memory(peak) + (f" of {numbers.memory(foretold)}" if foretold else "")
-    kind = f"bar {colour_class(report.series(record))}"
-    note = f"{record.name}: {text}{' predicted' if foretold else ''}"
-    return Bar(record.name, ((kind, peak, note),), text, strong=record.name == record.run.baseline)
+    return record_bar(record, report.series(record), peak, text, " predicted" if foretold else "")
 
 
 def _table(report):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from parascale.report.chart import CHARACTER, LINE, Panel, spread_apart
+from parascale.report.chart import CHARACTER, LINE, Panel, colour_class, spread_apart
 
 BAR_ROW = 24
 LABEL_WIDTH = 150  # the most that a run's name may take beside a plot
@@ -60,6 +60,12 @@ def shortened(text, width=LABEL_WIDTH):
 def label_width(labels):
     """Width that the longest of the labels takes."""
     return min(LABEL_WIDTH, max((len(label) for label in labels), default=0) * CHARACTER)
+
+
+def record_bar(record, series, value, text, more=""):
+    """The Bar of a run in the colour of its series; `more` is added to the note. A baseline's name is strong."""
+    part = f"bar {colour_class(series)}", value, f"{record.name}: {text}{more}"
+    return Bar(record.name, (part,), text, strong=record.name == record.run.baseline)
 
 
 def bar_panel(title, description, bars, limit=None, limit_text=""):

@@ -9,6 +9,7 @@ import functools
 import math
 import struct
 
+from parascale.config.workload import work_unit
 from parascale.files import atomic_path
 
 NAME = "events.out.tfevents.parascale"  # TensorBoard looks for names with `tfevents`
@@ -58,7 +59,7 @@ def scalars(line):
     for name in ("loss", "validation_loss", "lr", "grad_norm", "memory_bytes"):
         if line.get(name) is not None:
             yield name, line[name]
-    unit = "tokens" if "tokens" in line else "images"
+    unit = work_unit(line)
     if seconds["total"] > 0:
         yield f"{unit}_per_second", line[unit] / seconds["total"]
     for phase, value in seconds.items():
