@@ -15,9 +15,10 @@ help: ## list these commands
 run: $(INSTALLED) ## run the default matrix on this machine and write results/report/index.html
 	$(BIN)/snakemake --profile profiles/local
 
+# Tests on Slurm mostly wait, so a third process costs the others little. Those that last longest begin first.
 test: lint ## everything that is quick: style and tests; with Slurm's packages and as root also on a real Slurm
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 2 --dist loadfile tests/unit tests/workflow
-	$(BIN)/python -m pytest -m "not slow and not gpu" tests/distributed tests/slurm
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 3 --dist loadgroup --no-loadscope-reorder \
+		tests/slurm tests/workflow tests/distributed tests/unit
 
 lint: $(INSTALLED) ## style of the Python code, the Snakefile and the rules
 	$(BIN)/ruff check
