@@ -7,6 +7,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     """A file's tests share what they set up; those on Slurm share the one cluster that a machine can have."""
     for item in items:
