@@ -17,7 +17,7 @@ run: $(INSTALLED) ## run the default matrix on this machine and write results/re
 
 # Tests on Slurm mostly wait, so a third process costs the others little. Those that last longest begin first.
 test: lint ## everything that is quick: style and tests; with Slurm's packages and as root also on a real Slurm
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 3 --dist loadgroup --no-loadscope-reorder \
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 3 --no-loadscope-reorder \
 		tests/slurm tests/workflow tests/distributed tests/unit
 
 lint: $(INSTALLED) ## style of the Python code, the Snakefile and the rules

@@ -1,15 +1,16 @@
-"""Which tests `make test` keeps together where it runs several at once."""
+"""Which tests stay together where several run at once (`pytest --numprocesses`)."""
 
-from pathlib import Path
-
-import pytest
-
-HERE = Path(__file__).parent
+from xdist.scheduler import LoadScopeScheduling
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items):
-    """A file's tests share what they set up; those on Slurm share the one cluster that a machine can have."""
-    for item in items:
-        path = item.path.relative_to(HERE)
-        item.add_marker(pytest.mark.xdist_group("slurm" if path.parts[0] == "slurm" else path.stem))
+class ByFile(LoadScopeScheduling):
+    """A file's tests share what they set up; those on Slurm share one cluster."""
+
+    def _split_scope(self, nodeid):
+        file = nodeid.split("::")[0]
+        return "tests/slurm" if file.startswith("tests/slurm/") else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """xdist asks for what gives tests out."""
+    return ByFile(config, log)
