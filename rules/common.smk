@@ -92,6 +92,20 @@ def results_of(names):
     return [PATHS.run(name) / "summary.json" for name in names]
 
 
+def stage(target, names):
+    """Input of a target that stands for these runs. Asked for where the table has none, it is an error: nothing was proven."""
+
+    def results(wildcards):
+        if not names:
+            raise WorkflowError(
+                f"no run for the target `{target}`: {PROJECT.config.runs} has no such row. Add one (config/README.md explains "
+                "the columns), or take a configuration that has it: --configfile config/strategies.yaml has every strategy"
+            )
+        return results_of(names)
+
+    return results
+
+
 def data_of(wildcards):
     """The prepared data that a run reads."""
     data = RUNS[wildcards.run].workload.data

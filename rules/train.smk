@@ -101,49 +101,49 @@ use rule train as train_lightning with:
 
 rule single_gpu:
     input:
-        results_of(runs_of("single")),
+        stage("single_gpu", runs_of("single")),
 
 
 rule ddp:
     input:
-        results_of(runs_of("ddp")),
+        stage("ddp", runs_of("ddp")),
 
 
 rule multi_node:
     input:
-        results_of(runs_of("multi_node")),
+        stage("multi_node", runs_of("multi_node")),
 
 
 rule fsdp:
     input:
-        results_of(runs_of("fsdp") + runs_of("hsdp")),
+        stage("fsdp", runs_of("fsdp") + runs_of("hsdp")),
 
 
 rule tp:
     input:
-        results_of(runs_of("tp")),
+        stage("tp", runs_of("tp")),
 
 
 rule pp:
     input:
-        results_of(runs_of("pp") + runs_of("naive")),
+        stage("pp", runs_of("pp") + runs_of("naive")),
 
 
 rule three_d:
     input:
-        results_of(runs_of("three_d")),
+        stage("three_d", runs_of("three_d")),
 
 
 rule hybrid:
     input:
-        results_of(runs_of("hybrid")),
+        stage("hybrid", runs_of("hybrid")),
 
 
 rule local_sgd:
     input:
-        results_of(runs_of("local_sgd")),
+        stage("local_sgd", runs_of("local_sgd")),
 
 
 rule lightning:
     input:
-        results_of([name for name, run in PROJECT.runs.items() if run.engine == "lightning"]),
+        stage("lightning", [name for name, run in PROJECT.runs.items() if run.engine == "lightning"]),

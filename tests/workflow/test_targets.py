@@ -1,0 +1,69 @@
+"""Each stage has a target of its own, whose jobs carry its name; a target that stands for nothing is an error."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
+# Target → what it stands for in config/runs-strategies.tsv: run → rule that trains it.
+TARGETS = {
+    "single_gpu": {"single": "train_single", "waste": "train_single"},
+    "ddp": {"ddp": "train_ddp"},
+    "multi_node": {"multi-node": "train_multi_node"},
+    "fsdp": {"fsdp": "train_fsdp", "hsdp": "train_hsdp"},
+    "tp": {"tp": "train_tp"},
+    "pp": {"pp": "train_pp", "naive": "train_naive"},
+    "hybrid": {"fsdp-tp": "train_hybrid"},
+    "three_d": {"three-d": "train_three_d"},
+    "lightning": {"lightning": "train_lightning"},
+    "local_sgd": {"local-sgd": "train_local_sgd"},
+}
+MORE = ("parity", "communication")
+
+
+@pytest.fixture
+def dry_run(tmp_path):
+    """A function that plans in an empty folder, where nothing is done yet; returns exit code and output."""
+    for name in PROJECT:
+        (tmp_path / name).symlink_to(ROOT / name)
+
+    def plan(*arguments):
+        command = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "-n", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout + done.stderr
+
+    return plan
+
+
+def jobs_in(output):
+    """(rule, its lines' values by key) of each job that a dry run lists."""
+    for name, lines in re.findall(r"^(?:local)?rule (\w+):\n((?: {4}.*\n)+)", output, re.MULTILINE):
+        yield name, dict(re.findall(r"^ {4}(\w+): (.*)$", lines, re.MULTILINE))
+
+
+def test_targets_stand_for_their_runs_under_rule_names_of_their_own(dry_run):
+    code, output = dry_run("--configfile", "config/strategies.yaml", "--", *TARGETS, *MORE)
+    assert code == 0, output
+    jobs = list(jobs_in(output))
+    inputs = {name: values.get("input", "") for name, values in jobs}
+    trained = {values["wildcards"].removeprefix("run="): name for name, values in jobs if name.startswith("train_")}
+    found = {
+        target: {run: trained[run] for run in re.findall(r"results/runs/([\w-]+)/summary\.json", inputs[target])}
+        for target in TARGETS
+    }
+    assert found == TARGETS
+    several = {run for runs in TARGETS.values() for run in runs} - {"single", "waste"}
+    judged = set(re.findall(r"results/parity/([\w-]+)/verdict\.json", inputs["parity"]))
+    assert several <= judged
+    assert set(re.findall(r"results/communication/([\w-]+)\.csv", inputs["communication"])) <= several
+    assert inputs["communication"]
+
+
+def test_a_target_without_runs_is_an_error_that_says_what_to_add(dry_run):
+    code, output = dry_run("lightning")
+    assert code != 0
+    assert "no run for the target `lightning`: config/runs.tsv has no such row" in output
