@@ -30,7 +30,7 @@ from pathlib import Path
 import daemons
 import network
 from machine import BoxError, Machine, tail
-from shape import Addresses, Shape, munge_socket, write_configuration
+from shape import Addresses, Shape, munge_socket, step_socket, write_configuration
 
 FINAL_STATES = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
@@ -121,7 +121,8 @@ class Cluster:
             raise ClusterError(f"{self.directory} holds other files: give the cluster a directory of its own")
         if self.shape.own_shared_memory and self.directory.is_relative_to("/dev/shm"):
             raise ClusterError("in /dev/shm a cluster needs own_shared_memory=False, or its nodes cannot see it")
-        if len(os.fsencode(munge_socket(self.directory))) > LONGEST_SOCKET_PATH:
+        sockets = [munge_socket(self.directory), *(step_socket(self.directory, name) for name in self.nodes)]
+        if max(len(os.fsencode(path)) for path in sockets) > LONGEST_SOCKET_PATH:
             raise ClusterError(f"{self.directory} is too long a name for sockets: choose a shorter one")
         shutil.rmtree(self.directory, ignore_errors=True)
         (self.directory / "etc").mkdir(parents=True)

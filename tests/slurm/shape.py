@@ -174,6 +174,11 @@ def munge_socket(directory: Path) -> Path:
     return directory / "state/munge.socket"
 
 
+def step_socket(directory: Path, node: str) -> Path:
+    """The longest name of the sockets that slurmd makes for a step: that of a batch script, here of a job with six digits."""
+    return directory / "spool" / node / f"{node}_999999.4294967291"
+
+
 def database_socket(directory: Path) -> Path:
     return directory / "state/mariadb.socket"
 

@@ -172,15 +172,18 @@ def test_a_job_whose_slurmd_is_killed_starts_again_beside_its_old_self(cluster: 
     assert cluster.job_processes(job) == {}
 
 
-def test_two_clusters_run_beside_each_other_and_leave_nothing_behind(cluster: Cluster, tmp_path: Path) -> None:
-    second = Cluster(tmp_path / "box", Shape(nodes=2, gpus=1, settings={"KillWait": "3"}))
+def test_two_clusters_run_beside_each_other_and_leave_nothing_behind(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("second")  # short: sockets lie below it
+    second = Cluster(folder, Shape(nodes=2, gpus=1, settings={"KillWait": "3"}))
     with second:
         second.start()  # once more does no harm
         assert second.sinfo() == {"jrc0001": "idle", "jrc0002": "idle"}
         assert second.addresses != cluster.addresses
         assert "KillWait = 3 sec" in " ".join(output(second, "scontrol", "show", "config").split())
         job = submit_sleepers(second)
-        assert Cluster.find(tmp_path / "box").state(job) == "RUNNING"
+        assert Cluster.find(folder).state(job) == "RUNNING"
         machines = [second.login, *second.nodes.values()]
         processes = [pid for machine in machines for pid in machine.processes()]
         interface = network.uplink(second.addresses.subnet)
@@ -189,7 +192,7 @@ def test_two_clusters_run_beside_each_other_and_leave_nothing_behind(cluster: Cl
     assert time.monotonic() - start < 5
     assert len(processes) > 10
     assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
-    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+    assert str(folder) not in Path("/proc/self/mounts").read_text()
     assert not Path("/sys/class/net", interface).exists()
     assert not second.running
     second.stop()  # nor does this
@@ -201,6 +204,14 @@ def test_takes_only_a_directory_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="holds other files"):
         Cluster(tmp_path).start()
     assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_folder_with_too_long_a_name_for_sockets_is_refused(tmp_path: Path) -> None:
+    """Left alone, every job would be put back into the queue, without a word to the user."""
+    folder = tmp_path / ("x" * (80 - len(str(tmp_path))))
+    with pytest.raises(ClusterError, match="too long a name for sockets"):
+        Cluster(folder).start()
+    assert not folder.exists()
 
 
 def submit_sleepers(cluster: Cluster) -> str:
