@@ -19,7 +19,7 @@ from parascale.samples import COLUMNS, Device, energy_joules, read_samples
 from parascale.train.gauges import Gpus, Node
 from parascale.train.monitor import Monitor, monitored, publish
 from tests.unit.fake_results import CLUSTER, SITE
-from tests.unit.nvml_answers import GIB, GPUS, SMALL, RecordedNvml
+from tests.unit.nvml_answers import GIB, GPUS, RECORDED, SMALL, RecordedNvml
 
 
 def sample(path, gauges, seconds=0.01, times=3):
@@ -31,8 +31,24 @@ def sample(path, gauges, seconds=0.01, times=3):
     return read_samples([path])
 
 
-def test_recorded_answers_of_nvml_arrive_in_the_file(tmp_path):
-    """Recorded answers, no GPU seen: three of four GPUs idle."""
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_answers_of_nvml_arrive_in_the_file(name, tmp_path):
+    """Answers of real devices; what one does not tell is unknown, and only what slows a GPU down counts as throttling."""
+    answers = RECORDED[name]
+    (gpu,) = sample(tmp_path / "device-00000.csv", [Gpus(RecordedNvml([answers]), None, 1, range(1))])
+    rates, memory = answers.get("nvmlDeviceGetUtilizationRates"), answers["nvmlDeviceGetMemoryInfo"]
+    assert gpu.mean("utilisation") == (None if rates is None else rates.gpu / 100)
+    assert gpu.mean("memory_bytes") == pytest.approx(memory.used, rel=1e-5)
+    assert gpu.mean("power_watts") == pytest.approx(answers["nvmlDeviceGetPowerUsage"] / 1000)
+    assert gpu.mean("temperature_celsius") == answers["nvmlDeviceGetTemperature"]
+    clocks = answers["nvmlDeviceGetClockInfo"]
+    assert (gpu.mean("clock_mhz"), gpu.mean("memory_clock_mhz")) == (clocks[1], clocks[2])
+    assert set(gpu.throttled) == ({"power_cap"} if name == "RTX 3090" else set())
+    assert gpu.mean("energy_joules") is None
+
+
+def test_a_node_of_four_of_which_one_trains_arrives_in_the_file(tmp_path):
+    """Answers written by hand, no GPU seen: three of four GPUs idle."""
     found = sample(tmp_path / "device-00000.csv", [Gpus(RecordedNvml(GPUS), None, 4, range(1))])
     assert [(gpu.kind, gpu.index, gpu.rank) for gpu in found] == [
         ("gpu", 0, 0),
