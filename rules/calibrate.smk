@@ -9,6 +9,7 @@ localrules:
 use rule train as probe with:
     input:
         data_of,
+        pretrained=pretrained_files(weights=True),
     output:
         record=PATHS.probe("{run}") / "run.json",
         steps=PATHS.probe("{run}") / "steps.jsonl",

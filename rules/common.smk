@@ -13,6 +13,7 @@ from parascale import provenance
 from parascale.config import load_project
 from parascale.config.formats import IMAGE_FORMATS, TOKEN_FORMATS
 from parascale.config.names import pattern
+from parascale.config.pretrained import Pretrained
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
 from parascale.launch.preflight import preflight
@@ -70,6 +71,8 @@ def before_the_first_job():
                 # A job of a workflow that was killed may still be at it.
                 work = WORK[{"parity_run": "parity", "probe": "probe"}.get(job.rule.name, "run")]
                 Lease(work(job.wildcards.run)).wait_for_holder()
+            if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):
+                folder.check()
     except ParascaleError as error:
         raise WorkflowError(str(error)) from None
     for warning in storage_warnings(PROJECT.site, PATHS.root):
@@ -144,6 +147,29 @@ def reading_settings(wildcards):
 def window_of(wildcards):
     """Tokens of a window in the first workload on a dataset."""
     return next(each for each in PROJECT.workloads.values() if each.data.dataset == wildcards.dataset).training.window
+
+
+def pretrained_of(wildcards):
+    """The pretrained model whose tokenizer a dataset, or a run's dataset, is made with; None where it learns its own."""
+    named = "dataset" in wildcards.keys()
+    data = PROJECT.datasets[wildcards.dataset] if named else RUNS[wildcards.run].workload.data
+    return Pretrained(data.text.pretrained) if data.text.pretrained else None
+
+
+def pretrained_files(weights):
+    """A function from wildcards to the files of a pretrained model that a rule reads, as far as they are there.
+
+    What is missing is told before the first job: a plan needs none of them.
+    """
+
+    def files(wildcards):
+        try:
+            folder = pretrained_of(wildcards)
+            return folder.found_files(weights) if folder else []
+        except ParascaleError as error:
+            raise WorkflowError(str(error)) from None
+
+    return files
 
 
 def start_of(wildcards):

@@ -41,7 +41,8 @@ rule download_images:
 
 rule prepare:
     input:
-        PATHS.raw("{dataset}") / "manifest.json",
+        raw=PATHS.raw("{dataset}") / "manifest.json",
+        pretrained=pretrained_files(weights=False),
     output:
         PATHS.data("{dataset}", "{prepared}") / "manifest.json",
     log:
@@ -54,7 +55,7 @@ rule prepare:
     params:
         settings=data_settings("text", "expected"),
     shell:
-        "python scripts/prepare.py --raw $(dirname {input:q}) --settings {params.settings:q}"
+        "python scripts/prepare.py --raw $(dirname {input.raw:q}) --settings {params.settings:q}"
         " --output $(dirname {output:q}) > {log:q} 2>&1"
 
 

@@ -9,6 +9,7 @@ localrules:
 use rule train as parity_run with:
     input:
         data_of,
+        pretrained=pretrained_files(weights=True),
     output:
         record=PATHS.parity("{run}") / "run.json",
         steps=PATHS.parity("{run}") / "steps.jsonl",

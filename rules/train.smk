@@ -7,6 +7,7 @@ rule train:
     input:
         data_of,
         start=start_of,
+        pretrained=pretrained_files(weights=True),
     output:
         record=PATHS.run("{run}") / "run.json",
         steps=PATHS.run("{run}") / "steps.jsonl",

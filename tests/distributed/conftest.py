@@ -52,7 +52,7 @@ def code_digest():
 def settings_below(tokens, code_digest):
     """A function that describes a job of the tiny workload as a rule would: folder, name, layout, workload keys by name.
 
-    task, data: another task than the language model's, and the folder of its data.
+    task, data: another task than the language model's, and the folder of its data. text: how that became tokens.
     """
 
     def make(
@@ -66,6 +66,7 @@ def settings_below(tokens, code_digest):
         timeout=60.0,
         task="language_model",
         data=None,
+        text=None,
         **run_keys,
     ):
         layout = layout or {}
@@ -75,6 +76,7 @@ def settings_below(tokens, code_digest):
         workload = {
             "name": "tiny",
             "task": task,
+            "data": {"text": text or {}},
             "model": {"dim": 32, "heads": 4, "layers": 4, "hidden": 64, **(model or {})},
             "optim": {"lr": 3e-3, "warmup_steps": 3, "clip_norm": 0.5, **(optim or {})},
             "training": {

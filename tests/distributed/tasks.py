@@ -12,6 +12,7 @@ from parascale.data.convert import convert
 from parascale.data.pairs import prepare_pairs
 from parascale.data.sources import download
 from tests.unit.image_sets import packed_index
+from tests.unit.pretrained_folders import MAKERS
 
 from . import cases
 from .cases import LLAMA, PUBLISHED, TIED, UNEVEN, Case
@@ -20,8 +21,8 @@ VOCABULARY = 53  # does not divide
 PAIRS = 17  # of the train split; a batch of 12 crosses the epoch's end in most steps
 
 
-def make_pairs(folder):
-    """A folder of pairs: a summary repeats some words of its document, which has 3 to 14 of them."""
+def make_pairs(folder, text=None):
+    """A folder of pairs: a summary repeats some words of its document, which has 3 to 14 of them. text: other Text settings."""
     generator = np.random.default_rng(0)
     for split, count in (("train", PAIRS), ("validation", 11), ("test", 9)):
         rows = []
@@ -31,7 +32,7 @@ def make_pairs(folder):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {split: f"{split}.jsonl" for split in ("train", "validation", "test")}
     raw = download(Source(kind="files", location=str(folder), files=files), folder / "raw")
-    prepare_pairs(raw, Text(max_vocabulary=VOCABULARY), Expected(), folder / "pairs")
+    prepare_pairs(raw, text or Text(max_vocabulary=VOCABULARY), Expected(), folder / "pairs")
     return folder / "pairs"
 
 
@@ -53,6 +54,22 @@ SUMMARISATION_CASES = {
     "tp 2 whole sequence and logits": Case({"tp": 2, "sequence_parallel": False, "loss_parallel": False}),
     "dp 2 x tp 2": Case({"dp": 2, "tp": 2}, training=UNEVEN),
     "fsdp 2 x tp 2 tied": Case({"fsdp": 2, "tp": 2}, TIED, UNEVEN, fp32=True),
+}
+
+
+def make_pretrained(folder, name):
+    """(folder of a tiny pretrained model, folder of pairs in its numbers)."""
+    model = MAKERS[name](folder / name)
+    return model, make_pairs(folder, Text(tokenizer="pretrained", pretrained=str(model)))
+
+
+FINE_TUNING = {"training": {"window": 40, "summary_window": 24}}  # a word is several numbers
+FINE_TUNING_CASES = {
+    "t5 ddp 2": Case({"dp": 2}, fp32=True),
+    "t5 fsdp 2": Case({"fsdp": 2}, training=UNEVEN, fp32=True),
+    "bart ddp 2 uneven accumulated": Case({"dp": 2}, training={**UNEVEN, "accumulate": 2}),
+    "bart fsdp 2": Case({"fsdp": 2}, fp32=True),
+    "bart fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}, training=UNEVEN),
 }
 
 
@@ -107,4 +124,7 @@ SLOW = cases.SLOW | {
     "ddp 4",
     "fsdp 2 uneven",
     "fsdp 2 group norm checkpointing",
+    "bart ddp 2 uneven accumulated",
+    "bart fsdp 2",
+    "bart fsdp 2 checkpointing",
 }

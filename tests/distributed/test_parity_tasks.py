@@ -1,5 +1,6 @@
 """The summariser and the classifier train to the same numbers in every layout that they offer, and are spread as it says."""
 
+import functools
 import math
 import re
 from collections import defaultdict
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from parascale.data.text import Tokens
 from parascale.files import read_json
 from parascale.models import build_model
 from parascale.train.job import job_from_settings
@@ -42,6 +44,23 @@ def test_a_layout_of_the_summariser_is_the_same_training(name, precision, pairs,
     check_spread(run, facts, tasks.VOCABULARY, blocks)
     heads = {run.workload.model.heads, run.workload.model.kv_heads or run.workload.model.heads}
     assert all(set(rank["heads"]) == {count // run.layout.tp for count in heads} for rank in facts)
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory):
+    """A function from `t5` or `bart` to (folder of the model, folder of its pairs)."""
+    return functools.cache(lambda name: tasks.make_pretrained(tmp_path_factory.mktemp(name), name))
+
+
+@pytest.mark.parametrize(("name", "precision"), comparisons(tasks.FINE_TUNING_CASES, tasks.SLOW))
+def test_a_layout_of_fine_tuning_is_the_same_training(name, precision, pretrained, make_settings, single, tmp_path):
+    """Embeddings and output layer share a matrix in both models, and BART has a buffer besides."""
+    case = tasks.FINE_TUNING_CASES[name]
+    folder, data = pretrained(name.split()[0])
+    keys = keys_of("summarisation", {"model": {"kind": "pretrained", "pretrained": str(folder)}, **tasks.FINE_TUNING}, case, data, precision)
+    keys["text"] = {"tokenizer": "pretrained", "pretrained": str(folder)}
+    run, facts, _ = compare(case, keys, make_settings, single, tmp_path)
+    check_spread(run, facts, Tokens(data).vocabulary_size, 4)
 
 
 @pytest.mark.parametrize(("name", "precision"), comparisons(tasks.CLASSIFICATION_CASES, tasks.SLOW))

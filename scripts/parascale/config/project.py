@@ -182,11 +182,15 @@ def load_workload(folder, name):
         workload.data, dataset=workload.data.dataset or name, format=workload.data.format or formats[0]
     )
     strict.check_name(data.dataset, str(path), "data.dataset")
+    data.text.check(str(path))
     if data.format not in formats:
         raise ConfigError(
             f"{path}: `data.format` = `{data.format}` is none that the task {workload.task} reads{strict.nearest(data.format, formats)}"
         )
-    return dataclasses.replace(workload, data=data)
+    model = workload.model
+    if model.kind == "pretrained" and model.pretrained is None:
+        model = dataclasses.replace(model, pretrained=data.text.pretrained)
+    return dataclasses.replace(workload, data=data, model=model)
 
 
 def run_from_dict(values):

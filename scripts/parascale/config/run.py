@@ -150,6 +150,8 @@ class Run:
                 )
         if model.kind == "xresnet":
             self._check_xresnet()
+        elif model.kind == "pretrained":
+            self._check_pretrained()
         else:
             self._check_transformer()
 
@@ -164,6 +166,14 @@ class Run:
         if model.norm == "batch" and layout.activation_checkpointing:
             raise ConfigError(
                 "activation_checkpointing would count every batch twice in batch norm; take model.norm: group"
+            )
+
+    def _check_pretrained(self):
+        folder, tokens = self.workload.model.pretrained, self.workload.data.text.pretrained
+        if folder is None or folder != tokens:
+            raise ConfigError(
+                "model.kind = `pretrained` reads numbers of its own vocabulary: it needs data.text.tokenizer = `pretrained` and "
+                f"the same folder, but model.pretrained = `{folder}` and data.text.pretrained = `{tokens}`"
             )
 
     def _check_transformer(self):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from parascale.config.formats import IMAGE_FORMATS, Images
 from parascale.config.options import option, required, section
+from parascale.errors import ConfigError
 
 # Task → what its work is counted in: each label that enters the loss is one.
 WORK_UNITS = {"language_model": "tokens", "summarisation": "tokens", "classification": "images"}
@@ -20,6 +21,7 @@ SPLITS = ("train", "validation", "test")
 MODEL_KINDS = {
     "transformer_lm": ("language_model", ("fsdp", "tp", "pp")),
     "encoder_decoder": ("summarisation", ("fsdp", "tp")),
+    "pretrained": ("summarisation", ("fsdp",)),
     "xresnet": ("classification", ("fsdp",)),
 }
 # Task → formats of prepared data that its trainings read, the usual one first.
@@ -67,12 +69,30 @@ class Text:
 
     tokenizer: str = option(
         "word",
-        "`word`: words between spaces, as in WikiText's published perplexities; `subword`: BPE trained on the train split",
-        choices=("word", "subword"),
+        "`word`: words between spaces, as in WikiText's published perplexities; `subword`: BPE trained on the train split; "
+        "`pretrained`: that of a pretrained model",
+        choices=("word", "subword", "pretrained"),
     )
     lowercase: bool = option(False, "lower-case the text first")
     min_count: int = option(1, "words seen less often in the train split become `<unk>`", low=1)
     max_vocabulary: int | None = option(None, "keep only the most frequent entries, the special ones included", low=3)
+    pretrained: str | None = option(
+        None,
+        "`pretrained`: folder of a model in Hugging Face's form (`$DATA/t5-small`) with `config.json`, `tokenizer.json` and "
+        "`model.safetensors`, as `hf download google-t5/t5-small --local-dir $DATA/t5-small` makes it",
+    )
+    prefix: str = option("", "what stands before each document that is summed up (T5: `'summarize: '`)")
+
+    def check(self, where):
+        """Raise ConfigError, beginning with `where`, for settings that do not go together."""
+        own = self.tokenizer == "pretrained"
+        if own != (self.pretrained is not None):
+            raise ConfigError(
+                f"{where}: `data.text.tokenizer: pretrained` and `data.text.pretrained`, its folder, need each other"
+            )
+        learned = [name for name in ("lowercase", "min_count", "max_vocabulary") if getattr(self, name) != getattr(Text, name)]
+        if own and learned:
+            raise ConfigError(f"{where}: `data.text.{learned[0]}` is for a vocabulary that is learned, not for a pretrained one")
 
 
 @dataclass(frozen=True)
@@ -146,6 +166,11 @@ class Model:
         choices=("gelu", "gelu_tanh", "relu", "swiglu"),
     )
     bias: bool = option(True, "linear layers and norms have a bias")
+    pretrained: str | None = option(
+        None,
+        "kind `pretrained`: the folder of the model, T5 or BART, which decides all sizes; `dropout` is taken from here. "
+        "Default, and nothing else fits the data: `data.text.pretrained`",
+    )
     options: dict = option({}, "settings that only a class of your own knows")
 
 

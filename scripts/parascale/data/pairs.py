@@ -15,17 +15,17 @@ from parascale.errors import DataError
 def prepare_pairs(raw, text, expected, output):
     """Learn subwords or words from documents and summaries of the train split, and write every split into `output`.
 
-    A row without document or without summary is left out and counted in the manifest. Arguments, result and errors are
+    Every document gets the prefix of the settings. A row without document or without summary is left out and counted in the manifest. Arguments, result and errors are
     those of `parascale.data.text.prepare`.
     """
     require_splits(raw)
     with Progress("vocabulary", unit="pairs") as progress:
-        pairs = (pair for pair in progress.count(raw.pairs("train")) if _whole(pair))
+        pairs = (_parts(pair, text.prefix) for pair in progress.count(raw.pairs("train")) if _whole(pair))
         tokenizer = tokenize.learn((part for pair in pairs for part in pair), text)
 
     def write_split(folder, split, dtype):
         with Progress(f"{split} tokens", unit="pairs") as progress:
-            counts = _write_split(folder, split, tokenizer, progress.count(raw.pairs(split)), dtype)
+            counts = _write_split(folder, split, tokenizer, progress.count(raw.pairs(split)), dtype, text.prefix)
         if not counts["documents"]:
             raise DataError(
                 f"{raw.folder}: the split `{split}` has no pair of document and summary ({counts['without_document']:,} rows without "
@@ -40,21 +40,25 @@ def _whole(pair):
     return all(part and part.strip() for part in pair)
 
 
-def _write_split(folder, split, tokenizer, pairs, dtype):
+def _parts(pair, prefix):
+    """Document and summary as they are encoded. An end mark within a text would end it for good."""
+    return [part.replace(tokenize.END, " ") for part in (prefix + pair[0], pair[1])]
+
+
+def _write_split(folder, split, tokenizer, pairs, dtype, prefix):
     counts = dict.fromkeys(("tokens", "words", "documents", "unknown", "without_document", "without_summary"), 0)
     lengths = []
 
     def whole_pairs():
         for pair in pairs:
             if _whole(pair):
-                yield pair
+                yield _parts(pair, prefix)
             else:
                 counts["without_summary" if pair[0] and pair[0].strip() else "without_document"] += 1
 
     with open(folder / f"{split}.bin", "wb") as handle:
         for batch in tokenize.batched(whole_pairs()):
-            # An end mark within a text would end it for good.
-            numbers = tokenizer.encode_documents([part.replace(tokenize.END, " ") for pair in batch for part in pair])
+            numbers = tokenizer.encode_documents([part for pair in batch for part in pair])
             handle.write(numbers.astype(dtype).tobytes())
             ends = np.flatnonzero(numbers == tokenize.END_ID)
             lengths.append(np.diff(ends, prepend=-1))
@@ -70,12 +74,14 @@ def _write_split(folder, split, tokenizer, pairs, dtype):
 class Pairs:
     """The samples of a summariser: a document, and its summary as what is given and what is asked for.
 
+    prefix: what each document begins with.
     tokens: parascale.data.text.Tokens of a `pairs/` folder. window, summary_window: places of a document and of a
     summary. over_long: `cut` or `leave_out`, as in Training.
     """
 
     def __init__(self, tokens, split, window, summary_window, over_long="cut"):
         self.window, self.summary_window = window, summary_window
+        self.prefix = tokens.manifest["settings"].get("prefix", "")
         self._tokens = np.asarray(tokens.split(split))
         ends_N2 = np.load(tokens.folder / f"{split}.ends.npy")
         if not ends_N2.size or ends_N2[-1, 1] != len(self._tokens):

@@ -1,6 +1,6 @@
-"""Text to numbers and back: words between spaces, or subwords learned from the train split.
+"""Text to numbers and back: words between spaces, subwords learned from the train split, or those of a pretrained model.
 
-Both put `<unk>` at 0 and `<eos>` at 1. Every document (a line of a text file, a row of a table) ends in one `<eos>`, empty
+All put `<unk>` at 0 and `<eos>` at 1. Every document (a line of a text file, a row of a table) ends in one `<eos>`, empty
 ones too: the convention of the published WikiText perplexities, under which WikiText-2's test split has 245,569 tokens.
 """
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from parascale.errors import ConfigError
+from parascale.config.pretrained import Pretrained
+from parascale.errors import ConfigError, DataError
 
 UNKNOWN, END = "<unk>", "<eos>"
 SPECIAL = [UNKNOWN, END]
@@ -21,7 +22,12 @@ VOCABULARY_FILE, SUBWORD_FILE = "vocabulary.json", "tokenizer.json"
 
 
 def learn(documents, settings):
-    """A tokenizer made from the documents of the train split. settings: parascale.config.Text."""
+    """A tokenizer made from the documents of the train split, or a pretrained one, which needs none.
+
+    settings: parascale.config.Text. Raises DataError for a folder that lacks a tokenizer or has a damaged one.
+    """
+    if settings.tokenizer == "pretrained":
+        return PretrainedTokenizer.of_folder(Pretrained(settings.pretrained))
     if settings.tokenizer == "word":
         return WordTokenizer.learn(documents, settings)
     return SubwordTokenizer.learn(documents, settings)
@@ -31,7 +37,8 @@ def load(folder, settings):
     """The tokenizer that `save` left in a folder. settings: the mapping of Text settings in its manifest."""
     if settings["tokenizer"] == "word":
         return WordTokenizer(_read_vocabulary(folder), settings["lowercase"])
-    return SubwordTokenizer.load(folder)
+    kind = PretrainedTokenizer if settings["tokenizer"] == "pretrained" else SubwordTokenizer
+    return kind.load(folder)
 
 
 def _read_vocabulary(folder):
@@ -122,9 +129,7 @@ class SubwordTokenizer:
     @classmethod
     def load(cls, folder):
         """The tokenizer that `save` wrote."""
-        from tokenizers import Tokenizer
-
-        return cls(Tokenizer.from_file(str(Path(folder) / SUBWORD_FILE)))
+        return cls(_read_tokenizer(Path(folder) / SUBWORD_FILE))
 
     def save(self, folder):
         """Write the tokenizer in its library's own form, and the vocabulary as a list beside it."""
@@ -147,6 +152,66 @@ class SubwordTokenizer:
         """The text; `<eos>` becomes a line's end."""
         text = self._tokenizer.decode([int(number) for number in numbers], skip_special_tokens=False)
         return text.replace(END, "\n")
+
+
+class PretrainedTokenizer:
+    """The tokenizer of a pretrained model, its vocabulary renumbered so that `<unk>` is 0 and its end mark 1.
+
+    tokenizer: a `tokenizers.Tokenizer`. vocabulary: its entries in our order, which is the renumbering.
+    What it puts before a text (BART's `<s>`) stays; of its end marks each text keeps one, at its end.
+    """
+
+    def __init__(self, tokenizer, vocabulary):
+        tokenizer.no_truncation()  # both may be left over from how the folder was made
+        tokenizer.no_padding()
+        self._tokenizer, self.vocabulary = tokenizer, vocabulary
+        self._theirs = np.array([tokenizer.token_to_id(entry) for entry in vocabulary], dtype=np.int64)
+        self._ours = np.full(tokenizer.get_vocab_size(), UNKNOWN_ID)  # an entry that the model lacks is unknown to it
+        self._ours[self._theirs] = np.arange(len(vocabulary))
+
+    @classmethod
+    def of_folder(cls, pretrained):
+        """The tokenizer of a folder (a config Pretrained)."""
+        tokenizer = _read_tokenizer(pretrained.tokenizer_file)
+        return cls(tokenizer, [tokenizer.id_to_token(number) for number in pretrained.order])
+
+    @classmethod
+    def load(cls, folder):
+        """The tokenizer that `save` wrote."""
+        return cls(_read_tokenizer(Path(folder) / SUBWORD_FILE), _read_vocabulary(folder))
+
+    def save(self, folder):
+        """Write the tokenizer as it was, and its entries in our order."""
+        self._tokenizer.save(str(Path(folder) / SUBWORD_FILE))
+        _write_vocabulary(folder, self.vocabulary)
+
+    def encode_documents(self, documents):
+        """The numbers of several documents in a row, each ended by one end mark."""
+        texts = self._tokenizer.encode_batch(list(documents))
+        return np.concatenate([np.zeros(0, np.int64), *([*self._numbers(text), END_ID] for text in texts)])
+
+    def encode(self, text):
+        """The numbers of a text, without an end mark."""
+        return self._numbers(self._tokenizer.encode(text))
+
+    def decode(self, numbers):
+        """The text without its special entries; the end mark becomes a line's end."""
+        numbers = np.asarray(numbers, dtype=np.int64)
+        lines = np.split(numbers, np.flatnonzero(numbers == END_ID))  # an end mark begins the next line, and is special
+        return "\n".join(self._tokenizer.decode(self._theirs[line].tolist(), skip_special_tokens=True) for line in lines)
+
+    def _numbers(self, encoding):
+        numbers = self._ours[np.array(encoding.ids, dtype=np.int64)]
+        return numbers[numbers != END_ID]
+
+
+def _read_tokenizer(path):
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more special
+        raise DataError(f"{path}: the `tokenizers` library cannot read it: {error}") from None
 
 
 def batched(documents):

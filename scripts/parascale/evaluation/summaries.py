@@ -77,7 +77,7 @@ def judge(model, pairs, decode, settings, batch, device):
     """
     chosen = np.arange(len(pairs) if settings.documents is None else min(settings.documents, len(pairs)))
     texts = [tuple(map(decode, pairs.numbers(number))) for number in chosen]
-    documents, references = zip(*texts, strict=True)
+    documents, references = zip(*((text.removeprefix(pairs.prefix), summary) for text, summary in texts), strict=True)
     written = {"greedy": [], "beam": []}
     with Progress("summaries", unit="documents", total=len(chosen)) as progress:
         for first in range(0, len(chosen), batch):

@@ -9,12 +9,18 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from parascale.errors import ConfigError
 from parascale.models.encoder_decoder import EncoderDecoder
+from parascale.models.pretrained import PretrainedSummariser
 from parascale.models.transformer_lm import TransformerLM
 from parascale.models.xresnet import XResNet
 
 __all__ = ["KINDS", "build_model", "initialise", "model_class"]
 
-KINDS = {"transformer_lm": TransformerLM, "encoder_decoder": EncoderDecoder, "xresnet": XResNet}
+KINDS = {
+    "transformer_lm": TransformerLM,
+    "encoder_decoder": EncoderDecoder,
+    "pretrained": PretrainedSummariser,
+    "xresnet": XResNet,
+}
 
 
 def model_class(kind):
@@ -53,8 +59,8 @@ def initialise(part, whole_model, seed, tied):
 
     part: module on its device, its parameters perhaps DTensors. whole_model: a function that builds the whole model.
     tied: second name → first name of shared parameters; a stage that holds the second alone fills it as the first.
-    A class with `initialise_parameter` is filled one tensor at a time, so that no rank ever holds the whole model;
-    any other class is built on the CPU from the seed, and the part takes its slices from there.
+    A class with `initialise_parameter` is filled one parameter or buffer at a time, so that no rank ever holds the whole
+    model; any other class is built on the CPU from the seed, and the part takes its slices from there.
     """
     if not hasattr(part, "initialise_parameter"):
         with torch.random.fork_rng(devices=[]):
@@ -63,7 +69,7 @@ def initialise(part, whole_model, seed, tied):
         for name, target in part.state_dict(keep_vars=True).items():
             _fill(target, reference[name].detach().to(target.dtype))
         return
-    for own_name, target in part.named_parameters():
+    for own_name, target in [*part.named_parameters(), *part.named_buffers()]:
         name = tied.get(own_name, own_name)
         full = torch.empty(target.shape, dtype=torch.float32)
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()

@@ -1,0 +1,122 @@
+"""A folder of a pretrained model in Hugging Face's form: which files it has, and how its vocabulary is renumbered here.
+
+Reading JSON only: neither torch nor `transformers` nor `tokenizers` is loaded.
+"""
+
+import functools
+import json
+from pathlib import Path
+
+from parascale.config.paths import expanded
+from parascale.errors import DataError
+
+CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+UNKNOWN = "<unk>"  # as T5 and BART call it, whose folders need not say so
+
+
+class Pretrained:
+    """The folder at `location`, a path in which `~`, `$VARIABLES` and `${NAME:-other}` are filled in.
+
+    Nothing is read before it is asked for. What is missing or damaged then raises DataError, which names the file and says
+    how to fetch it.
+    """
+
+    def __init__(self, location):
+        self.folder = Path(expanded(location, "data.text.pretrained"))
+
+    @functools.cached_property
+    def config(self):
+        """What `config.json` says of the model."""
+        return self._json(CONFIG)
+
+    @property
+    def tokenizer_file(self):
+        """The tokenizer in the form of the `tokenizers` library."""
+        return self._file(TOKENIZER)
+
+    @property
+    def weight_files(self):
+        """The safetensors that hold the weights: one file, or those that its index names."""
+        if not (self.folder / WEIGHTS_INDEX).is_file():
+            return [self._file(WEIGHTS)]
+        names = self._json(WEIGHTS_INDEX).get("weight_map", {}).values()
+        return [self._file(name) for name in sorted(set(names))]
+
+    @functools.cached_property
+    def order(self):
+        """The folder's number of each entry, by our number: a permutation in which ours are 0 for `<unk>` and 1 for the end.
+
+        Two swaps make it: what stood at 0 and 1 takes the places of those two, all else keeps its number. Entries for which the
+        model has no row (BART's `<mask>` after it was fine-tuned) are left out, and so are rows that no entry has.
+        """
+        numbers = self._numbers()
+        order = list(range(len(numbers)))
+        if sorted(numbers.values()) != order:
+            raise DataError(
+                f"{self.folder / TOKENIZER} and {CONFIG} do not fit: some numbers below the model's `vocab_size` have no entry"
+            )
+        for ours, theirs in enumerate(self._unknown_and_end(numbers)):
+            place = order.index(theirs)
+            order[ours], order[place] = order[place], order[ours]
+        return order
+
+    def check(self):
+        """Raise DataError unless all is there that preparing data and training need."""
+        _ = self.config, self.tokenizer_file, self.weight_files
+
+    def found_files(self, weights):
+        """The files that are there, of those that prepared data depends on, or with `weights` a training too."""
+        names = [CONFIG, TOKENIZER, TOKENIZER_CONFIG]
+        if weights and (self.folder / WEIGHTS_INDEX).is_file():
+            names += [WEIGHTS_INDEX, *(file.name for file in self.weight_files)]
+        elif weights:
+            names.append(WEIGHTS)
+        return [self.folder / name for name in names if (self.folder / name).is_file()]
+
+    def _numbers(self):
+        """Entry → its number in the folder, without the special ones that the model has no row for."""
+        tokenizer = self._json(TOKENIZER)
+        try:
+            entries = tokenizer["model"]["vocab"]
+            if isinstance(entries, list):  # a unigram model: pieces with their scores
+                entries = {piece: number for number, (piece, _) in enumerate(entries)}
+            special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+            rows = self.config["vocab_size"]
+            return {entry: n for entry, n in (entries | special).items() if n < rows or entry not in special}
+        except (KeyError, TypeError, ValueError):
+            raise DataError(
+                f"{self.folder}: no vocabulary in {TOKENIZER} as the `tokenizers` library writes it, or none in {CONFIG}"
+            ) from None
+
+    def _unknown_and_end(self, numbers):
+        """The folder's numbers of the entries for what is unknown and for the end."""
+        there = (self.folder / TOKENIZER_CONFIG).is_file()
+        unknown = (self._json(TOKENIZER_CONFIG) if there else {}).get("unk_token") or UNKNOWN
+        unknown = unknown["content"] if isinstance(unknown, dict) else unknown
+        if unknown not in numbers:
+            raise DataError(f"{self.folder / TOKENIZER}: it has no entry `{unknown}` for what is unknown")
+        end = self.config.get("eos_token_id")
+        if end not in numbers.values() or end == numbers[unknown]:
+            raise DataError(f"{self.folder / CONFIG}: `eos_token_id` = {end} is no entry of {TOKENIZER} that can end a text")
+        return numbers[unknown], end
+
+    def _json(self, name):
+        path = self._file(name)
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"{path}: not valid JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise DataError(f"{path}: not a mapping")
+        return values
+
+    def _file(self, name):
+        path = self.folder / name
+        if not path.is_file():
+            raise DataError(
+                f"{path}: no such file. A pretrained model is a folder with {CONFIG}, {TOKENIZER} and {WEIGHTS} "
+                "(or its parts with their index); fetch it on a login node, for example with "
+                f"`hf download google-t5/t5-small --local-dir {self.folder}`"
+            )
+        return path

@@ -1,0 +1,162 @@
+"""A summariser that was trained elsewhere, T5 or BART, from a folder in Hugging Face's form: what fine-tuning begins from.
+
+The architecture is that of the library `transformers`; the weights come from the folder's safetensors, a tensor at a time, in
+the numbers of the prepared data (parascale.config.pretrained). Rows beyond the tokenizer's vocabulary, which no text reaches
+(T5 has 28 of them), are left out. Dimensions: B batch, S places of a document, T places of a summary, D width, V vocabulary.
+"""
+
+import functools
+from typing import ClassVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from parascale.config.pretrained import CONFIG, Pretrained
+from parascale.errors import ConfigError, DataError, RequirementError
+
+# `model_type` of a folder → the classes of `transformers`, and its settings that are dropout here.
+ARCHITECTURES = {
+    "t5": ("T5Config", "T5ForConditionalGeneration", ("dropout_rate",)),
+    "bart": ("BartConfig", "BartForConditionalGeneration", ("dropout", "attention_dropout")),
+}
+# Nothing else may be random: layouts could not be compared.
+SWITCHED_OFF = dict.fromkeys(("activation_dropout", "encoder_layerdrop", "decoder_layerdrop"), 0.0)
+# How names end → the axis of the vocabulary.
+VOCABULARY_AXES = {"shared.weight": 0, "embed_tokens.weight": 0, "lm_head.weight": 0, "final_logits_bias": 1}
+PREFIX = "network."
+
+
+class PretrainedSummariser(nn.Module):
+    """Documents (B, S), their mask (B, S), and summaries one place late (B, T) → logits (B, T, V), as EncoderDecoder.
+
+    settings: a config Model of kind `pretrained`. Made without reading weights. Raises DataError for a folder that is
+    incomplete or of another architecture, ConfigError for samples longer than its positions, and RequirementError where
+    `transformers` is not installed.
+    """
+
+    shard_units: ClassVar = (
+        "network.encoder.block.*",  # T5
+        "network.decoder.block.*",
+        "network.model.encoder.layers.*",  # BART
+        "network.model.decoder.layers.*",
+    )
+
+    def __init__(self, settings, vocabulary, window, summary_window):
+        super().__init__()
+        self._pretrained = Pretrained(settings.pretrained)
+        if len(self._pretrained.order) != vocabulary:
+            raise DataError(
+                f"{self._pretrained.folder}: its tokenizer has {len(self._pretrained.order):,} entries, but the data was prepared "
+                f"with {vocabulary:,}; make the data again with the target `data`"
+            )
+        self.network = _network(self._pretrained, settings.dropout, max(window, summary_window))
+        self._first = self.network.config.decoder_start_token_id
+        same = {}
+        for name, tensor in self.network.named_parameters(remove_duplicate=False):
+            same.setdefault(id(tensor), []).append(name)
+        # A shared matrix is stored once, under whichever of its names.
+        self._names = {name: names for names in same.values() for name in names}
+
+    def forward(self, documents_BS, mask_BS, summaries_BT):
+        return self.decode(summaries_BT, self.encode(documents_BS, mask_BS), mask_BS)
+
+    def encode(self, documents_BS, mask_BS):
+        """The memory (B, S, D) of documents."""
+        return self.network.get_encoder()(input_ids=documents_BS, attention_mask=mask_BS.long()).last_hidden_state
+
+    def decode(self, summaries_BT, memory_BSD, mask_BS):
+        """Logits (B, T, V) of what follows each place of a summary, whose first is the mark that this architecture begins with."""
+        first_B1 = torch.full_like(summaries_BT[:, :1], self._first)
+        found = self.network(
+            encoder_outputs=(memory_BSD,),
+            attention_mask=mask_BS.long(),
+            decoder_input_ids=torch.cat([first_B1, summaries_BT[:, 1:]], dim=1),
+            use_cache=False,
+        )
+        return found.logits
+
+    def initialise_parameter(self, name, tensor, generator):
+        """Fill one whole parameter or buffer from the folder; nothing is drawn. Raises DataError where it does not fit."""
+        name = name.removeprefix(PREFIX)
+        stored = self._stored(name)
+        if stored is None and name == "final_logits_bias":  # BART's is zero, and not every folder stores it
+            tensor.zero_()
+            return
+        if stored is None:
+            raise DataError(f"{self._pretrained.folder}: its weights lack `{name}`; fetch the folder again")
+        axis = next((axis for ending, axis in VOCABULARY_AXES.items() if name.endswith(ending)), None)
+        if axis is not None:
+            order = torch.tensor(self._pretrained.order, device="cpu")
+            if stored.shape[axis] < len(order):
+                raise DataError(
+                    f"{self._pretrained.folder}: `{name}` has {stored.shape[axis]:,} entries, but its tokenizer {len(order):,}"
+                )
+            stored = stored.index_select(axis, order)
+        if stored.shape != tensor.shape:
+            raise DataError(
+                f"{self._pretrained.folder}: `{name}` is {list(stored.shape)}, but after its {CONFIG} {list(tensor.shape)}"
+            )
+        tensor.copy_(stored)
+
+    def _stored(self, name):
+        """The tensor that the folder has for a parameter, or None."""
+        for alias in self._names.get(name, [name]):
+            # A folder of the bare model, without the output layer, has the names without its attribute.
+            for candidate in (alias, alias.removeprefix(f"{self.network.base_model_prefix}.")):
+                if candidate in self._file_of:
+                    with _opened(self._file_of[candidate]) as file:
+                        return file.get_tensor(candidate)
+        return None
+
+    @functools.cached_property
+    def _file_of(self):
+        """Name of a stored tensor → its file."""
+        found = {}
+        for path in self._pretrained.weight_files:
+            with _opened(path) as file:
+                found |= dict.fromkeys(file.keys(), path)
+        return found
+
+
+def _opened(path):
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: no whole safetensors file ({error}); fetch it again") from None
+
+
+def _network(pretrained, dropout, places):
+    """The module of `transformers` that a folder describes, in our numbers, its weights whatever the constructor draws."""
+    try:
+        import transformers  # slow to load, and needed for this kind alone
+    except ImportError:
+        raise RequirementError("model.kind = `pretrained` needs the package `transformers`: see envs/requirements.txt") from None
+    place, values = pretrained.folder / CONFIG, dict(pretrained.config)
+    kind = values.get("model_type")
+    if kind not in ARCHITECTURES:
+        raise DataError(f"{place}: `model_type` = {kind} cannot be fine-tuned here. Allowed: {', '.join(ARCHITECTURES)}")
+    config_name, class_name, dropouts = ARCHITECTURES[kind]
+    try:
+        theirs = getattr(transformers, config_name).from_dict(values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{place}: {error}") from None
+    order = pretrained.order
+    # T5 begins with its padding, BART says with what.
+    if theirs.decoder_start_token_id is None:
+        theirs.decoder_start_token_id = theirs.pad_token_id
+    ids = {key: getattr(theirs, key) for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
+    for key, number in ids.items():
+        if number not in order:
+            raise DataError(f"{place}: `{key}` = {number} is no entry of its tokenizer")
+    longest = getattr(theirs, "max_position_embeddings", None)  # T5's positions are relative: it has no longest text
+    if longest is not None and places > longest:
+        raise ConfigError(f"training.window = {places} is longer than the {longest} places of the model in {pretrained.folder}")
+    settings = {key: order.index(number) for key, number in ids.items()} | dict.fromkeys(dropouts, dropout) | SWITCHED_OFF
+    for key, value in {**settings, "vocab_size": len(order), "use_cache": False}.items():
+        setattr(theirs, key, value)
+    network = getattr(transformers, class_name)(theirs)
+    if not getattr(theirs, "scale_decoder_outputs", True):
+        # T5 1.1 and Flan-T5 have an output layer of their own, which the class finds out only while it reads weights.
+        network.lm_head.weight = nn.Parameter(torch.empty_like(network.lm_head.weight))
+    return network

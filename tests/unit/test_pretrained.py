@@ -1,0 +1,265 @@
+"""Fine-tuning begins from what others trained: the same numbers, the same weights, the same logits; bad folders are named."""
+
+import json
+import sys
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from parascale.config import Data, Layout, Model, Run, Text, Training, Workload, load_workload
+from parascale.config.pretrained import Pretrained
+from parascale.data import tokenize
+from parascale.data.pairs import Pairs
+from parascale.data.text import Tokens
+from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.evaluation.summaries import beam_search
+from parascale.models import build_model, initialise
+from parascale.parallel import tying
+from parascale.parallel.parallelize import check_plans
+from tests.unit.pretrained_folders import MAKERS, WORDS, edit_config, make_bart, make_t5
+from tests.unit.test_pairs import prepare
+
+DOCUMENT, SUMMARY = "w1 w2 w3 w44 w59", "w3 w1"
+PLACES, SUMMARY_PLACES = 40, 24
+VARIANTS = {
+    "t5": (make_t5, {}),
+    "t5 1.1": (make_t5, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "bart": (make_bart, {}),
+    "bart, scaled": (make_bart, {"scale_embedding": True}),
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def folder(request, tmp_path_factory):
+    make, settings = VARIANTS[request.param]
+    return make(tmp_path_factory.mktemp("models") / "model", **settings)
+
+
+@pytest.fixture
+def t5(tmp_path):
+    return make_t5(tmp_path / "t5")
+
+
+def tokenizer_of(folder):
+    return tokenize.learn([], Text(tokenizer="pretrained", pretrained=str(folder)))
+
+
+def build(folder, vocabulary=None, window=PLACES, **settings):
+    vocabulary = vocabulary or len(Pretrained(str(folder)).order)
+    return build_model(
+        Model(kind="pretrained", pretrained=str(folder), **settings), vocabulary, window, SUMMARY_PLACES
+    )
+
+
+def filled(folder, seed=1):
+    """The model as a training begins with it: built without memory, then filled a tensor at a time."""
+    with torch.device("meta"):
+        model = build(folder)
+    tied = tying.tied_names(model)
+    model.to_empty(device="cpu")
+    tying.tie(model, tied)
+    initialise(model, lambda: build(folder), seed, tied)
+    return model.eval()
+
+
+def transformers_own(folder):
+    import transformers
+
+    kind = json.loads((folder / "config.json").read_text())["architectures"][0]
+    return getattr(transformers, kind).from_pretrained(folder).eval()
+
+
+def test_logits_are_those_of_transformers_on_the_same_text(folder, tmp_path):
+    """From text to logits on both sides, padding included. The rows that no text reaches are theirs alone, and the order of
+    the columns changes how a product over the vocabulary is added up: that is the difference allowed."""
+    texts = [(DOCUMENT, SUMMARY), ("w5", "w6 w7 w8 unheard of")]
+    rows = [{"document": document, "summary": summary} for document, summary in texts]
+    tokens = Tokens(prepare(tmp_path, rows, text=Text(tokenizer="pretrained", pretrained=str(folder))))
+    documents, mask, summaries, labels = map(
+        torch.from_numpy, Pairs(tokens, "test", PLACES, SUMMARY_PLACES).batch([0, 1])
+    )
+    theirs, tokenizer = transformers_own(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def numbers(part, places, padding):
+        encoded = [tokenizer.encode(text[part]).ids for text in texts]
+        return torch.tensor([ids + [padding] * (places - len(ids)) for ids in encoded])
+
+    their_documents = numbers(0, PLACES, theirs.config.pad_token_id)
+    their_labels = numbers(1, SUMMARY_PLACES, -100)
+    with torch.no_grad():
+        expected = theirs(input_ids=their_documents, attention_mask=mask.long(), labels=their_labels)
+        logits = filled(folder)(documents, mask, summaries)
+    order = torch.tensor(Pretrained(str(folder)).order)
+    assert torch.equal(labels >= 0, their_labels >= 0)
+    assert torch.equal(order[labels[labels >= 0]], their_labels[their_labels >= 0])
+    there = labels >= 0  # padding after a summary is another entry there, and counts for nothing
+    assert logits.shape[-1] == len(order) < theirs.config.vocab_size
+    torch.testing.assert_close(logits[there], expected.logits[..., order][there], atol=1e-6, rtol=0)
+    assert expected.logits[there].std() > 0.1
+
+
+def test_unknown_and_end_have_their_places_and_the_text_comes_back(folder, tmp_path):
+    tokenizer = tokenizer_of(folder)
+    assert tokenizer.vocabulary[:2] == ["<unk>", "</s>"]
+    tokenizer.save(tmp_path)
+    again = tokenize.load(tmp_path, {"tokenizer": "pretrained"})
+    assert again.vocabulary == tokenizer.vocabulary
+    numbers = again.encode_documents([DOCUMENT, "", "a </s> within a text"])
+    assert (numbers == tokenize.END_ID).sum() == 3 and numbers[-1] == tokenize.END_ID
+    assert again.encode(DOCUMENT).tolist() == numbers[: len(again.encode(DOCUMENT))].tolist()
+    assert again.decode(numbers).split("\n")[0] == DOCUMENT
+
+
+def test_a_special_entry_without_a_row_is_unknown(tmp_path):
+    """BART's `<mask>` after it was fine-tuned for summaries."""
+    folder = make_bart(tmp_path / "bart")
+    rows = len(Pretrained(str(folder)).order)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<mask>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert tokenizer.token_to_id("<mask>") == rows
+    edit_config(folder, vocab_size=rows)
+    found = tokenizer_of(folder)
+    assert len(found.vocabulary) == rows
+    assert found.encode("<mask>").tolist()[1:] == [tokenize.UNKNOWN_ID]
+
+
+def test_bart_keeps_the_mark_before_each_text(tmp_path):
+    tokenizer = tokenizer_of(make_bart(tmp_path / "bart"))
+    assert [tokenizer.vocabulary[number] for number in tokenizer.encode_documents(["", ""])] == ["<s>", "</s>"] * 2
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_weights_do_not_depend_on_the_seed_and_the_search_writes_what_can_be_read(name, tmp_path):
+    folder = MAKERS[name](tmp_path / "model")
+    model, other = filled(folder), filled(folder, seed=2)
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+    tokenizer = tokenizer_of(folder)
+    document = torch.from_numpy(tokenizer.encode_documents([DOCUMENT]))[None]
+    for width in (1, 3):
+        (found,) = beam_search(model, document, torch.ones_like(document, dtype=torch.bool), 6, width)
+        assert isinstance(tokenizer.decode(found), str)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_only_the_dropout_of_the_settings_is_random(name, tmp_path):
+    folder = MAKERS[name](tmp_path / "model", **({"encoder_layerdrop": 0.9} if name == "bart" else {}))
+    numbers = torch.full((1, 5), 7)
+
+    def logits(dropout):
+        model = build(folder, dropout=dropout).train()
+        return [model(numbers, numbers > 0, numbers) for _ in range(2)]
+
+    assert torch.equal(*logits(0.0)) and not torch.equal(*logits(0.5))
+
+
+def test_weights_in_parts_and_those_of_the_bare_model_are_found(tmp_path):
+    folder = make_bart(tmp_path / "bart")
+    whole = filled(folder).state_dict()
+    theirs = transformers_own(folder)
+    (folder / "model.safetensors").unlink()
+    theirs.save_pretrained(folder, max_shard_size="20KB")
+    assert len(Pretrained(str(folder)).weight_files) > 2
+    in_parts = filled(folder).state_dict()
+    for path in folder.glob("model*"):
+        path.unlink()
+    theirs.model.save_pretrained(folder)
+    bare = filled(folder).state_dict()
+    assert all(torch.equal(whole[name], in_parts[name]) and torch.equal(whole[name], bare[name]) for name in whole)
+
+
+def _without(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def _text(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def _with_a_gap(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({"content": "<far>", "id": len(Pretrained(str(folder)).order) + 1})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_without("config.json"), r"config\.json: no such file.*hf download google-t5/t5-small --local-dir"),
+        (_without("tokenizer.json"), r"tokenizer\.json: no such file.*login node"),
+        (_without("model.safetensors"), r"model\.safetensors: no such file"),
+        (_text("config.json", "{"), r"config\.json: not valid JSON"),
+        (_text("tokenizer.json", "{}"), r"no vocabulary in tokenizer\.json"),
+        (_text("model.safetensors", "short"), r"model\.safetensors: no whole safetensors file.*fetch it again"),
+        (lambda folder: edit_config(folder, model_type="pegasus"), r"`model_type` = pegasus cannot.*Allowed: t5, bart"),
+        (lambda folder: edit_config(folder, eos_token_id=7777), r"`eos_token_id` = 7777 is no entry"),
+        (_with_a_gap, r"some numbers below the model's `vocab_size` have no entry"),
+        (lambda folder: edit_config(folder, num_layers=3), r"its weights lack `encoder\.block\.2"),
+        (lambda folder: edit_config(folder, d_ff=8), r"wi\.weight` is \[32, 16\], but after its config\.json \[8, 16\]"),
+        (_text("tokenizer_config.json", '{"unk_token": "[UNK]"}'), r"it has no entry `\[UNK\]`"),
+    ],
+)
+def test_a_folder_that_does_not_do_is_named(t5, damage, message):
+    damage(t5)
+    with pytest.raises(DataError, match=message):
+        filled(t5)
+
+
+def test_other_data_longer_samples_and_a_missing_package_are_errors(tmp_path, monkeypatch):
+    folder = make_bart(tmp_path / "bart")
+    with pytest.raises(DataError, match=r"the data was prepared with 7;"):
+        build(folder, vocabulary=7)
+    with pytest.raises(ConfigError, match=r"training\.window = 65 is longer than the 64 places"):
+        build(folder, window=65)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(RequirementError, match=r"needs the package `transformers`"):
+        build(folder)
+
+
+def test_layouts_that_it_does_not_offer_are_refused(t5):
+    text = Text(tokenizer="pretrained", pretrained=str(t5))
+    training = Training(steps=1, window=8, summary_window=8)
+    workload = Workload(
+        "x", task="summarisation", data=Data(text=text), model=Model(kind="pretrained", pretrained=str(t5)), training=training
+    )
+    Run("fsdp", workload, Layout(gpus_per_node=2, fsdp=2)).check()
+    with pytest.raises(ConfigError, match=r"cannot be trained with tp = 2\. It offers single, dp, fsdp"):
+        Run("tp", workload, Layout(gpus_per_node=2, tp=2)).check()
+    with pytest.raises(ConfigError, match=r"offers no `tensor_plan`.*single, ddp, fsdp"):
+        check_plans(type(build(t5)), Layout(gpus_per_node=2, tp=2))
+
+
+def test_the_folder_is_given_once_and_settings_of_a_learned_vocabulary_are_refused(tmp_path):
+    def loaded(text, model="{kind: pretrained}"):
+        (tmp_path / "x.yaml").write_text(f"task: summarisation\ndata: {{text: {text}}}\nmodel: {model}\n")
+        return load_workload(tmp_path, "x")
+
+    assert loaded("{tokenizer: pretrained, pretrained: $DATA/t5}").model.pretrained == "$DATA/t5"
+    for text in ("{tokenizer: pretrained}", "{pretrained: t5}"):
+        with pytest.raises(ConfigError, match=r"x\.yaml: .*its folder, need each other"):
+            loaded(text)
+    with pytest.raises(ConfigError, match=r"`data\.text\.lowercase` is for a vocabulary that is learned"):
+        loaded("{tokenizer: pretrained, pretrained: t5, lowercase: true}")
+    other = loaded("{tokenizer: pretrained, pretrained: t5}", "{kind: pretrained, pretrained: bart}")
+    with pytest.raises(ConfigError, match=r"the same folder, but model\.pretrained = `bart`"):
+        Run("x", other)._check_model()
+
+
+def test_variables_in_the_path_are_filled_in(t5, monkeypatch):
+    monkeypatch.setenv("SOME_MODELS", str(t5.parent))
+    assert Pretrained("$SOME_MODELS/t5").folder == t5
+    monkeypatch.delenv("SOME_MODELS")
+    assert Pretrained("${SOME_MODELS:-models}/t5").folder.parts == ("models", "t5")
+    with pytest.raises(ConfigError, match=r"`data\.text\.pretrained`.*is not set"):
+        Pretrained("$SOME_MODELS/t5")
+
+
+def test_a_prefix_stands_before_each_document_and_not_in_the_lead(t5, tmp_path):
+    rows = [{"document": " ".join(WORDS[n : n + 4]), "summary": WORDS[n]} for n in range(3)]
+    text = Text(tokenizer="pretrained", pretrained=str(t5), prefix="summarize: ")
+    tokens = Tokens(prepare(tmp_path, rows, text=text))
+    pairs = Pairs(tokens, "test", PLACES, SUMMARY_PLACES)
+    document, summary = map(tokens.decode, pairs.numbers(1))
+    assert (document, summary) == ("summarize: w1 w2 w3 w4", "w1")
+    assert document.removeprefix(pairs.prefix) == "w1 w2 w3 w4"
