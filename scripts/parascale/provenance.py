@@ -16,7 +16,18 @@ from pathlib import Path
 from parascale.errors import ConfigError
 
 PACKAGE = Path(__file__).parent
-DISTRIBUTIONS = ("parascale", "torch", "lightning", "numpy", "pyarrow", "h5py", "datasets", "tokenizers", "snakemake")
+DISTRIBUTIONS = (
+    "parascale",
+    "torch",
+    "lightning",
+    "numpy",
+    "pyarrow",
+    "h5py",
+    "datasets",
+    "tokenizers",
+    "transformers",
+    "snakemake",
+)
 # Fields that say nothing about what code does: a name is read or written where its place says so, and u"" is "".
 SILENT_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 # Which argument of parascale.config.options explains a setting to readers.

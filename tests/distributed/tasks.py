@@ -65,11 +65,13 @@ def make_pretrained(folder, name):
 
 FINE_TUNING = {"training": {"window": 40, "summary_window": 24}}  # a word is several numbers
 FINE_TUNING_CASES = {
-    "t5 ddp 2": Case({"dp": 2}, fp32=True),
-    "t5 fsdp 2": Case({"fsdp": 2}, training=UNEVEN, fp32=True),
+    "t5 ddp 2": Case({"dp": 2}),
+    "t5 fsdp 2": Case({"fsdp": 2}, training=UNEVEN),
+    "t5 fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}, fp32=True),
     "bart ddp 2 uneven accumulated": Case({"dp": 2}, training={**UNEVEN, "accumulate": 2}),
     "bart fsdp 2": Case({"fsdp": 2}, fp32=True),
     "bart fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}, training=UNEVEN),
+    "bart hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN),
 }
 
 
@@ -127,4 +129,6 @@ SLOW = cases.SLOW | {
     "bart ddp 2 uneven accumulated",
     "bart fsdp 2",
     "bart fsdp 2 checkpointing",
+    "bart hsdp 2x2",
+    "t5 fsdp 2 checkpointing",
 }

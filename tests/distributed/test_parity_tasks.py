@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from parascale.checkpoint.load import load_run
+from parascale.config import Summaries
 from parascale.data.text import Tokens
+from parascale.evaluation.summaries import judge
+from parascale.evaluation.task import open_task
 from parascale.files import read_json
 from parascale.models import build_model
 from parascale.train.job import job_from_settings
@@ -57,10 +61,19 @@ def test_a_layout_of_fine_tuning_is_the_same_training(name, precision, pretraine
     """Embeddings and output layer share a matrix in both models, and BART has a buffer besides."""
     case = tasks.FINE_TUNING_CASES[name]
     folder, data = pretrained(name.split()[0])
-    keys = keys_of("summarisation", {"model": {"kind": "pretrained", "pretrained": str(folder)}, **tasks.FINE_TUNING}, case, data, precision)
+    keys = keys_of(
+        "summarisation",
+        {"model": {"kind": "pretrained", "pretrained": str(folder)}, **tasks.FINE_TUNING},
+        case,
+        data,
+        precision,
+    )
     keys["text"] = {"tokenizer": "pretrained", "pretrained": str(folder)}
     run, facts, _ = compare(case, keys, make_settings, single, tmp_path)
     check_spread(run, facts, Tokens(data).vocabulary_size, 4)
+    _, model = load_run(tmp_path / "results/case")
+    rouge = judge(model, open_task(run.workload, data).splits["test"], Tokens(data).decode, Summaries(), 9, "cpu")
+    assert rouge["documents"] == 9
 
 
 @pytest.mark.parametrize(("name", "precision"), comparisons(tasks.CLASSIFICATION_CASES, tasks.SLOW))

@@ -37,9 +37,7 @@ def make_bart(folder, **more):
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=BART_SPECIAL, show_progress=False)
     tokenizer.train_from_iterator(_texts(), trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        "<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
     halves = {
         f"{half}_{key}": value
         for half in ("encoder", "decoder")
@@ -69,6 +67,10 @@ def _save(folder, tokenizer, kind, config):
         model = kind(config)
         if not getattr(config, "scale_decoder_outputs", True):  # T5 1.1 and later: an output layer of its own
             model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+        for name, parameter in model.named_parameters():
+            # As in a trained model: the bias of keys has no gradient but rounding noise, and beside zero that would show.
+            if name.endswith("bias"):
+                torch.nn.init.normal_(parameter, std=0.1)
         model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder

@@ -47,9 +47,7 @@ def tokenizer_of(folder):
 
 def build(folder, vocabulary=None, window=PLACES, **settings):
     vocabulary = vocabulary or len(Pretrained(str(folder)).order)
-    return build_model(
-        Model(kind="pretrained", pretrained=str(folder), **settings), vocabulary, window, SUMMARY_PLACES
-    )
+    return build_model(Model(kind="pretrained", pretrained=str(folder), **settings), vocabulary, window, SUMMARY_PLACES)
 
 
 def filled(folder, seed=1):
@@ -196,7 +194,10 @@ def _with_a_gap(folder):
         (lambda folder: edit_config(folder, eos_token_id=7777), r"`eos_token_id` = 7777 is no entry"),
         (_with_a_gap, r"some numbers below the model's `vocab_size` have no entry"),
         (lambda folder: edit_config(folder, num_layers=3), r"its weights lack `encoder\.block\.2"),
-        (lambda folder: edit_config(folder, d_ff=8), r"wi\.weight` is \[32, 16\], but after its config\.json \[8, 16\]"),
+        (
+            lambda folder: edit_config(folder, d_ff=8),
+            r"wi\.weight` is \[32, 16\], but after its config\.json \[8, 16\]",
+        ),
         (_text("tokenizer_config.json", '{"unk_token": "[UNK]"}'), r"it has no entry `\[UNK\]`"),
     ],
 )
@@ -221,7 +222,11 @@ def test_layouts_that_it_does_not_offer_are_refused(t5):
     text = Text(tokenizer="pretrained", pretrained=str(t5))
     training = Training(steps=1, window=8, summary_window=8)
     workload = Workload(
-        "x", task="summarisation", data=Data(text=text), model=Model(kind="pretrained", pretrained=str(t5)), training=training
+        "x",
+        task="summarisation",
+        data=Data(text=text),
+        model=Model(kind="pretrained", pretrained=str(t5)),
+        training=training,
     )
     Run("fsdp", workload, Layout(gpus_per_node=2, fsdp=2)).check()
     with pytest.raises(ConfigError, match=r"cannot be trained with tp = 2\. It offers single, dp, fsdp"):

@@ -98,7 +98,9 @@ class Pretrained:
             raise DataError(f"{self.folder / TOKENIZER}: it has no entry `{unknown}` for what is unknown")
         end = self.config.get("eos_token_id")
         if end not in numbers.values() or end == numbers[unknown]:
-            raise DataError(f"{self.folder / CONFIG}: `eos_token_id` = {end} is no entry of {TOKENIZER} that can end a text")
+            raise DataError(
+                f"{self.folder / CONFIG}: `eos_token_id` = {end} is no entry of {TOKENIZER} that can end a text"
+            )
         return numbers[unknown], end
 
     def _json(self, name):

@@ -90,9 +90,13 @@ class Text:
             raise ConfigError(
                 f"{where}: `data.text.tokenizer: pretrained` and `data.text.pretrained`, its folder, need each other"
             )
-        learned = [name for name in ("lowercase", "min_count", "max_vocabulary") if getattr(self, name) != getattr(Text, name)]
+        learned = [
+            name for name in ("lowercase", "min_count", "max_vocabulary") if getattr(self, name) != getattr(Text, name)
+        ]
         if own and learned:
-            raise ConfigError(f"{where}: `data.text.{learned[0]}` is for a vocabulary that is learned, not for a pretrained one")
+            raise ConfigError(
+                f"{where}: `data.text.{learned[0]}` is for a vocabulary that is learned, not for a pretrained one"
+            )
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,9 @@ class PretrainedTokenizer:
         """The text without its special entries; the end mark becomes a line's end."""
         numbers = np.asarray(numbers, dtype=np.int64)
         lines = np.split(numbers, np.flatnonzero(numbers == END_ID))  # an end mark begins the next line, and is special
-        return "\n".join(self._tokenizer.decode(self._theirs[line].tolist(), skip_special_tokens=True) for line in lines)
+        return "\n".join(
+            self._tokenizer.decode(self._theirs[line].tolist(), skip_special_tokens=True) for line in lines
+        )
 
     def _numbers(self, encoding):
         numbers = self._ours[np.array(encoding.ids, dtype=np.int64)]

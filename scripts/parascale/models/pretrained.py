@@ -131,11 +131,15 @@ def _network(pretrained, dropout, places):
     try:
         import transformers  # slow to load, and needed for this kind alone
     except ImportError:
-        raise RequirementError("model.kind = `pretrained` needs the package `transformers`: see envs/requirements.txt") from None
+        raise RequirementError(
+            "model.kind = `pretrained` needs the package `transformers`: see envs/requirements.txt"
+        ) from None
     place, values = pretrained.folder / CONFIG, dict(pretrained.config)
     kind = values.get("model_type")
     if kind not in ARCHITECTURES:
-        raise DataError(f"{place}: `model_type` = {kind} cannot be fine-tuned here. Allowed: {', '.join(ARCHITECTURES)}")
+        raise DataError(
+            f"{place}: `model_type` = {kind} cannot be fine-tuned here. Allowed: {', '.join(ARCHITECTURES)}"
+        )
     config_name, class_name, dropouts = ARCHITECTURES[kind]
     try:
         theirs = getattr(transformers, config_name).from_dict(values)
@@ -151,8 +155,12 @@ def _network(pretrained, dropout, places):
             raise DataError(f"{place}: `{key}` = {number} is no entry of its tokenizer")
     longest = getattr(theirs, "max_position_embeddings", None)  # T5's positions are relative: it has no longest text
     if longest is not None and places > longest:
-        raise ConfigError(f"training.window = {places} is longer than the {longest} places of the model in {pretrained.folder}")
-    settings = {key: order.index(number) for key, number in ids.items()} | dict.fromkeys(dropouts, dropout) | SWITCHED_OFF
+        raise ConfigError(
+            f"training.window = {places} is longer than the {longest} places of the model in {pretrained.folder}"
+        )
+    settings = (
+        {key: order.index(number) for key, number in ids.items()} | dict.fromkeys(dropouts, dropout) | SWITCHED_OFF
+    )
     for key, value in {**settings, "vocab_size": len(order), "use_cache": False}.items():
         setattr(theirs, key, value)
     network = getattr(transformers, class_name)(theirs)
