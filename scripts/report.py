@@ -104,7 +104,7 @@ def _parse():
     parser.add_argument("--config", help="configuration whose run table tells of runs without results")
     parser.add_argument(
         "--datasets",
-        nargs="+",
+        nargs="*",
         metavar="NAME",
         help="the datasets whose formats are shown (default: all that were measured)",
     )

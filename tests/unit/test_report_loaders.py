@@ -117,6 +117,10 @@ def test_the_script_draws_the_figure(results):
     command = [sys.executable, SCRIPT, "--results", results, "--work", results / "work", "--output", results / "report"]
     subprocess.run([*command, "--datasets", "shapes"], check=True, capture_output=True)
     assert "shapes: images a second at random" in (results / "report/figures/loaders.svg").read_text()
+    subprocess.run(
+        [*command, "--datasets"], check=True, capture_output=True
+    )  # a project whose data has one format alone
+    assert 'id="formats"' not in (results / "report/index.html").read_text()
 
 
 def test_names_cannot_break_the_page(results, tmp_path):

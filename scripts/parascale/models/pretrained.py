@@ -134,37 +134,40 @@ def _network(pretrained, dropout, places):
         raise RequirementError(
             "model.kind = `pretrained` needs the package `transformers`: see envs/requirements.txt"
         ) from None
-    place, values = pretrained.folder / CONFIG, dict(pretrained.config)
-    kind = values.get("model_type")
+    kind = pretrained.config.get("model_type")
     if kind not in ARCHITECTURES:
         raise DataError(
-            f"{place}: `model_type` = {kind} cannot be fine-tuned here. Allowed: {', '.join(ARCHITECTURES)}"
+            f"{pretrained.folder / CONFIG}: `model_type` = {kind} cannot be fine-tuned here. Allowed: {', '.join(ARCHITECTURES)}"
         )
     config_name, class_name, dropouts = ARCHITECTURES[kind]
-    try:
-        theirs = getattr(transformers, config_name).from_dict(values)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{place}: {error}") from None
-    order = pretrained.order
-    # T5 begins with its padding, BART says with what.
-    if theirs.decoder_start_token_id is None:
-        theirs.decoder_start_token_id = theirs.pad_token_id
-    ids = {key: getattr(theirs, key) for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
-    for key, number in ids.items():
-        if number not in order:
-            raise DataError(f"{place}: `{key}` = {number} is no entry of its tokenizer")
-    longest = getattr(theirs, "max_position_embeddings", None)  # T5's positions are relative: it has no longest text
-    if longest is not None and places > longest:
-        raise ConfigError(
-            f"training.window = {places} is longer than the {longest} places of the model in {pretrained.folder}"
-        )
-    settings = (
-        {key: order.index(number) for key, number in ids.items()} | dict.fromkeys(dropouts, dropout) | SWITCHED_OFF
-    )
-    for key, value in {**settings, "vocab_size": len(order), "use_cache": False}.items():
+    theirs = _config(getattr(transformers, config_name), pretrained, places)
+    for key, value in (dict.fromkeys(dropouts, dropout) | SWITCHED_OFF).items():
         setattr(theirs, key, value)
     network = getattr(transformers, class_name)(theirs)
     if not getattr(theirs, "scale_decoder_outputs", True):
         # T5 1.1 and Flan-T5 have an output layer of their own, which the class finds out only while it reads weights.
         network.lm_head.weight = nn.Parameter(torch.empty_like(network.lm_head.weight))
     return network
+
+
+def _config(kind, pretrained, places):
+    """The settings of an architecture (a class of `transformers`) as the folder has them, in our numbers."""
+    place, order = pretrained.folder / CONFIG, pretrained.order
+    try:
+        theirs = kind.from_dict(dict(pretrained.config))
+    except Exception as error:  # its checks raise errors of several kinds
+        raise DataError(f"{place}: `transformers` does not take it: {error}") from None
+    longest = getattr(theirs, "max_position_embeddings", None)  # T5's positions are relative: it has no longest text
+    if longest is not None and places > longest:
+        raise ConfigError(
+            f"training.window = {places} is longer than the {longest} places of the model in {pretrained.folder}"
+        )
+    ids = {key: getattr(theirs, key, None) for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
+    if ids["decoder_start_token_id"] is None:
+        ids["decoder_start_token_id"] = ids["pad_token_id"]  # as T5 begins; BART's folders say with what
+    for key, number in ids.items():
+        if number not in order:
+            raise DataError(f"{place}: `{key}` = {number} is no entry of its tokenizer")
+        setattr(theirs, key, order.index(number))
+    theirs.vocab_size, theirs.use_cache = len(order), False
+    return theirs
