@@ -68,8 +68,8 @@ def transformers_own(folder):
     return getattr(transformers, kind).from_pretrained(folder).eval()
 
 
-def test_logits_are_those_of_transformers_on_the_same_text(folder, tmp_path):
-    """From text to logits on both sides, padding included. The rows that no text reaches are theirs alone, and the order of
+def test_logits_and_gradients_are_those_of_transformers_on_the_same_text(folder, tmp_path):
+    """From text to logits on both sides, padding included, and back to the embedding, of which BART leaves a row out. The rows that no text reaches are theirs alone, and the order of
     the columns changes how a product over the vocabulary is added up: that is the difference allowed."""
     texts = [(DOCUMENT, SUMMARY), ("w5", "w6 w7 w8 unheard of")]
     rows = [{"document": document, "summary": summary} for document, summary in texts]
@@ -85,16 +85,20 @@ def test_logits_are_those_of_transformers_on_the_same_text(folder, tmp_path):
 
     their_documents = numbers(0, PLACES, theirs.config.pad_token_id)
     their_labels = numbers(1, SUMMARY_PLACES, -100)
-    with torch.no_grad():
-        expected = theirs(input_ids=their_documents, attention_mask=mask.long(), labels=their_labels)
-        logits = filled(folder)(documents, mask, summaries)
+    ours = filled(folder)
+    expected = theirs(input_ids=their_documents, attention_mask=mask.long(), labels=their_labels).logits
+    logits = ours(documents, mask, summaries)
     order = torch.tensor(Pretrained(str(folder)).order)
     assert torch.equal(labels >= 0, their_labels >= 0)
     assert torch.equal(order[labels[labels >= 0]], their_labels[their_labels >= 0])
     there = labels >= 0  # padding after a summary is another entry there, and counts for nothing
     assert logits.shape[-1] == len(order) < theirs.config.vocab_size
-    torch.testing.assert_close(logits[there], expected.logits[..., order][there], atol=1e-6, rtol=0)
-    assert expected.logits[there].std() > 0.1
+    torch.testing.assert_close(logits[there], expected[..., order][there], atol=1e-6, rtol=0)
+    assert expected[there].std() > 0.1
+    for found in (logits, expected[..., order]):
+        torch.nn.functional.cross_entropy(found[there], labels[there]).backward()
+    embeddings = [model.get_input_embeddings().weight.grad for model in (ours.network, theirs)]
+    torch.testing.assert_close(embeddings[0], embeddings[1][order], atol=1e-6, rtol=1e-5)
 
 
 def test_unknown_and_end_have_their_places_and_the_text_comes_back(folder, tmp_path):
