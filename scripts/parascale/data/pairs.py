@@ -15,8 +15,8 @@ from parascale.errors import DataError
 def prepare_pairs(raw, text, expected, output):
     """Learn subwords or words from documents and summaries of the train split, and write every split into `output`.
 
-    Every document gets the prefix of the settings. A row without document or without summary is left out and counted in the manifest. Arguments, result and errors are
-    those of `parascale.data.text.prepare`.
+    Every document gets the prefix of the settings. A row without document or without summary is left out and counted in the
+    manifest. Arguments, result and errors are those of `parascale.data.text.prepare`.
     """
     require_splits(raw)
     with Progress("vocabulary", unit="pairs") as progress:
@@ -74,9 +74,8 @@ def _write_split(folder, split, tokenizer, pairs, dtype, prefix):
 class Pairs:
     """The samples of a summariser: a document, and its summary as what is given and what is asked for.
 
-    prefix: what each document begins with.
     tokens: parascale.data.text.Tokens of a `pairs/` folder. window, summary_window: places of a document and of a
-    summary. over_long: `cut` or `leave_out`, as in Training.
+    summary. over_long: `cut` or `leave_out`, as in Training. The attribute `prefix` is what each document begins with.
     """
 
     def __init__(self, tokens, split, window, summary_window, over_long="cut"):
