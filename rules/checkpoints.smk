@@ -26,6 +26,7 @@ rule convert_checkpoint:
 rule verify_checkpoint:
     input:
         data=data_of,
+        pretrained=pretrained_files(weights=False),
         converted=PATHS.checkpoint("{run}") / "checkpoint.json",
     output:
         PATHS.checkpoint("{run}") / "verify.json",

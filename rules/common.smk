@@ -72,7 +72,7 @@ def before_the_first_job():
                 work = WORK[{"parity_run": "parity", "probe": "probe"}.get(job.rule.name, "run")]
                 Lease(work(job.wildcards.run)).wait_for_holder()
             if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):
-                folder.check()
+                folder.check(weights=begins_pretrained(job.wildcards))
     except ParascaleError as error:
         raise WorkflowError(str(error)) from None
     for warning in storage_warnings(PROJECT.site, PATHS.root):
@@ -95,18 +95,19 @@ def results_of(names):
     return [PATHS.run(name) / "summary.json" for name in names]
 
 
-def stage(target, names):
-    """Input of a target that stands for these runs. Asked for where the table has none, it is an error: nothing was proven."""
+def stage(target, files):
+    """Input of a target that stands for what runs of one kind make. Asked for where the table has no such run, it is an
+    error: nothing would be proven."""
 
-    def results(wildcards):
-        if not names:
+    def found(wildcards):
+        if not files:
             raise WorkflowError(
-                f"no run for the target `{target}`: {PROJECT.config.runs} has no such row. Add one (config/README.md explains "
-                "the columns), or take a configuration that has it: --configfile config/strategies.yaml has every strategy"
+                f"no run for the target `{target}`: {PROJECT.config.runs} has no such row. Add one; config/README.md explains the "
+                "columns, and config/runs-strategies.tsv has a row of every strategy"
             )
-        return results_of(names)
+        return files
 
-    return results
+    return found
 
 
 def data_of(wildcards):
@@ -156,6 +157,11 @@ def pretrained_of(wildcards):
     return Pretrained(data.text.pretrained) if data.text.pretrained else None
 
 
+def begins_pretrained(wildcards):
+    """Whether a run's weights begin as those of a pretrained model: its tokenizer alone serves others too."""
+    return "run" in wildcards.keys() and RUNS[wildcards.run].workload.model.kind == "pretrained"
+
+
 def pretrained_files(weights):
     """A function from wildcards to the files of a pretrained model that a rule reads, as far as they are there.
 
@@ -165,7 +171,7 @@ def pretrained_files(weights):
     def files(wildcards):
         try:
             folder = pretrained_of(wildcards)
-            return folder.found_files(weights) if folder else []
+            return folder.found_files(weights and begins_pretrained(wildcards)) if folder else []
         except ParascaleError as error:
             raise WorkflowError(str(error)) from None
 

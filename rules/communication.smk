@@ -34,4 +34,4 @@ rule measure_communication:
 
 rule communication:
     input:
-        [PATHS.results / "communication" / f"{name}.csv" for name in SHAPES.values()],
+        stage("communication", [PATHS.results / "communication" / f"{name}.csv" for name in SHAPES.values()]),

@@ -4,6 +4,7 @@
 rule summarise:
     input:
         data=data_of,
+        pretrained=pretrained_files(weights=False),
         finished=PATHS.run("{run}") / "summary.json",
     output:
         PATHS.summaries("{run}"),
@@ -25,4 +26,4 @@ rule summarise:
 
 rule summaries:
     input:
-        [PATHS.summaries(name) for name in SUMMARISERS],
+        stage("summaries", [PATHS.summaries(name) for name in SUMMARISERS]),

@@ -102,49 +102,49 @@ use rule train as train_lightning with:
 
 rule single_gpu:
     input:
-        stage("single_gpu", runs_of("single")),
+        stage("single_gpu", results_of(runs_of("single"))),
 
 
 rule ddp:
     input:
-        stage("ddp", runs_of("ddp")),
+        stage("ddp", results_of(runs_of("ddp"))),
 
 
 rule multi_node:
     input:
-        stage("multi_node", runs_of("multi_node")),
+        stage("multi_node", results_of(runs_of("multi_node"))),
 
 
 rule fsdp:
     input:
-        stage("fsdp", runs_of("fsdp") + runs_of("hsdp")),
+        stage("fsdp", results_of(runs_of("fsdp") + runs_of("hsdp"))),
 
 
 rule tp:
     input:
-        stage("tp", runs_of("tp")),
+        stage("tp", results_of(runs_of("tp"))),
 
 
 rule pp:
     input:
-        stage("pp", runs_of("pp") + runs_of("naive")),
+        stage("pp", results_of(runs_of("pp") + runs_of("naive"))),
 
 
 rule three_d:
     input:
-        stage("three_d", runs_of("three_d")),
+        stage("three_d", results_of(runs_of("three_d"))),
 
 
 rule hybrid:
     input:
-        stage("hybrid", runs_of("hybrid")),
+        stage("hybrid", results_of(runs_of("hybrid"))),
 
 
 rule local_sgd:
     input:
-        stage("local_sgd", runs_of("local_sgd")),
+        stage("local_sgd", results_of(runs_of("local_sgd"))),
 
 
 rule lightning:
     input:
-        stage("lightning", [name for name, run in PROJECT.runs.items() if run.engine == "lightning"]),
+        stage("lightning", results_of([name for name, run in PROJECT.runs.items() if run.engine == "lightning"])),

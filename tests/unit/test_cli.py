@@ -30,6 +30,12 @@ def test_an_end_is_a_code_and_at_most_one_line(body, code, said):
     assert (ended.returncode, ended.stderr) == (code, said)
 
 
+def test_another_pipe_that_breaks_is_not_passed_over():
+    script = [sys.executable, "-c", SCRIPT.format(body="raise BrokenPipeError('of a worker')")]
+    ended = subprocess.run(script, capture_output=True, text=True)
+    assert ended.returncode == 1 and "of a worker" in ended.stderr
+
+
 def test_a_reader_that_has_enough_is_no_error():
     """`python scripts/advise.py … | head`"""
     script = [sys.executable, "-c", SCRIPT.format(body="print('line\\n' * 100_000)")]

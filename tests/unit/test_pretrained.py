@@ -69,8 +69,11 @@ def transformers_own(folder):
 
 
 def test_logits_and_gradients_are_those_of_transformers_on_the_same_text(folder, tmp_path):
-    """From text to logits on both sides, padding included, and back to the embedding, of which BART leaves a row out. The rows that no text reaches are theirs alone, and the order of
-    the columns changes how a product over the vocabulary is added up: that is the difference allowed."""
+    """From text to logits on both sides, padding included, and back to the embedding, of which BART leaves a row out.
+
+    The rows that no text reaches are theirs alone, and the order of the columns changes how a product over the vocabulary is
+    added up: that is the difference allowed.
+    """
     texts = [(DOCUMENT, SUMMARY), ("w5", "w6 w7 w8 unheard of")]
     rows = [{"document": document, "summary": summary} for document, summary in texts]
     tokens = Tokens(prepare(tmp_path, rows, text=Text(tokenizer="pretrained", pretrained=str(folder))))
@@ -211,6 +214,25 @@ def test_a_folder_that_does_not_do_is_named(t5, damage, message):
     damage(t5)
     with pytest.raises(DataError, match=message):
         filled(t5)
+
+
+def test_a_plan_goes_by_the_files_that_are_there(t5):
+    """A part of the weights that a broken download left out is an error for the training, not for a dry run."""
+    (t5 / "model.safetensors").unlink()
+    parts = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (t5 / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    (t5 / parts["a"]).touch()
+    folder = Pretrained(str(t5))
+    assert {path.name for path in folder.found_files(weights=True)} >= {parts["a"], "model.safetensors.index.json"}
+    assert parts["b"] not in {path.name for path in folder.found_files(weights=True)}
+    folder.check(weights=False)
+    with pytest.raises(DataError, match=parts["b"]):
+        folder.check()
+
+
+def test_a_prefix_is_for_a_pretrained_model():
+    with pytest.raises(ConfigError, match=r"here: `data\.text\.prefix` is for a pretrained model"):
+        Text(prefix="summarize: ").check("here")
 
 
 def test_other_data_longer_samples_and_a_missing_package_are_errors(tmp_path, monkeypatch):

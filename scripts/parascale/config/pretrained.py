@@ -40,8 +40,7 @@ class Pretrained:
         """The safetensors that hold the weights: one file, or those that its index names."""
         if not (self.folder / WEIGHTS_INDEX).is_file():
             return [self._file(WEIGHTS)]
-        names = self._json(WEIGHTS_INDEX).get("weight_map", {}).values()
-        return [self._file(name) for name in sorted(set(names))]
+        return [self._file(name) for name in self._parts()]
 
     @functools.cached_property
     def order(self):
@@ -61,18 +60,22 @@ class Pretrained:
             order[ours], order[place] = order[place], order[ours]
         return order
 
-    def check(self):
-        """Raise DataError unless all is there that preparing data and training need."""
-        _ = self.config, self.tokenizer_file, self.weight_files
+    def check(self, weights=True):
+        """Raise DataError unless all is there that preparing data needs, and with `weights` a training too."""
+        _ = self.config, self.tokenizer_file, weights and self.weight_files
 
     def found_files(self, weights):
         """The files that are there, of those that prepared data depends on, or with `weights` a training too."""
         names = [CONFIG, TOKENIZER, TOKENIZER_CONFIG]
         if weights and (self.folder / WEIGHTS_INDEX).is_file():
-            names += [WEIGHTS_INDEX, *(file.name for file in self.weight_files)]
+            names += [WEIGHTS_INDEX, *self._parts()]
         elif weights:
             names.append(WEIGHTS)
         return [self.folder / name for name in names if (self.folder / name).is_file()]
+
+    def _parts(self):
+        """Names of the files that the index of the weights speaks of."""
+        return sorted(set(self._json(WEIGHTS_INDEX).get("weight_map", {}).values()))
 
     def _numbers(self):
         """Entry → its number in the folder, without the special ones that the model has no row for."""

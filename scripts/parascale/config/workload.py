@@ -97,6 +97,8 @@ class Text:
             raise ConfigError(
                 f"{where}: `data.text.{learned[0]}` is for a vocabulary that is learned, not for a pretrained one"
             )
+        if self.prefix and not own:
+            raise ConfigError(f"{where}: `data.text.prefix` is for a pretrained model that was taught to begin with it")
 
 
 @dataclass(frozen=True)
