@@ -1,5 +1,7 @@
 # Needs: finished runs of summarisers. Makes: summaries of their test splits and how good they are, below results/summaries/.
 
+SUMMARIES = [PATHS.summaries(name) for name in SUMMARISERS]
+
 
 rule summarise:
     input:
@@ -26,4 +28,4 @@ rule summarise:
 
 rule summaries:
     input:
-        stage("summaries", [PATHS.summaries(name) for name in SUMMARISERS]),
+        stage("summaries", SUMMARIES),

@@ -44,7 +44,7 @@ rule report:
     input:
         results_of(PROJECT.runs),
         rules.parity.input,
-        rules.summaries.input,
+        SUMMARIES,
         proofs_shown(),
         expand(rules.job_report.output.page, run=PROJECT.runs),
         rules.loaders.input,
