@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
+PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
 
 WORKLOAD = """
 title: Tiny
@@ -27,6 +28,12 @@ formats: {tokens: [arrow]}
 loaders: {seconds: 0.02, repeats: 1, cold: false}
 """
 RUNS = "run\tworkload\tgpus_per_node\tdp\nsingle\ttiny\t1\t1\nddp\ttiny\t2\t2\n"
+
+
+def link_project(folder):
+    """The project by links in `folder`, where nothing is done yet."""
+    for name in PROJECT:
+        (folder / name).symlink_to(REPOSITORY / name)
 
 
 class SmallProject:

@@ -13,7 +13,8 @@ import pytest
 from parascale.config import load_project_file
 from parascale.plan import calibrate
 
-ROOT = Path(__file__).parents[2]
+from .small_project import link_project
+
 STEP, BESIDE = (
     0.1,
     100.0,
@@ -57,8 +58,7 @@ PREPARED = {"vocabulary": 33278, "splits": {"train": {"tokens": 2088628}, "valid
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A copy by links, in which every run of the table was observed to take the seconds above."""
-    for name in ("Snakefile", "rules", "scripts", "config", "profiles", "envs"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    link_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SCRATCH", raising=False)
     loaded = load_project_file("config/jureca.yaml")

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PROFILES = sorted(path.name for path in (ROOT / "profiles").iterdir() if path.is_dir() and path.name != "local")
+from .small_project import REPOSITORY, link_project
+
+PROFILES = sorted(path.name for path in (REPOSITORY / "profiles").iterdir() if path.is_dir() and path.name != "local")
 SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sshare")
-PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_dry_run_needs_neither_slurm_nor_an_account(profile, tmp_path):
-    for name in PROJECT:
-        (tmp_path / name).symlink_to(ROOT / name)
+    link_project(tmp_path)
     tools = tmp_path / "tools"
     tools.mkdir()
     for program in Path("/usr/bin").iterdir():

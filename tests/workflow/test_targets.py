@@ -3,12 +3,11 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
+from .small_project import link_project
+
 # Target → what it stands for in config/runs-strategies.tsv: run → rule that trains it.
 TARGETS = {
     "single_gpu": {"single": "train_single", "waste": "train_single"},
@@ -28,8 +27,7 @@ MORE = ("parity", "communication")
 @pytest.fixture
 def dry_run(tmp_path):
     """A function that plans in an empty folder, where nothing is done yet; returns exit code and output."""
-    for name in PROJECT:
-        (tmp_path / name).symlink_to(ROOT / name)
+    link_project(tmp_path)
 
     def plan(*arguments):
         command = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "-n", *arguments]
