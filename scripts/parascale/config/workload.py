@@ -9,13 +9,6 @@ from parascale.errors import ConfigError
 # Task → what its work is counted in: each label that enters the loss is one.
 WORK_UNITS = {"language_model": "tokens", "summarisation": "tokens", "classification": "images"}
 TASKS = tuple(WORK_UNITS)
-
-
-def work_unit(step):
-    """What a recorded step counts its work in: a line of `steps.jsonl` holds `tokens` or `images`."""
-    return next(unit for unit in WORK_UNITS.values() if unit in step)
-
-
 SPLITS = ("train", "validation", "test")
 # Model kind → the task it is for, and the degrees beside `dp` that it can be spread over.
 MODEL_KINDS = {
@@ -26,6 +19,11 @@ MODEL_KINDS = {
 }
 # Task → formats of prepared data that its trainings read, the usual one first.
 TASK_FORMATS = {"language_model": ("flat",), "summarisation": ("pairs",), "classification": IMAGE_FORMATS}
+
+
+def work_unit(step):
+    """What a recorded step counts its work in: a line of `steps.jsonl` holds `tokens` or `images`."""
+    return next(unit for unit in WORK_UNITS.values() if unit in step)
 
 
 @dataclass(frozen=True)

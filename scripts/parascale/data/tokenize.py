@@ -91,7 +91,32 @@ class WordTokenizer:
         return " ".join("\n" if number == END_ID else self.vocabulary[number] for number in numbers)
 
 
-class SubwordTokenizer:
+class _LibraryTokenizer:
+    """What tokenizers of the `tokenizers` library share. `_tokenizer` is the library's, `vocabulary` its entries in our order."""
+
+    def save(self, folder):
+        """Write the tokenizer in its library's own form, and the vocabulary as a list beside it."""
+        self._tokenizer.save(str(Path(folder) / SUBWORD_FILE))
+        _write_vocabulary(folder, self.vocabulary)
+
+    def encode_documents(self, documents):
+        """The numbers of several documents in a row, each ended by one `<eos>`."""
+        numbers = []
+        for encoding in self._tokenizer.encode_batch(list(documents)):
+            numbers += self._numbers(encoding)
+            numbers.append(END_ID)
+        return np.array(numbers, dtype=np.int64)
+
+    def encode(self, text):
+        """The numbers of a text, without an end mark of its own."""
+        return np.array(self._numbers(self._tokenizer.encode(text)), dtype=np.int64)
+
+    def _numbers(self, encoding):
+        """Our numbers of what the library made of a text."""
+        return encoding.ids
+
+
+class SubwordTokenizer(_LibraryTokenizer):
     """Byte-level BPE by the `tokenizers` library: any text has an encoding, and decoding gives the text back."""
 
     def __init__(self, tokenizer):
@@ -131,30 +156,13 @@ class SubwordTokenizer:
         """The tokenizer that `save` wrote."""
         return cls(_read_tokenizer(Path(folder) / SUBWORD_FILE))
 
-    def save(self, folder):
-        """Write the tokenizer in its library's own form, and the vocabulary as a list beside it."""
-        self._tokenizer.save(str(Path(folder) / SUBWORD_FILE))
-        _write_vocabulary(folder, self.vocabulary)
-
-    def encode_documents(self, documents):
-        """The numbers of several documents in a row, each ended by `<eos>`."""
-        numbers = []
-        for encoding in self._tokenizer.encode_batch(list(documents)):
-            numbers += encoding.ids
-            numbers.append(END_ID)
-        return np.array(numbers, dtype=np.int64)
-
-    def encode(self, text):
-        """The numbers of a text, without an end mark of its own."""
-        return np.array(self._tokenizer.encode(text).ids, dtype=np.int64)
-
     def decode(self, numbers):
         """The text; `<eos>` becomes a line's end."""
         text = self._tokenizer.decode([int(number) for number in numbers], skip_special_tokens=False)
         return text.replace(END, "\n")
 
 
-class PretrainedTokenizer:
+class PretrainedTokenizer(_LibraryTokenizer):
     """The tokenizer of a pretrained model, its vocabulary renumbered so that `<unk>` is 0 and its end mark 1.
 
     tokenizer: a `tokenizers.Tokenizer`. vocabulary: its entries in our order, which is the renumbering.
@@ -180,20 +188,6 @@ class PretrainedTokenizer:
         """The tokenizer that `save` wrote."""
         return cls(_read_tokenizer(Path(folder) / SUBWORD_FILE), _read_vocabulary(folder))
 
-    def save(self, folder):
-        """Write the tokenizer as it was, and its entries in our order."""
-        self._tokenizer.save(str(Path(folder) / SUBWORD_FILE))
-        _write_vocabulary(folder, self.vocabulary)
-
-    def encode_documents(self, documents):
-        """The numbers of several documents in a row, each ended by one end mark."""
-        texts = self._tokenizer.encode_batch(list(documents))
-        return np.concatenate([np.zeros(0, np.int64), *([*self._numbers(text), END_ID] for text in texts)])
-
-    def encode(self, text):
-        """The numbers of a text, without an end mark."""
-        return self._numbers(self._tokenizer.encode(text))
-
     def decode(self, numbers):
         """The text without its special entries; the end mark becomes a line's end."""
         numbers = np.asarray(numbers, dtype=np.int64)
@@ -204,7 +198,7 @@ class PretrainedTokenizer:
 
     def _numbers(self, encoding):
         numbers = self._ours[np.array(encoding.ids, dtype=np.int64)]
-        return numbers[numbers != END_ID]
+        return numbers[numbers != END_ID].tolist()
 
 
 def _read_tokenizer(path):

@@ -11,7 +11,7 @@ def allocation():
 
     submitted, allocated: seconds since 1970. limit_seconds: the time limit, or None without one. partition: name.
     """
-    told = slurm.job_line() if slurm.job_id() is not None else ""
+    told = slurm.job_line()
     return parse_job(told) if told else None
 
 

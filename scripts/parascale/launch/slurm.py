@@ -30,8 +30,11 @@ def restart_count():
 
 
 def job_line():
-    """What `scontrol` says of the job that this process belongs to, in one line; empty where it does not answer."""
-    command = ["scontrol", "show", "job", job_id(), "--oneliner"]
+    """What `scontrol` says of the job that this process belongs to, in one line; empty without a job or an answer."""
+    job = job_id()
+    if job is None:
+        return ""
+    command = ["scontrol", "show", "job", job, "--oneliner"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):
