@@ -187,9 +187,9 @@ def test_advice_is_whole_and_ranked():
 def test_advice_for_512_gpus_takes_less_than_a_second():
     model = Model(dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu")
     workload = Workload("w", model=model, training=Training(steps=1, window=2048, global_batch=1024))
-    began = time.perf_counter()
+    began = time.process_time()
     ranked = advise(workload, JURECA, 512, "bf16", facts=DataFacts(32000))
-    assert time.perf_counter() - began < 1 and len(ranked) > 50
+    assert time.process_time() - began < 1 and len(ranked) > 50
     assert ranked[0].prediction.fits == "fits"
 
 
