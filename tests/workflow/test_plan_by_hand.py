@@ -23,8 +23,9 @@ CORES = 128  # of a node
 ATTEMPTS = 4  # a job and its three retries
 # By hand, from config/runs-jureca.tsv: name of each run → (nodes, GPUs, steps, minutes of its time limit). Steps: 2,088,628
 # tokens make 32,635 windows of 64, and 10 epochs of them in batches of 64 are 5,100 steps, rounded up; windows one token
-# apart are 2,088,627, in batches of 128, 512 and 1,024; other workloads name their steps. Limits: 1.3 × (steps / 10 + 100) s
-# in steps of 5 minutes.
+# apart are 2,088,627, in batches of 128, 512 and 1,024. XSum: 5 epochs of 1,500 documents, 4 a GPU, or 10 of 204,045 in batches
+# of 128. Imagewoof: 7 epochs of 9,025 images, 64 a GPU, or 5 in batches of 64. Other workloads name their steps. Limits:
+# 1.3 × (steps / 10 + 100) s in steps of 5 minutes.
 RUNS = {
     "single": (1, 1, 5_100, 15),
     "waste": (1, 4, 5_100, 15),
@@ -38,6 +39,21 @@ RUNS = {
     "course-1": (1, 1, 163_174, 360),
     "course-4": (1, 4, 40_794, 95),
     "course-8": (2, 8, 20_397, 50),
+    "xsum-course-1": (1, 1, 1_875, 10),
+    "xsum-course-4": (1, 4, 469, 5),
+    "xsum-course-8": (2, 8, 235, 5),
+    "xsum-single": (1, 1, 15_942, 40),
+    "xsum-ddp-4": (1, 4, 15_942, 40),
+    "xsum-ddp-8": (2, 8, 15_942, 40),
+    "xsum-fsdp-4": (1, 4, 15_942, 40),
+    "xsum-tp-4": (1, 4, 15_942, 40),
+    "imagewoof-course-1": (1, 1, 988, 5),
+    "imagewoof-course-4": (1, 4, 247, 5),
+    "imagewoof-course-8": (2, 8, 124, 5),
+    "imagewoof-single": (1, 1, 706, 5),
+    "imagewoof-ddp-4": (1, 4, 706, 5),
+    "imagewoof-ddp-8": (2, 8, 706, 5),
+    "imagewoof-fsdp-4": (1, 4, 706, 5),
     "gpt2-1": (1, 1, 1_000, 5),
     "gpt2-ddp-4": (1, 4, 1_000, 5),
     "gpt2-fsdp-4": (1, 4, 1_000, 5),
@@ -51,8 +67,20 @@ PARITY = (20, 5)  # steps and minutes
 KINDS = ("train_", "parity_run")
 # Nobody knows the vocabulary of their data before it is there.
 UNKNOWN = ("course-1", "course-4", "course-8")
-# What the plan reads of prepared data.
-PREPARED = {"vocabulary": 33278, "splits": {"train": {"tokens": 2088628}, "validation": {"tokens": 217646}}}
+# What the plan reads of prepared data: text, documents with summaries, images.
+TEXT = {"vocabulary": 33278, "splits": {"train": {"tokens": 2088628}, "validation": {"tokens": 217646}}}
+PAIRS = {
+    dataset: {"vocabulary": 32000, "splits": {"train": {"documents": train}, "validation": {"documents": validation}}}
+    for dataset, train, validation in (("xsum-course", 1500, 300), ("xsum", 204045, 11332))
+}
+IMAGES = {"classes": [*"0123456789"], "splits": {"train": {"samples": 9025}, "validation": {"samples": 3929}}}
+
+
+def prepared(manifest):
+    """What a manifest at this path says."""
+    if manifest.parent.name == "pairs":
+        return PAIRS[manifest.parent.parent.name]
+    return IMAGES if manifest.parent.parent.name == "imagewoof" else TEXT
 
 
 @pytest.fixture
@@ -93,7 +121,7 @@ def finish(project, wanted):
         (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
         if path.suffix:
             # A record of another machine, which this one's plan does not go by.
-            values = PREPARED if path.name == "manifest.json" else {"site": {"name": "elsewhere"}}
+            values = prepared(path) if path.name == "manifest.json" else {"site": {"name": "elsewhere"}}
             path.write_text(json.dumps(values))
     for path in outputs:
         os.utime(path, (0, 0))  # none is newer than another
@@ -121,9 +149,12 @@ def check_plan(project, runs, parity, *arguments, unknown=()):
 
 
 def test_fresh_and_forced_all_is_counted(project):
-    """Of runs whose data is known: 11 nodes × 610 s, 3 × 200 s, 3 × 110 s, 4 × 105 s and 21 × 102 s of parity: × 128 cores."""
+    """Of runs whose data is known: WikiText-2 on 11 nodes × 610 s, XSum and Imagewoof, the larger models on 3 × 200 s, 3 × 110 s
+    and 4 × 105 s, and 40 nodes × 102 s of parity: × 128 cores."""
     fresh = check_plan(project, RUNS, RUNS, unknown=UNKNOWN)
-    seconds = 11 * 610 + 3 * 200 + 3 * 110 + 4 * 105 + 21 * 102
+    xsum = 287.5 + 146.9 + 2 * 123.5 + 6 * 1694.2
+    imagewoof = 198.8 + 124.7 + 2 * 112.4 + 5 * 170.6
+    seconds = 11 * 610 + xsum + imagewoof + 3 * 200 + 3 * 110 + 4 * 105 + 40 * 102
     assert fresh["core_hours_expected"] == pytest.approx(128 * seconds / 3600)
     finish(project, lambda path: "data" in path.parts)
     prepared = check_plan(project, RUNS, RUNS)

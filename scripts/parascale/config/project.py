@@ -219,7 +219,7 @@ def _extended(folder, path, seen):
 def _merged(base, over):
     """`over` on top of `base`, key by key through nested mappings.
 
-    `steps` and `epochs` replace each other, and so do sources of different kinds, whose keys do not mix.
+    `steps` and `epochs` replace each other, and so do sources and models of different kinds, whose keys do not mix.
     """
     merged = dict(base)
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
@@ -228,7 +228,7 @@ def _merged(base, over):
     for key, value in over.items():
         old = merged.get(key)
         mixable = isinstance(value, dict) and isinstance(old, dict)
-        if mixable and key == "source":
+        if mixable and key in ("source", "model"):
             mixable = value.get("kind") in (None, old.get("kind"))
         merged[key] = _merged(old, value) if mixable else value
     return merged

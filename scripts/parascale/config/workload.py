@@ -54,6 +54,12 @@ class Source:
         choices=SPLITS,
     )
     urls: list = option([], "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked")
+    content: str = option(
+        "files",
+        "`url`: what is there: files as they are read, or XSum as its authors publish it, an archive of articles and the list "
+        "(`.json`) of its splits, which become `train.parquet`, `validation.parquet` and `test.parquet`",
+        choices=("files", "xsum"),
+    )
     location: str | None = option(
         None,
         "a folder on this machine that already holds the data (`$DATA/...`): read where it lies, never copied. "

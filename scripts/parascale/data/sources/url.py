@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from parascale.config import SPLITS
 from parascale.config.strict import nearest
-from parascale.data.sources import files
+from parascale.data.sources import files, xsum
 from parascale.data.sources.manifest import describe, write_manifest
 from parascale.data.sources.transfer import fetch_file, link_or_copy, pieces_folder
 from parascale.errors import ConfigError, DataError, RequirementError
@@ -22,7 +22,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch(source, output, attempts):
-    """Fetch every address of a source into the folder `output`; archives are unpacked there.
+    """Fetch every address of a source into the folder `output`; archives are unpacked there, or XSum's made into Parquet.
 
     A plain file with a `split` becomes a file of that split. Which files of an archive make a split, `data.source.files` says
     (globs inside the archive), or their names do.
@@ -33,17 +33,14 @@ def fetch(source, output, attempts):
         fetch_file(entry["url"], pieces / entry["sha256"], attempts, entry["sha256"])
     with atomic_path(output) as folder:
         folder.mkdir()
-        origin, splits = [], {}
-        for entry in source.urls:
-            piece = pieces / entry["sha256"]
-            origin.append({"url": entry["url"], "sha256": entry["sha256"], "bytes": piece.stat().st_size})
-            name = _file_name(entry["url"])
-            if is_archive(name):
-                unpack(piece, name, folder)
-            else:
-                _place(piece, folder / name, entry["url"])
-            if entry.get("split"):
-                splits.setdefault(entry["split"], []).append(describe(folder / name, name))
+        origin = [{key: entry[key] for key in ("url", "sha256")} for entry in source.urls]
+        for entry in origin:
+            entry["bytes"] = (pieces / entry["sha256"]).stat().st_size
+        if source.content == "xsum":
+            xsum.convert({_file_name(entry["url"]): pieces / entry["sha256"] for entry in origin}, folder)
+            splits = {}
+        else:
+            splits = _placed(source.urls, pieces, folder)
         if not splits:
             relative = _relative_to(folder)
             splits = (
@@ -53,6 +50,20 @@ def fetch(source, output, attempts):
             )
         write_manifest(folder, source, {"urls": origin}, splits)
     shutil.rmtree(pieces)
+
+
+def _placed(urls, pieces, folder):
+    """Put what was fetched into a folder; the manifest's entries of those files that are a split each."""
+    splits = {}
+    for entry in urls:
+        piece, name = pieces / entry["sha256"], _file_name(entry["url"])
+        if is_archive(name):
+            unpack(piece, name, folder)
+        else:
+            _place(piece, folder / name, entry["url"])
+        if entry.get("split"):
+            splits.setdefault(entry["split"], []).append(describe(folder / name, name))
+    return splits
 
 
 def checked_urls(urls):

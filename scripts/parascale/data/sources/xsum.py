@@ -1,0 +1,132 @@
+"""XSum as its authors publish it: one archive of news articles, and a list of those that make each split.
+
+The articles become a Parquet file a split, in the order of the archive. They are read as a stream and never unpacked: a
+quarter of a million of small files would use up what a project's quota of inodes leaves.
+
+Form of an article (https://github.com/EdinburghNLP/XSum): sections, each below a line `[SN]NAME[SN]`. FIRST-SENTENCE is the
+summary and RESTBODY the document; both may be empty. Lines for sharing a page are left out, as in every published
+preparation since `datasets` 1.1 and TensorFlow Datasets 1.1.0.
+"""
+
+import json
+import re
+import tarfile
+from contextlib import ExitStack
+from pathlib import PurePosixPath
+
+import pyarrow
+import pyarrow.parquet
+
+from parascale.config import SPLITS
+from parascale.data.progress import Progress
+from parascale.errors import ConfigError, DataError
+
+SECTION = re.compile(r"^\[SN\](.+?)\[SN\]\s*$", re.MULTILINE)
+FOR_SHARING = {
+    "Share this with",
+    "Email",
+    "Facebook",
+    "Messenger",
+    "Twitter",
+    "Pinterest",
+    "WhatsApp",
+    "Linkedin",
+    "LinkedIn",
+    "Copy this link",
+    "These are external links and will open in a new window",
+}
+SCHEMA = pyarrow.schema([(name, pyarrow.string()) for name in ("id", "document", "summary")])
+ROWS = 4096  # that are written at once
+
+
+def convert(paths, folder):
+    """Write `train.parquet`, `validation.parquet` and `test.parquet` into a folder.
+
+    paths: name → path of the two files of the source: the archive (`.tar.gz`) and the list (`.json`, split → numbers of
+    articles). Raises ConfigError where they are not these two, DataError for an archive that is damaged or lacks an article.
+    """
+    archives = [path for name, path in paths.items() if not name.endswith(".json")]
+    lists = [path for name, path in paths.items() if name.endswith(".json")]
+    if len(archives) != 1 or len(lists) != 1:
+        raise ConfigError(
+            f"`data.source.content: xsum` needs two `urls`, an archive and a list (`.json`); there are {', '.join(paths)}"
+        )
+    split_of = _read_list(lists[0])
+    with ExitStack() as stack:
+        writers = {split: stack.enter_context(_Writer(folder / f"{split}.parquet")) for split in SPLITS}
+        progress = stack.enter_context(Progress("articles", unit="articles", total=len(split_of)))
+        for number, article in _articles(archives[0], split_of):
+            document, summary = _parts(article, number)
+            writers[split_of.pop(number)].add(number, document, summary)
+            progress.add(1)
+    if split_of:
+        raise DataError(
+            f"the archive lacks {len(split_of):,} of the articles that the list names, such as {min(split_of)}; is it the right one?"
+        )
+
+
+def _read_list(path):
+    """Number of an article → its split."""
+    try:
+        listed = json.loads(path.read_bytes())
+        return {number: split for split in SPLITS for number in listed[split]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"the list of articles is no JSON of {', '.join(SPLITS)} and their numbers ({type(error).__name__}: {error})"
+        ) from None
+
+
+def _articles(archive, wanted):
+    """(number, text) of each file `<number>.summary` of the archive that is wanted, in its order."""
+    try:
+        with tarfile.open(archive, "r|*") as tar:
+            for member in tar:
+                name = PurePosixPath(member.name)
+                if member.isfile() and name.suffix == ".summary" and name.stem in wanted:
+                    yield name.stem, tar.extractfile(member).read().decode("utf-8")
+    except (tarfile.ReadError, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # the disk's own, such as a full one
+        raise DataError(f"the archive of articles is not whole ({error})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"article {name.stem} of the archive is not UTF-8 text ({error.reason})") from None
+
+
+def _parts(article, number):
+    """(document, summary) of an article's text."""
+    _, *rest = SECTION.split(article)
+    sections = dict(zip(rest[::2], rest[1::2], strict=True))
+    try:
+        return tuple(_cleaned(sections[name]) for name in ("RESTBODY", "FIRST-SENTENCE"))
+    except KeyError as error:
+        raise DataError(f"article {number} of the archive has no section {error}; is it the archive of XSum?") from None
+
+
+def _cleaned(text):
+    lines = (line.rstrip("\r") for line in text.split("\n"))
+    return "\n".join(line for line in lines if line.strip() and line not in FOR_SHARING).strip()
+
+
+class _Writer:
+    """Rows of one Parquet file."""
+
+    def __init__(self, path):
+        self._file, self._rows = pyarrow.parquet.ParquetWriter(path, SCHEMA), []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._write()
+        self._file.close()
+
+    def add(self, *row):
+        """One more row: number, document, summary."""
+        self._rows.append(row)
+        if len(self._rows) == ROWS:
+            self._write()
+
+    def _write(self):
+        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(SCHEMA)
+        self._file.write_table(pyarrow.table([pyarrow.array(values, pyarrow.string()) for values in columns], SCHEMA))
+        self._rows = []

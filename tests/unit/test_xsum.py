@@ -1,0 +1,124 @@
+"""XSum from its authors' archive: each article lands whole in its split, and what is wrong is named."""
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+
+import pytest
+
+from parascale.config import Source
+from parascale.data.sources import download
+from parascale.errors import ConfigError, DataError
+
+from .http_server import Site, serve
+
+ARTICLE = """[SN]URL[SN]
+http://web.archive.org/web/2018/news-{number}
+
+[SN]TITLE[SN]
+A title that nobody needs
+
+[SN]FIRST-SENTENCE[SN]
+{summary}
+
+[SN]RESTBODY[SN]
+{document}"""
+ARTICLES = {
+    "31": ("Café reopens.", "Share this with\nEmail\nTwitter\nIt had been closed.\n\nGuests came from all over.\n"),
+    "7": ("Two words.", "One line [SN] with a mark in it."),
+    "504": ("", "No summary."),
+    "9": ("No document.", ""),
+    "88": ("In no split.", "Left out."),
+    "12": ("For validation.", "Email\nme a reply, he said.\nThese are external links and will open in a new window\n"),
+    "13": ("For testing.", "Windows line ends.\r\nLinkedIn\r\nThe end.\r\n"),
+}
+SPLITS = {"train": ["7", "31", "504", "9"], "validation": ["12"], "test": ["13"]}
+
+
+def packed(articles, folder="bbc-summary-data"):
+    """The bytes of an archive of articles: number → (summary, document)."""
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as tar:
+        for number, (summary, document) in articles.items():
+            text = ARTICLE.format(number=number, summary=summary, document=document).encode()
+            entry = tarfile.TarInfo(f"{folder}/{number}.summary")
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text))
+    return gzip.compress(plain.getvalue(), mtime=0)
+
+
+@pytest.fixture
+def site():
+    with serve(Site()) as site:
+        yield site
+
+
+def source_of(site, archive=None, listed=None, files=None, names=("/data/xsum.tar.gz", "/split.json")):
+    """A Source of these bytes, which the site serves."""
+    site.files = dict(zip(names, (archive or packed(ARTICLES), listed or json.dumps(SPLITS).encode()), strict=True))
+    urls = [
+        {"url": site.address + path, "sha256": hashlib.sha256(body).hexdigest()} for path, body in site.files.items()
+    ]
+    return Source(kind="url", content="xsum", urls=urls, files=files or {})
+
+
+def test_articles_land_in_their_splits_in_the_order_of_the_archive(site, tmp_path):
+    raw = download(source_of(site), tmp_path / "raw")
+    assert list(raw.pairs("train")) == [
+        ("It had been closed.\nGuests came from all over.", "Café reopens."),
+        ("One line [SN] with a mark in it.", "Two words."),
+        ("No summary.", ""),
+        ("", "No document."),
+    ]
+    assert list(raw.pairs("validation")) == [("me a reply, he said.", "For validation.")]
+    assert list(raw.pairs("test")) == [("Windows line ends.\nThe end.", "For testing.")]
+    kept = sorted(path.name for path in (tmp_path / "raw").iterdir())
+    assert kept == ["manifest.json", "test.parquet", "train.parquet", "validation.parquet"]
+    assert [entry["url"] for entry in raw.manifest["origin"]["urls"]] == [site.address + path for path in site.files]
+    raw.verify()
+
+
+def test_a_part_of_a_split_can_be_taken(site, tmp_path):
+    files = {"train": "train.parquet[0:1]", "validation": "validation.parquet", "test": "test.parquet"}
+    assert [summary for _, summary in download(source_of(site, files=files), tmp_path / "raw").pairs("train")] == [
+        "Café reopens."
+    ]
+
+
+def test_the_same_bytes_twice(site, tmp_path):
+    digests = []
+    for name in ("once", "again"):
+        raw = download(source_of(site), tmp_path / name)
+        digests.append([entry["sha256"] for split in raw.splits for entry in raw.files(split)])
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"archive": packed({"7": ARTICLES["7"]})}, DataError, "lacks 5 of the articles.*such as 12"),
+        ({"archive": packed(ARTICLES)[:-300]}, DataError, "not whole|lacks"),
+        ({"archive": b"no archive at all"}, DataError, "not whole"),
+        ({"archive": packed(ARTICLES).replace(b"\x1f\x8b", b"\x1f\x8c", 1)}, DataError, "not whole"),
+        ({"listed": b"[1, 2"}, DataError, "list of articles is no JSON"),
+        ({"listed": b'{"train": []}'}, DataError, "list of articles.*validation"),
+        ({"names": ("/a.tar.gz", "/b.tar.gz")}, ConfigError, "an archive and a list"),
+    ],
+    ids=["lacking", "cut", "no-archive", "damaged", "no-json", "no-splits", "two-archives"],
+)
+def test_what_is_wrong_is_named_and_nothing_is_left(site, tmp_path, change, error, message):
+    with pytest.raises(error, match=message):
+        download(source_of(site, **change), tmp_path / "raw")
+    assert not (tmp_path / "raw").exists()
+
+
+def test_an_article_of_another_form_is_named(site, tmp_path):
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as tar:
+        entry = tarfile.TarInfo("bbc-summary-data/7.summary")
+        entry.size = 5
+        tar.addfile(entry, io.BytesIO(b"hello"))
+    with pytest.raises(DataError, match="article 7 of the archive has no section 'RESTBODY'"):
+        download(source_of(site, archive=gzip.compress(plain.getvalue(), mtime=0)), tmp_path / "raw")
