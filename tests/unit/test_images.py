@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from parascale.config import Source
 from parascale.config.formats import Formats, Images
-from parascale.data import drawing, jpeg
+from parascale.data import drawing, jpeg, pool
 from parascale.data.convert import convert
 from parascale.data.formats import open_images
 from parascale.data.image_download import download_images, images_root
@@ -237,6 +237,19 @@ def test_the_pool_keeps_order_and_its_bound(items, threads, ahead):
         most = max(most, len(begun) - len(results))
         results.append(result)
     assert results == [item * 2 for item in items] and most <= ahead
+
+
+@pytest.mark.parametrize(("computed", "bounds"), [(0.1, [4, 8, 16, 24, 24]), (1.3, [4, 4, 4, 4, 4])])
+def test_more_reads_are_begun_where_the_processor_waits_for_them(computed, bounds, monkeypatch):
+    """computed: seconds of the processor in each second that passes."""
+    now = 0.0
+    monkeypatch.setattr(pool.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(pool.time, "process_time", lambda: computed * now)
+    demand, found = pool.Demand(24), []
+    for _ in bounds:
+        found += [demand()]
+        now += 2 * pool.LOOK_SECONDS
+    assert found == bounds
 
 
 def test_an_error_in_the_pool_comes_at_its_place():

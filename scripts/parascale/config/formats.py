@@ -55,7 +55,10 @@ class Formats:
         choices=("header", "decode", "none"),
     )
     threads: int = option(
-        64, "files read at once; a parallel filesystem answers each open late, and many at once", low=1, high=512
+        64,
+        "most files read at once: as many as it takes to keep a core busy, since a parallel filesystem answers each open late",
+        low=1,
+        high=512,
     )
 
     def shard(self, number):

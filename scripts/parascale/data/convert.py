@@ -18,7 +18,7 @@ from parascale.data import jpeg
 from parascale.data.disk import full_disk_is_an_error
 from parascale.data.formats import image_format
 from parascale.data.formats.manifest import MANIFEST, SAMPLE, SCHEMA_VERSION, samples_path
-from parascale.data.pool import ordered_map
+from parascale.data.pool import Demand, ordered_map
 from parascale.data.progress import Progress
 from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_path, read_json, require_space, sha256, sync_path, write_json
@@ -209,7 +209,8 @@ def read_samples(images, numbers, settings):
     def fetch(chunk):
         return [_fetch(images, number, settings.check) for number in chunk]
 
-    for samples in ordered_map(fetch, _chunks(images, numbers), settings.threads):
+    chunks = _chunks(images, numbers)
+    for samples in ordered_map(fetch, chunks, settings.threads, Demand(2 * settings.threads)):
         yield from samples
 
 

@@ -1,25 +1,53 @@
 """Many slow reads at once, their results in order, and never more of them in memory than agreed."""
 
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
+FEW = 4  # reads that are begun with
+LOOK_SECONDS = 0.02  # between two looks at what the processor does
+BUSY = 0.8  # of a core: the interpreter's lock lets Python have no more than one
+
 
 def ordered_map(function, items, threads, ahead=None):
-    """Yield `function(item)` for each item in its order, with `threads` calls at once.
+    """Yield `function(item)` for each item in its order, with at most `threads` calls at once.
 
-    ahead: most calls that are begun and not yet handed out (default: twice the threads); it bounds the memory.
-    An exception of a call is raised at its place, and what was not begun is dropped.
+    ahead: most calls that are begun and not yet handed out (default: twice the threads), or a function that says so from
+    time to time, such as Demand; it bounds the memory. An exception of a call is raised at its place, and what was not
+    begun is dropped.
     """
     ahead = ahead or 2 * threads
+    bound = ahead if callable(ahead) else lambda: ahead
     waiting = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for item in items:
                 waiting.append(pool.submit(function, item))
-                if len(waiting) >= ahead:
+                if len(waiting) >= bound():
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
         finally:
             for call in waiting:
                 call.cancel()
+
+
+class Demand:
+    """How many reads are worth having under way: few, and twice as many whenever the processor waits for them.
+
+    Reads from a busy filesystem wait, so hundreds go together; reads of what is in memory compute, and more threads only
+    take the interpreter's lock from each other. most: the bound.
+    """
+
+    def __init__(self, most):
+        self._now, self._most = min(FEW, most), most
+        self._looked, self._computed = time.perf_counter(), time.process_time()
+
+    def __call__(self):
+        """How many, now."""
+        passed = time.perf_counter() - self._looked
+        if self._now < self._most and passed >= LOOK_SECONDS:
+            if time.process_time() - self._computed < BUSY * passed:
+                self._now = min(2 * self._now, self._most)
+            self._looked, self._computed = time.perf_counter(), time.process_time()
+        return self._now
