@@ -30,7 +30,7 @@ use rule train as probe with:
         site=SITE,
         timeout=PROJECT.config.timeout_seconds,
         nsight="",
-        ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-probe"),
+        ranks=str(PATHS.logs("{run}-probe")),
 
 
 rule calibrate:

@@ -27,7 +27,7 @@ from parascale.train.lease import Lease
 PROJECT = load_project(config, "the configuration")
 PATHS = PROJECT.paths
 PLANNER = Planner(PROJECT)
-snakemake_logger_plugin_parascale.follow(workflow, PROJECT)
+snakemake_logger_plugin_parascale.follow(workflow, PLANNER)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
 RUNS = PROJECT.runs | PLANNER.probes
@@ -77,7 +77,7 @@ def before_the_first_job():
         raise WorkflowError(str(error)) from None
     for warning in storage_warnings(PROJECT.site, PATHS.root):
         print(f"Warning: {warning}", file=sys.stderr)
-    snakemake_logger_plugin_parascale.start(workflow, PROJECT)
+    snakemake_logger_plugin_parascale.start(workflow, PLANNER)
 
 
 def as_json(value):
@@ -163,10 +163,13 @@ def begins_pretrained(wildcards):
 
 
 def pretrained_files(weights):
-    """A function from wildcards to the files of a pretrained model that a rule reads, as far as they are there.
+    """A function from wildcards to the files of a pretrained model that a rule reads, as far as they are there; none where no
+    dataset has one, since asking a function for each job takes time.
 
     What is missing is told before the first job: a plan needs none of them.
     """
+    if not any(data.text.pretrained for data in PROJECT.datasets.values()):
+        return []
 
     def files(wildcards):
         try:
@@ -178,10 +181,14 @@ def pretrained_files(weights):
     return files
 
 
-def start_of(wildcards):
-    """The checkpoint that a run begins from, where it names another run."""
-    start = PROJECT.runs[wildcards.run].init_from
-    return [PATHS.run(start) / "checkpoint"] if start else []
+def starts():
+    """A function from wildcards to the checkpoint that a run begins from, where it names another run; none where no run does."""
+
+    def start(wildcards):
+        name = PROJECT.runs[wildcards.run].init_from
+        return [PATHS.run(name) / "checkpoint"] if name else []
+
+    return start if any(run.init_from for run in PROJECT.runs.values()) else []
 
 
 def checkpoint_of(wildcards):
@@ -221,10 +228,10 @@ def job_of(kind):
     return job
 
 
-def nsight_of(wildcards):
-    """The launcher's option for a run that Nsight Systems profiles."""
-    run = PROJECT.runs[wildcards.run]
-    return "--nsight" if run.profile and run.profiler == "nsight" else ""
+def nsight():
+    """A function from wildcards to the launcher's option for a run that Nsight Systems profiles; none where no run does."""
+    profiled = {name for name, run in PROJECT.runs.items() if run.profile and run.profiler == "nsight"}
+    return (lambda wildcards: "--nsight" if wildcards.run in profiled else "") if profiled else ""
 
 
 def cores_of(wildcards):

@@ -25,7 +25,7 @@ rule measure_communication:
         site=SITE,
         device=PROJECT.site.device,
         launch=launch_of,
-        ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-communication"),
+        ranks=str(PATHS.logs("{run}-communication")),
         code=provenance.code_digest(["scripts/measure_communication.py"]),
     shell:
         "exec python scripts/launch.py {params.launch} --site {params.site:q} --logs {params.ranks:q}"

@@ -32,7 +32,7 @@ use rule train as parity_run with:
         launch=launch_of,
         timeout=PROJECT.config.timeout_seconds,
         nsight="",
-        ranks=lambda wildcards: PATHS.logs(f"{wildcards.run}-parity"),
+        ranks=str(PATHS.logs("{run}-parity")),
 
 
 rule parity_verdict:

@@ -6,7 +6,7 @@
 rule train:
     input:
         data_of,
-        start=start_of,
+        start=starts(),
         pretrained=pretrained_files(weights=True),
     output:
         record=PATHS.run("{run}") / "run.json",
@@ -31,8 +31,8 @@ rule train:
         site=SITE,
         launch=launch_of,
         timeout=PROJECT.config.timeout_seconds,
-        nsight=nsight_of,
-        ranks=lambda wildcards: PATHS.logs(wildcards.run),
+        nsight=nsight(),
+        ranks=str(PATHS.logs("{run}")),
     # `exec` makes the launcher the job's own process, so that Slurm's warning before the time limit reaches it.
     shell:
         "exec python scripts/launch.py {params.launch} --site {params.site:q} --timeout {params.timeout} {params.nsight}"

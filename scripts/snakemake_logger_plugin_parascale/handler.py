@@ -9,7 +9,6 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.files import write_json, write_text
 from parascale.plan import budget, limits, tables
-from parascale.plan.planner import Planner
 from snakemake_logger_plugin_parascale.collect import capacity, pending_jobs
 from snakemake_logger_plugin_parascale.live import Ledger
 
@@ -65,28 +64,28 @@ class LogHandler(LogHandlerBase):
             logger.info(self.ledger.line(time.time()))
 
 
-def follow(workflow, project):
-    """Tell the plugin, where it is loaded, which workflow and configuration it plans for. Called by the Snakefile."""
+def follow(workflow, planner):
+    """Tell the plugin, where it is loaded, which workflow it plans for, and with which Planner. Called by the Snakefile."""
     for handler in _handlers(workflow):
-        handler.workflow, handler.planner = workflow, Planner(project)
+        handler.workflow, handler.planner = workflow, planner
 
 
-def start(workflow, project):
+def start(workflow, planner):
     """Before the first job of a real run: refuse what the budget or the machine does not allow, then keep count.
 
     Works without the plugin too. Raises WorkflowError, on which Snakemake ends before it submits anything.
     """
     if workflow.touch:
         return
-    planner = Planner(project)
+    results = planner.project.paths.results
     plan = plan_of(workflow, planner)
-    write(plan, project.paths.results)
+    write(plan, results)
     try:
         budget.check(plan)
     except budget.BudgetError as error:
         raise WorkflowError(f"{tables.text(plan)}\n{error}") from None
     for handler in _handlers(workflow):
-        handler.ledger = Ledger(plan, project.paths.results / "plan" / "events.jsonl", planner)
+        handler.ledger = Ledger(plan, results / "plan" / "events.jsonl", planner)
         logger.info(handler.ledger.line(time.time()))
     for line in budget.warnings(plan):
         logger.warning(line)

@@ -20,14 +20,14 @@ from snakemake_logger_plugin_parascale import follow, start
 PROJECT = load_project(config)
 PLANNER = Planner(PROJECT)
 RESULTS = PROJECT.paths.results
-follow(workflow, PROJECT)
+follow(workflow, PLANNER)
 
 
 localrules: download, report
 
 
 onstart:
-    start(workflow, PROJECT)
+    start(workflow, PLANNER)
 
 
 def layout(key):

@@ -4,7 +4,6 @@ A job is priced from the prediction of its run, or from how long the same rule t
 expectation is unknown, and the plan says so. At worst every attempt of a job lasts until its time limit.
 """
 
-import dataclasses
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -82,7 +81,7 @@ class Plan:
 
     def as_dict(self):
         """The mapping that `plan.json` holds."""
-        return {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(self)}
+        return {"schema_version": SCHEMA_VERSION} | vars(self) | {"jobs": [vars(job) for job in self.jobs]}
 
 
 def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=False, site=None):

@@ -1,6 +1,5 @@
 """What a training process is told, put together from a project or from what a rule hands over."""
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +57,7 @@ def describe_job(project, run, work, output):
     """
     data = run.workload.data
     return {
-        "run": dataclasses.asdict(run),
+        "run": project.run_settings(run),
         "site": project.site_settings,
         "data": str(project.paths.data(data.dataset, data.format)),
         "work": str(work),
