@@ -1,4 +1,4 @@
-"""Which layout for so many GPUs? Every possible one, ranked, with memory and the reason in words.
+"""Which layout for so many GPUs? Ranked, with memory and the reason in words.
 
 Example: python scripts/advise.py --workload lm-small --site jureca --gpus 8
 """

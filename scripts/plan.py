@@ -1,9 +1,11 @@
 """What runs of the table will need: memory, time, core-hours; and how plans compared with what happened.
 
 Example: python scripts/plan.py                        every run's prediction
-         python scripts/plan.py --check                exit code 1 where a run does not fit or the plan is over budget
+         python scripts/plan.py --check                exit code 1 where a run does not fit or all cost more than the budget
          python scripts/plan.py --exact --runs ddp     memory by the real code on fake tensors (needs torch)
          python scripts/plan.py --actual report.csv    finished runs: predicted beside charged
+
+Every run of the table counts, finished or not, and no other job: what is left to do, `snakemake -n` tells.
 """
 
 import argparse
@@ -90,6 +92,12 @@ def judge(names, planner):
         if foretold.fits == "does not fit":
             said.append(f"{name}: does not fit" + (f"; it would with {foretold.remedy}" if foretold.remedy else ""))
         cost += foretold.core_hours or 0.0
+    unknown = sum(planner.prediction(name).core_hours is None for name in names)
+    if unknown:
+        print(f"note: the cost of {unknown} of {len(names)} runs is unknown, and counted as nothing")
+    quota = project.config.budget.quota
+    if quota is not None and cost > quota:
+        print(f"note: {cost:,.2f} core-h expected are more than the quota of {quota:,g}")
     cap = project.config.budget.core_hours
     if cap is not None and cost > cap:
         said.append(f"{cost:,.2f} core-h expected, more than budget.core_hours = {cap:,g}")

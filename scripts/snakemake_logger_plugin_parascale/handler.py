@@ -45,18 +45,18 @@ class LogHandler(LogHandlerBase):
         elif event == LogEvent.JOB_FINISHED:
             if self.ledger.finished(record.job_id, time.time()):
                 logger.info(self.ledger.line(time.time()))
-        elif event == LogEvent.JOB_ERROR:
-            self.ledger.failed(record.jobid, time.time())
+        elif event == LogEvent.JOB_ERROR and self.ledger.failed(record.jobid, time.time()):
+            logger.info(self.ledger.line(time.time()))
 
     def close(self):
         """The end of a workflow. Snakemake calls it twice."""
-        if not self.closed and self.workflow is not None and self.workflow.dag is not None and not self.failed:
+        if not self.closed and self.workflow is not None and self.workflow.dag is not None:
             self._finish()
         self.closed = True
         super().close()
 
     def _finish(self):
-        if self.common_settings.dryrun:
+        if self.common_settings.dryrun and not self.failed:
             plan = plan_of(self.workflow, self.planner)
             write(plan, self.planner.project.paths.results)
             logger.info("\n" + tables.text(plan))
@@ -98,7 +98,7 @@ def plan_of(workflow, planner):
     return budget.make_plan(
         pending_jobs(workflow),
         planner,
-        history=budget.rule_history(results / "plan" / "events.jsonl"),
+        history=budget.rule_history(results / "plan" / "events.jsonl", planner.site.name),
         capacity=slots,
         capacity_is_cores=is_cores,
         site=limits.live_site(planner.site),

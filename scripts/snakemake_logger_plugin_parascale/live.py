@@ -4,7 +4,8 @@ import dataclasses
 import json
 from datetime import UTC, datetime
 
-from parascale.files import read_json
+from parascale.files import read_json, read_json_lines
+from parascale.plan import budget
 from parascale.plan.predict import charged_core_hours
 from parascale.plan.schedule import wall_hours
 from parascale.plan.tables import duration
@@ -13,8 +14,8 @@ from parascale.plan.tables import duration
 class Ledger:
     """Follows the jobs of a plan; every change is a line of `events.jsonl`.
 
-    Where jobs wait in a queue, a job's time from submission to end is all that is seen of it; a training's own record
-    says how long it really ran.
+    A training, parity run or probe says itself how long it ran. Of other jobs the time from submission to end is all that is
+    seen, waiting in a queue included.
     """
 
     def __init__(self, plan, events, planner):
@@ -40,10 +41,11 @@ class Ledger:
         return job is not None and job.nodes > 0
 
     def failed(self, identity, now):
-        """A job ended badly; it may be tried again, and then waits as before."""
+        """A job ended badly; it may be tried again, and then waits as before. Says whether it was one that costs something."""
         job = self._end(identity, now, "failed")
         if job is not None:
             self.waiting[identity] = job
+        return job is not None and job.nodes > 0
 
     def line(self, now):
         """One line for people."""
@@ -69,7 +71,7 @@ class Ledger:
         return sum(self._charge(job, (now - began) / 3600) for job, began in self.running.values())
 
     def _charge(self, job, hours):
-        return charged_core_hours(self.planner.site, job.nodes, (hours or 0.0) * 3600) if job.nodes else 0.0
+        return charged_core_hours(self.planner.site, job.nodes, (hours or 0.0) * 3600, job.cores) if job.nodes else 0.0
 
     def _end(self, identity, now, event):
         if identity not in self.running:
@@ -82,16 +84,29 @@ class Ledger:
         return job
 
     def _recorded_hours(self, job, began):
-        """How long a training computed since `began`, by its own record; None where there is none."""
-        path = self.planner.project.paths.run(job.run) / "run.json" if job.run else None
-        if path is None or not job.rule.startswith("train_") or not path.is_file():
+        """How long a training ran since `began`, by its own record, finished or under way; None where there is none."""
+        kind = budget.kind_of(job.rule)
+        if job.run is None or kind is None:
             return None
-        attempts = [entry for entry in read_json(path).get("attempts") or [] if entry.get("seconds") is not None]
-        recent = [entry["seconds"] for entry in attempts if datetime.fromisoformat(entry["start"]).timestamp() >= began]
-        return sum(recent) / 3600 or None
+        paths = self.planner.project.paths
+        done, work = {
+            "run": (paths.run, paths.work),
+            "parity": (paths.parity, paths.parity_work),
+            "probe": (paths.probe, paths.probe_work),
+        }[kind]
+        finished, under_way = done(job.run) / "run.json", work(job.run) / "attempts.jsonl"
+        attempts = read_json_lines(under_way) if under_way.is_file() else []
+        attempts += (read_json(finished).get("attempts") or []) if finished.is_file() else []
+        recent = {
+            entry["start"]: entry["seconds"]
+            for entry in attempts
+            if entry.get("seconds") is not None and datetime.fromisoformat(entry["start"]).timestamp() >= began
+        }
+        return sum(recent.values()) / 3600 or None
 
     def _write(self, event, job, now, **more):
         at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
-        entry = {"time": at, "event": event, "job": job.id, "rule": job.rule, "wildcards": job.wildcards, **more}
+        entry = {"time": at, "event": event, "job": job.id, "rule": job.rule, "wildcards": job.wildcards}
+        entry |= {"site": self.planner.site.name, **more}
         with open(self.events, "a", encoding="utf-8") as handle:
             handle.write(json.dumps(entry) + "\n")

@@ -80,6 +80,17 @@ def test_a_stopped_run_goes_on_to_the_same_bits(layout, dropout, make_settings, 
     ]
 
 
+def test_a_run_keeps_what_was_foretold_before_its_first_step(make_settings, tmp_path):
+    """A later attempt knows more: its own forecast would flatter the plan. In another layout the old one would be no forecast."""
+    for name, after, kept in (("same", "single", 1.0), ("other", "ddp", 2.0)):
+        stop_at(
+            3, make_settings(name, LAYOUTS["single"]) | {"prediction": {"seconds": 1.0}}, tmp_path / f"{name}-before"
+        )
+        settings = make_settings(name, LAYOUTS[after]) | {"prediction": {"seconds": 2.0}}
+        train(settings, tmp_path / f"{name}-after")
+        assert read_json(Path(settings["output"]) / "run.json")["prediction"] == {"seconds": kept}
+
+
 @pytest.mark.parametrize(("before", "after"), [("fsdp", "tp"), ("pp", "single"), ("ddp", "pp")])
 def test_a_run_may_go_on_in_another_layout(before, after, make_settings, single, tmp_path):
     stop_at(7, make_settings("run", LAYOUTS[before]), tmp_path / "before")

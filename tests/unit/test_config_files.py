@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from parascale.config import (
     Config,
     Layout,
+    Model,
     Run,
     Site,
     Workload,
@@ -163,6 +164,18 @@ def test_extends_puts_a_workload_on_top_of_another_key_by_key(project):
     assert (made.training.steps, made.training.epochs, made.training.window) == (None, 1.5, 16)
     assert (made.data.source.kind, made.data.source.name) == ("files", None), "sources of two kinds do not mix"
     assert made.data.dataset == "d"
+
+
+def test_a_pretrained_model_takes_nothing_of_the_one_it_replaces(project):
+    """Its folder decides all sizes; a model of one's own keeps the settings that it goes on top of."""
+    text = {"tokenizer": "pretrained", "pretrained": "t5"}
+    pretrained = {"extends": "small", "task": "summarisation", "data": {"text": text}, "model": {"kind": "pretrained"}}
+    own = {"extends": "small", "model": {"kind": "mine.py:Mine"}}
+    runs = project(
+        "run workload\na pretrained\nb own\n", {"small": WORKLOAD, "pretrained": pretrained, "own": own}
+    ).runs
+    assert runs["a"].workload.model == Model(kind="pretrained", pretrained="t5")
+    assert runs["b"].workload.model == dataclasses.replace(runs["b"].workload.model, dim=WORKLOAD["model"]["dim"])
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_sums_are_those_by_hand(tmp_path):
     plan = budget.make_plan(jobs(), planner)
     hours = {name: planner.prediction(name).wall_seconds / 3600 for name in ("single", "ddp-8")}
     assert plan.totals["core_hours_expected"] == pytest.approx(128 * hours["single"] + 256 * hours["ddp-8"])
+    # A limit of half an hour is not the planner's: somebody set it, and every attempt has it.
     assert plan.totals["core_hours_worst"] == pytest.approx(128 * 1 + 128 * 0.5 * 4 + 256 * 0.5 * 4)
     assert plan.totals["gpu_hours_expected"] == pytest.approx(hours["single"] + 8 * hours["ddp-8"])
     assert plan.totals["node_hours_expected"] == pytest.approx(hours["single"] + 2 * hours["ddp-8"])
@@ -74,6 +75,17 @@ def test_sums_are_those_by_hand(tmp_path):
     assert known.totals["core_hours_expected"] == pytest.approx(plan.totals["core_hours_expected"] + 32)
     assert known.unknown == ()
     json.dumps(known.as_dict(), allow_nan=False)
+
+
+def test_limits_that_grow_with_the_attempt_are_summed(tmp_path):
+    """A training is given longer each time, up to the partition's limit; at worst all attempts last so long."""
+    planner = Planner(project(tmp_path))
+    limits = [planner.runtime_minutes("single", attempt) / 60 for attempt in (1, 2, 3, 4)]
+    assert limits == sorted(limits) and limits[0] < limits[-1]
+    job = budget.Job(1, "train_single", {"run": "single"}, gpus=1, limit_hours=limits[0], attempts=4)
+    (priced,) = budget.make_plan([job], planner).jobs
+    assert priced.hours_worst == pytest.approx(sum(limits))
+    assert (priced.strategy, priced.run) == ("single", "single")
 
 
 def test_columns_that_others_read(tmp_path):

@@ -114,12 +114,33 @@ def test_start_up_saving_and_constant_memory_are_measured():
     calibration = Calibration("laptop", seen)
     assumed = calibration.measured(LAPTOP).assumed
     assert (assumed.startup_seconds, assumed.library_gigabytes) == (6.0, pytest.approx(0.4))
-    assert calibration.basis == "probe"
+    assert calibration.basis(two) == "probe"
     saved = calibrate.saved_bytes(two, 5000)
     assert assumed.save_gigabytes_per_second == pytest.approx(saved / 0.2 / 1e9)
     crowd = predict(Run("four", WORKLOAD, Layout(gpus_per_node=4, dp=4)), LAPTOP, calibration, FACTS)
     assert crowd.wall_seconds - crowd.seconds == pytest.approx(2 * 6.0 + 0.2)
     assert crowd.memory["libraries"] == pytest.approx(4 * 10**8)
+
+
+def test_a_plan_rests_on_what_it_was_made_from():
+    """Finished runs of one workload in one precision are no history of another, whose time limit must stay careful."""
+    seen = Run("seen", WORKLOAD)
+    observation = Observation("run", "seen", dataclasses.asdict(seen), 5000, 0.5, {"forward": 0.5}, None, 7.0)
+    calibration = Calibration("jureca", (observation,))
+    other = dataclasses.replace(WORKLOAD, name="other")
+    bases = {
+        (workload.name, precision): predict(
+            Run("new", workload, Layout(gpus_per_node=2, dp=2), precision=precision), JURECA, calibration, FACTS
+        ).basis
+        for workload in (WORKLOAD, other)
+        for precision in ("fp32", "bf16")
+    }
+    assert bases == {
+        ("w", "fp32"): "history",
+        ("other", "fp32"): "probe",
+        ("w", "bf16"): "formula",
+        ("other", "bf16"): "formula",
+    }
 
 
 def test_a_damaged_record_teaches_nothing_and_disturbs_nobody(tmp_path):

@@ -51,6 +51,25 @@ def test_planned_jobs_are_the_executed_ones(tmp_path):
 
 
 @pytest.mark.slow
+def test_plans_rest_on_probes_and_then_on_what_ran(tmp_path):
+    """`calibrate` observes the machine; a finished run is history for the other runs of its workload."""
+    project = SmallProject(tmp_path)
+    rests = re.compile(r"Rests on: (.*)")
+    assert rests.search(project.snakemake("-n"))[1] == "formula"
+    project.snakemake("calibrate")
+    calibration = json.loads((tmp_path / "results/calibration/local.json").read_text())
+    assert {entry["source"] for entry in calibration["observations"]} == {"probe"}
+    assert "probe" in rests.search(project.snakemake("-n"))[1].split(", ")
+    project.snakemake("single_gpu")
+    assert json.loads((tmp_path / "results/runs/single/run.json").read_text())["prediction"]["basis"] == "probe"
+    project.snakemake("-n", "ddp")
+    (job,) = [
+        job for job in json.loads((tmp_path / "results/plan/plan.json").read_text())["jobs"] if job["run"] == "ddp"
+    ]
+    assert job["basis"] == "history" and job["hours_expected"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "seconds"), [(1_000, 10), (10_000, 60)])
 def test_a_plan_of_many_runs_is_quick(tmp_path, count, seconds):
     """A dry run of so many trainings, from its start to the table."""
@@ -61,5 +80,5 @@ def test_a_plan_of_many_runs_is_quick(tmp_path, count, seconds):
     began = time.perf_counter()
     text = project.snakemake("-n", "-q", "rules", "--", "single_gpu", "ddp")
     elapsed = time.perf_counter() - began
-    assert re.search(rf"train_ddp +{count - 1:,} ", text[text.index("Plan for") :])
+    assert re.search(rf"train_ddp +ddp +{count - 1:,} ", text[text.index("Plan for") :])
     assert elapsed < seconds

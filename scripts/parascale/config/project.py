@@ -9,8 +9,6 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
 from parascale.config import strict
 from parascale.config.checkpoints import Checkpoints
 from parascale.config.formats import Formats, Loaders
@@ -22,6 +20,7 @@ from parascale.config.runtable import read_rows
 from parascale.config.site import Site
 from parascale.config.summaries import Summaries
 from parascale.config.workload import TASK_FORMATS, Workload
+from parascale.config.yaml_files import extended, named_file, read_yaml, with_name
 from parascale.errors import ConfigError
 
 
@@ -172,13 +171,13 @@ def load_project(values, where="config"):
 
 def load_project_file(path):
     """Load the configuration in a YAML file; paths in it are relative to the current folder."""
-    return load_project(_yaml(path), str(path))
+    return load_project(read_yaml(path), str(path))
 
 
 def load_site(config, name):
     """The site `name`: `<sites>/<name>.yaml`."""
-    path = _named_file(config.sites, name, "site")
-    site = strict.load(Site, _with_name(_yaml(path), name, path), str(path))
+    path = named_file(config.sites, name, "site")
+    site = strict.load(Site, with_name(read_yaml(path), name, path), str(path))
     if site.cores_per_node is None:
         site = dataclasses.replace(site, cores_per_node=os.cpu_count())
     return site
@@ -186,8 +185,8 @@ def load_site(config, name):
 
 def load_workload(folder, name):
     """The workload `name`: `<folder>/<name>.yaml`, on top of the workload that it `extends`, if any."""
-    path = _named_file(folder, name, "workload")
-    values = _with_name(_extended(folder, path, [name]), name, path)
+    path = named_file(folder, name, "workload")
+    values = with_name(extended(folder, path, [name]), name, path)
     workload = strict.load(Workload, values, str(path))
     formats = TASK_FORMATS[workload.task]
     data = dataclasses.replace(
@@ -208,71 +207,6 @@ def load_workload(folder, name):
 def run_from_dict(values):
     """The Run that `dataclasses.asdict` made a mapping of (what a rule hands to a script)."""
     return strict.load(Run, values, "run settings")
-
-
-def _with_name(values, name, path):
-    """`values` with the name that their file gives them."""
-    if "name" in values:
-        raise ConfigError(f"{path}: leave out `name`: the file's own name is taken")
-    return {**values, "name": name}
-
-
-def _extended(folder, path, seen):
-    """The values of a workload's file on top of those it `extends`; `seen` are the names on the way here."""
-    values = _yaml(path)
-    base = values.pop("extends", None)
-    if base is None:
-        return values
-    if base in seen:
-        raise ConfigError(f"{path}: `extends` goes in a circle: {' → '.join([*seen, base])}")
-    return _merged(_extended(folder, _named_file(folder, base, "workload"), [*seen, base]), values)
-
-
-def _merged(base, over):
-    """`over` on top of `base`, key by key through nested mappings.
-
-    `steps` and `epochs` replace each other, and so do sources and models of different kinds, whose keys do not mix.
-    """
-    merged = dict(base)
-    for one, other in (("steps", "epochs"), ("epochs", "steps")):
-        if one in over:
-            merged.pop(other, None)
-    for key, value in over.items():
-        old = merged.get(key)
-        mixable = isinstance(value, dict) and isinstance(old, dict)
-        if mixable and key in ("source", "model"):
-            mixable = value.get("kind") in (None, old.get("kind"))
-        merged[key] = _merged(old, value) if mixable else value
-    return merged
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error; plain YAML quietly takes the second."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key, _ in node.value:
-            if keys.count(key.value) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key `{key.value}` stands twice", key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def _yaml(path):
-    try:
-        values = yaml.load(strict.read_text(path, "a YAML file"), _StrictLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(values, dict | None):
-        raise ConfigError(f"{path}: must be a mapping of keys")
-    return values or {}
-
-
-def _named_file(folder, name, what):
-    path = Path(folder) / f"{name}.yaml"
-    if not path.is_file():
-        known = sorted(entry.stem for entry in Path(folder).glob("*.yaml"))
-        raise ConfigError(f"{path}: no such {what}{strict.nearest(str(name), known)}")
-    return path
 
 
 def _with_baselines(runs, where):

@@ -51,9 +51,11 @@ class PricedJob:
     id: int
     rule: str
     run: str | None
+    strategy: str | None
     wildcards: dict
     nodes: int
     gpus: int
+    cores: int | None
     hours_expected: float | None
     hours_worst: float | None
     core_hours_expected: float | None
@@ -63,6 +65,7 @@ class PricedJob:
     slots: int
     after: tuple
     note: str | None = None
+    remedy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,23 +113,28 @@ def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=Fals
     )
 
 
+def kind_of(rule):
+    """What a rule of this name trains: `run`, `parity` or `probe`; None for a rule that does not."""
+    return next((kind for start, kind in KINDS.items() if rule.startswith(start)), None)
+
+
 def price(job, planner, history):
     """The PricedJob of a Job."""
     run = job.wildcards.get("run")
-    hours = fits = basis = note = None
+    kind = kind_of(job.rule) if run is not None else None
+    hours = fits = basis = note = remedy = None
+    worst = None if job.limit_hours is None else job.limit_hours * job.attempts
     if job.nodes == 0:
-        hours, basis = 0.0, None
-    elif run is not None and job.rule.startswith(tuple(KINDS)):
-        prediction = planner.prediction(run, next(KINDS[start] for start in KINDS if job.rule.startswith(start)))
-        fits, basis, note = prediction.fits, prediction.basis, prediction.unknown
+        hours = worst = 0.0
+    elif kind is not None:
+        prediction = planner.prediction(run, kind)
+        fits, basis, note, remedy = prediction.fits, prediction.basis, prediction.unknown, prediction.remedy
         hours = None if prediction.wall_seconds is None else prediction.wall_seconds / 3600
+        worst = _worst_hours(job, run, kind, planner)
     elif job.rule in history:
         hours, basis = history[job.rule], "history"
     else:
         note = "no earlier job of this rule to go by"
-    worst = None if job.limit_hours is None else job.limit_hours * job.attempts
-    if job.nodes == 0:
-        worst = 0.0
 
     def charge(duration):
         return None if duration is None else charged_core_hours(planner.site, job.nodes, duration * 3600, job.cores)
@@ -135,9 +143,11 @@ def price(job, planner, history):
         id=job.id,
         rule=job.rule,
         run=run,
+        strategy=planner.strategy(run),
         wildcards=job.wildcards,
         nodes=job.nodes,
         gpus=job.nodes * job.gpus,
+        cores=job.cores,
         hours_expected=hours,
         hours_worst=worst,
         core_hours_expected=charge(hours) if job.nodes else 0.0,
@@ -147,16 +157,30 @@ def price(job, planner, history):
         slots=job.slots,
         after=job.after,
         note=note,
+        remedy=remedy,
     )
 
 
+def _worst_hours(job, run, kind, planner):
+    """Hours of all attempts of a training at their time limits, which grow; a limit that somebody set does not."""
+    if job.limit_hours is None:
+        return None
+    limits_of = [
+        planner.runtime_minutes(run, attempt, kind, job.partition) / 60 for attempt in range(1, job.attempts + 1)
+    ]
+    return sum(limits_of) if limits_of[0] == job.limit_hours else job.limit_hours * job.attempts
+
+
 def rows(plan):
-    """The plan's table: one dict for each rule that costs something, in the plan's order, with sums over its jobs."""
+    """The plan's table: one dict for each rule and strategy that cost something, in the plan's order, with sums over the jobs."""
     groups = defaultdict(list)
     for job in plan.jobs:
         if job.nodes:
-            groups[job.rule].append(job)
-    return [{"rule": rule, **_totals(jobs), **_range_of(jobs)} for rule, jobs in groups.items()]
+            groups[job.rule, job.strategy].append(job)
+    return [
+        {"rule": rule, "strategy": strategy, **_totals(jobs), **_range_of(jobs)}
+        for (rule, strategy), jobs in groups.items()
+    ]
 
 
 def check(plan):
@@ -183,17 +207,18 @@ def warnings(plan):
         said.append(f"budget.core_hours cannot account for {plan.totals['jobs_unknown']} jobs of unknown cost")
     for job in plan.jobs:
         if job.fits in ("risky", "does not fit"):
-            said.append(f"{_title(job)}: memory: {job.fits}")
+            said.append(f"{_title(job)}: memory: {job.fits}" + (f"; it would with {job.remedy}" if job.remedy else ""))
     return said
 
 
-def rule_history(events):
-    """Rule → median hours from start to end of its finished jobs, in an `events.jsonl`; empty without the file."""
+def rule_history(events, site):
+    """Rule → median hours from start to end of its jobs that finished at a site (a name), in an `events.jsonl`; empty without
+    the file."""
     if not events.is_file():
         return {}
     hours = defaultdict(list)
     for event in read_json_lines(events):
-        if event["event"] == "finished" and event.get("seconds") is not None:
+        if event["event"] == "finished" and event.get("site") == site and event.get("seconds") is not None:
             hours[event["rule"]].append(event["seconds"] / 3600)
     return {rule: statistics.median(values) for rule, values in hours.items()}
 

@@ -52,11 +52,22 @@ class Calibration:
     site: str
     observations: tuple = ()
 
-    @property
-    def basis(self):
-        """What a prediction for an unseen run rests on: formula, probe or history."""
-        sources = {observation.source for observation in self.observations}
-        return "history" if "run" in sources else "probe" if sources else "formula"
+    def basis(self, run):
+        """What the Rates for a run rest on: `history` of finished runs of its workload, a `probe`, or the `formula` alone.
+
+        What was seen of other workloads is a probe of the machine; what was seen in other precisions is nothing.
+        """
+        seen = self._seen(run)
+        own = any(o.source == "run" and o.resolved.workload.name == run.workload.name for o in seen)
+        return "history" if own else "probe" if seen else "formula"
+
+    def _seen(self, run):
+        """The observations that speak of a run: those of its workload in its precision, else those of others in it."""
+        wanted = run.workload.name, run.precision
+        if wanted not in self._observed:
+            seen = [o for o in self.observations if o.resolved.precision == run.precision]
+            self._observed[wanted] = [o for o in seen if o.resolved.workload.name == run.workload.name] or seen
+        return self._observed[wanted]
 
     def same(self, run):
         """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
@@ -73,6 +84,11 @@ class Calibration:
             if observation.source == "run":
                 groups[_signature(observation.resolved)].append(observation)
         return dict(groups)
+
+    @cached_property
+    def _observed(self):
+        """(workload, precision) → observations, as they were looked up."""
+        return {}
 
     @cached_property
     def _found(self):
@@ -110,8 +126,7 @@ class Calibration:
         wanted = run.workload.name, run.precision
         if wanted not in self._found:
             prior = formula_rates(site, run.precision)
-            seen = [o for o in self.observations if o.resolved.precision == run.precision] if prior else []
-            seen = [o for o in seen if o.resolved.workload.name == run.workload.name] or seen
+            seen = self._seen(run) if prior else []
             equations = [row for observation in seen for row in _equations(observation, site)]
             self._found[wanted] = fit(prior, equations) if equations else prior
         return self._found[wanted]

@@ -40,6 +40,11 @@ class Planner:
         run, parity = self.project.runs[name], self.project.config.parity
         return run.parity(parity.steps, parity.precision) if kind == "parity" else run
 
+    def strategy(self, name):
+        """The strategy of a run of the table or a probe; None for any other name, or none."""
+        run = self.project.runs.get(name) or (self.probes.get(name) if name is not None else None)
+        return run.strategy if run else None
+
     def vocabulary(self, name):
         """Entries of a run's vocabulary, or None."""
         return self._facts(self.run(name)).vocabulary

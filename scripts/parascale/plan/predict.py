@@ -99,10 +99,10 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
     facts = facts or data_facts(run)
     model, places = run.workload.model, run.workload.sizes
     if model_sizes(model, 1, *places) is None:
-        return Prediction(calibration.basis, unknown=f"no formula for models of kind {model.kind}")
+        return Prediction(calibration.basis(run), unknown=f"no formula for models of kind {model.kind}")
     if facts.vocabulary is None:
         return Prediction(
-            calibration.basis,
+            calibration.basis(run),
             unknown="vocabulary or classes: prepare the data, or give data.expected.vocabulary in the workload",
         )
     sizes = model_sizes(model, facts.vocabulary, *places)
@@ -165,7 +165,7 @@ def _memory(run, site, calibration, vocabulary, remedy):
     wanted = remedy and fits in ("risky", "does not fit")
     change = find_remedy(run, site, vocabulary, capacity) if wanted else None
     return Prediction(
-        calibration.basis, memory=parts, memory_bytes=used, capacity_bytes=capacity, fits=fits, remedy=change
+        calibration.basis(run), memory=parts, memory_bytes=used, capacity_bytes=capacity, fits=fits, remedy=change
     )
 
 
@@ -227,7 +227,7 @@ def _time(prediction, run, site, calibration, sizes, facts):
     phases = rates.seconds(work, site, run.layout.processes_per_node)
     same = calibration.same(run)
     step_seconds = same[0] if same else sum(phases.values())
-    basis = "history" if same else calibration.basis
+    basis = "history" if same else calibration.basis(run)
     prediction = dataclasses.replace(prediction, basis=basis, steps=steps, step_seconds=step_seconds, phases=phases)
     if steps is None:
         return dataclasses.replace(

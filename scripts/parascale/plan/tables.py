@@ -4,7 +4,7 @@ import html
 
 from parascale.plan.budget import rows, warnings
 
-COLUMNS = ("rule", "jobs", "nodes", "GPUs", "hours", "node-h", "GPU-h", "core-h", "core-h at worst")
+COLUMNS = ("rule", "strategy", "jobs", "nodes", "GPUs", "hours", "node-h", "GPU-h", "core-h", "core-h at worst")
 NOTHING = "Nothing has to run: 0 core-h."
 
 
@@ -24,11 +24,11 @@ def text(plan):
 
 
 def cells(plan):
-    """Rows of text: a rule each, local jobs together, and the total."""
+    """Rows of text: a rule and strategy each, local jobs together, and the total."""
     costly = [_row(row["rule"], row) for row in rows(plan)]
     local = sum(job.nodes == 0 for job in plan.jobs)
     if local:
-        costly.append(["local jobs", f"{local:,}", *[""] * 5, "0", "0"])
+        costly.append(["local jobs", "", f"{local:,}", *[""] * 5, "0", "0"])
     return [*costly, _row("total", plan.totals)]
 
 
@@ -85,6 +85,7 @@ def _row(name, sums):
     worst = f"{sums['core_hours_worst']:,.2f}" + (" + ?" if sums["jobs_without_limit"] else "")
     return [
         name,
+        sums.get("strategy") or "",
         f"{sums['jobs']:,}",
         sums.get("nodes", ""),
         sums.get("gpus", ""),

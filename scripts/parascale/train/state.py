@@ -74,7 +74,8 @@ class RunState:
         died_at = self.lease.acquire()
         identity = self._identity()
         path = work / "run.json"
-        if path.exists() and read_json(path).get("identity") != identity:
+        begun = read_json(path) if path.exists() else {}
+        if begun and begun.get("identity") != identity:
             self.lease.release()
             aside = work.with_name(f"{work.name}.superseded")
             shutil.rmtree(aside, ignore_errors=True)
@@ -86,7 +87,10 @@ class RunState:
             self.lease = Lease(work)
             work.mkdir()
             self.lease.acquire()
-            died_at = None
+            died_at, begun = None, {}
+        if begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(self.job.run.layout):
+            # What was foretold before the first step: later attempts know more, and would flatter the plan.
+            self.job = dataclasses.replace(self.job, prediction=begun["prediction"])
         write_json(path, {"identity": identity, **self._description()})
         return died_at
 
