@@ -8,7 +8,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
-from parascale.errors import ParascaleError
+from parascale.errors import ConfigError, ParascaleError
 from parascale.files import read_json_lines
 from parascale.plan import limits
 from parascale.plan.predict import charged_core_hours
@@ -51,11 +51,9 @@ class PricedJob:
     id: int
     rule: str
     run: str | None
-    strategy: str | None
     wildcards: dict
     nodes: int
     gpus: int
-    cores: int | None
     hours_expected: float | None
     hours_worst: float | None
     core_hours_expected: float | None
@@ -66,6 +64,8 @@ class PricedJob:
     after: tuple
     note: str | None = None
     remedy: str | None = None
+    strategy: str | None = None
+    cores: int | None = None
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,9 @@ def price(job, planner, history):
         id=job.id,
         rule=job.rule,
         run=run,
-        strategy=planner.strategy(run),
         wildcards=job.wildcards,
         nodes=job.nodes,
         gpus=job.nodes * job.gpus,
-        cores=job.cores,
         hours_expected=hours,
         hours_worst=worst,
         core_hours_expected=charge(hours) if job.nodes else 0.0,
@@ -158,6 +156,8 @@ def price(job, planner, history):
         after=job.after,
         note=note,
         remedy=remedy,
+        strategy=planner.strategy(run),
+        cores=job.cores,
     )
 
 
@@ -165,10 +165,11 @@ def _worst_hours(job, run, kind, planner):
     """Hours of all attempts of a training at their time limits, which grow; a limit that somebody set does not."""
     if job.limit_hours is None:
         return None
-    limits_of = [
-        planner.runtime_minutes(run, attempt, kind, job.partition) / 60 for attempt in range(1, job.attempts + 1)
-    ]
-    return sum(limits_of) if limits_of[0] == job.limit_hours else job.limit_hours * job.attempts
+    try:
+        minutes = [planner.runtime_minutes(run, attempt, kind, job.partition) for attempt in range(1, job.attempts + 1)]
+    except ConfigError:  # of a partition that is not there: it is refused as such
+        return job.limit_hours * job.attempts
+    return sum(minutes) / 60 if minutes[0] / 60 == job.limit_hours else job.limit_hours * job.attempts
 
 
 def rows(plan):

@@ -37,13 +37,15 @@ def _kinds(layouts, site):
     # As many as there are runs with, but no more than have a core or a GPU each: crowds follow by formula.
     counts = [layout.processes_per_node for layout in together]
     processes = max(2, max((count for count in counts if site.crowding(count) == 1), default=min(counts)))
-    axis = "fsdp" if any(layout.uses_fsdp for layout in layouts) else "dp"  # what DDP does is part of what FSDP does
-    yield f"{axis}-{processes}", TALKING, {"gpus_per_node": processes, axis: processes}
+    # What DDP does is part of what FSDP does: both, where there are both, tell what gathering costs from what sharing does.
+    axes = [axis for axis in ("dp", "fsdp") if any(getattr(layout, axis) > 1 for layout in layouts)] or ["dp"]
+    for axis in axes:
+        yield f"{axis}-{processes}", TALKING, {"gpus_per_node": processes, axis: processes}
     degrees = [layout.tp for layout in layouts if layout.tp > 1]
     if degrees:
         yield f"tp-{min(degrees)}", TALKING, {"gpus_per_node": min(degrees), "tp": min(degrees)}
     if any(layout.nodes > 1 for layout in layouts):
-        both = {"nodes": 2, "gpus_per_node": processes, axis: 2 * processes}
+        both = {"nodes": 2, "gpus_per_node": processes, axes[-1]: 2 * processes}
         yield f"nodes-2x{processes}", TALKING, both
 
 
