@@ -49,6 +49,24 @@ class Source:
         "`files` are relative to it",
     )
 
+    def check(self, where, of_images=False):
+        """Raise ConfigError, beginning with `where`, for a `content` that nothing would make anything of."""
+        if self.content == "files":
+            return
+        said = f"{where}: `data.source.content: {self.content}`"
+        if self.kind != "url" or self.location:
+            raise ConfigError(
+                f"{said} is for what is fetched: `kind: url` without `location`. Set `content: files`: what is there is read "
+                "as it is"
+            )
+        if of_images:
+            raise ConfigError(f"{said} makes texts and their summaries, no images; set `task: summarisation`")
+        if any(isinstance(entry, dict) and entry.get("split") for entry in self.urls):
+            raise ConfigError(
+                f"{said} takes its splits from the list of articles: leave out `split` in `urls`, and choose rows with "
+                "`data.source.files`"
+            )
+
 
 @dataclass(frozen=True)
 class Text:

@@ -27,6 +27,7 @@ def download_images(source, images, output, attempts=ATTEMPTS):
 
     source: parascale.config.Source; images: parascale.config.formats.Images (for `builtin`). Errors as `sources.download`.
     """
+    source.check("the source of the images", of_images=True)
     output = Path(output)
     fetch = None if source.location else FETCHED.get(source.kind)
     if fetch and is_whole(source, output):

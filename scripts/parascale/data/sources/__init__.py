@@ -22,6 +22,7 @@ def download(source, output, attempts=ATTEMPTS, force=False):
     Raises ConfigError for settings that cannot be meant, DownloadError where a server cannot be reached or refuses,
     DataError for files that are missing or damaged, RequirementError for a full disk. Then `output` is left as it was.
     """
+    source.check("the source")
     output = Path(output)
     if not force and is_whole(source, output):
         return Raw(output)
