@@ -112,7 +112,9 @@ class Expected:
 
     vocabulary: int | None = option(None, "entries of the vocabulary, special ones included; of images, classes", low=2)
     train_tokens: int | None = option(None, "tokens of the train split", low=1)
-    train_samples: int | None = option(None, "samples of the train split (documents, images)", low=1)
+    train_samples: int | None = option(
+        None, "rows of the train split, excluded ones included (documents, images)", low=1
+    )
 
 
 @dataclass(frozen=True)
