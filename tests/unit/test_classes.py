@@ -161,3 +161,10 @@ def test_other_images_than_expected_name_both_figures(converted, expected, messa
     assert len(task.splits["train"]) == 11 and task.excluded["train"] == {"bad_images": 1}
     with pytest.raises(DataError, match=message):
         task_of(converted, expected=Expected(**expected))
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_training_reads_as_its_workload_says(converted, io):
+    splits = task_of(converted, io=io).splits
+    assert [splits[name].reader.io for name in ("train", "validation")] == [io, io]
+    assert np.array_equal(splits["train"].batch([3])[0], task_of(converted).splits["train"].batch([3])[0])

@@ -140,3 +140,9 @@ class Data:
         "`none`: it is read where it lies",
         choices=("none", "ram"),
     )
+    io: str = option(
+        "auto",
+        "how images are read from shards: `pread`, `mmap`, or `auto`, which chooses as it does for `loaders.io`; the numbers of "
+        "a training are the same. Text is mapped in any case",
+        choices=("auto", "pread", "mmap"),
+    )

@@ -74,7 +74,7 @@ def _open_classification(workload, folder, seed):
     missing = [name for name in ("train", "validation") if name not in there]
     if missing:
         raise DataError(f"{folder}: no split `{missing[0]}`; there are {', '.join(there)}")
-    readers = {name: open_images(folder, name) for name in SPLITS if name in there}
+    readers = {name: open_images(folder, name, workload.data.io) for name in SPLITS if name in there}
     for reader in readers.values():
         reader.read_batch([0])  # opens its files now: the folder may be one that goes again
     bad = [sample["split"] for sample in readers["train"].manifest["bad"]]
