@@ -29,6 +29,7 @@ from parascale.files import atomic_path, read_json, require_space, sha256, sync_
 
 RECORD = "record.json"
 COST = "cost.json"  # apart from the record, which must be the same whenever the work is done again
+SHARD_INODES, FORMAT_INODES = 3, 2  # a shard's folder, record and cost; a format's folder and manifest
 CHUNK_SAMPLES, CHUNK_BYTES = 32, 1 << 20  # that a reading thread fetches in one go, so that handing over costs little
 
 
@@ -112,11 +113,25 @@ def write_manifest(index, dataset, format_name, settings, output):
         "settings": {key: getattr(settings, key) for key in ("shards", "seed", "check", "bad_samples")},
         "classes": index.classes,
         "splits": splits,
-        **{key: sum(shard[key] for shard in shards) for key in ("bytes", "sample_bytes", "inodes")},
+        **{key: sum(shard[key] for shard in shards) for key in ("bytes", "sample_bytes")},
+        "inodes": _inodes(index, format_name, shards, settings),
         "bad": bad,
     }
     write_json(output / MANIFEST, manifest)
     return manifest
+
+
+def _inodes(index, format_name, shards, settings):
+    """Files and folders of a format, as a quota counts them; only what is made later, its proof, is not among them.
+
+    Of `files`, these are the images where they lie, too, with their folders up to the root, whoever pays for those.
+    shards: entries of the manifest, one a split and shard; each has a table beside its file, and each split has one.
+    """
+    lying = set().union(*(index.split(split).folders() for split in index.splits)) if format_name == "files" else ()
+    tables = len(shards) + len(index.splits)
+    return (
+        sum(shard["inodes"] for shard in shards) + tables + settings.shards * SHARD_INODES + FORMAT_INODES + len(lying)
+    )
 
 
 def _require_record(target, identity):
