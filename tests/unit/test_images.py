@@ -88,7 +88,9 @@ def test_a_label_that_is_no_class_is_listed(tmp_path):
     table = pa.table({"image": [make_jpeg(0), make_jpeg(1)], "label": pa.array([0, -1])})
     metadata = {"huggingface": '{"info": {"features": {"label": {"names": ["beagle"]}}}}'}
     pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "raw/train.parquet")
-    with pytest.raises(DataError, match="one that is no class: 1"):
+    with pytest.raises(
+        DataError, match=r"one that is no class: 1\. The classes are 0: give each row one of them, or remove it"
+    ):
         index_of(tmp_path / "raw", tmp_path / "index")
 
 
@@ -135,7 +137,7 @@ def test_a_part_is_held_out_where_there_is_no_validation(tmp_path):
         [1, 16, 1],
         [1, 4, 0],
     ]
-    assert any("have one image" in note and "single" in note for note in index.manifest["notes"])
+    assert any("have one image" in note and "single. Add images, or" in note for note in index.manifest["notes"])
     names = [index.split(split).name(i) for split in index.splits for i in range(len(index.split(split)))]
     assert len(set(names)) == 23
     again = index_of(tmp_path / "raw", tmp_path / "again", validation_fraction=0.2, seed=3)

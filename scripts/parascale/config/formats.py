@@ -56,7 +56,8 @@ class Formats:
     )
     threads: int = option(
         64,
-        "most files read at once: as many as it takes to keep a core busy, since a parallel filesystem answers each open late",
+        "most threads that read, each up to 32 small files one after the other: as many as it takes to keep a core busy, since "
+        "a parallel filesystem answers each open late; it begins with few",
         low=1,
         high=512,
     )
