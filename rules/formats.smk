@@ -17,18 +17,17 @@ rule convert_shard:
         dataset=pattern(IMAGE_DATA),
         format=pattern(IMAGE_FORMATS),
         shard=pattern(SHARDS),
-    # What is no part of a finished shard is a resource: a changed parameter would have all shards made again.
+    # What is no part of a finished shard is a resource: a changed parameter would have all shards made again. For the same
+    # reason bad samples fail no shard, whose record Snakemake would remove, but gather_shards.
     resources:
         **one_node(60),
-        bad_samples=PROJECT.config.formats.bad_samples,
         reading_threads=PROJECT.config.formats.threads,
     params:
         number=lambda wildcards: SHARDS.index(wildcards.shard),
         settings=conversion_settings,
     shell:
         "python scripts/convert.py --dataset {wildcards.dataset} --format {wildcards.format} --shard {params.number}"
-        " --input $(dirname {input:q}) --settings {params.settings:q}"
-        " --bad-samples {resources.bad_samples} --threads {resources.reading_threads}"
+        " --input $(dirname {input:q}) --settings {params.settings:q} --threads {resources.reading_threads}"
         " --output $(dirname $(dirname {output:q})) > {log:q} 2>&1"
 
 

@@ -1,7 +1,8 @@
 """Write a dataset in another format: images from their index, tokens from the flat arrays.
 
 Without --shard and --gather, all of it, continuing where an earlier conversion stopped. A workflow gives each shard a job
-of its own (--shard 0, --shard 1, …) and then ties them together (--gather).
+of its own (--shard 0, --shard 1, …) and then ties them together (--gather). Bad samples are left out of their shard, which
+is finished work all the same; whether they may be left out is asked in the end, by --gather.
 
 Example: python scripts/convert.py --dataset images --format hdf5 --input results/data/images/index --output results/data/images/hdf5
 """
@@ -14,6 +15,7 @@ from parascale.cli import run_main
 from parascale.config import strict
 from parascale.config.formats import Formats
 from parascale.data import convert
+from parascale.data.bad import bad_message
 from parascale.data.convert_tokens import convert_tokens
 from parascale.data.images import ImageIndex
 from parascale.data.text import Tokens
@@ -48,7 +50,9 @@ def main():
         return
     index = ImageIndex(arguments.input)
     if arguments.shard is not None:
-        convert.convert_shard(index, *target, arguments.shard, settings, arguments.output)
+        record = convert.convert_shard(index, *target, arguments.shard, settings, arguments.output)
+        if record["bad"]:
+            print(bad_message(arguments.dataset, record["bad"]))
     elif arguments.gather:
         convert.write_manifest(index, *target, settings, arguments.output)
     else:

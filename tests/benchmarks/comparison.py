@@ -35,6 +35,10 @@ class Comparison:
         """A figure of ours alone that must not be larger than a limit."""
         self._add(what, [value], f"≤ {limit:g}", value <= limit, [value], [], unit)
 
+    def alone(self, what, value, unit):
+        """A figure of ours alone that has no goal."""
+        self._add(what, [value], "", True, [value], [], unit)
+
     def exact(self, what, holds):
         """Something that is so, or not."""
         self._row(what, "exact" if holds else "differs", "exact", holds, "", "", "")

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from parascale.config import Formats, Source, Text
-from parascale.config.workload import Expected
+from parascale.config.data import Expected
 from parascale.data.convert import convert
 from parascale.data.pairs import prepare_pairs
 from parascale.data.sources import download

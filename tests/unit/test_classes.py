@@ -9,13 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from parascale.config import Optim
+from parascale.config import Data, Formats, Optim, Workload
+from parascale.config.data import Expected
 from parascale.data.classes import AugmentedImages, ClassImages, random_crop
+from parascale.data.convert import convert
 from parascale.data.loader import read_batches
 from parascale.data.sampler import Sampler
 from parascale.errors import DataError
 from parascale.evaluation.accuracy import correct_within
+from parascale.evaluation.task import open_task
 from parascale.train.optim import learning_rate
+from tests.unit.image_sets import jpeg, packed_index
 
 
 class Reader:
@@ -128,3 +132,39 @@ def test_one_cycle_rises_for_a_quarter_and_falls_to_nothing():
     assert rates[:10] == sorted(rates[:10]) and rates[9:] == sorted(rates[9:], reverse=True)
     assert 1 / 25 < rates[0] < 0.1 and rates[-1] == pytest.approx(1e-5)
     assert learning_rate(1, 1, 1.0, optim) == pytest.approx(1e-5)
+
+
+@pytest.fixture
+def converted(tmp_path):
+    """A folder of HDF5 with 12 images of 3 classes to train on, one of which is bad."""
+    images = [(jpeg(seed), seed % 3) for seed in range(12)]
+    index = packed_index(tmp_path / "index", {"train": [*images[:5], (b"", 2), *images[6:]], "validation": images[:4]})
+    convert(index, "set", "hdf5", Formats(threads=2, bad_samples="skip"), tmp_path / "hdf5")
+    return tmp_path / "hdf5"
+
+
+def task_of(folder, **data):
+    """The task of a classifier with these settings of its data."""
+    return open_task(Workload("w", task="classification", data=Data(**data)), folder)
+
+
+@pytest.mark.parametrize(
+    ("expected", "message"),
+    [
+        ({"vocabulary": 10}, "`data.expected.vocabulary` is 10, but there are 3 classes"),
+        ({"train_samples": 9025}, "`data.expected.train_samples` is 9,025, but there are 12 images in the train split"),
+        ({"train_samples": 11}, "is 11, but there are 12 images in the train split, bad ones included; correct it"),
+    ],
+)
+def test_other_images_than_expected_name_both_figures(converted, expected, message):
+    task = task_of(converted, expected=Expected(vocabulary=3, train_samples=12))
+    assert len(task.splits["train"]) == 11 and task.excluded["train"] == {"bad_images": 1}
+    with pytest.raises(DataError, match=message):
+        task_of(converted, expected=Expected(**expected))
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_training_reads_as_its_workload_says(converted, io):
+    splits = task_of(converted, io=io).splits
+    assert [splits[name].reader.io for name in ("train", "validation")] == [io, io]
+    assert np.array_equal(splits["train"].batch([3])[0], task_of(converted).splits["train"].batch([3])[0])

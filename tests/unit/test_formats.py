@@ -9,16 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parascale.config.formats import IMAGE_FORMATS, Formats
+from parascale.config.formats import IMAGE_FORMATS, Formats, Images
 from parascale.data.convert import RECORD, convert, convert_shard, shard_samples
 from parascale.data.formats import image_format, open_images
 from parascale.data.formats.mount import require_fuse
 from parascale.data.formats.storage import drop_from_cache
+from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.verify import verify_images
 from parascale.errors import ConfigError, RequirementError
-from parascale.files import sha256
-from tests.unit.image_sets import jpeg, packed_index
+from parascale.files import read_json, sha256
+from tests.unit.image_sets import image_folder, jpeg, packed_index
 
 BYTE_FORMATS = ("hdf5", "arrow", "webdataset", "binary")
 ANY_BYTES = Formats(check="none", threads=4)
@@ -68,6 +69,24 @@ def converted(source, tmp_path_factory):
 def test_a_format_is_proven_identical_to_its_source(name, source, converted):
     result = verify_images(converted(name), source, "set", Formats())
     assert result == {"format": name, "dataset": "set", "samples": 77, "bad": 0, "identical": True}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_manifest_counts_the_inodes_that_there_are(name, converted):
+    folder = converted(name)
+    assert read_json(folder / "manifest.json")["inodes"] == inodes_of(folder)
+
+
+def test_files_that_stay_where_they_lie_are_counted_with_their_folders(tmp_path):
+    root = image_folder(tmp_path / "raw")
+    index_images(root, Images(), tmp_path / "index")
+    manifest = convert(ImageIndex(tmp_path / "index"), "set", "files", Formats(shards=2, threads=2), tmp_path / "files")
+    assert manifest["inodes"] == inodes_of(tmp_path / "files") + inodes_of(root)
+
+
+def inodes_of(folder):
+    """Files and folders of a tree, its own folder among them."""
+    return 1 + sum(1 for _ in folder.rglob("*"))
 
 
 @pytest.mark.filterwarnings("ignore:.*read at random")

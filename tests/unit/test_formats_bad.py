@@ -1,8 +1,11 @@
 """What can be wrong with data is found, named, and answered with what to do; nothing half-right is handed on."""
 
 import dataclasses
+import json
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.files import read_json
 from tests.unit.image_sets import image_folder, jpeg, packed_index
 
+SCRIPT = Path(__file__).parents[2] / "scripts/convert.py"
 GOOD = jpeg(1)
 BAD_SAMPLES = [
     pytest.param(b"", "the file is empty", id="empty"),
@@ -50,10 +54,12 @@ def made(tmp_path):
 
 
 @pytest.mark.parametrize(("data", "reason"), BAD_SAMPLES)
-def test_a_bad_sample_is_named_and_stops_its_shard(data, reason, mixed, tmp_path):
+def test_a_bad_sample_is_named_and_there_is_no_manifest(data, reason, mixed, tmp_path):
     with pytest.raises(DataError, match=f"train/3: .*{reason}") as caught:
         convert(mixed(data), "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
-    assert "bad_samples: skip" in str(caught.value)
+    assert "bad_samples: skip" in str(caught.value) and f"remove the folder of the index and {tmp_path}" in str(
+        caught.value
+    )
     assert not (tmp_path / "hdf5/manifest.json").exists()
 
 
@@ -69,20 +75,43 @@ def test_a_bad_sample_can_be_left_out_and_is_listed(data, reason, name, mixed, t
     }  # fmt: skip
 
 
-def test_one_bad_sample_does_not_lose_the_other_shards(mixed, tmp_path):
-    """The list comes at the end, and what was good is not converted again."""
-    index, choice = mixed(b""), Formats(shards=4, threads=2)
-    with pytest.raises(DataError, match="train/3"):
+@pytest.mark.parametrize("shards", [1, 4])
+def test_one_bad_sample_loses_no_work(shards, mixed, tmp_path):
+    """The list comes at the end, and whatever is answered to it, no shard is converted again."""
+    index, choice = mixed(b""), Formats(shards=shards, threads=2)
+    with pytest.raises(DataError, match="1 bad samples:\n  train, train/3"):
         convert(index, "set", "hdf5", choice, tmp_path / "hdf5")
-    done = sorted(path.parent.name for path in (tmp_path / "hdf5").glob("*/record.json"))
-    assert len(done) == 3
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "hdf5").glob("*/*")}
+    assert len(written) == 4 * shards
     assert not list((tmp_path / "hdf5").glob(".*")), "nothing half-written is left"
-    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "hdf5").glob("*/train.h5")}
     manifest = convert(index, "set", "hdf5", dataclasses.replace(choice, bad_samples="skip"), tmp_path / "hdf5")
     assert [sample["name"] for sample in manifest["bad"]] == ["train/3"]
-    assert {path: path.stat().st_mtime_ns for path in written} == written, "only the shard that had failed was made"
     with pytest.raises(DataError, match="train/3"):
         convert(index, "set", "hdf5", choice, tmp_path / "hdf5")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "hdf5").glob("*/*")} == written
+
+
+def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
+    """Snakemake removes the record of a job that fails, and with it the proof that the shard is there."""
+    index = mixed(b"")
+    convert_script = [sys.executable, SCRIPT, "--dataset", "set", "--format", "hdf5", "--input", index.folder]
+    convert_script += ["--output", tmp_path / "hdf5", "--settings", json.dumps({"shards": 2, "threads": 2})]
+
+    def run(*more):
+        done = subprocess.run([*convert_script, *more], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    shards = [run("--shard", str(number)) for number in range(2)]
+    assert [code for code, _, _ in shards] == [0, 0]
+    assert sorted(out for _, out, _ in shards) == [
+        "",
+        "dataset `set`: 1 bad samples:\n  train, train/3: the file is empty\n",
+    ]
+    for part in (["--gather"], []):
+        code, _, complaint = run(*part)
+        assert code == 1 and "train, train/3: the file is empty" in complaint
+    assert run("--gather", "--bad-samples", "skip")[0] == 0
+    assert read_json(tmp_path / "hdf5/manifest.json")["bad"][0]["name"] == "train/3"
 
 
 def test_a_damaged_pixel_is_found_by_decoding(mixed, tmp_path):

@@ -39,7 +39,8 @@ def flat(tmp_path):
 
 @pytest.mark.parametrize("name", TOKEN_FORMATS)
 def test_tokens_and_windows_are_the_same_in_every_format(name, flat, tmp_path):
-    convert_tokens(flat, "text", name, tmp_path / name)
+    manifest = convert_tokens(flat, "text", name, tmp_path / name)
+    assert manifest["inodes"] == 1 + len(list((tmp_path / name).iterdir()))
     assert verify_tokens(tmp_path / name, flat, "text") == {
         "format": name,
         "dataset": "text",

@@ -9,9 +9,14 @@ import pyarrow.parquet
 import pytest
 
 from parascale.config import Source
+from parascale.config.formats import Images
+from parascale.data.image_download import download_images, images_root
+from parascale.data.image_sources import index_images
+from parascale.data.images import ImageIndex
 from parascale.data.sources import download, transfer
 from parascale.errors import ConfigError, DataError, DownloadError
 from tests.unit.http_server import Site, serve
+from tests.unit.image_sets import jpeg
 
 COMMIT = "b08601e04326c79dfdd32d625aee71d232d685c3"
 TOKEN = "hf_of_a_test"
@@ -39,8 +44,13 @@ def site():
 
 
 def parquet(*texts, column="text"):
+    return table_of({column: list(texts)})
+
+
+def table_of(columns):
+    """The bytes of a Parquet file."""
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({column: list(texts)}), buffer)
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
     return buffer.getvalue()
 
 
@@ -158,6 +168,41 @@ def test_the_login_is_used_and_not_shown_to_the_storage(site, tmp_path, monkeypa
         download(source_of(site), tmp_path / "raw")
         assert "Authorization" not in storage.requests[0][1]
     assert TOKEN not in (tmp_path / "raw" / "manifest.json").read_text()
+
+
+def test_images_come_with_the_login_and_can_be_indexed(site, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    images = {split: [jpeg(seed) for seed in range(first, first + 4)] for split, first in (("train", 0), ("test", 4))}
+    files = {}
+    for split, content in images.items():
+        rows = [{"bytes": image, "path": f"{number}.jpg"} for number, image in enumerate(content)]
+        files[f"data/{split}-00000-of-00001.parquet"] = table_of({"image": rows, "label": [1, 0, 1, 0]})
+    publish(site, files)
+    site.token = TOKEN
+    raw = download_images(source_of(site), Images(), tmp_path / "raw")
+    index_images(images_root(raw), Images(validation_fraction=0.0), tmp_path / "index")
+    index = ImageIndex(tmp_path / "index")
+    for split, content in images.items():
+        found = index.split(split)
+        assert [found.read(i) for i in range(4)] == content and found.labels.tolist() == [1, 0, 1, 0]
+    asked = len(site.requests)
+    download_images(source_of(site), Images(), tmp_path / "raw")
+    assert len(site.requests) == asked
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [(("document", "summary"), {}), (("article", "highlights"), {"document": "article", "summary": "highlights"})],
+)
+def test_pairs_of_document_and_summary_come_through_the_hub(site, tmp_path, names, columns):
+    rows = {"train": [("long text", "short"), ("no summary", None)], "validation": [("another", "one")]}
+    tables = {
+        split: {name: [pair[place] for pair in pairs] for place, name in enumerate(names)}
+        for split, pairs in rows.items()
+    }
+    publish(site, {f"data/{split}-00000-of-00001.parquet": table_of(table) for split, table in tables.items()})
+    raw = download(source_of(site, columns=columns), tmp_path / "raw")
+    assert {split: list(raw.pairs(split)) for split in raw.splits} == rows
 
 
 def test_gated_sets_name_the_login(site, tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale.config import Source, Text, Training, Workload
-from parascale.config.workload import Expected
+from parascale.config.data import Expected
 from parascale.data.pairs import Pairs, prepare_pairs
 from parascale.data.sources import download
 from parascale.data.text import IGNORED, Tokens

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from parascale.config.workload import Data, Source
+from parascale.config.data import Data, Source
 from parascale.report import build_report, load_records
 from parascale.report.published import PUBLISHED, differences, published_section
 from tests.unit.fake_results import CLUSTER, SITE, fake, workload, write_results

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from parascale.config import Data, Run, Training, Workload
 from parascale.errors import RequirementError
 from parascale.train import stage
+from parascale.train.state import RunState
 
 
 @pytest.fixture
@@ -61,3 +63,15 @@ def test_what_a_killed_attempt_left_is_replaced(job):
 def test_runs_and_nodes_on_one_machine_have_copies_of_their_own(tmp_path):
     places = {stage.place_in_ram(tmp_path / run, first) for run in ("one", "two") for first in (0, 2)}
     assert len(places) == 4
+
+
+def test_how_data_is_read_makes_no_other_run(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+
+    def identity(**data):
+        run = Run("r", Workload("w", data=Data(**data), training=Training(steps=1)))
+        job = SimpleNamespace(run=run, data_folder=tmp_path, code_digest="", start=None)
+        return RunState._identity(SimpleNamespace(job=job))
+
+    assert identity() == identity(stage="ram") == identity(io="pread") == identity(io="mmap")
+    assert identity() != identity(dataset="other")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale.config import Source, Text
-from parascale.config.workload import Expected
+from parascale.config.data import Expected
 from parascale.data import text, tokenize
 from parascale.data.sources import download, open_raw
 from parascale.data.text import IGNORED, Tokens, Windows, prepare

@@ -9,6 +9,8 @@ import tarfile
 import pytest
 
 from parascale.config import Source
+from parascale.config.formats import Images
+from parascale.data.image_download import download_images
 from parascale.data.sources import download
 from parascale.errors import ConfigError, DataError
 
@@ -104,21 +106,54 @@ def test_the_same_bytes_twice(site, tmp_path):
         ({"archive": packed(ARTICLES).replace(b"\x1f\x8b", b"\x1f\x8c", 1)}, DataError, "not whole"),
         ({"listed": b"[1, 2"}, DataError, "list of articles is no JSON"),
         ({"listed": b'{"train": []}'}, DataError, "list of articles.*validation"),
+        (
+            {"listed": b'{"train": ["7", "9"], "validation": ["9"], "test": []}'},
+            DataError,
+            "has 9 in two splits, train and validation",
+        ),
         ({"names": ("/a.tar.gz", "/b.tar.gz")}, ConfigError, "an archive and a list"),
     ],
-    ids=["lacking", "cut", "no-archive", "damaged", "no-json", "no-splits", "two-archives"],
+    ids=["lacking", "cut", "no-archive", "damaged", "no-json", "no-splits", "in-two-splits", "two-archives"],
 )
 def test_what_is_wrong_is_named_and_nothing_is_left(site, tmp_path, change, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         download(source_of(site, **change), tmp_path / "raw")
     assert not (tmp_path / "raw").exists()
+    assert error is ConfigError or f"remove {tmp_path}/raw.partial/" in str(caught.value)
 
 
-def test_an_article_of_another_form_is_named(site, tmp_path):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"hello", "article 7 of the archive has no section 'RESTBODY'.*remove"),
+        (b"[SN]RESTBODY[SN]\nCaf\xe9", "article 7 of the archive is not UTF-8 text.*remove"),
+    ],
+)
+def test_an_article_of_another_form_is_named(site, tmp_path, content, message):
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as tar:
         entry = tarfile.TarInfo("bbc-summary-data/7.summary")
-        entry.size = 5
-        tar.addfile(entry, io.BytesIO(b"hello"))
-    with pytest.raises(DataError, match="article 7 of the archive has no section 'RESTBODY'"):
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    with pytest.raises(DataError, match=message):
         download(source_of(site, archive=gzip.compress(plain.getvalue(), mtime=0)), tmp_path / "raw")
+
+
+URLS = [{"url": "http://127.0.0.1:9/xsum.tar.gz", "sha256": "0" * 64, "split": "train"}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "fetch", "message"),
+    [
+        ({"kind": "builtin", "name": "docstrings"}, download, "`kind: url` without `location`.*`content: files`"),
+        ({"kind": "hub"}, download, "`kind: url` without `location`"),
+        ({"kind": "files"}, download, "`kind: url` without `location`"),
+        ({"kind": "url", "location": "here"}, download, "`kind: url` without `location`"),
+        ({"kind": "url", "urls": URLS}, download, "leave out `split` in `urls`"),
+        ({"kind": "url"}, lambda source, output: download_images(source, Images(), output), "no images"),
+    ],
+)
+def test_it_is_asked_for_only_where_it_is_made(tmp_path, settings, fetch, message):
+    with pytest.raises(ConfigError, match=f"`data.source.content: xsum`.*{message}"):
+        fetch(Source(content="xsum", **settings), tmp_path / "raw")
+    assert list(tmp_path.iterdir()) == []

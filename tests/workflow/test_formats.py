@@ -6,6 +6,8 @@ import shutil
 
 import pytest
 
+from tests.unit.image_sets import image_folder
+
 from .small_project import SmallProject
 
 WORKLOAD = """
@@ -89,3 +91,24 @@ def test_a_damaged_shard_is_named_and_made_again_as_the_message_says(measured):
     assert measured.planned("formats")["convert_shard"] == 1
     measured.snakemake("formats")
     assert (shard / "train.h5").read_bytes() == good
+
+
+def test_a_bad_sample_stops_the_manifest_and_skipping_it_converts_nothing_again(measured):
+    mine = image_folder(measured.folder / "mine")
+    (mine / "train/cat/3.jpg").write_bytes(b"")
+    (measured.folder / "config/workloads/mine.yaml").write_text(
+        "task: classification\ndata: {source: {kind: files, location: mine}}\ntraining: {steps: 1}\n"
+    )
+    accepted = (SETTINGS, SETTINGS.replace("shards: 2", "shards: 2, bad_samples: skip"))
+    manifest = "results/data/mine/hdf5/manifest.json"
+    measured.edit("config/config.yaml", "workloads: [drawn]", "workloads: [drawn, mine]")
+    try:
+        assert "train/cat/3.jpg: the file is empty" in measured.snakemake(manifest, fails=True)
+        measured.edit("config/config.yaml", *accepted)
+        assert measured.planned(manifest) == {"gather_shards": 1}
+        measured.snakemake(manifest)
+        measured.edit("config/config.yaml", *reversed(accepted))
+    finally:
+        measured.edit("config/config.yaml", "workloads: [drawn, mine]", "workloads: [drawn]")
+    bad = json.loads((measured.folder / manifest).read_text())["bad"]
+    assert [sample["name"] for sample in bad] == ["train/cat/3.jpg"]

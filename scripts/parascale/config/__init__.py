@@ -1,5 +1,6 @@
 """What to run and where: the one home of every setting and its default. Imports no torch."""
 
+from parascale.config.data import SPLITS, Data, Source, Text
 from parascale.config.formats import Formats, Images, Loaders
 from parascale.config.layout import STRATEGIES, Layout
 from parascale.config.project import (
@@ -14,7 +15,7 @@ from parascale.config.project import (
 from parascale.config.run import Run
 from parascale.config.site import Site
 from parascale.config.summaries import Summaries
-from parascale.config.workload import SPLITS, Data, Model, Optim, Source, Text, Training, Workload
+from parascale.config.workload import Model, Optim, Training, Workload
 
 __all__ = [
     "SPLITS",

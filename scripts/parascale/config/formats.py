@@ -45,8 +45,8 @@ class Formats:
     seed: int = option(1, "seed of the one shuffle that is done when writing", low=0)
     bad_samples: str = option(
         "error",
-        "a sample that is empty, truncated or gone: `error` converts the rest and fails with the list, "
-        "`skip` leaves it out and lists it in the manifest",
+        "a sample that is empty, truncated or gone is left out of its shard: `error` fails with the list once all shards are "
+        "written, `skip` puts the list into the manifest; after a change from one to the other nothing is converted again",
         choices=("error", "skip"),
     )
     check: str = option(
@@ -56,7 +56,8 @@ class Formats:
     )
     threads: int = option(
         64,
-        "most files read at once: as many as it takes to keep a core busy, since a parallel filesystem answers each open late",
+        "most threads that read, each up to 32 small files one after the other: as many as it takes to keep a core busy, since "
+        "a parallel filesystem answers each open late; it begins with few",
         low=1,
         high=512,
     )

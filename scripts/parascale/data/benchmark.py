@@ -143,7 +143,9 @@ def _row(dataset, folder, case):
     row = {key: getattr(case, key) for key in ("format", "access", "cache", "io", "workers", "decode")}
     if case.format == "flat":
         manifest = read_json(Path(folder) / "manifest.json")
-        sizes = {"inodes": len(manifest["files"]), "bytes": sum(facts["bytes"] for facts in manifest["files"].values())}
+        files = manifest["files"]
+        # Its manifest and its folder count, too.
+        sizes = {"inodes": len(files) + 2, "bytes": sum(facts["bytes"] for facts in files.values())}
     else:
         manifest = read_manifest(folder)
         sizes = {

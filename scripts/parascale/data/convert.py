@@ -3,6 +3,9 @@
 A split's samples are shuffled once, with a seed, and cut into equal shards. Shard `k` of every split is one piece of work
 (`convert_shard`), which a job of its own can do; `write_manifest` then ties the shards together. The same source and
 settings give the same bytes, however many jobs and threads did it.
+
+A shard leaves out its bad samples and lists them, whatever `bad_samples` says: only `write_manifest` asks, so that neither
+one bad sample nor another answer to it costs a conversion.
 """
 
 import dataclasses
@@ -15,6 +18,7 @@ import numpy as np
 import xxhash
 
 from parascale.data import jpeg
+from parascale.data.bad import Bad, require_none
 from parascale.data.disk import full_disk_is_an_error
 from parascale.data.formats import image_format
 from parascale.data.formats.manifest import MANIFEST, SAMPLE, SCHEMA_VERSION, samples_path
@@ -25,18 +29,8 @@ from parascale.files import atomic_path, read_json, require_space, sha256, sync_
 
 RECORD = "record.json"
 COST = "cost.json"  # apart from the record, which must be the same whenever the work is done again
+SHARD_INODES, FORMAT_INODES = 3, 2  # a shard's folder, record and cost; a format's folder and manifest
 CHUNK_SAMPLES, CHUNK_BYTES = 32, 1 << 20  # that a reading thread fetches in one go, so that handing over costs little
-SHOWN = 20  # bad samples that a message lists
-
-
-@dataclasses.dataclass(frozen=True)
-class Bad:
-    """A sample that cannot be used."""
-
-    split: str
-    source: int
-    name: str
-    reason: str
 
 
 def shard_samples(images, number, shards, seed):
@@ -49,8 +43,8 @@ def convert_shard(index, dataset, format_name, number, settings, output):
     """Write shard `number` of every split below `output` (`results/data/<dataset>/<format>`); returns its record.
 
     index: parascale.data.images.ImageIndex, or what has its `splits`, `classes` and `split(name)`. settings:
-    parascale.config.formats.Formats. A shard that is there already, from the same source and settings, is kept. Raises
-    DataError that lists the bad samples where `settings.bad_samples` is `error`; then the shard is not written.
+    parascale.config.formats.Formats. A shard that is there already, from the same source and settings, is kept. The
+    record's `bad` lists the samples that were left out.
     """
     format_module = image_format(format_name)
     if not 0 <= number < settings.shards:
@@ -83,8 +77,6 @@ def convert_shard(index, dataset, format_name, number, settings, output):
         for split, numbers in picked.items():
             splits[split], found = _write_split(partial, format_module, index.split(split), numbers, settings, progress)
             bad += found
-        if bad and settings.bad_samples == "error":
-            raise DataError(_bad_message(dataset, bad))
         record = {**identity, "splits": splits, "bad": [dataclasses.asdict(sample) for sample in bad]}
         write_json(partial / RECORD, record)
         write_json(partial / COST, {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu})
@@ -92,28 +84,25 @@ def convert_shard(index, dataset, format_name, number, settings, output):
 
 
 def convert(index, dataset, format_name, settings, output):
-    """Write every shard and the manifest, here and now; returns the manifest.
-
-    With bad samples and the policy `error`, all other shards are written first, and the error lists every bad sample.
-    """
-    failures = []
+    """Write every shard and the manifest, here and now; returns the manifest. Errors are those of `write_manifest`."""
     for number in range(settings.shards):
-        try:
-            convert_shard(index, dataset, format_name, number, settings, output)
-        except DataError as error:
-            failures.append(str(error))
-    if failures:
-        raise DataError("\n".join(failures))
+        convert_shard(index, dataset, format_name, number, settings, output)
     return write_manifest(index, dataset, format_name, settings, output)
 
 
 def write_manifest(index, dataset, format_name, settings, output):
-    """Tie finished shards together: the table of samples of each split, and `manifest.json`, which comes last."""
+    """Tie finished shards together: the table of samples of each split, and `manifest.json`, which comes last.
+
+    Raises DataError that lists the bad samples of all shards where `settings.bad_samples` is `error`; the shards stay.
+    """
     output = Path(output)
     records = [
         _require_record(output / settings.shard(number), shard_identity(index, dataset, format_name, number, settings))
         for number in range(settings.shards)
     ]
+    bad = [sample for record in records for sample in record["bad"]]
+    if settings.bad_samples == "error":
+        require_none(dataset, bad, output)
     splits = {split: _gather_split(index.split(split), records, settings, output) for split in index.splits}
     shards = [shard for split in splits.values() for shard in split["shards"]]
     manifest = {
@@ -124,11 +113,25 @@ def write_manifest(index, dataset, format_name, settings, output):
         "settings": {key: getattr(settings, key) for key in ("shards", "seed", "check", "bad_samples")},
         "classes": index.classes,
         "splits": splits,
-        **{key: sum(shard[key] for shard in shards) for key in ("bytes", "sample_bytes", "inodes")},
-        "bad": [sample for record in records for sample in record["bad"]],
+        **{key: sum(shard[key] for shard in shards) for key in ("bytes", "sample_bytes")},
+        "inodes": _inodes(index, format_name, shards, settings),
+        "bad": bad,
     }
     write_json(output / MANIFEST, manifest)
     return manifest
+
+
+def _inodes(index, format_name, shards, settings):
+    """Files and folders of a format, as a quota counts them; only what is made later, its proof, is not among them.
+
+    Of `files`, these are the images where they lie, too, with their folders up to the root, whoever pays for those.
+    shards: entries of the manifest, one a split and shard; each has a table beside its file, and each split has one.
+    """
+    lying = set().union(*(index.split(split).folders() for split in index.splits)) if format_name == "files" else ()
+    tables = len(shards) + len(index.splits)
+    return (
+        sum(shard["inodes"] for shard in shards) + tables + settings.shards * SHARD_INODES + FORMAT_INODES + len(lying)
+    )
 
 
 def _require_record(target, identity):
@@ -171,7 +174,6 @@ def shard_identity(index, dataset, format_name, number, settings):
         "shards": settings.shards,
         "seed": settings.seed,
         "check": settings.check,
-        "bad_samples": settings.bad_samples,
         "source": {split: index.split(split).digest for split in index.splits},
     }
 
@@ -182,18 +184,12 @@ def cpu_seconds():
 
 
 def finished_record(target, identity):
-    """The record of a shard that is there, whole, and made from `identity`; else None.
-
-    What happens to bad samples makes no difference to a shard that has none.
-    """
+    """The record of a shard that is there, whole, and made from `identity`; else None."""
     try:
         record = read_json(target / RECORD)
     except (FileNotFoundError, ValueError):
         return None
-    same = all(
-        record.get(key) == value for key, value in identity.items() if key != "bad_samples" or record.get("bad") != []
-    )
-    whole = same and all(
+    whole = all(record.get(key) == value for key, value in identity.items()) and all(
         (target / facts["file"]).is_file() and (target / facts["file"]).stat().st_size == facts["bytes"]
         for facts in record["splits"].values()
     )
@@ -276,14 +272,3 @@ def _chunks(images, numbers):
         size += length
     if chunk:
         yield chunk
-
-
-def _bad_message(dataset, bad):
-    lines = [f"  {sample.split}, {sample.name}: {sample.reason}" for sample in bad[:SHOWN]]
-    if len(bad) > SHOWN:
-        lines.append(f"  … and {len(bad) - SHOWN:,} more")
-    return (
-        f"dataset `{dataset}`: {len(bad):,} bad samples:\n" + "\n".join(lines) + "\n"
-        "Set `formats.bad_samples: skip` to leave them out: finished shards are kept. Or repair or remove them, and the folder "
-        "of the index with them, which then is made anew."
-    )

@@ -48,7 +48,7 @@ def convert_tokens(tokens, dataset, format_name, output):
             "dtype": tokens.manifest["dtype"],
             "splits": splits,
             "bytes": sum(facts["bytes"] for facts in splits.values()),
-            "inodes": len(splits),
+            "inodes": len(splits) + 3,  # manifest, cost and the folder
         }
         write_json(partial / MANIFEST, manifest)
         write_json(partial / COST, {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu})

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import PIL
 
+from parascale.data.disk import full_disk_is_an_error
 from parascale.data.drawing import CLASSES, draw_images
-from parascale.data.sources import ATTEMPTS, files, hub, url
+from parascale.data.sources import ATTEMPTS, files, hub, is_whole, url
 from parascale.data.sources.manifest import Raw, write_manifest
 from parascale.data.sources.transfer import fetch_file, pieces_folder
 from parascale.errors import ConfigError, DataError
@@ -22,19 +23,22 @@ BUILTIN = "shapes"
 
 
 def download_images(source, images, output, attempts=ATTEMPTS):
-    """Make the raw folder `output` of an image set. Returns its Raw.
+    """Make the raw folder `output` of an image set. What was fetched and is whole is kept. Returns its Raw.
 
     source: parascale.config.Source; images: parascale.config.formats.Images (for `builtin`). Errors as `sources.download`.
     """
+    source.check("the source of the images", of_images=True)
     output = Path(output)
-    if source.location or source.kind == "files":
-        _point_at(source, output)
-    elif source.kind == "builtin":
-        _draw(source, images, output)
-    elif source.kind == "url":
-        _fetch_archives(source, output, attempts)
-    else:
-        hub.fetch(source, output, attempts)
+    fetch = None if source.location else FETCHED.get(source.kind)
+    if fetch and is_whole(source, output):
+        return Raw(output)
+    with full_disk_is_an_error(output):
+        if fetch:
+            fetch(source, output, attempts)
+        elif source.location or source.kind == "files":
+            _point_at(source, output)
+        else:
+            _draw(source, images, output)
     return Raw(output)
 
 
@@ -68,18 +72,20 @@ def _draw(source, images, output):
 
 def _fetch_archives(source, output, attempts):
     url.checked_urls(source.urls)
+    for entry in source.urls:
+        if not url.is_archive(url.file_name(entry["url"])):
+            raise ConfigError(
+                f"`data.source.urls`: {entry['url']} is no archive of images ({', '.join(url.TAR_ENDINGS)}, .zip)"
+            )
     pieces = pieces_folder(source, output)
     for entry in source.urls:
         fetch_file(entry["url"], pieces / entry["sha256"], attempts, entry["sha256"])
     with atomic_path(output) as partial:
         partial.mkdir()
-        for entry in source.urls:
-            name = Path(entry["url"]).name
-            if not url.is_archive(name):
-                raise ConfigError(
-                    f"`data.source.urls`: {entry['url']} is no archive of images ({', '.join(url.TAR_ENDINGS)}, .zip)"
-                )
-            url.unpack(pieces / entry["sha256"], name, partial)
+        url.placed(source.urls, pieces, partial)
         origin = {"urls": [{"url": entry["url"], "sha256": entry["sha256"]} for entry in source.urls]}
         write_manifest(partial, source, origin, {})
     shutil.rmtree(pieces)
+
+
+FETCHED = {"url": _fetch_archives, "hub": hub.fetch}

@@ -188,7 +188,9 @@ def _note_small_classes(classes, splits, notes):
     single = np.flatnonzero(np.bincount(rows["label"], minlength=len(classes)) == 1)
     if len(single):
         names = _listed(classes[label] for label in single)
-        notes.append(f"train: {len(single):,} classes have one image, too few to hold any out: {names}")
+        notes.append(
+            f"train: {len(single):,} classes have one image, too few to hold any out: {names}. Add images, or take the classes out"
+        )
 
 
 def _shown(name):

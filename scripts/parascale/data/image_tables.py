@@ -46,7 +46,9 @@ def pack_parquet(tables, columns, folder):
                     unknown = [first + row for row, label in enumerate(labels) if str(label) not in numbers]
                     if unknown:
                         raise DataError(
-                            f"{path}: rows without a label, or with one that is no class: {_listed(unknown)}"
+                            f"{path}: rows without a label, or with one that is no class: {_listed(unknown)}. The classes are "
+                            f"{', '.join(list(numbers)[:SHOWN])}{' and more' * (len(numbers) > SHOWN)}: give each row one of them, "
+                            "or remove it."
                         )
                     data = [_image_bytes(image, path, first + row) for row, image in enumerate(images)]
                     lengths = np.fromiter(map(len, data), np.int64, len(data))

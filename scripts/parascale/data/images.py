@@ -2,7 +2,8 @@
 
 An index folder holds `manifest.json` and, for each split, `<split>.npy` (one row an image, see IMAGE) and
 `<split>.names` (the paths below the root as the filesystem spells them, one after the other). Images that come packed in
-Parquet are laid out once in `<split>.packed`, one after the other. No process ever holds a Python object an image.
+Parquet are laid out once in `<split>.packed`, one after the other. Who reads an index holds no Python object an image;
+making it takes the names of a split as Python objects for a while.
 """
 
 import hashlib
@@ -136,6 +137,10 @@ class Images:
         start = self._name_start[i]
         return bytes(self._names[start : start + self._name_bytes[i]])
 
+    def folders(self):
+        """The folders that the images lie in and those above them, as paths below the root; none where images are packed."""
+        return set()
+
     def name(self, i):
         """The path for messages and records: bytes that are no UTF-8 are shown escaped."""
         return self.name_bytes(i).decode("utf-8", "backslashreplace")
@@ -147,6 +152,13 @@ class FileImages(Images):
     def __init__(self, index, split):
         super().__init__(index, split)
         self.root = os.fsencode(index.manifest["root"])
+
+    def folders(self):
+        found, pending = set(), {os.path.dirname(self.name_bytes(i)) for i in range(len(self))}
+        while pending:
+            found |= pending
+            pending = {os.path.dirname(folder) for folder in pending} - found
+        return found
 
     def read(self, i):
         """The bytes of image `i`, one more than expected where there are more. Raises OSError where it cannot be read.

@@ -1,10 +1,10 @@
-"""Many slow reads at once, their results in order, and never more of them in memory than agreed."""
+"""Many slow calls at once, their results in order, and never more of them in memory than agreed."""
 
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
-FEW = 4  # reads that are begun with
+FEW = 4  # calls that are begun with
 LOOK_SECONDS = 0.02  # between two looks at what the processor does
 BUSY = 0.8  # of a core: the interpreter's lock lets Python have no more than one
 
@@ -33,10 +33,11 @@ def ordered_map(function, items, threads, ahead=None):
 
 
 class Demand:
-    """How many reads are worth having under way: few, and twice as many whenever the processor waits for them.
+    """How many calls are worth having under way: few, and twice as many whenever the process computed little.
 
-    Reads from a busy filesystem wait, so hundreds go together; reads of what is in memory compute, and more threads only
-    take the interpreter's lock from each other. most: the bound.
+    Little is less than BUSY of a core between two looks, whatever the process waited for: reads, the disk that it writes to,
+    or who takes the results. Reads from a busy filesystem wait, so hundreds go together; reads of what is in memory
+    compute, and more threads only take the interpreter's lock from each other. most: the bound, in calls.
     """
 
     def __init__(self, most):

@@ -74,25 +74,34 @@ def _open_classification(workload, folder, seed):
     missing = [name for name in ("train", "validation") if name not in there]
     if missing:
         raise DataError(f"{folder}: no split `{missing[0]}`; there are {', '.join(there)}")
-    readers = {name: open_images(folder, name) for name in SPLITS if name in there}
+    readers = {name: open_images(folder, name, workload.data.io) for name in SPLITS if name in there}
     for reader in readers.values():
         reader.read_batch([0])  # opens its files now: the folder may be one that goes again
-    expected, found = workload.data.expected.vocabulary, len(readers["train"].classes)
-    if expected not in (None, found):
-        raise DataError(
-            f"{folder}: `data.expected.vocabulary` is {expected}, but there are {found} classes; correct it"
-        )
+    bad = [sample["split"] for sample in readers["train"].manifest["bad"]]
+    _check_expected(workload.data.expected, readers["train"], bad.count("train"))
     splits = {name: ClassImages(readers[name], training.image_size) for name in readers if name != "train"}
     splits["train"] = AugmentedImages(readers["train"], training.image_size, seed, training.smallest_crop)
-    bad = [sample["split"] for sample in readers["train"].manifest["bad"]]
     return Task(
         splits,
-        found,
+        len(readers["train"].classes),
         metrics={"accuracy": partial(correct_within, count=1), "top5": partial(correct_within, count=5)},
         augmented=True,
         excluded={name: {"bad_images": bad.count(name)} for name in readers},
         workers=training.workers,
     )
+
+
+def _check_expected(expected, train, bad):
+    """Raise DataError where plans assumed other images than there are. train: the split's reader; bad: images it lacks."""
+    for key, found, what in (
+        ("vocabulary", len(train.classes), "classes"),
+        ("train_samples", len(train) + bad, "images in the train split, bad ones included"),
+    ):
+        wanted = getattr(expected, key)
+        if wanted not in (None, found):
+            raise DataError(
+                f"{train.folder}: `data.expected.{key}` is {wanted:,}, but there are {found:,} {what}; correct it"
+            )
 
 
 def _empty_windows(workload, samples):

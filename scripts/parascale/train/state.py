@@ -98,7 +98,8 @@ class RunState:
         """A digest of all that decides the run's numbers; the layout is not part of it, so a run may go on in another."""
         run = self.job.run
         settings = dataclasses.asdict(run)
-        del settings["workload"]["data"]["stage"]  # where the data is read from, not what it says
+        for how in ("stage", "io"):  # where and how the data is read, not what it says
+            del settings["workload"]["data"][how]
         del settings["workload"]["training"]["workers"], settings["workload"]["parity_precision"]
         decided = {
             "workload": settings["workload"],

@@ -24,7 +24,7 @@ AHEAD_SAMPLES = 256  # that the kernel is asked for ahead of time when reading i
 class Writer:
     """Writes one shard. `append` each sample, then `finish`; use it in a `with` block."""
 
-    inodes = 1  # files and folders that a shard adds
+    inodes = 1  # files and folders of the samples themselves
 
     def __init__(self, path, images, data_bytes):
         """path: the shard's file. images: the source (parascale.data.images.Images). data_bytes: most that will come."""

@@ -35,13 +35,19 @@ class Writer(BlockWriter):
 
     def _write(self, data, source):
         folder = f"{self.images.split}/{source // FOLDER_SAMPLES:06d}"
-        if folder != self._folder and not (self.path.parent / folder).is_dir():
-            (self.path.parent / folder).mkdir(parents=True)
-            self.inodes += 1
+        if folder != self._folder:
+            self._make(self.images.split)
+            self._make(folder)
         self._folder = folder
         name = f"{folder}/{source:09d}.jpg"
         (self.path.parent / name).write_bytes(data)
         return name.encode()
+
+    def _make(self, folder):
+        """Make a folder below the shard's, if it is not there."""
+        if not (self.path.parent / folder).is_dir():
+            (self.path.parent / folder).mkdir()
+            self.inodes += 1
 
 
 class Reader(BaseReader):

@@ -22,8 +22,9 @@ def download(source, output, attempts=ATTEMPTS, force=False):
     Raises ConfigError for settings that cannot be meant, DownloadError where a server cannot be reached or refuses,
     DataError for files that are missing or damaged, RequirementError for a full disk. Then `output` is left as it was.
     """
+    source.check("the source")
     output = Path(output)
-    if not force and _is_whole(source, output):
+    if not force and is_whole(source, output):
         return Raw(output)
     # Data that lies on the machine is read in place, whichever kind of source it once came from.
     fetch = files.fetch if source.location else KINDS[source.kind]
@@ -32,13 +33,14 @@ def download(source, output, attempts=ATTEMPTS, force=False):
     return Raw(output)
 
 
-def open_raw(folder):
-    """The raw data in a folder that `download` made."""
-    return Raw(folder)
-
-
-def _is_whole(source, output):
+def is_whole(source, output):
+    """Whether the folder `output` holds all that these settings of a source ask for."""
     try:
         return Raw(output).manifest["source"] == settings_of(source)
     except DataError:
         return False
+
+
+def open_raw(folder):
+    """The raw data in a folder that `download` made."""
+    return Raw(folder)

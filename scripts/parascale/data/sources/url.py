@@ -37,10 +37,10 @@ def fetch(source, output, attempts):
         for entry in origin:
             entry["bytes"] = (pieces / entry["sha256"]).stat().st_size
         if source.content == "xsum":
-            xsum.convert({_file_name(entry["url"]): pieces / entry["sha256"] for entry in origin}, folder)
+            xsum.convert({file_name(entry["url"]): pieces / entry["sha256"] for entry in origin}, folder)
             splits = {}
         else:
-            splits = _placed(source.urls, pieces, folder)
+            splits = placed(source.urls, pieces, folder)
         if not splits:
             relative = _relative_to(folder)
             splits = (
@@ -52,11 +52,11 @@ def fetch(source, output, attempts):
     shutil.rmtree(pieces)
 
 
-def _placed(urls, pieces, folder):
-    """Put what was fetched into a folder; the manifest's entries of those files that are a split each."""
+def placed(urls, pieces, folder):
+    """Put what was fetched into a folder, archives unpacked; the manifest's entries of those files that are a split each."""
     splits = {}
     for entry in urls:
-        piece, name = pieces / entry["sha256"], _file_name(entry["url"])
+        piece, name = pieces / entry["sha256"], file_name(entry["url"])
         if is_archive(name):
             unpack(piece, name, folder)
         else:
@@ -78,7 +78,7 @@ def checked_urls(urls):
             if key not in KEYS:
                 raise ConfigError(f"`{where}`: unknown key `{key}`{nearest(str(key), KEYS)}")
         address = str(entry.get("url", ""))
-        if urllib.parse.urlsplit(address).scheme not in ("http", "https") or not _file_name(address):
+        if urllib.parse.urlsplit(address).scheme not in ("http", "https") or not file_name(address):
             raise ConfigError(f"`{where}.url` = `{address}` must be the http(s) address of a file")
         if not SHA256.fullmatch(str(entry.get("sha256", ""))):
             raise ConfigError(
@@ -86,10 +86,15 @@ def checked_urls(urls):
             )
         if entry.get("split") is not None and entry["split"] not in SPLITS:
             raise ConfigError(f"`{where}.split` = `{entry['split']}` is no split{nearest(str(entry['split']), SPLITS)}")
-        if entry.get("split") and is_archive(_file_name(address)):
+        if entry.get("split") and is_archive(file_name(address)):
             raise ConfigError(
                 f"`{where}.split`: {address} is an archive; say with `data.source.files` which of its files make a split"
             )
+
+
+def file_name(address):
+    """The name of the file at an address, whatever query follows it."""
+    return PurePosixPath(urllib.parse.unquote(urllib.parse.urlsplit(address).path)).name
 
 
 def is_archive(name):
@@ -134,10 +139,6 @@ def _place(piece, target, address):
             f"{address}: a file of the name `{target.name}` came from another address of `data.source.urls`"
         )
     link_or_copy(piece, target)
-
-
-def _file_name(address):
-    return PurePosixPath(urllib.parse.unquote(urllib.parse.urlsplit(address).path)).name
 
 
 def _relative_to(folder):

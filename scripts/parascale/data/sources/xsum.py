@@ -43,7 +43,8 @@ def convert(paths, folder):
     """Write `train.parquet`, `validation.parquet` and `test.parquet` into a folder.
 
     paths: name → path of the two files of the source: the archive (`.tar.gz`) and the list (`.json`, split → numbers of
-    articles). Raises ConfigError where they are not these two, DataError for an archive that is damaged or lacks an article.
+    articles). Raises ConfigError where they are not these two, DataError for an archive that is damaged or lacks an article
+    and for a list that is no partition.
     """
     archives = [path for name, path in paths.items() if not name.endswith(".json")]
     lists = [path for name, path in paths.items() if name.endswith(".json")]
@@ -56,24 +57,37 @@ def convert(paths, folder):
         writers = {split: stack.enter_context(_Writer(folder / f"{split}.parquet")) for split in SPLITS}
         progress = stack.enter_context(Progress("articles", unit="articles", total=len(split_of)))
         for number, article in _articles(archives[0], split_of):
-            document, summary = _parts(article, number)
+            document, summary = _parts(article, number, archives[0])
             writers[split_of.pop(number)].add(number, document, summary)
             progress.add(1)
     if split_of:
         raise DataError(
-            f"the archive lacks {len(split_of):,} of the articles that the list names, such as {min(split_of)}; is it the right one?"
+            f"the archive lacks {len(split_of):,} of the articles that the list names, such as {min(split_of)}. {_remedy(archives[0])}"
         )
 
 
 def _read_list(path):
     """Number of an article → its split."""
+    split_of = {}
     try:
         listed = json.loads(path.read_bytes())
-        return {number: split for split in SPLITS for number in listed[split]}
+        numbers = [(number, split) for split in SPLITS for number in listed[split]]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"the list of articles is no JSON of {', '.join(SPLITS)} and their numbers ({type(error).__name__}: {error})"
+            f"the list of articles is no JSON of {', '.join(SPLITS)} and their numbers ({type(error).__name__}: {error}). {_remedy(path)}"
         ) from None
+    for number, split in numbers:
+        if split_of.setdefault(number, split) != split:
+            raise DataError(
+                f"the list of articles has {number} in two splits, {split_of[number]} and {split}: what is trained on would be "
+                f"tested on. {_remedy(path)}"
+            )
+    return split_of
+
+
+def _remedy(piece):
+    """What to do about a file that was fetched with the checksum that was asked for, and is not what it should be."""
+    return f"Compare its entry in `data.source.urls` with what the authors publish; to have it fetched again, remove {piece}"
 
 
 def _articles(archive, wanted):
@@ -87,19 +101,21 @@ def _articles(archive, wanted):
     except (tarfile.ReadError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # the disk's own, such as a full one
-        raise DataError(f"the archive of articles is not whole ({error})") from None
+        raise DataError(f"the archive of articles is not whole ({error}). {_remedy(archive)}") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"article {name.stem} of the archive is not UTF-8 text ({error.reason})") from None
+        raise DataError(
+            f"article {name.stem} of the archive is not UTF-8 text ({error.reason}). {_remedy(archive)}"
+        ) from None
 
 
-def _parts(article, number):
+def _parts(article, number, archive):
     """(document, summary) of an article's text."""
     _, *rest = SECTION.split(article)
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
     try:
         return tuple(_cleaned(sections[name]) for name in ("RESTBODY", "FIRST-SENTENCE"))
     except KeyError as error:
-        raise DataError(f"article {number} of the archive has no section {error}; is it the archive of XSum?") from None
+        raise DataError(f"article {number} of the archive has no section {error}. {_remedy(archive)}") from None
 
 
 def _cleaned(text):
