@@ -194,6 +194,7 @@ def load_workload(folder, name):
     )
     strict.check_name(data.dataset, str(path), "data.dataset")
     data.text.check(str(path))
+    data.source.check(str(path), workload.of_images)
     if data.format not in formats:
         raise ConfigError(
             f"{path}: `data.format` = `{data.format}` is none that the task {workload.task} reads{strict.nearest(data.format, formats)}"
