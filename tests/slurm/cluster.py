@@ -190,9 +190,9 @@ class Cluster:
         return self.run(["sbatch", "--parsable", account, *arguments], cwd).stdout.strip()
 
     def state(self, job: str) -> str:
-        """What squeue says of a job: PENDING, RUNNING, COMPLETED, …"""
-        command = ["squeue", "--noheader", "--states=all", "--format=%T", f"--job={job}"]
-        return self.run(command).stdout.strip()
+        """What squeue says of a job: PENDING, RUNNING, COMPLETED, … ("" of one that ended more than MinJobAge ago)"""
+        listing = self.run(["squeue", "--noheader", "--states=all", "--format=%i %T"]).stdout
+        return dict(line.split() for line in listing.splitlines()).get(job, "")
 
     def wait(self, job: str, *states: str, timeout: float = 60) -> str:
         """Wait until a job is in one of these states (by default: has ended), and return the state."""

@@ -10,7 +10,8 @@ import signal
 from contextlib import ExitStack
 
 import pytest
-from workflow import STEPS, Workflow, assert_resumed_without_loss
+from workflow import Workflow, assert_resumed_without_loss
+from workloads import STEPS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3000)]
 

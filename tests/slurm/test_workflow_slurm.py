@@ -5,12 +5,14 @@ import subprocess
 
 import pytest
 from workflow import Workflow, assert_same_numbers
+from workloads import STEPS
 
 from parascale.files import read_json
+from parascale.report import published
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
 
-# The default matrix, with a run on two nodes in it.
+# The default matrix, with a run on two nodes in it, and the other two trainings on one process and on two.
 MATRIX = [
     {"run": "single"},
     {"run": "ddp", "gpus_per_node": 2, "dp": 2},
@@ -18,6 +20,10 @@ MATRIX = [
     {"run": "fsdp", "gpus_per_node": 2, "fsdp": 2},
     {"run": "tp", "gpus_per_node": 2, "tp": 2},
     {"run": "pp", "gpus_per_node": 2, "pp": 2, "micro_batches": 4, "schedule": "1F1B"},
+    {"run": "texts", "workload": "texts"},
+    {"run": "texts-ddp", "workload": "texts", "gpus_per_node": 2, "dp": 2},
+    {"run": "pictures", "workload": "pictures"},
+    {"run": "pictures-ddp", "workload": "pictures", "gpus_per_node": 2, "dp": 2},
 ]
 # What each job must get: rule, nodes, tasks of its step, GPUs in all. A node has 128 cores.
 GRANTED = {
@@ -27,32 +33,71 @@ GRANTED = {
     "fsdp": ("fsdp", 1, 1, 2),
     "tp": ("tp", 1, 1, 2),
     "pp": ("pp", 1, 1, 2),
+    "texts": ("single", 1, 1, 1),
+    "texts-ddp": ("ddp", 1, 1, 2),
+    "pictures": ("single", 1, 1, 1),
+    "pictures-ddp": ("ddp", 1, 1, 2),
 }
 
 
-@pytest.mark.slow
-def test_every_rule_of_the_default_matrix(cluster, tmp_path):
-    """From data to report, each job on what its layout needs, and each training with the numbers it has without Slurm."""
-    rows = [{**row, "baseline": "single", "deterministic": "true"} for row in MATRIX]
-    with Workflow(cluster, tmp_path / "project", rows) as workflow:
-        workflow.start("all").wait(timeout=1200)
-        for row in rows:
-            granted(cluster, workflow, row["run"])
-            verdict = read_json(workflow.root / "results/parity" / row["run"] / "verdict.json")["verdict"]
-            assert verdict == ("baseline" if row["run"] == "single" else "same")
-        assert (workflow.root / "results/report/index.html").exists()
-        assert left_in_memory(cluster) == []
+@pytest.fixture(scope="module")
+def finished(cluster, tmp_path_factory):
+    """The workflow of these runs, done from data to report by jobs of Slurm."""
+    rows = [{**row, "deterministic": "true"} for row in MATRIX]
+    with Workflow(cluster, tmp_path_factory.mktemp("matrix") / "project", rows) as workflow:
+        workflow.start("all").wait(timeout=1800)
+        yield workflow
 
-        here = workflow.beside(tmp_path / "here")
-        here.start(*(here.run(row["run"]).target for row in rows), profile="local").wait(timeout=1200)
-        for row in rows:
-            assert_same_numbers(workflow.run(row["run"]), here.run(row["run"]))
+
+@pytest.mark.slow
+def test_every_rule_of_the_default_matrix(cluster, finished):
+    """Of all three trainings: each job gets what its layout needs, and no layout is another training than its baseline."""
+    for name, (rule, *_) in GRANTED.items():
+        granted(cluster, finished, name)
+        verdict = read_json(finished.root / "results/parity" / name / "verdict.json")["verdict"]
+        assert verdict == ("baseline" if rule == "single" else "same"), name
+    assert left_in_memory(cluster) == []
+
+
+@pytest.mark.slow
+def test_every_training_has_the_numbers_that_it_has_without_slurm(finished, tmp_path):
+    """Losses, weights and moments of each run are those of the same run on this computer, bit for bit."""
+    with finished.beside(tmp_path / "here") as here:
+        here.start(*(here.run(name).target for name in GRANTED), profile="local").wait(timeout=1200)
+    for name in GRANTED:
+        assert_same_numbers(finished.run(name), here.run(name))
+
+
+@pytest.mark.slow
+def test_plan_and_report_hold_all_three_trainings(cluster, finished):
+    """Each is planned, trained to its last step and judged, and stands beside the course's published figures."""
+    results = finished.root / "results"
+    planned = {(job["rule"], job["run"]) for job in read_json(results / "plan/plan.json")["jobs"]}
+    with open(results / "report/summary.csv", newline="") as file:
+        reported = {row["run"]: (row["status"], row["work_unit"]) for row in csv.DictReader(file)}
+    for row in MATRIX:
+        name, unit = row["run"], "images" if row.get("workload") == "pictures" else "tokens"
+        assert {(f"train_{GRANTED[name][0]}", name), ("parity_run", name)} <= planned
+        assert [line["step"] for line in finished.run(name).steps()] == list(range(1, STEPS + 1))
+        assert reported[name] == ("done", unit)
+    page = (results / "report/index.html").read_text()
+    for name in ("texts", "texts-ddp"):
+        (job,) = finished.jobs(f"summarise/{name}")
+        assert ("summarise", name) in planned and "gres/gpu=1" in cluster.sacct(job)["ReqTRES"].split(",")
+        judged = read_json(results / f"summaries/{name}.json")
+        assert judged["documents"] == 50
+        assert judged["lead"] == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0}, "these summaries are first words"
+        assert all(0 <= judged[writer][score] <= 1 for writer in ("beam", "greedy") for score in judged["lead"])
+    for name in ("pictures", "pictures-ddp"):
+        assert 0 <= read_json(finished.run(name).target)["test_accuracy"] <= 1
+    for shown in ('id="rouge-table"', 'id="accuracy-table"', 'id="published"', published.SUMMARIES, published.IMAGES):
+        assert shown in page
 
 
 def granted(cluster, workflow, name):
     """Check what the accounting says of a run's only job."""
     rule, nodes, tasks, gpus = GRANTED[name]
-    (job,) = workflow.jobs(f"train_{rule}")
+    (job,) = workflow.jobs(f"train_{rule}/{name}")
     whole, step = cluster.sacct(job), cluster.sacct(job, step="0")
     assert (whole["Partition"], whole["Account"], whole["AllocNodes"]) == ("dc-gpu", "training", str(nodes)), name
     asked = dict(pair.split("=") for pair in whole["ReqTRES"].split(","))
@@ -62,31 +107,23 @@ def granted(cluster, workflow, name):
     assert len(set(hosts)) == nodes and all(host.startswith("jrc") for host in hosts), name
 
 
-IMAGES = {
-    "task": "classification",
-    "data": {"dataset": "drawn", "images": {"train": 40, "validation": 10, "test": 10, "size": 16}},
-    "training": {"steps": 1},
-}
-
-
 @pytest.mark.slow
-def test_formats_and_loaders(cluster, tmp_path):
+def test_formats_and_loaders(cluster, finished):
     """Images and text are converted, proven and measured by jobs of one node without GPUs, charged as all others."""
-    with Workflow(cluster, tmp_path / "project", [{"run": "single"}], measured={"drawn": IMAGES}) as workflow:
-        workflow.start("formats", "loaders").wait(timeout=900)
-        for dataset, formats in (("drawn", {"hdf5"}), ("prose", {"flat", "arrow"})):
-            with open(workflow.root / f"results/loaders/{dataset}.csv", newline="") as file:
-                rows = list(csv.DictReader(file))
-            assert {row["format"] for row in rows} == formats
-            assert all(float(row["samples_per_second"]) > 0 for row in rows)
-        proofs = [workflow.root / "results/data" / name / "verify.json" for name in ("drawn/hdf5", "prose/arrow")]
-        assert all(read_json(proof)["identical"] for proof in proofs)
-        for rule in ("index_images", "convert_shard", "convert_tokens", "verify_format", "benchmark_loaders"):
-            for job in workflow.jobs(rule):
-                whole = cluster.sacct(job)
-                assert (whole["Partition"], whole["Account"], whole["AllocNodes"]) == ("dc-gpu", "training", "1"), rule
-                assert "gpu" not in whole["ReqTRES"], rule
-        assert len(workflow.jobs("verify_format")) == len(workflow.jobs("benchmark_loaders")) == 2
+    results = finished.root / "results"
+    for dataset, formats in (("pictures", {"hdf5"}), ("prose", {"flat", "arrow"})):
+        with open(results / f"loaders/{dataset}.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {row["format"] for row in rows} == formats
+        assert all(float(row["samples_per_second"]) > 0 for row in rows)
+    proofs = [results / "data" / name / "verify.json" for name in ("pictures/hdf5", "prose/arrow")]
+    assert all(read_json(proof)["identical"] for proof in proofs)
+    for rule in ("index_images", "convert_shard", "convert_tokens", "verify_format", "benchmark_loaders"):
+        for job in finished.jobs(rule):
+            whole = cluster.sacct(job)
+            assert (whole["Partition"], whole["Account"], whole["AllocNodes"]) == ("dc-gpu", "training", "1"), rule
+            assert "gpu" not in whole["ReqTRES"], rule
+    assert len(finished.jobs("verify_format")) == len(finished.jobs("benchmark_loaders")) == 2
 
 
 def left_in_memory(cluster):

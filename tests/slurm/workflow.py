@@ -7,7 +7,6 @@ with Workflow(cluster, folder, [{"run": "ddp", "gpus_per_node": 2, "dp": 2}]) as
 
 import copy
 import os
-import random
 import re
 import subprocess
 import sys
@@ -17,21 +16,13 @@ from pathlib import Path
 import torch
 import yaml
 from cluster import FINAL_STATES
+from workloads import STEPS, WORKLOADS, write_data
 
 from parascale.checkpoint.read import read, tensors
 from parascale.files import read_json, read_json_lines
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
-# A run of a few seconds, all of whose random numbers count.
-STEPS = 20
-WORKLOAD = {
-    "task": "language_model",
-    "data": {"dataset": "prose", "source": {"kind": "files", "location": "$DATA/prose"}, "stage": "ram"},
-    "model": {"dim": 32, "heads": 2, "layers": 2, "hidden": 64, "dropout": 0.1},
-    "optim": {"lr": 2.0e-3, "warmup_steps": 5},
-    "training": {"window": 16, "global_batch": 16, "steps": STEPS, "evaluate_every": 10, "checkpoint_every": 2},
-}
 # The box has JURECA's nodes, network and partitions; only its GPUs are missing.
 SITE = {"device": "cpu", "threads_per_process": 1}
 # A model that takes its time, so that there is time to strike; its numbers are those of the model it slows down.
@@ -54,37 +45,35 @@ class SlowModel(TransformerLM):
 class Workflow:
     """A copy of the project in `folder`, with runs of its own, and Snakemake at work on them."""
 
-    def __init__(self, cluster, folder, rows, pause=None, data=None, root=None, measured=None):
-        """rows: of the run table, without the workload. pause: seconds that each step takes longer,
-        until `full_speed`.
+    def __init__(self, cluster, folder, rows, pause=None, data=None, root=None):
+        """rows: of the run table; those that name no workload train the tiny language model. pause: seconds that each
+        step of that model takes longer, until `full_speed`.
 
         data: `results/data` of another workflow, for one that shall not prepare it again. root: where results go, if
-        not into `folder`. measured: name → settings of workloads that no run trains, but whose data is measured.
+        not into `folder`.
         """
         self.cluster, self.folder, self.root = cluster, Path(folder), Path(root or folder)
         self.process, self._looked_at = None, set()
-        for name in ("sites", "workloads", "data/prose"):
+        for name in ("sites", "workloads"):
             (self.folder / "box" / name).mkdir(parents=True)
         for name in PROJECT:
             (self.folder / name).symlink_to(ROOT / name)
         for site, changed in (("jureca", SITE), ("local", {})):
             shipped = yaml.safe_load((ROOT / f"config/sites/{site}.yaml").read_text())
             (self.folder / f"box/sites/{site}.yaml").write_text(yaml.safe_dump({**shipped, **changed}))
-        model = WORKLOAD["model"]
+        workloads = dict(WORKLOADS)
         if pause is not None:
             (self.folder / "box/slow.py").write_text(SLOW_MODEL)
             (self.folder / "box/brake").touch()
-            model = {**model, "kind": "box/slow.py:SlowModel", "options": {"pause": pause}}
-        workload = {**WORKLOAD, "model": model}
-        (self.folder / "box/workloads/tiny.yaml").write_text(yaml.safe_dump(workload))
-        self.measured = measured or {}
-        for name, settings in self.measured.items():
+            slow = {"kind": "box/slow.py:SlowModel", "options": {"pause": pause}}
+            workloads["tiny"] = {**WORKLOADS["tiny"], "model": WORKLOADS["tiny"]["model"] | slow}
+        for name, settings in workloads.items():
             (self.folder / f"box/workloads/{name}.yaml").write_text(yaml.safe_dump(settings))
+        rows = [{"workload": "tiny", **row} for row in rows]
         columns = list(dict.fromkeys(column for row in rows for column in row))
-        lines = [[*columns, "workload"], *([*(str(row.get(name, "-")) for name in columns), "tiny"] for row in rows)]
+        lines = [columns, *([str(row.get(name, "-")) for name in columns] for row in rows)]
         (self.folder / "box/runs.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
-        for number, (split, words) in enumerate({"train": 20_000, "valid": 1_000, "test": 1_000}.items()):
-            (self.folder / f"box/data/prose/{split}.txt").write_text(prose(words, seed=number))
+        write_data(self.folder / "box/data")
         if data:
             (self.root / "results").mkdir(parents=True)
             subprocess.run(["cp", "-a", str(data), str(self.root / "results/data")], check=True)
@@ -110,8 +99,7 @@ class Workflow:
         """Start Snakemake on the login node as a user does; only values of configuration and site differ."""
         command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", *map(str, options)]
         values = [f"root={self.root}", "sites=box/sites", "workloads=box/workloads", "runs=box/runs.tsv"]
-        values += ["formats={images: [hdf5], tokens: [arrow]}"]
-        values += [f"loaders={{workloads: [{', '.join(self.measured)}], seconds: 0.05}}"]
+        values += ["formats={images: [hdf5], tokens: [arrow]}", "loaders={seconds: 0.05}"]
         if profile != "local":
             command += ["--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "10"]
             values.append(f"account={self.cluster.shape.account}")
@@ -169,7 +157,7 @@ class Workflow:
         return self.log + "".join(f"\n--- {path}\n{path.read_text()}" for path in logs)
 
     def jobs(self, rule=""):
-        """Ids of the jobs that were submitted, in order; of the rules that start so, if given."""
+        """Ids of the jobs that were submitted, in order; of the rules that start so, or of `rule/run`, if given."""
         return re.findall(rf"submitted with SLURM jobid (\d+) \(log: \S*/rule_{rule}\w*/", self.log)
 
     def _no_process_outlives_its_job(self):
@@ -240,15 +228,3 @@ def assert_same_numbers(run, other):
     assert expected.keys() == found.keys()
     different = [name for name in expected if not torch.equal(expected[name], found[name])]
     assert not different, f"{len(different)} of {len(expected)} tensors differ: {different[:5]}"
-
-
-def prose(words, seed):
-    """Lines of words that follow from one another, so that there is something to learn."""
-    draw, word, lines = random.Random(seed), 0, []
-    for _ in range(words // 20):
-        line = []
-        for _ in range(20):
-            word = (3 * word + draw.randrange(4)) % 200
-            line.append(f"word{word}")
-        lines.append(" ".join(line))
-    return "\n".join(lines) + "\n"

@@ -85,17 +85,17 @@ def test_the_strategy_follows_from_the_layout(strategy, layout, average_every):
     assert Layout(**layout).strategy(average_every) == strategy
 
 
-def workload(**groups):
+def workload(task="language_model", **groups):
     """The small workload with some settings of its groups changed."""
-    values = {"name": "small", **WORKLOAD}
+    values = {"name": "small", "task": task, **WORKLOAD}
     for group, changes in groups.items():
         values[group] = {**values.get(group, {}), **changes}
     return strict.load(Workload, values, "small.yaml")
 
 
-def run(layout=None, training=None, model=None, optim=None, **settings_of_run):
+def run(layout=None, training=None, model=None, optim=None, task="language_model", **settings_of_run):
     """A run of the small workload."""
-    problem = workload(training=training or {}, model=model or {}, optim=optim or {})
+    problem = workload(task, training=training or {}, model=model or {}, optim=optim or {})
     return Run(run="r", workload=problem, layout=Layout(**layout or {}), **settings_of_run)
 
 
@@ -128,6 +128,14 @@ def run(layout=None, training=None, model=None, optim=None, **settings_of_run):
         ({"layout": {"gpus_per_node": 8, "pp": 8}}, "8 pipeline stages, but model.layers = 4"),
         ({"model": {"kind": "transformer"}}, "model.kind = `transformer` is not known.*did you mean `transformer_lm`"),
         ({"model": {"kind": "nowhere/mine.py:Mine"}}, "no such file `nowhere/mine.py`"),
+        (
+            {
+                "task": "summarisation",
+                "model": {"kind": "encoder_decoder"},
+                "layout": {"gpus_per_node": 2, "pp": 2, "micro_batches": 2},
+            },
+            r"`encoder_decoder` cannot be trained with pp = 2\. It offers single, dp, fsdp, tp$",
+        ),
         ({"engine": "lightning", "layout": {"gpus_per_node": 2, "fsdp": 2}}, "engine lightning offers single and ddp"),
         ({"average_every": 4}, "needs dp > 1"),
         (

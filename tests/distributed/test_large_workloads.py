@@ -1,0 +1,56 @@
+"""The language models that need a supercomputer, made small: what their workloads say beside sizes does train."""
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from parascale.config import Run, Source, load_workload
+from parascale.data.sources import download
+from parascale.data.text import prepare
+from parascale.files import read_json_lines
+from parascale.train.job import job_from_settings
+
+from .examine import train_settings
+from .harness import run_on_ranks
+
+SHIPPED = Path(__file__).parents[2] / "config/workloads"
+VOCABULARY = 300
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """Raw text whose words follow from one another."""
+    folder = tmp_path_factory.mktemp("text")
+    for split, lines in (("train", 100), ("validation", 10), ("test", 10)):
+        text = "".join(" ".join(f"w{(7 * word + line) % 60}" for word in range(20)) + "\n" for line in range(lines))
+        (folder / f"{split}.txt").write_text(text)
+    return download(Source(kind="files", location=str(folder)), folder / "raw")
+
+
+def small(workload):
+    """The workload with other sizes of vocabulary, model and window, and 3 steps; everything else is as shipped."""
+    model, data = workload.model, workload.data
+    return replace(
+        workload,
+        data=replace(data, text=replace(data.text, max_vocabulary=VOCABULARY)),
+        model=replace(model, dim=4 * model.heads, layers=2, hidden=8 * model.heads),
+        optim=replace(workload.optim, warmup_steps=1),
+        training=replace(workload.training, window=16, steps=3, evaluate_every=1),
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "llama-1b", "llama-7b"])
+def test_a_large_language_model_made_small_trains(name, raw, make_settings, tmp_path):
+    """It begins as one that knows nothing, and each step makes it better on text that it has not seen."""
+    workload = small(load_workload(SHIPPED, name))
+    prepare(raw, workload.data.text, workload.data.expected, tmp_path / "data")
+    usual = job_from_settings(make_settings(name, data=tmp_path / "data"))
+    job = replace(usual, run=Run(name, workload))
+    job.run.check()
+    run_on_ranks(train_settings, 1, tmp_path / "ranks", asdict(job))
+    steps = read_json_lines(job.output_folder / "steps.jsonl")
+    losses = [step["validation_loss"] for step in steps]
+    assert steps[0]["loss"] == pytest.approx(math.log(VOCABULARY), abs=0.5)
+    assert len(losses) == 3 and losses[0] > losses[1] > losses[2] > 0
