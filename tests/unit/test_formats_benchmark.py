@@ -33,7 +33,8 @@ def test_the_cases_cover_access_cache_calls_and_decoding(folders):
     cases = list(image_cases(folders["hdf5"], settings))
     read = {(case.access, case.cache, case.io) for case in cases if not case.decode}
     assert len(read) == 8, "two ways of access, two of the cache, two calls"
-    assert [case.workers for case in cases if case.decode] == [0, 2]
+    decoded = [(case.access, case.cache, case.workers) for case in cases if case.decode]
+    assert len(set(decoded)) == len(decoded) == 8, "each way of access and cache, by each number of workers"
     assert {case.io for case in image_cases(folders["files"], settings)} == {"files"}
     assert {case.access for case in image_cases(folders["parquet"], settings) if case.decode} == {"sequential"}
 
@@ -55,12 +56,23 @@ def test_bytes_and_opens_are_counted(name, io, opens, amplification, folders):
     assert figures["samples_per_second"] > 0 and figures["peak_memory_bytes"] >= 0
 
 
+@pytest.mark.parametrize("access", ["random", "sequential"])
+def test_what_workers_read_is_counted_where_they_read_it(access, folders):
+    """A call a sample in the workers, none of it in this process; their memory is what they share with no other."""
+    settings = Loaders(seconds=0.05, repeats=1, workers=[2], cold=False, io="pread")
+    case = next(case for case in image_cases(folders["hdf5"], settings) if (case.access, case.decode) == (access, True))
+    figures = measure.measure(case)
+    assert 1 <= figures["read_calls_per_sample"] < 10
+    assert 0 < figures["peak_memory_bytes"] < GIB
+    assert figures["samples_per_second"] > 0
+
+
 def test_rows_go_to_a_csv_with_empty_cells_for_what_is_unknown(folders, tmp_path):
     rows = benchmark_images("set", [folders["hdf5"]], QUICK)
     write_rows(tmp_path / "set.csv", rows)
     with open(tmp_path / "set.csv", newline="") as file:
         read = list(csv.DictReader(file))
-    assert list(read[0]) == list(COLUMNS) and len(read) == len(rows) == 5
+    assert list(read[0]) == list(COLUMNS) and len(read) == len(rows) == 6
     mapped = next(row for row in read if row["io"] == "mmap")
     assert mapped["bytes_read_per_byte"] == "" and mapped["inodes"] == "8" and float(mapped["write_seconds"]) > 0
 

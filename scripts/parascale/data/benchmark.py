@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parascale.config.formats import IMAGE_FORMATS
 from parascale.data.ceiling import ceilings
-from parascale.data.formats import module_name
+from parascale.data.formats import image_format, module_name
 from parascale.data.formats.manifest import read_manifest
 from parascale.data.formats.storage import copy_to_memory, default_io, filesystem, require_room
 from parascale.data.measure import Case, byte_addressed, measure
@@ -47,7 +47,7 @@ def benchmark_tokens(dataset, folders, window, settings):
 
 
 def image_cases(folder, settings):
-    """Every case of one format: bytes only by each kind of access, cache and call; decoded, by workers."""
+    """Every case of one format: by each kind of access and cache, bytes only by each call, and decoded by so many workers."""
     manifest = read_manifest(folder)
     name = manifest["format"]
     at_bytes = byte_addressed(folder)
@@ -57,16 +57,16 @@ def image_cases(folder, settings):
         "folder": str(folder), "split": "train", "format": name,
         "samples": settings.samples, "seconds": settings.seconds, "repeats": settings.repeats,
     }  # fmt: skip
+    chosen = settings.io if settings.io != "auto" else default_io(folder, manifest["bytes"])
     for cache in ("warm", "cold") if settings.cold else ("warm",):
         for access in ("sequential", "random"):
             for io in calls if at_bytes else [own]:
                 yield Case(**common, access=access, cache=cache, io=io, workers=0, decode=False)
-    chosen = settings.io if settings.io != "auto" else default_io(folder, manifest["bytes"])
-    for workers in settings.workers:
-        yield Case(
-            **common, access="random" if name != "parquet" else "sequential", cache="warm",
-            io=chosen if at_bytes else own, workers=workers, decode=True,
-        )  # fmt: skip
+            if access == "random" and not image_format(name).RANDOM_ACCESS:
+                continue  # a group of rows decoded for each sample says nothing that the bytes have not said
+            for workers in settings.workers:
+                io = chosen if at_bytes else own
+                yield Case(**common, access=access, cache=cache, io=io, workers=workers, decode=True)
 
 
 def token_cases(folder, window, settings):
@@ -105,12 +105,8 @@ def best_ceilings(folders):
 
 
 def _in_shared_memory(dataset, folder, settings):
-    """The random, bytes-only case from a copy in shared memory."""
-    wanted = [
-        case
-        for case in image_cases(folder, settings)
-        if (case.access, case.cache, case.decode) == ("random", "warm", False) and case.format != "files"
-    ]
+    """The warm cases from a copy in shared memory; raw files have none, since they lie where the user has them."""
+    wanted = [case for case in image_cases(folder, settings) if case.cache == "warm" and case.format != "files"]
     if not wanted:
         return []
     copy = copy_to_memory(folder)

@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from parascale.data import jpeg
 from parascale.data.formats import image_format, open_images, open_tokens
@@ -50,8 +51,9 @@ def measure(case):
     """Measure one case; returns the columns that reading gives, or None where the cache cannot be dropped.
 
     samples_per_second is the median of the repeats and spread their range relative to it; samples and cpu_seconds are a
-    pass's medians, sample_bytes is the mean of what was asked for. peak_memory_bytes is what reading added to the process; mapped pages of files count while they are
-    mapped. Unknown figures are None.
+    pass's medians, sample_bytes is the mean of what was asked for. peak_memory_bytes is what reading added to the process,
+    mapped pages of files as long as they are mapped; of workers, what they share with no other process. Unknown figures are
+    None.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Parquet says that random access is slow; here that is what is measured
@@ -179,21 +181,25 @@ def _window_reads(case, source, order):
 
 
 def _measure_workers(case):
-    """Decoded batches through torch's DataLoader. Memory and reads happen in other processes and stay unknown."""
+    """Decoded batches through torch's DataLoader; reads and memory are those of the workers, all together."""
     from parascale.data.loader import EvaluationBatches, StepBatches, image_loader
     from parascale.data.sampler import Sampler
 
     with _opened(case) as reader:
         batch = max(1, min(BATCH, len(reader) // (2 * case.workers)))  # every worker has two batches at least
         steps = min(case.samples, len(reader)) // batch
-        rates, firsts, costs, counts = [], [], [], []
+        rates, firsts, costs, counts, reads = [], [], [], [], []
         for repeat in range(case.repeats):
+            if case.cache == "cold" and not drop_from_cache(_paths(case)):
+                return None
             batches = StepBatches(Sampler(len(reader), batch, repeat), 0, steps)
             if case.access == "sequential":
                 batches = EvaluationBatches(steps * batch, batch)
             cpu = _cpu_of_workers()
             # Forked, as in a training: this process was spawned itself, and would pass that on to its workers.
-            arrivals = _arrivals(image_loader(reader, batches, case.workers, start_method="fork"), case.seconds)
+            loader = image_loader(reader, batches, case.workers, start_method="fork")
+            arrivals, seen = _arrivals(loader, case.seconds)
+            reads.append(seen)
             firsts.append(arrivals[0])
             counts.append(len(arrivals) * batch)
             costs.append(_cpu_of_workers() - cpu)
@@ -205,19 +211,29 @@ def _measure_workers(case):
         "samples": statistics.median(counts),
         "cpu_seconds": statistics.median(costs),
         "first_batch_seconds": statistics.median(firsts),
+        # Batches that were made and not waited for are among the reads: a little more than for the samples alone.
+        "read_calls_per_sample": sum(seen["syscr"] for seen in reads) / sum(counts),
+        "peak_memory_bytes": max(seen["peak"] for seen in reads),
     }
 
 
 def _arrivals(loader, seconds):
-    """Seconds until each batch arrived; ends `seconds` after the first."""
-    start, arrivals = time.perf_counter(), []
+    """(seconds until each batch arrived, what the workers read and took by then); ends `seconds` after the first."""
+    start, arrivals, seen = time.perf_counter(), [], []
     batches = iter(loader)
+    workers = psutil.Process().children()
     for _ in batches:
         arrivals.append(time.perf_counter() - start)
+        seen.append((sum(_counters(each.pid)["syscr"] for each in workers), sum(map(_own_memory, workers))))
         if arrivals[-1] - arrivals[0] > seconds and len(arrivals) > 2 * loader.num_workers:
             break
     del batches  # ends the workers, whose CPU time counts only then
-    return arrivals
+    return arrivals, {"syscr": seen[-1][0], "peak": max(memory for _, memory in seen)}
+
+
+def _own_memory(process):
+    """Bytes that a process shares with no other."""
+    return process.memory_full_info().uss
 
 
 def _cpu_of_workers():
@@ -269,8 +285,8 @@ def _counted_since(before):
     return {key: value - before[key] for key, value in _counters().items()}
 
 
-def _counters():
-    with open("/proc/self/io", encoding="ascii") as file:
+def _counters(process="self"):
+    with open(f"/proc/{process}/io", encoding="ascii") as file:
         values = dict(line.split(": ") for line in file.read().splitlines())
     return {key: int(values[key]) for key in ("rchar", "syscr", "read_bytes")}
 

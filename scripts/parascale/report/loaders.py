@@ -60,7 +60,7 @@ def _formats_table(readings):
     for name in readings.formats:
         first = next(row for row in readings.rows if row.format == name)
         decoded = max(
-            (row for row in readings.rows if row.format == name and row.decode),
+            (row for row in readings.rows if row.format == name and row.decode and row.cache == "warm"),
             key=lambda row: row.samples_per_second,
             default=None,
         )
