@@ -36,8 +36,6 @@ ASKED = {
     name: resources(run.layout, PROJECT.site, None, PROJECT.config.partition, PROJECT.config.account)
     for name, run in RUNS.items()
 }
-# Where a run of each kind lies while it is under way.
-WORK = {"run": PATHS.work, "parity": PATHS.parity_work, "probe": PATHS.probe_work}
 NONE = pattern([])
 SITE = f"{PROJECT.config.sites}/{PROJECT.site.name}.yaml"
 IMAGE_DATA, PAIR_DATA = PROJECT.image_datasets, PROJECT.pair_datasets
@@ -69,7 +67,7 @@ def before_the_first_job():
         for job in workflow.dag.needrun_jobs():
             if "run" in job.wildcards.keys():
                 # A job of a workflow that was killed may still be at it.
-                work = WORK[{"parity_run": "parity", "probe": "probe"}.get(job.rule.name, "run")]
+                _, work = PATHS.places({"parity_run": "parity", "probe": "probe"}.get(job.rule.name, "run"))
                 Lease(work(job.wildcards.run)).wait_for_holder()
             if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):
                 folder.check(weights=begins_pretrained(job.wildcards))
@@ -219,11 +217,11 @@ def data_settings(*sections):
 
 def job_of(kind):
     """A function from wildcards to the settings of a training's job; kind: run, parity or probe."""
-    output = {"run": PATHS.run, "parity": PATHS.parity, "probe": PATHS.probe}[kind]
+    output, work = PATHS.places(kind)
 
     def job(wildcards):
         run = PLANNER.run(wildcards.run, kind)
-        return as_json(describe_job(PROJECT, run, WORK[kind](wildcards.run), output(wildcards.run)))
+        return as_json(describe_job(PROJECT, run, work(wildcards.run), output(wildcards.run)))
 
     return job
 

@@ -77,7 +77,7 @@ def describe(name, planner):
 def judge(names, planner):
     """0 where every run fits, is within the machine's limits and all together within the budget; else 1, with reasons."""
     project, partition = planner.project, planner.project.config.partition
-    site, said, cost = limits.live_site(project.site), [], 0.0
+    site, said, cost, unknown = limits.live_site(project.site), [], 0.0, 0
     for name in names:
         run, foretold = planner.run(name), planner.prediction(name)
         hours = planner.runtime_minutes(name, partition=partition) / 60
@@ -92,7 +92,7 @@ def judge(names, planner):
         if foretold.fits == "does not fit":
             said.append(f"{name}: does not fit" + (f"; it would with {foretold.remedy}" if foretold.remedy else ""))
         cost += foretold.core_hours or 0.0
-    unknown = sum(planner.prediction(name).core_hours is None for name in names)
+        unknown += foretold.core_hours is None
     if unknown:
         print(f"note: the cost of {unknown} of {len(names)} runs is unknown, and counted as nothing")
     quota = project.config.budget.quota

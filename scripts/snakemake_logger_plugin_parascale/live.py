@@ -88,12 +88,7 @@ class Ledger:
         kind = budget.kind_of(job.rule)
         if job.run is None or kind is None:
             return None
-        paths = self.planner.project.paths
-        done, work = {
-            "run": (paths.run, paths.work),
-            "parity": (paths.parity, paths.parity_work),
-            "probe": (paths.probe, paths.probe_work),
-        }[kind]
+        done, work = self.planner.project.paths.places(kind)
         finished, under_way = done(job.run) / "run.json", work(job.run) / "attempts.jsonl"
         attempts = read_json_lines(under_way) if under_way.is_file() else []
         attempts += (read_json(finished).get("attempts") or []) if finished.is_file() else []

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from parascale.config.formats import Images
+from parascale.config.formats import READ_CALLS, Images
 from parascale.config.options import option, section
 from parascale.errors import ConfigError
 
@@ -144,5 +144,5 @@ class Data:
         "auto",
         "how images are read from shards: `pread`, `mmap`, or `auto`, which chooses as it does for `loaders.io`; the numbers of "
         "a training are the same. Text is mapped in any case",
-        choices=("auto", "pread", "mmap"),
+        choices=READ_CALLS,
     )

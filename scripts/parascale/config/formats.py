@@ -8,6 +8,7 @@ from parascale.errors import ConfigError
 
 IMAGE_FORMATS = ("files", "hdf5", "arrow", "parquet", "webdataset", "squashfs", "binary")
 TOKEN_FORMATS = ("hdf5", "arrow", "parquet")  # besides `flat`, which `prepare` makes and all others are made from
+READ_CALLS = ("auto", "pread", "mmap")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Loaders:
         "auto",
         "how bytes are read: `pread`, `mmap`, or `auto`: `mmap` where the data fits half the memory and lies on a local "
         "filesystem, else `pread` (over a network a page fault costs a round trip)",
-        choices=("auto", "pread", "mmap"),
+        choices=READ_CALLS,
     )
     samples: int = option(20000, "most samples that a pass reads which is cold, or has workers", low=1)
     seconds: float = option(0.5, "a pass stops after this time; from the cache it goes round until then", above=0.0)

@@ -73,6 +73,15 @@ class Paths:
         """A probe under way."""
         return self.under_way / "probes" / probe
 
+    def places(self, kind):
+        """Functions from a name to the folder of what is finished of it and of what is under way; kind: `run`, `parity` or
+        `probe`."""
+        return {
+            "run": (self.run, self.work),
+            "parity": (self.parity, self.parity_work),
+            "probe": (self.probe, self.probe_work),
+        }[kind]
+
     def calibration(self, site):
         """What probes said of a site's prices."""
         return self.results / "calibration" / f"{site}.json"

@@ -50,6 +50,9 @@ class Published:
 LANGUAGE = "Transformer on WikiText-2, 10 epochs of windows of 32 at stride 1"
 SUMMARIES = "Summaries of XSum"
 IMAGES = "xresnet50 on Imagewoof, 160 pixels, 1 + 6 epochs"
+OF_SUMMARIES = (("window", 512), ("summary_window", 150), ("global_batch", 4), ("epochs", 5))
+OF_IMAGES = (("image_size", 160), ("global_batch", 64), ("epochs", 7))
+IN_TWO_CYCLES = "its first epoch trains the head alone, and the six others are a cycle of their own at half the rate"
 PUBLISHED = (
     Published(
         "wikitext-2",
@@ -75,7 +78,7 @@ PUBLISHED = (
         "seconds",
         ((1, 780.0), (4, 240.0)),
         data="xsum",
-        trained=(("window", 512), ("summary_window", 150), ("global_batch", 4), ("epochs", 5)),
+        trained=OF_SUMMARIES,
         differs="it goes on from the weights of T5-base",
     ),
     Published(
@@ -84,7 +87,7 @@ PUBLISHED = (
         "test_loss",
         ((1, 0.636), (4, 0.538)),
         data="xsum",
-        trained=(("window", 512), ("summary_window", 150), ("global_batch", 4), ("epochs", 5)),
+        trained=OF_SUMMARIES,
         differs="it goes on from the weights of T5-base, and its loss is a mean over padding too",
     ),
     Published(
@@ -94,8 +97,8 @@ PUBLISHED = (
         ((1, 344.972), (4, 79.979), (8, 75.651)),
         machine="JUWELS Booster",
         data="imagewoof",
-        trained=(("image_size", 160), ("global_batch", 64), ("epochs", 7)),
-        differs="its first epoch trains the head alone, and the six others are a cycle of their own at half the rate",
+        trained=OF_IMAGES,
+        differs=IN_TWO_CYCLES,
     ),
     Published(
         "classification",
@@ -104,8 +107,8 @@ PUBLISHED = (
         ((1, 0.539), (4, 0.503), (8, 0.394)),
         machine="JUWELS Booster",
         data="imagewoof",
-        trained=(("image_size", 160), ("global_batch", 64), ("epochs", 7)),
-        differs="its first epoch trains the head alone, and the six others are a cycle of their own at half the rate",
+        trained=OF_IMAGES,
+        differs=IN_TWO_CYCLES,
     ),
 )
 
