@@ -57,16 +57,19 @@ class Calibration:
 
         What was seen of other workloads is a probe of the machine; what was seen in other precisions is nothing.
         """
-        seen = self._seen(run)
-        own = any(o.source == "run" and o.resolved.workload.name == run.workload.name for o in seen)
-        return "history" if own else "probe" if seen else "formula"
+        return self._seen(run)[1]
 
     def _seen(self, run):
-        """The observations that speak of a run: those of its workload in its precision, else those of others in it."""
+        """(the observations that speak of a run, their basis): those of its workload in its precision, else those of others in it.
+
+        Looked up once for a workload and precision: plans of thousands of runs ask for each.
+        """
         wanted = run.workload.name, run.precision
         if wanted not in self._observed:
             seen = [o for o in self.observations if o.resolved.precision == run.precision]
-            self._observed[wanted] = [o for o in seen if o.resolved.workload.name == run.workload.name] or seen
+            own = [o for o in seen if o.resolved.workload.name == run.workload.name]
+            basis = "history" if any(o.source == "run" for o in own) else "probe" if seen else "formula"
+            self._observed[wanted] = own or seen, basis
         return self._observed[wanted]
 
     def same(self, run):
@@ -87,7 +90,7 @@ class Calibration:
 
     @cached_property
     def _observed(self):
-        """(workload, precision) → observations, as they were looked up."""
+        """(workload, precision) → what `_seen` found."""
         return {}
 
     @cached_property
@@ -126,7 +129,7 @@ class Calibration:
         wanted = run.workload.name, run.precision
         if wanted not in self._found:
             prior = formula_rates(site, run.precision)
-            seen = self._seen(run) if prior else []
+            seen = self._seen(run)[0] if prior else []
             equations = [row for observation in seen for row in _equations(observation, site)]
             self._found[wanted] = fit(prior, equations) if equations else prior
         return self._found[wanted]
