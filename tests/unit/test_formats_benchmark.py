@@ -1,6 +1,8 @@
 """The benchmark counts what it says it counts, leaves unknown cells empty, and gives advice that follows from its figures."""
 
 import csv
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -56,9 +58,21 @@ def test_bytes_and_opens_are_counted(name, io, opens, amplification, folders):
     assert figures["samples_per_second"] > 0 and figures["peak_memory_bytes"] >= 0
 
 
+@pytest.fixture
+def another_child():
+    """A process that this one started before and that has read much, as a test run earlier may leave one."""
+    read_much = "import sys; file = open(sys.executable, 'rb', buffering=0); [file.read(1) for _ in range(20_000)]"
+    command = [sys.executable, "-c", f"{read_much}; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        yield
+        child.stdin.close()
+
+
+@pytest.mark.usefixtures("another_child")
 @pytest.mark.parametrize("access", ["random", "sequential"])
 def test_what_workers_read_is_counted_where_they_read_it(access, folders):
-    """A call a sample in the workers, none of it in this process; their memory is what they share with no other."""
+    """A call a sample in the workers, and of no other process; their memory is what they share with no other."""
     settings = Loaders(seconds=0.05, repeats=1, workers=[2], cold=False, io="pread")
     case = next(case for case in image_cases(folders["hdf5"], settings) if (case.access, case.decode) == (access, True))
     figures = measure.measure(case)

@@ -219,9 +219,10 @@ def _measure_workers(case):
 
 def _arrivals(loader, seconds):
     """(seconds until each batch arrived, what the workers read and took by then); ends `seconds` after the first."""
+    others = set(psutil.Process().children())
     start, arrivals, seen = time.perf_counter(), [], []
     batches = iter(loader)
-    workers = psutil.Process().children()
+    workers = set(psutil.Process().children()) - others
     for _ in batches:
         arrivals.append(time.perf_counter() - start)
         seen.append((sum(_counters(each.pid)["syscr"] for each in workers), sum(map(_own_memory, workers))))
