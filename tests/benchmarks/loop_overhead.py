@@ -70,9 +70,7 @@ def our_steps(folder, run):
         for _ in range(count):
             number = next(numbers)
             course.begin_step(number)
-            course.end_step(
-                number, course.stepper.step(course.batches(number), course.lr(number), course.stop_requested())
-            )
+            course.end_step(number, course.stepper.step(course.batches(number), course.stop_requested()))
 
     return steps, course.stepper.model.parts[0]
 

@@ -23,6 +23,12 @@ def pp(degree, micro_batches, schedule, **more):
 TIED = {"tied": True}
 LLAMA = {"norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False, "kv_heads": 2}
 PUBLISHED = {"pre_norm": False, "position": "sinusoidal", "activation": "relu"}  # Vaswani et al. 2017
+CYCLES = {
+    "schedule": "one_cycle",
+    "warmup_steps": 0,
+    "cycles": [{"length": 1, "rise": 0.99}, {"length": 6, "peak": 0.5, "start": 0.2, "rise": 0.3}],
+    "swing": 0.05,
+}
 UNEVEN = {"global_batch": 13}  # ranks have shares of 6 and 7 samples
 
 CASES = {
@@ -34,6 +40,7 @@ CASES = {
     "ddp 2 without clipping": Case({"dp": 2}, optim={"clip_norm": None}),
     "ddp 2 sgd": Case({"dp": 2}, PUBLISHED, optim={"name": "sgd", "lr": 0.1}),
     "fsdp 2": Case({"fsdp": 2}, fp32=True),
+    "fsdp 2 in two cycles": Case({"fsdp": 2}, optim=CYCLES),
     "fsdp 4": Case({"fsdp": 4}),
     "fsdp 2 tied": Case({"fsdp": 2}, TIED),
     "fsdp 2 kept gathered": Case({"fsdp": 2, "reshard_after_forward": False}),

@@ -1,4 +1,4 @@
-"""The language models that need a supercomputer, made small: what their workloads say beside sizes does train."""
+"""The workloads that need a supercomputer, made small: what they say beside sizes does train."""
 
 import math
 from dataclasses import asdict, replace
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from parascale.config import Run, Source, load_workload
+from parascale.config.data import Expected
 from parascale.data.sources import download
 from parascale.data.text import prepare
 from parascale.files import read_json_lines
@@ -14,6 +15,7 @@ from parascale.train.job import job_from_settings
 
 from .examine import train_settings
 from .harness import run_on_ranks
+from .tasks import CLASSIFICATION, make_images
 
 SHIPPED = Path(__file__).parents[2] / "config/workloads"
 VOCABULARY = 300
@@ -54,3 +56,26 @@ def test_a_large_language_model_made_small_trains(name, raw, make_settings, tmp_
     losses = [step["validation_loss"] for step in steps]
     assert steps[0]["loss"] == pytest.approx(math.log(VOCABULARY), abs=0.5)
     assert len(losses) == 3 and losses[0] > losses[1] > losses[2] > 0
+
+
+@pytest.mark.parametrize(("name", "peaks"), [("imagewoof-course", [2e-3, 1e-3]), ("imagewoof", [1.5e-3])])
+def test_a_protocol_of_imagewoof_made_small_trains(name, peaks, make_settings, tmp_path):
+    """Its rates are those of its recipe, cycle by cycle, and it learns three classes of images."""
+    workload = load_workload(SHIPPED, name)
+    workload = replace(
+        workload,
+        data=replace(workload.data, expected=Expected()),
+        model=replace(workload.model, dim=8, depths=[1, 1]),
+        training=replace(workload.training, image_size=32, workers=0, global_batch=1),
+    )
+    folder = make_images(tmp_path)
+    usual = job_from_settings(make_settings(name, task="classification", data=folder, **CLASSIFICATION))
+    job = replace(usual, run=Run(name, workload))
+    job.run.check()
+    run_on_ranks(train_settings, 1, tmp_path / "ranks", asdict(job))
+    steps = read_json_lines(job.output_folder / "steps.jsonl")
+    rates = [0.0, *(step["lr"] for step in steps), 0.0]
+    highest = [here for before, here, after in zip(rates, rates[1:], rates[2:], strict=False) if before <= here > after]
+    assert highest == pytest.approx(peaks, rel=0.02)
+    first, last = (sum(step["loss"] for step in part) for part in (steps[:17], steps[-17:]))
+    assert last < first

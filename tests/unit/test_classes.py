@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from parascale.config import Data, Formats, Optim, Workload
+from parascale.config import Data, Formats, Workload
 from parascale.config.data import Expected
 from parascale.data.classes import AugmentedImages, ClassImages, random_crop
 from parascale.data.convert import convert
@@ -18,7 +18,6 @@ from parascale.data.sampler import Sampler
 from parascale.errors import DataError
 from parascale.evaluation.accuracy import correct_within
 from parascale.evaluation.task import open_task
-from parascale.train.optim import learning_rate
 from tests.unit.image_sets import jpeg, packed_index
 
 
@@ -123,15 +122,6 @@ def test_accuracy_is_what_sorting_says(classes, count, seed):
     logits, labels = torch.randn(7, classes, generator=generator), torch.randint(0, classes, (7,), generator=generator)
     ranks = [sorted(row.tolist(), reverse=True).index(row[label]) for row, label in zip(logits, labels, strict=True)]
     assert int(correct_within(logits, labels, count)) == sum(rank < count for rank in ranks)
-
-
-def test_one_cycle_rises_for_a_quarter_and_falls_to_nothing():
-    optim = Optim(schedule="one_cycle")
-    rates = [learning_rate(step, 40, 1.0, optim) for step in range(1, 41)]
-    assert max(rates) == rates[9] == pytest.approx(1.0)
-    assert rates[:10] == sorted(rates[:10]) and rates[9:] == sorted(rates[9:], reverse=True)
-    assert 1 / 25 < rates[0] < 0.1 and rates[-1] == pytest.approx(1e-5)
-    assert learning_rate(1, 1, 1.0, optim) == pytest.approx(1e-5)
 
 
 @pytest.fixture

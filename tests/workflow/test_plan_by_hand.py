@@ -25,7 +25,7 @@ ATTEMPTS = 4  # a job and its three retries
 # By hand, from config/runs-jureca.tsv: name of each run → (nodes, GPUs, steps, minutes of its time limit). Steps: 2,088,628
 # tokens make 32,635 windows of 64, and 10 epochs of them in batches of 64 are 5,100 steps, rounded up; windows one token
 # apart are 2,088,627, in batches of 128, 512 and 1,024. XSum: 5 epochs of 1,500 documents, 4 a GPU, or 10 of 204,045 in batches
-# of 128. Imagewoof: 7 epochs of 9,025 images, 64 a GPU, or 5 in batches of 64. Other workloads name their steps. Limits:
+# of 128. Imagewoof: 7 epochs of 9,025 images, 64 a GPU, or 5 in batches of 128. Other workloads name their steps. Limits:
 # 1.3 × (steps / 10 + 100) s in steps of 5 minutes.
 RUNS = {
     "single": (1, 1, 5_100, 15),
@@ -51,10 +51,10 @@ RUNS = {
     "imagewoof-course-1": (1, 1, 988, 5),
     "imagewoof-course-4": (1, 4, 247, 5),
     "imagewoof-course-8": (2, 8, 124, 5),
-    "imagewoof-single": (1, 1, 706, 5),
-    "imagewoof-ddp-4": (1, 4, 706, 5),
-    "imagewoof-ddp-8": (2, 8, 706, 5),
-    "imagewoof-fsdp-4": (1, 4, 706, 5),
+    "imagewoof-single": (1, 1, 353, 5),
+    "imagewoof-ddp-4": (1, 4, 353, 5),
+    "imagewoof-ddp-8": (2, 8, 353, 5),
+    "imagewoof-fsdp-4": (1, 4, 353, 5),
     "gpt2-1": (1, 1, 1_000, 5),
     "gpt2-ddp-4": (1, 4, 1_000, 5),
     "gpt2-fsdp-4": (1, 4, 1_000, 5),
@@ -161,7 +161,7 @@ def test_fresh_and_forced_all_is_counted(project):
     and 4, and the parity runs of all 40."""
     fresh = check_plan(project, RUNS, RUNS, unknown=UNKNOWN)
     xsum = (187.5 + 100) + (46.9 + 100) + 2 * (23.5 + 100) + 6 * (1594.2 + 100)
-    imagewoof = (98.8 + 100) + (24.7 + 100) + 2 * (12.4 + 100) + 5 * (70.6 + 100)
+    imagewoof = (98.8 + 100) + (24.7 + 100) + 2 * (12.4 + 100) + 5 * (35.3 + 100)
     seconds = 11 * 610 + xsum + imagewoof + 3 * 200 + 3 * 110 + 4 * 105 + 40 * 102
     assert fresh["core_hours_expected"] == pytest.approx(128 * seconds / 3600)
     finish(project, lambda path: "data" in path.parts)

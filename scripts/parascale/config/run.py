@@ -101,16 +101,7 @@ class Run:
         training, layout = self.workload.training, self.layout
         if (training.steps is None) == (training.epochs is None):
             raise ConfigError(f"workload {self.workload.name}: give either training.steps or training.epochs")
-        warmup = self.workload.optim.warmup_steps
-        if warmup and self.workload.optim.schedule == "one_cycle":
-            raise ConfigError("optim.schedule: one_cycle rises by itself: leave out optim.warmup_steps")
-        if training.steps is not None and warmup >= training.steps:
-            raise ConfigError(
-                f"optim.warmup_steps = {warmup} leaves none of training.steps = {training.steps} to train"
-            )
-        betas = self.workload.optim.betas
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ConfigError(f"optim.betas = {betas} must be two numbers from 0 to below 1")
+        self._check_optim()
         if self.profile is not None and not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", self.profile):
             raise ConfigError(f"profile = `{self.profile}` must be a step, or the first and the last one: `5-7`")
         if self.profile is not None and self.profile_steps[0] > self.profile_steps[1]:
@@ -125,8 +116,29 @@ class Run:
                 f"with a pipeline, global_batch = {self.global_batch} must be a multiple of "
                 f"dp × fsdp × micro_batches × accumulate = {parts}"
             )
+        if training.label_smoothing and not self.workload.of_images:
+            raise ConfigError(
+                f"training.label_smoothing is of classification alone; the task here is {self.workload.task}"
+            )
         self._check_model()
         self._check_engine()
+
+    def _check_optim(self):
+        optim, steps = self.workload.optim, self.workload.training.steps
+        if optim.schedule == "one_cycle" and optim.warmup_steps:
+            raise ConfigError("optim.schedule: one_cycle rises by itself: leave out optim.warmup_steps")
+        if optim.schedule != "one_cycle" and (optim.cycles or optim.swing):
+            raise ConfigError(f"optim.cycles and optim.swing are of the schedule one_cycle, not of {optim.schedule}")
+        if steps is not None and optim.warmup_steps >= steps:
+            raise ConfigError(
+                f"optim.warmup_steps = {optim.warmup_steps} leaves none of training.steps = {steps} to train"
+            )
+        if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
+            raise ConfigError(f"optim.betas = {optim.betas} must be two numbers from 0 to below 1")
+        if not optim.swing <= optim.usual_momentum < 1 - optim.swing:
+            raise ConfigError(
+                f"optim.swing = {optim.swing} takes a momentum of {optim.usual_momentum} out of the range from 0 to below 1"
+            )
 
     def _check_model(self):
         model, layout = self.workload.model, self.layout

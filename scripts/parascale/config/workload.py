@@ -71,6 +71,16 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Cycle:
+    """One rise and fall of the learning rate, each along half a cosine; the defaults are those of fastai's `fit_one_cycle`."""
+
+    length: float = option(1.0, "its length, relative to those of the other cycles", above=0.0)
+    peak: float = option(1.0, "its highest rate, relative to `lr`", above=0.0)
+    start: float = option(0.04, "the rate it begins with, relative to its highest", low=0.0, high=1.0)
+    rise: float = option(0.25, "part of its steps over which the rate rises", above=0.0, high=1.0)
+
+
+@dataclass(frozen=True)
 class Optim:
     """The optimizer and its schedule."""
 
@@ -81,8 +91,17 @@ class Optim:
     )
     schedule: str = option(
         "cosine",
-        "learning rate after the warm-up; `one_cycle` has none: it rises over the first quarter of the steps and falls to nothing",
+        "learning rate after the warm-up; `one_cycle` has none: it rises and falls to nothing, once or as `cycles` say",
         choices=("cosine", "constant", "one_cycle"),
+    )
+    cycles: list[Cycle] = option(
+        [], "`one_cycle`: one cycle after the other; default: one over the whole training, as below"
+    )
+    swing: float = option(
+        0.0,
+        "`one_cycle`: AdamW's first decay rate, or SGD's momentum, begins and ends a cycle so far above its value and is so far "
+        "below it where the learning rate is highest",
+        low=0.0,
     )
     warmup_steps: int = option(0, "steps over which the learning rate rises linearly from 0", low=0)
     min_lr_ratio: float = option(0.1, "the cosine ends at this part of `lr`", low=0.0, high=1.0)
@@ -91,6 +110,11 @@ class Optim:
     momentum: float = option(0.9, "SGD's momentum", low=0.0)
     weight_decay: float = option(0.1, "decoupled weight decay, on matrices only", low=0.0)
     clip_norm: float | None = option(1.0, "largest norm of the whole gradient; `null`: no clipping", above=0.0)
+
+    @property
+    def usual_momentum(self):
+        """How much of the mean of earlier gradients stays in a step, as it is without a swing."""
+        return self.momentum if self.name == "sgd" else self.betas[0]
 
 
 @dataclass(frozen=True)
@@ -116,6 +140,13 @@ class Training:
     smallest_crop: float = option(0.35, "least part of an image's area that a random crop holds", above=0.0, high=1.0)
     workers: int = option(
         0, "images: processes of each rank that read and decode ahead; 0: the rank does it itself", low=0
+    )
+    label_smoothing: float = option(
+        0.0,
+        "classification: part of a target that is spread evenly over all classes, in training alone (Szegedy et al. 2016, "
+        "arXiv:1512.00567)",
+        low=0.0,
+        high=0.99,
     )
     global_batch: int = option(64, "samples an optimizer step, over all ranks", low=1)
     accumulate: int = option(

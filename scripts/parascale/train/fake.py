@@ -141,7 +141,7 @@ def _measure_steps(run, vocabulary, mesh, storages, fake):
         batches = _batches(run)
         for _ in range(STEPS):
             storages.peak = storages.live
-            stepper.step(batches, lr=run.peak_lr)
+            stepper.step(batches)
         return Measured(mesh.rank, storages.live, storages.peak)
 
 
@@ -216,7 +216,7 @@ class BucketsOfDDP(nn.Module):
 
 
 def _stepper(run, vocabulary, mesh, fake):
-    clock, loss = Clock(mesh.device), GlobalLoss()
+    clock, loss = Clock(mesh.device), GlobalLoss(run.workload.training.label_smoothing)
 
     def build():
         with unset_fake_temporarily():  # meta tensors that are not fake ones can be given memory later

@@ -101,8 +101,6 @@ class Steps(LightningModule):
         self.targets, self.stop = self.stepper.agree(parts, self.course.stop_requested())
         self.stepper.loss.targets = self.targets
         self.loss = torch.zeros((), dtype=torch.float64, device=self.course.mesh.device)
-        for group in self.stepper.optimizers[0].param_groups:
-            group["lr"] = self.course.lr(self.next_step)
 
     def on_before_backward(self, loss):
         """Gradients are reduced within the backward pass, as in the native engine."""

@@ -22,7 +22,7 @@ from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss, all_reduce, computation_context
 from parascale.train.memory import peak_memory
 from parascale.train.monitor import monitored
-from parascale.train.optim import learning_rate, make_optimizers
+from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
 from parascale.train.profile import profiler
 from parascale.train.progress import Progress
 from parascale.train.stage import staged
@@ -55,8 +55,10 @@ class Course:
         return self.job.run
 
     def begin_step(self, step):
-        """What is random in a step follows from its number."""
+        """What is random in a step follows from its number, and so do the rates of the optimizers."""
         self.watchdog.feed()
+        optim = self.run.workload.optim
+        set_rates(self.stepper.optimizers, self.lr(step), momentum(step, self.steps, optim))
         _seed_dropout(self.run, self.mesh, step)
         if self.profiler is not None:
             self.profiler.begin_step(step)
@@ -157,7 +159,7 @@ def prepare(job):
     def build():
         return build_model(run.workload.model, task.outputs, *run.workload.sizes)
 
-    loss = GlobalLoss()
+    loss = GlobalLoss(run.workload.training.label_smoothing)
     model = parallelize(build, run, mesh, loss, clock, job.timeout_seconds)
     optimizers = make_optimizers(model, run.workload.optim)
     stepper = Stepper(run, model, optimizers, loss, clock)
@@ -191,7 +193,7 @@ def _run_steps(course):
     course.clock.reset()
     for step in range(course.first_step, course.steps + 1):
         course.begin_step(step)
-        result = course.stepper.step(course.batches(step), course.lr(step), course.stop_requested())
+        result = course.stepper.step(course.batches(step), course.stop_requested())
         if every and (step == course.steps or _is_multiple(step, every)):
             course.stepper.average_parameters()
         course.end_step(step, result)

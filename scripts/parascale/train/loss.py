@@ -17,11 +17,12 @@ class GlobalLoss:
     likewise, so that no rank, micro-batch or padding weighs more than another.
     """
 
-    def __init__(self):
+    def __init__(self, label_smoothing=0.0):
+        self.label_smoothing = label_smoothing
         self.targets = None
 
     def __call__(self, logits_BTV, labels_BT):
-        return summed_loss(logits_BTV, labels_BT) / self.targets
+        return summed_loss(logits_BTV, labels_BT, self.label_smoothing) / self.targets
 
 
 def count_targets(labels, device):

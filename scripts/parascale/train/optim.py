@@ -7,7 +7,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_
 
+from parascale.config.workload import Cycle
 from parascale.parallel.tying import local, sum_tied_gradients
+
+FALL = 1e-5  # the rate that a cycle ends with, relative to its highest
 
 
 def make_optimizers(model, optim):
@@ -28,9 +31,14 @@ def _make_optimizer(part, optim):
 
 
 def learning_rate(step, steps, peak, optim):
-    """Learning rate of optimizer step `step` (from 1) of `steps`: linear warm-up, then constant or a cosine's half, or one cycle."""
+    """Learning rate of optimizer step `step` (from 1) of `steps`: linear warm-up, then constant or a cosine's half; or cycles.
+
+    Cycles: Smith 2018, arXiv:1803.09820, in the form and with the numbers of fastai's `fit_one_cycle`.
+    """
     if optim.schedule == "one_cycle":
-        return _one_cycle(step, steps, peak)
+        cycle, place = _cycle(step, steps, optim)
+        highest = peak * cycle.peak
+        return _there_and_back(place, cycle.rise, highest * cycle.start, highest, highest * FALL)
     if step <= optim.warmup_steps:
         return peak * step / optim.warmup_steps
     if optim.schedule == "constant":
@@ -40,14 +48,40 @@ def learning_rate(step, steps, peak, optim):
     return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def _one_cycle(step, steps, peak):
-    """From a 25th of the peak up to it in a quarter of the steps, then down to a hundred-thousandth, both along cosines.
+def momentum(step, steps, optim):
+    """AdamW's first decay rate or SGD's momentum in a step: one number, or in a cycle low where the learning rate is high."""
+    usual = optim.usual_momentum
+    if optim.schedule != "one_cycle":
+        return usual
+    cycle, place = _cycle(step, steps, optim)
+    return _there_and_back(place, cycle.rise, usual + optim.swing, usual - optim.swing, usual + optim.swing)
 
-    Smith 2018, arXiv:1803.09820, in the form and with the numbers of fastai's `fit_one_cycle`.
-    """
-    top = 0.25 * steps
+
+def set_rates(optimizers, lr, momentum):
+    """Give every optimizer the learning rate and momentum of the next step."""
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = lr
+        if "betas" in group:
+            group["betas"] = (momentum, group["betas"][1])
+        else:
+            group["momentum"] = momentum
+
+
+def _cycle(step, steps, optim):
+    """The cycle that a step is in, and the part of that cycle which is over with it, above 0 to 1."""
+    cycles = optim.cycles or [Cycle()]
+    place = step * sum(cycle.length for cycle in cycles) / steps
+    for cycle in cycles[:-1]:
+        if place <= cycle.length:
+            return cycle, place / cycle.length
+        place -= cycle.length
+    return cycles[-1], place / cycles[-1].length
+
+
+def _there_and_back(place, rise, first, middle, last):
+    """`first` at 0, `middle` at `rise` and `last` at 1, along half a cosine each."""
     begin, end, progress = (
-        (peak / 25, peak, step / top) if step <= top else (peak, peak / 1e5, (step - top) / (steps - top))
+        (first, middle, place / rise) if place <= rise else (middle, last, (place - rise) / (1 - rise))
     )
     return end + (begin - end) * 0.5 * (1 + math.cos(math.pi * progress))
 

@@ -34,8 +34,8 @@ class Stepper:
         self.counts = self.mesh.coordinate("tp") == 0 and self.mesh.coordinate("pp") == 0
         self.reports = self.mesh.coordinate("tp") == 0 and model.has_loss
 
-    def step(self, batches, lr, stop=False):
-        """Train on this rank's list of (*inputs, labels) parts of one global batch.
+    def step(self, batches, stop=False):
+        """Train on this rank's list of (*inputs, labels) parts of one global batch, at the rates that the optimizers have.
 
         stop: whether this process was asked to stop; the result says whether any process was.
         """
@@ -48,8 +48,6 @@ class Stepper:
         with self.clock.phase("optimizer"):
             clip(self.model, norm, self.clip_norm)
             for optimizer in self.optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = lr
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
         with self.clock.phase("communication"):
