@@ -6,6 +6,8 @@ from collections import Counter
 
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parascale.errors import Interrupted
@@ -94,6 +96,33 @@ class Collectives(TorchDispatchMode):
             for kind in COLLECTIVES:
                 self.calls[kind] += name.lstrip("_").startswith(kind)
         return function(*arguments, **(keywords or {}))
+
+
+def train_and_watch_rates(settings):
+    """Train; the (learning rate, AdamW's first decay rate) with which the optimizer made each step, whatever loop called it."""
+    rates = []
+
+    def look(optimizer, *_):
+        group = optimizer.param_groups[0]
+        rates.append((group["lr"], group["betas"][0]))
+
+    hook = register_optimizer_step_post_hook(look)
+    try:
+        train_settings(settings)
+    finally:
+        hook.remove()
+    return rates
+
+
+def first_loss(settings):
+    """(training loss of the first step, the same by torch's own cross-entropy with the workload's smoothing)."""
+    course = loop.prepare(job_from_settings(settings))
+    course.begin_step(1)
+    batches = course.batches(1)
+    (model,), ((*inputs, labels),) = course.stepper.model.parts, batches
+    smoothing = course.run.workload.training.label_smoothing
+    expected = cross_entropy(model(*inputs), labels, label_smoothing=smoothing).item()
+    return course.stepper.step(batches).loss, expected
 
 
 def train_until_told_to_stop(settings, step, rank):

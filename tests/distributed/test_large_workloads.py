@@ -13,7 +13,7 @@ from parascale.data.text import prepare
 from parascale.files import read_json_lines
 from parascale.train.job import job_from_settings
 
-from .examine import train_settings
+from .examine import first_loss, train_and_watch_rates, train_settings
 from .harness import run_on_ranks
 from .tasks import CLASSIFICATION, make_images
 
@@ -58,24 +58,48 @@ def test_a_large_language_model_made_small_trains(name, raw, make_settings, tmp_
     assert len(losses) == 3 and losses[0] > losses[1] > losses[2] > 0
 
 
-@pytest.mark.parametrize(("name", "peaks"), [("imagewoof-course", [2e-3, 1e-3]), ("imagewoof", [1.5e-3])])
-def test_a_protocol_of_imagewoof_made_small_trains(name, peaks, make_settings, tmp_path):
-    """Its rates are those of its recipe, cycle by cycle, and it learns three classes of images."""
+def small_imagewoof(name, engine, make_settings, tmp_path):
+    """Settings of a run of a workload of Imagewoof on 17 images of 32 pixels; its rates and its loss are as shipped."""
     workload = load_workload(SHIPPED, name)
     workload = replace(
         workload,
         data=replace(workload.data, expected=Expected()),
         model=replace(workload.model, dim=8, depths=[1, 1]),
-        training=replace(workload.training, image_size=32, workers=0, global_batch=1),
+        training=replace(workload.training, image_size=32, workers=0, global_batch=2),
     )
-    folder = make_images(tmp_path)
-    usual = job_from_settings(make_settings(name, task="classification", data=folder, **CLASSIFICATION))
-    job = replace(usual, run=Run(name, workload))
+    keys = {"task": "classification", "data": make_images(tmp_path), **CLASSIFICATION}
+    job = replace(job_from_settings(make_settings(name, **keys)), run=Run(name, workload, engine=engine))
     job.run.check()
-    run_on_ranks(train_settings, 1, tmp_path / "ranks", asdict(job))
+    return job
+
+
+# Epochs are of 17 images in batches of 2. The highest rates, with the momentum there, and the last step's.
+@pytest.mark.parametrize(
+    ("name", "engine", "peaks"),
+    [
+        ("imagewoof-course", "native", [(2e-3, 0.85), (1e-3, 0.85)]),
+        ("imagewoof", "native", [(1.5e-3, 0.85)]),
+        ("imagewoof", "lightning", [(1.5e-3, 0.85)]),
+    ],
+)
+def test_a_protocol_of_imagewoof_made_small_trains(name, engine, peaks, make_settings, tmp_path):
+    """The optimizer's rates are those of its recipe, cycle by cycle, and it learns three classes of images."""
+    job = small_imagewoof(name, engine, make_settings, tmp_path)
+    (rates,) = run_on_ranks(train_and_watch_rates, 1, tmp_path / "ranks", asdict(job))
     steps = read_json_lines(job.output_folder / "steps.jsonl")
-    rates = [0.0, *(step["lr"] for step in steps), 0.0]
-    highest = [here for before, here, after in zip(rates, rates[1:], rates[2:], strict=False) if before <= here > after]
-    assert highest == pytest.approx(peaks, rel=0.02)
-    first, last = (sum(step["loss"] for step in part) for part in (steps[:17], steps[-17:]))
+    assert [rate for rate, _ in rates] == [step["lr"] for step in steps]
+    around = [(0, 0), *rates, (0, 0)]
+    highest = [at for before, at, after in zip(around, rates, around[2:], strict=False) if before[0] < at[0] > after[0]]
+    assert highest == [pytest.approx(peak, rel=0.05) for peak in peaks]
+    assert rates[0][1] == pytest.approx(0.95) and rates[-1][1] == pytest.approx(0.95, rel=0.01)
+    first, last = (sum(step["loss"] for step in part) for part in (steps[:9], steps[-9:]))
     assert last < first
+
+
+@pytest.mark.parametrize("name", ["imagewoof-course", "imagewoof"])
+def test_labels_are_smoothed_as_the_workload_says(name, make_settings, tmp_path):
+    """Each sample's loss is torch's own with that smoothing: the leaderboard's labels are smoothed, the course's are not."""
+    job = small_imagewoof(name, "native", make_settings, tmp_path)
+    ((ours, expected),) = run_on_ranks(first_loss, 1, tmp_path / "ranks", asdict(job))
+    assert ours == pytest.approx(expected, rel=1e-5)
+    assert job.run.workload.training.label_smoothing == (0.1 if name == "imagewoof" else 0)

@@ -66,3 +66,25 @@ def test_what_differs_is_said(tmp_path, options, said):
 )
 def test_other_trainings_have_other_figures_or_none(tmp_path, data, task, rows):
     assert len(told(report_of(tmp_path, data=data, task=task))) == rows
+
+
+RECIPE = {"image_size": 192, "global_batch": 128, "epochs": 5, "label_smoothing": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "training", "said"),
+    [
+        ("imagewoof", RECIPE, "no: the set was split otherwise then"),
+        ("imagewoof", {**RECIPE, "label_smoothing": 0.0}, "no: label_smoothing 0 instead of 0.1; the set"),
+        ("imagewoof", {**RECIPE, "global_batch": 64}, "no: whole_batch 64 instead of 128; the set"),
+        ("shapes", RECIPE, None),
+    ],
+)
+def test_the_leaderboard_of_imagewoof_stands_beside_its_own_images_alone(dataset, training, said, tmp_path):
+    """Its accuracy is of no hardware, and says nothing about other images. Settings that differ are named."""
+    report = report_of(tmp_path, data=Data(dataset=dataset), task="classification", training=training)
+    (record,) = report.records
+    seen = dataclasses.replace(record, summary=dataclasses.replace(record.summary, test_accuracy=0.6))
+    rows = [row for row in told(dataclasses.replace(report, records=(seen,))) if "192 pixels" in row[0]]
+    assert [row[1] for row in rows] == (["0.602"] if said else [])
+    assert all(row[3].startswith(said) for row in rows)

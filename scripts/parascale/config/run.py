@@ -135,9 +135,11 @@ class Run:
             )
         if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
             raise ConfigError(f"optim.betas = {optim.betas} must be two numbers from 0 to below 1")
-        if not optim.swing <= optim.usual_momentum < 1 - optim.swing:
+        if not 0 <= optim.usual_momentum < 1:
+            raise ConfigError(f"optim.momentum = {optim.usual_momentum} must be from 0 to below 1")
+        if optim.swing and not optim.swing < optim.usual_momentum < 1 - optim.swing:
             raise ConfigError(
-                f"optim.swing = {optim.swing} takes a momentum of {optim.usual_momentum} out of the range from 0 to below 1"
+                f"optim.swing = {optim.swing} takes a momentum of {optim.usual_momentum} out of the range between 0 and 1"
             )
 
     def _check_model(self):

@@ -91,16 +91,16 @@ class Optim:
     )
     schedule: str = option(
         "cosine",
-        "learning rate after the warm-up; `one_cycle` has none: it rises and falls to nothing, once or as `cycles` say",
+        "learning rate after the warm-up; `one_cycle` has none: it rises and falls, once or as `cycles` say",
         choices=("cosine", "constant", "one_cycle"),
     )
     cycles: list[Cycle] = option(
-        [], "`one_cycle`: one cycle after the other; default: one over the whole training, as below"
+        [], "`one_cycle`: one cycle after the other; default: one with the defaults of `optim.cycles[]`"
     )
     swing: float = option(
         0.0,
-        "`one_cycle`: AdamW's first decay rate, or SGD's momentum, begins and ends a cycle so far above its value and is so far "
-        "below it where the learning rate is highest",
+        "`one_cycle`: AdamW's first decay rate, or SGD's momentum, is so far above its value where a cycle begins, and so far below "
+        "it where the learning rate is highest",
         low=0.0,
     )
     warmup_steps: int = option(0, "steps over which the learning rate rises linearly from 0", low=0)

@@ -38,6 +38,8 @@ def _named(record):
     words = []
     if record.run.average_every:
         words.append("local SGD, not comparable step by step")
+    if record.run.workload.training.label_smoothing:
+        words.append("training loss of smoothed labels")
     if not record.done:
         words.append(record.status)
     return f"{record.name} ({'; '.join(words)})" if words else record.name

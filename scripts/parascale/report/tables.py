@@ -169,7 +169,9 @@ def _layout_cell(record):
 def _loss_cell(record, row, name):
     value = perplexity(record, row[name]) if record.run else None
     small = Cell(f"ppl {numbers.significant(value)}", value, name.replace("loss", "perplexity")) if value else None
-    return Cell(numbers.fixed(row[name], 4), row[name], name, small=small)
+    smoothed = name == "train_loss" and record.run and record.run.workload.training.label_smoothing
+    note = "of smoothed labels" if smoothed else ""
+    return Cell(numbers.fixed(row[name], 4), row[name], name, small=small, note=note)
 
 
 def _parity_cell(row):

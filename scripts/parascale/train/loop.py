@@ -91,7 +91,7 @@ class Course:
         if not is_finite(result):
             raise TrainingError(
                 f"run {self.run.run}, step {step}: loss {result.loss}, gradient norm {result.grad_norm}. Weights before this step are "
-                "in the last checkpoint. Try a lower `optim.lr`, a longer `optim.warmup_steps`, or precision fp32"
+                "in the last checkpoint. Try a lower `optim.lr`, a slower rise to it, or precision fp32"
             )
         if self.profiler is not None:
             self.profiler.end_step(step)

@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from parascale.config.workload import Cycle
 from parascale.parallel.tying import local, sum_tied_gradients
 
-FALL = 1e-5  # the rate that a cycle ends with, relative to its highest
+FALL = 1e-5  # the rate that a cycle falls to, relative to its highest
 
 
 def make_optimizers(model, optim):
@@ -33,7 +33,8 @@ def _make_optimizer(part, optim):
 def learning_rate(step, steps, peak, optim):
     """Learning rate of optimizer step `step` (from 1) of `steps`: linear warm-up, then constant or a cosine's half; or cycles.
 
-    Cycles: Smith 2018, arXiv:1803.09820, in the form and with the numbers of fastai's `fit_one_cycle`.
+    Cycles: Smith 2018, arXiv:1803.09820, in the form and with the numbers of fastai's `fit_one_cycle`, whose first step has the
+    rate that a cycle starts with, and none the last.
     """
     if optim.schedule == "one_cycle":
         cycle, place = _cycle(step, steps, optim)
@@ -68,11 +69,11 @@ def set_rates(optimizers, lr, momentum):
 
 
 def _cycle(step, steps, optim):
-    """The cycle that a step is in, and the part of that cycle which is over with it, above 0 to 1."""
+    """The cycle that a step is in, and the part of that cycle which is over before it, from 0 to below 1."""
     cycles = optim.cycles or [Cycle()]
-    place = step * sum(cycle.length for cycle in cycles) / steps
+    place = (step - 1) * sum(cycle.length for cycle in cycles) / steps
     for cycle in cycles[:-1]:
-        if place <= cycle.length:
+        if place < cycle.length:
             return cycle, place / cycle.length
         place -= cycle.length
     return cycles[-1], place / cycles[-1].length
