@@ -99,23 +99,24 @@ def make_images(folder):
     return folder / "hdf5"
 
 
-# Two stages of one block each; the head's three classes do not divide by two. Smoothing is of the loss, so of every layout.
+# Two stages of one block each; the head's three classes do not divide by two.
 CLASSIFICATION = {
     "model": {"kind": "xresnet", "dim": 8, "depths": [1, 1], "norm": "batch"},
-    "training": {"image_size": 32, "label_smoothing": 0.1},
+    "training": {"image_size": 32},
 }
 GROUP = {"norm": "group"}
+SMOOTHED = {**UNEVEN, "label_smoothing": 0.1}
 
 CLASSIFICATION_CASES = {
     "ddp 2": Case({"dp": 2}, fp32=True),
-    "ddp 2 uneven": Case({"dp": 2}, training=UNEVEN),
+    "ddp 2 uneven smoothed": Case({"dp": 2}, training=SMOOTHED),
     "ddp 2 accumulated": Case({"dp": 2}, training={"accumulate": 3}),
     "ddp 4": Case({"dp": 4}, training=UNEVEN),
     "ddp 2 group norm": Case({"dp": 2}, GROUP, UNEVEN),
     "fsdp 2": Case({"fsdp": 2}, fp32=True),
     "fsdp 2 uneven": Case({"fsdp": 2}, training=UNEVEN),
     "fsdp 2 group norm checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}, GROUP),
-    "hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN),
+    "hsdp 2x2 smoothed": Case({"dp": 2, "fsdp": 2}, training=SMOOTHED),
 }
 SLOW = cases.SLOW | {
     "fsdp 2 tied uneven",
