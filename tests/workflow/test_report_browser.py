@@ -35,6 +35,7 @@ def pages(tmp_path_factory):
     """The report with every kind of row (finished, failed, running, missing, different, weak, repeated seeds), and the page
     of a job with every kind of section."""
     root, train = tmp_path_factory.mktemp("report"), workload()
+    broad = {"train": workload("summary-small"), "baseline": "summary-single"}
     fakes = [
         *matrix(train),
         fake("ddp-again", dp=2, gpus_per_node=2, seed=2, step_seconds=0.047),
@@ -42,6 +43,9 @@ def pages(tmp_path_factory):
         fake("wrong", tp=2, gpus_per_node=2, verdict="different", loss_shift=0.01),
         fake("broken", dp=4, gpus_per_node=4, status="failed", steps=12),
         fake("under-way", tp=4, gpus_per_node=4, status="running", steps=30),
+        fake("summary-single", verdict="baseline", **broad),
+        fake("summary-ddp", dp=2, gpus_per_node=2, step_seconds=0.06, **broad),
+        fake("summary-mmmmmm-wwwwww", fsdp=2, gpus_per_node=2, step_seconds=0.07, **broad),
     ]
     results, work = write_results(root, fakes)
     records = load_records(results, work, [*(entry.run.run for entry in fakes), "not-started"])
@@ -113,6 +117,22 @@ def test_charts_keep_their_text_inside(browser, page):
              }).map(text => `${svg.querySelector('title').textContent}: ${text.textContent}`)})"""
     )
     assert outside == []
+
+
+def test_names_end_where_their_bars_begin(browser, page):
+    """A name beside a bar, at the left edge, is wide in some fonts and wider where it is strong."""
+    browser.show(page, 1440)
+    named, covered = browser.run(
+        """const found = [...document.querySelectorAll('svg.chart')].flatMap(svg => {
+             const bars = [...svg.querySelectorAll('rect')].map(bar => bar.getBoundingClientRect());
+             return [...svg.querySelectorAll('text[x="0"]')].map(text => {
+               const box = text.getBoundingClientRect(), middle = (box.top + box.bottom) / 2;
+               const beside = bars.filter(bar => bar.top < middle && middle < bar.bottom);
+               return [text.textContent, beside.some(bar => bar.left < box.right), beside.length];
+             })});
+           return [found.filter(one => one[2]).length, found.filter(one => one[1])]"""
+    )
+    assert named > 0 and covered == []
 
 
 def test_tables_sort_by_a_click_and_keep_unknown_cells_last(browser, pages):

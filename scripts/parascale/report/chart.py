@@ -10,7 +10,10 @@ from html import escape
 
 WIDTH = 460
 LINE = 16  # height of a line of text
-CHARACTER = 7.2  # mean width of a character of the labels' font
+# Widths of a label's characters, for room enough in the widest of the usual fonts, DejaVu Sans in bold.
+SLIM, USUAL, BROAD = 5.8, 9.1, 13.6
+SLIM_CHARACTERS = frozenset("iljtfrI1.,:;'|!()[] -")
+BROAD_CHARACTERS = frozenset("mwMW%@…×→")
 COLOURS = 10
 DASHES = 4
 
@@ -30,6 +33,12 @@ class Scale:
         if self.log:
             low, high, value = math.log(low), math.log(high), math.log(value)
         return self.start + (value - low) / ((high - low) or 1) * (self.end - self.start)
+
+
+def text_width(text):
+    """Units that a label may take at most, about a tenth more than it mostly does."""
+    broad, slim = (sum(character in kind for character in text) for kind in (BROAD_CHARACTERS, SLIM_CHARACTERS))
+    return broad * BROAD + slim * SLIM + (len(text) - broad - slim) * USUAL
 
 
 def ticks(low, high, count=6):
@@ -170,7 +179,7 @@ def standalone(figure, style):
 def _legend(entries, width, y):
     x, body = 16, []
     for entry in entries:
-        needed = 34 + CHARACTER * len(entry.label)
+        needed = 34 + text_width(entry.label)
         if x + needed > width - 16 and x > 16:
             x, y = 16, y + LINE + 4
         body.append(f'<g transform="translate({_number(x)},{_number(y)})">{swatch(entry)}</g>')

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from parascale.report.chart import CHARACTER, LINE, Panel, colour_class, spread_apart
+from parascale.report.chart import LINE, Panel, colour_class, spread_apart, text_width
 
 BAR_ROW = 24
-LABEL_WIDTH = 150  # the most that a run's name may take beside a plot
+LABEL_WIDTH = 170  # the most that a run's name may take beside a plot
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,14 @@ class Line:
 
 def shortened(text, width=LABEL_WIDTH):
     """`text` cut to what fits into `width` units."""
-    fits = int(width / CHARACTER)
-    return text if len(text) <= fits else f"{text[: fits - 1]}…"
+    if text_width(text) <= width:
+        return text
+    return next(short for end in range(len(text) - 1, -1, -1) if text_width(short := f"{text[:end]}…") <= width)
 
 
 def label_width(labels):
     """Width that the longest of the labels takes."""
-    return min(LABEL_WIDTH, max((len(label) for label in labels), default=0) * CHARACTER)
+    return min(LABEL_WIDTH, max(map(text_width, labels), default=0))
 
 
 def record_bar(record, series, value, text, more=""):
@@ -71,7 +72,7 @@ def record_bar(record, series, value, text, more=""):
 def bar_panel(title, description, bars, limit=None, limit_text=""):
     """Horizontal bars from 0, each with its name on the left and its value as text on the right."""
     left = label_width([bar.label for bar in bars]) + 10
-    right = max(len(bar.text) for bar in bars) * CHARACTER + 10
+    right = max(text_width(bar.text) for bar in bars) + 10
     height = len(bars) * BAR_ROW + 12 + (LINE if limit else 0)
     panel = Panel(title, description, height, left, right, 6, 6)
     totals = [sum(value for _, value, _ in bar.parts) for bar in bars]
