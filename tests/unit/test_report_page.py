@@ -168,6 +168,29 @@ def test_one_finished_run_is_no_verdict(tmp_path):
     assert "there is nothing to compare yet" in page and 'id="loss"' in page
 
 
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ({"single": "a", "ddp": "a", "images": "b"}, None),
+        ({"single": "a", "ddp": "b", "images": "b"}, "Runs of <code>lm-small</code> were made by different versions"),
+    ],
+)
+def test_different_code_is_said_of_runs_that_are_compared_alone(codes, said, tmp_path):
+    """Another workload has another reader or model, so its code differs without anybody having changed it."""
+    fakes = [
+        fake("single", verdict="baseline"),
+        fake("ddp", dp=2, gpus_per_node=2),
+        fake("images", verdict="baseline", baseline="images", train=workload("images-small")),
+    ]
+    folders = write_results(tmp_path, fakes)
+    for name, code in codes.items():
+        path = tmp_path / f"results/runs/{name}/run.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "code_digest": code}))
+    page = render_page(build_report(load_records(*folders), "Title"))
+    assert ("different versions" in page) == (said is not None)
+    assert said is None or said in page
+
+
 def test_runs_that_are_not_in_the_table_are_named(tmp_path):
     results, work = write_results(tmp_path, [fake("single"), fake("old")])
     command = [sys.executable, SCRIPT, "--results", results, "--work", work, "--output", tmp_path, "--runs", "single"]

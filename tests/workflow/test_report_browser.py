@@ -135,6 +135,15 @@ def test_names_end_where_their_bars_begin(browser, page):
     assert named > 0 and covered == []
 
 
+def test_no_table_scrolls_for_a_few_pixels(browser, page):
+    """A table is wider than its frame by a column or not at all; the arrows of its headings do not make it so."""
+    browser.show(page, 1440)
+    over = browser.run(
+        "return [...document.querySelectorAll('.scroll')].map(frame => frame.scrollWidth - frame.clientWidth)"
+    )
+    assert [pixels for pixels in over if 0 < pixels < 40] == []
+
+
 def test_tables_sort_by_a_click_and_keep_unknown_cells_last(browser, pages):
     browser.show(pages["report"], 1440)
     for expected in ("ascending", "descending"):

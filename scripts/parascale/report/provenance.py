@@ -10,14 +10,21 @@ def provenance_section(report):
     known = [record for record in report.records if record.provenance]
     if not known and not report.left_out:
         return None
-    digests = {record.provenance["code_digest"] for record in report.done}
     values = {
         "table": _provenance_table(report, known) if known else None,
         "attempts": _attempts_table(known),
-        "mixed": len(digests) > 1,
+        "mixed": _mixed(report),
         "left_out": report.left_out,
     }
     return Section("provenance", "Where this comes from", "provenance.html", values)
+
+
+def _mixed(report):
+    """Names of the workloads whose runs different code trained. Workloads differ in code of their own: formats, model classes."""
+    digests = {}
+    for record in report.done:
+        digests.setdefault(record.run.workload.name, set()).add(record.provenance["code_digest"])
+    return [name for name, found in digests.items() if len(found) > 1]
 
 
 def _provenance_table(report, records):
