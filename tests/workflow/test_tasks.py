@@ -28,6 +28,7 @@ data:
 model: {kind: xresnet, dim: 8, depths: [1], norm: batch}
 optim: {lr: 5.0e-3, schedule: one_cycle}
 training: {image_size: 32, global_batch: 8, epochs: 2}
+parity_precision: fp64  # rounding in fp32 grows through batch norm
 """,
 }
 RUNS = "run\tworkload\tgpus_per_node\tdp\ntexts-single\ttexts\t1\t1\npictures-single\tpictures\t1\t1\npictures-ddp\tpictures\t2\t2\n"
