@@ -30,6 +30,7 @@ class Browser:
         wanted = {
             "goog:chromeOptions": {"binary": chromium, "args": arguments},
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+            "timeouts": {"script": 120_000},  # milliseconds: axe-core takes eight seconds on an idle machine
         }
         self.session = self._start({"capabilities": {"alwaysMatch": wanted}})
 
@@ -46,7 +47,7 @@ class Browser:
     def _send(self, path, body=None, method="POST"):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=150) as answer:
             return json.load(answer)["value"]
 
     def show(self, page, width, dark=False, media=""):
