@@ -52,8 +52,8 @@ def measure(case):
 
     samples_per_second is the median of the repeats and spread their range relative to it; samples and cpu_seconds are a
     pass's medians, sample_bytes is the mean of what was asked for. peak_memory_bytes is what reading added to the process,
-    mapped pages of files as long as they are mapped; of workers, what they share with no other process. Unknown figures are
-    None.
+    mapped pages of files as long as they are mapped; of workers, what they share with no other process as a pass ends.
+    Unknown figures are None.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Parquet says that random access is slow; here that is what is measured
@@ -213,28 +213,28 @@ def _measure_workers(case):
         "first_batch_seconds": statistics.median(firsts),
         # Batches that were made and not waited for are among the reads: a little more than for the samples alone.
         "read_calls_per_sample": sum(seen["syscr"] for seen in reads) / sum(counts),
-        "peak_memory_bytes": max(seen["peak"] for seen in reads),
+        "peak_memory_bytes": max(seen["memory"] for seen in reads),
     }
 
 
 def _arrivals(loader, seconds):
     """(seconds until each batch arrived, what the workers read and took by then); ends `seconds` after the first."""
     others = set(psutil.Process().children())
-    start, arrivals, seen = time.perf_counter(), [], []
+    start, arrivals = time.perf_counter(), []
     batches = iter(loader)
     workers = set(psutil.Process().children()) - others
     for _ in batches:
         arrivals.append(time.perf_counter() - start)
-        seen.append((sum(_counters(each.pid)["syscr"] for each in workers), sum(map(_own_memory, workers))))
-        if arrivals[-1] - arrivals[0] > seconds and len(arrivals) > 2 * loader.num_workers:
+        late = arrivals[-1] - arrivals[0] > seconds and len(arrivals) > 2 * loader.num_workers
+        if late or len(arrivals) == len(loader):
             break
+    # Looked at once, after the last time was taken: counting a worker's own pages takes 8 ms. It still waits for its end.
+    seen = {
+        "syscr": sum(_counters(each.pid)["syscr"] for each in workers),
+        "memory": sum(each.memory_full_info().uss for each in workers),
+    }
     del batches  # ends the workers, whose CPU time counts only then
-    return arrivals, {"syscr": seen[-1][0], "peak": max(memory for _, memory in seen)}
-
-
-def _own_memory(process):
-    """Bytes that a process shares with no other."""
-    return process.memory_full_info().uss
+    return arrivals, seen
 
 
 def _cpu_of_workers():
