@@ -38,7 +38,10 @@ def test_the_cases_cover_access_cache_calls_and_decoding(folders):
     decoded = [(case.access, case.cache, case.workers) for case in cases if case.decode]
     assert len(set(decoded)) == len(decoded) == 8, "each way of access and cache, by each number of workers"
     assert {case.io for case in image_cases(folders["files"], settings)} == {"files"}
-    assert {case.access for case in image_cases(folders["parquet"], settings) if case.decode} == {"sequential"}
+    assert {case.access for case in image_cases(folders["parquet"], settings) if case.decode} == {
+        "sequential",
+        "random",
+    }
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parascale.config.formats import IMAGE_FORMATS
 from parascale.data.ceiling import ceilings
-from parascale.data.formats import image_format, module_name
+from parascale.data.formats import module_name
 from parascale.data.formats.manifest import read_manifest
 from parascale.data.formats.storage import copy_to_memory, default_io, filesystem, require_room
 from parascale.data.measure import Case, byte_addressed, measure
@@ -62,8 +62,6 @@ def image_cases(folder, settings):
         for access in ("sequential", "random"):
             for io in calls if at_bytes else [own]:
                 yield Case(**common, access=access, cache=cache, io=io, workers=0, decode=False)
-            if access == "random" and not image_format(name).RANDOM_ACCESS:
-                continue  # a group of rows decoded for each sample says nothing that the bytes have not said
             for workers in settings.workers:
                 io = chosen if at_bytes else own
                 yield Case(**common, access=access, cache=cache, io=io, workers=workers, decode=True)

@@ -6,7 +6,6 @@ hold every sample's checksum.
 
 import dataclasses
 import os
-import shutil
 from pathlib import Path
 
 import PIL
@@ -15,7 +14,6 @@ from parascale.data.disk import full_disk_is_an_error
 from parascale.data.drawing import CLASSES, draw_images
 from parascale.data.sources import ATTEMPTS, files, hub, is_whole, url
 from parascale.data.sources.manifest import Raw, write_manifest
-from parascale.data.sources.transfer import fetch_file, pieces_folder
 from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_path
 
@@ -77,15 +75,9 @@ def _fetch_archives(source, output, attempts):
             raise ConfigError(
                 f"`data.source.urls`: {entry['url']} is no archive of images ({', '.join(url.TAR_ENDINGS)}, .zip)"
             )
-    pieces = pieces_folder(source, output)
-    for entry in source.urls:
-        fetch_file(entry["url"], pieces / entry["sha256"], attempts, entry["sha256"])
-    with atomic_path(output) as partial:
-        partial.mkdir()
-        url.placed(source.urls, pieces, partial)
-        origin = {"urls": [{"url": entry["url"], "sha256": entry["sha256"]} for entry in source.urls]}
-        write_manifest(partial, source, origin, {})
-    shutil.rmtree(pieces)
+    with url.fetched(source, output, attempts) as (pieces, folder, origin):
+        url.placed(source.urls, pieces, folder)
+        write_manifest(folder, source, origin, {})
 
 
 FETCHED = {"url": _fetch_archives, "hub": hub.fetch}

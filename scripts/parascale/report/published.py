@@ -47,7 +47,6 @@ class Published:
     differs: str = ""
 
 
-OTHER_DATA = "other data"
 LANGUAGE = "Transformer on WikiText-2, 10 epochs of windows of 32 at stride 1"
 SUMMARIES = "Summaries of XSum"
 IMAGES = "xresnet50 on Imagewoof, 160 pixels, 1 + 6 epochs"
@@ -161,9 +160,9 @@ def _rows(report, record, entry):
     for gpus, value in entry.values:
         if gpus not in (None, record.run.layout.world_size):
             continue
-        differs = differences(entry, gpus, record)
-        if gpus is None and OTHER_DATA in differs:
+        if gpus is None and not same_data(entry, record):
             continue  # not even its time can be set beside it
+        differs = differences(entry, gpus, record)
         cells = (
             Cell(record.name),
             Cell(entry.what),
@@ -180,9 +179,9 @@ def _rows(report, record, entry):
 
 def differences(entry, gpus, record):
     """In words, what keeps a run from being comparable with a published value."""
-    differs, training, data = [], record.run.workload.training, record.run.workload.data
-    if entry.data not in f"{data.dataset} {data.source}".lower():
-        differs.append(OTHER_DATA)
+    differs, training = [], record.run.workload.training
+    if not same_data(entry, record):
+        differs.append("other data")
     if gpus is not None and entry.gpu not in record.site.gpu:
         differs.append("other hardware")
     if gpus is not None and gpus != record.gpus:
@@ -192,3 +191,9 @@ def differences(entry, gpus, record):
         if ours[name] != value:
             differs.append(f"{name} {'unset' if ours[name] is None else f'{ours[name]:g}'} instead of {value}")
     return [*differs, *([entry.differs] if entry.differs else [])]
+
+
+def same_data(entry, record):
+    """Whether a run reads the dataset of a published value, by its dataset's or its source's name."""
+    data = record.run.workload.data
+    return entry.data in f"{data.dataset} {data.source}".lower()

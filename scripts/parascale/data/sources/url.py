@@ -6,6 +6,7 @@ import tarfile
 import urllib.parse
 import zipfile
 import zlib
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from parascale.config import SPLITS
@@ -28,16 +29,9 @@ def fetch(source, output, attempts):
     (globs inside the archive), or their names do.
     """
     checked_urls(source.urls)
-    pieces = pieces_folder(source, output)
-    for entry in source.urls:
-        fetch_file(entry["url"], pieces / entry["sha256"], attempts, entry["sha256"])
-    with atomic_path(output) as folder:
-        folder.mkdir()
-        origin = [{key: entry[key] for key in ("url", "sha256")} for entry in source.urls]
-        for entry in origin:
-            entry["bytes"] = (pieces / entry["sha256"]).stat().st_size
+    with fetched(source, output, attempts) as (pieces, folder, origin):
         if source.content == "xsum":
-            xsum.convert({file_name(entry["url"]): pieces / entry["sha256"] for entry in origin}, folder)
+            xsum.convert({file_name(entry["url"]): pieces / entry["sha256"] for entry in source.urls}, folder)
             splits = {}
         else:
             splits = placed(source.urls, pieces, folder)
@@ -48,7 +42,25 @@ def fetch(source, output, attempts):
                 if source.files
                 else files.guessed_splits(folder, relative)
             )
-        write_manifest(folder, source, {"urls": origin}, splits)
+        write_manifest(folder, source, origin, splits)
+
+
+@contextmanager
+def fetched(source, output, attempts):
+    """Fetch every address of a source; yields (folder of the pieces, named by sha256; new folder; origin for its manifest).
+
+    The new folder becomes `output` when the block ends without an error, and only then are the pieces given up.
+    """
+    pieces = pieces_folder(source, output)
+    for entry in source.urls:
+        fetch_file(entry["url"], pieces / entry["sha256"], attempts, entry["sha256"])
+    origin = [
+        {"url": entry["url"], "sha256": entry["sha256"], "bytes": (pieces / entry["sha256"]).stat().st_size}
+        for entry in source.urls
+    ]
+    with atomic_path(output) as folder:
+        folder.mkdir()
+        yield pieces, folder, {"urls": origin}
     shutil.rmtree(pieces)
 
 
