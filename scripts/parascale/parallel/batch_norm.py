@@ -8,22 +8,32 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 
-def synchronise(model, mesh):
-    """Make every batch norm of `model` count the samples of all ranks that see different ones.
+def prepare(model, group):
+    """Make every batch norm of `model` count the samples of all ranks of `group`, or of its own rank if that is None.
 
     Replacing the method, not the module, keeps the names of parameters and buffers.
     """
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            module.forward = partial(_forward, module, mesh.data_devices.get_group())
+            module.forward = partial(_forward, module, group)
 
 
 def _forward(norm, group, images_BCHW):
-    if not norm.training:
-        return nn.BatchNorm2d.forward(norm, images_BCHW)
+    if norm.training and group is not None:
+        return _synchronised(norm, group, images_BCHW)
+    if norm.training:
+        norm.num_batches_tracked += 1
+    # FSDP's policy casts weights to bf16, but no statistics, and on CPUs torch refuses one without the other.
+    weight_C, bias_C = (values.to(norm.running_mean.dtype) for values in (norm.weight, norm.bias))
+    statistics = norm.running_mean, norm.running_var
+    return F.batch_norm(images_BCHW, *statistics, weight_C, bias_C, norm.training, norm.momentum, norm.eps)
+
+
+def _synchronised(norm, group, images_BCHW):
     images = images_BCHW.float() if images_BCHW.dtype in (torch.bfloat16, torch.float16) else images_BCHW
     count = torch.tensor(float(images.numel() // images.shape[1]), dtype=torch.float64, device=images.device)
     dist.all_reduce(count, group=group)

@@ -1,0 +1,35 @@
+"""Batch norm's statistics are as precise as they are kept, whatever the precision of the images and of its weights."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from parascale.parallel import batch_norm
+
+
+@pytest.fixture(scope="module")
+def group():
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_weights_in_bf16_leave_statistics_in_fp32(synchronised, group):
+    """FSDP's policy hands over bf16 weights beside fp32 statistics, which torch's own batch norm refuses on CPUs."""
+    torch.manual_seed(0)
+    images = (100 + torch.randn(8, 3, 4, 4)).bfloat16()  # in bf16 a mean of 100 would be off by up to 0.25
+    exact, norm = nn.BatchNorm2d(3).double(), nn.BatchNorm2d(3)
+    exact(images.double())
+    for parameter in norm.parameters():
+        parameter.data = parameter.data.bfloat16()
+    batch_norm.prepare(norm, group if synchronised else None)
+    norm(images)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        torch.testing.assert_close(getattr(norm, name), getattr(exact, name), check_dtype=False, rtol=1e-5, atol=0)
+    assert norm.running_mean.dtype == norm.running_var.dtype == torch.float32
+    result, expected = norm.eval()(images), exact.eval()(images.double())
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result.double(), expected, rtol=2**-8, atol=0)
