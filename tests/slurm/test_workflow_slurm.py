@@ -12,7 +12,7 @@ from parascale.report import published
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
 
-# The default matrix, with a run on two nodes in it, and the other two trainings on one process and on two.
+# The default matrix, with a run on two nodes in it, and the other two trainings on one process, on two, and on two nodes.
 MATRIX = [
     {"run": "single"},
     {"run": "ddp", "gpus_per_node": 2, "dp": 2},
@@ -22,8 +22,10 @@ MATRIX = [
     {"run": "pp", "gpus_per_node": 2, "pp": 2, "micro_batches": 4, "schedule": "1F1B"},
     {"run": "texts", "workload": "texts"},
     {"run": "texts-ddp", "workload": "texts", "gpus_per_node": 2, "dp": 2},
+    {"run": "texts-two-nodes", "workload": "texts", "nodes": 2, "dp": 2},
     {"run": "pictures", "workload": "pictures"},
     {"run": "pictures-ddp", "workload": "pictures", "gpus_per_node": 2, "dp": 2},
+    {"run": "pictures-two-nodes", "workload": "pictures", "nodes": 2, "dp": 2},
 ]
 # What each job must get: rule, nodes, tasks of its step, GPUs in all. A node has 128 cores.
 GRANTED = {
@@ -35,8 +37,10 @@ GRANTED = {
     "pp": ("pp", 1, 1, 2),
     "texts": ("single", 1, 1, 1),
     "texts-ddp": ("ddp", 1, 1, 2),
+    "texts-two-nodes": ("multi_node", 2, 2, 2),
     "pictures": ("single", 1, 1, 1),
     "pictures-ddp": ("ddp", 1, 1, 2),
+    "pictures-two-nodes": ("multi_node", 2, 2, 2),
 }
 
 
@@ -81,14 +85,14 @@ def test_plan_and_report_hold_all_three_trainings(cluster, finished):
         assert [line["step"] for line in finished.run(name).steps()] == list(range(1, STEPS + 1))
         assert reported[name] == ("done", unit)
     page = (results / "report/index.html").read_text()
-    for name in ("texts", "texts-ddp"):
+    for name in ("texts", "texts-ddp", "texts-two-nodes"):
         (job,) = finished.jobs(f"summarise/{name}")
         assert ("summarise", name) in planned and "gres/gpu=1" in cluster.sacct(job)["ReqTRES"].split(",")
         judged = read_json(results / f"summaries/{name}.json")
         assert judged["documents"] == 50
         assert judged["lead"] == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0}, "these summaries are first words"
         assert all(0 <= judged[writer][score] <= 1 for writer in ("beam", "greedy") for score in judged["lead"])
-    for name in ("pictures", "pictures-ddp"):
+    for name in ("pictures", "pictures-ddp", "pictures-two-nodes"):
         assert 0 <= read_json(finished.run(name).target)["test_accuracy"] <= 1
     for shown in ('id="rouge-table"', 'id="accuracy-table"', 'id="published"', published.SUMMARIES, published.IMAGES):
         assert shown in page
