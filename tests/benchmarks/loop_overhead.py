@@ -2,7 +2,8 @@
 
 Both loops take turns of a few steps, so that another load on the machine disturbs them alike; a turn's ratio compares
 neighbours, and the median over turns counts. The loop under test does all it does in a run (data, counting targets, gradient
-norm, phases, record), the bare one what every tutorial does (data, forward, loss, backward, clip, update).
+norm, phases, record), the bare one what every tutorial does (data, forward, loss, backward, clip, update). The sampler of
+devices is off: a thread of the process, it would slow both loops alike.
 
 The variables of the example are those that the launcher sets on CPUs: without the two of malloc, page faults of whichever loop's
 memory happens to lie worse are measured.
@@ -70,7 +71,7 @@ def our_steps(folder, run):
         for _ in range(count):
             number = next(numbers)
             course.begin_step(number)
-            course.end_step(number, course.stepper.step(course.batches(number), course.stop_requested()))
+            course.end_step(number, course.stepper.step(course.batches(number), *course.wishes()))
 
     return steps, course.stepper.model.parts[0]
 
@@ -115,7 +116,7 @@ def main():
     arguments = parser.parse_args()
     for name, (model, window, batch) in ((name, SIZES[name]) for name in arguments.sizes):
         steps = WARM_UP + arguments.turns * arguments.steps + 1
-        training = Training(window=window, global_batch=batch, steps=steps, evaluate=False, checkpoint_minutes=None)
+        training = Training(window=window, global_batch=batch, steps=steps, evaluate=False)
         run = Run("overhead", Workload("overhead", model=model, optim=Optim(), training=training), Layout())
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)

@@ -38,6 +38,7 @@ CASES = {
     "ddp 2 uneven accumulated": Case({"dp": 2}, training={**UNEVEN, "accumulate": 2}),
     "ddp 2 tied": Case({"dp": 2}, TIED, UNEVEN),
     "ddp 2 without clipping": Case({"dp": 2}, optim={"clip_norm": None}),
+    "ddp 2 compile": Case({"dp": 2, "compile": True}),
     "ddp 2 sgd": Case({"dp": 2}, PUBLISHED, optim={"name": "sgd", "lr": 0.1}),
     "fsdp 2": Case({"fsdp": 2}, fp32=True),
     "fsdp 2 in two cycles": Case({"fsdp": 2}, optim=CYCLES),
@@ -46,6 +47,7 @@ CASES = {
     "fsdp 2 kept gathered": Case({"fsdp": 2, "reshard_after_forward": False}),
     "fsdp 2 uneven accumulated": Case({"fsdp": 2}, training={**UNEVEN, "accumulate": 2}),
     "fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}),
+    "fsdp 2 checkpointing compile": Case({"fsdp": 2, "activation_checkpointing": True, "compile": True}),
     "hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN),
     "tp 2": Case({"tp": 2}, fp32=True),
     "tp 2 whole sequence": Case({"tp": 2, "sequence_parallel": False}),
@@ -87,8 +89,10 @@ def ranks_of(layout):
 
 # Of these layouts the quick tests compare others alike: the same code on fewer processes, or fewer options at once.
 SLOW = {
+    "ddp 2 compile",
     "fsdp 4",
     "fsdp 2 checkpointing",
+    "fsdp 2 checkpointing compile",
     "tp 2 whole sequence",
     "tp 2 whole logits",
     "tp 2 llama",

@@ -2,15 +2,20 @@
 
 import os
 import signal
+import sys
+import time
 from collections import Counter
+from pathlib import Path
 
+import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parascale.errors import Interrupted
+from parascale.checkpoint import store
+from parascale.errors import Interrupted, TrainingError
 from parascale.models import transformer_lm
 from parascale.parallel.tying import local
 from parascale.train import loop
@@ -29,14 +34,16 @@ def train_and_look(settings):
     """Train, and return what this rank held and called in its second step.
 
     {parameters: name → local shape, parameter_bytes, optimizer_bytes, sharded_units, stages, heads: numbers of attention
-    heads seen in forward passes, collectives: name → calls}
+    heads seen in forward passes, collectives: name → calls, graphs: compiled in all steps}
     """
     facts, heads = {}, set()
     split_heads = transformer_lm.Attention._heads
 
     def seen(attention, projected):
         split = split_heads(attention, projected)
-        heads.add(split.shape[1])
+        # Taking notes within a checkpointed block would keep it from being compiled.
+        if not torch.compiler.is_compiling():
+            heads.add(split.shape[1])
         return split
 
     class Looking(loop.Stepper):
@@ -53,7 +60,13 @@ def train_and_look(settings):
 
     loop.Stepper, transformer_lm.Attention._heads = Looking, seen
     train_settings(settings)
-    return facts | {"heads": sorted(heads)}
+    return facts | {"heads": sorted(heads), "graphs": compiled_graphs()}
+
+
+def compiled_graphs():
+    """How many graphs `torch.compile` has made in this process; its module, slow to load, is not loaded for the answer."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
 
 
 def held(model, optimizers):
@@ -112,6 +125,42 @@ def train_and_watch_rates(settings):
     finally:
         hook.remove()
     return rates
+
+
+def train_and_time(settings, pause=0.0):
+    """Train, with a record that takes `pause` seconds more to write a line; the seconds from the start of the first step until all is done that belongs to the last one's line."""
+    moments = []
+    begin_step, add_step = loop.Course.begin_step, loop.RunState.add_step
+
+    def begin(course, step):
+        moments.append(time.perf_counter())
+        begin_step(course, step)
+
+    def add(state, line):
+        moments.append(time.perf_counter())
+        time.sleep(pause)
+        add_step(state, line)
+
+    loop.Course.begin_step, loop.RunState.add_step = begin, add
+    train_settings(settings)
+    return moments[-1] - moments[0]
+
+
+def refusal(settings):
+    """The message of the TrainingError that training ends with."""
+    try:
+        train_settings(settings)
+    except TrainingError as error:
+        return str(error)
+    raise AssertionError("the training was not refused")
+
+
+def evaluate_checkpoint(settings, folder):
+    """(validation loss of the checkpoint in `folder` as the run of `settings` evaluates it, number of targets)."""
+    course = loop.prepare(job_from_settings(settings))
+    store.load(Path(folder), course.state.model, [])
+    means, targets = loop._split_means(course.state, course.task, "validation", course.mesh)
+    return means["loss"], targets
 
 
 def first_loss(settings):

@@ -42,11 +42,11 @@ def mean_of_means():
     """Each rank divides by its own number of targets, and ranks are averaged whatever they hold."""
 
     class MeanOfMeans(loop.Stepper):
-        def agree(self, batches, stop):
+        def agree(self, batches, *wishes):
             own = sum(step.count_targets(labels, self.mesh.device) for *_, labels in batches)
-            targets, stop = super().agree(batches, stop)
+            agreed = super().agree(batches, *wishes)
             self.own = own * self.mesh.layout.data_parallel
-            return targets, stop
+            return agreed
 
         def _forward_backward(self, batches):
             self.loss.targets = self.own

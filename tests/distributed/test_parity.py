@@ -21,7 +21,8 @@ from .harness import run_on_ranks
 def test_a_layout_is_the_same_training_as_one_process(name, precision, make_settings, single, tmp_path):
     case = CASES[name]
     keys = {"model": case.model, "optim": case.optim, "training": case.training, "precision": precision, "parity": True}
-    settings = make_settings("case", case.layout, **keys)
+    # Compiling takes a minute or two where nothing is cached and cores are shared.
+    settings = make_settings("case", case.layout, timeout=200.0 if case.layout.get("compile") else 60.0, **keys)
     facts = run_on_ranks(train_and_look, ranks_of(case.layout), tmp_path / "ranks", settings)
     baseline = single(**keys)
     verdict = compare_folders(settings["output"], baseline["output"])

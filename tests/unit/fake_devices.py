@@ -50,6 +50,8 @@ def gpu_lines(
                     "cores_busy": 25.6,
                     "memory_bytes": 64 * GIB,
                     "memory_total_bytes": 512 * GIB,
+                    "read_bytes": 1000 * number * (number + node),
+                    "written_bytes": 50_000 * number,
                     "monitor_seconds": f"{0.001 * number:.4f}",
                 }
             )

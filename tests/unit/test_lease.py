@@ -8,10 +8,10 @@ import time
 
 import pytest
 
+from parascale import lease as module
 from parascale.errors import TrainingError
 from parascale.files import read_json, write_json
-from parascale.train import lease as module
-from parascale.train.lease import Lease
+from parascale.lease import Lease
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def test_who_was_thought_dead_ends_and_leaves_the_other_alone(tmp_path, monkeypa
 FORMER = """
 import sys, time
 from pathlib import Path
-from parascale.train import lease
+from parascale import lease
 lease.RENEW_SECONDS = 0.05
 lease.Lease(Path(sys.argv[1])).acquire()
 print("holds", flush=True)

@@ -1,12 +1,11 @@
 """The Transformer language model: what it must never do, and what its plans promise."""
 
-import dataclasses
 import fnmatch
 
 import pytest
 import torch
 
-from parascale.config import Model
+from parascale.config import Layout, Model
 from parascale.errors import ConfigError
 from parascale.models import build_model, initialise
 from parascale.parallel import check_plans
@@ -81,6 +80,13 @@ def test_every_matrix_has_its_place_in_the_tensor_plan(name):
 
 
 def test_a_layout_without_a_plan_is_refused_and_told_what_there_is():
-    layout = dataclasses.make_dataclass("Layout", [("fsdp", int, 1), ("tp", int, 1), ("pp", int, 2)])()
     with pytest.raises(ConfigError, match=r"pp = 2: it offers no `pipeline_plan`.*single, ddp"):
-        check_plans(torch.nn.Linear, layout)
+        check_plans(torch.nn.Linear, Layout(gpus_per_node=2, pp=2))
+
+
+@pytest.mark.parametrize("switch", ["activation_checkpointing", "compile"])
+def test_a_class_without_blocks_is_not_said_to_be_compiled_or_checkpointed(switch):
+    """Nothing would be done to it, and reports would say that it was."""
+    with pytest.raises(ConfigError, match=rf"Linear cannot be trained with {switch}: .* Add `shard_units`"):
+        check_plans(torch.nn.Linear, Layout(**{switch: True}))
+    check_plans(torch.nn.Linear, Layout())

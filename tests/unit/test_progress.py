@@ -1,9 +1,14 @@
 """Progress of long work: a log gets a line now and then with an estimate of the end, and what is counted is what came."""
 
+import re
+import sys
+
 import pytest
 
 from parascale.data import progress
 from parascale.data.progress import Progress
+from parascale.train.progress import LOG_SECONDS
+from parascale.train.progress import Progress as TrainingProgress
 
 
 @pytest.fixture
@@ -42,4 +47,37 @@ def test_every_item_is_counted_and_handed_on(clock, items):
 def test_work_that_failed_does_not_say_that_it_is_done(clock, capsys):
     with pytest.raises(ValueError, match="bad"), Progress("work", "samples", 3):
         raise ValueError("bad")
+    assert capsys.readouterr().err == ""
+
+
+def train(steps, seconds, clock=None, shown=True):
+    """Show a training of some steps, each of which takes so long."""
+    shown = TrainingProgress("run", steps, 0, shown, "tokens")
+    for step in range(1, steps + 1):
+        if clock:
+            clock[0] += seconds
+        line = {"step": step, "tokens": 100, "loss": 1 / step, "seconds": {"total": seconds}}
+        shown.update(line | ({"validation_loss": 0.5} if step == steps else {}))
+    shown.close()
+
+
+def test_a_training_shows_a_bar_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    train(4, 0.5)
+    shown = capsys.readouterr().err
+    assert "run: 100%" in shown and "4/4" in shown and "loss 0.250, 200 tokens/s" in shown
+    assert shown.count("\n") <= 1  # one line, written over
+
+
+def test_a_training_writes_plain_lines_to_a_log_now_and_then(clock, capsys):
+    """Every LOG_SECONDS and at the end: a log of a million steps must stay readable."""
+    train(100, LOG_SECONDS / 20, clock)
+    lines = capsys.readouterr().err.splitlines()
+    assert 3 <= len(lines) <= 7
+    assert all(re.fullmatch(r"run: step \d+/100, loss 0\.\d{4}, 200 tokens/s", line) for line in lines[1:-1])
+    assert lines[-1] == "run: step 100/100, loss 0.0100, validation 0.5000, 200 tokens/s"
+
+
+def test_ranks_beside_the_first_show_nothing_of_a_training(clock, capsys):
+    train(100, LOG_SECONDS, clock, shown=False)
     assert capsys.readouterr().err == ""

@@ -1,7 +1,11 @@
 """The record of a run loses no step and counts none twice, wherever an attempt was cut off."""
 
-import pytest
+import time
 
+import pytest
+import torch
+
+from parascale.train.clock import Clock
 from parascale.train.record import Record
 
 
@@ -43,3 +47,23 @@ def test_a_killed_attempt_is_closed_by_the_next(tmp_path):
     killed, finished = record.attempts()
     assert (killed["outcome"], killed["first_step"]) == ("killed", 1)
     assert (finished["outcome"], finished["first_step"], finished["last_step"]) == ("finished", 4, 6)
+
+
+def test_the_clock_covers_all_time_but_what_is_beside_the_steps(monkeypatch):
+    """From one reading to the next; a phase has its time, the rest is `other`, and a pause is in neither."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = Clock(torch.device("cpu"))
+
+    def step(beside):
+        now[0] += 0.5
+        with clock.phase("forward"):
+            now[0] += 2.0
+        with clock.paused():
+            now[0] += beside
+        read = clock.read()
+        return read["total"], read["forward"], read["other"]
+
+    assert step(beside=0.0) == (2.5, 2.0, 0.5)
+    now[0] += 1.0  # between a reading and the next step
+    assert step(beside=10.0) == (3.5, 2.0, 1.5)

@@ -2,7 +2,7 @@
 
 A model may *offer plans*, which are plain data and which `parascale.parallel` reads:
 
-- `shard_units`: patterns of submodules that FSDP gathers one at a time (`"blocks.*"`);
+- `shard_units`: patterns of submodules that FSDP gathers, and that are checkpointed or compiled, one at a time (`"blocks.*"`);
 - `tensor_plan`: pattern → how tensor parallelism splits that submodule (see `parallel/tensor.py`);
 - `pipeline_plan`: which submodules stand before, in and after the sequence of blocks that is cut into stages.
 

@@ -4,7 +4,7 @@ The order, for each pipeline stage that this rank holds, and why:
 
 1. cut the stage          what another rank computes is never allocated: everything is built on the meta device
 2. tensor parallelism     first to touch the parameters: FSDP must shard what is already split
-3. batch norm             counts the samples of all ranks, where there is any; inside of what wraps blocks
+3. batch norm             counts the samples of all ranks, in fp32 under FSDP too; inside of what wraps blocks
 4. checkpointing          wraps a block's forward pass, the collectives of tensor parallelism included
 5. compile                sees the block as it will run, but not FSDP's hooks, which stay outside the graph
 6. FSDP                   outermost: gathers a block's parameters before all of the above runs
@@ -17,7 +17,7 @@ DTensors, and reduce at the wrong time in a pipeline.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -104,13 +104,19 @@ def uses_ddp(run):
 
 
 def check_plans(model_class, layout):
-    """Raise ConfigError where a layout needs a plan that the model class does not offer."""
+    """Raise ConfigError where a layout needs a plan that the model class does not offer, and would do nothing or fail."""
     offered = ["single", "ddp"] + [name for name, plan in PLANS.items() if hasattr(model_class, plan)]
     for axis, plan in PLANS.items():
         if getattr(layout, axis) > 1 and not hasattr(model_class, plan):
             raise ConfigError(
                 f"{model_class.__name__} cannot be trained with {axis} = {getattr(layout, axis)}: it offers no `{plan}`. "
                 f"It can be trained as: {', '.join(offered)}"
+            )
+    for switch in ("activation_checkpointing", "compile"):
+        if getattr(layout, switch) and not getattr(model_class, "shard_units", ()):
+            raise ConfigError(
+                f"{model_class.__name__} cannot be trained with {switch}: it is done block by block, and the class does not say "
+                'what its blocks are. Add `shard_units`, patterns of their names: `shard_units = ("blocks.*",)`'
             )
 
 
@@ -126,12 +132,13 @@ def _make_part(build, run, mesh, tied, stage):
     if layout.tp > 1:
         tensor.split_tensors(part, mesh.devices["tp"], layout.sequence_parallel, layout.loss_parallel)
         tying.tie(part, tied)
-    if layout.data_parallel > 1 and layout.sync_batch_norm:
-        batch_norm.synchronise(part, mesh)
+    synchronised = layout.data_parallel > 1 and layout.sync_batch_norm
+    if synchronised or layout.uses_fsdp:
+        batch_norm.prepare(part, mesh.data_devices.get_group() if synchronised else None)
     for block in _blocks(part):
         if layout.activation_checkpointing:
             # Replacing the method, not wrapping the module, keeps the parameters' names.
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = _recomputed(block.forward)
         if layout.compile:
             block.compile()
     if layout.uses_fsdp:
@@ -150,6 +157,15 @@ def _materialise(part, build, run, mesh, tied):
     part.to_empty(device=mesh.device)
     tying.tie(part, tied)
     initialise(part, whole, run.seed, tied)
+
+
+def _recomputed(forward):
+    """`forward` under checkpointing. As a function of ours: a partial of torch's own is skipped by `torch.compile`, silently."""
+
+    def recomputed(*inputs, **keywords):
+        return checkpoint(forward, *inputs, use_reentrant=False, **keywords)
+
+    return recomputed
 
 
 def _blocks(part):

@@ -33,6 +33,13 @@ class Clock:
             yield
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
+    @contextmanager
+    def paused(self):
+        """The body's time belongs to no step: it is recorded beside them, or not at all."""
+        started = time.perf_counter()
+        yield
+        self.started += time.perf_counter() - started
+
     def read(self):
         """Seconds by phase with `total` and `other`, and a new step begins.
 

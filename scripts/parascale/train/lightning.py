@@ -98,7 +98,7 @@ class Steps(LightningModule):
 
     def _begin(self, parts):
         self.course.begin_step(self.next_step)
-        self.targets, self.stop = self.stepper.agree(parts, self.course.stop_requested())
+        self.targets, *self.wishes = self.stepper.agree(parts, *self.course.wishes())
         self.stepper.loss.targets = self.targets
         self.loss = torch.zeros((), dtype=torch.float64, device=self.course.mesh.device)
 
@@ -129,7 +129,7 @@ class Steps(LightningModule):
             return
         with self.course.clock.phase("communication"):
             loss, targets, norm = self.stepper.report(self.loss, self.targets, self.norm)
-        self.course.end_step(self.next_step, StepResult(loss, targets, norm, self.stop))
+        self.course.end_step(self.next_step, StepResult(loss, targets, norm, *self.wishes))
         self.next_step += 1
 
     def _open(self, phase):

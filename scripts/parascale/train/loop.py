@@ -27,7 +27,7 @@ from parascale.train.profile import profiler
 from parascale.train.progress import Progress
 from parascale.train.stage import staged
 from parascale.train.state import RunState
-from parascale.train.step import Stepper, is_finite
+from parascale.train.step import Stepper
 from parascale.train.watchdog import Watchdog
 
 
@@ -72,13 +72,21 @@ class Course:
             parts = [next(self.parts) for _ in range(self.run.workload.training.accumulate)]
             return [tuple(tensor.to(self.mesh.device) for tensor in part) for part in parts]
 
+    def wishes(self):
+        """Whether this process wants to stop, and a checkpoint saved, after the step that begins. One asks for all."""
+        return self.stop_requested(), self.state.is_time_to_save()
+
     def lr(self, step):
         """Learning rate of a step."""
         return learning_rate(step, self.steps, self.run.peak_lr, self.run.workload.optim)
 
     def end_step(self, step, result):
-        """After the new weights: look at the numbers, evaluate, save, record. Raises Interrupted where the run is to stop."""
-        training, state = self.run.workload.training, self.state
+        """After the new weights: look at the numbers, evaluate, save, record. Raises Interrupted where the run is to stop.
+
+        The clock is read first and runs on: what recording takes counts as `other` of the next step. What evaluating and
+        saving take stands beside the steps.
+        """
+        training, state, last = self.run.workload.training, self.state, step == self.steps
         line = {
             "step": step,
             self.run.workload.unit: result.targets,
@@ -88,21 +96,17 @@ class Course:
             "seconds": self.clock.read(),
             "memory_bytes": peak_memory(self.mesh.device),
         }
-        if not is_finite(result):
-            raise TrainingError(
-                f"run {self.run.run}, step {step}: loss {result.loss}, gradient norm {result.grad_norm}. Weights before this step are "
-                "in the last checkpoint. Try a lower `optim.lr`, a slower rise to it, or precision fp32"
-            )
-        if self.profiler is not None:
-            self.profiler.end_step(step)
-        if training.evaluate and (step == self.steps or _is_multiple(step, training.evaluate_every)):
-            line |= _evaluate(state, self.task, self.mesh, step, self.watchdog)
-        if state.is_due(step, last=step == self.steps or result.stop):
-            line |= state.checkpoint(step, line)
+        _refuse_non_finite(self.run, f"step {step}", {"loss": result.loss, "gradient norm": result.grad_norm})
+        with self.clock.paused():
+            if self.profiler is not None:
+                self.profiler.end_step(step)
+            if training.evaluate and (last or _is_multiple(step, training.evaluate_every)):
+                line |= _evaluate(state, self.task, self.mesh, step, self.watchdog)
+            if last or result.stop or result.save or _is_multiple(step, training.checkpoint_every):
+                line |= state.checkpoint(step, line)
         state.add_step(line)
         self.progress.update(line)
-        self.clock.reset()
-        if result.stop and step < self.steps:
+        if result.stop and not last:
             state.end("stopped")
             raise Interrupted(
                 f"run {self.run.run} was asked to stop after step {step} of {self.steps}; a new start continues there"
@@ -193,7 +197,7 @@ def _run_steps(course):
     course.clock.reset()
     for step in range(course.first_step, course.steps + 1):
         course.begin_step(step)
-        result = course.stepper.step(course.batches(step), course.stop_requested())
+        result = course.stepper.step(course.batches(step), *course.wishes())
         if every and (step == course.steps or _is_multiple(step, every)):
             course.stepper.average_parameters()
         course.end_step(step, result)
@@ -212,7 +216,9 @@ def _test(state, task, mesh, watchdog):
     """Evaluate the best weights on the test split."""
     watchdog.feed()
     state.load_best()
-    state.note_test(*_split_means(state, task, "test", mesh))
+    figures, targets = _split_means(state, task, "test", mesh)
+    _refuse_non_finite(state.job.run, f"test of step {state.facts['best_step']}'s weights, the best", figures)
+    state.note_test(figures, targets)
 
 
 def _evaluate(state, task, mesh, step, watchdog):
@@ -220,6 +226,7 @@ def _evaluate(state, task, mesh, step, watchdog):
     watchdog.feed()
     started = time.perf_counter()
     figures, targets = _split_means(state, task, "validation", mesh)
+    _refuse_non_finite(state.job.run, f"validation after step {step}", figures)
     state.note_validation(step, figures, targets)
     watchdog.feed()
     named = {f"validation_{name}": value for name, value in figures.items()}
@@ -243,6 +250,16 @@ def _split_means(state, task, split, mesh):
     loss, targets, *others = total.tolist()
     means = dict(zip(("loss", *task.metrics), (value / targets for value in (loss, *others)), strict=True))
     return means, int(targets)
+
+
+def _refuse_non_finite(run, where, figures):
+    """Raise TrainingError where a figure is no number: nothing after it would mean anything."""
+    if not all(map(math.isfinite, figures.values())):
+        said = ", ".join(f"{name} {value}" for name, value in figures.items())
+        raise TrainingError(
+            f"run {run.run}, {where}: {said}. Weights before this step are in the last checkpoint. Try a lower `optim.lr`, a "
+            "slower rise to it, or precision fp32"
+        )
 
 
 def _local_samples(sampler, first_step, steps, run, mesh):

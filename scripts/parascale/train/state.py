@@ -22,8 +22,8 @@ from parascale.checkpoint import store
 from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import read_json, write_json
+from parascale.lease import Lease
 from parascale.train import monitor
-from parascale.train.lease import Lease
 from parascale.train.memory import peak_memory
 from parascale.train.record import SCHEMA_VERSION, Record, summarise
 
@@ -194,16 +194,10 @@ class RunState:
         self.facts |= {f"{split}_{name}": value for name, value in figures.items()}
         self.facts[self.counted][split] = targets
 
-    def is_due(self, step, last):
-        """Whether to save a resumable checkpoint after `step`: all ranks decide alike."""
-        training = self.job.run.workload.training
-        by_step = training.checkpoint_every is not None and step % training.checkpoint_every == 0
-        by_time = False
-        if training.checkpoint_minutes is not None:
-            by_time = on_lead(
-                self.mesh, lambda: time.monotonic() - self.last_checkpoint > 60 * training.checkpoint_minutes
-            )
-        return by_step or by_time or last
+    def is_time_to_save(self):
+        """Whether the minutes between resumable checkpoints are over. By the clock of rank 0, which tells the others."""
+        minutes = self.job.run.workload.training.checkpoint_minutes
+        return self.lead and minutes is not None and time.monotonic() - self.last_checkpoint > 60 * minutes
 
     def checkpoint(self, step, line):
         """Save everything that a continuation needs, the step's own line too; returns what that line gains."""

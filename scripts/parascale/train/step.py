@@ -1,6 +1,5 @@
 """One optimizer step of a ParallelModel: share of the samples in, new weights out."""
 
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -15,12 +14,16 @@ from parascale.train.optim import clip, finish_gradients, gradient_norm
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step reports: mean loss over `targets` target tokens of all ranks, and the norm of the whole gradient."""
+    """What a step reports: mean loss over `targets` target tokens of all ranks, and the norm of the whole gradient.
+
+    stop, save: whether any process wants to stop, or a checkpoint saved, after this step.
+    """
 
     loss: float
     targets: int
     grad_norm: float
     stop: bool
+    save: bool
 
 
 class Stepper:
@@ -34,12 +37,12 @@ class Stepper:
         self.counts = self.mesh.coordinate("tp") == 0 and self.mesh.coordinate("pp") == 0
         self.reports = self.mesh.coordinate("tp") == 0 and model.has_loss
 
-    def step(self, batches, stop=False):
+    def step(self, batches, stop=False, save=False):
         """Train on this rank's list of (*inputs, labels) parts of one global batch, at the rates that the optimizers have.
 
-        stop: whether this process was asked to stop; the result says whether any process was.
+        stop, save: what this process wants to happen after the step; the result says whether any process does.
         """
-        targets, stopping = self.agree(batches, stop)
+        targets, stopping, saving = self.agree(batches, stop, save)
         self.loss.targets = targets
         local_loss = self._forward_backward(batches)
         with self.clock.phase("communication"):
@@ -52,18 +55,18 @@ class Stepper:
                 optimizer.zero_grad(set_to_none=True)
         with self.clock.phase("communication"):
             loss, count, norm = self.report(local_loss, targets, norm)
-        return StepResult(loss, count, norm, stopping)
+        return StepResult(loss, count, norm, stopping, saving)
 
-    def agree(self, batches, stop):
-        """The divisor of the loss, and whether to stop after this step: one small sum over all ranks before the forward pass."""
+    def agree(self, batches, stop, save):
+        """The divisor of the loss, and whether to stop and to save after this step: one small sum over all ranks."""
         device = self.mesh.device
         with self.clock.phase("communication"):
             local = sum(count_targets(labels, device) for *_, labels in batches)
-            agreed = torch.stack([local * self.counts, torch.tensor(float(stop), dtype=torch.float64, device=device)])
             if self.mesh.devices is None:
-                return local, stop
-            all_reduce(agreed, self.mesh)
-            return (local if self.run.average_every else agreed[0]), bool(agreed[1] > 0)
+                return local, stop, save
+            wishes = torch.tensor([stop, save], dtype=torch.float64, device=device)
+            agreed = all_reduce(torch.cat([(local * self.counts).reshape(1), wishes]), self.mesh)
+            return (local if self.run.average_every else agreed[0]), *(agreed[1:] > 0).tolist()
 
     def _forward_backward(self, batches):
         """Gradients of all parts of the batch, added up; returns this rank's part of the mean loss, on the device."""
@@ -106,8 +109,3 @@ class Stepper:
             for _, parameter in self.model.named_parameters():
                 dist.all_reduce(parameter, group=self.mesh.data_devices.get_group())
                 parameter /= self.mesh.layout.data_parallel
-
-
-def is_finite(result):
-    """Whether a step's loss and gradient are numbers."""
-    return math.isfinite(result.loss) and math.isfinite(result.grad_norm)

@@ -1,4 +1,4 @@
-"""One writer a run: whoever trains holds a lease, renewed while it lives.
+"""One writer a folder: whoever trains or converts into it holds a lease, renewed while it lives.
 
 After a killed Snakemake its job may still be running; a second job must not write into the same folder. Nor must a
 holder go on that was cut off for so long that another has taken its place: it ends as soon as it sees the other's lease.
@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.5
 
 
 class Lease:
-    """The right to write into a run's work folder, from `acquire` to `release`."""
+    """The right to write into a folder (of a run under way, or of a conversion), from `acquire` to `release`."""
 
     def __init__(self, folder):
         self.path = folder / "lease.json"
