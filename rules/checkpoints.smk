@@ -1,5 +1,5 @@
 # Needs: finished runs. Makes: their checkpoints as files that any library opens, and the proof that these are the same
-# models, below results/checkpoints/.
+# models, below results/checkpoints/; on request, what tells two of them apart, below results/comparisons/.
 
 
 rule convert_checkpoint:
@@ -11,6 +11,8 @@ rule convert_checkpoint:
         PATHS.checkpoint("{run}") / "checkpoint.json",
     log:
         LOGS / "convert_checkpoint/{run}.log",
+    benchmark:
+        PATHS.results / "benchmarks/convert_checkpoint/{run}.tsv"
     threads: PROJECT.config.checkpoints.threads
     resources:
         **one_node(60),
@@ -32,6 +34,8 @@ rule verify_checkpoint:
         PATHS.checkpoint("{run}") / "verify.json",
     log:
         LOGS / "verify_checkpoint/{run}.log",
+    benchmark:
+        PATHS.results / "benchmarks/verify_checkpoint/{run}.tsv"
     # The model is evaluated in one process, with all cores of its node.
     threads: PROJECT.site.cores_per_node
     resources:
@@ -47,3 +51,30 @@ rule verify_checkpoint:
 rule checkpoints:
     input:
         [PATHS.checkpoint(name) / "verify.json" for name in PROJECT.runs],
+
+
+# Two runs, on request: `ddp-vs-single.svg` and the like. What differs most comes first.
+rule compare_checkpoints:
+    input:
+        first=PATHS.run("{first}") / "summary.json",
+        second=PATHS.run("{second}") / "summary.json",
+    output:
+        table=PATHS.results / "comparisons/{first}-vs-{second}.txt",
+        figures=PATHS.results / "comparisons/{first}-vs-{second}.json",
+        layers=PATHS.results / "comparisons/{first}-vs-{second}.svg",
+    log:
+        LOGS / "compare_checkpoints/{first}-vs-{second}.log",
+    benchmark:
+        PATHS.results / "benchmarks/compare_checkpoints/{first}-vs-{second}.tsv"
+    wildcard_constraints:
+        first=pattern(PROJECT.runs),
+        second=pattern(PROJECT.runs),
+    threads: PROJECT.config.checkpoints.threads
+    resources:
+        **one_node(60),
+    params:
+        which=PROJECT.config.checkpoints.which,
+        code=provenance.code_digest(["scripts/compare_checkpoints.py"]),
+    shell:
+        "python scripts/compare_checkpoints.py $(dirname {input.first:q}) $(dirname {input.second:q}) --which {params.which}"
+        " --json {output.figures:q} --figure {output.layers:q} > {output.table:q} 2> {log:q}"

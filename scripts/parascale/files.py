@@ -57,15 +57,15 @@ class _FlushedBehind(io.FileIO):
 
 
 @contextmanager
-def atomic_path(target):
+def atomic_path(target, within=None):
     """Yield a temporary path beside `target`; on success it is flushed and renamed there, else removed.
 
     Works for files and for folders: whatever the body creates at the yielded path is moved as a whole.
-    A folder that stands in the way is replaced.
+    A folder that stands in the way is replaced. within: a folder of the same filesystem to write in, instead of beside.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=within or target.parent))
     partial = holder / target.name
     try:
         yield partial

@@ -175,13 +175,13 @@ def convert_in_turns(work, turns):
         shutil.rmtree(source, ignore_errors=True)
         make_checkpoint(source)
     found = {}
-    for turn in range(turns):
-        for name in ("copy", "safetensors", "pt", "torch pt"):
-            keep = turn == turns - 1 and name in ("pt",)
-            found.setdefault(name, []).append(in_a_process(name, source, work / f"to-{name.replace(' ', '-')}", keep))
-    for name in ("sharded", "torch sharded"):
-        found[name] = [in_a_process(name, work / "to-pt", work / f"to-{name.replace(' ', '-')}")] * turns
-    shutil.rmtree(work / "to-pt")
+    for _ in range(turns):
+        for name in ("copy", "safetensors", "pt", "torch pt", "sharded", "torch sharded"):
+            # The way back begins from what `pt` of the same turn made.
+            begin = work / "to-pt" if name.endswith("sharded") else source
+            done = in_a_process(name, begin, work / f"to-{name.replace(' ', '-')}", keep=name == "pt")
+            found.setdefault(name, []).append(done)
+        shutil.rmtree(work / "to-pt")
     rows = []
     for name, runs in found.items():
         ratio = statistics.median(run["rate"] / base["rate"] for run, base in zip(runs, found["copy"], strict=True))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from parascale.checkpoint.convert import convert
+from parascale.checkpoint.manifest import MANIFEST, describe_files, read_manifest, write_manifest
 from parascale.checkpoint.verify import require_identical, verify
 from parascale.config import SPLITS
 from parascale.config.checkpoints import Checkpoints
@@ -120,4 +121,46 @@ def test_verification_knows_a_dtype_rounds(data, tmp_path):
     convert(checkpoint, tmp_path / "out", Checkpoints(dtype="bfloat16"), ["safetensors", "pt"])
     result = verify(checkpoint, tmp_path / "out", data)
     require_identical(result)
-    assert result["dtype"] == read_json(tmp_path / "out/checkpoint.json")["facts"]["conversion"]["dtype"] == "bfloat16"
+    assert result["dtype"] == read_json(tmp_path / "out" / MANIFEST)["facts"]["conversion"]["dtype"] == "bfloat16"
+
+
+def seal(folder, **changed):
+    """The manifest anew, as a converter that wrote these files would leave it; changed: of what it says of the conversion."""
+    facts = read_manifest(folder)["facts"]
+    facts["conversion"] |= changed
+    names = [path.name for path in folder.iterdir() if path.name != MANIFEST]
+    write_manifest(folder, facts, describe_files(folder, names))
+
+
+def test_verification_misses_what_a_converter_dropped_of_the_optimizer(data, tmp_path):
+    """Every moment where the optimizer's state was asked for, none where it was not; the converter's word alone is no proof."""
+    _, _, checkpoint = save_run(tmp_path, GPT2)
+    folder, moment = tmp_path / "out", "optimizer.state.norm.weight.exp_avg_sq"
+
+    def differs():
+        return verify(checkpoint, folder, data)["forms"]["pt"]["differs"]
+
+    convert(checkpoint, folder, Checkpoints(), ["pt"])
+    held = torch.load(folder / "optimizer.pt", weights_only=True)
+    torch.save({name: tensor for name, tensor in held.items() if name != moment}, folder / "optimizer.pt")
+    seal(folder)
+    assert differs() == [moment]
+    (folder / "optimizer.pt").unlink()
+    seal(folder)
+    assert differs() == list(held)
+    seal(folder, optimizer=False)
+    assert differs() == []
+    torch.save({moment: held[moment]}, folder / "optimizer.pt")
+    seal(folder)
+    assert differs() == [moment]
+
+
+def test_a_manifest_that_does_not_say_what_was_asked_for_proves_nothing(data, tmp_path):
+    """As an earlier version wrote it: whether moments may be missing is not known."""
+    _, _, checkpoint = save_run(tmp_path)
+    convert(checkpoint, tmp_path / "out", Checkpoints(), ["pt"])
+    manifest = read_manifest(tmp_path / "out")
+    del manifest["facts"]["conversion"]["optimizer"]
+    write_manifest(tmp_path / "out", **manifest)
+    with pytest.raises(CheckpointError, match=r"does not say what was asked of its conversion \(optimizer\)"):
+        verify(checkpoint, tmp_path / "out", data)

@@ -1,11 +1,7 @@
 """Conversion: every tensor to the bit, in any form, at any block size, and readable by the libraries that it is for."""
 
 import json
-import os
-import random
 import shutil
-import signal
-import time
 
 import pytest
 import torch
@@ -205,33 +201,6 @@ def test_too_little_room_is_said_before_anything_is_written(saved, tmp_path, mon
     with pytest.raises(RequirementError, match="not enough room"):
         convert(saved / "checkpoint", tmp_path / "target", SMALL, ["pt"])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_conversion_killed_at_any_moment_leaves_no_half_target(tmp_path):
-    """Ten kills (SIGKILL) at random moments over an older target: what stands there is whole, the old or the new."""
-    _, _, checkpoint = save_run(tmp_path / "run", {"dim": 256, "hidden": 1024, "layers": 4})
-    target = tmp_path / "target"
-    started = time.monotonic()
-    convert(checkpoint, target, Checkpoints(dtype="bfloat16"), ["safetensors", "pt"])
-    usual = time.monotonic() - started
-    seen, delays = set(), random.Random(5)
-    for number in range(10):
-        child = os.fork()
-        if child == 0:
-            try:
-                dtype = ("float32", "bfloat16")[number % 2]
-                convert(checkpoint, target, Checkpoints(dtype=dtype, memory_mb=1), ["safetensors", "pt"])
-            finally:
-                os._exit(0)
-        time.sleep(delays.uniform(0, usual * 1.2))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        if target.exists():
-            found = inspect(target)
-            assert found["whole"], found["problem"]
-            assert {"safetensors", "pt"} == found["forms"].keys()
-            seen.add(read_json(target / MANIFEST)["facts"]["conversion"]["dtype"])
-    assert seen
 
 
 def test_inspection_tells_origin_and_contents(saved):

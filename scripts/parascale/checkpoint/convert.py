@@ -2,11 +2,14 @@
 
 What the target folder holds: the files of each form (see `source`), the run's `run.json`, and last `checkpoint.json` with
 the checksum of each file and what every form cost. It is written beside its place and renamed, so whoever finds it finds all.
+What a killed conversion left there, gigabytes maybe, goes when the same target is written again.
 """
 
 import dataclasses
 import json
+import shutil
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from parascale.checkpoint import export
@@ -18,8 +21,9 @@ from parascale.checkpoint.stream import DTYPES, Cast, Streaming
 from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
 from parascale.data.disk import full_disk_is_an_error
 from parascale.data.progress import Progress
-from parascale.errors import CheckpointError
+from parascale.errors import CheckpointError, TrainingError
 from parascale.files import atomic_path, require_space, sync_tree, write_json
+from parascale.lease import Lease
 
 SPARE_BYTES = 16 << 20  # headers, indexes, and what a filesystem rounds up
 
@@ -28,8 +32,9 @@ def convert(folder, target, settings, forms, form=None):
     """Convert the checkpoint in `folder` into `forms` (safetensors, pt, transformers, sharded) below `target`, a folder that is replaced as a whole.
 
     settings: config Checkpoints. form: which form of the source to read, where it holds several. Returns form → {files,
-    bytes, seconds, peak_memory_bytes}. Raises CheckpointError for a source that is not whole or has no such form,
-    RequirementError where the disk has no room; then the target is not there, or is the one from before.
+    bytes, seconds, peak_memory_bytes}. Raises CheckpointError for a source that is not whole or has no such form, or a
+    target that another writes, RequirementError where the disk has no room; then the target is not there, or is the one
+    from before.
     """
     target = Path(target)
     if Path(folder).resolve() == target.resolve():
@@ -37,20 +42,49 @@ def convert(folder, target, settings, forms, form=None):
     with open_source(folder, form, settings.threads) as source, full_disk_is_an_error(target):
         contents = {name: _contents(source, settings, name) for name in forms}
         total = sum(bytes_of(tensor) for parts in contents.values() for part in parts for tensor in part.values())
-        require_space(target.parent, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
-        with atomic_path(target) as partial, Progress(f"convert {folder}", "B", total) as progress:
-            partial.mkdir()
-            streaming = Streaming(settings.memory_mb << 20, settings.threads, progress)
-            record = {name: _write(name, partial, source, contents[name], streaming, settings) for name in forms}
-            names = [name for entry in record.values() for name in entry["files"]]
-            if source.run_record is not None:
-                write_json(partial / RUN_RECORD, source.run_record)
-                names.append(RUN_RECORD)
-            conversion = {"source": str(folder), "source_form": source.form, "dtype": settings.dtype, "forms": record}
-            write_manifest(
-                partial, source.facts | {"conversion": conversion}, describe_files(partial, names, settings.threads)
-            )
+        with _only_writer(target) as within:
+            require_space(within, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
+            with atomic_path(target, within) as partial, Progress(f"convert {folder}", "B", total) as progress:
+                partial.mkdir()
+                streaming = Streaming(settings.memory_mb << 20, settings.threads, progress)
+                record = {name: _write(name, partial, source, contents[name], streaming, settings) for name in forms}
+                _seal(partial, source, record, settings)
     return record
+
+
+@contextmanager
+def _only_writer(target):
+    """Yield a folder beside `target` to write it in, without what killed conversions left there; CheckpointError while
+    another writes it, on whatever host."""
+    folder = target.with_name(f".{target.name}.partial")
+    folder.mkdir(parents=True, exist_ok=True)
+    # Listed before the lease is asked for: nothing that a living writer begins from then on is among it.
+    left = [path for path in folder.iterdir() if path.is_dir()]
+    lease = Lease(folder)
+    try:
+        lease.acquire()
+    except TrainingError as error:
+        raise CheckpointError(str(error)) from None
+    try:
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
+        yield folder
+    finally:
+        lease.release()
+        with suppress(OSError):  # another may be about to write there
+            folder.rmdir()
+
+
+def _seal(partial, source, record, settings):
+    """Write what makes the folder whole: the run's record, and last the manifest."""
+    names = [name for entry in record.values() for name in entry["files"]]
+    if source.run_record is not None:
+        write_json(partial / RUN_RECORD, source.run_record)
+        names.append(RUN_RECORD)
+    asked = {"dtype": settings.dtype, "optimizer": settings.optimizer}
+    conversion = {"source": str(source.folder), "source_form": source.form, **asked, "forms": record}
+    facts = source.facts | {"conversion": conversion}
+    write_manifest(partial, facts, describe_files(partial, names, settings.threads))
 
 
 def _contents(source, settings, form):

@@ -13,8 +13,8 @@ MEASURED = ("bytes", "seconds", "peak_memory_bytes", "identical", "optimizer", "
 def conversions(results):
     """Rows (plain values), one for each converted and verified form below the folder `results`, sorted by run.
 
-    Keys: run, layout (the strategy's name), form, dtype (None: as trained), gb_per_second (10⁹ bytes written), and MEASURED;
-    an unknown figure is None. Raises CheckpointError that names a `verify.json` which cannot be read.
+    Keys: run, layout (the strategy's name), form, dtype (None: as trained), gb_per_second (10⁹ bytes written), MEASURED, and
+    logits_difference (the largest; of a form that another library computes); an unknown figure is None. Raises CheckpointError that names a `verify.json` which cannot be read.
     """
     return [row for path in sorted(Path(results, "checkpoints").glob("*/verify.json")) for row in _rows(path)]
 
@@ -27,6 +27,7 @@ def _rows(path):
             origin
             | {"form": form, "dtype": proof["dtype"], "gb_per_second": found["bytes"] / found["seconds"] / 1e9}
             | {name: found[name] for name in MEASURED}
+            | {"logits_difference": found.get("logits_difference")}
             for form, found in proof["forms"].items()
         ]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:

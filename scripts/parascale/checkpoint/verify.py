@@ -10,7 +10,7 @@ import torch
 
 from parascale.checkpoint import read
 from parascale.checkpoint.export import family
-from parascale.checkpoint.manifest import check_files, read_manifest
+from parascale.checkpoint.manifest import MANIFEST, check_files, read_manifest
 from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, index_name
 from parascale.checkpoint.stream import DTYPES
 from parascale.config import run_from_dict
@@ -29,16 +29,17 @@ def verify(source, folder, data):
     """Compare the converted checkpoint in `folder` with the sharded one in `source`, on the prepared data in folder `data`.
 
     Returns what `verify.json` holds: {run, layout, step, test_loss, forms: {form: {identical, differs, tensors, test_loss,
-    bytes, seconds, peak_memory_bytes, …}}}. A form is identical if every tensor equals the source's to the bit, or, where
-    another dtype was asked for, the source's rounded to it; of a transformers folder, if its logits are ours.
-    Raises CheckpointError where files are missing or altered.
+    bytes, seconds, peak_memory_bytes, …}}}. A form is identical if it holds every tensor of the source to the bit, or, where
+    another dtype was asked for, rounded to it (the weights alone where the optimizer's state was not asked for), and nothing
+    besides; of a transformers folder, if its logits are ours. Raises CheckpointError where files are missing or altered.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
     check_files(folder, manifest["files"])
-    conversion = manifest["facts"]["conversion"]
+    conversion = _conversion(folder, manifest["facts"])
     record = read_json(folder / RUN_RECORD)
-    expected = read.read(source, list(read.tensors(source)))
+    wanted = [name for name in read.tensors(source) if conversion["optimizer"] or name.startswith(WEIGHTS)]
+    expected = read.read(source, wanted)
     if conversion["dtype"]:
         expected = {name: _rounded(name, tensor, DTYPES[conversion["dtype"]]) for name, tensor in expected.items()}
     judge = _Judge(run_from_dict(record["settings"]), expected, data)
@@ -54,6 +55,17 @@ def verify(source, folder, data):
         "test_loss": judge.loss,
         "forms": forms,
     }
+
+
+def _conversion(folder, facts):
+    """What was asked of the converter; CheckpointError where the manifest does not say it."""
+    conversion = facts.get("conversion", {})
+    missing = [key for key in ("dtype", "optimizer", "forms") if key not in conversion]
+    if missing:
+        raise CheckpointError(
+            f"{folder / MANIFEST} does not say what was asked of its conversion ({', '.join(missing)}); convert again"
+        )
+    return conversion
 
 
 def require_identical(result):
@@ -108,9 +120,7 @@ class _Judge:
         if form == "transformers":
             return self._compare_transformers(folder)
         held = load_form(folder, form)
-        # What was not asked for (the optimizer's state, say) is not missed; weights are.
-        names = [name for name in self.expected if name in held or name.startswith(WEIGHTS)]
-        differs = [name for name in names if not same_bits(held.get(name), self.expected[name])]
+        differs = [name for name, tensor in self.expected.items() if not same_bits(held.get(name), tensor)]
         differs += [name for name in held if name not in self.expected]
         loss = self._loss(self._model(held)) if not differs else None
         return {
