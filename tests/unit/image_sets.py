@@ -1,11 +1,33 @@
 """Small sets of images for the tests of formats and loaders."""
 
 import io
+import shutil
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from parascale.config.formats import IMAGE_FORMATS
+from parascale.data.formats.mount import require_fuse
 from parascale.data.images import ImageIndex, ImageIndexWriter, write_index
+from parascale.errors import RequirementError
+
+
+def can_mount():
+    """Whether SquashFS can be written and mounted here."""
+    try:
+        require_fuse()
+    except RequirementError:
+        return False
+    return shutil.which("mksquashfs") is not None
+
+
+FORMATS = [
+    pytest.param(
+        name, marks=pytest.mark.skipif(name == "squashfs" and not can_mount(), reason="no FUSE or SquashFS tools")
+    )
+    for name in IMAGE_FORMATS
+]
 
 
 def jpeg(seed=0, size=16, mode="RGB"):

@@ -18,7 +18,7 @@ from parascale.data.sampler import Sampler
 from parascale.errors import DataError
 from parascale.evaluation.accuracy import correct_within
 from parascale.evaluation.task import open_task
-from tests.unit.image_sets import jpeg, packed_index
+from tests.unit.image_sets import FORMATS, jpeg, packed_index
 
 
 class Reader:
@@ -59,16 +59,23 @@ def test_an_image_follows_from_seed_epoch_and_sample_alone(numbers, seed):
     assert not np.array_equal(other, pixels) and not np.array_equal(later, pixels)
 
 
-def test_about_half_of_the_images_are_flipped():
+def test_half_of_the_images_are_flipped_and_a_flip_is_the_mirror():
+    """An image that is dark on its left, as a whole each time: by chance it is itself or its mirror, and evaluated as it is."""
     reader = Reader(1, [0])
     reader.classes = ("a",)
-    samples = AugmentedImages(reader, 16, 0, 1.0)
-    whole = [samples.batch([number])[0][0] for number in range(60)]
-    left = sum(int(image[:, :, :4].sum()) for image in whole)
-    right = sum(int(image[:, :, -4:].sum()) for image in whole)
-    assert left == pytest.approx(right, rel=0.05)
-    middle = ClassImages(reader, 16).batch([0])[0]
-    assert np.array_equal(middle, ClassImages(reader, 16).batch([0])[0])
+    pixels = np.random.default_rng(1).integers(128, 256, (24, 24, 3), dtype=np.uint8)
+    pixels[:, :12] -= 128
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    reader.images = [buffer.getvalue()]
+    seen = AugmentedImages(reader, 16, 0, 1.0).batch(range(200))[0]
+    flipped = seen[:, :, :, :8].mean((1, 2, 3)) > seen[:, :, :, 8:].mean((1, 2, 3))
+    # Of 200 fair tosses less than one set in a million has more or fewer.
+    assert 65 <= flipped.sum() <= 135
+    plain = seen[~flipped][0]
+    assert (seen[~flipped] == plain).all() and (seen[flipped] == plain[:, :, ::-1]).all()
+    (evaluated,) = ClassImages(reader, 16).batch([0])[0]
+    assert evaluated[:, :, :8].mean() < evaluated[:, :, 8:].mean()
 
 
 def test_workers_change_nothing():
@@ -151,6 +158,31 @@ def test_other_images_than_expected_name_both_figures(converted, expected, messa
     assert len(task.splits["train"]) == 11 and task.excluded["train"] == {"bad_images": 1}
     with pytest.raises(DataError, match=message):
         task_of(converted, expected=Expected(**expected))
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """An index of 12 images of 3 classes, four of which are for validation too, and its task from raw files."""
+    folder = tmp_path_factory.mktemp("raw")
+    images = [(jpeg(seed), seed % 3) for seed in range(12)]
+    index = packed_index(folder / "index", {"train": images, "validation": images[:4]})
+    convert(index, "set", "files", Formats(threads=2, shards=2), folder / "files")
+    return index, task_of(folder / "files")
+
+
+@pytest.mark.filterwarnings("ignore:.*read at random")
+@pytest.mark.parametrize("name", FORMATS)
+def test_batches_are_the_same_from_every_format(name, raw, tmp_path):
+    """A training learns the same whatever `format` its workload names: pixels and labels, in the same order."""
+    index, files = raw
+    convert(index, "set", name, Formats(threads=2, shards=2), tmp_path / name)
+    task = task_of(tmp_path / name, format=name)
+    assert task.splits.keys() == files.splits.keys() and task.outputs == files.outputs
+    for split, numbers in (("train", [11, 0, 5, 5, 23, 12]), ("validation", [3, 0, 2, 1])):
+        found, expected = task.splits[split].batch(numbers), files.splits[split].batch(numbers)
+        assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+    for samples in task.splits.values():
+        samples.reader.close()
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])

@@ -12,33 +12,16 @@ from hypothesis import strategies as st
 from parascale.config.formats import IMAGE_FORMATS, Formats, Images
 from parascale.data.convert import RECORD, convert, convert_shard, shard_samples
 from parascale.data.formats import image_format, open_images
-from parascale.data.formats.mount import require_fuse
 from parascale.data.formats.storage import drop_from_cache
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.verify import verify_images
-from parascale.errors import ConfigError, RequirementError
+from parascale.errors import ConfigError
 from parascale.files import read_json, sha256
-from tests.unit.image_sets import image_folder, jpeg, packed_index
+from tests.unit.image_sets import FORMATS, can_mount, image_folder, jpeg, packed_index
 
 BYTE_FORMATS = ("hdf5", "arrow", "webdataset", "binary")
 ANY_BYTES = Formats(check="none", threads=4)
-
-
-def _can_mount():
-    try:
-        require_fuse()
-    except RequirementError:
-        return False
-    return shutil.which("mksquashfs") is not None
-
-
-FORMATS = [
-    pytest.param(
-        name, marks=pytest.mark.skipif(name == "squashfs" and not _can_mount(), reason="no FUSE or SquashFS tools")
-    )
-    for name in IMAGE_FORMATS
-]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +105,7 @@ def test_a_rebuild_gives_the_same_bytes_whatever_the_threads(name, source, conve
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_readers_in_use_survive_fork_and_spawn(method, converted):
-    names = [name for name in IMAGE_FORMATS if name != "squashfs" or _can_mount()]
+    names = [name for name in IMAGE_FORMATS if name != "squashfs" or can_mount()]
     readers = [open_images(converted(name), "train") for name in names]
     here = [_first_samples(reader) for reader in readers]
     with multiprocessing.get_context(method).Pool(2) as pool:

@@ -131,6 +131,12 @@ def test_grey_and_cmyk_images_are_kept_and_counted(mode, space, mixed, tmp_path)
     assert manifest["splits"]["train"]["shards"][0]["colour_spaces"] == {space: 1, "colour": 11}
 
 
+def test_images_that_were_not_looked_at_have_no_known_colours(mixed, tmp_path):
+    choice = Formats(check="none", threads=2)
+    manifest = convert(mixed(jpeg(5, mode="L")), "set", "hdf5", choice, tmp_path / "hdf5")
+    assert manifest["splits"]["train"]["shards"][0]["colour_spaces"] == {"unknown": 12}
+
+
 def test_a_flipped_byte_is_found_when_read_and_when_verified(made):
     index, folder = made
     row = open_images(folder, "train").samples[5]

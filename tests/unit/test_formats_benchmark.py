@@ -1,6 +1,7 @@
 """The benchmark counts what it says it counts, leaves unknown cells empty, and gives advice that follows from its figures."""
 
 import csv
+import functools
 import subprocess
 import sys
 import tempfile
@@ -9,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from parascale.config.formats import IMAGE_FORMATS, TOKEN_FORMATS, Formats, Loaders
-from parascale.data import advice, measure
+from parascale.data import advice, benchmark, cases, measure
 from parascale.data.benchmark import COLUMNS, benchmark_images, conversion_cost, image_cases, write_rows
 from parascale.data.ceiling import ceilings
 from parascale.data.convert import convert
-from parascale.data.formats.storage import drop_from_cache
+from parascale.data.formats.storage import copy_to_memory, drop_from_cache, require_room
 from tests.unit.image_sets import jpeg, packed_index
 
 QUICK = Loaders(seconds=0.05, repeats=2, workers=[0], cold=False)
@@ -74,12 +75,16 @@ def another_child():
 
 @pytest.mark.usefixtures("another_child")
 @pytest.mark.parametrize("access", ["random", "sequential"])
-def test_what_workers_read_is_counted_where_they_read_it(access, folders):
-    """A call a sample in the workers, and of no other process; their memory is what they share with no other."""
-    settings = Loaders(seconds=0.05, repeats=1, workers=[2], cold=False, io="pread")
+def test_what_workers_read_is_counted_where_they_read_it(access, folders, monkeypatch):
+    """A call a sample in the workers and the bytes of all batches that they were asked for, though the clock ends a pass before;
+    nothing that they read as they start, or that other processes read. Their memory is what they share with no other."""
+    monkeypatch.setattr(cases, "BATCH", 10)
+    settings = Loaders(seconds=1e-9, repeats=1, workers=[2], cold=False, io="pread")
     case = next(case for case in image_cases(folders["hdf5"], settings) if (case.access, case.decode) == (access, True))
     figures = measure.measure(case)
-    assert 1 <= figures["read_calls_per_sample"] < 10
+    assert figures["samples"] < 100, "batches were under way as the pass ended"
+    assert 1 <= figures["bytes_read_per_byte"] < 1.1
+    assert 1 <= figures["read_calls_per_sample"] < 3, "more than one for the numbers that are sent to a worker"
     assert 0 < figures["peak_memory_bytes"] < GIB
     assert figures["samples_per_second"] > 0
 
@@ -92,6 +97,30 @@ def test_rows_go_to_a_csv_with_empty_cells_for_what_is_unknown(folders, tmp_path
     assert list(read[0]) == list(COLUMNS) and len(read) == len(rows) == 6
     mapped = next(row for row in read if row["io"] == "mmap")
     assert mapped["bytes_read_per_byte"] == "" and mapped["inodes"] == "8" and float(mapped["write_seconds"]) > 0
+
+
+def test_rows_from_shared_memory_are_of_a_copy_that_is_gone_afterwards(folders, tmp_path, monkeypatch):
+    """The memory's folder is another here. Raw files have no such rows: they lie where the user has them."""
+    memory, run, read = tmp_path / "shm", benchmark._run, []
+    memory.mkdir()
+    monkeypatch.setattr(benchmark, "require_room", functools.partial(require_room, shared_memory=memory))
+    monkeypatch.setattr(benchmark, "copy_to_memory", functools.partial(copy_to_memory, shared_memory=memory))
+
+    def spied(dataset, wanted):
+        read.extend((place, Path(case.folder).is_relative_to(memory)) for _, place, case in wanted)
+        return run(dataset, wanted)
+
+    monkeypatch.setattr(benchmark, "_run", spied)
+    settings = Loaders(seconds=0.01, repeats=1, workers=[], cold=False, io="pread", shared_memory=True)
+    rows = benchmark_images("set", [folders["hdf5"], folders["files"]], settings)
+    assert sorted((row["format"], row["place"], row["access"]) for row in rows) == [
+        (name, place, access)
+        for name, place in (("files", "disk"), ("hdf5", "disk"), ("hdf5", "shm"))
+        for access in ("random", "sequential")
+    ]
+    assert set(read) == {("disk", False), ("shm", True)} and not list(memory.iterdir())
+    ours = [row for row in rows if row["format"] == "hdf5"]
+    assert len({(row["inodes"], row["bytes"], row["write_seconds"]) for row in ours}) == 1, "those of the format"
 
 
 @pytest.mark.parametrize(("most", "read"), [(1000, 100), (40, 40)])
@@ -164,3 +193,10 @@ def test_advice_for_tokens_prefers_the_flat_array_unless_it_is_slow():
     assert chosen == "flat" and said.startswith("Take flat: 90 windows/s")
     chosen, said = advice.advise_tokens([row("flat", 10), row("hdf5", 100)], 64 * GIB)
     assert chosen == "hdf5" and said.startswith("Take hdf5: 100 windows/s at random (flat: 10)")
+
+
+@pytest.mark.parametrize(("name", "mapped"), [("flat", True), ("hdf5", True), ("arrow", True), ("parquet", False)])
+def test_advice_for_tokens_says_of_mapped_formats_alone_that_processes_share_them(name, mapped):
+    said = advice.advise_tokens([row(name, 100)], 64 * GIB)[1]
+    assert ("share one copy" in said) == ("page cache" in said) == mapped
+    assert ("memory of its own" in said) != mapped

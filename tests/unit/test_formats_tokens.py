@@ -1,13 +1,19 @@
 """Tokens are the same numbers in every format, and are read without a copy where the format allows it."""
 
+import os
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale.config.formats import TOKEN_FORMATS
+from parascale.config.formats import TOKEN_FORMATS, Loaders
+from parascale.data import cases
+from parascale.data.benchmark import token_cases
 from parascale.data.convert_tokens import convert_tokens
 from parascale.data.formats import open_tokens, token_format
+from parascale.data.measure import measure
 from parascale.data.text import Windows
 from parascale.data.verify import verify_tokens
 from parascale.errors import DataError
@@ -98,3 +104,34 @@ def test_changed_tokens_or_another_dataset_are_found(flat, tmp_path):
     assert "sha256 differs" in str(caught.value)
     with pytest.raises(DataError, match="no split `more`"):
         open_tokens(tmp_path / "hdf5", "more")
+
+
+def test_what_is_decoded_as_it_is_opened_is_not_measured_as_if_it_were_read(flat, tmp_path, monkeypatch):
+    """Parquet's windows come from memory: never cold, no bytes known, and the first batch waits for the decoding."""
+    convert_tokens(flat, "text", "parquet", tmp_path / "parquet")
+
+    def slow(*arguments):
+        time.sleep(0.2)
+        return open_tokens(*arguments)
+
+    monkeypatch.setattr(cases, "open_tokens", slow)
+    found = list(token_cases(tmp_path / "parquet", 64, Loaders(seconds=0.01, repeats=1)))
+    assert [(case.cache, case.io) for case in found] == [("warm", "memory")] * 2
+    figures = measure(found[0])
+    assert figures["bytes_read_per_byte"] is None and figures["first_batch_seconds"] >= 0.2
+
+
+def test_mapped_tokens_are_read_cold_too_and_the_files_that_they_open_are_counted(flat, tmp_path, monkeypatch):
+    convert_tokens(flat, "text", "hdf5", tmp_path / "hdf5")
+    found = list(token_cases(tmp_path / "hdf5", 64, Loaders(seconds=0.01, repeats=1)))
+    assert [(case.cache, case.io) for case in found] == [(cache, "mmap") for cache in ("warm", "warm", "cold", "cold")]
+    assert measure(found[1])["opens_per_sample"] == 0
+    batch = Windows.batch
+
+    def opening(windows, indices):
+        with open(os.devnull):
+            return batch(windows, indices)
+
+    monkeypatch.setattr(Windows, "batch", opening)
+    # A batch has 64 windows, but for the last one of a round.
+    assert 1 / 64 <= measure(found[0])["opens_per_sample"] < 1 / 32

@@ -2,7 +2,7 @@
 
 import psutil
 
-from parascale.data.formats import image_format
+from parascale.data.formats import image_format, tokens_are_mapped
 
 GOOD_ENOUGH = 0.7  # of the fastest: nearer than that, what a format is otherwise good for decides
 # Self-describing and widely read first; a bare binary needs our index to mean anything.
@@ -49,8 +49,11 @@ def advise_tokens(rows, memory_bytes=None):
     parts = [f"Take {chosen}: {speeds[chosen]:,.0f} windows/s at random"]
     if slowest != chosen:
         parts[0] += f" ({slowest}: {speeds[slowest]:,.0f})"
-    parts.append("mapped, so that all processes of a node share one copy")
-    parts.append(_memory_sentence(row["bytes"], memory_bytes))
+    if tokens_are_mapped(chosen):
+        parts.append("mapped, so that all processes of a node share one copy")
+        parts.append(_memory_sentence(row["bytes"], memory_bytes))
+    else:
+        parts.append(f"each process decodes all of it into memory of its own, {row['bytes'] / 2**20:,.0f} MiB on disk")
     return chosen, "; ".join(parts) + "."
 
 

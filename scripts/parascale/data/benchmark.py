@@ -8,11 +8,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from parascale.config.formats import IMAGE_FORMATS
+from parascale.data.cases import Case, byte_addressed
 from parascale.data.ceiling import ceilings
-from parascale.data.formats import module_name
+from parascale.data.formats import module_name, tokens_are_mapped
 from parascale.data.formats.manifest import read_manifest
 from parascale.data.formats.storage import copy_to_memory, default_io, filesystem, require_room
-from parascale.data.measure import Case, byte_addressed, measure
+from parascale.data.measure import measure
 from parascale.data.progress import Progress
 from parascale.files import atomic_path, read_json
 
@@ -68,13 +69,13 @@ def image_cases(folder, settings):
 
 
 def token_cases(folder, window, settings):
-    """Every case of one token format. Only the memory-mapped arrays can be read cold."""
+    """Every case of one token format. What is decoded as it is opened is read from memory then, and never cold."""
     name = "flat" if folder.name == "flat" else read_manifest(folder)["format"]
-    mapped = name != "parquet"
-    for cache in ("warm", "cold") if settings.cold else ("warm",):
+    mapped = tokens_are_mapped(name)
+    for cache in ("warm", "cold") if settings.cold and mapped else ("warm",):
         for access in ("sequential", "random"):
             yield Case(
-                folder=str(folder), split="train", format=name, access=access, cache=cache, io="mmap" if mapped else "pread",
+                folder=str(folder), split="train", format=name, access=access, cache=cache, io="mmap" if mapped else "memory",
                 workers=0, decode=False, samples=settings.samples, seconds=settings.seconds, repeats=settings.repeats, window=window,
             )  # fmt: skip
 

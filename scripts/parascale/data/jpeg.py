@@ -20,14 +20,14 @@ class BadImage(Exception):
 
 
 def check(data, depth="header"):
-    """The colour space of an encoded image: `grey`, `colour` or `CMYK` (all three decode to RGB).
+    """The colour space of an encoded image: `grey`, `colour` or `CMYK` (all three decode to RGB), or `unknown`.
 
-    depth: as in Formats.check. Raises BadImage for data that is empty, no image, or cut short.
+    depth: as in Formats.check; `none` looks at nothing. Raises BadImage for data that is empty, no image, or cut short.
     """
     if not data:
         raise BadImage("the file is empty")
     if depth == "none":
-        return "colour"
+        return "unknown"
     if depth == "decode":
         decode(data)
     return _check_markers(data) if data[:2] == START else _check_other(data)

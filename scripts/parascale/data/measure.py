@@ -4,47 +4,22 @@ What is read is counted by the kernel (`/proc/self/io`, proc(5)): `rchar`, bytes
 calls; `read_bytes`, what storage had to deliver, page faults of mapped files included.
 """
 
-import contextlib
 import dataclasses
-import itertools
-import os
 import resource
 import statistics
 import sys
 import time
 import warnings
-from pathlib import Path
+from multiprocessing import get_context
 
 import numpy as np
 import psutil
 
-from parascale.data import jpeg
-from parascale.data.formats import image_format, open_images, open_tokens
-from parascale.data.formats.manifest import read_manifest
+from parascale.data import cases
 from parascale.data.formats.storage import drop_from_cache
 
-BATCH = 64
 CLOCK_EVERY = 32  # samples between looks at the clock
 COUNTED = 512  # samples over which opens are counted
-SEED = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What is measured. window: of text; None for images."""
-
-    folder: str
-    split: str
-    format: str
-    access: str  # sequential | random
-    cache: str  # warm | cold
-    io: str  # pread | mmap | files
-    workers: int
-    decode: bool
-    samples: int
-    seconds: float
-    repeats: int
-    window: int | None = None
 
 
 def measure(case):
@@ -52,8 +27,8 @@ def measure(case):
 
     samples_per_second is the median of the repeats and spread their range relative to it; samples and cpu_seconds are a
     pass's medians, sample_bytes is the mean of what was asked for. peak_memory_bytes is what reading added to the process,
-    mapped pages of files as long as they are mapped; of workers, what they share with no other process as a pass ends.
-    Unknown figures are None.
+    mapped pages of files as long as they are mapped. Of workers, which share most pages with others, it is no peak: what they
+    have for themselves as a pass ends. Unknown figures are None.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Parquet says that random access is slow; here that is what is measured
@@ -64,26 +39,27 @@ def _measure_here(case):
     start_memory = _memory("VmRSS")
     if case.cache == "warm":
         # One reader for all passes: the first fills the cache and is not counted, but for its first batch.
-        with _opened(case) as source:
-            first = _one_pass(case, source, 0)["first"]
+        start = time.perf_counter()
+        with cases.opened(case) as source:
+            # Readers open at the first read, and mapping takes no time: only what is read as a whole is waited for here.
+            opening = time.perf_counter() - start if case.io == "memory" else 0.0
+            first = opening + _one_pass(case, source, 0)["first"]
             passes = [_one_pass(case, source, repeat) for repeat in range(1, case.repeats + 1)]
     else:
-        with _opened(case):
+        with cases.opened(case):
             passes = []  # opened once before, so that no import is counted
         for repeat in range(case.repeats):
-            if not drop_from_cache(_paths(case)):
+            if not drop_from_cache(cases.paths(case)):
                 return None
             passes.append(_cold_pass(case, repeat))
         first = statistics.median(one["first"] for one in passes)
     asked, samples = (sum(one[key] for one in passes) for key in ("bytes", "samples"))
-    # A mapped file is read by page faults, which only storage sees, and only when nothing is cached.
-    counted = {"pread": "rchar", "files": "rchar", "mmap": "read_bytes" if case.cache == "cold" else None}[case.io]
     return {
         **_rates([one["samples"] / one["seconds"] for one in passes]),
         "samples": samples // case.repeats,
         "sample_bytes": asked / samples,
         "cpu_seconds": statistics.median(one["cpu"] for one in passes),
-        "bytes_read_per_byte": sum(one[counted] for one in passes) / asked if counted and asked else None,
+        "bytes_read_per_byte": _read_per_byte(case, passes, asked),
         "read_calls_per_sample": sum(one["syscr"] for one in passes) / samples,
         "first_batch_seconds": first,
         "peak_memory_bytes": max(0, _memory("VmHWM") - start_memory),
@@ -94,8 +70,15 @@ def _measure_here(case):
 def _cold_pass(case, seed):
     """A pass that counts opening as well, and leaves nothing open or mapped, which would keep pages in the cache."""
     before = _counters()
-    with _opened(case) as source:
+    with cases.opened(case) as source:
         return {**_one_pass(case, source, seed), **_counted_since(before)}
+
+
+def _read_per_byte(case, passes, asked):
+    """Bytes read for each byte that was asked for, by the kernel's count that tells of it; None where none does."""
+    # A mapped file is read by page faults, which only storage sees, and only when nothing is cached.
+    counted = {"pread": "rchar", "files": "rchar", "mmap": "read_bytes" if case.cache == "cold" else None}.get(case.io)
+    return sum(one[counted] for one in passes) / asked if counted and asked else None
 
 
 def _rates(rates):
@@ -105,14 +88,13 @@ def _rates(rates):
 
 def _one_pass(case, source, seed):
     """Read for a while: samples, bytes asked for, seconds, CPU seconds, seconds to the first batch, the kernel's counts."""
-    order = _order(len(source[0] if case.window else source), case.access, seed)
-    reads = (_window_reads if case.window else _image_reads)(case, source, order)
+    reads = cases.reads(case, source, seed)
     before, start, cpu = _counters(), time.perf_counter(), time.process_time()
     samples = size = 0
     first = None
     for count, length in reads:
         samples, size = samples + count, size + length
-        if first is None and samples >= BATCH:
+        if first is None and samples >= cases.BATCH:
             first = time.perf_counter() - start
         if samples % CLOCK_EVERY == 0 and time.perf_counter() - start > case.seconds:
             break
@@ -123,103 +105,72 @@ def _one_pass(case, source, seed):
     return {"samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **counts}
 
 
-def _order(count, access, seed):
-    """Sample numbers in the order in which they are read: an int64 array, or None for the order in which they lie."""
-    return np.random.default_rng((SEED, seed)).permutation(count) if access == "random" else None
-
-
-def _rounds(case):
-    """A cold pass ends with the data, since what was read is cached then; others go round until their time is over."""
-    return range(1) if case.cache == "cold" else itertools.count()
-
-
-@contextlib.contextmanager
-def _opened(case):
-    """What a case reads from: a reader of images (which opens its files at the first read), or windows and a token's bytes."""
-    if case.window:
-        from parascale.data.text import Tokens, Windows  # loads a tokenizer, which images have no use for
-
-        tokens_N = (
-            Tokens(case.folder).split(case.split) if case.format == "flat" else open_tokens(case.folder, case.split)
-        )
-        yield Windows(tokens_N, case.window), tokens_N.itemsize
-    else:
-        reader = open_images(case.folder, case.split, _reader_io(case))
-        yield reader
-        reader.close()
-
-
-def _image_reads(case, reader, order):
-    """Yield (1, bytes) of each image read."""
-    for _ in _rounds(case):
-        for data in _samples(reader, order):
-            if case.decode:
-                jpeg.decode(data)
-            yield 1, len(data)
-
-
-def _samples(reader, order):
-    if order is None:
-        for shard in range(len(reader.shards())):
-            yield from reader.iterate(shard)
-        return
-    number = order.item  # one at a time: no list of Python numbers
-    for place in range(len(order)):
-        yield reader[number(place)]
-
-
-def _window_reads(case, source, order):
-    """Yield (windows, bytes) of each batch of windows."""
-    windows, token_bytes = source
-    order = np.arange(len(windows)) if order is None else order
-    width = token_bytes * (case.window + 1)
-    for _ in _rounds(case):
-        for first in range(0, len(order), BATCH):
-            indices = order[first : first + BATCH]
-            windows.batch(indices)
-            yield len(indices), len(indices) * width
-
-
 def _measure_workers(case):
     """Decoded batches through torch's DataLoader; reads and memory are those of the workers, all together."""
     from parascale.data.loader import EvaluationBatches, StepBatches, image_loader
     from parascale.data.sampler import Sampler
 
-    with _opened(case) as reader:
-        batch = max(1, min(BATCH, len(reader) // (2 * case.workers)))  # every worker has two batches at least
+    with cases.opened(case) as reader:
+        batch = max(1, min(cases.BATCH, len(reader) // (2 * case.workers)))  # every worker has two batches at least
         steps = min(case.samples, len(reader)) // batch
         rates, firsts, costs, counts, reads = [], [], [], [], []
         for repeat in range(case.repeats):
-            if case.cache == "cold" and not drop_from_cache(_paths(case)):
+            if case.cache == "cold" and not drop_from_cache(cases.paths(case)):
                 return None
             batches = StepBatches(Sampler(len(reader), batch, repeat), 0, steps)
             if case.access == "sequential":
                 batches = EvaluationBatches(steps * batch, batch)
-            cpu = _cpu_of_workers()
+            cpu, asked = _cpu_of_workers(), _Asked(batches)
             # Forked, as in a training: this process was spawned itself, and would pass that on to its workers.
-            loader = image_loader(reader, batches, case.workers, start_method="fork")
-            arrivals, seen = _arrivals(loader, case.seconds)
-            reads.append(seen)
+            loader = image_loader(reader, asked, case.workers, start_method="fork")
+            arrivals, seen = _arrivals(loader, asked, case.seconds)
+            numbers = np.concatenate(asked.batches)
+            reads.append({**seen, "asked": int(reader.samples["length"][numbers].sum())})
             firsts.append(arrivals[0])
-            counts.append(len(arrivals) * batch)
+            counts.append(len(numbers))
             costs.append(_cpu_of_workers() - cpu)
             # Starting the workers is in the time to the first batch; each delivers its first batch at about that time.
             ready = min(case.workers, len(arrivals) - 1) - 1
             rates.append((len(arrivals) - 1 - ready) * batch / (arrivals[-1] - arrivals[ready]))
+    asked = sum(seen["asked"] for seen in reads)
     return {
         **_rates(rates),
         "samples": statistics.median(counts),
+        "sample_bytes": asked / sum(counts),
         "cpu_seconds": statistics.median(costs),
         "first_batch_seconds": statistics.median(firsts),
-        # Batches that were made and not waited for are among the reads: a little more than for the samples alone.
+        "bytes_read_per_byte": _read_per_byte(case, reads, asked),
         "read_calls_per_sample": sum(seen["syscr"] for seen in reads) / sum(counts),
         "peak_memory_bytes": max(seen["memory"] for seen in reads),
     }
 
 
-def _arrivals(loader, seconds):
-    """(seconds until each batch arrived, what the workers read and took by then); ends `seconds` after the first."""
+class _Asked:
+    """Batches of numbers for a loader, until `over` is set; keeps those that it asked for, which its workers read."""
+
+    def __init__(self, source):
+        self.source, self.batches, self.over = source, [], False
+
+    def __len__(self):
+        return len(self.source)
+
+    def __iter__(self):
+        for batch in self.source:
+            if self.over:
+                break
+            self.batches.append(batch)
+            yield batch
+
+
+def _arrivals(loader, asked, seconds):
+    """(seconds until each batch arrived, what the workers read and took for all that was asked).
+
+    Ends `seconds` after the first; what was asked for ahead by then is waited for without a look at the clock.
+    """
     others = set(psutil.Process().children())
+    ready = get_context("fork").SimpleQueue()
+    # A worker's start reads torch's own files: what it counts from here on is the data's.
+    loader.worker_init_fn = lambda _: ready.put(_counters())
     start, arrivals = time.perf_counter(), []
     batches = iter(loader)
     workers = set(psutil.Process().children()) - others
@@ -228,11 +179,13 @@ def _arrivals(loader, seconds):
         late = arrivals[-1] - arrivals[0] > seconds and len(arrivals) > 2 * loader.num_workers
         if late or len(arrivals) == len(loader):
             break
+    asked.over = True
+    for _ in range(len(asked.batches) - len(arrivals)):
+        next(batches)
     # Looked at once, after the last time was taken: counting a worker's own pages takes 8 ms. It still waits for its end.
-    seen = {
-        "syscr": sum(_counters(each.pid)["syscr"] for each in workers),
-        "memory": sum(each.memory_full_info().uss for each in workers),
-    }
+    first, last = [ready.get() for _ in workers], [_counters(each.pid) for each in workers]
+    seen = {key: sum(one[key] for one in last) - sum(one[key] for one in first) for key in last[0]}
+    seen["memory"] = sum(each.memory_full_info().uss for each in workers)
     del batches  # ends the workers, whose CPU time counts only then
     return arrivals, seen
 
@@ -244,42 +197,18 @@ def _cpu_of_workers():
 
 def _opens(case):
     """Files opened for each sample once a reader is warm. An audit hook cannot be removed, so this comes last."""
-    if case.window:
-        return 0.0
-    with _opened(case) as reader:
-        samples, opened, count = _samples(reader, _order(len(reader), case.access, SEED)), [0], 0
-        next(samples)
+    case = dataclasses.replace(case, decode=False)
+    with cases.opened(case) as source:
+        reads, opens, count = cases.reads(case, source, cases.SEED), [0], 0
+        next(reads)
 
         def hook(event, _):
-            opened[0] += event == "open"
+            opens[0] += event == "open"
 
         sys.addaudithook(hook)
-        for count, _ in enumerate(samples, 1):
-            if count == COUNTED:
-                break
-        return opened[0] / count if count else None
-
-
-def _paths(case):
-    """The files that a case reads."""
-    if case.window:
-        return [path for path in Path(case.folder).iterdir() if path.stem == case.split]
-    reader = open_images(case.folder, case.split)
-    if case.format == "files":
-        return [os.fsdecode(reader.path(i)) for i in range(len(reader))]
-    return reader.paths()
-
-
-def _reader_io(case):
-    return "auto" if case.io == "files" else case.io
-
-
-def byte_addressed(folder):
-    """Whether a format is read at byte offsets, so that `pread` and `mmap` are a choice."""
-    from parascale.data.formats.base import ByteReader
-
-    manifest = read_manifest(folder)
-    return issubclass(image_format(manifest["format"]).Reader, ByteReader)
+        while count < COUNTED:
+            count += next(reads)[0]
+        return opens[0] / count
 
 
 def _counted_since(before):

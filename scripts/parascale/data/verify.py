@@ -96,8 +96,12 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
     samples = progress.count(read_samples(images, numbers, settings))
     in_order = reader.iterate(shard)
     native = image_format(reader.manifest["format"]).native(reader.paths()[shard])
+    # What ends early differs from there on, and no comparison is left out.
+    ordered_samples = itertools.chain(in_order, itertools.repeat(MISSING))
     native_samples = itertools.repeat(None) if native is None else itertools.chain(native, itertools.repeat(MISSING))
-    for (number, data, checksum, _), i, ordered, alone in zip(samples, rows, in_order, native_samples, strict=False):
+    # The source's come first: what that one has no partner for is not taken from the others.
+    every = zip(samples, rows, ordered_samples, native_samples, strict=False)
+    for (number, data, checksum, _), i, ordered, alone in every:
         label = images.labels.item(number)
         if data is None:
             found.append(f"{images.name(number)}: the source cannot be read any more: {checksum}")
@@ -115,7 +119,7 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
         ]
         if wrong:
             found.append(f"{reader.where(i)} is not {images.name(number)}: {', '.join(wrong)}")
-    if native is not None and next(native, None) is not None:
+    if any(more is not None and next(more, MISSING) is not MISSING for more in (in_order, native)):
         found.append(f"{reader.paths()[shard]}: more samples than the manifest has")
 
 

@@ -2,7 +2,8 @@
 
 A module of an image format has `SUFFIX`, `RANDOM_ACCESS`, a `Writer` (one shard), a `Reader` (a whole split) and
 `native(path)`, which reads a shard with the format's own library and none of ours. A module of a token format has
-`TOKEN_SUFFIX`, `write_tokens(path, tokens_N)` and `read_tokens(path)`. A module is imported when its format is used.
+`TOKEN_SUFFIX`, `write_tokens(path, tokens_N)`, `read_tokens(path)`, and `TOKENS_MAPPED`: whether that is the file's own
+memory rather than a copy. A module is imported when its format is used.
 """
 
 import importlib
@@ -43,6 +44,11 @@ def open_tokens(folder, split):
     if split not in manifest["splits"]:
         raise DataError(f"{folder}: no split `{split}`; there are {', '.join(manifest['splits'])}")
     return token_format(manifest["format"]).read_tokens(f"{folder}/{manifest['splits'][split]['file']}")
+
+
+def tokens_are_mapped(name):
+    """Whether tokens in a format, or `flat`, are read from the mapped file: else each process decodes them all at first."""
+    return name == "flat" or token_format(name).TOKENS_MAPPED
 
 
 def module_name(name):

@@ -12,6 +12,7 @@ from parascale.data.formats.base import Writer as BaseWriter
 
 SUFFIX = "arrow"
 TOKEN_SUFFIX = "arrow"
+TOKENS_MAPPED = True
 RANDOM_ACCESS = True
 ROWS = 1024  # of a record batch,
 BATCH_BYTES = 32 << 20  # or fewer, so that a batch of large images fits the memory too

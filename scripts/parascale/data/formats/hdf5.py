@@ -15,6 +15,7 @@ from parascale.data.formats.base import BLOCK_BYTES, BlockWriter, ByteReader
 
 SUFFIX = "h5"
 TOKEN_SUFFIX = "h5"
+TOKENS_MAPPED = True
 RANDOM_ACCESS = True
 
 

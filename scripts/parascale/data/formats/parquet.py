@@ -12,9 +12,12 @@ import pyarrow.parquet as pq
 
 from parascale.data.formats.base import Reader as BaseReader
 from parascale.data.formats.base import Writer as BaseWriter
+from parascale.data.formats.manifest import remedy
+from parascale.errors import DataError
 
 SUFFIX = "parquet"
 TOKEN_SUFFIX = "parquet"
+TOKENS_MAPPED = False
 RANDOM_ACCESS = False
 GROUP_ROWS = 256  # of a row group,
 GROUP_BYTES = 16 << 20  # or fewer; what one read of a row at random costs
@@ -67,6 +70,12 @@ class Reader(BaseReader):
 
     def _acquire(self):
         self._files = [pq.ParquetFile(self.folder / shard["file"], pre_buffer=False) for shard in self._facts]
+        for path, file, shard in zip(self.paths(), self._files, self._facts, strict=True):
+            if file.metadata.num_rows != shard["samples"]:
+                raise DataError(
+                    f"{path} has {file.metadata.num_rows:,} rows instead of {shard['samples']:,}; "
+                    + remedy(self.folder, str(path.parent))
+                )
         self._starts = [_group_starts(file) for file in self._files]
         self._group, self._jumps, self._warned = (None, None), 0, False
 

@@ -1,0 +1,119 @@
+"""What a benchmark of readers reads: a case, what is opened for it, and the reads that it consists of."""
+
+import contextlib
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from parascale.data import jpeg
+from parascale.data.formats import image_format, open_images, open_tokens
+from parascale.data.formats.manifest import read_manifest
+
+BATCH = 64
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured. window: of text; None for images."""
+
+    folder: str
+    split: str
+    format: str
+    access: str  # sequential | random
+    cache: str  # warm | cold
+    io: str  # pread | mmap | files | memory, for what was read as it was opened
+    workers: int
+    decode: bool
+    samples: int
+    seconds: float
+    repeats: int
+    window: int | None = None
+
+
+@contextlib.contextmanager
+def opened(case):
+    """What a case reads from: a reader of images (which opens its files at the first read), or windows and a token's bytes."""
+    if case.window:
+        from parascale.data.text import Tokens, Windows  # loads a tokenizer, which images have no use for
+
+        tokens_N = (
+            Tokens(case.folder).split(case.split) if case.format == "flat" else open_tokens(case.folder, case.split)
+        )
+        yield Windows(tokens_N, case.window), tokens_N.itemsize
+    else:
+        reader = open_images(case.folder, case.split, _reader_io(case))
+        yield reader
+        reader.close()
+
+
+def reads(case, source, seed):
+    """Yield (samples, bytes) of each read, in the order that a case wants."""
+    order = _order(len(source[0] if case.window else source), case.access, seed)
+    return (_window_reads if case.window else _image_reads)(case, source, order)
+
+
+def paths(case):
+    """The files that a case reads."""
+    if case.window:
+        return [path for path in Path(case.folder).iterdir() if path.stem == case.split]
+    reader = open_images(case.folder, case.split)
+    if case.format == "files":
+        return [os.fsdecode(reader.path(i)) for i in range(len(reader))]
+    return reader.paths()
+
+
+def byte_addressed(folder):
+    """Whether a format is read at byte offsets, so that `pread` and `mmap` are a choice."""
+    from parascale.data.formats.base import ByteReader
+
+    manifest = read_manifest(folder)
+    return issubclass(image_format(manifest["format"]).Reader, ByteReader)
+
+
+def _order(count, access, seed):
+    """Sample numbers in the order in which they are read: an int64 array, or None for the order in which they lie."""
+    return np.random.default_rng((SEED, seed)).permutation(count) if access == "random" else None
+
+
+def _rounds(case):
+    """A cold pass ends with the data, since what was read is cached then; others go round until their time is over."""
+    return range(1) if case.cache == "cold" else itertools.count()
+
+
+def _image_reads(case, reader, order):
+    """Yield (1, bytes) of each image read."""
+    for _ in _rounds(case):
+        for data in _samples(reader, order):
+            if case.decode:
+                jpeg.decode(data)
+            yield 1, len(data)
+
+
+def _samples(reader, order):
+    if order is None:
+        for shard in range(len(reader.shards())):
+            yield from reader.iterate(shard)
+        return
+    number = order.item  # one at a time: no list of Python numbers
+    for place in range(len(order)):
+        yield reader[number(place)]
+
+
+def _window_reads(case, source, order):
+    """Yield (windows, bytes) of each batch of windows."""
+    windows, token_bytes = source
+    order = np.arange(len(windows)) if order is None else order
+    width = token_bytes * (case.window + 1)
+    for _ in _rounds(case):
+        for first in range(0, len(order), BATCH):
+            indices = order[first : first + BATCH]
+            windows.batch(indices)
+            yield len(indices), len(indices) * width
+
+
+def _reader_io(case):
+    return "auto" if case.io == "files" else case.io
