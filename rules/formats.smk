@@ -13,6 +13,8 @@ rule convert_shard:
         PATHS.data("{dataset}", "{format}") / "{shard}/record.json",
     log:
         LOGS / "convert/{dataset}-{format}-{shard}.log",
+    benchmark:
+        PATHS.results / "benchmarks/convert/{dataset}-{format}-{shard}.tsv"
     wildcard_constraints:
         dataset=pattern(IMAGE_DATA),
         format=pattern(IMAGE_FORMATS),
@@ -60,6 +62,8 @@ rule convert_tokens:
         PATHS.data("{dataset}", "{format}") / "manifest.json",
     log:
         LOGS / "convert/{dataset}-{format}.log",
+    benchmark:
+        PATHS.results / "benchmarks/convert/{dataset}-{format}.tsv"
     wildcard_constraints:
         dataset=pattern(TEXT_DATA),
         format=pattern(TOKEN_FORMATS),
@@ -78,6 +82,8 @@ rule verify_format:
         PATHS.data("{dataset}", "{format}") / "verify.json",
     log:
         LOGS / "verify/{dataset}-{format}.log",
+    benchmark:
+        PATHS.results / "benchmarks/verify/{dataset}-{format}.tsv"
     wildcard_constraints:
         format=pattern({*IMAGE_FORMATS, *TOKEN_FORMATS}),
     resources:
@@ -99,6 +105,8 @@ rule benchmark_loaders:
         facts=PATHS.results / "loaders/{dataset}.json",
     log:
         LOGS / "loaders/{dataset}.log",
+    benchmark:
+        PATHS.results / "benchmarks/loaders/{dataset}.tsv"
     # All of them: what runs beside a measurement spoils it.
     threads: PROJECT.site.cores_per_node
     resources:

@@ -12,6 +12,8 @@ rule summarise:
         PATHS.summaries("{run}"),
     log:
         LOGS / "summarise/{run}.log",
+    benchmark:
+        PATHS.results / "benchmarks/summarise/{run}.tsv"
     wildcard_constraints:
         run=pattern(SUMMARISERS),
     threads: PROJECT.site.cores_per_node

@@ -77,7 +77,8 @@ def describe(name, planner):
 def judge(names, planner):
     """0 where every run fits, is within the machine's limits and all together within the budget; else 1, with reasons."""
     project, partition = planner.project, planner.project.config.partition
-    site, said, cost, unknown = limits.live_site(project.site), [], 0.0, 0
+    submits = bool(partition or project.config.account)  # what only Slurm asks for
+    site, said, cost, unknown = limits.live_site(project.site, submits), [], 0.0, 0
     for name in names:
         run, foretold = planner.run(name), planner.prediction(name)
         hours = planner.runtime_minutes(name, partition=partition) / 60

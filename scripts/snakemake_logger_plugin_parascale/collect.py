@@ -19,10 +19,16 @@ def pending_jobs(workflow):
     return [_described(job, workflow, pending) for job in ordered]
 
 
+def submits(workflow):
+    """Whether jobs go to a queue. A dry run has an executor of its own; that the one it stands for is not local is then seen
+    from Snakemake's use of threads alone."""
+    return workflow.execution_settings.use_threads if workflow.dryrun else not workflow.local_exec
+
+
 def capacity(workflow):
     """(what may run at once, whether that counts cores): `--jobs` of a cluster, or `--cores` of this machine."""
-    settings = workflow.resource_settings
-    limit, is_cores = (settings.nodes, False) if settings.nodes is not None else (settings.cores, True)
+    settings, is_cores = workflow.resource_settings, not submits(workflow)
+    limit = settings.cores if is_cores else settings.nodes
     return (None if limit is None or limit == sys.maxsize else limit), is_cores
 
 
@@ -50,6 +56,7 @@ def _described(job, workflow, pending):
         partition=resources.get("slurm_partition"),
         slots=job.threads if by_cores else int(nodes > 0),
         after=tuple(sorted(dag.jobid(other) for other in dag.dependencies[job] if other in pending)),
+        benchmark=job.benchmark and str(job.benchmark),
     )
 
 

@@ -9,15 +9,19 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.files import write_json, write_text
 from parascale.plan import budget, limits, tables
-from snakemake_logger_plugin_parascale.collect import capacity, pending_jobs
+from snakemake_logger_plugin_parascale.collect import capacity, pending_jobs, submits
 from snakemake_logger_plugin_parascale.live import Ledger
 
 
 class LogHandler(LogHandlerBase):
-    """Named so because Snakemake looks for this name."""
+    """Named so because Snakemake looks for this name.
+
+    It speaks when jobs start and when they end: in between Snakemake calls it for nothing, and the line at the start of a long
+    job says already when the rest is expected to end.
+    """
 
     def __post_init__(self):
-        self.workflow = self.planner = self.ledger = None
+        self.workflow = self.planner = self.ledger = self.shown = None
         self.failed = self.closed = False
 
     # Not declared as writing to the stream: that would silence Snakemake's own lines.
@@ -41,12 +45,20 @@ class LogHandler(LogHandlerBase):
         if self.ledger is None:
             return
         if event == LogEvent.JOB_STARTED:
-            self.ledger.started(record.jobs, time.time())
+            costly = self.ledger.started(record.jobs, time.time())
         elif event == LogEvent.JOB_FINISHED:
-            if self.ledger.finished(record.job_id, time.time()):
-                logger.info(self.ledger.line(time.time()))
-        elif event == LogEvent.JOB_ERROR and self.ledger.failed(record.jobid, time.time()):
-            logger.info(self.ledger.line(time.time()))
+            costly = self.ledger.finished(record.job_id, time.time())
+        else:
+            costly = event == LogEvent.JOB_ERROR and self.ledger.failed(record.jobid, time.time())
+        if costly:
+            self.show()
+
+    def show(self):
+        """Where the workflow stands, unless that was just said."""
+        line = self.ledger.line(time.time())
+        if line != self.shown:
+            logger.info(line)
+        self.shown = line
 
     def close(self):
         """The end of a workflow. Snakemake calls it twice."""
@@ -61,7 +73,7 @@ class LogHandler(LogHandlerBase):
             write(plan, self.planner.project.paths.results)
             logger.info("\n" + tables.text(plan))
         elif self.ledger is not None:
-            logger.info(self.ledger.line(time.time()))
+            self.show()
 
 
 def follow(workflow, planner):
@@ -86,7 +98,7 @@ def start(workflow, planner):
         raise WorkflowError(f"{tables.text(plan)}\n{error}") from None
     for handler in _handlers(workflow):
         handler.ledger = Ledger(plan, results / "plan" / "events.jsonl", planner)
-        logger.info(handler.ledger.line(time.time()))
+        handler.show()
     for line in budget.warnings(plan):
         logger.warning(line)
 
@@ -101,7 +113,7 @@ def plan_of(workflow, planner):
         history=budget.rule_history(results / "plan" / "events.jsonl", planner.site.name),
         capacity=slots,
         capacity_is_cores=is_cores,
-        site=limits.live_site(planner.site),
+        site=limits.live_site(planner.site, submits(workflow)),
     )
 
 

@@ -1,7 +1,10 @@
 """Core-hours used, core-hours left and the time of the end, while a workflow runs."""
 
+import csv
 import dataclasses
 import json
+import os
+from collections import Counter
 from datetime import UTC, datetime
 
 from parascale.files import read_json, read_json_lines
@@ -14,7 +17,8 @@ from parascale.plan.tables import duration
 class Ledger:
     """Follows the jobs of a plan; every change is a line of `events.jsonl`.
 
-    A training, parity run or probe says itself how long it ran. Of other jobs the time from submission to end is all that is
+    A training, parity run or probe says itself how long it ran, and for other jobs Snakemake's benchmark does: it begins where
+    the job does. Of a rule without one, of a job that failed and of one under way the time since submission is all that is
     seen, waiting in a queue included.
     """
 
@@ -22,17 +26,19 @@ class Ledger:
         self.plan, self.events, self.planner = plan, events, planner
         self.waiting = {job.id: job for job in plan.jobs}
         self.running = {}
+        self.failures = Counter()  # of each job
+        self.lost = 0  # jobs that will not run: they failed in all their attempts, or need one that did
         self.used = 0.0
         self.done = 0
         events.parent.mkdir(parents=True, exist_ok=True)
 
     def started(self, ids, now):
-        """Jobs were started or submitted."""
-        for identity in ids:
-            if identity in self.waiting:
-                job = self.waiting.pop(identity)
-                self.running[identity] = (job, now)
-                self._write("started", job, now)
+        """Jobs were started or submitted; says whether there was one that costs something."""
+        begun = [self.waiting.pop(identity) for identity in ids if identity in self.waiting]
+        for job in begun:
+            self.running[job.id] = (job, now)
+            self._write("started", job, now)
+        return any(job.nodes for job in begun)
 
     def finished(self, identity, now):
         """A job ended well; says whether it was one that costs something."""
@@ -41,11 +47,25 @@ class Ledger:
         return job is not None and job.nodes > 0
 
     def failed(self, identity, now):
-        """A job ended badly; it may be tried again, and then waits as before. Says whether it was one that costs something."""
+        """A job ended badly. While it has attempts left it waits as before. Says whether it was one that costs something."""
         job = self._end(identity, now, "failed")
-        if job is not None:
+        if job is None:
+            return False
+        self.failures[identity] += 1
+        if self.failures[identity] < job.attempts:
             self.waiting[identity] = job
-        return job is not None and job.nodes > 0
+        else:
+            self._give_up(identity)
+        return job.nodes > 0
+
+    def _give_up(self, identity):
+        """A job will not be tried again, and nothing that needs it will run."""
+        lost = {identity}
+        for job in self.plan.jobs:  # each stands behind those that it needs
+            if job.id in self.waiting and not lost.isdisjoint(job.after):
+                lost.add(job.id)
+                del self.waiting[job.id]
+        self.lost += len(lost)
 
     def line(self, now):
         """One line for people."""
@@ -53,7 +73,9 @@ class Ledger:
         core_hours = sum(self._charge(job, job.hours_expected) for job in left)
         unknown = sum(job.hours_expected is None for job in left if job.nodes)
         more = f" and {unknown} unknown" if unknown else ""
-        line = f"parascale: {self.done} of {len(self.plan.jobs)} jobs done, {self.used + self._spent(now):,.2f} core-h used"
+        lost = f", {self.lost} failed or in need of one that did" if self.lost else ""
+        used = f"{self.used + self._spent(now):,.2f} core-h used"
+        line = f"parascale: {self.done} of {len(self.plan.jobs)} jobs done{lost}, {used}"
         if not left:
             return line
         hours = wall_hours(left, self.plan.capacity)
@@ -77,7 +99,7 @@ class Ledger:
         if identity not in self.running:
             return None
         job, began = self.running.pop(identity)
-        hours = self._recorded_hours(job, began) or (now - began) / 3600
+        hours = self._recorded_hours(job, began) or _benchmarked_hours(job, began) or (now - began) / 3600
         charged = self._charge(job, hours)
         self.used += charged
         self._write(event, job, now, seconds=hours * 3600, core_hours=charged)
@@ -105,3 +127,16 @@ class Ledger:
         entry |= {"site": self.planner.site.name, **more}
         with open(self.events, "a", encoding="utf-8") as handle:
             handle.write(json.dumps(entry) + "\n")
+
+
+def _benchmarked_hours(job, began):
+    """How long a job ran, by the benchmark that Snakemake wrote since `began`; None where there is none."""
+    if job.benchmark is None:
+        return None
+    try:
+        with open(job.benchmark, encoding="utf-8") as table:
+            if os.fstat(table.fileno()).st_mtime < began:
+                return None
+            return sum(float(row["s"]) for row in csv.DictReader(table, delimiter="\t")) / 3600
+    except (OSError, ValueError, KeyError):
+        return None

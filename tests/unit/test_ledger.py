@@ -1,7 +1,11 @@
-"""Core-hours while a workflow runs: what jobs say of themselves counts, and waiting in a queue does not."""
+"""What is said while a workflow runs: core-hours used, where what jobs say of themselves counts and waiting in a queue does
+not; core-hours to go; and what will never run."""
 
 import json
+import os
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +15,7 @@ from parascale.plan.planner import Planner
 from snakemake_logger_plugin_parascale.live import Ledger
 from tests.unit.test_plan_budget import jobs, project
 
+ROOT = Path(__file__).parents[2]
 BEGAN = 1_800_000_000.0
 HOUR = 3600.0
 
@@ -69,3 +74,74 @@ def test_history_is_that_of_the_same_site(ledger):
     ledger.finished(2, BEGAN + HOUR)
     assert budget.rule_history(ledger.events, "jureca") == {"prepare": 1.0}
     assert budget.rule_history(ledger.events, "laptop") == {}
+
+
+@pytest.fixture
+def chain(tmp_path):
+    """A Ledger of a download, `convert` with two attempts, `verify` which needs it, `index`, and a local report on all; an hour
+    each, as history says."""
+    jobs = [
+        budget.Job(0, "download", {}, nodes=0),
+        budget.Job(1, "convert", {}, attempts=2, after=(0,), benchmark=str(tmp_path / "convert.tsv")),
+        budget.Job(2, "verify", {}, after=(1,)),
+        budget.Job(3, "index", {}, after=(0,)),
+        budget.Job(4, "report", {}, nodes=0, after=(2, 3)),
+    ]
+    planner = Planner(project(tmp_path))
+    plan = budget.make_plan(jobs, planner, history={"convert": 1.0, "verify": 1.0, "index": 1.0})
+    return Ledger(plan, tmp_path / "events.jsonl", planner)
+
+
+def benchmark(ledger, seconds, when):
+    """What Snakemake leaves of `convert`."""
+    path = ledger.plan.jobs[1].benchmark
+    with open(path, "w", encoding="utf-8") as table:
+        table.write(f"s\th:m:s\tmax_rss\n{seconds}\t0:30:00\t-\n")
+    os.utime(path, (when, when))
+
+
+def test_the_start_of_a_job_that_costs_something_is_worth_a_line(chain):
+    """A lone long job would show nothing until it ends."""
+    assert not chain.started([0], BEGAN)
+    chain.finished(0, BEGAN)
+    assert chain.started([1, 3], BEGAN)
+    assert "1 of 5 jobs done, 0.00 core-h used, about 384.00 to go, for 2 h" in chain.line(BEGAN)
+
+
+def test_what_failed_for_good_is_not_to_go_nor_what_needs_it(chain):
+    """After the first of its two attempts it still is."""
+    chain.started([0, 1], BEGAN)
+    chain.finished(0, BEGAN)
+    chain.failed(1, BEGAN + HOUR)
+    assert "1 of 5 jobs done, 128.00 core-h used, about 384.00 to go" in chain.line(BEGAN + HOUR)
+    chain.started([1], BEGAN + HOUR)
+    assert chain.failed(1, BEGAN + 2 * HOUR)
+    lost = "1 of 5 jobs done, 3 failed or in need of one that did, 256.00 core-h used"
+    assert f"{lost}, about 128.00 to go" in chain.line(BEGAN + 2 * HOUR)
+    chain.started([3], BEGAN + 2 * HOUR)
+    chain.finished(3, BEGAN + 3 * HOUR)
+    assert chain.line(BEGAN + 3 * HOUR).endswith("384.00 core-h used")
+
+
+def test_a_job_with_a_benchmark_counts_as_long_as_that_says(chain):
+    """Half an hour after nine and a half in the queue; what the rule takes next time follows from it."""
+    chain.started([1], BEGAN)
+    benchmark(chain, HOUR / 2, BEGAN + 10 * HOUR)
+    chain.finished(1, BEGAN + 10 * HOUR)
+    assert chain.used == pytest.approx(64)
+    assert budget.rule_history(chain.events, "jureca") == {"convert": 0.5}
+
+
+def test_a_benchmark_of_an_earlier_job_says_nothing(chain):
+    benchmark(chain, HOUR / 2, BEGAN - HOUR)
+    chain.started([1], BEGAN)
+    chain.finished(1, BEGAN + HOUR)
+    assert chain.used == pytest.approx(128)
+
+
+def test_every_job_that_costs_something_says_how_long_it_ran():
+    """A rule with a command is local (`nodes=0`) or has a benchmark, else its time in the queue would be its price."""
+    for path in (ROOT / "rules").glob("*.smk"):
+        for rule in re.split(r"^(?=(?:use )?rule )", path.read_text(), flags=re.MULTILINE)[1:]:
+            if "shell:" in rule and "nodes=0" not in rule:
+                assert "benchmark:" in rule, f"{path.name}: {rule.splitlines()[0]}"

@@ -1,7 +1,13 @@
-"""`scripts/plan.py --check` says with its exit code whether everything can run, and in words what cannot."""
+"""`scripts/plan.py` and `scripts/advise.py` as commands: what they print, and what their exit codes say."""
 
+import csv
+import importlib.util
+import itertools
+import json
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +18,7 @@ device: cuda
 cores_per_node: 128
 gpus_per_node: 4
 gpu_memory_gb: 42.9
-peak_tflops: {fp32: 19.5}
+peak_tflops: {fp32: 19.5, bf16: 312}
 memory_gigabytes_per_second: 1555
 partitions: [{name: dc-gpu, max_hours: 24, max_nodes: 24}, {name: dc-gpu-devel, max_hours: 2, max_nodes: 4}]
 """
@@ -21,24 +27,39 @@ data: {{source: {{kind: builtin, name: documentation}}, expected: {{vocabulary: 
 model: {{dim: {dim}, heads: 4, layers: 4}}
 training: {{steps: {steps}}}
 """
+LARGE = """
+data: {source: {kind: builtin, name: documentation}, expected: {vocabulary: 32000}}
+model: {dim: 4096, heads: 32, layers: 32, hidden: 11008, activation: swiglu}
+training: {steps: 100, window: 2048, global_batch: 1024}
+"""
 RUNS = "run\tworkload\tnodes\tgpus_per_node\tdp\nsingle\tw\t1\t1\t1\nwide\tw\t8\t4\t32\n"
 
 
 @pytest.fixture
-def check(tmp_path):
-    """A function: (exit code, both streams) of a check of a small project with these settings."""
+def write(tmp_path):
+    """A function that writes a small project with these settings."""
 
-    def run(dim=128, steps=1000, config="", arguments=()):
+    def written(dim=128, steps=1000, config=""):
         for place, text in (
             ("config/sites/here.yaml", SITE),
             ("config/workloads/w.yaml", WORKLOAD.format(dim=dim, steps=steps)),
+            ("config/workloads/large.yaml", LARGE),
             ("config/runs.tsv", RUNS),
             ("config/config.yaml", f"site: here\n{config}"),
         ):
             (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / place).write_text(text)
-        command = [sys.executable, ROOT / "scripts/plan.py", "--check", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    return written
+
+
+@pytest.fixture
+def call(tmp_path):
+    """A function: (exit code, both streams) of a script in the small project."""
+
+    def run(script, *arguments):
+        command = [sys.executable, ROOT / "scripts" / script, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         return done.returncode, done.stdout + done.stderr
 
     return run
@@ -58,7 +79,92 @@ def check(tmp_path):
         ({"steps": 10_000_000}, 0, "will continue in several jobs"),
     ],
 )
-def test_the_exit_code_is_the_verdict(check, settings, code, said):
-    found, text = check(**settings)
+def test_the_exit_code_is_the_verdict(write, call, settings, code, said):
+    write(**{name: value for name, value in settings.items() if name != "arguments"})
+    found, text = call("plan.py", "--check", *settings.get("arguments", ()))
     assert found == code, text
     assert said in text
+
+
+def test_every_run_is_described(write, call):
+    write()
+    code, text = call("plan.py")
+    assert code == 0 and "single (single): rests on formula" in text and "wide (multi_node)" in text, text
+    assert re.search(r"memory \d+\.\d\d GB a process: fits \(parameters", text)
+    assert re.search(r"1,000 steps of .* ms .*\n +\d+\.\d\d h in all, \d+\.\d\d core-h", text)
+
+
+@pytest.mark.slow
+def test_exact_memory_stands_beside_the_formula(write, call):
+    """Of the real code on fake tensors, which a process of its own measures."""
+    write()
+    code, text = call("plan.py", "--exact", "--runs", "single")
+    assert code == 0, text
+    exact, formula, error = re.search(
+        r"exact: (\S+) GB of tensors on rank 0; formula (\S+) GB \((\S+)%\)", text
+    ).groups()
+    assert float(exact) > 0 and float(formula) > 0 and abs(float(error)) < 10
+
+
+def test_what_was_charged_stands_beside_what_was_foretold(write, call, tmp_path):
+    write()
+    code, text = call("plan.py", "--actual", "none.csv")
+    assert (code, text) == (0, "0 finished runs: none.csv\n")
+    folder = tmp_path / "results/runs/single"
+    folder.mkdir(parents=True)
+    foretold = {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 71.1}
+    site = {"name": "here", "device": "cuda", "cores_per_node": 128}
+    (folder / "run.json").write_text(json.dumps({"run": "single", "site": site, "prediction": foretold}))
+    (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2400.0, "core_hours": 85.3}))
+    code, text = call("plan.py", "--actual", "actual.csv")
+    assert (code, text) == (0, "1 finished runs: actual.csv\n")
+    with open(tmp_path / "actual.csv", encoding="utf-8") as table:
+        (row,) = csv.DictReader(table)
+    assert (row["run"], row["basis"], row["core_hours_charged"], row["ratio"]) == ("single", "probe", "85.3", "1.2")
+
+
+@pytest.fixture
+def advise(tmp_path, monkeypatch, capsys):
+    """A function: what `scripts/advise.py` prints in the small project."""
+    found = importlib.util.spec_from_file_location("advise_command", ROOT / "scripts/advise.py")
+    script = importlib.util.module_from_spec(found)
+    found.loader.exec_module(script)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["advise.py", *arguments])
+        script.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_advice_in_words(write, call):
+    """The rule of thumb, then the best layouts with memory, time, cost and the reason; an error is a line and an exit code."""
+    write()
+    code, text = call("advise.py", "--workload", "w", "--gpus", "8", "--top", "3")
+    assert code == 0 and text.startswith("Model and optimizer states (0.0 GB) fit one GPU: start with DDP."), text
+    assert re.search(r"\d+ layouts for 8 GPUs of here, by time; rests on formula", text)
+    assert [int(number) for number in re.findall(r"^ +(\d+)\. ", text, re.MULTILINE)] == [1, 2, 3]
+    assert re.search(r"1\. \w+ \(.*=.*\): 0\.\d GB a GPU: fits, .* ms a step, .* h, .* core-h\n     each GPU", text)
+    code, text = call("advise.py", "--workload", "w", "--gpus", "7")
+    assert code == 1 and "error: 7 GPUs do not fill whole nodes of here" in text, text
+
+
+def test_advice_can_be_ranked_by_what_it_costs(write, advise):
+    """Of those that fit the cheaper stand first, near equals apart."""
+    write()
+    for measure, column in (("time", "wall_seconds"), ("core_hours", "core_hours")):
+        ranked = json.loads(advise("--workload", "w", "--gpus", "8", "--by", measure, "--json"))
+        values = [entry["prediction"][column] for entry in ranked if entry["prediction"]["fits"] == "fits"]
+        assert len(values) > 5 and all(before <= 1.03 * after for before, after in itertools.pairwise(values))
+    assert "by core_hours" in advise("--workload", "w", "--gpus", "8", "--by", "core_hours")
+
+
+def test_advice_on_512_gpus_comes_within_a_second(write, advise):
+    """Of processor time, start-up apart."""
+    write()
+    began = time.process_time()
+    text = advise("--workload", "large", "--gpus", "512", "--precision", "bf16")
+    assert time.process_time() - began < 1
+    assert int(re.search(r"(\d+) layouts for 512 GPUs", text)[1]) > 50 and "a GPU: fits" in text

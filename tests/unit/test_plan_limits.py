@@ -101,6 +101,18 @@ def test_live_limits_are_read():
     assert limits.violations(limits.Request("job", 25, 4, 1.0), limits.with_partitions(nameless, parsed))
 
 
+def test_slurm_is_asked_only_of_what_goes_to_it(tmp_path, monkeypatch):
+    """On a login node the cluster's default partition limits nothing that runs there; partitions that a site names, it does."""
+    tool = tmp_path / "scontrol"
+    tool.write_text("#!/bin/sh\necho PartitionName=dc-gpu Default=YES MaxTime=00:30:00 MaxNodes=8\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    laptop = dataclasses.replace(JURECA, partitions=[])
+    assert limits.live_site(laptop, submits=False) == laptop
+    assert limits.max_hours(limits.live_site(laptop, submits=True)) == 0.5
+    assert limits.max_hours(limits.live_site(JURECA, submits=False)) == 0.5
+
+
 @given(minutes=st.integers(1, 100_000))
 def test_slurms_time_limits_are_read_whatever_their_length(minutes):
     days, rest = divmod(minutes, 1440)

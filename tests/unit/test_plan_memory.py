@@ -2,6 +2,7 @@
 
 import dataclasses
 import multiprocessing
+import statistics
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -142,15 +143,18 @@ LARGE = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_formula_up_to_7_billion_parameters_and_512_ranks():
-    """First and last pipeline rank of 13 combinations: within 10 % in the median and 20 % at worst."""
+    """First and last pipeline rank of 13 combinations: within 10 % in the median and 20 % at worst. Prints the table."""
     errors = {}
     for name, run in LARGE.items():
         for rank in sorted({0, run.layout.pp - 1}):
-            errors[name, rank] = abs(ratio(run, 32000, rank) - 1)
-    ordered = sorted(errors.values())
-    assert ordered[len(ordered) // 2] <= 0.10 and ordered[-1] <= 0.20, errors
+            errors[name, rank] = ratio(run, 32000, rank) - 1
+            print(f"| {name} | {rank} | {errors[name, rank]:+.1%} |", flush=True)
+    ordered = sorted(map(abs, errors.values()))
+    median, worst = statistics.median(ordered), ordered[-1]
+    print(f"{len(ordered)} ranks: median {median:.1%}, largest {worst:.1%}")
+    assert median <= 0.10 and worst <= 0.20, errors
 
 
 def test_sharding_divides_states():

@@ -16,8 +16,8 @@ LLAMA3_8B = Model(dim=4096, heads=32, kv_heads=8, layers=32, hidden=14336, **LLA
 LLAMA3_70B = Model(dim=8192, heads=64, kv_heads=8, layers=80, hidden=28672, **LLAMA)
 LLAMA3_405B = Model(dim=16384, heads=128, kv_heads=8, layers=126, hidden=53248, **LLAMA)
 LLAMA3_VOCABULARY = 128_256
-# What the allocator reserves over what tensors take; the verdict `fits` leaves this room (below 80 %).
-RESERVED = (1.0, 1.35)
+# What the allocator reserves over what tensors take: the figures below say 1.17 to 1.27.
+RESERVED = (1.1, 1.3)
 
 
 def gib(model, window, batch, **layout):
@@ -54,12 +54,18 @@ def test_memory_of_torchtitan(name):
     assert RESERVED[0] <= published / formula <= RESERVED[1]
 
 
-# The same page, tables 1 and 3: Llama 3.1 8B, two samples of 8,192 tokens, selective checkpointing: between all and none.
+# The same page, tables 1 and 3, first rows: Llama 3.1 8B, two samples of 8,192 tokens, bf16 without torch.compile, selective
+# checkpointing. What that keeps of a block beside its input stands in torchtitan/parallelisms/parallelize_llama.py (`_save_list`):
+# every second matrix product, which are those of queries, values, gate and the last one, and what attention returns, which is
+# its output and a number in fp32 for each head and token.
 @pytest.mark.parametrize(("ranks", "published"), [(8, 82.4), (128, 67.0)])
-def test_selective_checkpointing_lies_between(ranks, published):
-    least = gib(LLAMA3_8B, 8192, 2 * ranks, fsdp=ranks, activation_checkpointing=True)
-    most = gib(LLAMA3_8B, 8192, 2 * ranks, fsdp=ranks)
-    assert least < published < most * RESERVED[1]
+def test_memory_of_torchtitan_with_selective_checkpointing(ranks, published):
+    model, tokens = LLAMA3_8B, 2 * 8192
+    values = model.dim * model.kv_heads // model.heads
+    products, attention = model.dim + values + model.hidden + model.dim, model.dim + 2 * model.heads
+    kept = model.layers * tokens * 2 * (products + attention) / GIB
+    formula = gib(model, 8192, 2 * ranks, fsdp=ranks, activation_checkpointing=True) + kept
+    assert RESERVED[0] <= published / formula <= RESERVED[1]
 
 
 # torchtitan, docs/performance.md (2024): tokens a second and model FLOPS utilisation on A100 (312 × 10¹² a second).

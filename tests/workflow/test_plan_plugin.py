@@ -1,6 +1,7 @@
 """The logger plugin in real invocations of Snakemake, on a small workflow of the shape of ours."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -93,10 +94,13 @@ RUNS = {"single": (1, 1), "ddp-4": (1, 4), "ddp-8": (2, 4)}
 
 @pytest.fixture
 def workflow(tmp_path):
-    """A function that runs Snakemake with our plugin in a fresh folder; returns (exit code, both streams)."""
+    """A function that runs Snakemake with our plugin in a fresh folder; returns (exit code, both streams).
+
+    tools: a folder of programs that are found first.
+    """
     write_project(tmp_path, RUNS)
 
-    def run(*arguments):
+    def run(*arguments, tools=None):
         command = [
             sys.executable,
             "-m",
@@ -109,7 +113,8 @@ def workflow(tmp_path):
             "parascale",
             *arguments,
         ]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+        environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"} if tools else None
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
         return done.returncode, done.stdout + done.stderr
 
     run.folder = tmp_path
@@ -190,8 +195,6 @@ def test_the_table_is_the_count_by_hand(workflow):
 
 def load_project_file_in(folder):
     """The project of a folder, read from there."""
-    import os
-
     here = Path.cwd()
     os.chdir(folder)
     try:
@@ -232,9 +235,24 @@ def test_impossible_jobs_are_refused_before_the_first_job(workflow):
     assert executed(workflow.folder) == {}
 
 
+def test_a_cluster_limits_only_what_is_sent_to_it(workflow):
+    """On a login node with a default partition of ten minutes: `prepare` asks for thirty. A dry run knows where jobs would go."""
+    site = workflow.folder / "config/sites/jureca.yaml"
+    site.write_text("\n".join(line for line in SITE.splitlines() if "partitions" not in line))
+    (workflow.folder / "tools").mkdir()
+    scontrol = workflow.folder / "tools/scontrol"
+    scontrol.write_text("#!/bin/sh\necho PartitionName=devel Default=YES MaxTime=00:10:00\n")
+    scontrol.chmod(0o755)
+    for arguments, refused in ((["--jobs", "3"], False), (["--jobs", "3", "--executor", "slurm"], True)):
+        code, text = workflow("-n", "-q", "rules", *arguments, tools=scontrol.parent)
+        assert code == 0 and ("prepare: asks for 0.5 h; partition devel of jureca" in text) == refused, text
+        assert plan(workflow.folder)["capacity_is_cores"] == (not refused)
+
+
 def test_real_runs_keep_count(workflow):
     """Live lines, and an event for the start and the end of each job, from which the next plan knows its rules."""
     code, text = workflow()
+    assert "parascale: 1 of 10 jobs done" in text, "a line at the start of `prepare`, which may take long"
     assert code == 0 and re.search(r"parascale: \d+ of 10 jobs done, .* core-h used, about .* to go", text), text
     assert "parascale: 10 of 10 jobs done" in text and text.count("10 of 10 jobs done") == 1
     events = [json.loads(line) for line in (workflow.folder / "results/plan/events.jsonl").read_text().splitlines()]

@@ -72,7 +72,7 @@ def test_plans_rest_on_probes_and_then_on_what_ran(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "seconds"), [(1_000, 10), (10_000, 60)])
 def test_a_plan_of_many_runs_is_quick(tmp_path, count, seconds):
-    """A dry run of so many trainings, from its start to the table."""
+    """A dry run of so many trainings and no other jobs of theirs, from its start to the table."""
     project = SmallProject(tmp_path)
     rows = [f"ddp-{number}\ttiny\t2\t2\t{number}\n" for number in range(1, count)]
     table = "".join(["run\tworkload\tgpus_per_node\tdp\tseed\n", "single\ttiny\t1\t1\t0\n", *rows])

@@ -13,10 +13,12 @@ from parascale.plan.predict import charged_core_hours
 
 @dataclass(frozen=True)
 class Compared:
-    """One run. Hours of wall time; core-hours as charged; source: sacct or record. Empty is unknown."""
+    """One run. Seconds of training steps; hours of wall time; core-hours as charged; source: sacct or record. Empty is unknown."""
 
     run: str
     basis: str | None
+    seconds_predicted: float | None
+    seconds_actual: float | None
     hours_predicted: float | None
     hours_actual: float | None
     core_hours_predicted: float | None
@@ -110,6 +112,8 @@ def _compared(folder, values, jobs):
     return Compared(
         run=values["run"],
         basis=foretold.get("basis"),
+        seconds_predicted=foretold.get("seconds"),
+        seconds_actual=summary.get("seconds"),
         hours_predicted=None if predicted is None else predicted / 3600,
         hours_actual=None if seconds is None else seconds / 3600,
         core_hours_predicted=foretold.get("core_hours"),

@@ -29,6 +29,7 @@ class Job:
 
     nodes: 0 for a local rule, which runs where the workflow runs and costs nothing. gpus: on each node.
     cores: asked for in all. limit_hours: None where the job asks for no limit. after: ids of jobs it waits for.
+    benchmark: the file in which the job itself says how long it took, or None.
     """
 
     id: int
@@ -42,6 +43,7 @@ class Job:
     partition: str | None = None
     slots: int = 1
     after: tuple = ()
+    benchmark: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class PricedJob:
     remedy: str | None = None
     strategy: str | None = None
     cores: int | None = None
+    attempts: int = 1
+    benchmark: str | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,8 @@ def price(job, planner, history):
         remedy=remedy,
         strategy=planner.strategy(run),
         cores=job.cores,
+        attempts=job.attempts,
+        benchmark=job.benchmark,
     )
 
 
@@ -213,8 +219,7 @@ def warnings(plan):
 
 
 def rule_history(events, site):
-    """Rule → median hours from start to end of its jobs that finished at a site (a name), in an `events.jsonl`; empty without
-    the file."""
+    """Rule → median hours of its jobs that finished at a site (a name), in an `events.jsonl`; empty without the file."""
     if not events.is_file():
         return {}
     hours = defaultdict(list)

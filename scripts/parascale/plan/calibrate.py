@@ -99,7 +99,7 @@ class Calibration:
         return {}
 
     def measured(self, site):
-        """`site` with what it assumes of start-up, saving and constant memory replaced by what probes showed."""
+        """`site` with what it assumes of start-up, saving and, on CPUs, constant memory replaced by what probes showed."""
         if "assumed" not in self._found:
             self._found["assumed"] = dataclasses.replace(site.assumed, **self._constants(site))
         return dataclasses.replace(site, assumed=self._found["assumed"])
@@ -114,7 +114,8 @@ class Calibration:
             size = saved_bytes(run, vocabulary)
             if observation.save_seconds and size is not None:
                 saves.append(size / observation.save_seconds / 1e9)
-            # Of a GPU the record knows what torch allocated, and nothing else.
+            # Of a GPU the record knows what torch allocated. NVML's figure has what torch keeps in reserve in it as well, so
+            # that what libraries and communicators take stays assumed.
             tensors = peak_memory(run, vocabulary, site.device) if site.device == "cpu" else None
             if tensors is not None and observation.peak_memory_bytes is not None:
                 constants.append(max(0, observation.peak_memory_bytes - total(tensors)) / 1e9)

@@ -63,8 +63,14 @@ def violations(request, site, partition=None):
     return [f"{request.name}: {sentence}" for sentence in said]
 
 
-def live_site(site):
-    """`site` with the limits that this machine's Slurm states now; unchanged where there is no Slurm."""
+def live_site(site, submits):
+    """`site` with the limits that this machine's Slurm states now; unchanged where there is no Slurm, or nothing goes to it.
+
+    submits: jobs go to a queue. Else Slurm is asked only of the partitions that the site names: on a login node its default
+    partition limits nothing that runs there.
+    """
+    if not (submits or site.partitions):
+        return site
     try:
         shown = subprocess.run(
             ["scontrol", "show", "partition", "--oneliner"],
