@@ -8,6 +8,8 @@ localrules:
 
 
 rule download:
+    input:
+        own_files,
     output:
         PATHS.raw("{dataset}") / "manifest.json",
     log:
@@ -47,6 +49,8 @@ rule prepare:
         PATHS.data("{dataset}", "{prepared}") / "manifest.json",
     log:
         LOGS / "prepare/{dataset}-{prepared}.log",
+    benchmark:
+        PATHS.results / "benchmarks/prepare/{dataset}-{prepared}.tsv"
     wildcard_constraints:
         dataset=pattern([*TEXT_DATA, *PAIR_DATA]),
         prepared="flat|pairs",
@@ -66,6 +70,8 @@ rule index_images:
         PATHS.data("{dataset}", "index") / "manifest.json",
     log:
         LOGS / "index/{dataset}.log",
+    benchmark:
+        PATHS.results / "benchmarks/index/{dataset}.tsv"
     wildcard_constraints:
         dataset=pattern(IMAGE_DATA),
     resources:

@@ -20,7 +20,7 @@ def main():
     """Check versions; with runs, also what torch must offer for them. Then look at the results' files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="config/config.yaml", help="the configuration (default: %(default)s)")
-    parser.add_argument("--run", nargs="+", default=[], help="runs whose needs are checked too (imports torch)")
+    parser.add_argument("--run", nargs="+", default=[], help="runs whose needs are checked too")
     parser.add_argument("--pins", default=PINS, help="the list of pins (default: envs/requirements.txt)")
     options = parser.parse_args()
     project = load_project_file(options.config)

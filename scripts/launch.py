@@ -18,6 +18,7 @@ from parascale.cli import run_main
 from parascale.config import Site, strict
 from parascale.errors import ConfigError
 from parascale.launch import slurm
+from parascale.launch.environment import check_node
 from parascale.launch.local import run_nodes_here
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
 from parascale.launch.process import die_with_parent
@@ -71,6 +72,7 @@ def main():
     """Choose the way of starting, and start."""
     options = parse()
     site = read_site(options.site)
+    check_node(site)
     available = len(os.sched_getaffinity(0))
     launch = Launch(
         command=tuple(options.command),

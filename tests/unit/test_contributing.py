@@ -4,14 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from parascale.config import load_project
 from parascale.data.sources import download
-from parascale.data.text import Tokens, Windows, prepare
-from parascale.models import build_model
+from parascale.data.text import prepare
+from parascale.files import read_json_lines
+from parascale.train.job import describe_job
+from tests.distributed.examine import train_settings
+from tests.distributed.harness import run_on_ranks
 
 ROOT = Path(__file__).parents[2]
+STEPS = 20
 TEXT = "\n".join(
     f"Roses are red, {word}s are blue, line {index} is new." for index, word in enumerate(["violet", "lark"] * 200)
 )
@@ -43,23 +46,19 @@ def stranger(tmp_path, monkeypatch):
     return load_project({})
 
 
-def test_the_three_files_of_the_example_make_runs_whose_model_learns_from_the_text(stranger, tmp_path):
+def test_the_three_files_of_the_example_train_alike_on_one_process_and_on_two(stranger, tmp_path):
+    """By the loop that the rules run, from the description that they hand to it; the model learns from the text."""
     assert list(stranger.runs) == ["poems-single", "poems-ddp"]
     assert stranger.baseline("poems-ddp").run == "poems-single"
-    workload = stranger.runs["poems-single"].workload
-    prepare(
-        download(workload.data.source, tmp_path / "raw"), workload.data.text, workload.data.expected, tmp_path / "flat"
-    )
-    tokens = Tokens(tmp_path / "flat")
-    inputs_BT, labels_BT = (torch.from_numpy(part) for part in Windows(tokens.split("train"), 32).batch([0, 1]))
-    torch.manual_seed(1)
-    model = build_model(workload.model, tokens.vocabulary_size, workload.training.window)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    losses = []
-    for _ in range(20):
-        loss = torch.nn.functional.cross_entropy(model(inputs_BT).flatten(0, 1), labels_BT.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] / 2
+    data = stranger.runs["poems-single"].workload.data
+    raw = download(data.source, tmp_path / "raw")
+    prepare(raw, data.text, data.expected, stranger.paths.data(data.dataset, data.format))
+    losses = {}
+    for name, run in stranger.runs.items():
+        output = stranger.paths.run(name)
+        described = describe_job(stranger, run.parity(STEPS, "fp32"), stranger.paths.work(name), output)
+        run_on_ranks(train_settings, run.layout.world_size, tmp_path / "ranks" / name, described)
+        losses[name] = [line["loss"] for line in read_json_lines(output / "steps.jsonl")]
+        assert (output / "summary.json").exists() and (output / "checkpoint").exists()
+    assert losses["poems-ddp"] == pytest.approx(losses["poems-single"], abs=5e-6)
+    assert len(losses["poems-single"]) == STEPS and losses["poems-single"][-1] < 0.9 * losses["poems-single"][0]

@@ -1,9 +1,11 @@
 """The environment check names what is missing or of another version, and what to install."""
 
 import dataclasses
+import importlib
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from parascale.config import Layout, Site, load_project_file
 from parascale.errors import RequirementError
 from parascale.launch import environment
 from parascale.launch.environment import check_environment, driver_version, problems, read_pins
+from parascale.launch.preflight import check_root
 
 ROOT = Path(__file__).parents[2]
 CPU = Site("here")
@@ -61,11 +64,24 @@ def test_another_build_of_the_same_version_is_accepted(monkeypatch):
 )
 def test_torchs_cuda_is_held_against_the_driver(monkeypatch, tmp_path, cuda, driver, in_job, message):
     monkeypatch.setattr(environment, "cuda_of_torch", lambda: cuda)
+    monkeypatch.setattr(environment, "cuda_of_driver", lambda: None)
     monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
     if driver is not None:
         (tmp_path / "version").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Mon Jan 1\n")
     found = problems({}, CUDA, in_job=in_job)
     assert (message is None and not found) or (len(found) == 1 and message in found[0])
+    monkeypatch.setattr(environment, "cuda_of_driver", lambda: 13)
+    assert problems({}, CUDA, in_job=in_job) == (found if cuda is None else []), "the driver's library knows best"
+
+
+def test_the_launcher_refuses_a_node_without_driver_before_it_starts_anything(tmp_path):
+    """A login node may have none, so that only the job can tell."""
+    if environment.cuda_of_driver() or environment.DRIVER.exists():
+        pytest.skip("this machine has a driver")
+    command = [sys.executable, "scripts/launch.py", "--site", '{"name": "gpus", "device": "cuda"}', "--logs", tmp_path]
+    done = subprocess.run([*command, "--", tmp_path / "nothing.py"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: (this node has no NVIDIA driver|torch was built without CUDA).*\n", done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -79,19 +95,54 @@ def test_both_kinds_of_driver_are_read(line):
     assert driver_version(line) == (535, 54, 3)
 
 
-def test_interfaces_that_a_strategy_needs_are_imported(monkeypatch):
+def test_interfaces_that_a_strategy_needs_are_looked_for(monkeypatch):
     """They move between versions of torch; better to know before a job has waited in the queue."""
     monkeypatch.chdir(ROOT)
     run = next(iter(load_project_file("config/config.yaml").runs.values()))
     layouts = [{"dp": 2}, {"fsdp": 2}, {"tp": 2}, {"pp": 2}]
     runs = [dataclasses.replace(run, layout=Layout(gpus_per_node=2, **degrees)) for degrees in layouts]
+    runs.append(dataclasses.replace(run, layout=Layout(gpus_per_node=4, dp=2, tp=2), engine="lightning"))
     assert problems({}, CPU, runs) == []
-    monkeypatch.setitem(environment.INTERFACES, "tp", ["torch.distributed.tensor.parallel:no_such_thing"])
-    assert problems({}, CPU, runs) == ["torch.distributed.tensor.parallel has no no_such_thing (needed for tp)"]
+    gone = ["torch.distributed.tensor.parallel:no_such_thing", "torch.distributed.gone:tensor", "no_such_package:it"]
+    monkeypatch.setitem(environment.INTERFACES, "tp", gone)
+    assert problems({}, CPU, runs) == [
+        "torch.distributed.tensor.parallel has no no_such_thing (needed for tp)",
+        "there is no module torch.distributed.gone (needed for tp)",
+        "there is no module no_such_package (needed for tp)",
+    ]
+    assert problems({}, CPU, runs[:2]) == []
+    # Replicas of a model that is cut otherwise are FSDP's too.
+    monkeypatch.setitem(environment.INTERFACES, "fsdp", ["torch.distributed.fsdp:gone"])
+    assert "torch.distributed.fsdp has no gone (needed for fsdp)" in problems({}, CPU, runs[-1:])
+
+
+@pytest.mark.parametrize(
+    ("root", "scratch", "refused"),
+    [
+        ("${SOME_SCRATCH:-.}/results", None, True),
+        ("${SOME_SCRATCH:-.}/results", "", True),
+        ("${SOME_SCRATCH:-.}/results", "/scratch/me", False),
+        ("${SOME_SCRATCH:-/tmp}/results", None, False),
+        (".", None, False),
+    ],
+)
+def test_jobs_do_not_write_beside_the_code_because_a_variable_is_not_set(monkeypatch, root, scratch, refused):
+    monkeypatch.delenv("SOME_SCRATCH", raising=False)
+    if scratch is not None:
+        monkeypatch.setenv("SOME_SCRATCH", scratch)
+    with pytest.raises(RequirementError, match=r"\$SOME_SCRATCH is not set") if refused else nullcontext():
+        check_root(root)
+
+
+@pytest.mark.parametrize("user", ["every run", "ddp", "fsdp", "tp", "pp"])
+def test_what_the_source_names_can_be_imported(user):
+    """Interfaces are looked for in the source, which takes a moment; importing them takes seconds."""
+    for module, name in (need.split(":") for need in environment.INTERFACES[user]):
+        assert hasattr(importlib.import_module(module), name)
 
 
 def test_the_script_is_quick_and_imports_no_torch():
-    command = [sys.executable, "-X", "importtime", "scripts/check_environment.py"]
+    command = [sys.executable, "-X", "importtime", "scripts/check_environment.py", "--run", "ddp", "pp"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "pinned versions as tested" in done.stdout

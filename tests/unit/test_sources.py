@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parascale.config import Source
+from parascale.data.named_files import local_files
 from parascale.data.sources import builtin, download, open_raw, prose
-from parascale.data.sources.files import local_files, paths_by_split
+from parascale.data.sources.files import paths_by_split
 from parascale.errors import ConfigError, DataError
 
 unhurried = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -89,9 +90,21 @@ def test_variables_in_a_location_are_filled_in(data, tmp_path, monkeypatch):
 def test_files_without_a_location_start_at_the_current_folder(data, tmp_path, monkeypatch):
     monkeypatch.chdir(data)
     source = Source(kind="files", files={"train": ["lines.txt[:1]", "more/*.txt"], "test": "gone.txt"})
-    assert [path.name for path in local_files(source)] == ["lines.txt", "0.txt", "1.txt", "2.txt"]
+    assert local_files(source) == ["lines.txt", "more/0.txt", "more/1.txt", "more/2.txt"]
     raw = download(Source(kind="files", files={"train": "lines.txt"}), tmp_path / "raw")
     assert Path(raw.files("train")[0]["path"]).is_absolute()
+
+
+def test_a_rule_watches_files_that_are_named_there_and_few(data, tmp_path):
+    """More than a few would be looked at before every job; what is not there yet, or cannot be told, is for the download to say."""
+    source = Source(kind="files", location=str(data), files={"train": "more/*.txt", "test": "gone.txt"})
+    assert local_files(source, most=3) == [str(data / f"more/{number}.txt") for number in range(3)]
+    assert local_files(source, most=2) == []
+    assert local_files(Source(kind="files", location="$NOT_SET/here", files={"train": "lines.txt"})) == []
+    assert local_files(Source()) == local_files(Source(kind="files", location=str(data))) == []
+    download(Source(kind="files", location=str(data), files={"train": "lines.txt"}), tmp_path / "theirs")
+    copied = Source(kind="hub", location=str(tmp_path / "theirs"))
+    assert local_files(copied) == [str(tmp_path / "theirs/manifest.json")]
 
 
 def test_a_location_stands_for_any_kind_of_source(data, tmp_path):

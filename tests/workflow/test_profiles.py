@@ -1,40 +1,128 @@
 """Every shipped profile plans on a computer that has no Slurm and no account: a laptop shows what a cluster would run."""
 
+import functools
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
+from snakemake_executor_plugin_slurm.submit_string import get_submit_command
+from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-from .small_project import REPOSITORY, link_project
+from .small_project import REPOSITORY, SmallProject, link_project
+from .test_targets import jobs_in
 
 PROFILES = sorted(path.name for path in (REPOSITORY / "profiles").iterdir() if path.is_dir() and path.name != "local")
 SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sshare")
 
 
+# sbatch's options for some of the rules' jobs on JURECA-DC, by hand: what JSC's documentation asks of a GPU job
+# (https://apps.fz-juelich.de/jsc/hps/jureca/batchsystem.html). A task has all cores of its node; memory is not asked for.
+SUBMITTED = {
+    ("prepare", "dataset=wikitext2, prepared=flat"): {"--nodes": "1", "--ntasks": "1"},
+    ("index_images", "dataset=imagewoof"): {"--nodes": "1", "--ntasks": "1"},
+    ("train_single", "run=single"): {"--nodes": "1", "--gres": "gpu:1"},
+    ("train_single", "run=waste"): {"--nodes": "1", "--gres": "gpu:4"},
+    ("train_ddp", "run=ddp-4"): {"--nodes": "1", "--gres": "gpu:4"},
+    ("train_multi_node", "run=ddp-8"): {"--nodes": "2", "--ntasks": "2", "--gres": "gpu:4"},
+    ("train_pp", "run=pp-2"): {"--nodes": "1", "--gres": "gpu:2"},
+    ("train_three_d", "run=three-d-8"): {"--nodes": "2", "--ntasks": "2", "--gres": "gpu:4"},
+    ("parity_run", "run=ddp-8"): {"--nodes": "2", "--ntasks": "2", "--gres": "gpu:4"},
+    ("summarise", "run=xsum-ddp-8"): {"--nodes": "1", "--gres": "gpu:1"},
+}
+EVERY_JOB = {"partition": "dc-gpu", "--cpus-per-task": "128", "--signal": "TERM@120", "--requeue": ""}
+# What every job has, whatever it asks for: names, files, environment; and the time, which is the plan's.
+INCIDENTAL = {"--parsable", "--job-name", "--output", "--export", "--comment", "-t"}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    """A function: the folder and the words of a dry run with a profile, on a computer without Slurm; each is made once."""
+
+    @functools.cache
+    def run(profile):
+        folder = tmp_path_factory.mktemp(profile)
+        link_project(folder)
+        tools = folder / "tools"
+        tools.mkdir()
+        for program in Path("/usr/bin").iterdir():
+            if program.name not in SLURM:
+                (tools / program.name).symlink_to(program)
+        assert not shutil.which("sbatch", path=str(tools))
+        environment = {name: value for name, value in os.environ.items() if name not in ("SCRATCH", "PROJECT", "DATA")}
+        done = subprocess.run(
+            [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", "-n"],
+            cwd=folder,
+            env={**environment, "PATH": str(tools)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return folder, done.stdout + done.stderr
+
+    return run
+
+
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_dry_run_needs_neither_slurm_nor_an_account(profile, tmp_path):
-    link_project(tmp_path)
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for program in Path("/usr/bin").iterdir():
-        if program.name not in SLURM:
-            (tools / program.name).symlink_to(program)
-    assert not shutil.which("sbatch", path=str(tools))
-    environment = {name: value for name, value in os.environ.items() if name not in ("SCRATCH", "PROJECT", "DATA")}
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", "-n"],
-        cwd=tmp_path,
-        env={**environment, "PATH": str(tools)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output
+def test_a_dry_run_needs_neither_slurm_nor_an_account(profile, plan):
+    folder, output = plan(profile)
     assert "train_fsdp" in output and "dry-run" in output
-    left = {path.name for path in tmp_path.glob("**/results/**/*") if path.is_file()}
+    left = {path.name for path in folder.glob("**/results/**/*") if path.is_file()}
     assert left == {"plan.json", "plan.html"}, "a dry run leaves its plan and nothing else"
     assert "core-h at worst" in output
+
+
+class Resources(dict):
+    """A job's resources as Snakemake's executors read them."""
+
+    __getattr__ = dict.__getitem__
+
+
+def sbatch_options(resources):
+    """The options of the sbatch line that the Slurm plugin makes of a job's resources, as a dry run prints them."""
+    values = Resources(pair.split("=", 1) for pair in resources.split(", "))
+    values.update({key: int(value) for key, value in values.items() if value.isdecimal()})
+    job = SimpleNamespace(resources=values, threads=1)
+    requeue = yaml.safe_load((REPOSITORY / "profiles/jureca/config.yaml").read_text())["slurm-requeue"]
+    settings = SimpleNamespace(requeue=requeue, no_requeue=False, qos=None, reservation=None)
+    names = ("run_uuid", "slurm_logfile", "comment_str", "account", "partition", "workdir")
+    line = get_submit_command(job, dict.fromkeys(names, ""), settings) + set_gres_string(job)
+    words = [word.partition("=") for word in shlex.split(line)[1:] if word.startswith("-")]
+    asked = {name: value for name, _, value in words if name not in INCIDENTAL}
+    return {"partition": values.slurm_partition, **asked}
+
+
+def test_the_rules_jobs_are_submitted_to_jureca_as_its_documentation_asks(plan):
+    """The same table is held against the accounting of a real Slurm, for a rule made for it (tests/slurm)."""
+    jobs = {
+        (name, values["wildcards"]): values["resources"]
+        for name, values in jobs_in(plan("jureca")[1])
+        if "wildcards" in values
+    }
+    for job, expected in SUBMITTED.items():
+        assert sbatch_options(jobs[job]) == {**EVERY_JOB, **expected}, job
+
+
+def test_a_submission_whose_results_would_lie_beside_the_code_is_refused(tmp_path, monkeypatch):
+    """$SCRATCH is not set on a login node where no project was activated; a dry run does not mind."""
+    project = SmallProject(tmp_path)
+    project.edit("config/sites/jureca.yaml", "device: cuda", "device: cpu")
+    monkeypatch.delenv("SCRATCH", raising=False)
+    arguments = ("--profile", "profiles/jureca", "--config", "account=training", "runs=config/tiny.tsv", "--", "data")
+    said = project.snakemake(*arguments, fails=True)
+    assert "$SCRATCH is not set: results would lie below the current folder" in said and "--config root=" in said
+    assert not (tmp_path / "parascale/results/data").exists()
+
+
+@pytest.mark.slow
+def test_what_a_strategy_of_the_table_needs_and_torch_lacks_is_told_before_the_first_job(tmp_path):
+    project = SmallProject(tmp_path)
+    project.edit("scripts/parascale/launch/environment.py", "parallel:DistributedDataParallel", "parallel:Gone")
+    assert "torch.nn.parallel has no Gone (needed for ddp)" in project.snakemake("data", fails=True)
+    assert not (tmp_path / "results/data").exists()

@@ -7,14 +7,21 @@ from pathlib import Path
 
 from parascale.errors import ConfigError
 
+DEFAULTED = re.compile(r"\$\{(\w+):-([^}]*)\}")
+
 
 def expanded(path, key):
     """A path with `~`, `$VARIABLES` and `${NAME:-other}` filled in. ConfigError, naming `key`, where a variable is not set."""
-    with_defaults = re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: os.environ.get(match[1]) or match[2], path)
+    with_defaults = DEFAULTED.sub(lambda match: os.environ.get(match[1]) or match[2], path)
     full = os.path.expanduser(os.path.expandvars(with_defaults))
     if "$" in full:
         raise ConfigError(f"`{key}` = `{path}`: an environment variable in it is not set")
     return full
+
+
+def defaulted(path):
+    """The `NAME`s of a path's `${NAME:-other}` that are not set, so that the other stands in for them."""
+    return [match[1] for match in DEFAULTED.finditer(path) if not os.environ.get(match[1])]
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """Does this machine have what a run needs? Versions, driver, distributed interfaces.
 
-Versions are read from what is installed, without importing it: a login node answers in a moment.
+Versions and interfaces are read from what is installed, without importing it: a login node answers in a moment.
 """
 
-import importlib
+import ast
+import ctypes
+import functools
 import importlib.util
 import re
 import sys
@@ -42,7 +44,7 @@ def read_pins(path):
 
 
 def problems(pins, site, runs=(), in_job=False):
-    """What is wrong, a sentence each. With runs, torch is imported to see whether it offers what they need.
+    """What is wrong, a sentence each. With runs, also what they need that is not in the installed torch or Lightning.
 
     in_job: this is a compute node, where a driver must be.
     """
@@ -66,6 +68,16 @@ def check_environment(pins_path, site, runs=(), in_job=False):
         )
 
 
+def check_node(site):
+    """Raise RequirementError where this compute node cannot run the installed torch.
+
+    Versions were checked before the first job; only here can the driver be: a login node may have none.
+    """
+    found = _wrong_driver(in_job=True) if site.device == "cuda" else []
+    if found:
+        raise RequirementError("\n  ".join(found))
+
+
 def _wrong_versions(pins):
     found = []
     if sys.version_info[:2] < PYTHON:
@@ -87,10 +99,12 @@ def _wrong_driver(in_job):
     cuda = cuda_of_torch()
     if cuda is None:
         return ["torch was built without CUDA, but the site's device is cuda: install the default build from PyPI"]
+    major, newest = int(cuda.split(".")[0]), cuda_of_driver()
+    if newest is not None and newest >= major:
+        return []
     if not DRIVER.exists():
         return ["this node has no NVIDIA driver, but the site's device is cuda"] if in_job else []
-    driver = driver_version(DRIVER.read_text())
-    oldest = OLDEST_DRIVERS.get(int(cuda.split(".")[0]))
+    driver, oldest = driver_version(DRIVER.read_text()), OLDEST_DRIVERS.get(major)
     if driver and oldest and driver[0] < oldest:
         return [
             f"torch was built for CUDA {cuda}, which needs driver {oldest} or newer; "
@@ -108,6 +122,19 @@ def cuda_of_torch():
     return match[1] if match else None
 
 
+def cuda_of_driver():
+    """The newest major version of CUDA that the driver's library runs, or None.
+
+    It knows of compatibility packages above an older driver, and is there under WSL, which has no file of the driver's.
+    """
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    return version.value // 1000 if library.cuDriverGetVersion(ctypes.byref(version)) == 0 else None
+
+
 def driver_version(text):
     """The version in `/proc/driver/nvidia/version`, as numbers."""
     match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
@@ -118,24 +145,43 @@ def _needs(runs):
     """Keys of INTERFACES that the runs use."""
     needs = {"every run": None}
     for run in runs:
-        if run.engine == "lightning":
-            needs["lightning"] = None
-        for name, degree in (
-            ("ddp", run.layout.dp),
-            ("fsdp", run.layout.fsdp),
-            ("tp", run.layout.tp),
-            ("pp", run.layout.pp),
-        ):
-            if degree > 1:
-                needs[name] = None
+        layout = run.layout
+        uses = {
+            "lightning": run.engine == "lightning",
+            "ddp": layout.dp > 1 and not layout.uses_fsdp,
+            "fsdp": layout.uses_fsdp,
+            "tp": layout.tp > 1,
+            "pp": layout.pp > 1,
+        }
+        needs.update(dict.fromkeys(name for name, used in uses.items() if used))
     return list(needs)
 
 
 def _missing(interfaces):
     for interface in interfaces:
         module, _, name = interface.partition(":")
-        try:
-            if not hasattr(importlib.import_module(module), name):
-                yield f"{module} has no {name}"
-        except ImportError as error:
-            yield f"{module} cannot be imported: {error}"
+        names = _names_in(module)
+        if names is None:
+            yield f"there is no module {module}"
+        elif name not in names:
+            yield f"{module} has no {name}"
+
+
+@functools.cache
+def _names_in(module):
+    """The names that a module's source defines or imports; None where there is no such module."""
+    package, *parts = module.split(".")
+    spec = importlib.util.find_spec(package)  # of a part within, this would import the package
+    if spec is None:
+        return None
+    place = Path(spec.origin).parent.joinpath(*parts)
+    source = next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
+    if source is None:
+        return None
+    names = set()
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update(alias.asname or alias.name for alias in node.names)
+    return names

@@ -1,19 +1,18 @@
 """Data that lies on this machine: read in place, never written to, never copied. The manifest points at it."""
 
 import glob
-import os
 import re
 from pathlib import Path
 
 from parascale.config import SPLITS
 from parascale.config.paths import expanded
 from parascale.config.strict import nearest
+from parascale.data.named_files import found, listed, sliced
 from parascale.data.sources import readers
 from parascale.data.sources.manifest import MANIFEST, Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_path
 
-SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
 # Names under which the splits go in published data sets.
 SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -42,22 +41,13 @@ def fetch(source, output, attempts=None):
         write_manifest(partial, source, {"folder": str(folder.absolute())}, splits)
 
 
-def local_files(source):
-    """The files on this machine that a source names, as far as they are there: what a rule's input can list."""
-    if not source.files or (source.kind != "files" and not source.location):
-        return []
-    folder = Path(expanded(source.location, "data.source.location")) if source.location else Path.cwd()
-    patterns = [_sliced(pattern)[0] for entry in source.files.values() for pattern in _listed(entry)]
-    return [path for pattern in patterns for path in _found(folder, pattern)]
-
-
 def named_splits(files, folder, name=Path.absolute):
     """Manifest entries of each split that `data.source.files` names. name: the path by which the manifest knows a file."""
     splits = {}
     for split, patterns in files.items():
         if split not in SPLITS:
             raise ConfigError(f"`data.source.files`: `{split}` is no split{nearest(str(split), SPLITS)}")
-        splits[split] = [entry for pattern in _listed(patterns) for entry in _entries(pattern, folder, name)]
+        splits[split] = [entry for pattern in listed(patterns) for entry in _entries(pattern, folder, name)]
     return splits
 
 
@@ -81,20 +71,16 @@ def paths_by_split(paths):
     return {split: by_split[split] for split in SPLITS if split in by_split}
 
 
-def _listed(patterns):
-    return patterns if isinstance(patterns, list) else [patterns]
-
-
 def _entries(pattern, folder, name):
     """Manifest entries of one `path`, glob or `path[first:last]`; a slice is taken of each file on its own."""
-    path, first, last = _sliced(pattern)
-    found = _found(folder, path)
-    if not found:
+    path, first, last = sliced(pattern)
+    paths = found(folder, path)
+    if not paths:
         wanted = Path(folder) / expanded(path, "data.source.files")
         what = "no file matches" if glob.has_magic(path) else "no such file"
         raise DataError(f"{wanted}: {what} (`data.source.files`; relative paths start at {Path(folder).absolute()})")
     entries = []
-    for file in found:
+    for file in paths:
         readers.kind_of(file)
         if first is None:
             entries.append(describe(file, name(file)))
@@ -102,24 +88,6 @@ def _entries(pattern, folder, name):
             rows = readers.count_rows(file)
             entries.append(describe(file, name(file), (_place(first or "0", rows), _place(last or "100%", rows))))
     return entries
-
-
-def _found(folder, pattern):
-    path = os.path.join(glob.escape(str(folder)), expanded(pattern, "data.source.files"))
-    literal = os.path.join(folder, expanded(pattern, "data.source.files"))
-    if os.path.isfile(literal):
-        return [Path(literal)]
-    return [Path(found) for found in sorted(glob.glob(path, recursive=True)) if os.path.isfile(found)]
-
-
-def _sliced(pattern):
-    """(path, first, last) of `path[first:last]`; (path, None, None) without a slice."""
-    if not isinstance(pattern, str):
-        raise ConfigError(f"`data.source.files`: a path must be text, not {pattern!r}")
-    match = SLICE.fullmatch(pattern)
-    if match:
-        return match["path"], match["first"], match["last"]
-    return pattern, None, None
 
 
 def _place(text, rows):

@@ -1,0 +1,61 @@
+"""Which files on this machine the settings of a source mean. Rules ask too, so this is quick to load."""
+
+import glob
+import itertools
+import os
+import re
+from pathlib import Path
+
+from parascale.config.paths import expanded
+from parascale.errors import ConfigError
+
+MANIFEST = "manifest.json"  # of a folder that says itself what it holds
+MOST_LISTED = 100  # files of a source that Snakemake watches
+SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
+
+
+def local_files(source, most=MOST_LISTED):
+    """The files on this machine that a source names, as far as they are there: what a rule's input can list.
+
+    None where they are more than `most`, which would take long to look at in every plan, or where the settings cannot be
+    followed: the download says why. Where a location alone is given, the manifest in it, if it has one.
+    """
+    if source.kind != "files" and not source.location:
+        return []
+    try:
+        patterns = [sliced(pattern)[0] for entry in source.files.values() for pattern in listed(entry)]
+        folder = expanded(source.location or "", "data.source.location")
+        paths = (path for pattern in patterns or [MANIFEST] for path in _matches(folder, pattern))
+        named = sorted(set(itertools.islice(paths, most + 1)))
+    except ConfigError:
+        return []
+    return named if len(named) <= most else []
+
+
+def found(folder, pattern):
+    """The files below a folder that one path or glob means, in the order of their names."""
+    return [Path(path) for path in sorted(_matches(folder, pattern))]
+
+
+def _matches(folder, pattern):
+    """The paths of the files that one path or glob means, one after the other, in no order."""
+    path = expanded(pattern, "data.source.files")
+    literal = os.path.join(folder, path)
+    if os.path.isfile(literal):
+        return iter([literal])
+    return filter(os.path.isfile, glob.iglob(os.path.join(glob.escape(str(folder)), path), recursive=True))
+
+
+def listed(patterns):
+    """One path or a list of them, as a list."""
+    return patterns if isinstance(patterns, list) else [patterns]
+
+
+def sliced(pattern):
+    """(path, first, last) of `path[first:last]`; (path, None, None) without a slice."""
+    if not isinstance(pattern, str):
+        raise ConfigError(f"`data.source.files`: a path must be text, not {pattern!r}")
+    match = SLICE.fullmatch(pattern)
+    if match:
+        return match["path"], match["first"], match["last"]
+    return pattern, None, None
