@@ -31,6 +31,10 @@ onstart:
     before_the_first_job()
 
 
+onerror:
+    print(f"Not all is done. The report of what there is: {REPORT_COMMAND}", file=sys.stderr)
+
+
 rule all:
     default_target: True
     input:

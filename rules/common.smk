@@ -14,15 +14,16 @@ from parascale.config import load_project
 from parascale.config.formats import IMAGE_FORMATS, TOKEN_FORMATS
 from parascale.config.names import pattern
 from parascale.config.pretrained import Pretrained
+from parascale.data.named_files import local_files
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
-from parascale.launch.preflight import preflight
+from parascale.launch.preflight import check_root, preflight
 from parascale.launch.resources import node_resources, resources
 from parascale.launch.storage import storage_warnings
+from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.report.figures import FIGURES
 from parascale.train.job import describe_job
-from parascale.train.lease import Lease
 
 PROJECT = load_project(config, "the configuration")
 PATHS = PROJECT.paths
@@ -60,8 +61,9 @@ wildcard_constraints:
 def before_the_first_job():
     """Refuse, before anything is spent, what the environment, the machine or the budget does not allow."""
     try:
-        check_environment(Path(workflow.basedir) / "envs/requirements.txt", PROJECT.site)
+        check_environment(Path(workflow.basedir) / "envs/requirements.txt", PROJECT.site, PROJECT.runs.values())
         if workflow.executor_plugin.name == "slurm":
+            check_root(PROJECT.config.root)
             reservation = workflow.executor_settings.reservation
             preflight(PROJECT.site, PROJECT.config.account, PROJECT.config.partition, reservation)
         for job in workflow.dag.needrun_jobs():
@@ -112,6 +114,11 @@ def data_of(wildcards):
     """The prepared data that a run reads."""
     data = RUNS[wildcards.run].workload.data
     return PATHS.data(data.dataset, data.format) / "manifest.json"
+
+
+def own_files(wildcards):
+    """The files on this machine that a dataset is made from, so that an edited text is seen."""
+    return local_files(PROJECT.datasets[wildcards.dataset].source)
 
 
 def source_of(dataset):
@@ -237,6 +244,13 @@ def cores_of(wildcards):
     processes = RUNS[wildcards.run].layout.processes_per_node
     per_process = PROJECT.site.threads_per_process
     return PROJECT.site.cores_per_node if per_process is None else processes * per_process
+
+
+def mesh_of(run):
+    """The degrees of a run that is spread in several dimensions; of others all processes are one group."""
+    degrees = {axis: getattr(run.layout, axis) for axis in ("pp", "dp", "fsdp", "tp")}
+    several = {axis: degree for axis, degree in degrees.items() if degree > 1}
+    return several if len(several) > 1 else {}
 
 
 def launch_of(wildcards):

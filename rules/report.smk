@@ -9,6 +9,15 @@ localrules:
     wandb_run,
 
 
+# What the report needs to know of runs that left nothing.
+TABLE = as_json({key: getattr(PROJECT.config, key) for key in ("site", "runs", "workloads", "sites")})
+# What builds it by hand, of what there is: rule `report` waits for every run, and those that failed left records as well.
+REPORT_COMMAND = shlex.join(
+    [sys.executable, "scripts/report.py", "--results", str(PATHS.results), "--work", str(PATHS.under_way)]
+    + ["--output", str(PATHS.report), "--title", PROJECT.config.title, "--config", TABLE]
+)
+
+
 rule job_report:
     input:
         PATHS.run("{run}") / "summary.json",
@@ -48,6 +57,7 @@ rule report:
         proofs_shown(),
         expand(rules.job_report.output.page, run=PROJECT.runs),
         rules.loaders.input,
+        expand(rules.measure_communication.output, run=MEASURED),
     output:
         **{
             name: report(PATHS.report / f"figures/{name}.svg", caption=f"captions/{name}.rst", category="Figures")
@@ -61,6 +71,11 @@ rule report:
         table=report(
             PATHS.report / "summary.csv",
             caption="captions/summary.rst",
+            category="Comparison",
+        ),
+        advice=report(
+            PATHS.report / "advice.csv",
+            caption="captions/advice.rst",
             category="Comparison",
         ),
         conversions=report(
@@ -83,14 +98,14 @@ rule report:
         title=PROJECT.config.title,
         runs=list(PROJECT.runs),
         datasets=CONVERTED,
-        table=lambda wildcards: as_json(
-            {key: getattr(PROJECT.config, key) for key in ("site", "runs", "workloads", "sites")}
-        ),
+        measured=MEASURED,
+        # A function: Snakemake takes the braces of a text for wildcards.
+        table=lambda wildcards: TABLE,
         code=provenance.code_digest(["scripts/report.py"]),
     shell:
         "python scripts/report.py --results {params.results:q} --work {params.work:q} --title {params.title:q}"
-        " --runs {params.runs:q} --datasets {params.datasets:q} --config {params.table:q}"
-        " --output $(dirname {output.page:q}) > {log:q} 2>&1"
+        " --runs {params.runs:q} --datasets {params.datasets:q} --communication {params.measured:q}"
+        " --config {params.table:q} --output $(dirname {output.page:q}) > {log:q} 2>&1"
 
 
 # The results as a Workflow Run RO-Crate, on request: so that a reproduction can be published.

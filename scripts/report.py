@@ -2,10 +2,10 @@
 
     python scripts/report.py --results results --work work --output results/report
 
-Writes index.html (one file, no network), summary.csv, checkpoints.csv, plan-against-actual.csv and figures/*.svg. With
---runs or --config, exactly these runs are shown, and those without results as missing; without them, every run that left
-something. Runs whose job report is already there (scripts/job_report.py writes it into jobs/ below the output) are linked
-to it.
+Writes index.html (one file, no network), summary.csv, advice.csv, checkpoints.csv, plan-against-actual.csv and figures/*.svg.
+With --runs or --config, exactly these runs are shown, and those without results as missing; without them, every run that
+left something. Runs whose job report is already there (scripts/job_report.py writes it into jobs/ below the output) are
+linked to it.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from parascale.config.paths import Paths
 from parascale.plan import actual, calibrate
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.predict import data_facts
-from parascale.report import build_report, load_readings, load_records, write_report
+from parascale.report import build_report, load_readings, load_records, load_transfers, write_report
 from parascale.report.layouts import degrees_text
 from parascale.report.numbers import plural
 from parascale.report.plans import Advice, Suggestion
@@ -45,6 +45,7 @@ def main():
         converted,
         jobs=jobs,
         readings=tuple(load_readings(arguments.results, arguments.datasets)),
+        transfers=tuple(load_transfers(arguments.results, arguments.communication)),
         charges={row.run: (row.core_hours_charged, row.source) for row in compared},
         advice=tuple(advised(records, Paths(Path(arguments.results).parent))),
     )
@@ -107,6 +108,12 @@ def _parse():
         nargs="*",
         metavar="NAME",
         help="the datasets whose formats are shown (default: all that were measured)",
+    )
+    parser.add_argument(
+        "--communication",
+        nargs="*",
+        metavar="NAME",
+        help="the runs between whose processes communication is shown (default: all where it was measured)",
     )
     return parser.parse_args()
 

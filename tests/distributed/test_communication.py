@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parascale.config import Layout
 from parascale.parallel import communication, start_processes, stop_processes
+from parascale.report import load_transfers
 
 from .harness import run_on_ranks
 
@@ -38,16 +41,19 @@ def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests(operation, factor):
     assert communication.bus_factor(operation, 4) == factor
 
 
-def test_a_launched_measurement_writes_every_operation_at_every_size(tmp_path):
+def measured(folder, processes, *options):
+    """The rows that a launched measurement writes."""
     site = json.dumps({"name": "test", "cores_per_node": 2})
-    output = tmp_path / "communication.csv"
-    launcher = [sys.executable, SCRIPTS / "launch.py", "--processes", "2", "--site", site, "--logs", tmp_path / "logs"]
-    options = ["--output", output, "--largest", "65536", "--repeats", "3"]
-    done = subprocess.run(
-        [*launcher, "--", SCRIPTS / "measure_communication.py", *options], capture_output=True, text=True, timeout=120
-    )
+    output = folder / "communication/run.csv"
+    launcher = [sys.executable, SCRIPTS / "launch.py", "--processes", str(processes), "--site", site]
+    command = [*launcher, "--logs", folder / "logs", "--", SCRIPTS / "measure_communication.py", "--output", output]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = list(csv.DictReader(output.open()))
+    return list(csv.DictReader(output.open()))
+
+
+def test_a_launched_measurement_writes_every_operation_at_every_size(tmp_path):
+    rows = measured(tmp_path, 2, "--largest", "65536", "--repeats", "3")
     assert tuple(rows[0]) == communication.COLUMNS
     sizes = [1 << 10, 1 << 12, 1 << 14, 1 << 16]
     assert [(row["operation"], int(row["bytes"])) for row in rows] == list(
@@ -58,7 +64,31 @@ def test_a_launched_measurement_writes_every_operation_at_every_size(tmp_path):
         assert float(row["algorithm_gigabytes_per_second"]) == pytest.approx(rate)
         bus = rate * communication.bus_factor(row["operation"], 2)
         assert float(row["bus_gigabytes_per_second"]) == pytest.approx(bus)
-        assert (row["nodes"], row["ranks"]) == ("1", "2")
+        assert (row["group"], row["nodes"], row["ranks"]) == ("all", "1", "2")
+    (found,) = load_transfers(tmp_path)
+    assert found.note == "" and len(found.rows) == len(rows), "the report reads what is written"
+
+
+def in_mesh(layout):
+    """The groups of one rank of a mesh, and what it says was measured in them."""
+    device = start_processes("cpu", 60)
+    groups = communication.groups_of(Layout(**layout), device, 60)
+    ranks = {name: sorted(dist.get_process_group_ranks(group)) for name, group in groups.items()}
+    rows = communication.measure(groups, [64], 1, device, processes_per_node=2)
+    stop_processes()
+    return ranks, [(row["operation"], row["group"], row["nodes"], row["ranks"]) for row in rows]
+
+
+def test_along_each_dimension_of_a_mesh_its_own_groups_are_measured(tmp_path):
+    """Two nodes of two processes: pipelines lie across the nodes, replicas within one."""
+    said = run_on_ranks(in_mesh, 4, tmp_path, {"nodes": 2, "gpus_per_node": 2, "dp": 2, "pp": 2})
+    assert [groups for groups, _ in said] == [
+        {"all": [0, 1, 2, 3], "pp": pipeline, "dp": replicas}
+        for pipeline, replicas in (([0, 2], [0, 1]), ([1, 3], [0, 1]), ([0, 2], [2, 3]), ([1, 3], [2, 3]))
+    ]
+    expected = [("all", 2, 4), ("pp", 2, 2), ("dp", 1, 2)]
+    for _, rows in said:
+        assert rows == [[name, *group] for group in expected for name in communication.OPERATIONS]
 
 
 def preflight(absent, silent, seconds):

@@ -1,15 +1,17 @@
-"""Made-up records in the true schema, for tests of the report. Summaries are computed from the lines that are written."""
+"""Made-up records in the true schema, for tests of the report. The trainings' own code computes their summaries from them."""
 
 import dataclasses
 import json
 import math
 import random
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from parascale.config import Layout, Run, Site, Workload
 from parascale.config.workload import Model, Training
 from parascale.files import write_json, write_text
+from parascale.train.record import summarise
 
 SITE = Site("local", title="A test machine", cores_per_node=8)
 CLUSTER = Site(
@@ -21,6 +23,7 @@ CLUSTER = Site(
     gpu_memory_gb=40.0,
     peak_tflops={"fp32": 19.5, "bf16": 312.0},
 )
+START = "2026-01-02T03:04:05+00:00"
 TOLERANCES = {"loss": 5e-6, "grad_norm": 1e-5, "weights": 1e-4}
 SHARES = {"data": 0.04, "forward": 0.3, "backward": 0.5, "communication": 0.08, "optimizer": 0.06, "other": 0.01}
 
@@ -88,12 +91,13 @@ def write_run(root, entry):
     name, done = entry.run.run, entry.status == "done"
     lines = steps_of(entry)
     folder = root / ("results" if done else "work") / "runs" / name
-    write_json(folder / "run.json", _run_json(entry, len(lines)))
+    write_json(folder / "run.json", _run_json(entry, lines))
     write_text(folder / "steps.jsonl", _lines(lines))
     if done:
-        write_json(folder / "summary.json", _summary(entry, lines))
+        facts = _facts(entry, lines)
+        write_json(folder / "summary.json", summarise(entry.run, entry.site, lines, [_attempt(entry, lines)], facts))
     else:
-        write_text(folder / "attempts.jsonl", _lines([_attempt(entry, len(lines))]))
+        write_text(folder / "attempts.jsonl", _lines([_attempt(entry, lines)]))
     if done and entry.verdict:
         _write_parity(root / "results" / "parity" / name, entry)
 
@@ -113,7 +117,7 @@ def _step(entry, step, count, loss_noise, time_noise):
     shares = {phase: share / sum(entry.shares.values()) for phase, share in entry.shares.items()}
     line = {
         "step": step,
-        "tokens": entry.run.global_batch * training.window,
+        entry.run.workload.unit: entry.run.global_batch * training.window,
         "loss": loss,
         "lr": 1e-3,
         "grad_norm": 1.0 + 0.1 * loss_noise.random(),
@@ -125,7 +129,7 @@ def _step(entry, step, count, loss_noise, time_noise):
     return line
 
 
-def _run_json(entry, steps):
+def _run_json(entry, lines):
     run = entry.run
     return {
         "schema_version": 1,
@@ -141,7 +145,7 @@ def _run_json(entry, steps):
         "versions": {"python": "3.11.2", "torch": "2.13.0", "cuda": None},
         "hosts": ["node1"],
         "job_ids": [],
-        "attempts": [_attempt(entry, steps)],
+        "attempts": [_attempt(entry, lines)],
         "prediction": {
             "basis": "formula",
             "seconds": 100.0,
@@ -152,45 +156,29 @@ def _run_json(entry, steps):
     }
 
 
-def _attempt(entry, steps):
+def _attempt(entry, lines):
+    """The only attempt: its steps, its evaluations, and four seconds for everything else."""
     outcome = {"done": "finished", "running": None}.get(entry.status, entry.status)
+    seconds = 4 + math.fsum(line["seconds"]["total"] + line.get("evaluation_seconds", 0) for line in lines)
+    end = datetime.fromisoformat(START) + timedelta(seconds=seconds)
     return {
-        "start": "2026-01-02T03:04:05Z",
-        "end": None if outcome is None else "2026-01-02T03:14:05Z",
-        "seconds": None if outcome is None else 600.0,
+        "start": START,
+        "end": None if outcome is None else end.isoformat(timespec="milliseconds"),
+        "seconds": None if outcome is None else seconds,
         "first_step": 1,
-        "last_step": steps,
+        "last_step": len(lines),
         "outcome": outcome,
         "job_id": None,
         "hosts": ["node1"],
     }
 
 
-def _summary(entry, lines):
-    run, layout = entry.run, entry.run.layout
-    seconds = math.fsum(line["seconds"]["total"] for line in lines)
-    work = sum(line["tokens"] for line in lines)
+def _facts(entry, lines):
+    """What a training knows at its end and its lines do not say."""
     evaluated = [(line["validation_loss"], line["step"]) for line in lines if "validation_loss" in line]
-    wall = seconds + 4 + 0.5 * len(evaluated)
-    phases = {phase: math.fsum(line["seconds"][phase] for line in lines) for phase in entry.shares}
-    ranks, parts = layout.pp, layout.micro_batches
+    seconds = {name: math.fsum(line["seconds"].get(name, 0) for line in lines) for name in ("bubble", "total")}
+    sampled = entry.site.device == "cuda"
     return {
-        "schema_version": 1,
-        "run": run.run,
-        "workload": run.workload.name,
-        "strategy": run.strategy,
-        "engine": run.engine,
-        **{name: getattr(layout, name) for name in ("nodes", "world_size", "dp", "fsdp", "tp", "pp")},
-        "status": "done",
-        "attempts": 1,
-        "seed": run.seed,
-        "work": work,
-        "work_unit": "tokens",
-        "steps": len(lines),
-        "seconds": seconds,
-        "wall_seconds": wall,
-        "rate": work / seconds,
-        "train_loss": math.fsum(line["loss"] for line in lines[-10:]) / len(lines[-10:]),
         "validation_loss": evaluated[-1][0],
         "best_validation_loss": min(evaluated)[0],
         "best_step": min(evaluated)[1],
@@ -198,12 +186,9 @@ def _summary(entry, lines):
         "evaluated_tokens": {"validation": 20_000, "test": 22_000},
         "parameters": 1_234_567,
         "peak_memory_bytes": max(line["memory_bytes"] for line in lines),
-        "phases": phases,
-        "bubble_measured": phases["bubble"] / seconds if "bubble" in phases else None,
-        "bubble_expected": (ranks - 1) / (parts + ranks - 1) if ranks > 1 else None,
-        "core_hours": entry.site.cores_per_node * layout.nodes * wall / 3600,
-        "gpu_utilisation": 0.81 if entry.site.device == "cuda" else None,
-        "energy_joules": 250.0 * seconds if entry.site.device == "cuda" else None,
+        "bubble_measured": seconds["bubble"] / seconds["total"] if "bubble" in entry.shares else None,
+        "energy_joules": 250.0 * seconds["total"] if sampled else None,
+        "gpu_utilisation": 0.81 if sampled else None,
     }
 
 

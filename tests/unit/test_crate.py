@@ -11,17 +11,25 @@ from rocrate.rocrate import ROCrate
 
 from parascale.errors import DataError
 from parascale.report.crate import PROFILES, pack
+from parascale.report.sections import SECTIONS
 from tests.unit.fake_devices import gpu_lines, write_devices
-from tests.unit.fake_results import fake, write_results
+from tests.unit.fake_everything import finished, write_everything
 
 PROJECT = Path(__file__).parents[2]
 
 
+def report_of(folder, output):
+    """Files of the report that its command builds of the results in a folder, by name."""
+    command = [sys.executable, PROJECT / "scripts/report.py", "--output", output]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
+
+
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    """A crate of two runs, unpacked, and the folder of their results."""
+    """A crate of runs of every kind, unpacked, and the folder of their results."""
     root = tmp_path_factory.mktemp("crate")
-    results, _ = write_results(root, [fake("single", verdict="baseline"), fake("ddp", dp=2, gpus_per_node=2)])
+    results, _ = write_everything(root, finished())
     write_devices(results / "runs/ddp", gpu_lines(1))
     (results / "runs/ddp/checkpoint").mkdir()
     (results / "runs/ddp/checkpoint/0.distcp").write_bytes(b"weights")
@@ -40,6 +48,15 @@ def test_the_crate_holds_workflow_configuration_and_records_but_no_weights(packe
         assert (folder / "results/runs/ddp" / name).read_bytes() == (results / "runs/ddp" / name).read_bytes()
     assert (folder / "results/parity/ddp/verdict.json").is_file()
     assert not list(folder.rglob("*.distcp")) and not list(folder.rglob("__pycache__"))
+
+
+def test_the_report_can_be_built_again_from_the_crate_alone(packed, tmp_path):
+    """Elsewhere, and to the byte: each section, and every number beside the page."""
+    folder, results = packed
+    made, again = report_of(results.parent, tmp_path / "made"), report_of(folder, tmp_path / "again")
+    assert {"index.html", "summary.csv"} < set(made) == set(again)
+    assert again["index.html"].count(b"<section ") == len(SECTIONS)
+    assert [name for name in made if made[name] != again[name]] == []
 
 
 def test_every_file_is_described_and_every_description_has_its_file(packed):

@@ -1,6 +1,7 @@
 """The report of one job says in plain words what is wrong with it, leads back to raw samples, and is there for unfinished runs too."""
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -13,7 +14,7 @@ import pytest
 from parascale.errors import ParascaleError
 from parascale.report.job import load_job, render_job
 from parascale.report.pdf import write_pdf
-from parascale.report.usage import BUCKETS, bucketed, running_time
+from parascale.report.usage import BUCKETS, bucketed, rates, running_time
 from parascale.samples import COLUMNS, read_samples
 from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
 from tests.unit.fake_results import CLUSTER, SHARES, fake, write_results
@@ -143,6 +144,36 @@ def test_ten_figures_of_the_page_lead_back_to_raw_samples(tmp_path):
     assert float(cells["job-table", "Energy of the GPUs", "energy_of_the_gpus"]) == pytest.approx(
         expected["total_gpu_energy_joules"]
     )
+
+
+def test_disks_stand_as_rates_and_as_totals_that_lead_back_to_raw_samples(tmp_path):
+    """The busiest ten seconds of each node's disks, the quietest, the mean of all, and what it comes to."""
+    cells = Cells(render_job(job_of(tmp_path, gpu_lines(nodes=2)))).found
+    rows = list(csv.DictReader((tmp_path / "results/runs/run/device.csv").open()))
+    expected = {}
+    for column in ("read_bytes", "written_bytes"):
+        counted = [
+            [float(row[column]) for row in rows if row["kind"] == "host" and row["node"] == node] for node in "01"
+        ]
+        flows = [(after - before) / 10 for each in counted for before, after in itertools.pairwise(each)]
+        name = f"host_{column}"
+        expected |= {f"min_{name}_per_second": min(flows), f"max_{name}_per_second": max(flows)}
+        expected |= {f"mean_{name}_per_second": sum(flows) / len(flows), f"total_{name}": sum(map(max, counted))}
+    shown = {figure: float(value) for (table, _, figure), value in cells.items() if figure in expected}
+    assert len(expected) == 8 and shown == pytest.approx(expected)
+    assert expected["max_host_read_bytes_per_second"] == pytest.approx(12_000)
+
+
+def test_a_rate_is_neither_that_of_a_pause_nor_that_of_a_moment(tmp_path):
+    """Counters begin anew with an attempt, and the last sample follows another at once."""
+    first = gpu_lines(seconds=100)
+    again = gpu_lines(seconds=100, start=START + 90_000)
+    last = [
+        line | {"time": f"{START + 90_100.002:.3f}", "written_bytes": 10**9} for line in again if "read_bytes" in line
+    ]
+    write_devices(tmp_path, first + again + last[-1:])
+    (host,) = (device for device in read_samples([tmp_path / "device.csv"]) if device.kind == "host")
+    assert rates(host, "written_bytes") == pytest.approx([5000.0] * 20)
 
 
 def test_heat_maps_keep_the_mean_and_cut_out_the_pause_between_attempts(tmp_path):

@@ -1,7 +1,9 @@
 """A profile covers the steps that were asked for, wherever an attempt begins, and its operators are the longest first."""
 
 import gzip
+import html
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -13,8 +15,9 @@ from parascale.config.strict import load
 from parascale.errors import ConfigError, RequirementError
 from parascale.files import read_json
 from parascale.launch.node import Launch
+from parascale.report.job import load_job, render_job
 from parascale.train.profile import OPERATORS, StepProfiler, profiler
-from tests.unit.fake_results import CLUSTER, SITE
+from tests.unit.fake_results import CLUSTER, SITE, fake, write_results
 
 
 def steps(folder, first, last, asked=(3, 4)):
@@ -40,6 +43,23 @@ def test_the_steps_that_were_asked_for_are_profiled(tmp_path, first, calls):
     with gzip.open(folder / "trace.json.gz") as handle:
         names = [event.get("name") for event in json.load(handle)["traceEvents"]]
     assert names.count("aten::mm") == calls
+
+
+def test_the_report_of_the_job_shows_what_was_recorded(tmp_path):
+    """Every operator of a real profile with its calls and its times, in the profile's order."""
+    results, work = write_results(tmp_path, [fake("run", baseline="run", verdict="baseline")])
+    operators = read_json(steps(results / "runs/run/profile", 1, 6) / "operators.json")
+    page = render_job(load_job(results, work, "run"))
+    section = page.partition('<section id="operators"')[2].partition("</section>")[0]
+    assert "aten::mm" in section
+    assert re.findall('<th scope="row">(.*?)</th>', section) == [
+        html.escape(operator["name"]) for operator in operators
+    ]
+    for name in ("cpu_seconds", "device_seconds"):
+        shown = re.findall(f'data-figure="{name}" data-value="(.*?)"', section)
+        assert [float(value) for value in shown] == [operator[name] for operator in operators]
+    calls = re.findall('<td class="number" data-value="([0-9]+)">', section)
+    assert [int(value) for value in calls] == [operator["calls"] for operator in operators]
 
 
 def test_steps_that_are_over_leave_no_profile(tmp_path):

@@ -5,17 +5,19 @@ import dataclasses
 import pytest
 
 from parascale.config.data import Data, Source
+from parascale.config.workload import Model
 from parascale.report import build_report, load_records
 from parascale.report.published import PUBLISHED, differences, published_section
 from tests.unit.fake_results import CLUSTER, SITE, fake, workload, write_results
 
 WIKITEXT = Data(source=Source(kind="hub", name="Salesforce/wikitext", config="wikitext-2-v1", revision="x"))
-PROTOCOL = {"window": 32, "stride": 1, "epochs": 10}
+PROTOCOL = {"window": 32, "stride": 1, "epochs": 10, "global_batch": 128}
+COURSE = Model(layers=4, hidden=2048)
 
 
 def report_of(root, site=CLUSTER, data=WIKITEXT, task="language_model", training=PROTOCOL, **options):
     """A Report of one run."""
-    train = dataclasses.replace(workload(**training), data=data, task=task)
+    train = dataclasses.replace(workload(**training), data=data, task=task, model=options.pop("model", COURSE))
     options = {"baseline": "run", "verdict": "baseline", "train": train, "site": site} | options
     return build_report(load_records(*write_results(root, [fake("run", **options)])), "Title")
 
@@ -34,10 +36,26 @@ def test_the_figures_of_a_training_stand_beside_it(tmp_path):
     assert lstm[1] == "65.8" and "an LSTM" in lstm[3]
 
 
-def test_four_gpus_stand_beside_the_figures_of_four(tmp_path):
-    rows = told(report_of(tmp_path, gpus_per_node=4, dp=4))
-    assert [row[1] for row in rows] == ["25 min 00 s", "83 %", "65.8"]
-    assert rows[1][3] == "yes", "its use of GPUs is all that is compared"
+FOUR = {"gpus_per_node": 4, "scaling": "weak"}
+
+
+@pytest.mark.parametrize(
+    ("options", "comparable"),
+    [
+        ({"dp": 4}, "yes"),
+        ({"fsdp": 4}, "no: strategy fsdp instead of ddp"),
+        ({"tp": 4}, "no: strategy tp instead of ddp; gpu_batch 32 instead of 128"),
+        ({"dp": 4, "scaling": "strong"}, "no: gpu_batch 32 instead of 128"),
+        ({"dp": 4, "model": Model(layers=2)}, "no: layers 2 instead of 4; hidden 512 instead of 2048"),
+        ({"dp": 4, "data": Data(dataset="documentation")}, "no: other data"),
+    ],
+)
+def test_the_use_of_gpus_is_that_of_ddp_by_the_published_protocol_alone(options, comparable, tmp_path):
+    """Neither another way of spreading nor another training says anything about it; a published range stays one."""
+    rows = told(report_of(tmp_path, **FOUR | options))
+    (row,) = (row for row in rows if row[0].endswith("with DDP"))
+    assert row == (row[0], "80 to 86 %", "81 %", comparable)
+    assert rows[0][1] == "25 min 00 s", "four GPUs stand beside the time of four"
 
 
 @pytest.mark.parametrize(
@@ -60,12 +78,19 @@ def test_what_differs_is_said(tmp_path, options, said):
     [
         (WIKITEXT, "language_model", 2),
         (Data(dataset="wikitext2-files"), "language_model", 2),
-        (Data(dataset="documentation"), "language_model", 0),
+        (Data(dataset="documentation"), "language_model", 1),
         (Data(dataset="xsum"), "summarisation", 2),
     ],
 )
-def test_other_trainings_have_other_figures_or_none(tmp_path, data, task, rows):
+def test_each_task_has_its_own_figures(tmp_path, data, task, rows):
     assert len(told(report_of(tmp_path, data=data, task=task))) == rows
+
+
+@pytest.mark.parametrize("task", ["language_model", "summarisation", "classification"])
+def test_small_trainings_of_every_task_stand_beside_the_published_time_and_say_that_their_data_is_other(task, tmp_path):
+    rows = told(report_of(tmp_path, data=Data(dataset="small"), task=task))
+    assert rows and all(row[3].startswith("no: other data; ") or row[3] == "no: other data" for row in rows)
+    assert "10 epochs of windows" in rows[0][0] or task != "language_model"
 
 
 RECIPE = {"image_size": 192, "global_batch": 128, "epochs": 5, "label_smoothing": 0.1}

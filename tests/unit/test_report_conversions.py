@@ -12,7 +12,7 @@ from parascale.checkpoint.matrix import conversions
 from parascale.errors import CheckpointError
 from parascale.files import write_json, write_text
 from parascale.report import build_report, load_records, render_page
-from parascale.report.conversions import CSV_COLUMNS
+from parascale.report.conversions import CSV_COLUMNS, conversions_csv
 from tests.unit.fake_results import fake, write_results
 
 SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
@@ -68,6 +68,20 @@ def test_the_page_shows_the_matrix_and_what_is_not_the_same(folder):
     assert section.count('class="tag same">identical') == 2 and section.count('class="tag different">differ') == 1
     assert 'data-run="fsdp" data-figure="pt_seconds" data-value="0.25"' in section
     assert "old" not in section
+
+
+def test_of_a_form_that_another_library_computes_the_difference_of_logits_is_told(tmp_path):
+    """It is no copy to the bit, and its loss is its own: the page says how far apart the logits are."""
+    write_results(tmp_path, [fake("single", verdict="baseline")])
+    forms = {"pt": {}, "transformers": {"test_loss": 4.250001, "logits_difference": 3.1e-6}}
+    write_json(tmp_path / "results/checkpoints/single/verify.json", proof("single", **forms))
+    rows = tuple(conversions(tmp_path / "results"))
+    assert [row["logits_difference"] for row in rows] == [None, 3.1e-6]
+    report = build_report(load_records(tmp_path / "results", tmp_path / "work"), "Title", conversions=rows)
+    section = render_page(report).split('<section id="checkpoints"')[1].split("</section>")[0]
+    assert section.count('class="tag same">identical') == 1 and section.count('class="tag same">same logits') == 1
+    assert 'data-figure="transformers_logits_difference" data-value="3.1e-06">to 3.1 × 10⁻⁶' in section
+    assert conversions_csv(report).splitlines()[2].split(",")[9] == "3.1e-06"
 
 
 def test_without_conversions_there_is_no_section(tmp_path):

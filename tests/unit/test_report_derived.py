@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.report import build_report, load_records, numbers
+from parascale.config.workload import Model
+from parascale.plan.predict import DataFacts, predict
+from parascale.report import build_report, load_records, numbers, render_page
 from parascale.report.chart import spread_apart, tick_labels, ticks
 from parascale.report.derived import idle_fraction
-from parascale.report.figures import model_flops_utilisation
 from parascale.report.plots import thinned
+from parascale.report.summary import model_flops_utilisation
 from parascale.report.verdict import verdicts
 from tests.unit.fake_results import CLUSTER, fake, workload, write_results
 
@@ -85,6 +87,49 @@ def test_seeds_of_one_configuration_are_one_member_with_a_spread(tmp_path):
     assert spread.low < spread.mean < spread.high
 
 
+PAIRS = dataclasses.replace(workload(), task="summarisation")
+
+
+def summarisers(root, changed):
+    """A Report of a summariser alone and with DDP under three seeds; changed: fields of the Summary of each."""
+    fakes = [
+        fake("single", train=PAIRS, **BASE),
+        *(ddp(f"ddp-{seed}", seed=seed, train=PAIRS, step_seconds=0.06) for seed in (1, 2, 3)),
+    ]
+    records = [
+        dataclasses.replace(record, summary=dataclasses.replace(record.summary, **changed.get(record.name, {})))
+        for record in load_records(*write_results(root, fakes))
+    ]
+    return build_report(records, "Title")
+
+
+def test_seeds_of_a_summariser_are_compared_though_each_draws_other_tokens(tmp_path):
+    """A seed decides which pairs are drawn, and so how many target tokens; so many pairs are the same work."""
+    report = summarisers(tmp_path, {"ddp-2": {"work": 122_000}, "ddp-3": {"work": 123_456}})
+    (experiment,) = report.experiments
+    assert experiment.title == "lm-small, 1,920 pairs"
+    assert [member.label for member in experiment.members] == ["single", "ddp-1 (3 seeds)"]
+    speedup = experiment.members[1].spread(lambda record: report.comparisons[record.name].speedup)
+    assert len(speedup.values) == 3 and speedup.low > 1
+    assert "ddp-1 (3 seeds)" in render_page(report)
+
+
+@pytest.mark.parametrize(
+    ("run", "changed"),
+    [
+        ("ddp-2", {"steps": 59}),
+        ("ddp-2", {"evaluated_tokens": {"validation": 20_000, "test": 22_001}}),
+        ("ddp-1", {"work": 122_000}),
+    ],
+)
+def test_summarisers_of_other_work_are_not_compared(run, changed, tmp_path):
+    """Fewer steps, other data to judge by, or other tokens of one and the same seed."""
+    report = summarisers(tmp_path, {run: changed})
+    assert report.comparisons[run].speedup is None and "other work than" in report.comparisons[run].reason
+    (experiment,) = report.experiments
+    assert run not in {record.name for member in experiment.members for record in member.records}
+
+
 def test_a_repetition_that_cannot_be_compared_is_not_averaged_with_those_that_can(tmp_path):
     odd = [ddp("astray", baseline="gone"), ddp("wrong", verdict="different", step_seconds=0.01)]
     report = report_of(tmp_path, fake("single", **BASE), ddp(), ddp("again"), *odd)
@@ -153,6 +198,22 @@ def test_mfu_is_known_only_where_the_peak_is(tmp_path):
     expected = gpus.summary.rate * 7.4e6 / (2 * 19.5e12)
     assert model_flops_utilisation(gpus) == pytest.approx(expected)
     assert model_flops_utilisation(cpu) is None
+
+
+def test_mfu_of_images_follows_from_the_operations_of_one(tmp_path):
+    """By hand, multiplications of one image of 32 pixels a side, convolution by convolution of a small xresnet."""
+    stem = 16 * 16 * 9 * (3 * 4 + 4 * 4 + 4 * 8)
+    block = 8 * 8 * (8 * 8 + 9 * 8 * 8 + 8 * 32 + 8 * 32)
+    operations = 3 * 2 * (stem + block + 10 * (32 + 1))  # forward and backward; 10 classes, each with a bias
+    train = dataclasses.replace(
+        workload(image_size=32), task="classification", model=Model(kind="xresnet", dim=8, depths=[1], norm="batch")
+    )
+    on_gpus = fake("gpus", baseline="gpus", gpus_per_node=2, dp=2, site=CLUSTER, train=train)
+    (record,) = report_of(tmp_path, on_gpus).records
+    prediction = predict(record.run, CLUSTER, facts=DataFacts(vocabulary=10)).as_dict()
+    summary = dataclasses.replace(record.summary, work_unit="images", rate=5_000.0)
+    record = dataclasses.replace(record, prediction=prediction, summary=summary)
+    assert model_flops_utilisation(record) == pytest.approx(5_000 * operations / (2 * 19.5e12))
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 100))

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from parascale.config import Data
-from parascale.report import build_report, load_records, render_page
+from parascale.report import build_report, load_records, plans, render_page
 from tests.unit.fake_results import matrix, workload, write_results
+from tests.unit.test_report_page import Cells
 
 SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
 
@@ -45,6 +47,23 @@ def test_planned_and_charged_stand_side_by_side_for_each_finished_run(root):
         assert float(row["core_hours_predicted"]) == foretold["core_hours"]
 
 
+def test_every_figure_of_the_plan_is_in_its_file(root):
+    """Times on the page are those of the training steps, in hours those of the whole job."""
+    rows = {row["run"]: row for row in csv.DictReader((root / "results/report/plan-against-actual.csv").open())}
+    names = {
+        "seconds": ("seconds_predicted", "seconds_actual"),
+        "core_hours": ("core_hours_predicted", "core_hours_charged"),
+    }
+    names["memory_bytes"] = ("memory_bytes_predicted", "memory_bytes_actual")
+    cells, compared = Cells((root / "results/report/index.html").read_text()).found, 0
+    for (table, run, figure), value in cells.items():
+        kind, _, name = figure.partition("_")
+        if table == "plan-table" and name in names:
+            assert rows[run][names[name][kind == "actual"]] == value
+            compared += 1
+    assert compared == 6 * len(rows) > 0
+
+
 def test_what_accounting_charged_goes_before_the_record(root):
     records = load_records(root / "results", root / "work", ["single", "pp"])
     page = render_page(build_report(records, "Title", charges={"pp": (12.5, "sacct")}))
@@ -57,3 +76,12 @@ def test_the_page_advises_a_layout_and_says_why(root):
     advised = page[page.index("Which layout next") :]
     assert "start with" in advised or "memory" in advised
     assert "each GPU keeps the whole model" in advised and "rest on: history" in advised
+
+
+def test_every_advised_layout_is_in_a_file_in_the_order_of_the_page(root):
+    shown = re.findall(
+        r'<th scope="row">([^<]*)</th>', (root / "results/report/index.html").read_text().split('id="advice"')[1]
+    )
+    rows = list(csv.DictReader((root / "results/report/advice.csv").open()))
+    assert [row["layout"] for row in rows][: plans.SHOWN] == [name.strip() for name in shown[: plans.SHOWN]]
+    assert all(row["workload"] == "lm-small" and row["reason"] and float(row["memory_bytes"]) > 0 for row in rows)

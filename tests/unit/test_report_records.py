@@ -10,7 +10,7 @@ import pytest
 
 from parascale.report import build_report, load_records, render_page
 from parascale.report.records import found_runs
-from parascale.report.tables import SUMMARY_COLUMNS, summary_csv, summary_rows
+from parascale.report.summary import COLUMNS, summary_csv, summary_rows
 from tests.unit.fake_results import SITE, fake, write_results
 
 
@@ -137,11 +137,12 @@ def test_a_loss_that_is_not_finite_draws_no_point(tmp_path):
 
 def test_the_header_of_summary_csv_is_the_contract():
     header = (
-        "run,workload,strategy,engine,nodes,world_size,dp,fsdp,tp,pp,status,attempts,seed,work,work_unit,seconds,rate,"
-        "speedup,efficiency,train_loss,validation_loss,test_loss,loss_difference,parity,peak_memory_bytes,core_hours,"
-        "energy_joules,gpu_utilisation"
+        "run,workload,strategy,engine,nodes,world_size,dp,fsdp,tp,pp,status,attempts,seed,work,work_unit,seconds,"
+        "wall_seconds,rate,speedup,efficiency,train_loss,validation_loss,test_loss,loss_difference,parity,peak_memory_bytes,core_hours,"
+        "energy_joules,gpu_utilisation,train_perplexity,validation_perplexity,test_perplexity,validation_accuracy,"
+        "validation_top5,test_accuracy,test_top5,beam_rouge1,beam_rouge2,beam_rougeL,parameters,mfu,energy_per_work"
     )
-    assert ",".join(SUMMARY_COLUMNS) == header
+    assert ",".join(COLUMNS) == header
 
 
 def test_a_run_without_results_is_shown_with_what_the_run_table_says(tmp_path):

@@ -64,8 +64,13 @@ class Browser:
 
     def run(self, script, *arguments):
         """The value that a script (the body of an async function) returns."""
-        wrapped = f"const done = arguments[arguments.length - 1]; (async () => {{ {script} }})().then(done);"
-        return self._send(f"/{self.session}/execute/async", {"script": wrapped, "args": list(arguments)})
+        wrapped = (
+            f"const done = arguments[arguments.length - 1]; (async () => {{ {script} }})()"
+            ".then(value => done([value, null]), error => done([null, String(error)]));"
+        )
+        value, error = self._send(f"/{self.session}/execute/async", {"script": wrapped, "args": list(arguments)})
+        assert error is None, error  # at once, instead of when the time is over
+        return value
 
     def log(self, kind):
         """Entries since the last call; kind: browser (the console) or performance (the network's events)."""

@@ -5,6 +5,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -66,14 +68,15 @@ def test_each_run_was_sampled_and_has_a_report_of_its_own(finished):
         assert [event.step for event in found.Scalars("loss")] == list(range(1, 31))
 
 
-def test_time_of_a_step_is_accounted_for(finished):
-    """What no phase covers stays small, also in the steps of a model that does almost nothing."""
-    steps = [json.loads(line) for line in (finished.folder / "results/runs/single/steps.jsonl").open()]
-    assert [step["step"] for step in steps] == list(range(1, 31))
-    for step in steps:
-        seconds = dict(step["seconds"])
-        total = seconds.pop("total")
-        assert sum(seconds.values()) == pytest.approx(total, rel=1e-6)
+def test_a_trained_model_continues_a_text(finished):
+    """The command of the guide, run where the project is: the prompt comes first, then words of the text."""
+    command = [sys.executable, "scripts/generate.py", "--run", "single", "--prompt", "w1 w2", "--tokens", "6"]
+    environment = {**os.environ, "PYTHONPATH": str(finished.folder / "scripts")}
+    result = subprocess.run(command, cwd=finished.folder, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    words = result.stdout.split()
+    assert words[:2] == ["w1", "w2"] and 2 < len(words) <= 8  # ends of lines are among the six that were added
+    assert set(words) <= {f"w{number}" for number in range(50)}
 
 
 def test_a_second_run_has_nothing_to_do(finished):
@@ -81,7 +84,7 @@ def test_a_second_run_has_nothing_to_do(finished):
 
 
 def test_only_what_a_change_touches_runs_again(finished):
-    """Titles rerun the report, training settings the trainings, text settings all; docstrings nothing; code its users.
+    """Titles rerun the report, training settings the trainings, text and its settings all; docstrings nothing; code its users.
 
     What is converted again is proven again.
     """
@@ -111,8 +114,12 @@ def test_only_what_a_change_touches_runs_again(finished):
             finished.edit(name, new, old)
         assert planned == expected, (name, new)
     finished.edit("config/workloads/tiny.yaml", "data:\n", "data:\n  text: {lowercase: true}\n")
-    assert set(finished.planned()) == TRAINING | {"prepare", "convert_tokens", "verify_format", "benchmark_loaders"}
+    from_data = TRAINING | {"prepare", "convert_tokens", "verify_format", "benchmark_loaders"}
+    assert set(finished.planned()) == from_data
     finished.edit("config/workloads/tiny.yaml", "data:\n  text: {lowercase: true}\n", "data:\n")
+    finished.edit("text/test.txt", "w1 ", "w2 ")
+    assert set(finished.planned()) == from_data | {"download"}, "the user's own text is an input like any other"
+    finished.edit("text/test.txt", "w2 ", "w1 ")
 
 
 def test_of_a_run_without_evaluation_the_last_checkpoint_is_converted(tmp_path):

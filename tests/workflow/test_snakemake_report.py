@@ -1,7 +1,10 @@
 """The rules of reports on made-up results: a page and a PDF for each job, linked, and all figures with captions in Snakemake's own."""
 
 import base64
+import csv
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -10,6 +13,7 @@ from parascale.files import write_json
 from parascale.report.figures import FIGURES
 from tests.unit.fake_devices import gpu_lines, write_devices
 from tests.unit.fake_results import fake, write_results
+from tests.unit.test_report_communication import write
 from tests.unit.test_report_loaders import FACTS, ROWS
 
 from .small_project import REPOSITORY, SmallProject
@@ -30,6 +34,7 @@ def project(tmp_path_factory):
     write_json(results / "checkpoints/single/verify.json", proof)
     write_rows(results / "loaders/tiny.csv", [row | {"dataset": "tiny"} for row in ROWS])
     write_json(results / "loaders/tiny.json", FACTS | {"dataset": "tiny"})
+    write(results, "ddp")
     project.snakemake(*ONLY, "--", PAGE)
     return project
 
@@ -52,3 +57,28 @@ def test_snakemakes_report_holds_the_same_figures_with_captions_and_categories(p
         first = re.split(r"[.:(]", caption)[0].split("\n")[0].strip()
         assert first in told, f"{name} has no caption"
     assert all(f'"{category}"' in told for category in ("Comparison", "Figures", "Jobs"))
+
+
+def test_the_report_takes_up_what_was_measured_between_processes_and_waits_for_none_of_it(project):
+    """Built with the file of a measurement, it is built again without: a changed input, and no measurement to be made."""
+    assert "ddp: 4 processes" in (project.folder / "results/report/figures/communication.svg").read_text()
+    (project.folder / "results/communication/ddp.csv").unlink()
+    assert project.planned(PAGE, *ONLY) == {"report": 1}
+
+
+def test_a_workflow_that_fails_says_how_to_see_what_there_is(project):
+    """Its words are a command: it shows the failed run beside the finished one, which rule `report` waits for in vain.
+
+    The last test, since it breaks the project.
+    """
+    shutil.rmtree(project.folder / "results/runs/ddp")
+    write_results(project.folder, [fake("ddp", dp=2, gpus_per_node=2, status="failed", steps=9)])
+    project.edit("scripts/job_report.py", "import", 'raise SystemExit("broken")\nimport')
+    page = "results/report/jobs/single.html"
+    told = project.snakemake(*ONLY, "--force", "--retries", "0", "--", page, fails=True)
+    command = told.partition("The report of what there is: ")[2].partition("\n")[0]
+    (project.folder / PAGE).unlink(missing_ok=True)
+    subprocess.run(command, shell=True, cwd=project.folder, check=True, capture_output=True)
+    rows = csv.DictReader((project.folder / "results/report/summary.csv").open())
+    assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("ddp", "failed")]
+    assert "<title>Tiny</title>" in (project.folder / PAGE).read_text()

@@ -20,7 +20,9 @@ class Source:
         choices=("builtin", "hub", "files", "url"),
     )
     name: str | None = option(
-        None, "`hub`: the dataset's id (`Salesforce/wikitext`); `builtin`: which corpus (`documentation`, `docstrings`)"
+        None,
+        "`hub`: the dataset's id (`Salesforce/wikitext`); `builtin`: which corpus (`documentation`, `docstrings`), or `shapes`, "
+        "the images that are drawn",
     )
     config: str | None = option(None, "`hub`: the dataset's configuration (`wikitext-2-v1`)")
     revision: str | None = option(

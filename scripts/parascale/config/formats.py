@@ -92,6 +92,10 @@ class Loaders:
     samples: int = option(20000, "most samples that a pass reads which is cold, or has workers", low=1)
     seconds: float = option(0.5, "a pass stops after this time; from the cache it goes round until then", above=0.0)
     repeats: int = option(3, "passes; the table holds their median and spread", low=1)
-    workers: list[int] = option([0, 2], "worker processes of the DataLoader, measured with decoding")
+    workers: list[int] = option(
+        [0, 2],
+        "worker processes of the DataLoader, measured with decoding; as their memory stands what they have for themselves when a "
+        "pass ends, which is no peak",
+    )
     cold: bool = option(True, "also measure with the files dropped from the page cache, where that is possible")
     shared_memory: bool = option(False, "also measure from a copy in `/dev/shm`")

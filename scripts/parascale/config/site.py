@@ -60,8 +60,12 @@ class Assumed:
     step_milliseconds: float = option(3.0, "time that a step takes beside computing and communication", above=0.0)
     startup_seconds: float = option(30.0, "from a job's start to its first step", above=0.0)
     save_gigabytes_per_second: float = option(0.5, "rate at which a checkpoint is saved, and checked", above=0.0)
-    library_gigabytes: float = option(0.5, "memory that libraries hold beside tensors, for each process", above=0.0)
-    communicator_gigabytes: float = option(0.3, "memory of each group of processes that communicates", above=0.0)
+    library_gigabytes: float = option(
+        0.5, "memory that libraries hold beside tensors, for each process; on CPUs alone probes measure it", above=0.0
+    )
+    communicator_gigabytes: float = option(
+        0.3, "memory of each group of processes that communicates, on GPUs; no probe measures it", above=0.0
+    )
     unknown_hours: float = option(
         4.0, "time limit of a job whose time is unknown, where no partition limits it", above=0.0
     )

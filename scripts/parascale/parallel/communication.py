@@ -5,6 +5,9 @@ Bandwidth is given as nccl-tests does, so that figures can be set beside publish
 bandwidth multiplies it with what the operation must move over the slowest link, so that it can be compared with the
 hardware's rate whatever the number of ranks. `size` is that of the whole tensor: what a rank ends with after all-gather, and
 what it begins with before reduce-scatter.
+
+Each operation is measured between all ranks, and along each dimension of a mesh that has several: there all groups of a
+dimension are at it at the same time, as in a training.
 """
 
 import os
@@ -17,10 +20,11 @@ import torch
 import torch.distributed as dist
 
 from parascale.errors import RequirementError
-from parascale.parallel.mesh import set_timeout
+from parascale.parallel.mesh import AXES, make_mesh, set_timeout
 
 COLUMNS = (
     "operation",
+    "group",
     "nodes",
     "ranks",
     "bytes",
@@ -55,28 +59,41 @@ def sizes_between(smallest, largest):
     return sizes
 
 
-def measure(sizes, repeats, device, nodes):
-    """Time every operation at every size (bytes, fp32 elements); returns rows of COLUMNS, the same on every rank.
+def groups_of(layout, device, timeout_seconds):
+    """Name → this process's group: `all`, and one for each dimension of a layout that has several. Called by every rank."""
+    groups = {"all": dist.group.WORLD}
+    axes = [axis for axis in AXES if getattr(layout, axis) > 1]
+    if len(axes) > 1:
+        devices = make_mesh(layout, device, timeout_seconds).devices
+        groups |= {axis: devices.get_group(axis) for axis in axes}
+    return groups
 
-    A repeat takes as long as its slowest rank; `seconds` is the median of the repeats.
+
+def measure(groups, sizes, repeats, device, processes_per_node):
+    """Time every operation in every group (of `groups_of`) at every size (bytes, fp32 elements); returns rows of COLUMNS.
+
+    A repeat takes as long as the slowest of all ranks; `seconds` is the median of the repeats. Every rank gets the same
+    rows but for the nodes, which are those of its own groups.
     """
-    ranks = dist.get_world_size()
     rows = []
-    for operation in OPERATIONS:
-        for size in sizes:
-            elements = max(1, size // 4 // ranks) * ranks  # every rank holds an equal part
-            call = _operation(operation, elements, device)
-            seconds = statistics.median(_timed(call, repeats, device))
-            gigabytes = elements * 4 / 1e9
-            rate = gigabytes / seconds
-            bus = rate * bus_factor(operation, ranks)
-            rows.append(dict(zip(COLUMNS, (operation, nodes, ranks, elements * 4, seconds, rate, bus), strict=True)))
+    for name, group in groups.items():
+        members = dist.get_process_group_ranks(group)
+        ranks, nodes = len(members), len({member // processes_per_node for member in members})
+        for operation in OPERATIONS:
+            for size in sizes:
+                elements = max(1, size // 4 // ranks) * ranks  # every rank holds an equal part
+                seconds = statistics.median(_timed(_operation(operation, elements, device, group), repeats, device))
+                rate = elements * 4 / 1e9 / seconds
+                bus = rate * bus_factor(operation, ranks)
+                values = (operation, name, nodes, ranks, elements * 4, seconds, rate, bus)
+                rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows
 
 
-def _operation(name, elements, device):
+def _operation(name, elements, device, group):
     """A function without arguments that does the operation once on buffers that stay."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    members = dist.get_process_group_ranks(group)
+    rank, ranks = dist.get_rank(group), len(members)
     whole = torch.ones(elements, device=device)
     part = torch.ones(elements // ranks, device=device)
     if name == "send_receive":
@@ -85,18 +102,18 @@ def _operation(name, elements, device):
 
         def ring():
             requests = [
-                dist.P2POp(dist.isend, whole, (rank + 1) % ranks),
-                dist.P2POp(dist.irecv, received, (rank - 1) % ranks),
+                dist.P2POp(dist.isend, whole, members[(rank + 1) % ranks], group),
+                dist.P2POp(dist.irecv, received, members[(rank - 1) % ranks], group),
             ]
             for request in dist.batch_isend_irecv(requests):
                 request.wait()
 
         return ring
     return {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "broadcast": lambda: dist.broadcast(whole, src=0),
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
+        "broadcast": lambda: dist.broadcast(whole, src=members[0], group=group),
     }[name]
 
 

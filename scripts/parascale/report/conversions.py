@@ -1,22 +1,16 @@
 """Converted checkpoints: the matrix from the layout that trained into the form that was written, as table and CSV."""
 
-import csv
-import io
-
 from parascale.report import numbers
+from parascale.report.summary import csv_text
 from parascale.report.tables import Cell, Row, Table
 
 CSV_COLUMNS = ("run", "layout", "form", "dtype", "bytes", "seconds", "gb_per_second", "peak_memory_bytes")
-CSV_COLUMNS += ("identical", "optimizer", "test_loss")
+CSV_COLUMNS += ("identical", "logits_difference", "optimizer", "test_loss")
 
 
 def conversions_csv(report):
     """The text of `checkpoints.csv`: every number of the table; an empty cell is unknown."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(report.conversions)
-    return text.getvalue()
+    return csv_text(CSV_COLUMNS, report.conversions)
 
 
 def conversions_table(report):
@@ -32,7 +26,6 @@ def _cells(row):
     def measured(name, shown):
         return Cell(shown(row[name]), row[name], f"{row['form']}_{name}")
 
-    same = row["identical"]
     return (
         Cell(row["run"]),
         Cell(row["layout"]),
@@ -41,9 +34,16 @@ def _cells(row):
         measured("seconds", numbers.duration),
         measured("gb_per_second", numbers.significant),
         measured("peak_memory_bytes", numbers.memory),
-        Cell(
-            "identical" if same else "differ", figure=f"{row['form']}_identical", kind="same" if same else "different"
-        ),
+        _verdict_cell(row),
         Cell("carried along" if row["optimizer"] else "not in it"),
         measured("test_loss", lambda loss: numbers.fixed(loss, 4)),
     )
+
+
+def _verdict_cell(row):
+    """Of a form that is no copy of the tensors, how far the logits of its library lie from ours."""
+    difference = row["logits_difference"]
+    alike = "identical" if difference is None else "same logits"
+    kind, name = "same" if row["identical"] else "different", f"{row['form']}_logits_difference"
+    apart = Cell(f"to {numbers.tiny(difference)}", difference, name) if difference is not None else None
+    return Cell(alike if row["identical"] else "differ", figure=f"{row['form']}_identical", kind=kind, small=apart)

@@ -22,7 +22,7 @@ CODE = ("rules", "scripts", "config", "profiles", "envs")
 ALONE = ("README.md", "CONTRIBUTING.md", "LICENSE", "CITATION.cff", "pyproject.toml", "Makefile")
 TRAINING = "scripts/train.py"
 LEFT_OUT = ("__pycache__", ".egg-info", ".pyc")
-# Below results/: patterns of what is packed.
+# Below results/: patterns of what is packed, which is all that the report is made from.
 RECORDS = ("runs/*/*.json", "runs/*/*.jsonl", "runs/*/*.csv", "runs/*/events.*", "runs/*/profile/*")
 RESULTS = (
     *RECORDS,
@@ -30,7 +30,13 @@ RESULTS = (
     "report/**/*",
     "checkpoints/*/*.json",
     "data/*/*/manifest.json",
+    "summaries/*.json",
     "loaders/*.csv",
+    "loaders/*.json",
+    "calibration/*.json",
+    "probes/*/*.json*",
+    "plan/*",
+    "comparisons/*",
 )
 RESULTS += ("communication/*.csv", "benchmarks/**/*.tsv")
 WEIGHTS = ("runs/*/best/**/*", "runs/*/checkpoint/**/*")

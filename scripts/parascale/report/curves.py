@@ -3,7 +3,8 @@
 from parascale.report import numbers
 from parascale.report.chart import Entry, Figure, series_class
 from parascale.report.plots import Line, curve_panel, thinned
-from parascale.report.tables import Cell, Row, Table, perplexity
+from parascale.report.summary import perplexity
+from parascale.report.tables import Cell, Row, Table
 
 BUCKETS = (40, 150)  # fewest and most intervals of a curve that keep two points each
 POINTS = 6_000  # intervals over all curves of a figure: bounds the size of the page

@@ -1,7 +1,8 @@
 """What follows from the records: speed-up and efficiency, runs that may be compared, repeated seeds.
 
 Speed-up is the baseline's time over the run's, for the same training: workload, machine, amount of work, and global batch
-(strong scaling). Efficiency is the speed-up over the ratio of the GPUs held, idle ones included. Weak scaling keeps the
+(strong scaling). Pairs of document and summary are counted as pairs there: how many target tokens so many pairs hold follows
+from their order, and so from the seed. Efficiency is the speed-up over the ratio of the GPUs held, idle ones included. Weak scaling keeps the
 batch of a data-parallel rank, so its runs do other work: they have no speed-up, and their efficiency is the rate per
 GPU over the baseline's (Gustafson 1988, doi:10.1145/42411.42415).
 """
@@ -92,8 +93,8 @@ class Experiment:
     @property
     def title(self):
         """What is trained: `lm-small, 491,520 tokens`."""
-        summary, workload = self.first.summary, self.first.run.workload.name
-        return f"{workload}, {whole(summary.work)} {summary.work_unit}" if self.kind == "strong" else workload
+        workload, (amount, unit, _) = self.first.run.workload.name, work_of(self.first)
+        return f"{workload}, {whole(amount)} {unit}" if self.kind == "strong" else workload
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Report:
     """Everything that pages, tables and figures read.
 
     jobs: name of a run → page of its own, beside this report's. readings: of each dataset, how fast its formats are read.
+    transfers: between the processes of a run, how fast they talk.
     charges: name of a run → (core-hours charged, what says so). advice: of each workload (parascale.report.plans.Advice).
     """
 
@@ -113,6 +115,7 @@ class Report:
     conversions: tuple = ()
     jobs: dict = field(default_factory=dict)
     readings: tuple = ()
+    transfers: tuple = ()
     charges: dict = field(default_factory=dict)
     advice: tuple = ()
 
@@ -196,15 +199,25 @@ def difference(record, baseline):
         return "" if same else f"another batch per rank than `{baseline.name}`"
     if run.global_batch != other.global_batch:
         return f"another global batch than `{baseline.name}`"
-    if (record.summary.work, record.summary.work_unit) != (baseline.summary.work, baseline.summary.work_unit):
+    # One seed draws the same samples, however they are spread.
+    other_tokens = run.seed == other.seed and record.summary.work != baseline.summary.work
+    if work_of(record) != work_of(baseline) or other_tokens:
         return f"other work than `{baseline.name}`"
     return ""
+
+
+def work_of(record):
+    """(amount, unit, what tells other data): the same for runs of the same work, whatever their seeds."""
+    summary, run = record.summary, record.run
+    if run.workload.of_pairs:
+        return summary.steps * run.global_batch, "pairs", summary.evaluated_tokens
+    return summary.work, summary.work_unit, None
 
 
 def configuration(record):
     """A key that runs share when they differ in their seed (and name and baseline) alone."""
     settings = {**dataclasses.asdict(record.run), "run": "", "seed": 0, "baseline": None}
-    done = (record.summary.work, record.summary.work_unit) if record.done else None
+    done = work_of(record) if record.done else None
     return json.dumps([settings, _machine(record), done], sort_keys=True)
 
 

@@ -2,12 +2,14 @@
 
 from parascale.report import numbers
 from parascale.report.chart import Entry, Figure, colour_class
+from parascale.report.communication import communication
 from parascale.report.curves import loss
 from parascale.report.layouts import kind_of_run
 from parascale.report.loaders import loaders
 from parascale.report.memories import memory
 from parascale.report.plots import Bar, Point, Series, bar_panel, record_bar, scaling_panel
 from parascale.report.records import PHASES
+from parascale.report.summary import energy_per_work, model_flops_utilisation
 from parascale.report.tables import Cell, Row, Table
 
 
@@ -84,6 +86,7 @@ FIGURES = {
     "throughput": throughput,
     "memory": memory,
     "loaders": loaders,
+    "communication": communication,
 }
 
 
@@ -204,18 +207,6 @@ def _few(said, most=12):
     return "; ".join(said[:most]) + (f"; and {more} more in the table" if more > 0 else "")
 
 
-def model_flops_utilisation(record):
-    """Achieved over peak rate of the GPUs that work (Chowdhery et al. 2022, arXiv:2204.02311), or None.
-
-    Wants the training FLOPs of a token from the run's prediction and the site's peak rate in the run's precision.
-    """
-    peak = record.site.peak_tflops.get(record.run.precision)
-    flops = record.prediction.get("flops_per_token")
-    if not peak or not flops or record.summary.work_unit != "tokens":
-        return None
-    return record.summary.rate * flops / (peak * 1e12 * record.run.layout.world_size)
-
-
 def _throughput_table(report):
     columns = (("Run", False), ("Rate", True), ("For each GPU or process", True), ("MFU", True))
     columns += (("GPU use", True), ("Energy", True), ("Energy in all", True), ("Parameters", True))
@@ -223,8 +214,7 @@ def _throughput_table(report):
     for record in report.done:
         summary = record.summary
         each, mfu = summary.rate / record.run.layout.world_size, model_flops_utilisation(record)
-        energy = summary.energy_joules / summary.work if summary.energy_joules is not None and summary.work else None
-        unit = summary.work_unit.removesuffix("s")
+        energy, unit = energy_per_work(record), summary.work_unit.removesuffix("s")
         cells = (
             Cell(record.name),
             Cell(_rate(record), summary.rate),
@@ -233,7 +223,7 @@ def _throughput_table(report):
             Cell(numbers.percent(summary.gpu_utilisation), summary.gpu_utilisation, "gpu_utilisation"),
             Cell(f"{numbers.significant(energy)} J/{unit}" if energy is not None else "", energy, "energy_per_work"),
             Cell(numbers.energy(summary.energy_joules), summary.energy_joules, "energy_joules"),
-            Cell(numbers.whole(summary.parameters), summary.parameters),
+            Cell(numbers.whole(summary.parameters), summary.parameters, "parameters"),
         )
         rows.append(Row(record.name, cells, report.series(record)))
     return Table("Throughput; an empty cell is not known", columns, tuple(rows))

@@ -30,7 +30,9 @@ def loaders_section(report):
         "datasets": [(readings, _formats_table(readings), _ceilings(readings)) for readings in report.readings],
         "figures": [figure] if figure.panels else [],
     }
-    return Section("formats", "Which data format", "loaders.html", values)
+    return Section(
+        "formats", "Which data format", "loaders.html", values, "`results/loaders/<dataset>.csv` and `.json`"
+    )
 
 
 def _panels(readings):

@@ -11,15 +11,17 @@ from parascale import files
 from parascale.report import chart, numbers
 from parascale.report.conversions import conversions_csv
 from parascale.report.figures import FIGURES
+from parascale.report.plans import advice_csv
 from parascale.report.sections import sections, warnings
-from parascale.report.tables import summary_csv
+from parascale.report.summary import summary_csv
 
 QUOTED = re.compile(r"`([^`]*)`")
 
 
 FOOTER = (
-    "Made from `results/runs`, `results/parity` and `results/loaders`; the figures of the table of runs are also in "
-    "`summary.csv`, beside this page."
+    "Made from `results/runs`, `results/parity`, `results/summaries`, `results/checkpoints`, `results/loaders` and "
+    "`results/communication`. Beside this page lie `summary.csv`, `plan-against-actual.csv`, `advice.csv` and `checkpoints.csv`. "
+    "Each section names the files that hold its numbers."
 )
 
 
@@ -35,12 +37,12 @@ def render(report, parts, subtitle, footer, said=()):
 
 
 def write_report(report, output):
-    """Write `index.html`, `summary.csv`, `checkpoints.csv` and `figures/*.svg` below the folder `output`, each whole or not at all."""
+    """Write `index.html`, its CSV files and `figures/*.svg` below the folder `output`, each whole or not at all."""
     output, style = Path(output), _resource("chart.css")
     for name, make in FIGURES.items():
         files.write_text(output / "figures" / f"{name}.svg", chart.standalone(make(report), style))
-    files.write_text(output / "summary.csv", summary_csv(report))
-    files.write_text(output / "checkpoints.csv", conversions_csv(report))
+    for name, text in (("summary", summary_csv), ("advice", advice_csv), ("checkpoints", conversions_csv)):
+        files.write_text(output / f"{name}.csv", text(report))
     files.write_text(output / "index.html", render_page(report))
 
 

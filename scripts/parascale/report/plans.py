@@ -1,9 +1,10 @@
 """Plans in the report: what was foretold beside what happened and was charged, and which layouts formulas advise."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 
 from parascale.report import numbers
 from parascale.report.section import Section
+from parascale.report.summary import csv_text
 from parascale.report.tables import Cell, Row, Table
 
 SHOWN = 8  # layouts of an advice
@@ -46,7 +47,10 @@ def plan_section(report):
     columns += (("Plan rests on", False), ("Charged by", False))
     rows = tuple(_plan_row(record, report.charges.get(record.name)) for record in foretold)
     table = Table("Plan against actual; an empty cell was not foretold", columns, rows)
-    return Section("plan", "Plan against actual", "plan.html", {"table": table})
+    files = (
+        "`plan-against-actual.csv`, where `seconds` are those of the training steps and `hours` those of the whole job"
+    )
+    return Section("plan", "Plan against actual", "plan.html", {"table": table}, files)
 
 
 def _plan_row(record, charge):
@@ -75,7 +79,18 @@ def advice_section(report):
     if not report.advice:
         return None
     advised = [(advice, _advice_table(advice)) for advice in report.advice]
-    return Section("advice", "Which layout next", "advice.html", {"advised": advised})
+    return Section("advice", "Which layout next", "advice.html", {"advised": advised}, "`advice.csv`, of every layout")
+
+
+def advice_csv(report):
+    """The text of `advice.csv`: every layout of every workload, the best first; an empty cell is unknown."""
+    columns = ("workload", "site", "gpus", *(item.name for item in fields(Suggestion)))
+    rows = [
+        {"workload": advice.workload, "site": advice.site, "gpus": advice.gpus, **asdict(suggestion)}
+        for advice in report.advice
+        for suggestion in advice.suggestions
+    ]
+    return csv_text(columns, rows)
 
 
 def _advice_table(advice):

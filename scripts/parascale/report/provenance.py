@@ -16,7 +16,8 @@ def provenance_section(report):
         "mixed": _mixed(report),
         "left_out": report.left_out,
     }
-    return Section("provenance", "Where this comes from", "provenance.html", values)
+    files = "`results/runs/<run>/run.json`; of unfinished runs `work/runs/<run>/`"
+    return Section("provenance", "Where this comes from", "provenance.html", values, files)
 
 
 def _mixed(report):

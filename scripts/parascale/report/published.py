@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 
 from parascale.report import layouts, numbers
 from parascale.report.section import Section
-from parascale.report.tables import Cell, Row, Table, perplexity
+from parascale.report.summary import perplexity
+from parascale.report.tables import Cell, Row, Table
 
 NOTE = "Times on other hardware say nothing about the code: such rows are there for orientation."
 COURSE = "Course `Bringing Deep Learning Workloads to JSC supercomputers`"
@@ -30,12 +31,12 @@ FIGURES = {
 class Published:
     """Figures of one training: `values` is (GPUs, value), None where the hardware does not matter.
 
-    subject: what is learned, as `subject_of` has it. figure: of FIGURES. gpu: a word in the name of its GPUs. machine: where.
-    data: a word in the name or source of its data. trained: settings of the training that a comparable run has; `whole_batch` is
-    that of all ranks, however it is scaled. differs: what else is not as here, in words.
+    task: what is learned. figure: of FIGURES. gpu: a word in the name of its GPUs. machine: where. data: a word in the name or
+    source of its data, without hyphens. trained: settings that a comparable run has, of the model and the training, and as
+    `_settings` has them. differs: what else is not as here, in words. shown: what is published instead of one value.
     """
 
-    subject: str
+    task: str
     what: str
     figure: str
     values: tuple
@@ -45,13 +46,16 @@ class Published:
     data: str = ""
     trained: tuple = ()
     differs: str = ""
+    shown: str = ""
 
 
 LANGUAGE = "Transformer on WikiText-2, 10 epochs of windows of 32 at stride 1"
 SUMMARIES = "Summaries of XSum"
 IMAGES = "xresnet50 on Imagewoof, 160 pixels, 1 + 6 epochs"
-OF_SUMMARIES = (("window", 512), ("summary_window", 150), ("global_batch", 4), ("epochs", 5))
-OF_IMAGES = (("image_size", 160), ("global_batch", 64), ("epochs", 7), ("label_smoothing", 0.0))
+OF_LANGUAGE = (("window", 32), ("stride", 1), ("gpu_batch", 128), ("epochs", 10))
+ITS_MODEL = (("dim", 128), ("heads", 4), ("layers", 4), ("hidden", 2048))
+OF_SUMMARIES = (("window", 512), ("summary_window", 150), ("gpu_batch", 4), ("epochs", 5))
+OF_IMAGES = (("image_size", 160), ("gpu_batch", 64), ("epochs", 7), ("label_smoothing", 0.0))
 AS_FASTAI = (
     "half precision is fp16 there, the optimizer's means begin anew with the second cycle, and an epoch's last batch is left out "
     "where it is not full"
@@ -60,21 +64,31 @@ OF_LEADERBOARD = (("image_size", 192), ("whole_batch", 128), ("epochs", 5), ("la
 LEADERBOARD = "Imagewoof leaderboard of April 2019, https://github.com/fastai/imagenette"
 PUBLISHED = (
     Published(
-        "wikitext-2",
+        "language_model",
         LANGUAGE,
         "seconds",
         ((1, 5520.0), (4, 1500.0), (8, 840.0)),
-        trained=(("window", 32), ("stride", 1), ("epochs", 10)),
+        data="wikitext2",
+        trained=(*OF_LANGUAGE, *ITS_MODEL),
         differs="its attention sees the words that it predicts",
     ),
-    Published("wikitext-2", "GPU use with DDP, 80 to 86 %", "gpu_use", ((4, 0.83),)),
     Published(
-        "wikitext-2",
+        "language_model",
+        f"{LANGUAGE}, with DDP",
+        "gpu_use",
+        ((4, None),),
+        data="wikitext2",
+        trained=(("strategy", "ddp"), *OF_LANGUAGE, *ITS_MODEL),
+        shown="80 to 86 %",
+    ),
+    Published(
+        "language_model",
         "AWD-LSTM on WikiText-2",
         "perplexity",
         ((None, 65.8),),
         AWD_LSTM,
         machine="any hardware",
+        data="wikitext2",
         differs="an LSTM with other regularisation",
     ),
     Published(
@@ -138,23 +152,15 @@ def published_section(report):
     columns = (("Run", False), ("Published", False), ("Figure", False), ("Theirs", True), ("Ours", True))
     columns += (("Their hardware", False), ("Our hardware", False), ("Comparable", False), ("Source", False))
     table = Table("Published figures beside ours", columns, tuple(rows))
-    return Section("published", "Beside published figures", "table.html", {"table": table, "notes": (NOTE,)})
-
-
-def subject_of(record):
-    """What is learned: the task, and for language models the text, where its name tells."""
-    workload = record.run.workload
-    if workload.task != "language_model":
-        return workload.task
-    source = workload.data.source
-    named = f"{source.name} {source.config} {workload.data.dataset}".lower().replace("_", "-")
-    return "wikitext-2" if "wikitext-2" in named or "wikitext2" in named else "text"
+    values = {"table": table, "notes": (NOTE,)}
+    files = "ours `summary.csv`; theirs the source that a row names"
+    return Section("published", "Beside published figures", "table.html", values, files)
 
 
 def _rows(report, record, entry):
     """The row of a run beside the published value on as many GPUs."""
     heading, of, shown = FIGURES[entry.figure]
-    ours = of(record) if subject_of(record) == entry.subject else None
+    ours = of(record) if record.run.workload.task == entry.task else None
     if ours is None:
         return
     for gpus, value in entry.values:
@@ -167,7 +173,7 @@ def _rows(report, record, entry):
             Cell(record.name),
             Cell(entry.what),
             Cell(heading),
-            Cell(shown(value), value, f"published_{entry.figure}"),
+            Cell(entry.shown or shown(value), value, f"published_{entry.figure}"),
             Cell(shown(ours), ours, entry.figure),
             Cell(f"{numbers.plural(gpus, entry.gpu)}, {entry.machine}" if gpus else entry.machine),
             Cell(f"{layouts.hardware_text(record)}, {record.site.gpu or record.site.title or record.site.name}"),
@@ -179,21 +185,38 @@ def _rows(report, record, entry):
 
 def differences(entry, gpus, record):
     """In words, what keeps a run from being comparable with a published value."""
-    differs, training = [], record.run.workload.training
+    differs, ours = [], _settings(record.run)
     if not same_data(entry, record):
         differs.append("other data")
     if gpus is not None and entry.gpu not in record.site.gpu:
         differs.append("other hardware")
     if gpus is not None and gpus != record.gpus:
         differs.append(f"{record.gpus} held instead of {gpus}")
-    ours = asdict(training) | {"stride": training.stride or training.window, "whole_batch": record.run.global_batch}
     for name, value in entry.trained:
         if ours[name] != value:
-            differs.append(f"{name} {'unset' if ours[name] is None else f'{ours[name]:g}'} instead of {value}")
+            differs.append(f"{name} {_written(ours[name])} instead of {_written(value)}")
     return [*differs, *([entry.differs] if entry.differs else [])]
+
+
+def _settings(run):
+    """What `Published.trained` may ask for. whole_batch: of all ranks, however it is scaled; gpu_batch: its part for a GPU."""
+    training, model = run.workload.training, run.workload.model
+    return {
+        **asdict(model),
+        **asdict(training),
+        "hidden": model.hidden or 4 * model.dim,
+        "stride": training.stride or training.window,
+        "strategy": run.strategy,
+        "whole_batch": run.global_batch,
+        "gpu_batch": run.global_batch / run.layout.world_size,
+    }
+
+
+def _written(value):
+    return "unset" if value is None else f"{value:g}" if isinstance(value, int | float) else value
 
 
 def same_data(entry, record):
     """Whether a run reads the dataset of a published value, by its dataset's or its source's name."""
     data = record.run.workload.data
-    return entry.data in f"{data.dataset} {data.source}".lower()
+    return entry.data in f"{data.dataset} {data.source}".lower().replace("-", "").replace("_", "")

@@ -3,29 +3,23 @@
 A record that cannot be read does not stop the report: its run is shown as missing, with a note that names the file.
 """
 
-import json
 import math
 import re
 import time
-import typing
 from array import array
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from parascale.config import Run, Site, run_from_dict
 from parascale.config.strict import load
 from parascale.errors import ParascaleError
-from parascale.files import read_json, read_json_lines
+from parascale.files import read_json_lines
+from parascale.report.checked import RecordError, read_record, typed
 
-SCHEMA_VERSION = 1
 SILENT_SECONDS = 60.0  # a living run renews its lease every few seconds
 DIGITS = re.compile(r"(\d+)")
 PHASES = ("data", "forward", "backward", "communication", "optimizer", "bubble", "other")
-
-
-class RecordError(ParascaleError):
-    """A file of a run's record is missing, damaged or of another schema."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +38,7 @@ class Summary:
     best_validation_loss: float | None = None
     best_step: int | None = None
     test_loss: float | None = None
+    evaluated_tokens: dict = field(default_factory=dict)
     validation_accuracy: float | None = None
     validation_top5: float | None = None
     test_accuracy: float | None = None
@@ -169,7 +164,7 @@ def _load_record(results, work, name):
     parity, notes = _parity(results / "parity" / name / "verdict.json")
     if finished.is_dir():
         summaries = results / "summaries" / f"{name}.json"
-        return _finished(name, finished, parity, notes, _json(summaries) if summaries.is_file() else {})
+        return _finished(name, finished, parity, notes, read_record(summaries) if summaries.is_file() else {})
     if under_way.is_dir():
         return _unfinished(name, under_way, parity, notes)
     return Record(name, "missing", ("no results yet", *notes), parity=parity)
@@ -178,7 +173,7 @@ def _load_record(results, work, name):
 def _finished(name, folder, parity, notes, summaries):
     try:
         described = _described(folder / "run.json")
-        summary = _typed(Summary, _json(folder / "summary.json"), folder / "summary.json")
+        summary = typed(Summary, read_record(folder / "summary.json"), folder / "summary.json")
     except ParascaleError as error:
         return Record(name, "missing", (f"the record is incomplete: {error}", *notes), parity=parity)
     try:
@@ -199,7 +194,7 @@ def _unfinished(name, folder, parity, notes):
         if (folder / "run.json").is_file():
             described = _described(folder / "run.json")
         if (folder / "attempts.jsonl").is_file():
-            described["attempts"] = tuple(_json(folder / "attempts.jsonl", read_json_lines))
+            described["attempts"] = tuple(read_record(folder / "attempts.jsonl", read_json_lines))
         if (folder / "steps.jsonl").is_file():
             curve = load_curve(folder / "steps.jsonl")
     except ParascaleError as error:
@@ -216,7 +211,7 @@ def _progress(folder, attempts, curve):
         return "failed", f"the last attempt failed at {reached}"
     if outcome == "stopped":
         return "running", f"stopped at {reached}; it goes on from there when it is started again"
-    lease = _json(folder / "lease.json") if (folder / "lease.json").is_file() else None
+    lease = read_record(folder / "lease.json") if (folder / "lease.json").is_file() else None
     if lease and time.time() - lease["time"] > SILENT_SECONDS:
         last = datetime.fromtimestamp(lease["time"], UTC).isoformat(timespec="seconds")
         return "failed", f"killed at {reached}: no sign of life since {last}; it goes on when it is started again"
@@ -225,7 +220,7 @@ def _progress(folder, attempts, curve):
 
 def _described(path):
     """Fields of a Record that `run.json` gives."""
-    values = _json(path)
+    values = read_record(path)
     for key in ("settings", "site"):
         if not isinstance(values.get(key), dict):
             raise RecordError(f"{path}: `{key}` is missing")
@@ -243,7 +238,7 @@ def _parity(path):
     if not path.is_file():
         return None, ()
     try:
-        return _typed(Parity, _json(path), path), ()
+        return typed(Parity, read_record(path), path), ()
     except RecordError as error:
         return None, (f"parity is unknown: {error}",)
 
@@ -253,7 +248,7 @@ def load_curve(path):
     steps, losses, seconds, evaluations = array("q"), array("d"), array("d"), []
     elapsed, phases = 0.0, {}
     try:
-        for line in _json(path, read_json_lines):
+        for line in read_record(path, read_json_lines):
             elapsed += line["seconds"]["total"]
             for phase, spent in line["seconds"].items():
                 phases[phase] = phases.get(phase, 0.0) + spent
@@ -269,36 +264,3 @@ def load_curve(path):
         raise RecordError(f"{path}: a line lacks {error}") from None
     phases.pop("total", None)
     return Curve(steps, losses, seconds, tuple(evaluations), phases)
-
-
-def _json(path, read=read_json):
-    try:
-        return read(path)
-    except FileNotFoundError:
-        raise RecordError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: damaged: {error}") from None
-
-
-def _typed(kind, values, path):
-    """A `kind` from a mapping. Keys that it does not know belong to others and are passed over."""
-    if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
-        raise RecordError(f"{path}: not of schema_version {SCHEMA_VERSION}")
-    hints = typing.get_type_hints(kind)
-    arguments = {}
-    for item in fields(kind):
-        if item.name in values:
-            arguments[item.name] = _value(values[item.name], hints[item.name], f"{path}: `{item.name}`")
-        elif item.default is MISSING and item.default_factory is MISSING:
-            raise RecordError(f"{path}: `{item.name}` is missing")
-    return kind(**arguments)
-
-
-def _value(value, hint, place):
-    if isinstance(value, bool):
-        raise RecordError(f"{place} = {value} is not of type {hint}")
-    if isinstance(value, int) and float in (hint, *typing.get_args(hint)):
-        value = float(value)
-    if not isinstance(value, hint):
-        raise RecordError(f"{place} = {value!r} is not of type {hint}")
-    return value

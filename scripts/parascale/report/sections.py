@@ -4,6 +4,7 @@ A section without data returns None and leaves itself out.
 """
 
 from parascale.report import figures, numbers, quality
+from parascale.report.communication import communication_section
 from parascale.report.conversions import conversions_table
 from parascale.report.derived import idle_fraction, is_different
 from parascale.report.loaders import loaders_section
@@ -15,6 +16,7 @@ from parascale.report.tables import Cell, Row, Table, runs_table, seeds_table
 from parascale.report.verdict import verdicts
 
 UNUSUAL = ("different", "not comparable")  # verdicts whose reason is told
+IN_SUMMARY = "`summary.csv`"
 
 
 def sections(report):
@@ -40,7 +42,9 @@ def warnings(report):
 def verdict_section(report):
     """Which strategy is best here; without finished runs, how to get some."""
     found = verdicts(report)
-    return Section("verdict", "The verdict", "verdict.html", {"verdicts": found, "state": _state(report, found)})
+    files = f"{IN_SUMMARY}; of repeated runs, their mean" if found else ""
+    values = {"verdicts": found, "state": _state(report, found)}
+    return Section("verdict", "The verdict", "verdict.html", values, files)
 
 
 def _state(report, found):
@@ -76,13 +80,20 @@ def parity_section(report):
     for record in checked:
         counts[record.parity.verdict] = counts.get(record.parity.verdict, 0) + 1
     unchecked = [record.name for record in report.done if record.parity is None]
-    reasons = [(record.name, record.parity) for record in checked if record.parity.verdict in UNUSUAL]
+    reasons = [(record.name, record.parity) for record in checked if _is_explained(record)]
     return Section(
         "parity",
         "Is the result the same?",
         "parity.html",
         {"table": table, "counts": counts, "unchecked": unchecked, "reasons": reasons, "allowed": _allowed(checked)},
+        "`results/parity/<run>/verdict.json`, from the `steps.jsonl` beside it and that of the baseline",
     )
+
+
+def _is_explained(record):
+    """Whether the verdict's reason is told: an unusual one, or `same` where dropout was switched off to compare at all."""
+    dropout = record.run.workload.model.dropout if record.run is not None else 0.0
+    return record.parity.verdict in UNUSUAL or (record.parity.verdict == "same" and dropout > 0)
 
 
 def _parity_row(report, record):
@@ -119,7 +130,7 @@ def runs_section(report):
         return None
     notes = [(record.name, record.status, record.notes) for record in report.records if record.notes]
     values = {"table": runs_table(report), "seeds": seeds_table(report), "notes": notes}
-    return Section("runs", "The runs", "runs.html", values)
+    return Section("runs", "The runs", "runs.html", values, IN_SUMMARY)
 
 
 def scaling_section(report):
@@ -132,7 +143,8 @@ def scaling_section(report):
             reasons.setdefault(reason, []).append(record.name)
     if not drawn and not reasons:
         return None
-    return Section("scaling", "What more hardware buys", "scaling.html", {"figures": drawn, "reasons": reasons})
+    values = {"figures": drawn, "reasons": reasons}
+    return Section("scaling", "What more hardware buys", "scaling.html", values, IN_SUMMARY)
 
 
 def phases_section(report):
@@ -141,7 +153,8 @@ def phases_section(report):
     values = {"figures": [figure] if figure.panels else [], "bubbles": _bubbles(report), "idle": _idle(report)}
     if not any(values.values()):
         return None
-    return Section("phases", "Where the time goes", "phases.html", values)
+    files = "`results/runs/<run>/summary.json`, seconds of all `steps` together; of each in `steps.jsonl` beside it"
+    return Section("phases", "Where the time goes", "phases.html", values, files)
 
 
 def _bubbles(report):
@@ -197,12 +210,14 @@ def _idle(report):
 
 def loss_section(report):
     """Loss against steps, time and core-hours."""
-    return _figures_section("loss", "How the loss falls", [figures.loss(report)])
+    files = "`results/runs/<run>/steps.jsonl`; of unfinished runs `work/runs/<run>/steps.jsonl`"
+    return _figures_section("loss", "How the loss falls", figures.loss(report), files)
 
 
 def memory_section(report):
     """Peak memory of each run beside its prediction."""
-    return _figures_section("memory", "Memory, predicted and measured", [figures.memory(report)])
+    files = "`plan-against-actual.csv`; the measured also in `summary.csv`"
+    return _figures_section("memory", "Memory, predicted and measured", figures.memory(report), files)
 
 
 def quality_section(report):
@@ -213,23 +228,30 @@ def quality_section(report):
         "examples": quality.examples(report),
         "exclusions": quality.exclusions(report),
     }
-    return Section("quality", "How good the models are", "quality.html", values) if any(values.values()) else None
+    if not any(values.values()):
+        return None
+    files = f"{IN_SUMMARY}; of greedy search and lead words `results/summaries/<run>.json`"
+    files += "; what was left out or cut `results/runs/<run>/run.json`"
+    return Section("quality", "How good the models are", "quality.html", values, files)
 
 
 def throughput_section(report):
     """Throughput, MFU where the peak is known, use of the GPUs and energy where they were sampled."""
-    return _figures_section("throughput", "Throughput and energy", [figures.throughput(report)])
+    files = f"{IN_SUMMARY}; for each GPU or process its `rate` / `world_size`"
+    return _figures_section("throughput", "Throughput and energy", figures.throughput(report), files)
 
 
 def conversions_section(report):
     """Checkpoints in other forms, what they cost, and whether they are the same model."""
     table = conversions_table(report)
-    return Section("checkpoints", "Checkpoints in other forms", "conversions.html", {"table": table}) if table else None
+    if table is None:
+        return None
+    files = "`checkpoints.csv`, from `results/checkpoints/<run>/verify.json`"
+    return Section("checkpoints", "Checkpoints in other forms", "conversions.html", {"table": table}, files)
 
 
-def _figures_section(identity, title, drawn):
-    drawn = [figure for figure in drawn if figure.panels]
-    return Section(identity, title, "figures.html", {"figures": drawn}) if drawn else None
+def _figures_section(identity, title, figure, files):
+    return Section(identity, title, "figures.html", {"figures": [figure]}, files) if figure.panels else None
 
 
 SECTIONS = [
@@ -242,9 +264,10 @@ SECTIONS = [
     loss_section,
     quality_section,
     throughput_section,
-    loaders_section,
+    communication_section,
     plan_section,
     advice_section,
+    loaders_section,
     conversions_section,
     published_section,
     provenance_section,

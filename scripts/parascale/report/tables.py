@@ -1,57 +1,9 @@
-"""Tables: cells that know both their exact value and how people read it, and the rows of `summary.csv`."""
+"""Tables: cells that know both their exact value and how people read it, and the table of runs."""
 
-import csv
-import io
-import math
 from dataclasses import dataclass
 
 from parascale.report import layouts, numbers
-
-SUMMARY_COLUMNS = (
-    "run",
-    "workload",
-    "strategy",
-    "engine",
-    "nodes",
-    "world_size",
-    "dp",
-    "fsdp",
-    "tp",
-    "pp",
-    "status",
-    "attempts",
-    "seed",
-    "work",
-    "work_unit",
-    "seconds",
-    "rate",
-    "speedup",
-    "efficiency",
-    "train_loss",
-    "validation_loss",
-    "test_loss",
-    "loss_difference",
-    "parity",
-    "peak_memory_bytes",
-    "core_hours",
-    "energy_joules",
-    "gpu_utilisation",
-)
-MEASURED = (
-    "work",
-    "work_unit",
-    "seconds",
-    "rate",
-    "train_loss",
-    "validation_loss",
-    "test_loss",
-    "peak_memory_bytes",
-    "core_hours",
-    "energy_joules",
-    "gpu_utilisation",
-)
-# exp(loss) means something where the loss is a mean over tokens.
-PERPLEXITY_TASKS = ("language_model", "summarisation")
+from parascale.report.summary import summary_rows
 
 
 @dataclass(frozen=True)
@@ -86,45 +38,6 @@ class Table:
     caption: str
     columns: tuple
     rows: tuple
-
-
-def summary_rows(report):
-    """A mapping of SUMMARY_COLUMNS for each run; None is unknown or does not apply."""
-    return [_summary_row(record, report.comparisons.get(record.name)) for record in report.records]
-
-
-def summary_csv(report):
-    """The text of `summary.csv`."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, SUMMARY_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(summary_rows(report))
-    return text.getvalue()
-
-
-def _summary_row(record, comparison):
-    row = dict.fromkeys(SUMMARY_COLUMNS)
-    row |= {"run": record.name, "status": record.status}
-    if record.run is not None:
-        run, layout = record.run, record.run.layout
-        row |= {"workload": run.workload.name, "strategy": run.strategy, "engine": run.engine, "seed": run.seed}
-        row |= {name: getattr(layout, name) for name in ("nodes", "world_size", "dp", "fsdp", "tp", "pp")}
-    if record.attempts:
-        row["attempts"] = len(record.attempts)
-    if record.done:
-        row |= {name: getattr(record.summary, name) for name in MEASURED}
-        row["attempts"] = record.summary.attempts or row["attempts"]
-        row |= {"speedup": comparison.speedup, "efficiency": comparison.efficiency}
-    if record.parity is not None:
-        row |= {"parity": record.parity.verdict, "loss_difference": record.parity.loss_difference}
-    return row
-
-
-def perplexity(record, loss):
-    """exp(loss) where the task has one and it can be written down, else None."""
-    if loss is None or record.run.workload.task not in PERPLEXITY_TASKS or loss > 50:
-        return None
-    return math.exp(loss)
 
 
 def runs_table(report):
@@ -167,8 +80,8 @@ def _layout_cell(record):
 
 
 def _loss_cell(record, row, name):
-    value = perplexity(record, row[name]) if record.run else None
-    small = Cell(f"ppl {numbers.significant(value)}", value, name.replace("loss", "perplexity")) if value else None
+    figure = name.replace("loss", "perplexity")
+    small = Cell(f"ppl {numbers.significant(row[figure])}", row[figure], figure) if row[figure] else None
     smoothed = name == "train_loss" and record.run and record.run.workload.training.label_smoothing
     note = "of smoothed labels" if smoothed else ""
     return Cell(numbers.fixed(row[name], 4), row[name], name, small=small, note=note)

@@ -20,15 +20,31 @@ def _megahertz(value):
     return f"{value:,.0f} MHz"
 
 
+def _flow(value):
+    return f"{numbers.memory(value)}/s"
+
+
 @dataclass(frozen=True)
 class Metric:
-    """A column of the samples of a kind of device. shown: how its value is written. heat: whether it has a heat map."""
+    """A column of the samples of a kind of device. shown: how its value is written. heat: whether it has a heat map.
+    rate: of a counter, whose increase a second is the metric.
+    """
 
     kind: str
     column: str
     title: str
     shown: object
     heat: bool = False
+    rate: bool = False
+
+    @property
+    def name(self):
+        """What cells of the page carry."""
+        return f"{self.kind}_{self.column}{'_per_second' if self.rate else ''}"
+
+    def known(self, device):
+        """The values of a device that are known."""
+        return rates(device, self.column) if self.rate else device.known(self.column)
 
 
 METRICS = (
@@ -42,12 +58,18 @@ METRICS = (
     Metric("rank", "memory_bytes", "Memory of a process", numbers.memory, heat=True),
     Metric("host", "utilisation", "Use of a node's cores", numbers.percent),
     Metric("host", "memory_bytes", "Memory of a node", numbers.memory),
+    Metric("host", "read_bytes", "Read from a node's own disks", _flow, rate=True),
+    Metric("host", "written_bytes", "Written to a node's own disks", _flow, rate=True),
+    Metric("host", "received_bytes", "Received by a node over the network", _flow, rate=True),
+    Metric("host", "sent_bytes", "Sent by a node over the network", _flow, rate=True),
 )
 # Counters: their increase over the run, for all devices of a kind.
 TOTALS = (
     ("gpu", "energy_joules", "Energy of all GPUs", numbers.energy),
     ("rank", "read_bytes", "Read by the processes", numbers.memory),
     ("rank", "written_bytes", "Written by the processes", numbers.memory),
+    ("host", "read_bytes", "Read from the nodes' own disks", numbers.memory),
+    ("host", "written_bytes", "Written to the nodes' own disks", numbers.memory),
     ("host", "received_bytes", "Received over the network", numbers.memory),
     ("host", "sent_bytes", "Sent over the network", numbers.memory),
     ("host", "monitor_seconds", "Processor time of this monitoring", numbers.duration),
@@ -58,20 +80,19 @@ def metrics_table(devices):
     """Lowest, mean and highest value of every metric over all samples and devices, and the device of each extreme."""
     rows = []
     for metric in METRICS:
-        known = [(device, values) for device in _of(devices, metric.kind) if (values := device.known(metric.column))]
+        known = [(device, values) for device in _of(devices, metric.kind) if (values := metric.known(device))]
         if not known:
             continue
         low, low_device = min(((min(values), device) for device, values in known), key=lambda pair: pair[0])
         high, high_device = max(((max(values), device) for device, values in known), key=lambda pair: pair[0])
         mean = statistics.fmean(value for _, values in known for value in values)
-        name = f"{metric.kind}_{metric.column}"
         cells = (
             Cell(metric.title),
-            Cell(metric.shown(low), low, f"min_{name}", Cell(low_device.label)),
-            Cell(metric.shown(mean), mean, f"mean_{name}"),
-            Cell(metric.shown(high), high, f"max_{name}", Cell(high_device.label)),
+            Cell(metric.shown(low), low, f"min_{metric.name}", Cell(low_device.label)),
+            Cell(metric.shown(mean), mean, f"mean_{metric.name}"),
+            Cell(metric.shown(high), high, f"max_{metric.name}", Cell(high_device.label)),
         )
-        rows.append(Row(name, cells))
+        rows.append(Row(metric.name, cells))
     for kind, column, title, shown in TOTALS:
         value = total(devices, kind, column)
         if value is not None:
@@ -166,6 +187,21 @@ def running_time(devices):
 
 def _gaps(times):
     return [after - before for before, after in itertools.pairwise(times)]
+
+
+def rates(device, column):
+    """How much a counter of a device rose a second, between any two samples.
+
+    Left out is what is much shorter than the others, as the time before a run's last sample, for it says too little; and the
+    pause before another attempt, whose counters begin anew.
+    """
+    usual = statistics.median(_gaps(device.times) or [0.0])
+    samples = itertools.pairwise(zip(device.times, device.values[column], strict=True))
+    return [
+        (after - before) / (end - start)
+        for (start, before), (end, after) in samples
+        if usual / 2 <= end - start <= PAUSE * usual and after >= before  # which an unknown value never is
+    ]
 
 
 def bucketed(device, column, moments):

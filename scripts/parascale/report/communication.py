@@ -1,0 +1,176 @@
+"""The section on collective operations: how fast processes talk at each size, `results/communication/<run>.csv`."""
+
+import csv
+import math
+import typing
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from parascale.report import numbers
+from parascale.report.chart import Entry, Figure, Panel, colour_class
+from parascale.report.section import Section
+from parascale.report.tables import Cell, Row, Table
+
+LABELS = 5  # sizes that are written below a plot
+EVERYONE = "all"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One operation at one size, a row of the CSV. group: `all` processes, or those of one dimension of the mesh."""
+
+    operation: str
+    group: str
+    nodes: int
+    ranks: int
+    bytes: int
+    seconds: float
+    algorithm_gigabytes_per_second: float
+    bus_gigabytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """All that was measured between the processes of a run. note: why there is nothing, where there should be something."""
+
+    run: str
+    rows: tuple = ()
+    note: str = ""
+
+    def groups(self):
+        """Group → its rows, in the order of the file."""
+        found = {}
+        for row in self.rows:
+            found.setdefault(row.group, []).append(row)
+        return found
+
+
+def load_transfers(results, names=None):
+    """The Transfers between the processes of these runs, as far as they were measured; of all that were, without names."""
+    folder = Path(results) / "communication"
+    if names is None:
+        names = sorted(path.stem for path in folder.glob("*.csv"))
+    return [_load(folder / f"{name}.csv") for name in names if (folder / f"{name}.csv").exists()]
+
+
+def _load(path):
+    """A damaged file does not stop the report: it is named."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            return Transfers(path.stem, tuple(_row(cells) for cells in csv.DictReader(file)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        return Transfers(
+            path.stem, note=f"{path} cannot be read ({reason}); remove it and run the target `communication` again"
+        )
+
+
+def _row(cells):
+    hints = typing.get_type_hints(Timing)
+    row = Timing(**{each.name: hints[each.name](cells[each.name]) for each in fields(Timing)})
+    if not (row.bytes > 0 and 0 < row.bus_gigabytes_per_second < math.inf):
+        raise ValueError(f"{row.operation}: {row.bytes} bytes at {row.bus_gigabytes_per_second} GB/s")
+    return row
+
+
+def communication(report):
+    """Bus bandwidth against the size of what is moved, a line an operation."""
+    names = list(dict.fromkeys(row.operation for found in report.transfers for row in found.rows))
+    colours = {name: colour_class(number) for number, name in enumerate(names)}
+    panels = [_panel(found.run, rows, colours) for found in report.transfers for rows in found.groups().values()]
+    return Figure(
+        "communication",
+        "Collective operations",
+        "Bus bandwidth by the size of the whole tensor: what the slowest link carries, counted as nccl-tests does, so that it can "
+        "be held against the link's own rate for any number of processes. Small messages pay for the delay of a call, "
+        "large ones for the bandwidth.",
+        tuple(panels),
+        tuple(Entry(name, kind) for name, kind in colours.items()),
+        _table(report.transfers) if panels else None,
+    )
+
+
+def communication_section(report):
+    """The figure, and what could not be read; None where nothing was measured."""
+    if not report.transfers:
+        return None
+    figure = communication(report)
+    values = {
+        "figures": [figure] if figure.panels else [],
+        "notes": [found.note for found in report.transfers if found.note],
+    }
+    files = numbers.listed(f"`results/communication/{found.run}.csv`" for found in report.transfers)
+    return Section("communication", "How fast processes talk", "communication.html", values, files)
+
+
+def _panel(run, rows, colours):
+    """The lines of one group of processes."""
+    first, lines = rows[0], {}
+    for row in rows:
+        lines.setdefault(row.operation, []).append((row.bytes, row.bus_gigabytes_per_second))
+    whose = "processes" if first.group == EVERYONE else f"processes along {first.group}"
+    title = f"{run}: {first.ranks} {whose}, {numbers.plural(first.nodes, 'node')}"
+    said = "; ".join(f"{name} {_rate(points[-1][1])} at {_size(points[-1][0])}" for name, points in lines.items())
+    panel = Panel(
+        title, f"Lines of bus bandwidth against size: {said}. The table has the rest.", 300, left=64, right=30, top=28
+    )
+    across, upward = _axes(panel, sorted({row.bytes for row in rows}), [row.bus_gigabytes_per_second for row in rows])
+    for name, points in lines.items():
+        panel.path([(across(size), upward(rate)) for size, rate in points], f"line {colours[name]}", name)
+        for size, rate in points:
+            note = f"{name}, {_size(size)}: {_rate(rate)}"
+            panel.add("circle", f"dot {colours[name]}", note, cx=across(size), cy=upward(rate), r=3.4)
+    return panel
+
+
+def _axes(panel, sizes, rates):
+    """Draw both axes and return their scales."""
+    across = panel.across(sizes[0], sizes[-1], log=True)
+    shown = sizes[:: -(-len(sizes) // LABELS)]
+    panel.axis_across(across, "size of the tensor (logarithmic)", shown, [_size(size) for size in shown])
+    lowest = math.floor(math.log10(min(rates)))
+    powers = [10.0**power for power in range(lowest, max(lowest + 1, math.ceil(math.log10(max(rates)))) + 1)]
+    upward = panel.upward(powers[0], powers[-1], log=True)
+    panel.axis_upward(upward, "bus bandwidth in GB/s (logarithmic)", powers, [f"{power:g}" for power in powers])
+    return across, upward
+
+
+def _table(every):
+    columns = (
+        ("Run", False),
+        ("Group", False),
+        ("Operation", False),
+        ("Processes", True),
+        ("Nodes", True),
+        ("Size", True),
+    )
+    columns += (("Time", True), ("Algorithm bandwidth", True), ("Bus bandwidth", True))
+    rows = []
+    for found in every:
+        for row in found.rows:
+            algorithm, bus = row.algorithm_gigabytes_per_second, row.bus_gigabytes_per_second
+            cells = (
+                Cell(found.run),
+                Cell(row.group),
+                Cell(row.operation),
+                Cell(numbers.whole(row.ranks), row.ranks),
+                Cell(numbers.whole(row.nodes), row.nodes),
+                Cell(_size(row.bytes), row.bytes),
+                Cell(numbers.duration_of_step(row.seconds), row.seconds),
+                Cell(_rate(algorithm), algorithm),
+                Cell(_rate(bus), bus, "bus_gigabytes_per_second"),
+            )
+            rows.append(Row(found.run, cells))
+    return Table("Collective operations: the median of several calls", columns, tuple(rows))
+
+
+def _rate(gigabytes):
+    return f"{numbers.significant(gigabytes)} GB/s"
+
+
+def _size(count):
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{round(count, 1):g} {unit}"
+        count /= 1024
+    return f"{round(count, 1):g} GiB"
