@@ -130,6 +130,24 @@ def test_formats_and_loaders(cluster, finished):
     assert len(finished.jobs("verify_format")) == len(finished.jobs("benchmark_loaders")) == 2
 
 
+@pytest.mark.slow
+def test_what_is_made_on_request(cluster, finished):
+    """Communication is measured by a job of each shape, on its nodes; probes give prices; the results can be packed."""
+    finished.start("communication", "calibrate", "crate").wait(timeout=1200)
+    results = finished.root / "results"
+    for name, nodes in (("ddp", "1"), ("ddp-two-nodes", "2")):
+        with open(results / f"communication/{name}.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert {(row["nodes"], row["ranks"]) for row in rows} == {(nodes, "2")}
+        assert all(float(row["bus_gigabytes_per_second"]) > 0 for row in rows)
+    jobs = finished.jobs("measure_communication")
+    assert sorted(cluster.sacct(job)["AllocNodes"] for job in jobs) == ["1", "2"]
+    probed = {path.parent.name for path in (results / "probes").glob("*/summary.json")}
+    assert probed and len(finished.jobs("probe")) == len(probed)
+    assert read_json(results / "calibration/jureca.json")
+    assert (results / "crate/parascale.crate.zip").is_file()
+
+
 def left_in_memory(cluster):
     """What trainings left in the nodes' /dev/shm."""
     commands = (cluster.on_node(name, ["ls", "-A", "/dev/shm"], cwd="/") for name in cluster.nodes)
