@@ -203,7 +203,7 @@ class Run:
             )
         if model.heads % kv_heads:
             raise ConfigError(f"model.heads = {model.heads} is not a multiple of model.kv_heads = {kv_heads}")
-        for name, value in (("heads", model.heads), ("kv_heads", kv_heads), ("hidden", model.hidden or 4 * model.dim)):
+        for name, value in (("heads", model.heads), ("kv_heads", kv_heads), ("hidden", model.hidden_width)):
             if value % layout.tp:
                 raise ConfigError(f"tp = {layout.tp} does not divide model.{name} = {value}")
         if layout.tp > 1 and layout.sequence_parallel:

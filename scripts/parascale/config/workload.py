@@ -69,6 +69,11 @@ class Model:
     )
     options: dict = option({}, "settings that only a class of your own knows")
 
+    @property
+    def hidden_width(self):
+        """Width inside the feed-forward layer."""
+        return self.hidden or 4 * self.dim
+
 
 @dataclass(frozen=True)
 class Cycle:

@@ -65,7 +65,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, settings):
         super().__init__()
-        hidden = settings.hidden or 4 * settings.dim
+        hidden = settings.hidden_width
         self.up = nn.Linear(settings.dim, hidden, bias=settings.bias)
         self.gate = nn.Linear(settings.dim, hidden, bias=settings.bias) if settings.activation == "swiglu" else None
         self.down = nn.Linear(hidden, settings.dim, bias=settings.bias)

@@ -7,7 +7,7 @@ arXiv:2205.05198, section 4, but for what PyTorch's operators keep here: flash a
 
 from dataclasses import dataclass, replace
 
-from parascale.plan.shapes import block_matrices, cross_matrices, hidden_width, kv_width, share
+from parascale.plan.shapes import block_matrices, cross_matrices, kv_width, share
 
 STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
 
@@ -75,7 +75,7 @@ def block_bytes(model, shape, kinds, device):
         return sum(block_bytes(model, half, kinds, device) for half in halves) + _cross_bytes(
             model, *halves, kinds, device
         )
-    dim, hidden, keys = model.dim, hidden_width(model), kv_width(model)
+    dim, hidden, keys = model.dim, model.hidden_width, kv_width(model)
     inputs = 3 + (2 if model.activation == "swiglu" else 1) if kinds.autocast else 2
     norms = 2 * _norm_bytes(model, shape, kinds, device)
     products = inputs * shape.tokens * dim * kinds.compute
@@ -148,6 +148,6 @@ def working_bytes(model, shape, kinds):
     """Gradients of activations that the backward pass of a block holds at once: of its feed-forward layer and stream."""
     if shape.summary_window is not None:
         shape = max(shape.of_targets, replace(shape, summary_window=None), key=lambda half: half.window)
-    return shape.tokens * (hidden_width(model) // shape.tp + model.dim) * kinds.compute + boundary_bytes(
+    return shape.tokens * (model.hidden_width // shape.tp + model.dim) * kinds.compute + boundary_bytes(
         model, shape, kinds
     )

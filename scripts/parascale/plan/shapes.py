@@ -101,7 +101,7 @@ def cross_matrices(model):
 
 def block_matrices(model):
     """Name inside a Transformer block → Matrix."""
-    dim, hidden, keys = model.dim, hidden_width(model), kv_width(model)
+    dim, hidden, keys = model.dim, model.hidden_width, kv_width(model)
     matrices = {
         "attention.q": Matrix(dim, dim, model.bias, columns=True),
         "attention.k": Matrix(keys, dim, model.bias and model.position == "rotary", columns=True),
@@ -119,11 +119,6 @@ def block_matrices(model):
 def kv_width(model):
     """Width of keys and of values: smaller than `dim` with grouped-query attention."""
     return (model.kv_heads or model.heads) * (model.dim // model.heads)
-
-
-def hidden_width(model):
-    """Width inside the feed-forward layer."""
-    return model.hidden or 4 * model.dim
 
 
 def _transformer_lm(model, vocabulary, window):

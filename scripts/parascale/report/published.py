@@ -204,7 +204,7 @@ def _settings(run):
     return {
         **asdict(model),
         **asdict(training),
-        "hidden": model.hidden or 4 * model.dim,
+        "hidden": model.hidden_width,
         "stride": training.stride or training.window,
         "strategy": run.strategy,
         "whole_batch": run.global_batch,
