@@ -9,11 +9,11 @@ import hashlib
 import json
 from pathlib import Path
 
+from parascale.data.named_files import MANIFEST
 from parascale.data.sources import readers
 from parascale.errors import DataError
 from parascale.files import read_json, sha256, write_json
 
-MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 
 
