@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import re
+import runpy
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -74,14 +75,18 @@ def test_torchs_cuda_is_held_against_the_driver(monkeypatch, tmp_path, cuda, dri
     assert problems({}, CUDA, in_job=in_job) == (found if cuda is None else []), "the driver's library knows best"
 
 
-def test_the_launcher_refuses_a_node_without_driver_before_it_starts_anything(tmp_path):
+def test_the_launcher_refuses_a_node_without_driver_before_it_starts_anything(monkeypatch, capsys, tmp_path):
     """A login node may have none, so that only the job can tell."""
-    if environment.cuda_of_driver() or environment.DRIVER.exists():
-        pytest.skip("this machine has a driver")
-    command = [sys.executable, "scripts/launch.py", "--site", '{"name": "gpus", "device": "cuda"}', "--logs", tmp_path]
-    done = subprocess.run([*command, "--", tmp_path / "nothing.py"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert re.fullmatch(r"error: (this node has no NVIDIA driver|torch was built without CUDA).*\n", done.stderr)
+    monkeypatch.setattr(environment, "cuda_of_driver", lambda: None)
+    monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
+    command = ["launch.py", "--site", '{"name": "gpus", "device": "cuda"}', "--logs", str(tmp_path / "logs")]
+    monkeypatch.setattr(sys, "argv", [*command, "--", str(tmp_path / "nothing.py")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "scripts/launch.py"), run_name="__main__")
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"error: (this node has no NVIDIA driver|torch was built without CUDA).*\n", said)
+    assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.parametrize(
