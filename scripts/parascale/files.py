@@ -3,6 +3,7 @@
 A reader never meets half a file: everything is written beside its place, flushed to disk and renamed.
 """
 
+import csv
 import hashlib
 import io
 import json
@@ -88,6 +89,15 @@ def write_text(target, text):
 def write_json(target, value):
     """Write `value` as readable JSON to `target` atomically."""
     write_text(target, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def csv_text(columns, rows):
+    """Mappings as CSV under the headings `columns`; None is an empty cell."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def read_json(path):

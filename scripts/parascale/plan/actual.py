@@ -1,12 +1,10 @@
 """Plan against actual: what was predicted for finished runs beside what they took and were charged."""
 
-import csv
-import io
 import subprocess
 from dataclasses import asdict, dataclass, fields
 
 from parascale.config import Site, strict
-from parascale.files import read_json, write_text
+from parascale.files import csv_text, read_json, write_text
 from parascale.plan.limits import QUERY_SECONDS
 from parascale.plan.predict import charged_core_hours
 
@@ -92,11 +90,7 @@ def parse_sacct(text):
 
 def write_csv(compared, path):
     """Write `plan-against-actual` as CSV."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, [item.name for item in fields(Compared)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in compared)
-    write_text(path, buffer.getvalue())
+    write_text(path, csv_text([item.name for item in fields(Compared)], map(asdict, compared)))
 
 
 def _compared(folder, values, jobs):

@@ -1,7 +1,7 @@
 """Converted checkpoints: the matrix from the layout that trained into the form that was written, as table and CSV."""
 
+from parascale.files import csv_text
 from parascale.report import numbers
-from parascale.report.summary import csv_text
 from parascale.report.tables import Cell, Row, Table
 
 CSV_COLUMNS = ("run", "layout", "form", "dtype", "bytes", "seconds", "gb_per_second", "peak_memory_bytes")

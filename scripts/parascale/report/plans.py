@@ -2,9 +2,9 @@
 
 from dataclasses import asdict, dataclass, fields
 
+from parascale.files import csv_text
 from parascale.report import numbers
 from parascale.report.section import Section
-from parascale.report.summary import csv_text
 from parascale.report.tables import Cell, Row, Table
 
 SHOWN = 8  # layouts of an advice

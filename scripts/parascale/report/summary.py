@@ -1,8 +1,8 @@
 """The rows of `summary.csv`: every figure of a run that is one number, and how those that no record holds are computed."""
 
-import csv
-import io
 import math
+
+from parascale.files import csv_text
 
 MEASURED = (
     "work",
@@ -46,15 +46,6 @@ def summary_rows(report):
 def summary_csv(report):
     """The text of `summary.csv`."""
     return csv_text(COLUMNS, summary_rows(report))
-
-
-def csv_text(columns, rows):
-    """Mappings as CSV under the headings `columns`; None is an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _row(record, comparison):
