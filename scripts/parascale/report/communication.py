@@ -1,13 +1,12 @@
 """The section on collective operations: how fast processes talk at each size, `results/communication/<run>.csv`."""
 
-import csv
 import math
-import typing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from parascale.report import numbers
 from parascale.report.chart import Entry, Figure, Panel, colour_class
+from parascale.report.checked import DAMAGES, measured, read_rows, reason
 from parascale.report.section import Section
 from parascale.report.tables import Cell, Row, Table
 
@@ -28,6 +27,10 @@ class Timing:
     algorithm_gigabytes_per_second: float
     bus_gigabytes_per_second: float
 
+    def __post_init__(self):
+        if not (self.bytes > 0 and 0 < self.bus_gigabytes_per_second < math.inf):
+            raise ValueError(f"{self.operation}: {self.bytes} bytes at {self.bus_gigabytes_per_second} GB/s")
+
 
 @dataclass(frozen=True)
 class Transfers:
@@ -47,30 +50,16 @@ class Transfers:
 
 def load_transfers(results, names=None):
     """The Transfers between the processes of these runs, as far as they were measured; of all that were, without names."""
-    folder = Path(results) / "communication"
-    if names is None:
-        names = sorted(path.stem for path in folder.glob("*.csv"))
-    return [_load(folder / f"{name}.csv") for name in names if (folder / f"{name}.csv").exists()]
+    return [_load(path) for path in measured(Path(results) / "communication", names)]
 
 
 def _load(path):
     """A damaged file does not stop the report: it is named."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            return Transfers(path.stem, tuple(_row(cells) for cells in csv.DictReader(file)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else error
-        return Transfers(
-            path.stem, note=f"{path} cannot be read ({reason}); remove it and run the target `communication` again"
-        )
-
-
-def _row(cells):
-    hints = typing.get_type_hints(Timing)
-    row = Timing(**{each.name: hints[each.name](cells[each.name]) for each in fields(Timing)})
-    if not (row.bytes > 0 and 0 < row.bus_gigabytes_per_second < math.inf):
-        raise ValueError(f"{row.operation}: {row.bytes} bytes at {row.bus_gigabytes_per_second} GB/s")
-    return row
+        return Transfers(path.stem, read_rows(Timing, path))
+    except DAMAGES as error:
+        note = f"{path} cannot be read ({reason(error)}); remove it and run the target `communication` again"
+        return Transfers(path.stem, note=note)
 
 
 def communication(report):

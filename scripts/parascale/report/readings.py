@@ -1,13 +1,10 @@
 """What the benchmark of readers measured, loaded and checked: `results/loaders/<dataset>.csv` and the facts beside it."""
 
-import csv
-import json
-import types
-import typing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from parascale.files import read_json
+from parascale.report.checked import DAMAGES, measured, read_rows, reason
 
 SCHEMA_VERSION = 1
 
@@ -71,38 +68,18 @@ class Readings:
 
 def load_readings(results, names=None):
     """The Readings of the datasets in `names` that were measured, in that order, or of all that were, by name."""
-    folder = Path(results) / "loaders"
-    if names is None:
-        names = sorted(path.stem for path in folder.glob("*.csv"))
-    return [_load(folder, name) for name in names if (folder / f"{name}.csv").exists()]
+    return [_load(path) for path in measured(Path(results) / "loaders", names)]
 
 
-def _load(folder, name):
+def _load(path):
     """A damaged file does not stop the report: its dataset says which file it is."""
+    described = path.with_suffix(".json")
     try:
-        facts = read_json(folder / f"{name}.json")
+        facts = read_json(described)
         if facts.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(f"{name}.json is not of schema_version {SCHEMA_VERSION}")
-        with open(folder / f"{name}.csv", newline="", encoding="utf-8") as file:
-            rows = tuple(_row(cells) for cells in csv.DictReader(file))
-        return Readings(name, rows, **{key: facts[key] for key in ("unit", "format", "advice", "ceilings")})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else error
-        return Readings(
-            name,
-            note=f"{folder / name}.csv and .json cannot be read ({reason}); remove them and run the target `loaders` again",
-        )
-
-
-def _row(cells):
-    hints = typing.get_type_hints(Reading)
-    return Reading(**{each.name: _value(hints[each.name], cells[each.name]) for each in fields(Reading)})
-
-
-def _value(hint, text):
-    """The value of a cell; an empty one is None where that may be."""
-    if isinstance(hint, types.UnionType):
-        if text == "":
-            return None
-        hint = next(arm for arm in typing.get_args(hint) if arm is not type(None))
-    return json.loads(text.lower()) if hint is bool else hint(text)
+            raise ValueError(f"{described.name} is not of schema_version {SCHEMA_VERSION}")
+        rows = read_rows(Reading, path)
+        return Readings(path.stem, rows, **{key: facts[key] for key in ("unit", "format", "advice", "ceilings")})
+    except DAMAGES as error:
+        note = f"{path} and .json cannot be read ({reason(error)}); remove them and run the target `loaders` again"
+        return Readings(path.stem, note=note)
