@@ -9,6 +9,7 @@ Llama   rotary positions, RMSNorm before each sublayer, swiglu, any number of ke
 import torch
 
 from parascale.checkpoint.pieces import read_whole
+from parascale.config import run_from_dict
 from parascale.errors import CheckpointError
 from parascale.models.transformer_lm import ROTARY_BASE
 
@@ -24,42 +25,41 @@ def config(source, dtype):
     model, window, vocabulary = _settings(source)
     shared = {
         "vocab_size": vocabulary,
-        "tie_word_embeddings": model["tied"],
+        "tie_word_embeddings": model.tied,
         "dtype": str(dtype).removeprefix("torch."),
         "bos_token_id": 1,
         "eos_token_id": 1,
     }
-    hidden = model["hidden"] or 4 * model["dim"]
     if family(model) == GPT2:
         return shared | {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
             "n_positions": window,
-            "n_embd": model["dim"],
-            "n_layer": model["layers"],
-            "n_head": model["heads"],
-            "n_inner": hidden,
-            "activation_function": ACTIVATIONS[model["activation"]],
-            "layer_norm_epsilon": model["norm_eps"],
-            "attn_pdrop": model["dropout"],
-            "embd_pdrop": model["dropout"],
-            "resid_pdrop": model["dropout"],
+            "n_embd": model.dim,
+            "n_layer": model.layers,
+            "n_head": model.heads,
+            "n_inner": model.hidden_width,
+            "activation_function": ACTIVATIONS[model.activation],
+            "layer_norm_epsilon": model.norm_eps,
+            "attn_pdrop": model.dropout,
+            "embd_pdrop": model.dropout,
+            "resid_pdrop": model.dropout,
         }
     return shared | {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": model["dim"],
-        "intermediate_size": hidden,
-        "num_hidden_layers": model["layers"],
-        "num_attention_heads": model["heads"],
-        "num_key_value_heads": model["kv_heads"] or model["heads"],
+        "hidden_size": model.dim,
+        "intermediate_size": model.hidden_width,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads or model.heads,
         "hidden_act": "silu",
         "max_position_embeddings": window,
-        "rms_norm_eps": model["norm_eps"],
+        "rms_norm_eps": model.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
-        "attention_bias": model["bias"],
-        "mlp_bias": model["bias"],
-        "attention_dropout": model["dropout"],
+        "attention_bias": model.bias,
+        "mlp_bias": model.bias,
+        "attention_dropout": model.dropout,
     }
 
 
@@ -71,37 +71,37 @@ def tensors(source, weights):
 
 
 def family(model):
-    """`gpt2` or `llama` for a model's settings (a mapping); CheckpointError that names what has no equal."""
+    """`gpt2` or `llama` for a Model; CheckpointError that names what has no equal."""
     needs = {
         GPT2: {"position": ("learned",), "norm": ("layer",), "activation": tuple(ACTIVATIONS)},
         LLAMA: {"position": ("rotary",), "norm": ("rms",), "activation": ("swiglu",)},
     }
-    name = LLAMA if model["position"] == "rotary" else GPT2
+    name = LLAMA if model.position == "rotary" else GPT2
     wrong = [
-        f"model.{key} = {model[key]} (needed: {' or '.join(allowed)})"
+        f"model.{key} = {getattr(model, key)} (needed: {' or '.join(allowed)})"
         for key, allowed in needs[name].items()
-        if model[key] not in allowed
+        if getattr(model, key) not in allowed
     ]
-    if not model["pre_norm"]:
+    if not model.pre_norm:
         wrong.append("model.pre_norm = false (needed: true)")
-    if name == GPT2 and model["kv_heads"] not in (None, model["heads"]):
-        wrong.append(f"model.kv_heads = {model['kv_heads']} (needed: as many as model.heads)")
+    if name == GPT2 and model.kv_heads not in (None, model.heads):
+        wrong.append(f"model.kv_heads = {model.kv_heads} (needed: as many as model.heads)")
     if wrong:
         raise CheckpointError(f"transformers has no equal of this model; nearest is {name}, but {'; '.join(wrong)}")
     return name
 
 
 def _settings(source):
-    """(model settings, window, vocabulary) of the run that a checkpoint is of."""
+    """(Model, window, vocabulary) of the run that a checkpoint is of."""
     if source.run_record is None:
         raise CheckpointError(f"{source.folder}: run.json is needed beside the checkpoint to know the model's settings")
-    workload = source.run_record["settings"]["workload"]
-    model = workload["model"]
-    if model["kind"] != "transformer_lm":
+    workload = run_from_dict(source.run_record["settings"]).workload
+    model = workload.model
+    if model.kind != "transformer_lm":
         raise CheckpointError(
-            f"transformers has no equal of model.kind = {model['kind']}; only transformer_lm is exported"
+            f"transformers has no equal of model.kind = {model.kind}; only transformer_lm is exported"
         )
-    return model, workload["training"]["window"], source.weights["embedding.tokens.weight"].shape[0]
+    return model, workload.training.window, source.weights["embedding.tokens.weight"].shape[0]
 
 
 def _llama(model, weights):
@@ -139,9 +139,9 @@ def _gpt2(model, weights):
         "transformer.ln_f.weight": weights["norm.weight"],
         "transformer.ln_f.bias": weights.get("norm.bias") or Zeros(weights["norm.weight"]),
     }
-    if not model["tied"]:
+    if not model.tied:
         renamed["lm_head.weight"] = weights["head.weight"]
-    for layer in range(model["layers"]):
+    for layer in range(model.layers):
         ours, theirs = f"blocks.{layer}", f"transformer.h.{layer}"
         for norm, place in (("attention_norm", "ln_1"), ("feed_forward_norm", "ln_2")):
             weight = weights[f"{ours}.{norm}.weight"]

@@ -146,7 +146,7 @@ class _Judge:
             "optimizer": False,
             "test_loss": self._loss(lambda inputs: theirs(inputs).logits),
             "logits_difference": difference,
-            "architecture": family(vars(self.run.workload.model)),
+            "architecture": family(self.run.workload.model),
         }
 
     def _model(self, tensors):
