@@ -248,9 +248,8 @@ def cores_of(wildcards):
 
 def mesh_of(run):
     """The degrees of a run that is spread in several dimensions; of others all processes are one group."""
-    degrees = {axis: getattr(run.layout, axis) for axis in ("pp", "dp", "fsdp", "tp")}
-    several = {axis: degree for axis, degree in degrees.items() if degree > 1}
-    return several if len(several) > 1 else {}
+    dimensions = run.layout.dimensions
+    return dimensions if len(dimensions) > 1 else {}
 
 
 def launch_of(wildcards):

@@ -59,9 +59,7 @@ def main():
 def line(advice):
     """One layout and its figures."""
     layout, foretold = advice.layout, advice.prediction
-    degrees = " ".join(
-        f"{name}={getattr(layout, name)}" for name in ("dp", "fsdp", "tp", "pp") if getattr(layout, name) > 1
-    )
+    degrees = " ".join(f"{axis}={degree}" for axis, degree in layout.dimensions.items())
     if layout.pp > 1:
         degrees += f" micro_batches={layout.micro_batches}"
     memory = (

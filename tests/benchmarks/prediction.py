@@ -106,7 +106,6 @@ def compare(run, site, probed, roots):
     calibration = calibrate.load(probed.calibration(site.name), site.name)
     foretold = predict(run, site, calibration, data_facts(run, probed))
     summaries = [read_json(paths.run(run.run) / "summary.json") for paths in roots]
-    degrees = [getattr(run.layout, name) for name in ("dp", "fsdp", "tp", "pp")]
     probes = (observation.resolved.layout for observation in calibration.observations)
     return Row(
         run=run.run,
@@ -114,7 +113,7 @@ def compare(run, site, probed, roots):
         measured=statistics.median(summary["wall_seconds"] for summary in summaries),
         step_predicted=foretold.step_seconds,
         step_measured=statistics.median(summary["seconds"] / summary["steps"] for summary in summaries),
-        seen=any(degrees == [getattr(layout, name) for name in ("dp", "fsdp", "tp", "pp")] for layout in probes),
+        seen=any(run.layout.dimensions == layout.dimensions for layout in probes),
     )
 
 

@@ -53,6 +53,12 @@ class Layout:
         return self.gpus_per_node - self.idle_gpus
 
     @property
+    def dimensions(self):
+        """Axis → degree of each way in which the run is spread; empty for one process."""
+        degrees = {"dp": self.dp, "fsdp": self.fsdp, "tp": self.tp, "pp": self.pp}
+        return {axis: degree for axis, degree in degrees.items() if degree > 1}
+
+    @property
     def data_parallel(self):
         """Ranks that see different samples of a step: `dp × fsdp`."""
         return self.dp * self.fsdp

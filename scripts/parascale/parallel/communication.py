@@ -62,10 +62,9 @@ def sizes_between(smallest, largest):
 def groups_of(layout, device, timeout_seconds):
     """Name → this process's group: `all`, and one for each dimension of a layout that has several. Called by every rank."""
     groups = {"all": dist.group.WORLD}
-    axes = [axis for axis in AXES if getattr(layout, axis) > 1]
-    if len(axes) > 1:
+    if len(layout.dimensions) > 1:
         devices = make_mesh(layout, device, timeout_seconds).devices
-        groups |= {axis: devices.get_group(axis) for axis in axes}
+        groups |= {axis: devices.get_group(axis) for axis in AXES if axis in layout.dimensions}
     return groups
 
 

@@ -6,8 +6,7 @@ from parascale.report import numbers
 def degrees_text(run):
     """How the work is split: `dp 2 × tp 2`, `pp 4, 8 micro-batches, 1F1B`, with what is not the default."""
     layout = run.layout
-    degrees = [f"{name} {getattr(layout, name)}" for name in ("dp", "fsdp", "tp", "pp") if getattr(layout, name) > 1]
-    parts = [" × ".join(degrees) or "one process"]
+    parts = [" × ".join(f"{axis} {degree}" for axis, degree in layout.dimensions.items()) or "one process"]
     if layout.pp > 1:
         parts.append(numbers.plural(layout.micro_batches, "micro-batch"))
     if layout.pp > 1 and layout.micro_batches > 1:
