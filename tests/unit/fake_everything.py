@@ -1,6 +1,9 @@
 """Made-up results of every kind at once, so that every section of the report has something to show."""
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 from parascale.config import Model
 from parascale.config.data import Data, Source
@@ -11,6 +14,8 @@ from tests.unit.test_report_communication import write as write_transfers
 from tests.unit.test_report_conversions import proof
 from tests.unit.test_report_loaders import FACTS, ROWS
 from tests.unit.test_report_quality import SUMMARIES
+
+SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
 
 
 def _workload(name, task, dataset, format, model, **training):
@@ -87,6 +92,12 @@ def write_everything(root, fakes):
         write_json(results / f"data/{dataset}/flat/manifest.json", {"vocabulary": 4000, "splits": splits})
     write_json(results / "runs/ddp/profile/operators.json", list(OPERATORS))
     return results, work
+
+
+def build_report(root, *options):
+    """The folder of the report that its command builds of the results in `root`."""
+    subprocess.run([sys.executable, SCRIPT, *options], cwd=root, check=True, capture_output=True)
+    return root / "results/report"
 
 
 def _add(path, **values):

@@ -11,7 +11,6 @@ from pathlib import Path
 from parascale.config import Layout, Run, Site, Workload
 from parascale.config.workload import Model, Training
 from parascale.files import write_json, write_text
-from parascale.report import build_report, load_records, write_report
 from parascale.train.record import summarise
 
 SITE = Site("local", title="A test machine", cores_per_node=8)
@@ -85,14 +84,6 @@ def write_results(root, fakes):
     for entry in fakes:
         write_run(root, entry)
     return root / "results", root / "work"
-
-
-def write_matrix_report(root):
-    """The whole matrix, and its report, in which a run without results is named too; returns `root`."""
-    results, work = write_results(root, matrix())
-    names = [*(entry.run.run for entry in matrix()), "zero-bubble"]
-    write_report(build_report(load_records(results, work, names), "A title & more"), root / "report")
-    return root
 
 
 def write_run(root, entry):

@@ -13,15 +13,14 @@ from parascale.errors import DataError
 from parascale.report.crate import PROFILES, pack
 from parascale.report.sections import SECTIONS
 from tests.unit.fake_devices import gpu_lines, write_devices
-from tests.unit.fake_everything import finished, write_everything
+from tests.unit.fake_everything import build_report, finished, write_everything
 
 PROJECT = Path(__file__).parents[2]
 
 
 def report_of(folder, output):
     """Files of the report that its command builds of the results in a folder, by name."""
-    command = [sys.executable, PROJECT / "scripts/report.py", "--output", output]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    build_report(folder, "--output", output)
     return {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
 
 

@@ -18,7 +18,7 @@ from parascale.report.usage import BUCKETS, bucketed, rates, running_time
 from parascale.samples import COLUMNS, read_samples
 from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
 from tests.unit.fake_results import CLUSTER, SHARES, fake, write_results
-from tests.unit.test_report_numbers import Cells
+from tests.unit.page_cells import Cells
 
 SCRIPT = Path(__file__).parents[2] / "scripts/job_report.py"
 LIMIT = {"submitted": START - 600, "allocated": START - 30, "limit_seconds": 3600.0}

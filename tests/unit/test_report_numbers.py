@@ -2,48 +2,15 @@
 
 import collections
 import csv
-import dataclasses
-import html.parser
 import json
 import math
 import re
 
 import pytest
 
-from parascale.files import write_json
-from parascale.report import build_report, load_records, write_report
-from parascale.report.plans import Advice, Suggestion
-from parascale.report.readings import Reading, Readings
-from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_matrix_report, write_results
-
-
-class Cells(html.parser.HTMLParser):
-    """(table, run, figure) → exact value, of every cell that carries one."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.table, self.found = None, {}
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        if tag == "table":
-            self.table = attributes["id"]
-        if "data-figure" in attributes and "data-value" in attributes and "data-run" in attributes:
-            key = (self.table, attributes["data-run"], attributes["data-figure"])
-            self.found.setdefault(key, attributes["data-value"])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Results of a whole matrix, and its report."""
-    return write_matrix_report(tmp_path_factory.mktemp("matrix"))
-
-
-@pytest.fixture(scope="module")
-def page(folder):
-    """The page's text."""
-    return (folder / "report/index.html").read_text(encoding="utf-8")
+from tests.unit.fake_everything import build_report, finished, write_everything
+from tests.unit.fake_results import matrix
+from tests.unit.page_cells import Cells
 
 
 def lines(folder, run, kind="runs"):
@@ -74,21 +41,21 @@ def traced(folder):
     }
 
 
-def test_figures_of_the_page_lead_back_to_raw_lines(folder, page):
-    cells, expected = Cells(page).found, traced(folder)
+def test_figures_of_the_page_lead_back_to_raw_lines(matrix_report, matrix_page):
+    cells, expected = Cells(matrix_page).found, traced(matrix_report)
     shown = {figure: float(cells["runs-table", "pp", figure]) for figure in expected}
     assert len(shown) >= 10 and shown == pytest.approx(expected)
-    per_step = [line["seconds"]["bubble"] for line in lines(folder, "pp")]
+    per_step = [line["seconds"]["bubble"] for line in lines(matrix_report, "pp")]
     bubble = float(cells["table-phases", "pp", "bubble_seconds_per_step"])
     assert bubble == pytest.approx(math.fsum(per_step) / len(per_step))
-    best = page.split('data-figure="best_seconds" data-value="')[1].split('"')[0]
+    best = matrix_page.split('data-figure="best_seconds" data-value="')[1].split('"')[0]
     finished = [entry.run.run for entry in matrix() if entry.run.run != "local-sgd"]
-    totals = [math.fsum(line["seconds"]["total"] for line in lines(folder, run)) for run in finished]
+    totals = [math.fsum(line["seconds"]["total"] for line in lines(matrix_report, run)) for run in finished]
     assert float(best) == pytest.approx(min(totals))
 
 
-def test_the_page_and_summary_csv_say_the_same(folder, page):
-    assert sum(figures_in_summary(folder / "report", page).values()) > 140
+def test_the_page_and_summary_csv_say_the_same(matrix_report, matrix_page):
+    assert sum(figures_in_summary(matrix_report / "report", matrix_page).values()) > 140
 
 
 def figures_in_summary(folder, page):
@@ -106,37 +73,13 @@ def figures_in_summary(folder, page):
 def whole(tmp_path_factory):
     """The folder of a report in which every section has something to say."""
     root = tmp_path_factory.mktemp("whole")
-    texts, pictures = (dataclasses.replace(workload(name), task=name) for name in ("summarisation", "classification"))
-    fakes = [
-        fake("single", verdict="baseline", site=CLUSTER),
-        fake("ddp", dp=2, gpus_per_node=2, site=CLUSTER),
-        fake("texts", verdict="baseline", baseline="texts", train=texts),
-        fake("pictures", verdict="baseline", baseline="pictures", train=pictures),
-    ]
-    results, work = write_results(root, fakes)
-    scores = {"rouge1": 0.31, "rouge2": 0.12, "rougeL": 0.28}
-    writers = dict.fromkeys(("beam", "greedy", "lead"), scores)
-    write_json(results / "summaries/texts.json", {"documents": 9, "lead_words": 5, "beams": 4, **writers})
-    path = results / "runs/pictures/summary.json"
-    write_json(path, {**json.loads(path.read_text()), "test_accuracy": 0.96, "validation_top5": 0.99})
-    numbers = {"bytes": 3_000_000, "seconds": 0.5, "gb_per_second": 0.006, "peak_memory_bytes": 12 << 20}
-    form = {"run": "ddp", "layout": "ddp", "form": "pt", "dtype": None, "identical": True, "logits_difference": None}
-    reading = Reading("flat", "random", "warm", "pread", "disk", 0, False, 100.0, 0.1, 1, 1000)
-    suggestion = Suggestion("dp 2", "ddp", 0.1, 60.0, 0.5, 1 << 30, "fits", "it fits")
-    report = build_report(
-        load_records(results, work),
-        "Everything",
-        conversions=[{**form, **numbers, "optimizer": True, "test_loss": 4.25}],
-        readings=(Readings("prose", (reading,), "windows", "flat", "Take flat."),),
-        advice=(Advice("lm-small", "here", "2 GPUs", "formula", None, (suggestion,)),),
-    )
-    write_report(report, root / "report")
-    return root / "report"
+    write_everything(root, finished())
+    return build_report(root)
 
 
 def test_sections_stand_in_order(whole):
     order = ["verdict", "parity", "runs", "scaling", "phases", "memory", "loss", "quality", "throughput"]
-    order += ["plan", "advice", "formats", "checkpoints", "published", "provenance"]
+    order += ["communication", "plan", "advice", "formats", "checkpoints", "published", "provenance"]
     page = (whole / "index.html").read_text()
     assert [part.split('"')[0] for part in page.split('<section id="')[1:]] == order
 
@@ -147,9 +90,9 @@ def test_every_section_names_the_files_of_its_numbers(whole):
     for section in page.split('<section id="')[1:]:
         assert '<p class="files">Numbers: ' in section.split("</section>")[0], section[:20]
     footer = page.split("<footer>")[1]
-    for name in ("runs", "parity", "summaries", "checkpoints", "loaders"):
+    for name in ("runs", "parity", "summaries", "checkpoints", "loaders", "communication"):
         assert f"<code>results/{name}</code>" in footer
-    beside = {path.name for path in whole.glob("*.csv")} | {"plan-against-actual.csv"}  # scripts/report.py writes it
+    beside = {path.name for path in whole.glob("*.csv")}
     assert set(re.findall(r"<code>([^/<]*\.csv)</code>", footer)) == beside
 
 

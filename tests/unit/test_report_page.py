@@ -13,55 +13,54 @@ import pytest
 from parascale.files import write_json
 from parascale.report import build_report, load_records, render_page, write_report
 from parascale.report.figures import FIGURES
-from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_matrix_report, write_results
+from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_results
 
 SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Results of a whole matrix, and its report."""
-    return write_matrix_report(tmp_path_factory.mktemp("matrix"))
-
-
-@pytest.fixture(scope="module")
-def page(folder):
-    """The page's text."""
-    return (folder / "report/index.html").read_text(encoding="utf-8")
-
-
-def test_rebuilding_gives_the_same_bytes(folder):
-    before = {path: path.read_bytes() for path in (folder / "report").rglob("*") if path.is_file()}
+def test_rebuilding_gives_the_same_bytes(matrix_report):
+    before = {path: path.read_bytes() for path in (matrix_report / "report").rglob("*") if path.is_file()}
     names = [*(entry.run.run for entry in matrix()), "zero-bubble"]
-    command = [sys.executable, SCRIPT, "--results", folder / "results", "--work", folder / "work", "--runs", *names]
-    command += ["--output", folder / "report", "--title", "A title & more"]
+    command = [
+        sys.executable,
+        SCRIPT,
+        "--results",
+        matrix_report / "results",
+        "--work",
+        matrix_report / "work",
+        "--runs",
+        *names,
+    ]
+    command += ["--output", matrix_report / "report", "--title", "A title & more"]
     subprocess.run(command, check=True, capture_output=True)
     assert len(before) == 4 + len(FIGURES)
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_the_page_is_one_file_that_asks_for_nothing(page):
+def test_the_page_is_one_file_that_asks_for_nothing(matrix_page):
     for word in ("http://", "https://", '<link rel="stylesheet', "@import", "url(", "src="):
-        assert word not in page.replace("http://www.w3.org/2000/svg", ""), word
+        assert word not in matrix_page.replace("http://www.w3.org/2000/svg", ""), word
 
 
-def test_every_figure_has_a_text_alternative_and_a_table(page):
-    charts = page.split('<svg class="chart"')[1:]
+def test_every_figure_has_a_text_alternative_and_a_table(matrix_page):
+    charts = matrix_page.split('<svg class="chart"')[1:]
     assert len(charts) >= 8
     for chart in charts:
         text = chart.split("</desc>")[0]
         identities = text.split('aria-labelledby="')[1].split('"')[0].split()
         assert all(f'id="{identity}"' in text for identity in identities) and len(text.split("<desc")[1]) > 60
-    assert page.count("<figure ") == page.count("The numbers of this figure")
-    assert page.count('id="') == len({part.split('"')[0] for part in page.split('id="')[1:]}), "ids are unique"
+    assert matrix_page.count("<figure ") == matrix_page.count("The numbers of this figure")
+    assert matrix_page.count('id="') == len({part.split('"')[0] for part in matrix_page.split('id="')[1:]}), (
+        "ids are unique"
+    )
 
 
-def test_idle_gpus_bubbles_and_missing_runs_are_said(page):
-    assert "3 of 4 processes idle" in page and "only one of 2 stages works at a time" in page
-    assert "(p − 1) / (m + p − 1)" in page and "zero-bubble" in page and "no results yet" in page
-    assert "local SGD, not comparable step by step" in page and "A title &amp; more" in page
-    assert 'role="alert"' not in page
+def test_idle_gpus_bubbles_and_missing_runs_are_said(matrix_page):
+    assert "3 of 4 processes idle" in matrix_page and "only one of 2 stages works at a time" in matrix_page
+    assert "(p − 1) / (m + p − 1)" in matrix_page and "zero-bubble" in matrix_page and "no results yet" in matrix_page
+    assert "local SGD, not comparable step by step" in matrix_page and "A title &amp; more" in matrix_page
+    assert 'role="alert"' not in matrix_page
 
 
 def test_a_different_result_is_a_warning_at_the_very_top(tmp_path):
@@ -121,9 +120,9 @@ def test_runs_that_are_not_in_the_table_are_named(tmp_path):
     assert "are left out: <code>old</code>" in page and "old" not in (tmp_path / "summary.csv").read_text()
 
 
-def test_figures_stand_alone(folder):
+def test_figures_stand_alone(matrix_report):
     for name in FIGURES:
-        root = ElementTree.parse(folder / f"report/figures/{name}.svg").getroot()
+        root = ElementTree.parse(matrix_report / f"report/figures/{name}.svg").getroot()
         assert root.tag == f"{SVG}svg" and root.find(f"{SVG}title").text and len(root.find(f"{SVG}desc").text) > 40
         assert "--paper" in root.find(f"{SVG}style").text
 

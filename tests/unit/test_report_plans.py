@@ -13,7 +13,7 @@ import pytest
 from parascale.config import Data
 from parascale.report import build_report, load_records, plans, render_page
 from tests.unit.fake_results import matrix, workload, write_results
-from tests.unit.test_report_numbers import Cells
+from tests.unit.page_cells import Cells
 
 SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
 

@@ -8,7 +8,7 @@ from parascale.config import Layout, Run
 from parascale.files import read_json, write_json
 from parascale.report import build_report, load_records, render_page
 from tests.unit.fake_results import Fake, workload, write_results
-from tests.unit.test_report_numbers import Cells
+from tests.unit.page_cells import Cells
 
 SCORES = {"rouge1": 0.31, "rouge2": 0.12, "rougeL": 0.28}
 SUMMARIES = {

@@ -6,8 +6,6 @@ Skipped where chromium, chromedriver or axe-core are missing, saying which.
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,8 @@ from parascale.files import write_json, write_text
 from parascale.report.job import load_job, render_job
 from parascale.report.sections import SECTIONS
 from tests.unit.fake_devices import START, gpu_lines, write_devices
-from tests.unit.fake_everything import finished, unfinished, write_everything
+from tests.unit.fake_everything import build_report, finished, unfinished, write_everything
 from tests.workflow.browser import Browser, find_programs
-from tests.workflow.small_project import REPOSITORY
 
 WIDTHS = (390, 1440)
 
@@ -43,9 +40,8 @@ def pages(tmp_path_factory):
     job = results / "report/jobs/ddp.html"
     write_text(job, render_job(_job(results, work)))
     runs = [*(entry.run.run for entry in fakes[:-1]), "not-started"]  # the last one is left out, which is said
-    command = [sys.executable, REPOSITORY / "scripts/report.py", "--title", "A report with everything", "--runs", *runs]
-    subprocess.run(command, cwd=root, check=True, capture_output=True)
-    return {"report": results / "report/index.html", "job": job}
+    report = build_report(root, "--title", "A report with everything", "--runs", *runs)
+    return {"report": report / "index.html", "job": job}
 
 
 def _job(results, work):

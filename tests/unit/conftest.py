@@ -1,0 +1,22 @@
+"""What several tests of the report read."""
+
+import pytest
+
+from parascale.report import build_report, load_records, write_report
+from tests.unit.fake_results import matrix, write_results
+
+
+@pytest.fixture(scope="module")
+def matrix_report(tmp_path_factory):
+    """A folder with results of a whole matrix, and its report, in which a run without results is named too."""
+    root = tmp_path_factory.mktemp("matrix")
+    results, work = write_results(root, matrix())
+    names = [*(entry.run.run for entry in matrix()), "zero-bubble"]
+    write_report(build_report(load_records(results, work, names), "A title & more"), root / "report")
+    return root
+
+
+@pytest.fixture(scope="module")
+def matrix_page(matrix_report):
+    """The text of that report's page."""
+    return (matrix_report / "report/index.html").read_text(encoding="utf-8")
