@@ -1,7 +1,6 @@
 """`scripts/plan.py` and `scripts/advise.py` as commands: what they print, and what their exit codes say."""
 
 import csv
-import importlib.util
 import itertools
 import json
 import re
@@ -124,11 +123,9 @@ def test_what_was_charged_stands_beside_what_was_foretold(write, call, tmp_path)
 
 
 @pytest.fixture
-def advise(tmp_path, monkeypatch, capsys):
+def advise(load_script, tmp_path, monkeypatch, capsys):
     """A function: what `scripts/advise.py` prints in the small project."""
-    found = importlib.util.spec_from_file_location("advise_command", ROOT / "scripts/advise.py")
-    script = importlib.util.module_from_spec(found)
-    found.loader.exec_module(script)
+    script = load_script("advise")
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):

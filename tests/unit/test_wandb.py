@@ -34,12 +34,9 @@ class Recorder:
 
 
 @pytest.fixture
-def script():
+def script(load_script):
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("export_wandb", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("export_wandb")
 
 
 def test_every_step_is_logged_offline(tmp_path, script):
