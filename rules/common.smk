@@ -10,10 +10,10 @@ import snakemake_logger_plugin_parascale
 from snakemake.exceptions import WorkflowError
 
 from parascale import provenance
-from parascale.config import load_project
-from parascale.config.formats import IMAGE_FORMATS, TOKEN_FORMATS
-from parascale.config.names import pattern
-from parascale.config.pretrained import Pretrained
+from parascale.settings import load_project
+from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
+from parascale.settings.names import pattern
+from parascale.settings.pretrained import Pretrained
 from parascale.data.named_files import local_files
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment

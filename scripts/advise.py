@@ -8,11 +8,11 @@ import dataclasses
 import json
 
 from parascale.cli import run_main
-from parascale.config import load_project_file, load_site, load_workload
-from parascale.config.run import PRECISIONS, Run
 from parascale.plan import calibrate
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.predict import data_facts
+from parascale.settings import load_project_file, load_site, load_workload
+from parascale.settings.run import PRECISIONS, Run
 
 
 def parse():
@@ -77,7 +77,7 @@ def line(advice):
 
 
 def as_dict(advice):
-    """Plain values of an Advice."""
+    """Plain values of a RankedLayout."""
     return {
         "strategy": advice.layout.strategy(),
         "layout": dataclasses.asdict(advice.layout),

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 
 from parascale.cli import run_main
-from parascale.config import strict
-from parascale.config.formats import Loaders
 from parascale.data import advice, benchmark
 from parascale.data.formats.manifest import read_manifest
 from parascale.files import write_json
+from parascale.settings import strict
+from parascale.settings.formats import Loaders
 
 
 def main():

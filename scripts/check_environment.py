@@ -7,11 +7,11 @@ import argparse
 from pathlib import Path
 
 from parascale.cli import run_main
-from parascale.config import load_project_file, strict
 from parascale.errors import ConfigError
 from parascale.launch import slurm
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.storage import storage_warnings
+from parascale.settings import load_project_file, strict
 
 PINS = Path(__file__).resolve().parents[1] / "envs" / "requirements.txt"
 

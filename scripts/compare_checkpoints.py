@@ -8,8 +8,8 @@ A and B are folders of runs (their best checkpoints are compared, or the last wi
 import argparse
 
 from parascale.cli import run_main
-from parascale.config.checkpoints import Checkpoints
 from parascale.files import atomic_path, write_json
+from parascale.settings.checkpoints import Checkpoints
 
 
 def draw(layers, titles, path):

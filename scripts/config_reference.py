@@ -8,8 +8,8 @@ import argparse
 from pathlib import Path
 
 from parascale.cli import run_main
-from parascale.config.reference import fill
 from parascale.files import write_text
+from parascale.settings.reference import fill
 
 PAGE = Path("config/README.md")
 

@@ -12,14 +12,14 @@ import json
 from pathlib import Path
 
 from parascale.cli import run_main
-from parascale.config import strict
-from parascale.config.formats import Formats
 from parascale.data import convert
 from parascale.data.bad import bad_message
 from parascale.data.convert_tokens import convert_tokens
 from parascale.data.images import ImageIndex
 from parascale.data.text import Tokens
 from parascale.files import read_json
+from parascale.settings import strict
+from parascale.settings.formats import Formats
 
 
 def parse():

@@ -11,8 +11,8 @@ import dataclasses
 import json
 
 from parascale.cli import run_main
-from parascale.config import strict
-from parascale.config.checkpoints import CHECKPOINT_FORMS, Checkpoints
+from parascale.settings import strict
+from parascale.settings.checkpoints import CHECKPOINT_FORMS, Checkpoints
 
 
 def parse():

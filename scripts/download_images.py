@@ -7,9 +7,9 @@ import argparse
 import json
 
 from parascale.cli import run_main
-from parascale.config import Source, strict
-from parascale.config.formats import Images
 from parascale.data.image_download import download_images
+from parascale.settings import Source, strict
+from parascale.settings.formats import Images
 
 
 def main():

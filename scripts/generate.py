@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from parascale.cli import run_main
-from parascale.config.paths import Paths
+from parascale.settings.paths import Paths
 
 
 def main():

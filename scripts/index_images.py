@@ -7,11 +7,11 @@ import argparse
 import json
 
 from parascale.cli import run_main
-from parascale.config import strict
-from parascale.config.formats import Images
 from parascale.data.image_download import images_root
 from parascale.data.image_sources import index_images
 from parascale.data.sources import open_raw
+from parascale.settings import strict
+from parascale.settings.formats import Images
 
 
 def main():

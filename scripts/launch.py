@@ -15,13 +15,13 @@ from pathlib import Path
 import yaml
 
 from parascale.cli import run_main
-from parascale.config import Site, strict
 from parascale.errors import ConfigError
 from parascale.launch import slurm
 from parascale.launch.environment import check_node
 from parascale.launch.local import run_nodes_here
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
 from parascale.launch.process import die_with_parent
+from parascale.settings import Site, strict
 
 
 def parse(arguments=None):

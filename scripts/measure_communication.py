@@ -9,9 +9,9 @@ import json
 import os
 
 from parascale.cli import run_main
-from parascale.config import Layout, strict
 from parascale.errors import ConfigError
 from parascale.files import atomic_path
+from parascale.settings import Layout, strict
 
 
 def parse():

@@ -15,10 +15,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from parascale.cli import run_main
-from parascale.config import load_project_file, strict
 from parascale.errors import ConfigError
 from parascale.plan import actual, limits
 from parascale.plan.planner import Planner
+from parascale.settings import load_project_file, strict
 
 
 def parse():
@@ -128,7 +128,7 @@ def exact(name, planner):
 
 def measure_rank(settings, vocabulary, rank):
     """Peak bytes of one rank; runs in a process of its own."""
-    from parascale.config import run_from_dict
+    from parascale.settings import run_from_dict
     from parascale.train.fake import measure
 
     return measure(run_from_dict(settings), vocabulary, rank).peak_bytes

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from parascale.checkpoint.matrix import conversions
 from parascale.cli import run_main
-from parascale.config import load_project, load_project_file
-from parascale.config.paths import Paths
 from parascale.plan import actual, calibrate
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.predict import data_facts
@@ -25,6 +23,8 @@ from parascale.report.layouts import degrees_text
 from parascale.report.numbers import plural
 from parascale.report.plans import Advice, Suggestion
 from parascale.report.records import found_runs
+from parascale.settings import load_project, load_project_file
+from parascale.settings.paths import Paths
 
 
 def main():

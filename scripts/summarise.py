@@ -7,8 +7,8 @@ import argparse
 import json
 
 from parascale.cli import run_main
-from parascale.config import Summaries, strict
 from parascale.files import write_json
+from parascale.settings import Summaries, strict
 
 BATCH = 32  # documents at once; the summaries do not depend on it
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from parascale.cli import run_main
-from parascale.config import load_project_file
-from parascale.config.paths import Paths
 from parascale.errors import Interrupted
 from parascale.launch import STOPPED
 from parascale.launch.allocation import allocation
 from parascale.plan import calibrate
 from parascale.plan.predict import facts_of, predict
+from parascale.settings import load_project_file
+from parascale.settings.paths import Paths
 
 
 def parse():

@@ -8,13 +8,13 @@ import json
 from pathlib import Path
 
 from parascale.cli import run_main
-from parascale.config import strict
-from parascale.config.formats import Formats
 from parascale.data.formats.manifest import read_manifest
 from parascale.data.images import ImageIndex
 from parascale.data.text import Tokens
 from parascale.data.verify import verify_images, verify_tokens
 from parascale.files import write_json
+from parascale.settings import strict
+from parascale.settings.formats import Formats
 
 
 def main():

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from parascale.cli import run_main
-from parascale.config import load_project_file
 from parascale.report.live import Watcher
 from parascale.report.terminal import shown
+from parascale.settings import load_project_file
 
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 

@@ -30,7 +30,7 @@ DISTRIBUTIONS = (
 )
 # Fields that say nothing about what code does: a name is read or written where its place says so, and u"" is "".
 SILENT_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-# Which argument of parascale.config.options explains a setting to readers.
+# Which argument of parascale.settings.options explains a setting to readers.
 EXPLANATIONS = {"option": 1, "required": 0, "section": 1}
 
 

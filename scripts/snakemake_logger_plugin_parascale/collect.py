@@ -4,11 +4,11 @@ import itertools
 import re
 import sys
 
-from parascale.plan.budget import Job
+from parascale.plan.budget import PlannedJob
 
 
 def pending_jobs(workflow):
-    """A list of `parascale.plan.budget.Job`, in an order in which they can run.
+    """A list of `parascale.plan.budget.PlannedJob`, in an order in which they can run.
 
     Read from the graph itself: the events of a dry run leave out jobs under `--quiet`, do not say which rules are local,
     and come too late in a real run to refuse it.
@@ -44,7 +44,7 @@ def _described(job, workflow, pending):
     per_task = _count(resources.get("cpus_per_task"), default=job.threads)
     minutes = _count(resources.get("runtime"), default=None)
     by_cores = capacity(workflow)[1]
-    return Job(
+    return PlannedJob(
         id=dag.jobid(job),
         rule=rule.name,
         wildcards=dict(job.wildcards_dict),

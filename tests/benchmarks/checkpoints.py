@@ -97,7 +97,7 @@ def ours(form):
 
     def work(source, target):
         from parascale.checkpoint.convert import convert
-        from parascale.config.checkpoints import Checkpoints
+        from parascale.settings.checkpoints import Checkpoints
 
         convert(source, target, Checkpoints(), [form])
 
@@ -193,9 +193,9 @@ def convert_in_turns(work, turns):
 
 def stall(work, behind):
     """(median seconds a checkpoint stops the training, median seconds of a step, bytes of a checkpoint)."""
-    from parascale.config import Site, strict
-    from parascale.config.run import Run
     from parascale.files import read_json_lines, tree_bytes
+    from parascale.settings import Site, strict
+    from parascale.settings.run import Run
     from parascale.train.job import Job
 
     workload = {

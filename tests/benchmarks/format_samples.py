@@ -9,10 +9,10 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from parascale.config.formats import Images
 from parascale.data.drawing import draw_images
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
+from parascale.settings.formats import Images
 
 SAMPLES = 20_000
 DRAWN = Images(train=SAMPLES, validation=10, test=10, size=184)  # 14.05 kB on average

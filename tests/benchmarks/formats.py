@@ -21,7 +21,6 @@ import numpy as np
 from comparison import Comparison, machine, rate, seconds, warm
 from format_samples import SAMPLES, InMemory, Numbered, OneSplit, SlowImages, pack, samples, write_rows_of_lists
 
-from parascale.config.formats import Formats
 from parascale.data.cases import Case
 from parascale.data.convert import convert
 from parascale.data.formats import open_images
@@ -29,6 +28,7 @@ from parascale.data.loader import EvaluationBatches, StepBatches, image_loader
 from parascale.data.measure import measure
 from parascale.data.sampler import Sampler
 from parascale.data.text import Windows
+from parascale.settings.formats import Formats
 
 SERIAL_SAMPLES = 2_000  # of the serial loop with latency; its time is proportional to them
 PASS_SECONDS = 0.5

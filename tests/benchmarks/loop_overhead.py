@@ -22,11 +22,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parascale.config import Layout, Model, Optim, Run, Site, Text, Training, Workload
 from parascale.data.sampler import Sampler
 from parascale.data.text import Tokens, Windows
 from parascale.files import sha256, write_json
 from parascale.models import build_model
+from parascale.settings import Layout, Model, Optim, Run, Site, Text, Training, Workload
 from parascale.train import loop
 from parascale.train.job import Job
 
@@ -64,16 +64,16 @@ def our_steps(folder, run):
     """A function that makes some steps of the loop under test."""
     site = Site("benchmark", cores_per_node=1)
     places = {name: str(folder / name) for name in ("data", "work", "output", "results")}
-    course = loop.prepare(Job(run=run, site=site, timeout_seconds=3600.0, code_digest="", **places))
-    numbers = iter(range(1, course.steps))
+    session = loop.prepare(Job(run=run, site=site, timeout_seconds=3600.0, code_digest="", **places))
+    numbers = iter(range(1, session.steps))
 
     def steps(count):
         for _ in range(count):
             number = next(numbers)
-            course.begin_step(number)
-            course.end_step(number, course.stepper.step(course.batches(number), *course.wishes()))
+            session.begin_step(number)
+            session.end_step(number, session.stepper.step(session.batches(number), *session.wishes()))
 
-    return steps, course.stepper.model.parts[0]
+    return steps, session.stepper.model.parts[0]
 
 
 def bare_steps(folder, run, weights):

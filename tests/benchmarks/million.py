@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from parascale.config.formats import Formats, Images
 from parascale.data.convert import convert
 from parascale.data.formats import open_images
 from parascale.data.image_sources import index_images
+from parascale.settings.formats import Formats, Images
 
 SAMPLES = 1_281_167
 SHARDS = 4

@@ -18,11 +18,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from parascale.config import load_project_file
-from parascale.config.paths import Paths
 from parascale.files import read_json
 from parascale.plan import calibrate
 from parascale.plan.predict import data_facts, predict
+from parascale.settings import load_project_file
+from parascale.settings.paths import Paths
 
 REPOSITORY = Path(__file__).parents[2]
 EACH, MEDIAN = 0.25, 0.10  # the goals: largest relative error, and the median of the errors

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from parascale.config import Site, Workload, strict
-from parascale.config.run import Run
 from parascale.files import sha256, write_json
+from parascale.settings import Site, Workload, strict
+from parascale.settings.run import Run
 from parascale.train.job import Job, training_digest
 
 from .examine import train_settings

@@ -130,18 +130,18 @@ def train_and_watch_rates(settings):
 def train_and_time(settings, pause=0.0):
     """Train, with a record that takes `pause` seconds more to write a line; the seconds from the start of the first step until all is done that belongs to the last one's line."""
     moments = []
-    begin_step, add_step = loop.Course.begin_step, loop.RunState.add_step
+    begin_step, add_step = loop.Session.begin_step, loop.RunState.add_step
 
-    def begin(course, step):
+    def begin(session, step):
         moments.append(time.perf_counter())
-        begin_step(course, step)
+        begin_step(session, step)
 
     def add(state, line):
         moments.append(time.perf_counter())
         time.sleep(pause)
         add_step(state, line)
 
-    loop.Course.begin_step, loop.RunState.add_step = begin, add
+    loop.Session.begin_step, loop.RunState.add_step = begin, add
     train_settings(settings)
     return moments[-1] - moments[0]
 
@@ -157,33 +157,33 @@ def refusal(settings):
 
 def evaluate_checkpoint(settings, folder):
     """(validation loss of the checkpoint in `folder` as the run of `settings` evaluates it, number of targets)."""
-    course = loop.prepare(job_from_settings(settings))
-    store.load(Path(folder), course.state.model, [])
-    means, targets = loop._split_means(course.state, course.task, "validation", course.mesh)
+    session = loop.prepare(job_from_settings(settings))
+    store.load(Path(folder), session.state.model, [])
+    means, targets = loop._split_means(session.state, session.task, "validation", session.mesh)
     return means["loss"], targets
 
 
 def first_loss(settings):
     """(training loss of the first step, the same by torch's own cross-entropy with the workload's smoothing)."""
-    course = loop.prepare(job_from_settings(settings))
-    course.begin_step(1)
-    batches = course.batches(1)
-    (model,), ((*inputs, labels),) = course.stepper.model.parts, batches
-    smoothing = course.run.workload.training.label_smoothing
+    session = loop.prepare(job_from_settings(settings))
+    session.begin_step(1)
+    batches = session.batches(1)
+    (model,), ((*inputs, labels),) = session.stepper.model.parts, batches
+    smoothing = session.run.workload.training.label_smoothing
     expected = cross_entropy(model(*inputs), labels, label_smoothing=smoothing).item()
-    return course.stepper.step(batches).loss, expected
+    return session.stepper.step(batches).loss, expected
 
 
 def train_until_told_to_stop(settings, step, rank):
     """Train; rank `rank` gets SIGTERM in optimizer step `step`. Returns the message of the Interrupted that follows."""
-    begin_step = loop.Course.begin_step
+    begin_step = loop.Session.begin_step
 
-    def begin(course, number):
-        if number == step and course.mesh.rank == rank:
+    def begin(session, number):
+        if number == step and session.mesh.rank == rank:
             os.kill(os.getpid(), signal.SIGTERM)
-        begin_step(course, number)
+        begin_step(session, number)
 
-    loop.Course.begin_step = begin
+    loop.Session.begin_step = begin
     try:
         train_settings(settings)
     except Interrupted as stop:

@@ -6,11 +6,11 @@ import json
 import numpy as np
 from PIL import Image
 
-from parascale.config import Formats, Source, Text
-from parascale.config.data import Expected
 from parascale.data.convert import convert
 from parascale.data.pairs import prepare_pairs
 from parascale.data.sources import download
+from parascale.settings import Formats, Source, Text
+from parascale.settings.data import Expected
 from tests.unit.image_sets import packed_index
 from tests.unit.pretrained_folders import MAKERS
 

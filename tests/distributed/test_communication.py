@@ -15,9 +15,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.config import Layout
 from parascale.parallel import communication, start_processes, stop_processes
 from parascale.report import load_transfers
+from parascale.settings import Layout
 
 from .harness import run_on_ranks
 

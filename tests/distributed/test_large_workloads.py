@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config import Run, Source, load_workload
-from parascale.config.data import Expected
 from parascale.data.sources import download
 from parascale.data.text import prepare
 from parascale.files import read_json_lines
+from parascale.settings import Run, Source, load_workload
+from parascale.settings.data import Expected
 from parascale.train.job import job_from_settings
 
 from .examine import first_loss, train_and_watch_rates, train_settings

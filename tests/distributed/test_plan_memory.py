@@ -5,7 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from parascale.config import run_from_dict
+from parascale.settings import run_from_dict
 from tests.distributed.cases import but_slow
 from tests.distributed.harness import run_on_ranks
 from tests.unit.test_plan_memory import GPT, LLAMA, SERVER, VOCABULARY, make_run, measured

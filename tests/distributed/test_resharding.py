@@ -7,8 +7,8 @@ import torch
 
 from parascale.checkpoint import read
 from parascale.checkpoint.convert import convert
-from parascale.config.checkpoints import Checkpoints
 from parascale.files import read_json, read_json_lines
+from parascale.settings.checkpoints import Checkpoints
 from parascale.train.job import job_from_settings
 
 from .cases import but_slow

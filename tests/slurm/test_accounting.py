@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config import Config, load_site
 from parascale.plan import actual
 from parascale.plan.predict import charged_core_hours
+from parascale.settings import Config, load_site
 
 pytestmark = pytest.mark.slurm
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config import Config, Layout, load_site
 from parascale.errors import RequirementError
 from parascale.launch import preflight as questions
 from parascale.launch.preflight import preflight
 from parascale.plan import limits
+from parascale.settings import Config, Layout, load_site
 
 pytestmark = pytest.mark.slurm
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 SNAKEFILE = """
 import json
 from dataclasses import asdict, replace
-from parascale.config import Config, Layout, load_site
+from parascale.settings import Config, Layout, load_site
 from parascale.launch.resources import resources
 
 SITE = replace(load_site(Config(sites="{root}/config/sites"), "jureca"), device="cpu")

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import torch
 
 from parascale.checkpoint import store
-from parascale.config import Workload, strict
-from parascale.config.layout import Layout
-from parascale.config.run import Run
 from parascale.files import write_json
 from parascale.models import build_model
+from parascale.settings import Workload, strict
+from parascale.settings.layout import Layout
+from parascale.settings.run import Run
 
 VOCABULARY, WINDOW = 101, 16
 ALONE = SimpleNamespace(devices=None, rank=0, world_size=1)

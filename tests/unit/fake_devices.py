@@ -6,7 +6,7 @@ import math
 import random
 
 from parascale.files import write_text
-from parascale.samples import COLUMNS
+from parascale.telemetry import COLUMNS
 
 GIB = 1 << 30
 START = 1_767_323_045.0  # 2026-01-02T03:04:05Z, when the made-up attempts start

@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from parascale.config import Model
-from parascale.config.data import Data, Source
 from parascale.data.benchmark import write_rows
 from parascale.files import read_json, write_json, write_text
+from parascale.settings import Model
+from parascale.settings.data import Data, Source
 from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_results
 from tests.unit.test_report_communication import write as write_transfers
 from tests.unit.test_report_conversions import proof

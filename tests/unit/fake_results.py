@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from parascale.config import Layout, Run, Site, Workload
-from parascale.config.workload import Model, Training
 from parascale.files import write_json, write_text
+from parascale.settings import Layout, Run, Site, Workload
+from parascale.settings.workload import Model, Training
 from parascale.train.record import summarise
 
 SITE = Site("local", title="A test machine", cores_per_node=8)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from parascale.config.formats import IMAGE_FORMATS
 from parascale.data.formats.mount import require_fuse
 from parascale.data.images import ImageIndex, ImageIndexWriter, write_index
 from parascale.errors import RequirementError
+from parascale.settings.formats import IMAGE_FORMATS
 
 
 def is_available(name):

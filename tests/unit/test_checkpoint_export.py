@@ -6,10 +6,10 @@ import torch
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.manifest import MANIFEST, describe_files, read_manifest, write_manifest
 from parascale.checkpoint.verify import require_identical, verify
-from parascale.config import SPLITS
-from parascale.config.checkpoints import Checkpoints
 from parascale.errors import CheckpointError
 from parascale.files import read_json, sha256, write_json
+from parascale.settings import SPLITS
+from parascale.settings.checkpoints import Checkpoints
 
 from .checkpoints import VOCABULARY, WINDOW, save_run
 

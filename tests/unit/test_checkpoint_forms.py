@@ -20,10 +20,10 @@ from parascale.checkpoint.source import open_source
 from parascale.checkpoint.stream import Streaming
 from parascale.checkpoint.verify import load_form, same_bits
 from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
-from parascale.config.checkpoints import Checkpoints
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError, ConfigError, RequirementError
 from parascale.files import read_json
+from parascale.settings.checkpoints import Checkpoints
 
 from .checkpoints import save_run
 

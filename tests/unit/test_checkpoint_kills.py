@@ -13,8 +13,8 @@ from parascale import lease
 from parascale.checkpoint import convert as convert_module
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.inspect import inspect
-from parascale.config.checkpoints import Checkpoints
 from parascale.errors import CheckpointError
+from parascale.settings.checkpoints import Checkpoints
 
 from .checkpoints import save_run
 

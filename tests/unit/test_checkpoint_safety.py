@@ -13,8 +13,8 @@ from parascale.checkpoint.convert import convert
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.checkpoint.metadata import INDEX, load_tensors
 from parascale.checkpoint.source import open_source
-from parascale.config.checkpoints import Checkpoints
 from parascale.errors import CheckpointError
+from parascale.settings.checkpoints import Checkpoints
 
 from .checkpoints import save_run
 

@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from parascale.config import Data, Formats, Workload
-from parascale.config.data import Expected
 from parascale.data.classes import AugmentedImages, ClassImages, random_crop
 from parascale.data.convert import convert
 from parascale.data.loader import read_batches
@@ -18,6 +16,8 @@ from parascale.data.sampler import Sampler
 from parascale.errors import DataError
 from parascale.evaluation.accuracy import correct_within
 from parascale.evaluation.task import open_task
+from parascale.settings import Data, Formats, Workload
+from parascale.settings.data import Expected
 from tests.unit.image_sets import FORMATS, jpeg, packed_index
 
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from parascale.config import (
+from parascale.errors import ConfigError
+from parascale.settings import (
     Config,
     Layout,
     Site,
     Workload,
     strict,
 )
-from parascale.errors import ConfigError
 
 KINDS = (Config, Workload, Layout, Site)
 

@@ -9,7 +9,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parascale.config import (
+from parascale.errors import ConfigError
+from parascale.settings import (
     Config,
     Layout,
     Model,
@@ -22,8 +23,7 @@ from parascale.config import (
     run_from_dict,
     strict,
 )
-from parascale.config.runtable import read_rows
-from parascale.errors import ConfigError
+from parascale.settings.runtable import read_rows
 
 ROOT = Path(__file__).parents[2]
 WORKLOAD = {"training": {"window": 16, "global_batch": 8, "steps": 10}, "model": {"dim": 16, "heads": 4, "layers": 4}}

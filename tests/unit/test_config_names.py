@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.config.names import pattern
+from parascale.settings.names import pattern
 
 NAMES = st.text("ab-._0", min_size=1, max_size=6)
 

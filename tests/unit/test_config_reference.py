@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config import reference
 from parascale.errors import ConfigError
+from parascale.settings import reference
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "config/README.md"

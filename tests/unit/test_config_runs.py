@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parascale.config import (
+from parascale.errors import ConfigError
+from parascale.settings import (
     STRATEGIES,
     Layout,
     Run,
@@ -15,9 +16,8 @@ from parascale.config import (
     run_from_dict,
     strict,
 )
-from parascale.config.layout import SCHEDULES
-from parascale.config.run import PRECISIONS
-from parascale.errors import ConfigError
+from parascale.settings.layout import SCHEDULES
+from parascale.settings.run import PRECISIONS
 
 WORKLOAD = {"training": {"window": 16, "global_batch": 8, "steps": 10}, "model": {"dim": 16, "heads": 4, "layers": 4}}
 

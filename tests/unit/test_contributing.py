@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config import load_project
 from parascale.data.sources import download
 from parascale.data.text import prepare
 from parascale.files import read_json_lines
+from parascale.settings import load_project
 from parascale.train.job import describe_job
 from tests.distributed.examine import train_settings
 from tests.distributed.harness import run_on_ranks

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from parascale.config.formats import Formats, Images
 from parascale.data import jpeg
 from parascale.data.convert import convert
 from parascale.data.dali import dali_batches
 from parascale.data.drawing import draw, encode
 from parascale.data.formats import open_images
+from parascale.settings.formats import Formats, Images
 from tests.unit.image_sets import packed_index
 
 DRAWN = Images(size=32, noise=0.0)

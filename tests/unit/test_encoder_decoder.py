@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale.config import Model
-from parascale.config.workload import MODEL_KINDS
 from parascale.models import build_model, initialise
 from parascale.models.build import KINDS
 from parascale.parallel.parallelize import PLANS
 from parascale.parallel.tying import tied_names
+from parascale.settings import Model
+from parascale.settings.workload import MODEL_KINDS
 
 VOCABULARY, PLACES, SUMMARY = 23, 9, 6
 SETTINGS = {

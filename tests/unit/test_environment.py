@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config import Layout, Site, load_project_file
 from parascale.errors import RequirementError
 from parascale.launch import environment
 from parascale.launch.environment import check_environment, driver_version, problems, read_pins
 from parascale.launch.preflight import check_root
+from parascale.settings import Layout, Site, load_project_file
 
 ROOT = Path(__file__).parents[2]
 CPU = Site("here")

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale.config import Model
 from parascale.data.text import Windows
 from parascale.evaluation.evaluate import split_sums
 from parascale.evaluation.generate import continue_tokens
 from parascale.models import build_model
+from parascale.settings import Model
 
 VOCABULARY = 17
 

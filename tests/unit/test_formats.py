@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parascale.config.formats import IMAGE_FORMATS, Formats, Images
 from parascale.data.convert import RECORD, convert, convert_shard, shard_samples
 from parascale.data.formats import image_format, open_images
 from parascale.data.formats.storage import drop_from_cache
@@ -18,6 +17,7 @@ from parascale.data.images import ImageIndex
 from parascale.data.verify import verify_images
 from parascale.errors import ConfigError
 from parascale.files import read_json, sha256
+from parascale.settings.formats import IMAGE_FORMATS, Formats, Images
 from tests.unit.image_sets import FORMATS, image_folder, is_available, jpeg, packed_index
 
 BYTE_FORMATS = ("hdf5", "arrow", "webdataset", "binary")

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parascale.config.formats import Formats, Images, Loaders
 from parascale.data.benchmark import benchmark_images
 from parascale.data.convert import convert, convert_shard
 from parascale.data.dali import dali_batches
@@ -20,6 +19,7 @@ from parascale.data.images import ImageIndex
 from parascale.data.verify import verify_images
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.files import read_json
+from parascale.settings.formats import Formats, Images, Loaders
 from tests.unit.image_sets import image_folder, jpeg, packed_index
 
 SCRIPT = Path(__file__).parents[2] / "scripts/convert.py"

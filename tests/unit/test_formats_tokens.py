@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale.config.formats import TOKEN_FORMATS, Loaders
 from parascale.data import cases
 from parascale.data.benchmark import token_cases
 from parascale.data.convert_tokens import convert_tokens
@@ -18,6 +17,7 @@ from parascale.data.text import Windows
 from parascale.data.verify import verify_tokens
 from parascale.errors import DataError
 from parascale.files import sha256
+from parascale.settings.formats import TOKEN_FORMATS, Loaders
 
 SPLITS = {"train": 5000, "validation": 300, "test": 300}
 

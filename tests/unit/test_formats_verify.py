@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from parascale.config.formats import Formats
 from parascale.data.convert import convert
 from parascale.data.formats import hdf5, open_images, parquet
 from parascale.data.verify import verify_images
 from parascale.errors import DataError
 from parascale.files import sha256
+from parascale.settings.formats import Formats
 from tests.unit.image_sets import jpeg, packed_index
 
 

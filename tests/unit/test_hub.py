@@ -8,13 +8,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from parascale.config import Source
-from parascale.config.formats import Images
 from parascale.data.image_download import download_images, images_root
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.sources import download, transfer
 from parascale.errors import ConfigError, DataError, DownloadError
+from parascale.settings import Source
+from parascale.settings.formats import Images
 from tests.unit.http_server import Site, serve
 from tests.unit.image_sets import jpeg
 

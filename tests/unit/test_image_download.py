@@ -6,13 +6,13 @@ import tarfile
 
 import pytest
 
-from parascale.config import Source
-from parascale.config.formats import Images
 from parascale.data.image_download import download_images, images_root
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.sources import url
 from parascale.errors import ConfigError, RequirementError
+from parascale.settings import Source
+from parascale.settings.formats import Images
 from tests.unit.http_server import Site, serve
 from tests.unit.image_sets import image_folder
 

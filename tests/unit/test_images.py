@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale.config.formats import Formats, Images
 from parascale.data import drawing, jpeg
 from parascale.data.convert import convert
 from parascale.data.formats import open_images
@@ -17,6 +16,7 @@ from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.sampler import Sampler
 from parascale.errors import DataError
+from parascale.settings.formats import Formats, Images
 from tests.unit.image_sets import image_folder, packed_index
 from tests.unit.image_sets import jpeg as make_jpeg
 

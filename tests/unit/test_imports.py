@@ -10,18 +10,18 @@ import pytest
 ROOT = Path(__file__).parents[2] / "scripts/parascale"
 # Room → rooms that it may import from. Modules beside the rooms (errors, files, ...) import each other alone.
 ALLOWED = {
-    "config": set(),
-    "plan": {"config"},
-    "report": {"config"},
-    "launch": {"config"},
-    "data": {"config"},
-    "models": {"config"},
-    "evaluation": {"config", "data", "models"},
-    "checkpoint": {"config", "data", "models", "evaluation"},
-    "parallel": {"config", "models"},
-    "train": {"config", "data", "models", "evaluation", "checkpoint", "parallel"},
+    "settings": set(),
+    "plan": {"settings"},
+    "report": {"settings"},
+    "launch": {"settings"},
+    "data": {"settings"},
+    "models": {"settings"},
+    "evaluation": {"settings", "data", "models"},
+    "checkpoint": {"settings", "data", "models", "evaluation"},
+    "parallel": {"settings", "models"},
+    "train": {"settings", "data", "models", "evaluation", "checkpoint", "parallel"},
 }
-WITHOUT_TORCH = ("config", "plan", "report", "launch", "data")
+WITHOUT_TORCH = ("settings", "plan", "report", "launch", "data")
 NEEDS_TORCH = {"parascale.data.loader"}  # torch's DataLoader; imported only where it is used
 MODULES = sorted(ROOT.rglob("*.py"))
 

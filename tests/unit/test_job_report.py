@@ -15,7 +15,7 @@ from parascale.errors import ParascaleError
 from parascale.report.job import load_job, render_job
 from parascale.report.pdf import write_pdf
 from parascale.report.usage import BUCKETS, bucketed, rates, running_time
-from parascale.samples import COLUMNS, read_samples
+from parascale.telemetry import COLUMNS, read_samples
 from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
 from tests.unit.fake_results import CLUSTER, SHARES, fake, write_results
 from tests.unit.page_cells import Cells
@@ -40,7 +40,7 @@ def attempt(number, outcome, seconds, start=START, **more):
 
 
 def job_of(root, devices=None, attempts=None, **options):
-    """The Job of a made-up run on GPUs."""
+    """The JobReport of a made-up run on GPUs."""
     options = {"site": CLUSTER, "baseline": "run", "verdict": "baseline", "gpus_per_node": 4, "dp": 4} | options
     results, work = write_results(root, [fake("run", **options)])
     folder = (results if options.get("status", "done") == "done" else work) / "runs/run"

@@ -81,11 +81,11 @@ def chain(tmp_path):
     """A Ledger of a download, `convert` with two attempts, `verify` which needs it, `index`, and a local report on all; an hour
     each, as history says."""
     jobs = [
-        budget.Job(0, "download", {}, nodes=0),
-        budget.Job(1, "convert", {}, attempts=2, after=(0,), benchmark=str(tmp_path / "convert.tsv")),
-        budget.Job(2, "verify", {}, after=(1,)),
-        budget.Job(3, "index", {}, after=(0,)),
-        budget.Job(4, "report", {}, nodes=0, after=(2, 3)),
+        budget.PlannedJob(0, "download", {}, nodes=0),
+        budget.PlannedJob(1, "convert", {}, attempts=2, after=(0,), benchmark=str(tmp_path / "convert.tsv")),
+        budget.PlannedJob(2, "verify", {}, after=(1,)),
+        budget.PlannedJob(3, "index", {}, after=(0,)),
+        budget.PlannedJob(4, "report", {}, nodes=0, after=(2, 3)),
     ]
     planner = Planner(project(tmp_path))
     plan = budget.make_plan(jobs, planner, history={"convert": 1.0, "verify": 1.0, "index": 1.0})

@@ -5,11 +5,11 @@ import fnmatch
 import pytest
 import torch
 
-from parascale.config import Layout, Model
 from parascale.errors import ConfigError
 from parascale.models import build_model, initialise
 from parascale.parallel import check_plans
 from parascale.parallel.tying import tied_names
+from parascale.settings import Layout, Model
 
 SETTINGS = {
     "gpt": {"dim": 16, "heads": 4, "layers": 2},

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.config.monitor import Monitor as Settings
 from parascale.files import write_text
 from parascale.launch.allocation import parse_job
-from parascale.samples import COLUMNS, Device, energy_joules, read_samples
-from parascale.train.gauges import Gpus, Node
+from parascale.settings.monitor import Monitor as Settings
+from parascale.telemetry import COLUMNS, Device, energy_joules, read_samples
+from parascale.train.gauges import Gpus, NodeGauges
 from parascale.train.monitor import Monitor, monitored, publish
 from tests.unit.fake_results import CLUSTER, SITE
 from tests.unit.nvml_answers import GIB, GPUS, RECORDED, SMALL, RecordedNvml
@@ -83,7 +83,7 @@ def test_the_gpus_that_the_job_holds_are_sampled(visible, held, handles):
 
 def test_a_node_without_gpus_is_sampled(tmp_path):
     path = tmp_path / "device-00000.csv"
-    monitor = Monitor(path, 0, [Node({0: os.getpid()})], 0.1)
+    monitor = Monitor(path, 0, [NodeGauges({0: os.getpid()})], 0.1)
     monitor.start()
     total, end = 0, time.monotonic() + 0.5
     while time.monotonic() < end:
@@ -101,7 +101,7 @@ def test_a_node_without_gpus_is_sampled(tmp_path):
 def test_the_interval_is_fixed_and_the_cost_below_half_a_percent(tmp_path):
     """CPU seconds of the sampling thread for a sample of a node with four processes, over the default interval."""
     path, interval, seconds = tmp_path / "device-00000.csv", 0.05, 1.0
-    monitor = Monitor(path, 0, [Node(dict.fromkeys(range(4), os.getpid()))], interval)
+    monitor = Monitor(path, 0, [NodeGauges(dict.fromkeys(range(4), os.getpid()))], interval)
     monitor.start()
     time.sleep(seconds)
     monitor.stop()

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale.config import Source, Text, Training, Workload
-from parascale.config.data import Expected
 from parascale.data.pairs import Pairs, prepare_pairs
 from parascale.data.sources import download
 from parascale.data.text import IGNORED, Tokens
 from parascale.data.tokenize import END_ID
 from parascale.errors import ConfigError, DataError
 from parascale.evaluation.task import open_task
+from parascale.settings import Source, Text, Training, Workload
+from parascale.settings.data import Expected
 
 GOOD = [{"document": f"the text number {n} says a lot of things", "summary": f"text {n}"} for n in range(8)]
 
@@ -122,7 +122,7 @@ def test_subwords_give_the_text_back(tmp_path):
 
 
 def test_a_summariser_takes_no_flat_tokens(tmp_path):
-    from parascale.config import load_workload
+    from parascale.settings import load_workload
 
     (tmp_path / "bad.yaml").write_text("task: summarisation\ndata: {format: flat}\n")
     with pytest.raises(ConfigError, match=r"`data\.format` = `flat` is none that the task summarisation reads.*pairs"):

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale.config import Layout, Model, Run, Site, Training, Workload, strict
-from parascale.config.project import Budget, Config, Project
 from parascale.plan import actual, budget, tables
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.planner import Planner
 from parascale.plan.predict import DataFacts, charged_core_hours, predict, runtime_minutes, verdict
 from parascale.plan.schedule import wall_hours
+from parascale.settings import Layout, Model, Run, Site, Training, Workload, strict
+from parascale.settings.project import Budget, Config, Project
 
 JURECA = strict.load(
     Site,
@@ -52,10 +52,12 @@ def project(tmp_path, **limits):
 
 def jobs():
     return [
-        budget.Job(1, "download", {"dataset": "d"}, nodes=0),
-        budget.Job(2, "prepare", {"dataset": "d"}, limit_hours=1.0, after=(1,)),
-        budget.Job(3, "train_single", {"run": "single"}, gpus=1, limit_hours=0.5, attempts=4, after=(2,)),
-        budget.Job(4, "train_multi_node", {"run": "ddp-8"}, nodes=2, gpus=4, limit_hours=0.5, attempts=4, after=(2,)),
+        budget.PlannedJob(1, "download", {"dataset": "d"}, nodes=0),
+        budget.PlannedJob(2, "prepare", {"dataset": "d"}, limit_hours=1.0, after=(1,)),
+        budget.PlannedJob(3, "train_single", {"run": "single"}, gpus=1, limit_hours=0.5, attempts=4, after=(2,)),
+        budget.PlannedJob(
+            4, "train_multi_node", {"run": "ddp-8"}, nodes=2, gpus=4, limit_hours=0.5, attempts=4, after=(2,)
+        ),
     ]
 
 
@@ -82,7 +84,7 @@ def test_limits_that_grow_with_the_attempt_are_summed(tmp_path):
     planner = Planner(project(tmp_path))
     limits = [planner.runtime_minutes("single", attempt) / 60 for attempt in (1, 2, 3, 4)]
     assert limits == sorted(limits) and limits[0] < limits[-1]
-    job = budget.Job(1, "train_single", {"run": "single"}, gpus=1, limit_hours=limits[0], attempts=4)
+    job = budget.PlannedJob(1, "train_single", {"run": "single"}, gpus=1, limit_hours=limits[0], attempts=4)
     (priced,) = budget.make_plan([job], planner).jobs
     assert priced.hours_worst == pytest.approx(sum(limits))
     assert (priced.strategy, priced.run) == ("single", "single")
@@ -125,7 +127,7 @@ def test_nothing_to_run_says_so(tmp_path):
 def test_calendar_bounds(drawn, capacity):
     """No schedule beats the longest chain or the work divided by the capacity; none exceeds one job after the other."""
     planned = [
-        budget.Job(number, "r", {}, limit_hours=hours, slots=slots, after=tuple(i for i in after if i < number))
+        budget.PlannedJob(number, "r", {}, limit_hours=hours, slots=slots, after=tuple(i for i in after if i < number))
         for number, (hours, slots, after) in enumerate(drawn)
     ]
     priced = [

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale.config import Layout, Model, Run, Site, Training
-from parascale.config.paths import Paths
 from parascale.plan import calibrate
 from parascale.plan.calibrate import Calibration, Observation, fit, formula_rates
 from parascale.plan.memory import peak_memory, total
@@ -15,6 +13,8 @@ from parascale.plan.predict import predict
 from parascale.plan.probes import STEPS, probes
 from parascale.plan.shapes import model_sizes
 from parascale.plan.time import COMPUTING, Rates, step_work
+from parascale.settings import Layout, Model, Run, Site, Training
+from parascale.settings.paths import Paths
 from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD
 
 LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.config import load_project
 from parascale.errors import ConfigError
 from parascale.plan import budget, limits, tables
 from parascale.plan.planner import Planner
+from parascale.settings import load_project
 from tests.unit.test_plan_budget import JURECA, jobs, project
 
 # What a job asks for, and what is said of it.

@@ -7,10 +7,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from parascale.config import Layout, Model, Run, Training, Workload, run_from_dict
-from parascale.config.workload import MODEL_KINDS
 from parascale.plan.memory import PARTS, peak_memory, rank_memory, rank_stages, total
 from parascale.plan.shapes import model_sizes
+from parascale.settings import Layout, Model, Run, Training, Workload, run_from_dict
+from parascale.settings.workload import MODEL_KINDS
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["parascale.train.fake"])

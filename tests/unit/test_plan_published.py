@@ -2,10 +2,10 @@
 
 import pytest
 
-from parascale.config import Model
 from parascale.plan.activations import Kinds, Shape, block_bytes
 from parascale.plan.flops import training_flops_per_token
 from parascale.plan.memory import peak_memory, total
+from parascale.settings import Model
 from tests.unit.test_plan_memory import make_run
 
 GIB = 2**30

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from parascale.config import Model, load_workload
 from parascale.models import build_model
 from parascale.plan.flops import training_flops_per_token
 from parascale.plan.shapes import model_sizes, parameter_shapes
+from parascale.settings import Model, load_workload
 
 models = st.builds(
     lambda heads, groups, width, **rest: Model(

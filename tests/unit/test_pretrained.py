@@ -7,8 +7,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from parascale.config import Data, Layout, Model, Run, Text, Training, Workload, load_workload
-from parascale.config.pretrained import Pretrained
 from parascale.data import tokenize
 from parascale.data.pairs import Pairs
 from parascale.data.text import Tokens
@@ -17,6 +15,8 @@ from parascale.evaluation.summaries import beam_search
 from parascale.models import build_model, initialise
 from parascale.parallel import tying
 from parascale.parallel.parallelize import check_plans
+from parascale.settings import Data, Layout, Model, Run, Text, Training, Workload, load_workload
+from parascale.settings.pretrained import Pretrained
 from tests.unit.pretrained_folders import MAKERS, WORDS, edit_config, make_bart, make_t5
 from tests.unit.test_pairs import prepare
 

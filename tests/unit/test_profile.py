@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parascale.config import Run, Workload
-from parascale.config.strict import load
 from parascale.errors import ConfigError, RequirementError
 from parascale.files import read_json
 from parascale.launch.node import Launch
 from parascale.report.job import load_job, render_job
+from parascale.settings import Run, Workload
+from parascale.settings.strict import load
 from parascale.train.profile import OPERATORS, StepProfiler, profiler
 from tests.unit.fake_results import CLUSTER, SITE, fake, write_results
 

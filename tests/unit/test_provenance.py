@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = '''
 """What it does."""
 import math
-from parascale.config.options import option
+from parascale.settings.options import option
 
 __version__ = "1.0"
 LIMIT = 3  # of something

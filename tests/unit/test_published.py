@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from parascale.config.data import Data, Source
-from parascale.config.workload import Model
 from parascale.report import build_report, load_records
 from parascale.report.published import PUBLISHED, differences, published_section
+from parascale.settings.data import Data, Source
+from parascale.settings.workload import Model
 from tests.unit.fake_results import CLUSTER, SITE, fake, workload, write_results
 
 WIKITEXT = Data(source=Source(kind="hub", name="Salesforce/wikitext", config="wikitext-2-v1", revision="x"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parascale.train.clock import Clock
-from parascale.train.record import Record
+from parascale.train.record import Recorder
 
 
 def line(step):
@@ -15,7 +15,7 @@ def line(step):
 
 def attempt(folder, first, last, **begin):
     """An attempt that does steps first to last and then is killed."""
-    record = Record(folder)
+    record = Recorder(folder)
     record.begin(first, ["host"], None, **begin)
     for step in range(first, last + 1):
         record.add_step(line(step))

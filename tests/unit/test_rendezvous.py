@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.config.site import Network, Site
 from parascale.errors import RequirementError
 from parascale.launch import binding, rendezvous
 from parascale.launch.node import Launch, process_environment
 from parascale.launch.rendezvous import Node, address_of, host_meeting, join_meeting, meeting_port, reserve_port
 from parascale.launch.workers import Failure, root_cause
+from parascale.settings.site import Network, Site
 
 GPU_NODE = Site("node", device="cuda", gpus_per_node=4, cores_per_node=128)
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.config.workload import Model
 from parascale.plan.predict import DataFacts, predict
 from parascale.report import build_report, load_records, numbers, render_page
 from parascale.report.chart import spread_apart, tick_labels, ticks
@@ -15,6 +14,7 @@ from parascale.report.derived import idle_fraction
 from parascale.report.plots import thinned
 from parascale.report.summary import model_flops_utilisation
 from parascale.report.verdict import verdicts
+from parascale.settings.workload import Model
 from tests.unit.fake_results import CLUSTER, fake, workload, write_results
 
 BASE = {"verdict": "baseline", "step_seconds": 0.1}

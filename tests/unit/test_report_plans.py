@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config import Data
 from parascale.report import build_report, load_records, plans, render_page
+from parascale.settings import Data
 from tests.unit.fake_results import matrix, workload, write_results
 from tests.unit.page_cells import Cells
 

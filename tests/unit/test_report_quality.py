@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from parascale.config import Layout, Run
 from parascale.files import read_json, write_json
 from parascale.report import build_report, load_records, render_page
+from parascale.settings import Layout, Run
 from tests.unit.fake_results import Fake, workload, write_results
 from tests.unit.page_cells import Cells
 

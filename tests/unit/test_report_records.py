@@ -15,7 +15,7 @@ from tests.unit.fake_results import SITE, fake, write_results
 
 
 def records_of(root, *fakes, names=None):
-    """Name → Record of the fakes' files."""
+    """Name → RunRecord of the fakes' files."""
     results, work = write_results(root, fakes)
     return {record.name: record for record in load_records(results, work, names)}
 

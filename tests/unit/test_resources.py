@@ -11,11 +11,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.config import Config, Layout, load_project_file, load_site
 from parascale.launch.node import GRACE_SECONDS
 from parascale.launch.resources import node_resources, resources
 from parascale.launch.slurm import srun_command
 from parascale.plan import limits
+from parascale.settings import Config, Layout, load_project_file, load_site
 
 ROOT = Path(__file__).parents[2]
 CLUSTERS = ("slurm", "jureca", "juwels-booster", "jupiter")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parascale.config import Source
 from parascale.data.named_files import local_files
 from parascale.data.sources import builtin, download, open_raw, prose
 from parascale.data.sources.files import paths_by_split
 from parascale.errors import ConfigError, DataError
+from parascale.settings import Source
 
 unhurried = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

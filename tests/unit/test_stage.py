@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from parascale.config import Data, Run, Training, Workload
 from parascale.errors import RequirementError
+from parascale.settings import Data, Run, Training, Workload
 from parascale.train import stage
 from parascale.train.state import RunState
 

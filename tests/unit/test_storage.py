@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from parascale.config import Site
 from parascale.launch.storage import storage_warnings
+from parascale.settings import Site
 
 SITE = Site(name="machine", purge_days=90, inode_limit=100)
 

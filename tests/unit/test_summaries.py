@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from parascale.config import Model
 from parascale.data.tokenize import END_ID, UNKNOWN_ID
 from parascale.evaluation.summaries import beam_search, rouge
 from parascale.models import build_model
+from parascale.settings import Model
 
 VOCABULARY, LENGTH = 5, 3
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale.config import Source, Text
-from parascale.config.data import Expected
 from parascale.data import text, tokenize
 from parascale.data.sources import download, open_raw
 from parascale.data.text import IGNORED, Tokens, Windows, prepare
 from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.settings import Source, Text
+from parascale.settings.data import Expected
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
 unhurried = settings(deadline=None, max_examples=60)  # other tests may keep the machine busy

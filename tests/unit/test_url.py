@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config import Source
 from parascale.data.sources import download, transfer
 from parascale.errors import ConfigError, DataError, DownloadError, RequirementError
+from parascale.settings import Source
 from tests.unit.http_server import Site, serve
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

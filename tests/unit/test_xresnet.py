@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from parascale.config import Model, Run, Training, Workload, strict
 from parascale.errors import ConfigError
 from parascale.models import build_model
+from parascale.settings import Model, Run, Training, Workload, strict
 
 XRESNET50 = Model(kind="xresnet", dim=64, norm="batch")
 

@@ -8,11 +8,11 @@ import tarfile
 
 import pytest
 
-from parascale.config import Source
-from parascale.config.formats import Images
 from parascale.data.image_download import download_images
 from parascale.data.sources import download
 from parascale.errors import ConfigError, DataError
+from parascale.settings import Source
+from parascale.settings.formats import Images
 
 from .http_server import Site, serve
 

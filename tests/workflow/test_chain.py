@@ -12,7 +12,7 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from parascale.samples import read_samples
+from parascale.telemetry import read_samples
 
 from .small_project import SmallProject
 

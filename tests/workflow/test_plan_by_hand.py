@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config import load_project_file
 from parascale.plan import calibrate
+from parascale.settings import load_project_file
 
 from .small_project import link_project
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from parascale.config import load_project_file
 from parascale.plan.planner import Planner
+from parascale.settings import load_project_file
 
 ROOT = Path(__file__).parents[2]
 SNAKEFILE = """
-from parascale.config import load_project
+from parascale.settings import load_project
 from parascale.plan.planner import Planner
 from snakemake_logger_plugin_parascale import follow, start
 

@@ -8,10 +8,10 @@ import torch
 from parascale.checkpoint.pieces import bytes_of
 from parascale.checkpoint.source import open_source
 from parascale.checkpoint.stream import Streaming
-from parascale.config import run_from_dict
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError
 from parascale.files import read_json, read_json_lines
+from parascale.settings import run_from_dict
 
 LAYERS_TOLD = 5
 COLUMNS = ("tensor", "shape", "largest", "mean", "relative")

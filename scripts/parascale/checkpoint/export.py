@@ -9,16 +9,16 @@ Llama   rotary positions, RMSNorm before each sublayer, swiglu, any number of ke
 import torch
 
 from parascale.checkpoint.pieces import read_whole
-from parascale.config import run_from_dict
 from parascale.errors import CheckpointError
 from parascale.models.transformer_lm import ROTARY_BASE
+from parascale.settings import run_from_dict
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
 GPT2, LLAMA = "gpt2", "llama"
 
 
 def config(source, dtype):
-    """`config.json` of an open Source whose weights are written as `dtype`, as plain values.
+    """`config.json` of an open CheckpointReader whose weights are written as `dtype`, as plain values.
 
     Raises CheckpointError for settings without an equal there.
     """

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 
 from parascale.checkpoint import read
-from parascale.config import run_from_dict
 from parascale.errors import CheckpointError
 from parascale.files import read_json
 from parascale.models import build_model
+from parascale.settings import run_from_dict
 
 PREFIX = "model."
 

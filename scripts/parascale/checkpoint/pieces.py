@@ -48,7 +48,7 @@ class Handle:
         os.close(self.number)
 
 
-class Section(io.RawIOBase):
+class TensorBytes(io.RawIOBase):
     """`length` bytes of a file from byte `start` on, as a file of their own."""
 
     def __init__(self, handle, start, length):
@@ -153,7 +153,7 @@ def load_places(handle, start, length):
     Raises CheckpointError where it is damaged or would need a pickle to run code.
     """
     try:
-        return torch.load(io.BufferedReader(Section(handle, start, length)), map_location="meta", weights_only=True)
+        return torch.load(io.BufferedReader(TensorBytes(handle, start, length)), map_location="meta", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{handle.path}: refused, because it holds more than tensors ({reason})") from None

@@ -30,7 +30,7 @@ SAFETENSORS_DTYPES = {
 }  # fmt: skip
 
 
-class Source:
+class CheckpointReader:
     """An open checkpoint; close it by `with`.
 
     tensors: name → StoredTensor, as the sharded form names them. facts: of `checkpoint.json`. run_record: the run's
@@ -97,7 +97,7 @@ def open_source(folder, form=None, threads=2):
         raise CheckpointError(f"{folder}: no checkpoint (none of {', '.join(map(str, _marks()))} is there)")
     if form is not None and form not in held:
         raise CheckpointError(f"{folder} holds {', '.join(held)}, not {form}")
-    return Source(folder, form or held[0], threads)
+    return CheckpointReader(folder, form or held[0], threads)
 
 
 def forms_in(folder):

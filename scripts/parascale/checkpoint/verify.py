@@ -13,12 +13,12 @@ from parascale.checkpoint.export import family
 from parascale.checkpoint.manifest import MANIFEST, check_files, read_manifest
 from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, index_name
 from parascale.checkpoint.stream import DTYPES
-from parascale.config import run_from_dict
 from parascale.errors import CheckpointError
 from parascale.evaluation.evaluate import split_sums
 from parascale.evaluation.task import open_task
 from parascale.files import read_json
 from parascale.models import build_model
+from parascale.settings import run_from_dict
 
 SCHEMA_VERSION = 1
 EVALUATION_BATCH = 32  # samples; the loss does not depend on it

@@ -7,7 +7,6 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from parascale.config.formats import IMAGE_FORMATS
 from parascale.data.cases import Case, byte_addressed
 from parascale.data.ceiling import ceilings
 from parascale.data.formats import module_name, tokens_are_mapped
@@ -16,6 +15,7 @@ from parascale.data.formats.storage import copy_to_memory, default_io, filesyste
 from parascale.data.measure import measure
 from parascale.data.progress import Progress
 from parascale.files import atomic_path, read_json
+from parascale.settings.formats import IMAGE_FORMATS
 
 COLUMNS = (
     "dataset", "format", "access", "cache", "io", "workers", "decode", "place", "samples_per_second", "spread", "repeats",
@@ -26,7 +26,7 @@ DISK, SHARED_MEMORY = "disk", "shm"
 
 
 def benchmark_images(dataset, folders, settings):
-    """Measure image formats. folders: those of the formats; settings: parascale.config.formats.Loaders. Returns rows.
+    """Measure image formats. folders: those of the formats; settings: parascale.settings.formats.Loaders. Returns rows.
 
     Raises RequirementError, before anything is measured, where a copy in shared memory is wanted and does not fit.
     """

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from parascale.config import Data, load_project_file, load_workload, strict
 from parascale.errors import ConfigError
+from parascale.settings import Data, load_project_file, load_workload, strict
 
 
 def add_dataset_arguments(parser):

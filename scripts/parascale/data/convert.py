@@ -43,7 +43,7 @@ def convert_shard(index, dataset, format_name, number, settings, output):
     """Write shard `number` of every split below `output` (`results/data/<dataset>/<format>`); returns its record.
 
     index: parascale.data.images.ImageIndex, or what has its `splits`, `classes` and `split(name)`. settings:
-    parascale.config.formats.Formats. A shard that is there already, from the same source and settings, is kept. The
+    parascale.settings.formats.Formats. A shard that is there already, from the same source and settings, is kept. The
     record's `bad` lists the samples that were left out.
     """
     format_module = image_format(format_name)

@@ -48,7 +48,7 @@ def encode(pixels, quality):
 
 
 def draw_images(folder, settings, processes=1):
-    """Write `<folder>/<split>/<class>/<number>.jpg` for every split. settings: parascale.config.formats.Images.
+    """Write `<folder>/<split>/<class>/<number>.jpg` for every split. settings: parascale.settings.formats.Images.
 
     The classes take turns, so each has as many images as any other, give or take one. Equal settings give equal bytes.
     """

@@ -23,7 +23,7 @@ BUILTIN = "shapes"
 def download_images(source, images, output, attempts=ATTEMPTS):
     """Make the raw folder `output` of an image set. What was fetched and is whole is kept. Returns its Raw.
 
-    source: parascale.config.Source; images: parascale.config.formats.Images (for `builtin`). Errors as `sources.download`.
+    source: parascale.settings.Source; images: parascale.settings.formats.Images (for `builtin`). Errors as `sources.download`.
     """
     source.check("the source of the images", of_images=True)
     output = Path(output)

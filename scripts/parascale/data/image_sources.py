@@ -29,7 +29,7 @@ SCAN_THREADS = 32  # folders listed at once: each entry's size is a request to t
 def index_images(root, settings, output, columns=None):
     """Write the index of the images below `root` to the folder `output`; returns its manifest.
 
-    settings: parascale.config.formats.Images. columns: role (`path`, `label`, `image`) → column name where they differ.
+    settings: parascale.settings.formats.Images. columns: role (`path`, `label`, `image`) → column name where they differ.
     Raises DataError for a root without images, classes without images, labels that are missing or unknown.
     """
     root = Path(root)

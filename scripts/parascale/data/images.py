@@ -111,7 +111,7 @@ class ImageIndex:
         return kind(self, name)
 
 
-class Images:
+class ImageSplit:
     """One split: `len`, `labels`, `lengths`, `name(i)`, and `read(i)`, the encoded bytes. Safe to read from many threads."""
 
     root = None  # folder of the files, where each image is one
@@ -146,7 +146,7 @@ class Images:
         return self.name_bytes(i).decode("utf-8", "backslashreplace")
 
 
-class FileImages(Images):
+class FileImages(ImageSplit):
     """Images that are files of their own below one root."""
 
     def __init__(self, index, split):
@@ -176,7 +176,7 @@ class FileImages(Images):
             os.close(file)
 
 
-class PackedImages(Images):
+class PackedImages(ImageSplit):
     """Images that lie one after the other in `<split>.packed`."""
 
     def __init__(self, index, split):

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from parascale.config.paths import expanded
 from parascale.errors import ConfigError
+from parascale.settings.paths import expanded
 
 MANIFEST = "manifest.json"  # of a folder that says itself what it holds
 MOST_LISTED = 100  # files of a source that Snakemake watches

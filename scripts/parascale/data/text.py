@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from parascale.config import SPLITS
 from parascale.data import tokenize
 from parascale.data.disk import full_disk_is_an_error
 from parascale.data.progress import Progress
 from parascale.errors import DataError
 from parascale.files import atomic_path, read_json, sha256, write_json
+from parascale.settings import SPLITS
 
 IGNORED = -100  # label of a place that is padding: it counts in no loss
 MANIFEST = "manifest.json"
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 def prepare(raw, text, expected, output):
     """Learn the vocabulary from the train split and write every split as numbers into the folder `output`.
 
-    raw: parascale.data.sources.Raw. text, expected: the sections of parascale.config.Data. Two passes over the documents,
+    raw: parascale.data.sources.Raw. text, expected: the sections of parascale.settings.Data. Two passes over the documents,
     in memory that does not grow with them. Returns the manifest. Raises DataError for a split that is missing or without
     tokens, and where `expected` differs from what was found; then `output` is left as it was.
     """

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from parascale.config.pretrained import Pretrained
 from parascale.errors import ConfigError, DataError
+from parascale.settings.pretrained import Pretrained
 
 UNKNOWN, END = "<unk>", "<eos>"
 SPECIAL = [UNKNOWN, END]
@@ -24,7 +24,7 @@ VOCABULARY_FILE, SUBWORD_FILE = "vocabulary.json", "tokenizer.json"
 def learn(documents, settings):
     """A tokenizer made from the documents of the train split, or a pretrained one, which needs none.
 
-    settings: parascale.config.Text. Raises DataError for a folder that lacks a tokenizer or has a damaged one.
+    settings: parascale.settings.Text. Raises DataError for a folder that lacks a tokenizer or has a damaged one.
     """
     if settings.tokenizer == "pretrained":
         return PretrainedTokenizer.of_folder(Pretrained(settings.pretrained))

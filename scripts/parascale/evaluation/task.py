@@ -9,13 +9,13 @@ from functools import partial
 
 import numpy as np
 
-from parascale.config import SPLITS
 from parascale.data.classes import AugmentedImages, ClassImages
 from parascale.data.formats import open_images, read_manifest
 from parascale.data.pairs import Pairs
 from parascale.data.text import Tokens, Windows
 from parascale.errors import DataError
 from parascale.evaluation.accuracy import correct_within
+from parascale.settings import SPLITS
 
 
 @dataclass(frozen=True)

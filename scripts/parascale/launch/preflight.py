@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 
 from parascale import scontrol
-from parascale.config.paths import defaulted, expanded
-from parascale.config.strict import nearest
 from parascale.errors import RequirementError
 from parascale.launch.resources import default_partition
+from parascale.settings.paths import defaulted, expanded
+from parascale.settings.strict import nearest
 
 
 def check_root(root):

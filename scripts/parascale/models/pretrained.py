@@ -1,7 +1,7 @@
 """A summariser that was trained elsewhere, T5 or BART, from a folder in Hugging Face's form: what fine-tuning begins from.
 
 The architecture is that of the library `transformers`; the weights come from the folder's safetensors, a tensor at a time, in
-the numbers of the prepared data (parascale.config.pretrained). Rows beyond the tokenizer's vocabulary, which no text reaches
+the numbers of the prepared data (parascale.settings.pretrained). Rows beyond the tokenizer's vocabulary, which no text reaches
 (T5 has 28 of them), are left out. Dimensions: B batch, S places of a document, T places of a summary, D width, V vocabulary.
 """
 
@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from parascale.config.pretrained import CONFIG, Pretrained
 from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.settings.pretrained import CONFIG, Pretrained
 
 # `model_type` of a folder → the classes of `transformers`, and its settings that are dropout here.
 ARCHITECTURES = {

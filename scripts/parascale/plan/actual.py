@@ -3,10 +3,10 @@
 import subprocess
 from dataclasses import asdict, dataclass, fields
 
-from parascale.config import Site, strict
 from parascale.files import csv_text, read_json, write_text
 from parascale.plan.limits import QUERY_SECONDS
 from parascale.plan.predict import charged_core_hours
+from parascale.settings import Site, strict
 
 
 @dataclass(frozen=True)

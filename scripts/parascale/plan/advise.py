@@ -4,10 +4,10 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from parascale.config import Layout, Run
 from parascale.errors import ConfigError, ParascaleError
 from parascale.plan.predict import FITS_BELOW, Prediction, capacity_bytes, memory_parts, predict
 from parascale.plan.shapes import model_sizes
+from parascale.settings import Layout, Run
 
 ORDER = ("fits", "unknown", "risky", "does not fit")
 MICRO_BATCHES = (32, 16, 8, 4, 2, 1)  # tried in this order, times the number of stages
@@ -17,7 +17,7 @@ STATE_BYTES = 16  # fp32 weight, gradient and AdamW's two moments
 
 
 @dataclass(frozen=True)
-class Advice:
+class RankedLayout:
     """One layout, what it would need, and the reason for its place in words."""
 
     run: Run
@@ -31,7 +31,7 @@ class Advice:
 
 
 def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None, by="time"):
-    """All layouts of `workload` on `gpus` GPUs (processes, on CPUs) as a list of Advice, the best first.
+    """All layouts of `workload` on `gpus` GPUs (processes, on CPUs) as a list of RankedLayout, the best first.
 
     by: `time` or `core_hours`. Raises ConfigError where the site has no such number of GPUs on whole nodes.
     """
@@ -44,7 +44,7 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
             saved = predict(saving, site, calibration, facts, remedy=False)
             if ORDER.index(saved.fits) < ORDER.index(prediction.fits):
                 run, prediction = saving, saved
-        found.append(Advice(run, prediction, reason(run, site, prediction)))
+        found.append(RankedLayout(run, prediction, reason(run, site, prediction)))
     if not found:
         raise ConfigError(
             f"no layout of workload {workload.name} takes {gpus} GPUs: degrees must divide heads and batch"

@@ -24,7 +24,7 @@ class BudgetError(ParascaleError):
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """A job that still has to run, as the workflow describes it.
 
     nodes: 0 for a local rule, which runs where the workflow runs and costs nothing. gpus: on each node.
@@ -92,7 +92,7 @@ class Plan:
 
 
 def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=False, site=None):
-    """The Plan for `jobs` (a list of Job).
+    """The Plan for `jobs` (a list of PlannedJob).
 
     history: rule → hours (see `rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the planner's, or the same with limits read live.
     """
@@ -123,7 +123,7 @@ def kind_of(rule):
 
 
 def price(job, planner, history):
-    """The PricedJob of a Job."""
+    """The PricedJob of a PlannedJob."""
     run = job.wildcards.get("run")
     kind = kind_of(job.rule) if run is not None else None
     hours = fits = basis = note = remedy = None

@@ -11,11 +11,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
-from parascale.config import run_from_dict
 from parascale.files import read_json, read_json_lines, write_json
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
 from parascale.plan.shapes import model_sizes
 from parascale.plan.time import COMPUTING, Rates, step_work
+from parascale.settings import run_from_dict
 
 SCHEMA_VERSION = 1
 WARM_UP = 5  # first steps that are left out: allocators, caches and compilers settle

@@ -4,9 +4,9 @@ import subprocess
 from dataclasses import dataclass, replace
 
 from parascale import scontrol
-from parascale.config.site import Partition
-from parascale.config.strict import nearest
 from parascale.errors import ConfigError
+from parascale.settings.site import Partition
+from parascale.settings.strict import nearest
 
 QUERY_SECONDS = 10
 

@@ -7,7 +7,7 @@ matrices that are split. Prices come from them; layouts and sizes follow by form
 
 import dataclasses
 
-from parascale.config import Layout, Run
+from parascale.settings import Layout, Run
 
 STEPS = 25
 COMPUTING = (2, 8)  # the global batch is divided by these

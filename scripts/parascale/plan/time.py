@@ -5,7 +5,7 @@ messages over each link. `Rates.seconds` turns that into time. Sources of the fo
 
 - collectives in rings, alpha-beta model: Thakur, Rabenseifner and Gropp 2005, doi:10.1177/1094342005051521; an
   all-gather or reduce-scatter of S bytes over p ranks sends (p-1)/p S in p-1 messages, an all-reduce twice that
-- pipeline bubble: `parascale.config.layout`
+- pipeline bubble: `parascale.settings.layout`
 - gradients and gathered parameters travel while a GPU computes its backward pass: only what is longer than that counts
 - tensor parallelism: four collectives of the residual stream a block and direction with a split sequence, which weigh
   as two all-reduces do without: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2

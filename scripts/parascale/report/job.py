@@ -17,14 +17,14 @@ from parascale.report.records import load_records
 from parascale.report.section import Section
 from parascale.report.tables import Cell, Row, Table
 from parascale.report.usage import heat_figure, metrics_table
-from parascale.samples import energy_joules, read_samples, sample_files
+from parascale.telemetry import energy_joules, read_samples, sample_files
 
 FOOTER = "Made from `run.json`, `summary.json`, `steps.jsonl` and `device.csv` of this run. "
 OUTCOMES = ("finished", "stopped", "killed", "failed", "running")
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class JobReport:
     """One run with the samples of its devices, and the comparison report's view of it alone."""
 
     record: object
@@ -39,7 +39,7 @@ class Job:
 
 
 def load_job(results, work, name):
-    """The Job of a run, finished or under way. Raises ParascaleError where it left nothing."""
+    """The JobReport of a run, finished or under way. Raises ParascaleError where it left nothing."""
     (record,) = load_records(results, work, [name])
     finished = Path(results) / "runs" / name
     folder = finished if finished.is_dir() else Path(work) / "runs" / name
@@ -48,7 +48,9 @@ def load_job(results, work, name):
             f"run `{name}` left nothing in {finished} or {folder}; `make run` trains the runs of the table"
         )
     operators = files.read_json(path) if (path := folder / "profile/operators.json").is_file() else []
-    return Job(record, read_samples(sample_files(folder)), operators, build_report([record], f"Job report: {name}"))
+    return JobReport(
+        record, read_samples(sample_files(folder)), operators, build_report([record], f"Job report: {name}")
+    )
 
 
 def job_sections(job):

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parascale.config import run_from_dict
-from parascale.config.workload import work_unit
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
-from parascale.samples import COLUMNS, sample_files, whole_lines
+from parascale.settings import run_from_dict
+from parascale.settings.workload import work_unit
+from parascale.telemetry import COLUMNS, sample_files, whole_lines
 
 RECENT = 20  # steps of which the rate is told
 SILENT_SECONDS = 60.0  # a living run renews its lease every few seconds

@@ -29,7 +29,7 @@ PHASE_COLOURS = dict(
 
 
 def write_pdf(job, target):
-    """Write the report of a Job to a PDF file, whole or not at all."""
+    """Write the report of a JobReport to a PDF file, whole or not at all."""
     # Without a date, the same records make the same bytes.
     with (
         atomic_path(target) as partial,

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from parascale.config import Run, Site, run_from_dict
-from parascale.config.strict import load
 from parascale.errors import ParascaleError
 from parascale.files import read_json_lines
 from parascale.report.checked import RecordError, read_record, typed
+from parascale.settings import Run, Site, run_from_dict
+from parascale.settings.strict import load
 
 SILENT_SECONDS = 60.0  # a living run renews its lease every few seconds
 DIGITS = re.compile(r"(\d+)")
@@ -54,7 +54,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Parity:
+class ParityVerdict:
     """`verdict.json` of a run's parity run."""
 
     baseline: str
@@ -85,7 +85,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """A run as the report knows it. What is not known is None, never 0.
 
     status: done, failed, running or missing. notes: what a reader must know about this row. prediction: what the plan
@@ -102,7 +102,7 @@ class Record:
     attempts: tuple = ()
     summary: Summary | None = None
     curve: Curve | None = None
-    parity: Parity | None = None
+    parity: ParityVerdict | None = None
     summaries: dict = field(default_factory=dict)
 
     @property
@@ -167,7 +167,7 @@ def _load_record(results, work, name):
         return _finished(name, finished, parity, notes, read_record(summaries) if summaries.is_file() else {})
     if under_way.is_dir():
         return _unfinished(name, under_way, parity, notes)
-    return Record(name, "missing", ("no results yet", *notes), parity=parity)
+    return RunRecord(name, "missing", ("no results yet", *notes), parity=parity)
 
 
 def _finished(name, folder, parity, notes, summaries):
@@ -175,7 +175,7 @@ def _finished(name, folder, parity, notes, summaries):
         described = _described(folder / "run.json")
         summary = typed(Summary, read_record(folder / "summary.json"), folder / "summary.json")
     except ParascaleError as error:
-        return Record(name, "missing", (f"the record is incomplete: {error}", *notes), parity=parity)
+        return RunRecord(name, "missing", (f"the record is incomplete: {error}", *notes), parity=parity)
     try:
         curve = load_curve(folder / "steps.jsonl")
         if len(curve.steps) != summary.steps:
@@ -185,7 +185,7 @@ def _finished(name, folder, parity, notes, summaries):
             )
     except RecordError as error:
         curve, notes = None, (*notes, f"no curve: {error}")
-    return Record(name, "done", notes, summary=summary, curve=curve, parity=parity, summaries=summaries, **described)
+    return RunRecord(name, "done", notes, summary=summary, curve=curve, parity=parity, summaries=summaries, **described)
 
 
 def _unfinished(name, folder, parity, notes):
@@ -200,7 +200,7 @@ def _unfinished(name, folder, parity, notes):
     except ParascaleError as error:
         notes = (*notes, str(error))
     status, said = _progress(folder, described.get("attempts", ()), curve)
-    return Record(name, status, (said, *notes), curve=curve, parity=parity, **described)
+    return RunRecord(name, status, (said, *notes), curve=curve, parity=parity, **described)
 
 
 def _progress(folder, attempts, curve):
@@ -219,7 +219,7 @@ def _progress(folder, attempts, curve):
 
 
 def _described(path):
-    """Fields of a Record that `run.json` gives."""
+    """Fields of a RunRecord that `run.json` gives."""
     values = read_record(path)
     for key in ("settings", "site"):
         if not isinstance(values.get(key), dict):
@@ -238,7 +238,7 @@ def _parity(path):
     if not path.is_file():
         return None, ()
     try:
-        return typed(Parity, read_record(path), path), ()
+        return typed(ParityVerdict, read_record(path), path), ()
     except RecordError as error:
         return None, (f"parity is unknown: {error}",)
 

@@ -9,7 +9,7 @@ from parascale.report import numbers
 from parascale.report.chart import Figure
 from parascale.report.heat import HeatMap, heat_panel
 from parascale.report.tables import Cell, Row, Table
-from parascale.samples import total
+from parascale.telemetry import total
 
 BUCKETS = 60  # moments of a heat map
 ROWS = 64  # devices of a heat map

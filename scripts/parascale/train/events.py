@@ -9,8 +9,8 @@ import functools
 import math
 import struct
 
-from parascale.config.workload import work_unit
 from parascale.files import atomic_path
+from parascale.settings.workload import work_unit
 
 NAME = "events.out.tfevents.parascale"  # TensorBoard looks for names with `tfevents`
 VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # wire types

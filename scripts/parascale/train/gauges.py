@@ -1,6 +1,6 @@
 """What a sample is read from: NVML for GPUs, psutil for the node and the processes of the training.
 
-Each gauge's `read` yields mappings of columns of `parascale.samples`.
+Each gauge's `read` yields mappings of columns of `parascale.telemetry`.
 """
 
 import time
@@ -71,7 +71,7 @@ class Gpus:
             return None
 
 
-class Node:
+class NodeGauges:
     """This node and the training's processes on it. processes: rank → process id."""
 
     def __init__(self, processes):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parascale import provenance
-from parascale.config import Run, Site, run_from_dict, strict
-from parascale.config.formats import IMAGE_FORMATS
 from parascale.errors import ConfigError
+from parascale.settings import Run, Site, run_from_dict, strict
+from parascale.settings.formats import IMAGE_FORMATS
 
 
 @dataclass(frozen=True)

@@ -19,21 +19,21 @@ from parascale.train.step import StepResult
 PRECISIONS = {"fp32": "32-true", "fp64": "64-true", "bf16": "bf16-mixed"}
 
 
-def run_steps(course):
-    """Make the steps of a Course that are still to be made."""
-    if course.first_step > course.steps:
+def run_steps(session):
+    """Make the steps of a Session that are still to be made."""
+    if session.first_step > session.steps:
         return
-    run, device = course.run, course.mesh.device
+    run, device = session.run, session.mesh.device
     several = run.layout.world_size > 1
     trainer = Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=run.layout.processes_per_node,
         num_nodes=run.layout.nodes,
-        strategy=_ddp(course) if several else SingleDeviceStrategy(device),
+        strategy=_ddp(session) if several else SingleDeviceStrategy(device),
         # Our launcher speaks torchrun's language; without a name, Lightning would guess from Slurm's variables.
         plugins=[TorchElasticEnvironment() if several else LightningEnvironment()],
         precision=PRECISIONS[run.precision],
-        max_steps=course.steps - course.first_step + 1,
+        max_steps=session.steps - session.first_step + 1,
         accumulate_grad_batches=run.workload.training.accumulate,
         use_distributed_sampler=False,
         logger=False,
@@ -41,26 +41,26 @@ def run_steps(course):
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    course.clock.reset()
-    trainer.fit(Steps(course), DataLoader(Parts(course), batch_size=None))
-    course.stepper.model.parts[0].to(device)  # Lightning leaves it on the CPU
+    session.clock.reset()
+    trainer.fit(Steps(session), DataLoader(Parts(session), batch_size=None))
+    session.stepper.model.parts[0].to(device)  # Lightning leaves it on the CPU
 
 
-def _ddp(course):
+def _ddp(session):
     """Lightning's DDP, with the same options as ours; it finds the process group that we have joined."""
-    timeout = timedelta(seconds=course.job.timeout_seconds)
+    timeout = timedelta(seconds=session.job.timeout_seconds)
     return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True)
 
 
 class Parts(IterableDataset):
     """What Lightning calls batches: (number of the part, all parts of this rank's share of a step), step by step."""
 
-    def __init__(self, course):
-        self.course = course
+    def __init__(self, session):
+        self.session = session
 
     def __iter__(self):
-        for step in range(self.course.first_step, self.course.steps + 1):
-            parts = self.course.batches(step)
+        for step in range(self.session.first_step, self.session.steps + 1):
+            parts = self.session.batches(step)
             for number in range(len(parts)):
                 yield number, parts
 
@@ -68,11 +68,11 @@ class Parts(IterableDataset):
 class Steps(LightningModule):
     """One optimizer step after the other, as `train.step` has it, told through Lightning's hooks."""
 
-    def __init__(self, course):
+    def __init__(self, session):
         super().__init__()
-        self.course, self.stepper = course, course.stepper
-        self.network = course.stepper.model.forward_module
-        self.next_step = course.first_step
+        self.session, self.stepper = session, session.stepper
+        self.network = session.stepper.model.forward_module
+        self.next_step = session.first_step
         self.open_phase = None
 
     def configure_optimizers(self):
@@ -81,8 +81,8 @@ class Steps(LightningModule):
 
     def on_train_start(self):
         """Lightning answers SIGTERM with a collective inside the signal handler, which can hang: ours only takes note."""
-        before, now = self.course.stop_requested, listen_for_signals()
-        self.course.stop_requested = lambda: before() or now()
+        before, now = self.session.stop_requested, listen_for_signals()
+        self.session.stop_requested = lambda: before() or now()
 
     def training_step(self, batch, index):
         """This rank's part of the mean loss over all targets of a step."""
@@ -90,17 +90,17 @@ class Steps(LightningModule):
         if number == 0:
             self._begin(parts)
         *inputs, labels = parts[number]
-        with self.course.clock.phase("forward"):
+        with self.session.clock.phase("forward"):
             loss = self.stepper.loss(self.network(*inputs), labels)
         self.loss += loss.detach()
         # Lightning divides by the number of parts, and DDP by the number of ranks; the loss is divided already.
-        return loss * (len(parts) * self.course.run.layout.data_parallel)
+        return loss * (len(parts) * self.session.run.layout.data_parallel)
 
     def _begin(self, parts):
-        self.course.begin_step(self.next_step)
-        self.targets, *self.wishes = self.stepper.agree(parts, *self.course.wishes())
+        self.session.begin_step(self.next_step)
+        self.targets, *self.wishes = self.stepper.agree(parts, *self.session.wishes())
         self.stepper.loss.targets = self.targets
-        self.loss = torch.zeros((), dtype=torch.float64, device=self.course.mesh.device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.session.mesh.device)
 
     def on_before_backward(self, loss):
         """Gradients are reduced within the backward pass, as in the native engine."""
@@ -112,7 +112,7 @@ class Steps(LightningModule):
 
     def on_before_optimizer_step(self, optimizer):
         """All parts are done: clip by the norm of the whole gradient."""
-        with self.course.clock.phase("communication"):
+        with self.session.clock.phase("communication"):
             self.norm = gradient_norm(self.stepper.model)
         self._open("optimizer")
         clip(self.stepper.model, self.norm, self.stepper.clip_norm)
@@ -127,13 +127,13 @@ class Steps(LightningModule):
         number, parts = batch
         if number + 1 < len(parts):
             return
-        with self.course.clock.phase("communication"):
+        with self.session.clock.phase("communication"):
             loss, targets, norm = self.stepper.report(self.loss, self.targets, self.norm)
-        self.course.end_step(self.next_step, StepResult(loss, targets, norm, *self.wishes))
+        self.session.end_step(self.next_step, StepResult(loss, targets, norm, *self.wishes))
         self.next_step += 1
 
     def _open(self, phase):
-        self.open_phase = self.course.clock.phase(phase)
+        self.open_phase = self.session.clock.phase(phase)
         self.open_phase.__enter__()
 
     def _close(self):

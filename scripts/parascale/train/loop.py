@@ -32,7 +32,7 @@ from parascale.train.watchdog import Watchdog
 
 
 @dataclass
-class Course:
+class Session:
     """Everything that a training needs on its way, put together before its first step."""
 
     job: object
@@ -116,32 +116,32 @@ class Course:
 @record  # leaves the exception where the launcher finds it
 def train(job):
     """Train a run to its end, or until it is asked to stop (then Interrupted, with its state saved)."""
-    course = prepare(job)
-    state = course.state
+    session = prepare(job)
+    state = session.state
     try:
         run_steps = _other_engine(job.run.engine) or _run_steps
         with monitored(job, state.processes):
-            run_steps(course)
-            if job.run.workload.training.evaluate and "test" in course.task.splits:
-                _test(state, course.task, course.mesh, course.watchdog)
+            run_steps(session)
+            if job.run.workload.training.evaluate and "test" in session.task.splits:
+                _test(state, session.task, session.mesh, session.watchdog)
         state.publish()
     except (Interrupted, KeyboardInterrupt):
-        course.watchdog.stop()
+        session.watchdog.stop()
         raise
     except BaseException:
-        if course.mesh.devices is None:
-            course.watchdog.stop()  # beside peers it stays: where one of them hangs, a process may not get to its end either
+        if session.mesh.devices is None:
+            session.watchdog.stop()  # beside peers it stays: where one of them hangs, a process may not get to its end either
         with suppress(OSError):  # a full disk must not hide what went wrong
             state.end("failed")
         raise
     finally:
-        course.progress.close()
-    course.watchdog.stop()
+        session.progress.close()
+    session.watchdog.stop()
     stop_processes()
 
 
 def prepare(job):
-    """The Course of a training: joins the other processes, opens the data, builds the model, continues where a run stopped."""
+    """The Session of a training: joins the other processes, opens the data, builds the model, continues where a run stopped."""
     run = job.run
     stop_requested = listen_for_signals()
 
@@ -174,7 +174,7 @@ def prepare(job):
     progress = Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit)
     parts = read_batches(samples, _local_samples(sampler, first_step, steps, run, mesh), task.workers)
     model.train()
-    return Course(
+    return Session(
         job,
         mesh,
         clock,
@@ -191,16 +191,16 @@ def prepare(job):
     )
 
 
-def _run_steps(course):
+def _run_steps(session):
     """The native engine: one optimizer step after the other."""
-    every = course.run.average_every
-    course.clock.reset()
-    for step in range(course.first_step, course.steps + 1):
-        course.begin_step(step)
-        result = course.stepper.step(course.batches(step), *course.wishes())
-        if every and (step == course.steps or _is_multiple(step, every)):
-            course.stepper.average_parameters()
-        course.end_step(step, result)
+    every = session.run.average_every
+    session.clock.reset()
+    for step in range(session.first_step, session.steps + 1):
+        session.begin_step(step)
+        result = session.stepper.step(session.batches(step), *session.wishes())
+        if every and (step == session.steps or _is_multiple(step, every)):
+            session.stepper.average_parameters()
+        session.end_step(step, result)
 
 
 def _other_engine(name):

@@ -13,8 +13,8 @@ import time
 from contextlib import contextmanager
 
 from parascale.files import atomic_path
-from parascale.samples import COLUMNS, figures, read_samples, sample_files
-from parascale.train.gauges import Gpus, Node
+from parascale.telemetry import COLUMNS, figures, read_samples, sample_files
+from parascale.train.gauges import Gpus, NodeGauges
 
 END_SECONDS = 10.0  # a driver that hangs must not keep a finished training
 # The environment that torchrun and our launcher set; one process in all needs none of it.
@@ -33,7 +33,7 @@ def monitored(job, processes):
         return
     node = rank // local_size
     ranks = range(rank, rank + local_size)
-    gauges = [Node({rank: processes[rank] for rank in ranks})]
+    gauges = [NodeGauges({rank: processes[rank] for rank in ranks})]
     if job.site.device == "cuda":
         gauges += _gpus(job.run.layout.gpus_per_node, ranks)
     monitor = Monitor(job.work_folder / f"device-{node:05d}.csv", node, gauges, job.sample_seconds)

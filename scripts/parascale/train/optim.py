@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_
 
-from parascale.config.workload import Cycle
 from parascale.parallel.tying import local, sum_tied_gradients
+from parascale.settings.workload import Cycle
 
 FALL = 1e-5  # the rate that a cycle falls to, relative to its highest
 

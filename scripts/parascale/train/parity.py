@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from parascale.checkpoint import read
-from parascale.config import run_from_dict
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
+from parascale.settings import run_from_dict
 
 SCHEMA_VERSION = 1
 GROUP_BYTES = 256 << 20  # of weights compared at once

@@ -16,7 +16,7 @@ from parascale.train.events import Events
 SCHEMA_VERSION = 1
 
 
-class Record:
+class Recorder:
     """`steps.jsonl`, `attempts.jsonl` and TensorBoard's events of a work folder."""
 
     def __init__(self, folder):
@@ -113,7 +113,7 @@ def summarise(run, site, steps, attempts, facts):
     """The figures of a finished run that reports read.
 
     facts: validation_loss, best_validation_loss, best_step, test_loss, evaluated_tokens (or images), parameters,
-    peak_memory_bytes, bubble_measured, `samples.figures`, and for each metric of the task its validation_ and test_ figure.
+    peak_memory_bytes, bubble_measured, `telemetry.figures`, and for each metric of the task its validation_ and test_ figure.
     """
     layout, unit = run.layout, run.workload.unit
     phases = {}

@@ -25,7 +25,7 @@ from parascale.files import read_json, write_json
 from parascale.lease import Lease
 from parascale.train import monitor
 from parascale.train.memory import peak_memory
-from parascale.train.record import SCHEMA_VERSION, Record, summarise
+from parascale.train.record import SCHEMA_VERSION, Recorder, summarise
 
 
 class RunState:
@@ -35,7 +35,7 @@ class RunState:
         self.job, self.model, self.optimizers = job, model, optimizers
         self.mesh = model.mesh
         self.lead = self.mesh.rank == 0
-        self.record = Record(job.work_folder)
+        self.record = Recorder(job.work_folder)
         self.lease = Lease(job.work_folder)
         self.counted = f"evaluated_{job.run.workload.unit}"
         self.facts = dict.fromkeys(("validation_loss", "best_validation_loss", "best_step", "test_loss")) | {

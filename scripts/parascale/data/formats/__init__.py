@@ -8,10 +8,10 @@ memory rather than a copy. A module is imported when its format is used.
 
 import importlib
 
-from parascale.config.formats import IMAGE_FORMATS, TOKEN_FORMATS
-from parascale.config.strict import nearest
 from parascale.data.formats.manifest import read_manifest
 from parascale.errors import ConfigError, DataError
+from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
+from parascale.settings.strict import nearest
 
 
 def image_format(name):

@@ -27,7 +27,7 @@ class Writer:
     inodes = 1  # files and folders of the samples themselves
 
     def __init__(self, path, images, data_bytes):
-        """path: the shard's file. images: the source (parascale.data.images.Images). data_bytes: most that will come."""
+        """path: the shard's file. images: the source (parascale.data.images.ImageSplit). data_bytes: most that will come."""
         self.path, self.images = Path(path), images
 
     def append(self, data, label, source):

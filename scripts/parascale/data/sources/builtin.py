@@ -22,12 +22,12 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from parascale.config import SPLITS
 from parascale.data.progress import Progress
 from parascale.data.sources import prose
 from parascale.data.sources.manifest import describe, write_manifest
 from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_path
+from parascale.settings import SPLITS
 
 # Folders of each package that hold documentation worth reading; "" is the whole package.
 PACKAGES = {

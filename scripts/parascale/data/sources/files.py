@@ -4,14 +4,14 @@ import glob
 import re
 from pathlib import Path
 
-from parascale.config import SPLITS
-from parascale.config.paths import expanded
-from parascale.config.strict import nearest
 from parascale.data.named_files import found, listed, sliced
 from parascale.data.sources import readers
 from parascale.data.sources.manifest import MANIFEST, Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_path
+from parascale.settings import SPLITS
+from parascale.settings.paths import expanded
+from parascale.settings.strict import nearest
 
 # Names under which the splits go in published data sets.
 SPLIT_NAMES = {

@@ -9,8 +9,6 @@ import re
 import shutil
 from pathlib import Path
 
-from parascale.config import SPLITS
-from parascale.config.strict import nearest
 from parascale.data.sources import builtin
 from parascale.data.sources.files import SPLIT_NAMES, paths_by_split
 from parascale.data.sources.manifest import describe, write_manifest
@@ -26,6 +24,8 @@ from parascale.data.sources.transfer import (
 )
 from parascale.errors import ConfigError, DataError, DownloadError
 from parascale.files import atomic_path
+from parascale.settings import SPLITS
+from parascale.settings.strict import nearest
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PARQUET = ".parquet"

@@ -9,13 +9,13 @@ import zlib
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from parascale.config import SPLITS
-from parascale.config.strict import nearest
 from parascale.data.sources import files, xsum
 from parascale.data.sources.manifest import describe, write_manifest
 from parascale.data.sources.transfer import fetch_file, link_or_copy, pieces_folder
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.files import atomic_path, require_space
+from parascale.settings import SPLITS
+from parascale.settings.strict import nearest
 
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 KEYS = ("url", "sha256", "split")

@@ -17,9 +17,9 @@ from pathlib import PurePosixPath
 import pyarrow
 import pyarrow.parquet
 
-from parascale.config import SPLITS
 from parascale.data.progress import Progress
 from parascale.errors import ConfigError, DataError
+from parascale.settings import SPLITS
 
 SECTION = re.compile(r"^\[SN\](.+?)\[SN\]\s*$", re.MULTILINE)
 FOR_SHARING = {

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from parascale.config.data import Data
-from parascale.config.formats import IMAGE_FORMATS
-from parascale.config.options import option, required, section
+from parascale.settings.data import Data
+from parascale.settings.formats import IMAGE_FORMATS
+from parascale.settings.options import option, required, section
 
 # Task → what its work is counted in: each label that enters the loss is one.
 WORK_UNITS = {"language_model": "tokens", "summarisation": "tokens", "classification": "images"}

@@ -3,10 +3,10 @@
 import csv
 import dataclasses
 
-from parascale.config import strict
-from parascale.config.layout import Layout
-from parascale.config.run import Run
 from parascale.errors import ConfigError
+from parascale.settings import strict
+from parascale.settings.layout import Layout
+from parascale.settings.run import Run
 
 EMPTY = ("", "-")  # cells that keep the default
 

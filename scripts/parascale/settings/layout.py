@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from parascale.config.options import option
 from parascale.errors import ConfigError
+from parascale.settings.options import option
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
 # Schedules in which a rank holds two stages; in the V-shaped one, rank r holds stages r and n-1-r.

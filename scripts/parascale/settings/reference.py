@@ -9,11 +9,11 @@ import re
 import types
 import typing
 
-from parascale.config.project import Config
-from parascale.config.runtable import LAYOUT_COLUMNS, RUN_COLUMNS
-from parascale.config.site import Site
-from parascale.config.workload import Workload
 from parascale.errors import ConfigError
+from parascale.settings.project import Config
+from parascale.settings.runtable import LAYOUT_COLUMNS, RUN_COLUMNS
+from parascale.settings.site import Site
+from parascale.settings.workload import Workload
 
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", list: "list", dict: "mapping"}

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from parascale.config.formats import READ_CALLS, Images
-from parascale.config.options import option, section
 from parascale.errors import ConfigError
+from parascale.settings.formats import READ_CALLS, Images
+from parascale.settings.options import option, section
 
 SPLITS = ("train", "validation", "test")
 

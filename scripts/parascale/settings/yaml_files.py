@@ -4,8 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from parascale.config import strict
 from parascale.errors import ConfigError
+from parascale.settings import strict
 
 
 def with_name(values, name, path):

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from parascale.config.options import option
-from parascale.config.strict import nearest
 from parascale.errors import ConfigError
+from parascale.settings.options import option
+from parascale.settings.strict import nearest
 
 IMAGE_FORMATS = ("files", "hdf5", "arrow", "parquet", "webdataset", "squashfs", "binary")
 TOKEN_FORMATS = ("hdf5", "arrow", "parquet")  # besides `flat`, which `prepare` makes and all others are made from

@@ -5,11 +5,11 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parascale.config.layout import Layout
-from parascale.config.options import option, required, section
-from parascale.config.strict import nearest
-from parascale.config.workload import MODEL_KINDS, Workload
 from parascale.errors import ConfigError
+from parascale.settings.layout import Layout
+from parascale.settings.options import option, required, section
+from parascale.settings.strict import nearest
+from parascale.settings.workload import MODEL_KINDS, Workload
 
 PRECISIONS = ("fp32", "fp64", "bf16")
 ENGINES = ("native", "lightning")

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from parascale.config.options import option, required, section
-from parascale.config.run import PRECISIONS
 from parascale.errors import ConfigError
+from parascale.settings.options import option, required, section
+from parascale.settings.run import PRECISIONS
 
 
 @dataclass(frozen=True)

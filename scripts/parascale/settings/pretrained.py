@@ -7,8 +7,8 @@ import functools
 import json
 from pathlib import Path
 
-from parascale.config.paths import expanded
 from parascale.errors import DataError
+from parascale.settings.paths import expanded
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"

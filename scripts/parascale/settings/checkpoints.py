@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from parascale.config.options import option
-from parascale.config.strict import nearest
 from parascale.errors import ConfigError
+from parascale.settings.options import option
+from parascale.settings.strict import nearest
 
 CHECKPOINT_FORMS = ("safetensors", "pt", "transformers")
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from parascale.config.options import option
+from parascale.settings.options import option
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,19 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parascale.config import strict
-from parascale.config.checkpoints import Checkpoints
-from parascale.config.formats import Formats, Loaders
-from parascale.config.monitor import Monitor
-from parascale.config.options import option, section
-from parascale.config.paths import Paths, expanded
-from parascale.config.run import Run
-from parascale.config.runtable import read_rows
-from parascale.config.site import Site
-from parascale.config.summaries import Summaries
-from parascale.config.workload import TASK_FORMATS, Workload
-from parascale.config.yaml_files import extended, named_file, read_yaml, with_name
 from parascale.errors import ConfigError
+from parascale.settings import strict
+from parascale.settings.checkpoints import Checkpoints
+from parascale.settings.formats import Formats, Loaders
+from parascale.settings.monitor import Monitor
+from parascale.settings.options import option, section
+from parascale.settings.paths import Paths, expanded
+from parascale.settings.run import Run
+from parascale.settings.runtable import read_rows
+from parascale.settings.site import Site
+from parascale.settings.summaries import Summaries
+from parascale.settings.workload import TASK_FORMATS, Workload
+from parascale.settings.yaml_files import extended, named_file, read_yaml, with_name
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """What to run and where: the one home of every setting and its default. Imports no torch."""
 
-from parascale.config.data import SPLITS, Data, Source, Text
-from parascale.config.formats import Formats, Images, Loaders
-from parascale.config.layout import STRATEGIES, Layout
-from parascale.config.project import (
+from parascale.settings.data import SPLITS, Data, Source, Text
+from parascale.settings.formats import Formats, Images, Loaders
+from parascale.settings.layout import STRATEGIES, Layout
+from parascale.settings.project import (
     Config,
     Project,
     load_project,
@@ -12,10 +12,10 @@ from parascale.config.project import (
     load_workload,
     run_from_dict,
 )
-from parascale.config.run import Run
-from parascale.config.site import Site
-from parascale.config.summaries import Summaries
-from parascale.config.workload import Model, Optim, Training, Workload
+from parascale.settings.run import Run
+from parascale.settings.site import Site
+from parascale.settings.summaries import Summaries
+from parascale.settings.workload import Model, Optim, Training, Workload
 
 __all__ = [
     "SPLITS",
