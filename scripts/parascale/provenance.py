@@ -1,7 +1,10 @@
-"""Where a result comes from: a digest of the code that made it, the commit, and the versions of what it used.
+"""Where a result comes from: a digest of the code that decided it, the commit, and the versions of what it used.
 
-The digest is made from syntax trees, so that comments, docstrings, formatting and the explanations of settings may
-change without making a finished run stale. It is the same under every Python that the project supports.
+`CODE` lists, for each kind of result, the modules that decide it. Everything else a command imports changes no number: settings,
+which identities hold by value, files, records, progress, watching. A test holds both lists against what is really imported.
+
+The digest is made from syntax trees, so that comments, docstrings, formatting, the explanations of settings and the texts of
+errors may change without making a finished run stale. It is the same under every Python that the project supports.
 """
 
 import ast
@@ -33,24 +36,57 @@ SILENT_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 # Which argument of parascale.settings.options explains a setting to readers.
 EXPLANATIONS = {"option": 1, "required": 0, "section": 1}
 
+# Kind of result → patterns of the modules below this folder that decide it.
+CODE = {
+    # The steps of every training; its family, task and engine come on top.
+    "training": (
+        "train/loop.py",
+        "train/step.py",
+        "train/loss.py",
+        "train/optim.py",
+        "parallel/[!c]*.py",  # all but `communication`, which measures
+        "families/build.py",
+        "evaluation/evaluate.py",
+        "evaluation/loss.py",
+        "evaluation/task.py",
+        "data/loader.py",
+        "data/sampler.py",
+    ),
+    "language_model": ("data/text.py",),
+    "summarisation": ("data/text.py", "data/pairs.py"),
+    "classification": ("data/classes.py", "evaluation/accuracy.py"),
+    "lightning": ("train/lightning.py",),
+    "parity": ("train/parity.py",),
+    "summaries": ("evaluation/*.py", "families/*/*modules.py", "data/pairs.py"),
+    "checkpoints": ("checkpoint/*.py", "families/*/export.py"),
+    "loaders": ("data/advice.py", "data/benchmark.py", "data/cases.py", "data/measure.py", "data/formats/*.py"),
+    "communication": ("parallel/communication.py",),
+    "calibration": ("plan/calibrate.py",),
+    "report": ("report/**/*", "plan/*.py"),
+}
 
-def code_digest(entry_files):
-    """The hex sha256 of what some Python files do, and of every local module that they import.
 
-    Imports are followed through this package and through the folders of the entry files, however deep in the code they
-    stand. What is imported by a computed name is not seen: name its file as an entry.
+def code_of(*results, families=(), files=()):
+    """The hex sha256 of what the code does that decides results of some kinds, keys of `CODE`.
+
+    families: those whose modules of models count too. files: more of them, as a class of the user's own.
     Raises ConfigError for a file that is missing or is no Python.
     """
-    entries = [str(Path(entry).resolve()) for entry in entry_files]
-    folders = list(dict.fromkeys([str(PACKAGE.parent), *map(os.path.dirname, entries)]))
-    module_file = functools.cache(_module_file)
-    reached, waiting = set(entries), list(entries)
-    while waiting:
-        new = set(_imported(waiting.pop(), folders, module_file)) - reached
-        reached |= new
-        waiting += new
-    lines = sorted(f"{_name(file, folders)} {_tree(file)[0]}" for file in reached)
+    patterns = [pattern for result in results for pattern in CODE[result]]
+    patterns += [f"families/{family}/*modules.py" for family in families]
+    found = {
+        file for pattern in patterns for file in PACKAGE.glob(pattern) if file.suffix in (".py", ".html", ".css", ".js")
+    }
+    lines = sorted(f"{file.relative_to(PACKAGE)} {_digest(file)}" for file in found)
+    lines += [f"{os.path.basename(file)} {_digest(file)}" for file in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+@functools.cache
+def training_code(task, engine, families, files=()):
+    """Digest of the code that decides the numbers of a training. Once a process: thousands of runs share few kinds."""
+    more = ("lightning",) if engine == "lightning" else ()
+    return code_of("training", task, *more, families=families, files=files)
 
 
 def git_commit():
@@ -106,57 +142,30 @@ def _git(*arguments):
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def _name(file, folders):
-    """A file's path below the first folder that holds it: the same on every machine."""
-    return next(os.path.relpath(file, folder) for folder in folders if file.startswith(f"{folder}{os.sep}"))
-
-
-def _imported(file, folders, module_file):
-    """Yield the files of the local modules that a file imports, with the packages on the way to them."""
-    for level, module, names in _tree(file)[1]:
-        for start in [Path(file).parents[level - 1]] if level else folders:
-            places = [os.path.join(start, *module[:depth]) for depth in range(1, len(module) + 1)]
-            places += [os.path.join(start, *module, name) for name in names]
-            found = [local for place in places if (local := module_file(place))]
-            yield from found
-            if found:
-                break  # the first folder wins, as on Python's own path
-
-
-def _module_file(place):
-    """The file of the module or package at a path without suffix, or None."""
-    return next((file for file in (f"{place}.py", f"{place}/__init__.py") if os.path.isfile(file)), None)
-
-
-def _tree(file):
-    """(digest of a file's syntax tree, what it imports)."""
+def _digest(file):
+    """Digest of a file's syntax tree, or of the text of a file that is no Python by its name."""
     try:
         state = os.stat(file)
-        return _read(file, state.st_mtime_ns, state.st_size)
+        return _read(str(file), state.st_mtime_ns, state.st_size)
     except (OSError, SyntaxError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read as Python: {error}") from None
 
 
 @functools.cache
 def _read(file, mtime, size):
-    """`_tree`, once in a process for each state of a file."""
-    words, imports = [], []
-    _describe(ast.parse(Path(file).read_bytes()), words.append, imports.append)
-    return hashlib.sha256("\n".join(words).encode()).hexdigest(), imports
+    """`_digest`, once in a process for each state of a file."""
+    content, words = Path(file).read_bytes(), []
+    if not file.endswith(".py"):
+        return hashlib.sha256(content).hexdigest()
+    _describe(ast.parse(content), words.append)
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
-def _describe(node, say, note_import):
-    """Say what a node does, in words that neither formatting nor the version of Python changes.
-
-    `note_import` gets (dots before the module, its parts, names from it) of each import statement.
-    """
+def _describe(node, say):
+    """Say what a node does, in words that neither formatting nor the version of Python changes."""
     kind = node.__class__.__name__
-    if kind == "Import":
-        for alias in node.names:
-            note_import((0, alias.name.split("."), ()))
-    elif kind == "ImportFrom":
-        module = node.module.split(".") if node.module else []
-        note_import((node.level, module, [alias.name for alias in node.names]))
+    if kind == "Raise":
+        node = _without_message(node)
     say(kind)
     for field in node._fields:
         value = getattr(node, field, None)
@@ -167,16 +176,26 @@ def _describe(node, say, note_import):
             continue
         say(field)
         if isinstance(value, ast.AST):
-            _describe(value, say, note_import)
+            _describe(value, say)
         elif isinstance(value, list):
             for item in value:
                 if isinstance(item, ast.AST):
-                    _describe(item, say, note_import)
+                    _describe(item, say)
                 else:
                     say(ascii(item))
             say("end")
         else:
             say(ascii(value))
+
+
+def _without_message(node):
+    """A `raise` whose error's texts are left out: what an error says decides no number."""
+    if not isinstance(node.exc, ast.Call):
+        return node
+    kept = [
+        argument for argument in node.exc.args if not isinstance(argument, ast.Constant | ast.JoinedStr | ast.BinOp)
+    ]
+    return ast.Raise(ast.Call(node.exc.func, kept, node.exc.keywords), node.cause)
 
 
 def _effective(kind, field, node, items):

@@ -97,7 +97,7 @@ def ours(form):
 
     def work(source, target):
         from parascale.checkpoint.convert import convert
-        from parascale.settings.checkpoints import Checkpoints
+        from parascale.settings.config import Checkpoints
 
         convert(source, target, Checkpoints(), [form])
 

@@ -26,14 +26,15 @@ from parascale.data.sampler import Sampler
 from parascale.data.text import Tokens, Windows
 from parascale.files import sha256, write_json
 from parascale.models import build_model
-from parascale.settings import Layout, Model, Optim, Run, Site, Text, Training, Workload
+from parascale.settings import Layout, Model, Optim, Run, Site, Text, Workload, make
+from parascale.settings.workload import LanguageTraining
 from parascale.train import loop
 from parascale.train.job import Job
 
 SIZES = {
-    "small": (Model(dim=128, heads=4, layers=4, hidden=512), 32, 32),  # lm-small of the default matrix
+    "small": (make(Model, dim=128, heads=4, layers=4, hidden=512), 32, 32),  # lm-small of the default matrix
     "tiny": (
-        Model(dim=64, heads=4, layers=2, hidden=256),
+        make(Model, dim=64, heads=4, layers=2, hidden=256),
         32,
         8,
     ),  # a step of which a real run would have many more a second
@@ -116,8 +117,8 @@ def main():
     arguments = parser.parse_args()
     for name, (model, window, batch) in ((name, SIZES[name]) for name in arguments.sizes):
         steps = WARM_UP + arguments.turns * arguments.steps + 1
-        training = Training(window=window, global_batch=batch, steps=steps, evaluate=False)
-        run = Run("overhead", Workload("overhead", model=model, optim=Optim(), training=training), Layout())
+        training = LanguageTraining(window=window, global_batch=batch, steps=steps, evaluate=False)
+        run = Run("overhead", make(Workload, name="overhead", model=model, optim=Optim(), training=training), Layout())
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             make_tokens(folder / "data")

@@ -9,14 +9,17 @@ import pytest
 from parascale.files import sha256, write_json
 from parascale.settings import Site, Workload, strict
 from parascale.settings.run import Run
-from parascale.train.job import Job, training_digest
+from parascale.train.job import Job, code_of_run
 
 from .examine import train_settings
 from .harness import run_on_ranks
+from .jobs import plain
 
 VOCABULARY = 101
 WINDOW = 16
 STEPS = 20
+SIZES = {"dim": 32, "heads": 4, "layers": 4, "hidden": 64}
+TRANSFORMERS = ("transformer_lm", "encoder_decoder")
 # 17 training windows, the last with 6 targets and 10 places that do not count: most batches of 12 hold it, and then the
 # ranks' shares have different numbers of targets.
 TOKENS = {"train": 16 * WINDOW + 7, "validation": 217, "test": 201}
@@ -44,12 +47,7 @@ def tokens(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def code_digest():
-    return training_digest("transformer_lm")
-
-
-@pytest.fixture(scope="session")
-def settings_below(tokens, code_digest):
+def settings_below(tokens):
     """A function that describes a job of the tiny workload as a rule would: folder, name, layout, workload keys by name.
 
     task, data: another task than the language model's, and the folder of its data. text: how that became tokens.
@@ -76,11 +74,11 @@ def settings_below(tokens, code_digest):
         workload = {
             "name": "tiny",
             "task": task,
-            "data": {"text": text or {}},
-            "model": {"dim": 32, "heads": 4, "layers": 4, "hidden": 64, **(model or {})},
+            "data": {"text": text or {}} if task != "classification" else {},
+            "model": (SIZES if "kind" not in (model or {}) or model["kind"] in TRANSFORMERS else {}) | (model or {}),
             "optim": {"lr": 3e-3, "warmup_steps": 3, "clip_norm": 0.5, **(optim or {})},
             "training": {
-                "window": WINDOW,
+                **({"window": WINDOW} if task != "classification" else {}),
                 "global_batch": 12,
                 "steps": STEPS,
                 "checkpoint_minutes": None,
@@ -102,14 +100,14 @@ def settings_below(tokens, code_digest):
         job = Job(
             run=run,
             site=Site(name="test", cores_per_node=2),
-            data=str(data or tokens),
-            work=str(folder / "work" / name),
-            output=str(folder / "results" / name),
-            results=str(folder / "results"),
+            data=data or tokens,
+            work=folder / "work" / name,
+            output=folder / "results" / name,
+            results=folder / "results",
             timeout_seconds=timeout,
-            code_digest=code_digest,
+            code_digest=code_of_run(run),
         )
-        return dataclasses.asdict(job)
+        return plain(job)
 
     return make
 

@@ -19,7 +19,8 @@ from parascale.errors import Interrupted, TrainingError
 from parascale.models import transformer_lm
 from parascale.parallel.tying import local
 from parascale.train import loop
-from parascale.train.job import job_from_settings
+
+from .jobs import job_from_settings
 
 LOOKED_AT = 2  # optimizer step; the first one also sets things up
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv", "alltoall", "all_to_all")

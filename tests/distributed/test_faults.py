@@ -2,13 +2,13 @@
 
 import pytest
 
-from parascale.train.job import job_from_settings
 from parascale.train.parity import compare_folders
 
 from .cases import ranks_of
 from .expected import Expected
 from .faults import train_with
 from .harness import run_on_ranks
+from .jobs import job_from_settings
 from .test_parity import whole_shapes
 
 DDP, FSDP, TP, PP = {"dp": 2}, {"fsdp": 2}, {"tp": 2}, {"pp": 2, "micro_batches": 4}

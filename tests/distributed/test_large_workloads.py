@@ -11,10 +11,10 @@ from parascale.data.text import prepare
 from parascale.files import read_json_lines
 from parascale.settings import Run, Source, load_workload
 from parascale.settings.data import Expected
-from parascale.train.job import job_from_settings
 
 from .examine import first_loss, train_and_watch_rates, train_settings
 from .harness import run_on_ranks
+from .jobs import job_from_settings
 from .tasks import CLASSIFICATION, make_images
 
 SHIPPED = Path(__file__).parents[2] / "config/workloads"
@@ -52,7 +52,7 @@ def test_a_large_language_model_made_small_trains(name, raw, make_settings, tmp_
     job = replace(usual, run=Run(name, workload))
     job.run.check()
     run_on_ranks(train_settings, 1, tmp_path / "ranks", asdict(job))
-    steps = read_json_lines(job.output_folder / "steps.jsonl")
+    steps = read_json_lines(job.output / "steps.jsonl")
     losses = [step["validation_loss"] for step in steps]
     assert steps[0]["loss"] == pytest.approx(math.log(VOCABULARY), abs=0.5)
     assert len(losses) == 3 and losses[0] > losses[1] > losses[2] > 0
@@ -86,7 +86,7 @@ def test_a_protocol_of_imagewoof_made_small_trains(name, engine, peaks, make_set
     """The optimizer's rates are those of its recipe, cycle by cycle, and it learns three classes of images."""
     job = small_imagewoof(name, engine, make_settings, tmp_path)
     (rates,) = run_on_ranks(train_and_watch_rates, 1, tmp_path / "ranks", asdict(job))
-    steps = read_json_lines(job.output_folder / "steps.jsonl")
+    steps = read_json_lines(job.output / "steps.jsonl")
     assert [rate for rate, _ in rates] == [step["lr"] for step in steps]
     around = [(0, 0), *rates, (0, 0)]
     highest = [at for before, at, after in zip(around, rates, around[2:], strict=False) if before[0] < at[0] > after[0]]

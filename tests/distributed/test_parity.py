@@ -7,7 +7,6 @@ import torch
 
 from parascale.files import read_json
 from parascale.models import build_model
-from parascale.train.job import job_from_settings
 from parascale.train.parity import compare_folders
 
 from .cases import CASES, comparisons, ranks_of
@@ -15,6 +14,7 @@ from .conftest import TOKENS, VOCABULARY
 from .examine import train_and_look
 from .expected import Expected
 from .harness import run_on_ranks
+from .jobs import job_from_settings
 
 
 @pytest.mark.parametrize(("name", "precision"), comparisons(CASES))

@@ -17,13 +17,13 @@ from parascale.evaluation.task import open_task
 from parascale.files import read_json, read_json_lines
 from parascale.models import build_model
 from parascale.settings import Summaries
-from parascale.train.job import job_from_settings
 from parascale.train.parity import compare_folders
 
 from . import tasks
 from .cases import but_slow, comparisons, ranks_of
 from .examine import train_and_look, train_settings
 from .harness import run_on_ranks
+from .jobs import job_from_settings
 
 SPLIT = re.compile(r"\.(q|k|v|up|gate)\.(weight|bias)$|\.(o|down)\.weight$|\.tokens\.weight$|^head\.weight$")
 # Nats between a training in bf16 and one in fp32, at each of 20 steps. Numbers of 8 binary digits are off by up to 1/512: that

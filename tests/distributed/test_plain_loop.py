@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from parascale.data.sampler import Sampler
 from parascale.files import read_json, read_json_lines
 from parascale.models import build_model, initialise
-from parascale.train.job import job_from_settings
 
 from .cases import but_slow, pp, ranks_of
 from .conftest import STEPS, TOKENS, VOCABULARY, WINDOW
 from .examine import refusal, train_and_time, train_settings
 from .harness import run_on_ranks
+from .jobs import job_from_settings
 from .test_resume import weights
 
 BATCH, PEAK, WARM_UP, LOWEST, CLIP = 13, 3e-3, 3, 0.1, 0.5

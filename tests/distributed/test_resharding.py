@@ -8,12 +8,12 @@ import torch
 from parascale.checkpoint import read
 from parascale.checkpoint.convert import convert
 from parascale.files import read_json, read_json_lines
-from parascale.settings.checkpoints import Checkpoints
-from parascale.train.job import job_from_settings
+from parascale.settings.config import Checkpoints
 
 from .cases import but_slow
 from .examine import train_settings
 from .harness import run_on_ranks
+from .jobs import job_from_settings
 
 LAYOUTS = {
     "single": {},
@@ -200,7 +200,7 @@ def run_and_keep_checkpoints(settings):
     def keep_then_publish(state):
         state.saver.wait()
         if state.lead:
-            work = state.job.work_folder
+            work = state.job.work
             shutil.copytree(work / "checkpoints", work.parents[1] / f"kept-{state.job.run.run}")
         publish(state)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from parascale.data.benchmark import write_rows
 from parascale.files import read_json, write_json, write_text
-from parascale.settings import Model
+from parascale.settings import Model, make
 from parascale.settings.data import Data, Source
 from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_results
 from tests.unit.test_report_communication import write as write_transfers
@@ -23,12 +23,12 @@ def _workload(name, task, dataset, format, model, **training):
     return dataclasses.replace(made, task=task, data=Data(dataset, format=format), model=model)
 
 
-TEXT = _workload("lm-small", "language_model", "prose", "flat", Model(layers=4))
+TEXT = _workload("lm-small", "language_model", "prose", "flat", make(Model, layers=4))
 SUMMARISER = _workload(
-    "summary-small", "summarisation", "xsum", "pairs", Model(kind="encoder_decoder"), summary_window=24
+    "summary-small", "summarisation", "xsum", "pairs", make(Model, kind="encoder_decoder"), summary_window=24
 )
 CLASSIFIER = _workload(
-    "images-small", "classification", "imagewoof", "hdf5", Model(kind="xresnet", norm="batch"), image_size=32
+    "images-small", "classification", "imagewoof", "hdf5", make(Model, kind="xresnet", norm="batch"), image_size=32
 )
 WIKITEXT = Data(
     "wikitext2",

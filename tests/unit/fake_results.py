@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from parascale.files import write_json, write_text
-from parascale.settings import Layout, Run, Site, Workload
+from parascale.settings import Layout, Run, Site, Workload, make
 from parascale.settings.workload import Model, Training
 from parascale.train.record import summarise
 
@@ -31,7 +31,7 @@ SHARES = {"data": 0.04, "forward": 0.3, "backward": 0.5, "communication": 0.08, 
 def workload(name="lm-small", **training):
     """A small language model's workload."""
     settings = {"window": 64, "global_batch": 32, "steps": 60, "evaluate_every": 20, **training}
-    return Workload(name, title="A small language model", model=Model(layers=4), training=Training(**settings))
+    return Workload(name, title="A small language model", model=make(Model, layers=4), training=Training(**settings))
 
 
 @dataclass(frozen=True)

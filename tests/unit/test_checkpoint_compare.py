@@ -13,7 +13,7 @@ from parascale.checkpoint.compare import as_text, compare
 from parascale.checkpoint.convert import convert
 from parascale.errors import CheckpointError
 from parascale.files import read_json, write_json, write_text
-from parascale.settings.checkpoints import Checkpoints
+from parascale.settings.config import Checkpoints
 
 from .checkpoints import save_run
 

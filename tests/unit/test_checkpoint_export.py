@@ -9,7 +9,7 @@ from parascale.checkpoint.verify import require_identical, verify
 from parascale.errors import CheckpointError
 from parascale.files import read_json, sha256, write_json
 from parascale.settings import SPLITS
-from parascale.settings.checkpoints import Checkpoints
+from parascale.settings.config import Checkpoints
 
 from .checkpoints import VOCABULARY, WINDOW, save_run
 

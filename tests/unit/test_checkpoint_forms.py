@@ -23,7 +23,8 @@ from parascale.checkpoint.writers import write_pt, write_safetensors, write_shar
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError, ConfigError, RequirementError
 from parascale.files import read_json
-from parascale.settings.checkpoints import Checkpoints
+from parascale.settings import make
+from parascale.settings.config import Checkpoints
 
 from .checkpoints import save_run
 
@@ -134,7 +135,7 @@ def test_another_dtype_rounds_weights_and_leaves_the_optimizer(saved, tmp_path):
 @pytest.mark.parametrize(("forms", "message"), [(["safetensor"], "`safetensor` is not known"), ([], "is empty")])
 def test_a_form_that_there_is_not_is_refused(forms, message):
     with pytest.raises(ConfigError, match=message):
-        Checkpoints(forms=forms).check_names()
+        make(Checkpoints, forms=forms)
 
 
 def test_optimizer_state_stays_behind_where_it_is_not_wanted(saved, tmp_path):

@@ -14,7 +14,7 @@ from parascale.checkpoint import convert as convert_module
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.inspect import inspect
 from parascale.errors import CheckpointError
-from parascale.settings.checkpoints import Checkpoints
+from parascale.settings.config import Checkpoints
 
 from .checkpoints import save_run
 

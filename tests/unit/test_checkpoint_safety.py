@@ -14,7 +14,7 @@ from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manife
 from parascale.checkpoint.metadata import INDEX, load_tensors
 from parascale.checkpoint.source import open_source
 from parascale.errors import CheckpointError
-from parascale.settings.checkpoints import Checkpoints
+from parascale.settings.config import Checkpoints
 
 from .checkpoints import save_run
 

@@ -115,7 +115,6 @@ def run(layout=None, training=None, model=None, optim=None, task="language_model
             "takes a momentum of 0.1 out",
         ),
         ({"optim": {"schedule": "one_cycle", "swing": 0.1}}, "swing = 0.1 takes a momentum of 0.9 out of the range"),
-        ({"training": {"label_smoothing": 0.1, "steps": 10}}, "label_smoothing is of classification alone"),
         ({"optim": {"betas": [0.9]}}, "must be two numbers"),
         ({"optim": {"betas": [0.9, 1.0]}}, "must be two numbers"),
         ({"training": {"accumulate": 16}}, "global_batch = 8 cannot be cut into .* = 16 parts"),

@@ -9,9 +9,10 @@ from parascale.data.sources import download
 from parascale.data.text import prepare
 from parascale.files import read_json_lines
 from parascale.settings import load_project
-from parascale.train.job import describe_job
+from parascale.train.job import job_of
 from tests.distributed.examine import train_settings
 from tests.distributed.harness import run_on_ranks
+from tests.distributed.jobs import plain
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20
@@ -55,8 +56,7 @@ def test_the_three_files_of_the_example_train_alike_on_one_process_and_on_two(st
     prepare(raw, data.text, data.expected, stranger.paths.data(data.dataset, data.format))
     losses = {}
     for name, run in stranger.runs.items():
-        output = stranger.paths.run(name)
-        described = describe_job(stranger, run.parity(STEPS, "fp32"), stranger.paths.work(name), output)
+        described = plain(job_of(stranger, run.parity(STEPS, "fp32")))
         run_on_ranks(train_settings, run.layout.world_size, tmp_path / "ranks" / name, described)
         losses[name] = [line["loss"] for line in read_json_lines(output / "steps.jsonl")]
         assert (output / "summary.json").exists() and (output / "checkpoint").exists()

@@ -11,7 +11,7 @@ from parascale.models import build_model, initialise
 from parascale.models.build import KINDS
 from parascale.parallel.parallelize import PLANS
 from parascale.parallel.tying import tied_names
-from parascale.settings import Model
+from parascale.settings import Model, make
 from parascale.settings.workload import MODEL_KINDS
 
 VOCABULARY, PLACES, SUMMARY = 23, 9, 6
@@ -23,9 +23,9 @@ SETTINGS = {
 }
 
 
-def make(**more):
+def made(**more):
     """A model with weights large enough that every path matters."""
-    model_settings = Model(kind="encoder_decoder", **{"dim": 16, "heads": 4, "layers": 2, **more})
+    model_settings = make(Model, kind="encoder_decoder", **{"dim": 16, "heads": 4, "layers": 2, **more})
 
     def build():
         return build_model(model_settings, VOCABULARY, PLACES, SUMMARY)
@@ -51,7 +51,7 @@ def batch(length=PLACES, seed=0):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_padding_is_seen_by_nobody_and_every_token_by_all(name):
-    model = make(**SETTINGS[name])
+    model = made(**SETTINGS[name])
     documents, mask, summaries = batch(length=5)
     logits = model(documents, mask, summaries)
     for place in range(PLACES):
@@ -65,7 +65,7 @@ def test_padding_is_seen_by_nobody_and_every_token_by_all(name):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_place_of_a_summary_sees_a_later_one(name):
-    model = make(**SETTINGS[name])
+    model = made(**SETTINGS[name])
     documents, mask, summaries = batch()
     changed = summaries.clone()
     changed[0, 3] = (changed[0, 3] + 1) % VOCABULARY
@@ -76,7 +76,7 @@ def test_no_place_of_a_summary_sees_a_later_one(name):
 @settings(max_examples=15, deadline=None)
 @given(length=st.integers(1, PLACES), seed=st.integers(0, 99))
 def test_a_document_reads_the_same_however_far_it_is_padded(length, seed):
-    model = make().double()
+    model = made().double()
     documents, mask, summaries = batch(length, seed)
     short = model(documents[:, :length], mask[:, :length], summaries)
     torch.testing.assert_close(model(documents, mask, summaries), short, atol=1e-12, rtol=0)
@@ -84,7 +84,7 @@ def test_a_document_reads_the_same_however_far_it_is_padded(length, seed):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_matrix_has_its_place_in_the_tensor_plan(name):
-    model = make(**SETTINGS[name])
+    model = made(**SETTINGS[name])
     for key in dict(model.named_parameters()):
         parts = key.split(".")[:-1]
         assert any(
@@ -130,7 +130,7 @@ def test_given_the_weights_of_a_transformers_model_the_logits_are_the_same():
     )  # fmt: skip
     theirs = BlenderbotForConditionalGeneration(config).eval()
     ours = build_model(
-        Model(kind="encoder_decoder", dim=16, heads=4, layers=2, hidden=64, tied=True), VOCABULARY, PLACES, PLACES
+        make(Model, kind="encoder_decoder", dim=16, heads=4, layers=2, hidden=64, tied=True), VOCABULARY, PLACES, PLACES
     ).eval()
     weights = theirs.state_dict()
 
@@ -155,7 +155,7 @@ def test_given_the_weights_of_a_transformers_model_the_logits_are_the_same():
 
 def test_with_norms_after_the_sublayers_it_is_the_original_transformer():
     """Against torch.nn.Transformer, blocks alone: its embeddings are the caller's."""
-    ours = make(pre_norm=False, position="sinusoidal", activation="relu", hidden=32)
+    ours = made(pre_norm=False, position="sinusoidal", activation="relu", hidden=32)
     theirs = torch.nn.Transformer(16, 4, 2, 2, 32, dropout=0.0, batch_first=True, norm_first=False)
     theirs.encoder.norm, theirs.decoder.norm = None, None
     for half, stack in (("encoder", ours.encoder), ("decoder", ours.decoder)):

@@ -11,7 +11,7 @@ from parascale.data.text import Windows
 from parascale.evaluation.evaluate import split_sums
 from parascale.evaluation.generate import continue_tokens
 from parascale.models import build_model
-from parascale.settings import Model
+from parascale.settings import Model, make
 
 VOCABULARY = 17
 
@@ -19,7 +19,7 @@ VOCABULARY = 17
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return build_model(Model(dim=8, heads=2, layers=1), VOCABULARY, 6).eval()
+    return build_model(make(Model, dim=8, heads=2, layers=1), VOCABULARY, 6).eval()
 
 
 @settings(max_examples=25, deadline=None)

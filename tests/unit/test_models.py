@@ -9,7 +9,7 @@ from parascale.errors import ConfigError
 from parascale.models import build_model, initialise
 from parascale.parallel import check_plans
 from parascale.parallel.tying import tied_names
-from parascale.settings import Layout, Model
+from parascale.settings import Layout, Model, make
 
 SETTINGS = {
     "gpt": {"dim": 16, "heads": 4, "layers": 2},
@@ -28,15 +28,15 @@ SETTINGS = {
 }
 
 
-def make(name, seed=1):
-    model = build_model(Model(**SETTINGS[name]), 23, 8)
-    initialise(model, lambda: build_model(Model(**SETTINGS[name]), 23, 8), seed, tied_names(model))
+def made(name, seed=1):
+    model = build_model(make(Model, **SETTINGS[name]), 23, 8)
+    initialise(model, lambda: build_model(make(Model, **SETTINGS[name]), 23, 8), seed, tied_names(model))
     return model.eval()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_token_sees_a_later_one(name):
-    model = make(name)
+    model = made(name)
     tokens = torch.randint(0, 23, (1, 8), generator=torch.Generator().manual_seed(0))
     changed = tokens.clone()
     changed[0, 5] = (changed[0, 5] + 1) % 23
@@ -47,7 +47,7 @@ def test_no_token_sees_a_later_one(name):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_weights_follow_from_seed_and_name_alone(name):
-    one, again, other = make(name), make(name), make(name, seed=2)
+    one, again, other = made(name), made(name), made(name, seed=2)
     for (key, a), b, c in zip(one.named_parameters(), again.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), key
         assert key.endswith("bias") or "norm" in key or not torch.equal(a, c), key
@@ -55,7 +55,7 @@ def test_weights_follow_from_seed_and_name_alone(name):
 
 def test_attention_scores_are_scaled_by_the_root_of_a_heads_width():
     """Against attention written out, with its mask and its scale."""
-    attention = make("gpt").blocks["0"].attention
+    attention = made("gpt").blocks["0"].attention
     hidden = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     q, k, v = (
         projection(hidden).view(2, 8, 4, 4).transpose(1, 2) for projection in (attention.q, attention.k, attention.v)
@@ -68,7 +68,7 @@ def test_attention_scores_are_scaled_by_the_root_of_a_heads_width():
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_matrix_has_its_place_in_the_tensor_plan(name):
     """A matrix that no pattern covers would be held whole by every rank, and no one would notice."""
-    model = make(name)
+    model = made(name)
     for key, parameter in model.named_parameters():
         module = key.rpartition(".")[0]
         covered = any(

@@ -13,7 +13,7 @@ from parascale.data.text import IGNORED, Tokens
 from parascale.data.tokenize import END_ID
 from parascale.errors import ConfigError, DataError
 from parascale.evaluation.task import open_task
-from parascale.settings import Source, Text, Training, Workload
+from parascale.settings import Source, Text, Workload, make
 from parascale.settings.data import Expected
 
 GOOD = [{"document": f"the text number {n} says a lot of things", "summary": f"text {n}"} for n in range(8)]
@@ -78,8 +78,8 @@ def test_rows_without_document_or_summary_are_left_out_and_counted(tmp_path):
 def test_over_long_documents_and_summaries_are_counted(tmp_path, over_long, left, expected):
     long = [{"document": "word " * 30, "summary": "short"}, {"document": "short", "summary": "word " * 30}]
     folder = prepare(tmp_path, [*GOOD, *long])
-    training = Training(window=12, summary_window=8, over_long=over_long)
-    task = open_task(Workload("x", task="summarisation", training=training), folder)
+    training = {"window": 12, "summary_window": 8, "over_long": over_long}
+    task = open_task(make(Workload, name="x", task="summarisation", training=training), folder)
     assert len(task.splits["train"]) == left
     assert task.excluded["train"] == {"without_document": 0, "without_summary": 0, **expected}
     assert task.excluded.keys() == {"train", "validation", "test"}

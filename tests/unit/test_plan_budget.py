@@ -13,8 +13,9 @@ from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.planner import Planner
 from parascale.plan.predict import DataFacts, charged_core_hours, predict, runtime_minutes, verdict
 from parascale.plan.schedule import wall_hours
-from parascale.settings import Layout, Model, Run, Site, Training, Workload, strict
+from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.project import Budget, Config, Project
+from parascale.settings.workload import LanguageTraining
 
 JURECA = strict.load(
     Site,
@@ -33,7 +34,7 @@ JURECA = strict.load(
     },
     "test",
 )
-WORKLOAD = Workload("w", model=Model(), training=Training(steps=1000))
+WORKLOAD = make(Workload, name="w", model=make(Model), training=LanguageTraining(steps=1000))
 FACTS = DataFacts(vocabulary=5000)
 
 
@@ -158,10 +159,10 @@ def test_verdicts(used, said):
 
 def test_a_remedy_makes_it_fit():
     """The change that is named is one that helps."""
-    model = Model(dim=4096, heads=32, layers=24, hidden=16384)
+    model = make(Model, dim=4096, heads=32, layers=24, hidden=16384)
     run = Run(
         "big",
-        Workload("w", model=model, training=Training(steps=9, window=1024, global_batch=8)),
+        make(Workload, name="w", model=model, training=LanguageTraining(steps=9, window=1024, global_batch=8)),
         Layout(gpus_per_node=4, dp=4),
     )
     prediction = predict(run, JURECA, facts=FACTS)
@@ -169,7 +170,7 @@ def test_a_remedy_makes_it_fit():
 
 
 def test_time_limits_grow_and_are_cut():
-    run = Run("r", dataclasses.replace(WORKLOAD, training=Training(steps=300_000)))
+    run = Run("r", dataclasses.replace(WORKLOAD, training=LanguageTraining(steps=300_000)))
     first, second, last = (runtime_minutes(run, JURECA, attempt, facts=FACTS) for attempt in (1, 2, 99))
     assert first < second <= last == 24 * 60 and first % 5 == 0
     assert runtime_minutes(run, JURECA, 99, "dc-gpu-devel", facts=FACTS) == 120
@@ -178,11 +179,11 @@ def test_time_limits_grow_and_are_cut():
 def test_unknown_stays_unknown():
     """No vocabulary, no steps, no rate, no formula: each is said, none is 0."""
     assert "vocabulary" in predict(Run("r", WORKLOAD), JURECA, facts=DataFacts(None)).unknown
-    epochs = Run("r", dataclasses.replace(WORKLOAD, training=Training(epochs=1.0)))
+    epochs = Run("r", dataclasses.replace(WORKLOAD, training=LanguageTraining(epochs=1.0)))
     foretold = predict(epochs, JURECA, facts=FACTS)
     assert "steps" in foretold.unknown and foretold.core_hours is None and foretold.memory_bytes
     assert "peak_tflops.fp64" in predict(Run("r", WORKLOAD, precision="fp64"), JURECA, facts=FACTS).unknown
-    own = dataclasses.replace(WORKLOAD, model=Model(kind="mine.py:Mine"))
+    own = dataclasses.replace(WORKLOAD, model=make(Model, kind="mine.py:Mine"))
     assert predict(Run("r", own), JURECA, facts=FACTS).memory_bytes is None
 
 
@@ -199,8 +200,8 @@ def test_advice_is_whole_and_ranked():
 
 
 def test_advice_for_512_gpus_takes_less_than_a_second():
-    model = Model(dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu")
-    workload = Workload("w", model=model, training=Training(steps=1, window=2048, global_batch=1024))
+    model = make(Model, dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu")
+    workload = make(Workload, name="w", model=model, training=LanguageTraining(steps=1, window=2048, global_batch=1024))
     began = time.process_time()
     ranked = advise(workload, JURECA, 512, "bf16", facts=DataFacts(32000))
     assert time.process_time() - began < 1 and len(ranked) > 50
@@ -210,14 +211,14 @@ def test_advice_for_512_gpus_takes_less_than_a_second():
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Model(), "DDP"),
-        (Model(dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu"), "FSDP"),
-        (Model(dim=32768, heads=256, layers=2, hidden=131072), "TP"),
-        (Model(dim=8192, heads=64, layers=200, hidden=32768), "PP"),
+        (make(Model), "DDP"),
+        (make(Model, dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu"), "FSDP"),
+        (make(Model, dim=32768, heads=256, layers=2, hidden=131072), "TP"),
+        (make(Model, dim=8192, heads=64, layers=200, hidden=32768), "PP"),
     ],
 )
 def test_rule_of_thumb(model, said):
-    workload = Workload("w", model=model, training=Training(steps=1, window=2048, global_batch=64))
+    workload = make(Workload, name="w", model=model, training=LanguageTraining(steps=1, window=2048, global_batch=64))
     assert said in rule_of_thumb(workload, JURECA, 8, "bf16", 32000)
 
 

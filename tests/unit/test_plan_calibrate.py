@@ -13,8 +13,9 @@ from parascale.plan.predict import predict
 from parascale.plan.probes import STEPS, probes
 from parascale.plan.shapes import model_sizes
 from parascale.plan.time import COMPUTING, Rates, step_work
-from parascale.settings import Layout, Model, Run, Site, Training
+from parascale.settings import Layout, Model, Run, Site, make
 from parascale.settings.paths import Paths
+from parascale.settings.workload import LanguageTraining
 from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD
 
 LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1)
@@ -63,7 +64,7 @@ def test_a_calibration_is_kept_and_used(tmp_path):
     again = predict(dataclasses.replace(run, run="again", seed=5), JURECA, loaded, FACTS)
     assert again.basis == "history" and again.step_seconds == 0.5 and again.wall_seconds == 507.0
     other = dataclasses.replace(
-        run, workload=dataclasses.replace(WORKLOAD, training=Training(steps=10, global_batch=128))
+        run, workload=dataclasses.replace(WORKLOAD, training=LanguageTraining(steps=10, global_batch=128))
     )
     assert predict(other, JURECA, loaded, FACTS).step_seconds > 0.5
 
@@ -160,7 +161,7 @@ def work(layout, device="cpu", model=WORKLOAD.model):
 def test_stages_of_different_length_wait_for_less():
     """The last stage has the output layer: while it waits for the first micro-batch, the others compute less than it does."""
     layout = Layout(gpus_per_node=2, pp=2, micro_batches=4)
-    uneven, even = work(layout), work(layout, model=Model(dim=1024, heads=4, layers=2, hidden=65536))
+    uneven, even = work(layout), work(layout, model=make(Model, dim=1024, heads=4, layers=2, hidden=65536))
     assert uneven.bubble < even.bubble < layout.bubble == 0.25
     assert uneven.balance < even.balance < 1
 

@@ -9,13 +9,13 @@ import pytest
 
 from parascale.plan.memory import PARTS, peak_memory, rank_memory, rank_stages, total
 from parascale.plan.shapes import model_sizes
-from parascale.settings import Layout, Model, Run, Training, Workload, run_from_dict
+from parascale.settings import Layout, Model, Run, Workload, make, run_from_dict
 from parascale.settings.workload import MODEL_KINDS
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["parascale.train.fake"])
 
-GPT = Model(dim=64, heads=8, layers=4, hidden=256)
+GPT = make(Model, dim=64, heads=8, layers=4, hidden=256)
 LLAMA = Model(
     dim=64, heads=8, kv_heads=4, layers=4, hidden=192, norm="rms", position="rotary", activation="swiglu", bias=False
 )
@@ -25,11 +25,11 @@ LLAMA_7B = Model(
 LLAMA_1B = Model(
     dim=2048, heads=16, layers=16, hidden=5504, norm="rms", position="rotary", activation="swiglu", bias=False
 )
-GPT_350M = Model(dim=1024, heads=16, layers=24)
+GPT_350M = make(Model, dim=1024, heads=16, layers=24)
 VOCABULARY = 500
 
 
-SUMMARISER = Model(kind="encoder_decoder", dim=64, heads=8, layers=3, hidden=256)
+SUMMARISER = make(Model, kind="encoder_decoder", dim=64, heads=8, layers=3, hidden=256)
 
 
 def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, **layout):
@@ -37,13 +37,18 @@ def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, **layou
     size = 1
     for axis in ("dp", "fsdp", "tp", "pp"):
         size *= layout.get(axis, 1)
-    training = Training(
-        window=window, summary_window=16, image_size=64, global_batch=batch, accumulate=accumulate, steps=2
-    )
+    training = {
+        "window": window,
+        "summary_window": 16,
+        "image_size": 64,
+        "global_batch": batch,
+        "accumulate": accumulate,
+        "steps": 2,
+    }
     task, _ = MODEL_KINDS[model.kind]
     run = Run(
         "test",
-        Workload("test", task=task, model=model, training=training),
+        make(Workload, name="test", task=task, model=model, training=training),
         Layout(gpus_per_node=size, **layout),
         precision,
     )
@@ -100,7 +105,7 @@ def test_formula_is_the_real_step_of_an_encoder_decoder(name):
     assert ratio(SUMMARISERS[name], VOCABULARY, 0) == pytest.approx(1.0, abs=0.12)
 
 
-XRESNET = Model(kind="xresnet", dim=16, depths=[1, 2, 1], norm="batch")
+XRESNET = make(Model, kind="xresnet", dim=16, depths=[1, 2, 1], norm="batch")
 CLASSIFIERS = {
     "single": make_run(XRESNET),
     "single, group norm, bf16": make_run(dataclasses.replace(XRESNET, norm="group"), "bf16"),
@@ -175,7 +180,7 @@ def test_checkpointing_saves_activations():
 @pytest.mark.parametrize(("ranks", "gigabytes"), [(1, 120.0), (64, 1.9)])
 def test_states_are_those_of_zero(ranks, gigabytes):
     """Model states (with gradients) of a model of 7.5 B parameters."""
-    model = Model(dim=4096, heads=32, layers=37, hidden=4 * 4096, bias=False, position="rotary")
+    model = make(Model, dim=4096, heads=32, layers=37, hidden=4 * 4096, bias=False, position="rotary")
     count = model_sizes(model, 12_000, 32).count
     assert count == pytest.approx(7.5e9, rel=0.01)
     parts = peak_memory(make_run(model, batch=ranks, fsdp=ranks), 12_000, "cuda")

@@ -5,16 +5,16 @@ import pytest
 from parascale.plan.activations import Kinds, Shape, block_bytes
 from parascale.plan.flops import training_flops_per_token
 from parascale.plan.memory import peak_memory, total
-from parascale.settings import Model
+from parascale.settings import Model, make
 from tests.unit.test_plan_memory import make_run
 
 GIB = 2**30
 LLAMA = {"norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False}
-LLAMA2_13B = Model(dim=5120, heads=40, layers=40, hidden=13824, **LLAMA)
-LLAMA2_70B = Model(dim=8192, heads=64, kv_heads=8, layers=80, hidden=28672, **LLAMA)
-LLAMA3_8B = Model(dim=4096, heads=32, kv_heads=8, layers=32, hidden=14336, **LLAMA)
-LLAMA3_70B = Model(dim=8192, heads=64, kv_heads=8, layers=80, hidden=28672, **LLAMA)
-LLAMA3_405B = Model(dim=16384, heads=128, kv_heads=8, layers=126, hidden=53248, **LLAMA)
+LLAMA2_13B = make(Model, dim=5120, heads=40, layers=40, hidden=13824, **LLAMA)
+LLAMA2_70B = make(Model, dim=8192, heads=64, kv_heads=8, layers=80, hidden=28672, **LLAMA)
+LLAMA3_8B = make(Model, dim=4096, heads=32, kv_heads=8, layers=32, hidden=14336, **LLAMA)
+LLAMA3_70B = make(Model, dim=8192, heads=64, kv_heads=8, layers=80, hidden=28672, **LLAMA)
+LLAMA3_405B = make(Model, dim=16384, heads=128, kv_heads=8, layers=126, hidden=53248, **LLAMA)
 LLAMA3_VOCABULARY = 128_256
 # What the allocator reserves over what tensors take: the figures below say 1.17 to 1.27.
 RESERVED = (1.1, 1.3)
@@ -93,6 +93,6 @@ MEGATRON = {"22B": (6144, 64), "175B": (12288, 96), "530B": (20480, 128), "1T": 
 @pytest.mark.parametrize("name", MEGATRON)
 def test_activations_of_megatron(name):
     dim, heads = MEGATRON[name]
-    model = Model(dim=dim, heads=heads, layers=1, hidden=4 * dim, dropout=0.1)
+    model = make(Model, dim=dim, heads=heads, layers=1, hidden=4 * dim, dropout=0.1)
     kept = block_bytes(model, Shape(1, 2048, 1, False), Kinds(4, 2, 2, autocast=False), "cuda")
     assert kept == pytest.approx(34 * 2048 * dim, rel=0.01)

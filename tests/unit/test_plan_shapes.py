@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from parascale.models import build_model
 from parascale.plan.flops import training_flops_per_token
 from parascale.plan.shapes import model_sizes, parameter_shapes
-from parascale.settings import Model, load_workload
+from parascale.settings import Model, load_workload, make
 
 models = st.builds(
     lambda heads, groups, width, **rest: Model(
@@ -84,7 +84,7 @@ def test_sizes_of_xresnet_are_those_of_the_real_module(model, classes, size):
 
 def test_xresnet50_has_its_published_size_and_cost():
     """He et al. 2018, table 5: ResNet-50-D costs 4.3 GFLOPs (of multiply and add as one) at 224 pixels."""
-    sizes = model_sizes(Model(kind="xresnet", dim=64, norm="batch"), 1000, 224)
+    sizes = model_sizes(make(Model, kind="xresnet", dim=64, norm="batch"), 1000, 224)
     assert sizes.count == 25_576_264
     assert sizes.forward_flops / 2 == pytest.approx(4.3e9, rel=0.02)
 
@@ -92,17 +92,17 @@ def test_xresnet50_has_its_published_size_and_cost():
 PUBLISHED = {
     # Parameter counts as their Hugging Face checkpoints state them; GPT-2 has biases of keys, which do nothing, and we none.
     "openai-community/gpt2": (
-        Model(dim=768, heads=12, layers=12, hidden=3072, tied=True, activation="gelu_tanh"), 50257, 1024, 124_439_808 - 12 * 768),
+        make(Model, dim=768, heads=12, layers=12, hidden=3072, tied=True, activation="gelu_tanh"), 50257, 1024, 124_439_808 - 12 * 768),
     "openai-community/gpt2-xl": (
-        Model(dim=1600, heads=25, layers=48, hidden=6400, tied=True, activation="gelu_tanh"), 50257, 1024, 1_557_611_200 - 48 * 1600),
+        make(Model, dim=1600, heads=25, layers=48, hidden=6400, tied=True, activation="gelu_tanh"), 50257, 1024, 1_557_611_200 - 48 * 1600),
     "meta-llama/Llama-2-7b": (
-        Model(dim=4096, heads=32, layers=32, hidden=11008, norm="rms", position="rotary", activation="swiglu", bias=False),
+        make(Model, dim=4096, heads=32, layers=32, hidden=11008, norm="rms", position="rotary", activation="swiglu", bias=False),
         32000, 4096, 6_738_415_616),
     "meta-llama/Llama-3.1-8B": (
-        Model(dim=4096, heads=32, kv_heads=8, layers=32, hidden=14336, norm="rms", position="rotary", activation="swiglu",
+        make(Model, dim=4096, heads=32, kv_heads=8, layers=32, hidden=14336, norm="rms", position="rotary", activation="swiglu",
               bias=False), 128256, 8192, 8_030_261_248),
     "meta-llama/Llama-2-70b": (
-        Model(dim=8192, heads=64, kv_heads=8, layers=80, hidden=28672, norm="rms", position="rotary", activation="swiglu",
+        make(Model, dim=8192, heads=64, kv_heads=8, layers=80, hidden=28672, norm="rms", position="rotary", activation="swiglu",
               bias=False), 32000, 4096, 68_976_648_192),
 }  # fmt: skip
 
@@ -115,20 +115,20 @@ def test_published_models_have_their_published_size(name):
 
 def test_unknown_kinds_are_unknown():
     """A class of the user's own is never counted as 0."""
-    model = Model(kind="mine.py:Mine")
+    model = make(Model, kind="mine.py:Mine")
     assert parameter_shapes(model, 10, 10) is None and model_sizes(model, 10, 10) is None
 
 
 def test_flops_are_those_of_palm():
     """6 N + 12 L T D a token (Chowdhery et al. 2022, appendix B), N without embeddings and vectors."""
-    model = Model(dim=64, heads=4, layers=3, hidden=256, bias=False)
+    model = make(Model, dim=64, heads=4, layers=3, hidden=256, bias=False)
     matrices = 3 * (4 * 64 * 64 + 2 * 64 * 256) + 1000 * 64
     assert training_flops_per_token(model, 1000, 32) == 6 * matrices + 12 * 3 * 32 * 64
 
 
 def test_flops_of_the_encoder_decoder_are_those_of_its_products():
     """Counted by torch in a real forward pass, which leaves attention and embeddings out."""
-    model = Model(kind="encoder_decoder", dim=32, heads=4, layers=2, hidden=48, kv_heads=2, bias=False)
+    model = make(Model, kind="encoder_decoder", dim=32, heads=4, layers=2, hidden=48, kv_heads=2, bias=False)
     window, summary_window, vocabulary = 12, 5, 50
     module = build_model(model, vocabulary, window, summary_window)
     with FlopCounterMode(display=False) as counter:

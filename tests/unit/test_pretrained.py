@@ -15,7 +15,7 @@ from parascale.evaluation.summaries import beam_search
 from parascale.models import build_model, initialise
 from parascale.parallel import tying
 from parascale.parallel.parallelize import check_plans
-from parascale.settings import Data, Layout, Model, Run, Text, Training, Workload, load_workload
+from parascale.settings import Data, Layout, Model, Run, Text, Workload, load_workload, make
 from parascale.settings.pretrained import Pretrained
 from tests.unit.pretrained_folders import MAKERS, WORDS, edit_config, make_bart, make_t5
 from tests.unit.test_pairs import prepare
@@ -47,7 +47,9 @@ def tokenizer_of(folder):
 
 def build(folder, vocabulary=None, window=PLACES, **settings):
     vocabulary = vocabulary or len(Pretrained(str(folder)).order)
-    return build_model(Model(kind="pretrained", pretrained=str(folder), **settings), vocabulary, window, SUMMARY_PLACES)
+    return build_model(
+        make(Model, kind="pretrained", pretrained=str(folder), **settings), vocabulary, window, SUMMARY_PLACES
+    )
 
 
 def filled(folder, seed=1):
@@ -248,12 +250,13 @@ def test_other_data_longer_samples_and_a_missing_package_are_errors(tmp_path, mo
 
 def test_layouts_that_it_does_not_offer_are_refused(t5):
     text = Text(tokenizer="pretrained", pretrained=str(t5))
-    training = Training(steps=1, window=8, summary_window=8)
-    workload = Workload(
+    training = {"steps": 1, "window": 8, "summary_window": 8}
+    workload = make(
+        Workload,
         "x",
         task="summarisation",
         data=Data(text=text),
-        model=Model(kind="pretrained", pretrained=str(t5)),
+        model=make(Model, kind="pretrained", pretrained=str(t5)),
         training=training,
     )
     Run("fsdp", workload, Layout(gpus_per_node=2, fsdp=2)).check()

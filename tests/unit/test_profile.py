@@ -14,7 +14,7 @@ from parascale.errors import ConfigError, RequirementError
 from parascale.files import read_json
 from parascale.launch.node import Launch
 from parascale.report.job import load_job, render_job
-from parascale.settings import Run, Workload
+from parascale.settings import Run, Workload, make
 from parascale.settings.strict import load
 from parascale.train.profile import OPERATORS, StepProfiler, profiler
 from tests.unit.fake_results import CLUSTER, SITE, fake, write_results
@@ -70,7 +70,7 @@ def test_steps_that_are_over_leave_no_profile(tmp_path):
     ("asked", "lead", "there"), [("3-4", True, True), ("3", True, True), ("3", False, False), (None, True, False)]
 )
 def test_the_first_rank_profiles_where_it_is_asked_to(tmp_path, asked, lead, there):
-    job = SimpleNamespace(run=Run("run", Workload("tiny"), profile=asked), work_folder=tmp_path)
+    job = SimpleNamespace(run=Run("run", make(Workload, name="tiny"), profile=asked), work_folder=tmp_path)
     assert (profiler(job, lead) is not None) == there
 
 
@@ -79,7 +79,7 @@ def test_nsight_collects_the_steps_that_were_asked_for_on_every_rank(monkeypatch
     told = []
     asked = SimpleNamespace(start=lambda: told.append("start"), stop=lambda: told.append("stop"))
     monkeypatch.setattr(torch.cuda, "profiler", asked)
-    run = Run("run", Workload("tiny"), profile="3-4", profiler="nsight")
+    run = Run("run", make(Workload, name="tiny"), profile="3-4", profiler="nsight")
     watched = profiler(SimpleNamespace(run=run, site=CLUSTER), lead=False)
     for step in range(1, 7):
         watched.begin_step(step)

@@ -6,13 +6,14 @@ import pytest
 
 from parascale.report import build_report, load_records
 from parascale.report.published import PUBLISHED, differences, published_section
+from parascale.settings import make
 from parascale.settings.data import Data, Source
 from parascale.settings.workload import Model
 from tests.unit.fake_results import CLUSTER, SITE, fake, workload, write_results
 
 WIKITEXT = Data(source=Source(kind="hub", name="Salesforce/wikitext", config="wikitext-2-v1", revision="x"))
 PROTOCOL = {"window": 32, "stride": 1, "epochs": 10, "global_batch": 128}
-COURSE = Model(layers=4, hidden=2048)
+COURSE = make(Model, layers=4, hidden=2048)
 
 
 def report_of(root, site=CLUSTER, data=WIKITEXT, task="language_model", training=PROTOCOL, **options):
@@ -46,7 +47,7 @@ FOUR = {"gpus_per_node": 4, "scaling": "weak"}
         ({"fsdp": 4}, "no: strategy fsdp instead of ddp"),
         ({"tp": 4}, "no: strategy tp instead of ddp; gpu_batch 32 instead of 128"),
         ({"dp": 4, "scaling": "strong"}, "no: gpu_batch 32 instead of 128"),
-        ({"dp": 4, "model": Model(layers=2)}, "no: layers 2 instead of 4; hidden 512 instead of 2048"),
+        ({"dp": 4, "model": make(Model, layers=2)}, "no: layers 2 instead of 4; hidden 512 instead of 2048"),
         ({"dp": 4, "data": Data(dataset="documentation")}, "no: other data"),
     ],
 )

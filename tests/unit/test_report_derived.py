@@ -14,6 +14,7 @@ from parascale.report.derived import idle_fraction
 from parascale.report.plots import thinned
 from parascale.report.summary import model_flops_utilisation
 from parascale.report.verdict import verdicts
+from parascale.settings import make
 from parascale.settings.workload import Model
 from tests.unit.fake_results import CLUSTER, fake, workload, write_results
 
@@ -206,7 +207,9 @@ def test_mfu_of_images_follows_from_the_operations_of_one(tmp_path):
     block = 8 * 8 * (8 * 8 + 9 * 8 * 8 + 8 * 32 + 8 * 32)
     operations = 3 * 2 * (stem + block + 10 * (32 + 1))  # forward and backward; 10 classes, each with a bias
     train = dataclasses.replace(
-        workload(image_size=32), task="classification", model=Model(kind="xresnet", dim=8, depths=[1], norm="batch")
+        workload(image_size=32),
+        task="classification",
+        model=make(Model, kind="xresnet", dim=8, depths=[1], norm="batch"),
     )
     on_gpus = fake("gpus", baseline="gpus", gpus_per_node=2, dp=2, site=CLUSTER, train=train)
     (record,) = report_of(tmp_path, on_gpus).records

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parascale.errors import RequirementError
-from parascale.settings import Data, Run, Training, Workload
+from parascale.settings import Data, Run, Training, Workload, make
 from parascale.train import stage
 from parascale.train.state import RunState
 
@@ -69,7 +69,7 @@ def test_how_data_is_read_makes_no_other_run(tmp_path):
     (tmp_path / "manifest.json").write_text("{}")
 
     def identity(**data):
-        run = Run("r", Workload("w", data=Data(**data), training=Training(steps=1)))
+        run = Run("r", make(Workload, name="w", data=Data(**data), training=Training(steps=1)))
         job = SimpleNamespace(run=run, data_folder=tmp_path, code_digest="", start=None)
         return RunState._identity(SimpleNamespace(job=job))
 

@@ -9,7 +9,7 @@ import torch
 from parascale.data.tokenize import END_ID, UNKNOWN_ID
 from parascale.evaluation.summaries import beam_search, rouge
 from parascale.models import build_model
-from parascale.settings import Model
+from parascale.settings import Model, make
 
 VOCABULARY, LENGTH = 5, 3
 
@@ -17,7 +17,7 @@ VOCABULARY, LENGTH = 5, 3
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(4)
-    made = build_model(Model(kind="encoder_decoder", dim=8, heads=2, layers=1), VOCABULARY, 4, LENGTH).eval()
+    made = build_model(make(Model, kind="encoder_decoder", dim=8, heads=2, layers=1), VOCABULARY, 4, LENGTH).eval()
     for parameter in made.parameters():
         parameter.data *= 6  # so that summaries differ
     return made

@@ -6,9 +6,9 @@ from torch import nn
 
 from parascale.errors import ConfigError
 from parascale.models import build_model
-from parascale.settings import Model, Run, Training, Workload, strict
+from parascale.settings import Model, Run, Training, Workload, make, strict
 
-XRESNET50 = Model(kind="xresnet", dim=64, norm="batch")
+XRESNET50 = make(Model, kind="xresnet", dim=64, norm="batch")
 
 
 def test_it_has_the_published_number_of_parameters():
@@ -45,14 +45,14 @@ def test_its_layers_have_the_shapes_of_the_paper():
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_a_block_begins_as_its_shortcut(norm):
     torch.manual_seed(0)
-    model = build_model(Model(kind="xresnet", dim=8, depths=[2], norm=norm), 5, 32)
+    model = build_model(make(Model, kind="xresnet", dim=8, depths=[2], norm=norm), 5, 32)
     block, images = model.stages[0][1], torch.rand(2, 32, 6, 6)
     torch.testing.assert_close(block(images), images)  # a ReLU of what is positive already
 
 
 @pytest.mark.parametrize("size", [32, 33, 47])
 def test_odd_sizes_fit_through_both_ways_of_a_block(size):
-    model = build_model(Model(kind="xresnet", dim=4, depths=[1, 1, 1, 1], norm="batch"), 5, size).eval()
+    model = build_model(make(Model, kind="xresnet", dim=4, depths=[1, 1, 1, 1], norm="batch"), 5, size).eval()
     assert model(torch.zeros(1, 3, size, size, dtype=torch.uint8)).shape == (1, 5)
 
 
@@ -87,7 +87,7 @@ def test_what_it_cannot_be_is_refused_before_anything_runs(model, run, message):
 def test_every_rank_with_its_own_batch_norm_is_another_training():
     from parascale.train.parity import not_comparable
 
-    workload = Workload("x", task="classification", model=XRESNET50, training=Training(steps=2))
+    workload = make(Workload, name="x", task="classification", model=XRESNET50, training=Training(steps=2))
     layouts = {on: {"gpus_per_node": 2, "dp": 2, "sync_batch_norm": on} for on in (True, False)}
     runs = {
         on: strict.load(Run, {"run": "x", "workload": workload, "layout": layout}, "x")

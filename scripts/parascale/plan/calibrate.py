@@ -15,7 +15,7 @@ from parascale.files import read_json, read_json_lines, write_json
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
 from parascale.plan.shapes import model_sizes
 from parascale.plan.time import COMPUTING, Rates, step_work
-from parascale.settings import run_from_dict
+from parascale.settings import identity, run_from_dict
 
 SCHEMA_VERSION = 1
 WARM_UP = 5  # first steps that are left out: allocators, caches and compilers settle
@@ -74,18 +74,18 @@ class Calibration:
 
     def same(self, run):
         """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
-        seen = self._finished.get(_signature(run))
+        seen = self._finished.get(identity.speed_of(run))
         if seen is None:
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
     @cached_property
     def _finished(self):
-        """Signature of a run → the observations of finished runs like it."""
+        """What decides a run's speed → the observations of finished runs like it."""
         groups = defaultdict(list)
         for observation in self.observations:
             if observation.source == "run":
-                groups[_signature(observation.resolved)].append(observation)
+                groups[identity.speed_of(observation.resolved)].append(observation)
         return dict(groups)
 
     @cached_property
@@ -292,9 +292,3 @@ def _observed(folder, site):
         return observe_run(folder) if site_name(folder) == site else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _signature(run):
-    """What decides a run's speed: everything but its name, seed and baseline."""
-    plain = dataclasses.replace(run, run="", seed=0, baseline=None, init_from=None)
-    return repr(plain)

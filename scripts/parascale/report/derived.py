@@ -7,7 +7,6 @@ batch of a data-parallel rank, so its runs do other work: they have no speed-up,
 GPU over the baseline's (Gustafson 1988, doi:10.1145/42411.42415).
 """
 
-import dataclasses
 import functools
 import json
 import math
@@ -16,15 +15,20 @@ from dataclasses import dataclass, field
 from parascale.report.chart import COLOURS, DASHES
 from parascale.report.layouts import kind_of_run
 from parascale.report.numbers import plural, whole
+from parascale.settings import identity
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run beside its baseline. Without an efficiency, `reason` says why."""
+    """A run beside its baseline. Without an efficiency, `reason` says why.
+
+    measured: how it was measured under other conduct or code than the baseline, in words; times are marked with it.
+    """
 
     speedup: float | None = None
     efficiency: float | None = None
     reason: str = ""
+    measured: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,9 +180,19 @@ def compare(record, baseline):
         return Comparison(reason=reason)
     growth = record.gpus / baseline.gpus
     if record.run.scaling == "weak":
-        return Comparison(efficiency=record.summary.rate / baseline.summary.rate / growth)
+        efficiency = record.summary.rate / baseline.summary.rate / growth
+        return Comparison(efficiency=efficiency, measured=measured_otherwise(record, baseline))
     speedup = baseline.summary.seconds / record.summary.seconds
-    return Comparison(speedup, speedup / growth)
+    return Comparison(speedup, speedup / growth, measured=measured_otherwise(record, baseline))
+
+
+def measured_otherwise(record, baseline):
+    """How a run's conduct or code differs from its baseline's, in words; empty where they are the same."""
+    words = [identity.conduct_difference(record.run, baseline.run)]
+    codes = {(each.provenance or {}).get("code_digest") for each in (record, baseline)}
+    if len(codes) > 1 and record.run.engine == baseline.run.engine:
+        words.append("other training code")
+    return ", ".join(filter(None, words))
 
 
 def difference(record, baseline):
@@ -190,8 +204,8 @@ def difference(record, baseline):
         return "steps were profiled, which takes time"
     if run.average_every and not other.average_every:
         return "local SGD is another method: compare its loss against time"
-    if dataclasses.replace(run.workload, title="") != dataclasses.replace(other.workload, title=""):
-        return f"other workload settings than `{baseline.name}`"
+    if changed := identity.difference(run, other):
+        return f"other settings than `{baseline.name}`: {changed}"
     if _machine(record) != _machine(baseline):
         return f"measured on another machine than `{baseline.name}`"
     if run.scaling == "weak":
@@ -216,9 +230,8 @@ def work_of(record):
 
 def configuration(record):
     """A key that runs share when they differ in their seed (and name and baseline) alone."""
-    settings = {**dataclasses.asdict(record.run), "run": "", "seed": 0, "baseline": None}
     done = work_of(record) if record.done else None
-    return json.dumps([settings, _machine(record), done], sort_keys=True)
+    return json.dumps([identity.configuration_of(record.run), _machine(record), done], sort_keys=True)
 
 
 def is_different(record):

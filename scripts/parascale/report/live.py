@@ -156,7 +156,7 @@ class Watcher:
         names = {
             entry.name
             for entry in (self.folder.iterdir() if self.folder.is_dir() else ())
-            if entry.is_dir() and entry.name[0] != "." and not entry.name.endswith(".superseded")
+            if entry.is_dir() and entry.name[0] != "." and ".superseded" not in entry.name
         }
         self.runs = {name: self.runs.get(name) or Live(name, self.folder / name) for name in sorted(names)}
         for run in self.runs.values():

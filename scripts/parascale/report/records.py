@@ -151,7 +151,7 @@ def found_runs(results, work):
     folders = [Path(results) / "runs", Path(work) / "runs"]
     names = {entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry.is_dir()}
     # Folders with a leading dot are being written; superseded ones were put aside, for another run of that name.
-    return sorted((name for name in names if name[0] != "." and not name.endswith(".superseded")), key=_natural)
+    return sorted((name for name in names if name[0] != "." and ".superseded" not in name), key=_natural)
 
 
 def _natural(name):

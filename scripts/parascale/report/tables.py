@@ -54,6 +54,9 @@ def _runs_row(report, record, row):
     reason = comparison.reason if comparison and record.done else ""
     seed = Cell(f"{row['strategy']}, seed {row['seed']}") if record.run else None
     weak = record.run is not None and record.run.scaling == "weak"
+    noted = ["weak scaling" if weak else reason]
+    if comparison and comparison.measured:
+        noted.append(f"measured otherwise than its baseline: {comparison.measured}")
     speedup = numbers.fixed(row["speedup"], 2)
     unit = f"{row['work_unit']}/s" if row["work_unit"] else ""
     cells = (
@@ -62,7 +65,7 @@ def _runs_row(report, record, row):
         Cell(record.status, figure="status", kind=record.status, note="; ".join(record.notes)),
         Cell(numbers.duration(row["seconds"]), row["seconds"], "seconds"),
         Cell(numbers.significant(row["rate"], 4), row["rate"], "rate", small=Cell(unit)),
-        Cell(speedup and f"{speedup} ×", row["speedup"], "speedup", note=reason if not weak else "weak scaling"),
+        Cell(speedup and f"{speedup} ×", row["speedup"], "speedup", note="; ".join(filter(None, noted))),
         Cell(numbers.percent(row["efficiency"]), row["efficiency"], "efficiency", note="of the rate" if weak else ""),
         *(_loss_cell(record, row, name) for name in ("train_loss", "validation_loss", "test_loss")),
         _parity_cell(row),

@@ -1,10 +1,10 @@
 """What to run and where: the one home of every setting and its default. Imports no torch."""
 
+from parascale.settings.config import Config, Summaries
 from parascale.settings.data import SPLITS, Data, Source, Text
 from parascale.settings.formats import Formats, Images, Loaders
 from parascale.settings.layout import STRATEGIES, Layout
 from parascale.settings.project import (
-    Config,
     Project,
     load_project,
     load_project_file,
@@ -14,7 +14,7 @@ from parascale.settings.project import (
 )
 from parascale.settings.run import Run
 from parascale.settings.site import Site
-from parascale.settings.summaries import Summaries
+from parascale.settings.strict import make
 from parascale.settings.workload import Model, Optim, Training, Workload
 
 __all__ = [
@@ -40,5 +40,6 @@ __all__ = [
     "load_project_file",
     "load_site",
     "load_workload",
+    "make",
     "run_from_dict",
 ]

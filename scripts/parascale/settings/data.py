@@ -1,23 +1,23 @@
-"""The dataset of a workload: where its raw data comes from, how it is prepared, and how trainings read it."""
+"""Where data comes from and how text is prepared."""
 
-from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from parascale.errors import ConfigError
-from parascale.settings.formats import READ_CALLS, Images
-from parascale.settings.options import option, section
+from parascale.settings.formats import ImageFormat, Images, ReadCalls
+from parascale.settings.options import CONDUCT, RECIPE, SITE, option, section, settings
 
+Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
 
 
-@dataclass(frozen=True)
+@settings(RECIPE)
 class Source:
     """Where raw data comes from."""
 
-    kind: str = option(
+    kind: Literal["builtin", "hub", "files", "url"] = option(
         "builtin",
         "where the data comes from: made from what is installed (no network), a Hugging Face dataset, "
         "your own files, or files and archives by address",
-        choices=("builtin", "hub", "files", "url"),
     )
     name: str | None = option(
         None,
@@ -28,27 +28,29 @@ class Source:
     revision: str | None = option(
         None, "`hub`: the commit that is fetched; needed, so that data cannot change under a result"
     )
-    endpoint: str | None = option(None, "`hub`: another server than huggingface.co, such as a mirror")
+    endpoint: str | None = option(
+        None, "`hub`: another server than huggingface.co, such as a mirror", CONDUCT, expert=True
+    )
     columns: dict[str, str] = option(
         {}, "role → column name, where they differ (`{text: content}`, `{document: article, summary: highlights}`)"
     )
-    files: dict = option(
+    files: dict[Split, str | list] = option(
         {},
         "`files`: split → path, glob or list of them; `valid.txt[:50%]` takes the first half of its lines. "
         "Text (`.txt`), Parquet and JSON Lines are understood",
-        choices=SPLITS,
+        path=True,
     )
     urls: list = option([], "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked")
-    content: str = option(
+    content: Literal["files", "xsum"] = option(
         "files",
         "`url`: what is there: files as they are read, or XSum as its authors publish it, an archive of articles and the list "
         "(`.json`) of its splits, which become `train.parquet`, `validation.parquet` and `test.parquet`",
-        choices=("files", "xsum"),
     )
     location: str | None = option(
         None,
         "a folder on this machine that already holds the data (`$DATA/...`): read where it lies, never copied. "
         "`files` are relative to it",
+        path=True,
     )
 
     def check(self, where, of_images=False):
@@ -70,15 +72,14 @@ class Source:
             )
 
 
-@dataclass(frozen=True)
+@settings(RECIPE)
 class Text:
     """How text becomes tokens."""
 
-    tokenizer: str = option(
+    tokenizer: Literal["word", "subword", "pretrained"] = option(
         "word",
         "`word`: words between spaces, as in WikiText's published perplexities; `subword`: BPE trained on the train split; "
         "`pretrained`: that of a pretrained model",
-        choices=("word", "subword", "pretrained"),
     )
     lowercase: bool = option(False, "lower-case the text first")
     min_count: int = option(1, "words seen less often in the train split become `<unk>`", low=1)
@@ -87,6 +88,7 @@ class Text:
         None,
         "`pretrained`: folder of a model in Hugging Face's form (`$DATA/t5-small`) with `config.json`, `tokenizer.json` and "
         "`model.safetensors`, as `hf download google-t5/t5-small --local-dir $DATA/t5-small` makes it",
+        path=True,
     )
     prefix: str = option("", "what stands before each document that is summed up (T5: `'summarize: '`)")
 
@@ -108,18 +110,24 @@ class Text:
             raise ConfigError(f"{where}: `data.text.prefix` is for a pretrained model that was taught to begin with it")
 
 
-@dataclass(frozen=True)
+@settings(CONDUCT)
 class Expected:
-    """What a plan may assume before the data is there; `prepare` checks it."""
+    """What a plan may assume before the data is there; it is checked against the data once that is."""
 
     vocabulary: int | None = option(None, "entries of the vocabulary, special ones included; of images, classes", low=2)
-    train_tokens: int | None = option(None, "tokens of the train split", low=1)
     train_samples: int | None = option(
         None, "rows of the train split, excluded ones included (documents, images)", low=1
     )
 
 
-@dataclass(frozen=True)
+@settings(CONDUCT)
+class ExpectedText(Expected):
+    """What a plan may assume of text."""
+
+    train_tokens: int | None = option(None, "tokens of the train split", low=1)
+
+
+@settings(CONDUCT)
 class Data:
     """The dataset of a workload."""
 
@@ -127,24 +135,73 @@ class Data:
         "",
         "name of the folder below `results/data/`; workloads that share a dataset give it the same "
         "source, text and image settings. Default: the workload's name",
+        SITE,
     )
     source: Source = section(Source, "where raw data comes from")
-    text: Text = section(Text, "how text becomes tokens")
-    images: Images = section(Images, "the images, where the task is `classification`")
-    expected: Expected = section(Expected, "what a plan may assume before the data is there")
-    format: str = option(
-        "",
-        "the format a training reads. Default: `flat` for a language model, `pairs` for summaries, `files` for images",
-    )
-    stage: str = option(
+    stage: Literal["none", "ram"] = option(
         "none",
         "`ram`: each node copies the dataset into its memory (`/dev/shm`) before training, and reads it there; "
         "`none`: it is read where it lies",
-        choices=("none", "ram"),
     )
-    io: str = option(
+
+    pretrained: ClassVar = None  # folder of the model whose tokenizer the data is made with
+
+    def check(self, where):
+        """Raise ConfigError, beginning with `where`, for settings that do not go together."""
+        self.source.check(where)
+
+    def made_from(self):
+        """What two workloads that share a dataset must agree on."""
+        return self.source
+
+
+@settings(CONDUCT)
+class TextData(Data):
+    """Text, as one row of tokens a split."""
+
+    text: Text = section(Text, "how text becomes tokens")
+    expected: ExpectedText = section(ExpectedText, "what a plan may assume before the data is there")
+    format: Literal["flat"] = option("flat", "the format a training reads")
+
+    def made_from(self):
+        """What two workloads that share a dataset must agree on."""
+        return self.source, self.text
+
+    def check(self, where):
+        """Raise ConfigError, beginning with `where`, for settings that do not go together."""
+        self.text.check(where)
+        super().check(where)
+
+    @property
+    def pretrained(self):
+        """Folder of the pretrained model whose tokenizer the data is made with, or None."""
+        return self.text.pretrained
+
+
+@settings(CONDUCT)
+class PairData(TextData):
+    """Pairs of a document and its summary."""
+
+    format: Literal["pairs"] = option("pairs", "the format a training reads")
+
+
+@settings(CONDUCT)
+class ImageData(Data):
+    """Images with a class each."""
+
+    images: Images = section(Images, "how images are found or drawn")
+    expected: Expected = section(Expected, "what a plan may assume before the data is there")
+    format: ImageFormat = option("files", "the format a training reads")
+    io: ReadCalls = option(
         "auto",
         "how images are read from shards: `pread`, `mmap`, or `auto`, which chooses as it does for `loaders.io`; the numbers of "
-        "a training are the same. Text is mapped in any case",
-        choices=READ_CALLS,
+        "a training are the same",
     )
+
+    def made_from(self):
+        """What two workloads that share a dataset must agree on."""
+        return self.source, self.images
+
+    def check(self, where):
+        """Raise ConfigError, beginning with `where`, for settings that do not go together."""
+        self.source.check(where, of_images=True)

@@ -1,17 +1,18 @@
 """How a run is spread over processes, and what that spread is called."""
 
-from dataclasses import dataclass
+from typing import Literal, get_args
 
 from parascale.errors import ConfigError
-from parascale.settings.options import option
+from parascale.settings.options import LAYOUT, option, settings
 
-SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
+Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"]
+SCHEDULES = get_args(Schedule)
 # Schedules in which a rank holds two stages; in the V-shaped one, rank r holds stages r and n-1-r.
 LOOPED_SCHEDULES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
 STRATEGIES = ("single", "ddp", "multi_node", "fsdp", "hsdp", "tp", "pp", "naive", "local_sgd", "hybrid", "three_d")
 
 
-@dataclass(frozen=True)
+@settings(LAYOUT)
 class Layout:
     """Degrees of parallelism. Their product is the world size: `dp × fsdp × tp × pp`.
 
@@ -27,7 +28,7 @@ class Layout:
     tp: int = option(1, "ranks over which each matrix is split (tensor parallelism)", low=1)
     pp: int = option(1, "pipeline stages' ranks", low=1)
     micro_batches: int = option(1, "parts into which a rank's batch is cut for the pipeline", low=1)
-    schedule: str = option("1F1B", "pipeline schedule", choices=SCHEDULES)
+    schedule: Schedule = option("1F1B", "pipeline schedule")
     sequence_parallel: bool = option(True, "tensor parallelism also splits the sequence between its matrices")
     loss_parallel: bool = option(True, "tensor parallelism computes the loss on split logits")
     reshard_after_forward: bool = option(

@@ -10,64 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parascale.errors import ConfigError
-from parascale.settings import strict
-from parascale.settings.checkpoints import Checkpoints
-from parascale.settings.formats import Formats, Loaders
-from parascale.settings.monitor import Monitor
-from parascale.settings.options import option, section
+from parascale.settings import identity, strict
+from parascale.settings.config import Config
 from parascale.settings.paths import Paths, expanded
 from parascale.settings.run import Run
 from parascale.settings.runtable import read_rows
 from parascale.settings.site import Site
-from parascale.settings.summaries import Summaries
-from parascale.settings.workload import TASK_FORMATS, Workload
-from parascale.settings.yaml_files import extended, named_file, read_yaml, with_name
-
-
-@dataclass(frozen=True)
-class Parity:
-    """The short runs that prove each layout right."""
-
-    steps: int = option(20, "optimizer steps that are compared", low=2)
-    precision: str = option("fp32", "precision of the comparison; fp64 is the stricter proof", choices=("fp32", "fp64"))
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What the project may spend, in core-hours as they are charged."""
-
-    core_hours: float | None = option(
-        None, "a workflow that is expected to cost more is refused before its first job", above=0.0
-    )
-    quota: float | None = option(
-        None, "the project's quota: plans show their share of it, and warn beyond it", above=0.0
-    )
-
-
-@dataclass(frozen=True)
-class Config:
-    """`config/config.yaml`: what to run, and where results go."""
-
-    root: str = option(
-        ".", "folder that holds `results/` and `work/`; `$VARIABLES` are filled in, `${NAME:-other}` with a default"
-    )
-    site: str = option("local", "which machine: a file of `sites`")
-    runs: str = option("config/runs.tsv", "the run table")
-    workloads: str = option("config/workloads", "folder of workloads")
-    sites: str = option("config/sites", "folder of sites")
-    title: str = option("Scaling report", "heading of the report")
-    account: str | None = option(None, "project that Slurm charges; also as `--config account=NAME`")
-    partition: str | None = option(None, "partition of the site to use; default: its first")
-    parity: Parity = section(Parity, "the short runs that prove each layout right")
-    checkpoints: Checkpoints = section(Checkpoints, "what a run's checkpoint is converted into")
-    formats: Formats = section(Formats, "how data is converted")
-    loaders: Loaders = section(Loaders, "the benchmark of readers")
-    summaries: Summaries = section(Summaries, "how summaries are written and judged")
-    budget: Budget = section(Budget, "what the project may spend")
-    monitor: Monitor = section(Monitor, "how a running training is watched")
-    timeout_seconds: float = option(
-        300.0, "a collective operation or a training step that takes longer ends the run", above=0.0
-    )
+from parascale.settings.workload import Workload
+from parascale.settings.yaml_files import Places, extended, merged, named_file, read_placed, settled, with_name
 
 
 @dataclass(frozen=True)
@@ -140,16 +90,21 @@ class Project:
         return self.runs[self.runs[name].baseline]
 
 
-def load_project(values, where="config"):
-    """Load everything that a configuration (a mapping, as YAML gives it) names."""
-    config = strict.load(Config, values, where)
-    config.checkpoints.check_names()
-    config.formats.check_names()
+def load_project(values, files=(), base="config"):
+    """Load everything that a configuration (a mapping, as YAML gives it) names.
+
+    files: those that the values were read from, in order; paths that one of them names are relative to it, all others to the
+    current folder. base: folder of the run table, workloads and sites where the configuration names no others.
+    """
+    places = placed(values, files)
+    given = settled(Config, values, places)
+    defaults = {key: os.path.join(base, getattr(Config, key)) for key in ("runs", "workloads", "sites")}
+    config = strict.load(Config, {**defaults, **given}, places)
     site = load_site(config, config.site)
     find_workload = functools.cache(functools.partial(load_workload, config.workloads))
     runs = {}
-    for values, place in read_rows(config.runs):
-        run = strict.load(Run, {**values, "workload": find_workload(values["workload"])}, place)
+    for row, place in read_rows(config.runs):
+        run = strict.load(Run, {**row, "workload": find_workload(row["workload"])}, place)
         if run.run in runs:
             raise ConfigError(f"{place}: run `{run.run}` stands twice in the table")
         try:
@@ -160,7 +115,7 @@ def load_project(values, where="config"):
         runs[run.run] = run
     if not runs:
         raise ConfigError(f"{config.runs}: the run table has no rows")
-    runs = _with_baselines(runs, config.runs)
+    runs = identity.numbered(_with_baselines(runs, config.runs))
     _check_starts(runs, config.runs)
     trained = {run.workload.name for run in runs.values()}
     untrained = {name: find_workload(name) for name in config.loaders.workloads if name not in trained}
@@ -169,15 +124,40 @@ def load_project(values, where="config"):
     return project
 
 
-def load_project_file(path):
-    """Load the configuration in a YAML file; paths in it are relative to the current folder."""
-    return load_project(read_yaml(path), str(path))
+def load_project_file(*files, overrides=None, base=None):
+    """Load the configuration in YAML files, later ones on top of earlier ones.
+
+    overrides: single keys on top of all, whose paths are relative to the current folder. base: as in `load_project`; default:
+    the folder of the first file.
+    """
+    values = functools.reduce(merged, (read_placed(path)[0] for path in files), {})
+    return load_project(merged(values, overrides or {}), files, base or os.path.dirname(files[0]))
+
+
+def placed(values, files):
+    """The Places of a configuration's values: where a file says what is given here. Others were given by hand."""
+    read, marks = {}, {}
+    for path in files:
+        more, places = read_placed(path)
+        read, marks = merged(read, more), marks | places.marks
+    same = {keys: mark for keys, mark in marks.items() if _at(read, keys) == _at(values, keys)}
+    return Places(files[-1] if files else "the configuration", same)
+
+
+def _at(values, keys):
+    for key in keys:
+        if isinstance(values, dict):
+            values = values.get(key)
+        else:
+            values = values[key] if isinstance(values, list) and isinstance(key, int) and key < len(values) else None
+    return values
 
 
 def load_site(config, name):
     """The site `name`: `<sites>/<name>.yaml`."""
     path = named_file(config.sites, name, "site")
-    site = strict.load(Site, with_name(read_yaml(path), name, path), str(path))
+    values, places = read_placed(path)
+    site = strict.load(Site, with_name(values, name, path), places)
     if site.cores_per_node is None:
         site = dataclasses.replace(site, cores_per_node=os.cpu_count())
     return site
@@ -186,22 +166,14 @@ def load_site(config, name):
 def load_workload(folder, name):
     """The workload `name`: `<folder>/<name>.yaml`, on top of the workload that it `extends`, if any."""
     path = named_file(folder, name, "workload")
-    values = with_name(extended(folder, path, [name]), name, path)
-    workload = strict.load(Workload, values, str(path))
-    formats = TASK_FORMATS[workload.task]
-    data = dataclasses.replace(
-        workload.data, dataset=workload.data.dataset or name, format=workload.data.format or formats[0]
-    )
-    strict.check_name(data.dataset, str(path), "data.dataset")
-    data.text.check(str(path))
-    data.source.check(str(path), workload.of_images)
-    if data.format not in formats:
-        raise ConfigError(
-            f"{path}: `data.format` = `{data.format}` is none that the task {workload.task} reads{strict.nearest(data.format, formats)}"
-        )
+    values, places = extended(folder, path, [name])
+    workload = strict.load(Workload, with_name(settled(Workload, values, places), name, path), places)
+    data = dataclasses.replace(workload.data, dataset=workload.data.dataset or name)
+    strict.check_name(data.dataset, places, "data.dataset")
+    data.check(places)
     model = workload.model
-    if model.kind == "pretrained" and model.pretrained is None:
-        model = dataclasses.replace(model, pretrained=data.text.pretrained)
+    if hasattr(model, "pretrained") and model.pretrained is None:
+        model = dataclasses.replace(model, pretrained=data.pretrained)
     return dataclasses.replace(workload, data=data, model=model)
 
 
@@ -251,8 +223,7 @@ def _check_datasets(workloads):
     for workload in workloads.values():
         data = workload.data
         other = seen.setdefault(data.dataset, workload)
-        same = (other.data.source, other.data.text, other.data.images) == (data.source, data.text, data.images)
-        if not same or other.task != workload.task:
+        if other.data.made_from() != data.made_from() or other.task != workload.task:
             raise ConfigError(
                 f"workloads `{other.name}` and `{workload.name}` both call their dataset `{data.dataset}`, "
                 "but its source, text or image settings differ; give one of them another `data.dataset`"

@@ -2,41 +2,42 @@
 
 import math
 import re
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from typing import Literal, get_args
 
 from parascale.errors import ConfigError
 from parascale.settings.layout import Layout
-from parascale.settings.options import option, required, section
-from parascale.settings.strict import nearest
-from parascale.settings.workload import MODEL_KINDS, Workload
+from parascale.settings.options import CONDUCT, LAYOUT, RECIPE, SITE, chosen, option, required, section, settings
+from parascale.settings.workload import Workload
 
-PRECISIONS = ("fp32", "fp64", "bf16")
-ENGINES = ("native", "lightning")
+Precision = Literal["fp32", "fp64", "bf16"]
+PRECISIONS = get_args(Precision)
 
 
-@dataclass(frozen=True)
+@settings(RECIPE)
 class Run:
     """One row of the run table, with its workload."""
 
-    run: str = required("name of the run, of letters, digits, `-`, `_` and `.`")
-    workload: Workload = required("name of a workload")
+    run: str = required("name of the run, of letters, digits, `-`, `_` and `.`", SITE)
+    workload: chosen(Workload) = required("name of a workload")
     layout: Layout = section(Layout, "how the run is spread")
-    precision: str = option(
-        "fp32",
-        "precision of the computation; bf16 keeps weights, gradients' sum and optimizer in fp32",
-        choices=PRECISIONS,
+    precision: Precision = option(
+        "fp32", "precision of the computation; bf16 keeps weights, gradients' sum and optimizer in fp32"
     )
-    engine: str = option("native", "whose training loop: ours or PyTorch Lightning's", choices=ENGINES)
-    scaling: str = option(
-        "strong",
-        "`strong`: the global batch is fixed; `weak`: the batch of a data-parallel rank is fixed",
-        choices=("strong", "weak"),
+    engine: Literal["native", "lightning"] = option(
+        "native", "whose training loop: ours or PyTorch Lightning's", LAYOUT
+    )
+    scaling: Literal["strong", "weak"] = option(
+        "strong", "`strong`: the global batch is fixed; `weak`: the batch of a data-parallel rank is fixed"
     )
     seed: int = option(1, "seed of initial weights, sample order and dropout", low=0)
     baseline: str | None = option(
         None,
         "run of the same workload that speed-up, efficiency and parity refer to; default: its first run on one process",
+        CONDUCT,
+    )
+    repeat: int = option(
+        1, "number of the repeat, of rows that are the same otherwise; counted where left out", SITE, low=1
     )
     deterministic: bool = option(False, "only deterministic kernels: repeating the run gives the same bits")
     average_every: int | None = option(
@@ -46,12 +47,13 @@ class Run:
     profile: str | None = option(
         None,
         "steps that are profiled, the first and the last (`5-7`); it takes time, so the run is not compared",
+        CONDUCT,
     )
-    profiler: str = option(
+    profiler: Literal["torch", "nsight"] = option(
         "torch",
         "`torch`: PyTorch's, on the first rank, with the longest operators in the job's report; `nsight`: Nsight Systems, on "
         "every rank, on GPUs and where `nsys` is installed, with its reports beside the logs",
-        choices=("torch", "nsight"),
+        CONDUCT,
     )
 
     @property
@@ -116,11 +118,7 @@ class Run:
                 f"with a pipeline, global_batch = {self.global_batch} must be a multiple of "
                 f"dp × fsdp × micro_batches × accumulate = {parts}"
             )
-        if training.label_smoothing and not self.workload.of_images:
-            raise ConfigError(
-                f"training.label_smoothing is of classification alone; the task here is {self.workload.task}"
-            )
-        self._check_model()
+        self.workload.model.check(self)
         self._check_engine()
 
     def _check_optim(self):
@@ -142,79 +140,6 @@ class Run:
                 f"optim.swing = {optim.swing} takes a momentum of {optim.usual_momentum} out of the range between 0 and 1"
             )
 
-    def _check_model(self):
-        model, layout = self.workload.model, self.layout
-        if ":" in model.kind:
-            path = Path(model.kind.partition(":")[0])
-            if not path.is_file():
-                raise ConfigError(f"model.kind = `{model.kind}`: no such file `{path}`")
-            return  # a class of the user's own checks its own sizes
-        if model.kind not in MODEL_KINDS:
-            raise ConfigError(
-                f"model.kind = `{model.kind}` is not known{nearest(model.kind, MODEL_KINDS)}, or `path/file.py:Class`"
-            )
-        task, degrees = MODEL_KINDS[model.kind]
-        if task != self.workload.task:
-            raise ConfigError(f"model.kind = `{model.kind}` is for the task {task}, not {self.workload.task}")
-        for degree in ("fsdp", "tp", "pp"):
-            if getattr(layout, degree) > 1 and degree not in degrees:
-                offered = ", ".join(("single", "dp", *degrees))
-                raise ConfigError(
-                    f"model.kind = `{model.kind}` cannot be trained with {degree} = {getattr(layout, degree)}. It offers {offered}"
-                )
-        if model.kind == "xresnet":
-            self._check_xresnet()
-        elif model.kind == "pretrained":
-            self._check_pretrained()
-        else:
-            self._check_transformer()
-
-    def _check_xresnet(self):
-        model, layout = self.workload.model, self.layout
-        if model.norm not in ("batch", "group"):
-            raise ConfigError(f"model.norm = `{model.norm}` is none of xresnet's: `batch` or `group`")
-        if not model.depths or min(model.depths) < 1:
-            raise ConfigError(f"model.depths = {model.depths} must be a block or more for each stage")
-        if model.dim % 2:
-            raise ConfigError(f"model.dim = {model.dim} must be even: the stem begins with half of it")
-        if model.norm == "batch" and layout.activation_checkpointing:
-            raise ConfigError(
-                "activation_checkpointing would count every batch twice in batch norm; take model.norm: group"
-            )
-
-    def _check_pretrained(self):
-        folder, tokens = self.workload.model.pretrained, self.workload.data.text.pretrained
-        if folder is None or folder != tokens:
-            raise ConfigError(
-                "model.kind = `pretrained` reads numbers of its own vocabulary: it needs data.text.tokenizer = `pretrained` and "
-                f"the same folder, but model.pretrained = `{folder}` and data.text.pretrained = `{tokens}`"
-            )
-
-    def _check_transformer(self):
-        model, layout = self.workload.model, self.layout
-        kv_heads = model.kv_heads or model.heads
-        if model.norm not in ("layer", "rms"):
-            raise ConfigError(f"model.norm = `{model.norm}` is none of a Transformer's: `layer` or `rms`")
-        if model.dim % model.heads:
-            raise ConfigError(f"model.dim = {model.dim} is not a multiple of model.heads = {model.heads}")
-        if model.position == "rotary" and model.dim // model.heads % 2:
-            raise ConfigError(
-                f"position rotary turns pairs of numbers, but model.dim / model.heads = {model.dim // model.heads} is odd"
-            )
-        if model.heads % kv_heads:
-            raise ConfigError(f"model.heads = {model.heads} is not a multiple of model.kv_heads = {kv_heads}")
-        for name, value in (("heads", model.heads), ("kv_heads", kv_heads), ("hidden", model.hidden_width)):
-            if value % layout.tp:
-                raise ConfigError(f"tp = {layout.tp} does not divide model.{name} = {value}")
-        if layout.tp > 1 and layout.sequence_parallel:
-            for name, size in zip(("window", "summary_window"), self.workload.sizes, strict=False):
-                if size % layout.tp:
-                    raise ConfigError(
-                        f"sequence_parallel needs training.{name} = {size} to be a multiple of tp = {layout.tp}"
-                    )
-        if layout.stages > model.layers:
-            raise ConfigError(f"{layout.stages} pipeline stages, but model.layers = {model.layers}")
-
     def _check_engine(self):
         layout = self.layout
         only_ddp = layout.fsdp == layout.tp == layout.pp == 1
@@ -230,7 +155,7 @@ class Run:
                 f"training.evaluate_every = {every} must be a multiple of average_every = {self.average_every}: "
                 "between averages there is no one model to evaluate"
             )
-        if self.average_every and self.workload.model.norm == "batch":
+        if self.average_every and self.workload.model.counts_batches:
             raise ConfigError(
                 "average_every (local SGD) averages parameters, and batch norm's statistics are none: take model.norm: group"
             )
@@ -250,7 +175,7 @@ class Run:
             workload,
             training=workload.training.short(steps),
             parity_precision=None,
-            model=replace(workload.model, dropout=0.0),
+            model=replace(workload.model, dropout=0.0) if workload.model.dropout else workload.model,
             optim=replace(workload.optim, warmup_steps=warmup, eps=max(workload.optim.eps, 1e-6)),
         )
         return replace(self, workload=workload, precision=precision, deterministic=True, init_from=None, profile=None)

@@ -1,36 +1,50 @@
 """The run table: one row a run, one column a setting of Run or Layout."""
 
 import csv
-import dataclasses
 
 from parascale.errors import ConfigError
 from parascale.settings import strict
 from parascale.settings.layout import Layout
+from parascale.settings.options import declared
 from parascale.settings.run import Run
 
 EMPTY = ("", "-")  # cells that keep the default
+WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
-LAYOUT_COLUMNS = {field.name: field for field in dataclasses.fields(Layout)}
-RUN_COLUMNS = {field.name: field for field in dataclasses.fields(Run) if field.name != "layout"}
+LAYOUT_COLUMNS = declared(Layout)
+RUN_COLUMNS = {name: setting for name, setting in declared(Run).items() if name != "layout"}
+
+
+class Place:
+    """A row of the run table. As text it is its line; `of` tells the column of a cell too."""
+
+    def __init__(self, path, line, columns):
+        self.path, self.line, self.columns = path, line, columns
+
+    def __str__(self):
+        return f"{self.path}, line {self.line}"
+
+    def of(self, keys):
+        """`file, line 3, column 5` of a cell: its first character, counted from 1."""
+        column = self.columns.get(keys[0])
+        return str(self) if column is None else f"{self}, column {column}"
 
 
 def read_rows(path):
-    """Yield (settings of a Run, its place in the file) for each row; `workload` is still a name."""
+    """Yield (settings of a Run, its Place in the file) for each row; `workload` is still a name."""
     for row, place in _lines(path):
         values, layout = {}, {}
         for column, cell in row.items():
-            if column not in LAYOUT_COLUMNS and column not in RUN_COLUMNS:
+            setting = LAYOUT_COLUMNS.get(column) or RUN_COLUMNS.get(column)
+            if setting is None:
                 hint = strict.nearest(column, [*RUN_COLUMNS, *LAYOUT_COLUMNS])
                 raise ConfigError(f"{place}: unknown column `{column}`{hint} (tabs separate columns)")
-            if cell in EMPTY:
-                continue
-            if column in LAYOUT_COLUMNS:
-                layout[column] = _cell(LAYOUT_COLUMNS[column], cell, place, column)
-            else:
-                values[column] = _cell(RUN_COLUMNS[column], cell, place, column)
+            if cell not in EMPTY:
+                given = layout if column in LAYOUT_COLUMNS else values
+                given[column] = _typed(setting, cell, place, column)
         for column in ("run", "workload"):
             if column not in values:
-                raise ConfigError(f"{place}: `{column}` is missing ({RUN_COLUMNS[column].metadata['doc']})")
+                raise ConfigError(f"{place}: `{column}` is missing ({RUN_COLUMNS[column].field.description})")
         strict.check_name(values["run"], place, "run")
         yield {**values, "layout": strict.load(Layout, layout, place)}, place
 
@@ -47,20 +61,21 @@ def _lines(path):
     for (number, _), cells in zip(numbered[1:], reader, strict=True):
         if len(cells) > len(header):
             raise ConfigError(f"{path}, line {number}: {len(cells)} cells, but the header has {len(header)}")
-        yield dict(zip(header, (cell.strip() for cell in cells), strict=False)), f"{path}, line {number}"
+        starts = [1 + sum(len(before) + 1 for before in cells[:index]) for index in range(len(cells))]
+        place = Place(path, number, dict(zip(header, starts, strict=False)))
+        yield dict(zip(header, (cell.strip() for cell in cells), strict=False)), place
 
 
-def _cell(field, cell, place, column):
-    """A text cell as the value its field takes."""
-    kinds = str(field.type)
+def _typed(setting, cell, place, column):
+    """A text cell as the value that its setting takes."""
+    kinds = str(setting.hint)
     if "bool" in kinds:
-        words = {"true": True, "yes": True, "false": False, "no": False}
-        if cell.lower() not in words:
-            raise ConfigError(f"{place}: `{column}` = `{cell}` must be true or false")
-        return words[cell.lower()]
+        if cell.lower() not in WORDS:
+            raise ConfigError(f"{place.of((column,))}: `{column}` = `{cell}` must be true or false")
+        return WORDS[cell.lower()]
     if "int" in kinds:
         try:
             return int(cell)
         except ValueError:
-            raise ConfigError(f"{place}: `{column}` = `{cell}` must be a whole number") from None
+            raise ConfigError(f"{place.of((column,))}: `{column}` = `{cell}` must be a whole number") from None
     return cell

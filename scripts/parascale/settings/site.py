@@ -1,30 +1,30 @@
 """The facts of a machine: what planning, launching and charging need to know."""
 
-from dataclasses import dataclass
+from typing import Literal
 
 from parascale.errors import ConfigError
-from parascale.settings.options import option, required, section
-from parascale.settings.run import PRECISIONS
+from parascale.settings.options import CONDUCT, LAYOUT, SITE, Number, option, required, section, settings
+from parascale.settings.run import Precision
 
 
-@dataclass(frozen=True)
+@settings(SITE)
 class Link:
     """A network between processes, in the alpha-beta model."""
 
-    gigabytes_per_second: float = option(5.0, "bandwidth of one direction, for each GPU", above=0.0)
-    microseconds: float = option(10.0, "latency of a message", above=0.0)
+    gigabytes_per_second: Number = option(5.0, "bandwidth of one direction, for each GPU", above=0.0)
+    microseconds: Number = option(10.0, "latency of a message", above=0.0)
 
 
-@dataclass(frozen=True)
+@settings(SITE)
 class Partition:
     """A partition (queue) of the machine."""
 
     name: str = required("Slurm's name for it")
-    max_hours: float = option(24.0, "longest job", above=0.0)
+    max_hours: Number = option(24.0, "longest job", above=0.0)
     max_nodes: int | None = option(None, "largest job; unknown: no limit is checked", low=1)
 
 
-@dataclass(frozen=True)
+@settings(SITE)
 class Network:
     """How the processes of one run find each other."""
 
@@ -35,76 +35,77 @@ class Network:
     )
 
 
-@dataclass(frozen=True)
+@settings(SITE, expert=True)
 class Assumed:
     """What a plan takes for granted of a machine until a calibration has measured it."""
 
-    efficiency: float = option(0.35, "part of the peak rate that a training reaches", above=0.0, high=1.0)
-    core_gigaflops: float = option(15.0, "rate of one core where a run computes on CPUs", above=0.0)
-    core_gigabytes_per_second: float = option(5.0, "memory bandwidth of one core", above=0.0)
-    pass_microseconds: float = option(200.0, "time to start the operations of one block, whatever its size", above=0.0)
-    split_pass_microseconds: float = option(
+    efficiency: Number = option(0.35, "part of the peak rate that a training reaches", above=0.0, high=1.0)
+    core_gigaflops: Number = option(15.0, "rate of one core where a run computes on CPUs", above=0.0)
+    core_gigabytes_per_second: Number = option(5.0, "memory bandwidth of one core", above=0.0)
+    pass_microseconds: Number = option(200.0, "time to start the operations of one block, whatever its size", above=0.0)
+    split_pass_microseconds: Number = option(
         5000.0,
         "what it takes longer where tensor parallelism splits its matrices, and each operation looks at their pieces first",
         above=0.0,
     )
-    shard_pass_microseconds: float = option(
+    shard_pass_microseconds: Number = option(
         2000.0, "what FSDP's own work takes for one pass through a block: gathering, laying out, freeing", above=0.0
     )
-    contention: float = option(
+    contention: Number = option(
         0.2,
         "part by which a core that computes is slower where all cores of a CPU node do: they share caches and memory",
         above=0.0,
     )
-    sample_microseconds: float = option(20.0, "time to read, decode and hand over a sample", above=0.0)
-    step_milliseconds: float = option(3.0, "time that a step takes beside computing and communication", above=0.0)
-    startup_seconds: float = option(30.0, "from a job's start to its first step", above=0.0)
-    save_gigabytes_per_second: float = option(0.5, "rate at which a checkpoint is saved, and checked", above=0.0)
-    library_gigabytes: float = option(
+    sample_microseconds: Number = option(20.0, "time to read, decode and hand over a sample", above=0.0)
+    step_milliseconds: Number = option(3.0, "time that a step takes beside computing and communication", above=0.0)
+    startup_seconds: Number = option(30.0, "from a job's start to its first step", above=0.0)
+    save_gigabytes_per_second: Number = option(0.5, "rate at which a checkpoint is saved, and checked", above=0.0)
+    library_gigabytes: Number = option(
         0.5, "memory that libraries hold beside tensors, for each process; on CPUs alone probes measure it", above=0.0
     )
-    communicator_gigabytes: float = option(
+    communicator_gigabytes: Number = option(
         0.3, "memory of each group of processes that communicates, on GPUs; no probe measures it", above=0.0
     )
-    unknown_hours: float = option(
+    unknown_hours: Number = option(
         4.0, "time limit of a job whose time is unknown, where no partition limits it", above=0.0
     )
 
 
-@dataclass(frozen=True)
+@settings(SITE)
 class Site:
     """One machine: `config/sites/<name>.yaml`."""
 
     name: str = required("the file's name without `.yaml`; set by the loader")
     title: str = option("", "a line for reports")
-    device: str = option("cpu", "what computes", choices=("cpu", "cuda"))
+    device: Literal["cpu", "cuda"] = option("cpu", "what computes")
     cores_per_node: int | None = option(
         None, "cores of a node, as they are charged; default: counted on this machine", low=1
     )
     threads_per_process: int | None = option(
-        None, "cores that a process computes with; default: the node's, dealt out evenly", low=1
+        None, "cores that a process computes with; default: the node's, dealt out evenly", LAYOUT, low=1
     )
     gpus_per_node: int | None = option(None, "GPUs of a node; default: no limit (processes on CPUs)", low=1)
     gpu: str = option("", "name of the GPU")
-    gpu_memory_gb: float | None = option(None, "memory of one GPU, in 10⁹ bytes", above=0.0)
-    host_memory_gb: float | None = option(None, "memory of a node, in 10⁹ bytes", above=0.0)
-    peak_tflops: dict[str, float] = option(
-        {}, "precision → peak rate of one GPU in 10¹² operations a second, dense", choices=PRECISIONS
+    gpu_memory_gb: Number | None = option(None, "memory of one GPU, in 10⁹ bytes", above=0.0)
+    host_memory_gb: Number | None = option(None, "memory of a node, in 10⁹ bytes", above=0.0)
+    peak_tflops: dict[Precision, Number] = option(
+        {}, "precision → peak rate of one GPU in 10¹² operations a second, dense"
     )
-    memory_gigabytes_per_second: float | None = option(None, "memory bandwidth of one GPU", above=0.0)
+    memory_gigabytes_per_second: Number | None = option(None, "memory bandwidth of one GPU", above=0.0)
     node_link: Link = section(Link, "between the GPUs of a node")
     network_link: Link = section(Link, "between nodes")
     network: Network = section(Network, "how processes find each other")
-    environment: dict = option({}, "environment variables for every process of a run (`{NCCL_IB_TIMEOUT: 50}`)")
+    environment: dict[str, object] = option(
+        {}, "environment variables for every process of a run (`{NCCL_IB_TIMEOUT: 50}`)", CONDUCT
+    )
     assumed: Assumed = section(Assumed, "what a plan takes for granted until a calibration has measured it")
-    charges: str = option(
+    charges: Literal["whole_nodes", "cores"] = option(
         "whole_nodes",
         "what core-hours are counted from: all cores of each node that a job holds, or the cores it asks for",
-        choices=("whole_nodes", "cores"),
     )
     partitions: list[Partition] = option([], "partitions of the machine; the first is the default")
     needs_account: bool = option(False, "Slurm takes no job that does not name the account it is charged to")
-    max_hours: float | None = option(None, "longest job where there are no partitions", above=0.0)
+    max_hours: Number | None = option(None, "longest job where there are no partitions", above=0.0)
     purge_days: int | None = option(
         None, "days after which files that nobody used are deleted where results lie; a workflow warns before", low=1
     )

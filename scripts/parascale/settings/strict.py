@@ -1,59 +1,77 @@
-"""Strict loading: a mapping becomes a dataclass, and what it does not know is an error.
+"""Strict loading: a mapping becomes settings, and what these do not know is an error.
 
-Every error names the place (file and dotted key), what is allowed, and the nearest match.
+pydantic checks types and bounds. Every error names the place (file, line, column and dotted key), what is allowed, and the
+nearest match.
 """
 
-import contextlib
-import dataclasses
 import difflib
-import functools
-import math
 import re
-import types
 import typing
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from parascale.errors import ConfigError
+from parascale.settings.options import adapter, arms, declared, group_of
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # names become folders and wildcards
-
-
-_hints = functools.cache(typing.get_type_hints)  # of each dataclass once: a run table has thousands of rows
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "dict": "a mapping",
+    "list": "a list",
+    "dataclass": "a mapping of keys",
+}
+BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "above"),
+    "less_than_equal": ("le", "at most"),
+}
 
 
 def load(kind, values, where, prefix=""):
-    """Make a `kind` (a dataclass) from a mapping of plain values.
+    """Make settings of class `kind` from a mapping of plain values.
 
-    where: the file, for messages. prefix: the dotted key that leads here.
+    where: the file, for messages; text, or `yaml_files.Places`, which knows lines. prefix: the dotted key that leads here.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: {prefix or 'the file'} must be a mapping of keys, not {_shown(values)}")
-    known = {field.name: field for field in dataclasses.fields(kind)}
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key `{prefix}{key}`{nearest(str(key), known)}")
-    hints = _hints(kind)
-    arguments = {}
-    for name, field in known.items():
-        if name in values:
-            arguments[name] = _value(hints[name], values[name], field.metadata, where, f"{prefix}{name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{where}: `{prefix}{name}` is missing ({field.metadata['doc']})")
-    return kind(**arguments)
+    kind = variant(kind, values)
+    try:
+        return adapter(kind).validate_python(values)
+    except ValidationError as error:
+        raise ConfigError(_said(error.errors(include_url=False)[0], kind, values, where, prefix)) from None
+
+
+def make(kind, /, **values):
+    """Settings of class `kind` from their values, groups as mappings or as settings already."""
+    return load(kind, values, kind.__name__)
+
+
+def variant(kind, values, beside=()):
+    """The class that a mapping is read as, where its keys, and those beside it, choose among several."""
+    return kind.variant(values, dict(beside)) if hasattr(kind, "variant") else kind
 
 
 def check_name(name, where, key):
     """Raise ConfigError unless `name` can be the name of a folder below `results/`."""
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"{where}: `{key}` = `{name}` must be letters, digits, `-`, `_` and `.`, the first a letter or a digit"
+            f"{at(where, key)}: `{key}` = `{name}` must be letters, digits, `-`, `_` and `.`, the first a letter or a digit"
         )
+
+
+def at(where, key):
+    """A place with line and column of a dotted key, where they are known."""
+    return where.of(tuple(key.split("."))) if hasattr(where, "of") else where
 
 
 def read_text(path, what):
     """The text of a configuration file; `what` says in an error what it should have been."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file ({what})") from None
     except OSError as error:
@@ -72,61 +90,72 @@ def nearest(word, allowed):
     return f"{hint} Allowed: {', '.join(allowed)}" if hint else f". Allowed: {', '.join(allowed)}"
 
 
-def _value(hint, value, metadata, where, key):
-    """`value` checked against a type hint and the bounds its option declares."""
-    optional = isinstance(hint, types.UnionType) and type(None) in typing.get_args(hint)
-    if optional:
-        if value is None:
-            return None
-        hint = next(arm for arm in typing.get_args(hint) if arm is not type(None))
-    if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else load(hint, value, where, f"{key}.")
-    kind, items = typing.get_origin(hint) or hint, typing.get_args(hint)
-    value = _typed(kind, value, where, key)
-    if kind is list and items:
-        value = [_value(items[0], entry, {}, where, f"{key}[{index}]") for index, entry in enumerate(value)]
-    if kind is dict and items:
-        value = {name: _value(items[1], entry, {}, where, f"{key}.{name}") for name, entry in value.items()}
-    _check_bounds(value, metadata, where, key)
-    return value
+def _said(error, kind, values, where, prefix):
+    """One of pydantic's errors in our words."""
+    place = [part for part in error["loc"] if part != "[key]"]
+    key = prefix + _dotted(place)
+    start = where.of(tuple(place)) if hasattr(where, "of") else where
+    of_key = error["loc"][-1:] == ("[key]",)
+    owner, hint = _walked(kind, values, place[:-1] if of_key else place)
+    name, given = error["type"], error["input"]
+    if name == "unexpected_keyword_argument" or of_key:
+        if not isinstance(place[-1], str):
+            return f"{start}: `{prefix}{_dotted(place[:-1])}`: its keys must be text, not {_shown(place[-1])}"
+        allowed = declared(owner) if name == "unexpected_keyword_argument" else _choices(hint)
+        return f"{start}: unknown key `{key}`{nearest(place[-1], allowed)}"
+    if name == "missing":
+        return f"{start}: `{key}` is missing ({declared(owner)[place[-1]].field.description})"
+    if name == "literal_error" and not isinstance(given, str):
+        return f"{start}: `{key}` must be text, not {_shown(given)}"
+    if name == "literal_error":
+        return f"{start}: `{key}` = {_shown(given)} is not known{nearest(str(given), _choices(hint))}"
+    if name in BOUNDS:
+        bound, words = BOUNDS[name]
+        return f"{start}: `{key}` = {given} must be {words} {error['ctx'][bound]:g}"
+    if name == "too_short":
+        return f"{start}: `{key}` is empty. Allowed: {', '.join(_choices(hint))}"
+    if name == "finite_number":
+        return f"{start}: `{key}` = {given} must be a finite number"
+    wanted = KINDS.get(name.partition("_")[0])
+    return f"{start}: `{key}` must be {wanted}, not {_shown(given)}" if wanted else f"{start}: `{key}`: {error['msg']}"
 
 
-def _typed(hint, value, where, key):
-    if hint is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-        # YAML 1.1 reads 1e-3 as a string; people write it all the same.
-        with contextlib.suppress(ValueError, OverflowError):
-            value = float(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where}: `{key}` = {value} must be a finite number")
-    if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
-        return value
-    names = {
-        int: "a whole number",
-        float: "a number",
-        str: "text",
-        bool: "true or false",
-        dict: "a mapping",
-        list: "a list",
-    }
-    raise ConfigError(f"{where}: `{key}` must be {names[hint]}, not {_shown(value)}")
+def _walked(kind, values, place):
+    """(class of settings, type) that a path of keys ends in."""
+    owner, hint, beside = kind, kind, {}
+    for part in place:
+        group = group_of(hint)
+        if group is None:
+            hint = _item(hint)
+        else:
+            owner = variant(group, values, beside) if isinstance(values, dict) else group
+            setting = declared(owner).get(part)
+            hint = setting.hint if setting else None
+        beside, values = values if isinstance(values, dict) else {}, values[part] if _has(values, part) else None
+    return owner, hint
 
 
-def _check_bounds(value, metadata, where, key):
-    choices, low, above, high = (metadata.get(name) for name in ("choices", "low", "above", "high"))
-    if isinstance(value, dict):
-        for name in value:
-            if not isinstance(name, str):
-                raise ConfigError(f"{where}: `{key}`: its keys must be text, not {_shown(name)}")
-            if choices and name not in choices:
-                raise ConfigError(f"{where}: unknown key `{key}.{name}`{nearest(name, choices)}")
-    elif choices and value not in choices:
-        raise ConfigError(f"{where}: `{key}` = {_shown(value)} is not known{nearest(str(value), choices)}")
-    if low is not None and value < low:
-        raise ConfigError(f"{where}: `{key}` = {value} must be at least {low}")
-    if above is not None and not value > above:
-        raise ConfigError(f"{where}: `{key}` = {value} must be above {above}")
-    if high is not None and value > high:
-        raise ConfigError(f"{where}: `{key}` = {value} must be at most {high}")
+def _has(values, part):
+    return part in values if isinstance(values, dict) else isinstance(part, int) and part < len(values)
+
+
+def _item(hint):
+    """The type of the entries of a list or of a mapping's values."""
+    inner = next((typing.get_args(arm) for arm in arms(hint) if typing.get_origin(arm) in (list, dict)), ())
+    return inner[-1] if inner else None
+
+
+def _choices(hint):
+    """The words that a type allows: of a mapping its keys, of a list its entries."""
+    if typing.get_origin(hint) is typing.Literal:
+        return typing.get_args(hint)
+    return next((found for arm in typing.get_args(hint) if (found := _choices(arm))), ())
+
+
+def _dotted(place):
+    """`a.b[1].c` of a path of keys."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return text.removeprefix(".")
 
 
 def _shown(value):

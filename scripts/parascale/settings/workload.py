@@ -1,120 +1,122 @@
-"""What is trained, on which data, and how: the settings that do not depend on a machine or a layout."""
+"""What is trained, on which data, and how: the settings that do not depend on a machine or a layout.
 
-from dataclasses import dataclass, replace
+A task says what a sample is, so each has a class of its own for data and training, which knows no key of another. What a model
+has to be told is a matter of its family: see `parascale.families`.
+"""
 
-from parascale.settings.data import Data
-from parascale.settings.formats import IMAGE_FORMATS
-from parascale.settings.options import option, required, section
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Literal
 
-# Task → what its work is counted in: each label that enters the loss is one.
-WORK_UNITS = {"language_model": "tokens", "summarisation": "tokens", "classification": "images"}
-TASKS = tuple(WORK_UNITS)
-# Model kind → the task it is for, and the degrees beside `dp` that it can be spread over.
-MODEL_KINDS = {
-    "transformer_lm": ("language_model", ("fsdp", "tp", "pp")),
-    "encoder_decoder": ("summarisation", ("fsdp", "tp")),
-    "pretrained": ("summarisation", ("fsdp",)),
-    "xresnet": ("classification", ("fsdp",)),
-}
-# Task → formats of prepared data that its trainings read, the usual one first.
-TASK_FORMATS = {"language_model": ("flat",), "summarisation": ("pairs",), "classification": IMAGE_FORMATS}
+from parascale.errors import ConfigError
+from parascale.settings.data import Data, ImageData, PairData, TextData
+from parascale.settings.options import (
+    CONDUCT,
+    LAYOUT,
+    RECIPE,
+    SITE,
+    Number,
+    chosen,
+    option,
+    required,
+    section,
+    settings,
+)
+from parascale.settings.strict import nearest
+
+LANGUAGE_MODEL = "language_model"
 
 
-def work_unit(step):
-    """What a recorded step counts its work in: a line of `steps.jsonl` holds `tokens` or `images`."""
-    return next(unit for unit in WORK_UNITS.values() if unit in step)
-
-
-@dataclass(frozen=True)
+@settings(RECIPE)
 class Model:
-    """Sizes and switches of the model."""
+    """What every model is told. `kind` decides which family's class the other settings are of."""
 
-    kind: str = option(
-        "transformer_lm",
-        f"{', '.join(f'`{kind}`' for kind in MODEL_KINDS)}, or your own class by its path (`my_models/small.py:SmallModel`, "
-        "relative to the folder of the Snakefile)",
+    kind: str = required(
+        "what is built: a kind of model (each has settings of its own), or your own class by its path (`small.py:SmallModel`); "
+        "default: the usual kind of the task",
+        path=True,
     )
-    dim: int = option(
-        128, "width of the hidden states; of xresnet, channels of the stem's end (64 in xresnet50)", low=1
-    )
-    heads: int = option(4, "attention heads; must divide `dim`", low=1)
-    kv_heads: int | None = option(
-        None, "key and value heads (grouped-query attention); default: as many as `heads`", low=1
-    )
-    layers: int = option(2, "Transformer blocks; of an encoder-decoder in each half", low=1)
-    depths: list[int] = option([3, 4, 6, 3], "xresnet: blocks of each stage; these are xresnet50's")
-    hidden: int | None = option(None, "width inside the feed-forward layer; default: 4 × `dim`", low=1)
-    dropout: float = option(
-        0.0, "dropout probability; above 0, parity between layouts is not claimed", low=0.0, high=0.99
-    )
-    tied: bool = option(False, "input embedding and output layer share one matrix")
-    norm: str = option(
-        "layer",
-        "`layer`: LayerNorm; `rms`: RMSNorm; of xresnet `batch` (BatchNorm) or `group` (GroupNorm)",
-        choices=("layer", "rms", "batch", "group"),
-    )
-    norm_eps: float = option(1e-5, "epsilon of the norms", above=0.0)
-    pre_norm: bool = option(True, "normalise before each sublayer (else after it, as in the original Transformer)")
-    position: str = option("learned", "how positions enter", choices=("learned", "sinusoidal", "rotary"))
-    activation: str = option(
-        "gelu",
-        "of the feed-forward layer; `swiglu` has a gate matrix more; `gelu_tanh` is GPT-2's",
-        choices=("gelu", "gelu_tanh", "relu", "swiglu"),
-    )
-    bias: bool = option(True, "linear layers and norms have a bias")
-    pretrained: str | None = option(
-        None,
-        "kind `pretrained`: the folder of the model, T5 or BART, which decides all sizes; `dropout` is taken from here. "
-        "Default, and nothing else fits the data: `data.text.pretrained`",
-    )
-    options: dict = option({}, "settings that only a class of your own knows")
+    options: dict[str, object] = option({}, "settings that only a class of your own knows")
 
-    @property
-    def hidden_width(self):
-        """Width inside the feed-forward layer."""
-        return self.hidden or 4 * self.dim
+    dropout: ClassVar = 0.0
+    counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
+
+    @staticmethod
+    def variant(values, beside):
+        """The class of settings of a model kind; of the task's own family where it names a class by path, or no kind."""
+        # Families build on these settings: they are found when a model is read, not before.
+        from parascale.families import settings_of
+
+        return settings_of(beside.get("task", LANGUAGE_MODEL), values.get("kind"))
+
+    def check(self, run):
+        """Raise ConfigError where the model cannot be trained as a run wants it."""
+        from parascale.families import kinds
+
+        path, _, own = self.kind.partition(":")
+        if own:
+            if not Path(path).is_file():
+                raise ConfigError(f"model.kind = `{self.kind}`: no such file `{path}`")
+            return  # a class of the user's own checks its own sizes
+        known, task = kinds(), run.workload.task
+        if self.kind not in known:
+            raise ConfigError(
+                f"model.kind = `{self.kind}` is not known{nearest(self.kind, known)}, or `path/file.py:Class`"
+            )
+        kind = known[self.kind]
+        if kind.task != task:
+            raise ConfigError(f"model.kind = `{self.kind}` is for the task {kind.task}, not {task}")
+        for degree in ("fsdp", "tp", "pp"):
+            if getattr(run.layout, degree) > 1 and degree not in kind.degrees:
+                offered = ", ".join(("single", "dp", *kind.degrees))
+                raise ConfigError(
+                    f"model.kind = `{self.kind}` cannot be trained with {degree} = {getattr(run.layout, degree)}. It offers {offered}"
+                )
+        self.check_sizes(run)
+
+    def check_sizes(self, run):
+        """Raise ConfigError where sizes do not go together, or with a run's layout; families know."""
 
 
-@dataclass(frozen=True)
+@settings(RECIPE)
 class Cycle:
     """One rise and fall of the learning rate, each along half a cosine; the defaults are those of fastai's `fit_one_cycle`."""
 
-    length: float = option(1.0, "its length, relative to those of the other cycles", above=0.0)
-    peak: float = option(1.0, "its highest rate, relative to `lr`", above=0.0)
-    start: float = option(0.04, "the rate it begins with, relative to its highest", low=0.0, high=1.0)
-    rise: float = option(0.25, "part of its steps over which the rate rises", above=0.0, high=1.0)
+    length: Number = option(1.0, "its length, relative to those of the other cycles", above=0.0)
+    peak: Number = option(1.0, "its highest rate, relative to `lr`", above=0.0)
+    start: Number = option(0.04, "the rate it begins with, relative to its highest", low=0.0, high=1.0)
+    rise: Number = option(0.25, "part of its steps over which the rate rises", above=0.0, high=1.0)
 
 
-@dataclass(frozen=True)
+@settings(RECIPE)
 class Optim:
     """The optimizer and its schedule."""
 
-    name: str = option("adamw", "optimizer", choices=("adamw", "sgd"))
-    lr: float = option(1e-3, "peak learning rate, for the workload's own global batch", above=0.0)
-    lr_scaling: str = option(
-        "none", "how `lr` grows when weak scaling makes the global batch larger", choices=("none", "linear", "sqrt")
+    name: Literal["adamw", "sgd"] = option("adamw", "optimizer")
+    lr: Number = option(1e-3, "peak learning rate, for the workload's own global batch", above=0.0)
+    lr_scaling: Literal["none", "linear", "sqrt"] = option(
+        "none", "how `lr` grows when weak scaling makes the global batch larger"
     )
-    schedule: str = option(
+    schedule: Literal["cosine", "constant", "one_cycle"] = option(
         "cosine",
         "learning rate after the warm-up; `one_cycle` has none: it rises and falls, once or as `cycles` say",
-        choices=("cosine", "constant", "one_cycle"),
     )
     cycles: list[Cycle] = option(
         [], "`one_cycle`: one cycle after the other; default: one with the defaults of `optim.cycles[]`"
     )
-    swing: float = option(
+    swing: Number = option(
         0.0,
         "`one_cycle`: AdamW's first decay rate, or SGD's momentum, is so far above its value where a cycle begins, and so far below "
         "it where the learning rate is highest",
         low=0.0,
     )
     warmup_steps: int = option(0, "steps over which the learning rate rises linearly from 0", low=0)
-    min_lr_ratio: float = option(0.1, "the cosine ends at this part of `lr`", low=0.0, high=1.0)
-    betas: list[float] = option([0.9, 0.95], "AdamW's decay rates")
-    eps: float = option(1e-8, "AdamW's epsilon", above=0.0)
-    momentum: float = option(0.9, "SGD's momentum", low=0.0)
-    weight_decay: float = option(0.1, "decoupled weight decay, on matrices only", low=0.0)
-    clip_norm: float | None = option(1.0, "largest norm of the whole gradient; `null`: no clipping", above=0.0)
+    min_lr_ratio: Number = option(0.1, "the cosine ends at this part of `lr`", low=0.0, high=1.0)
+    betas: list[Number] = option([0.9, 0.95], "AdamW's decay rates")
+    eps: Number = option(1e-8, "AdamW's epsilon", above=0.0)
+    momentum: Number = option(0.9, "SGD's momentum", low=0.0)
+    weight_decay: Number = option(0.1, "decoupled weight decay, on matrices only", low=0.0)
+    clip_norm: Number | None = option(1.0, "largest norm of the whole gradient; `null`: no clipping", above=0.0)
 
     @property
     def usual_momentum(self):
@@ -122,43 +124,16 @@ class Optim:
         return self.momentum if self.name == "sgd" else self.betas[0]
 
 
-@dataclass(frozen=True)
+@settings(RECIPE)
 class Training:
     """How much is trained, and what happens on the way."""
 
-    window: int = option(64, "tokens a sample; where summaries are learned, of a document", low=2)
-    summary_window: int = option(
-        32, "most tokens of a summary, its end included; a pair with a longer one is left out", low=2
-    )
-    over_long: str = option(
-        "cut",
-        "a document of more than `window` tokens: `cut` keeps its beginning, `leave_out` leaves its pair out; both are counted",
-        choices=("cut", "leave_out"),
-    )
-    stride: int | None = option(
-        None,
-        "tokens from one training window to the next; default: `window` (no overlap); 1 is the "
-        "published protocol, which sees each token `window` times an epoch",
-        low=1,
-    )
-    image_size: int = option(160, "pixels of a side that images are cropped and resized to", low=16)
-    smallest_crop: float = option(0.35, "least part of an image's area that a random crop holds", above=0.0, high=1.0)
-    workers: int = option(
-        0, "images: processes of each rank that read and decode ahead; 0: the rank does it itself", low=0
-    )
-    label_smoothing: float = option(
-        0.0,
-        "classification: part of a target that is spread evenly over all classes, in training alone (Szegedy et al. 2016, "
-        "arXiv:1512.00567)",
-        low=0.0,
-        high=0.99,
-    )
     global_batch: int = option(64, "samples an optimizer step, over all ranks", low=1)
     accumulate: int = option(
-        1, "parts in which a rank works through its share of a step (gradient accumulation)", low=1
+        1, "parts in which a rank works through its share of a step (gradient accumulation)", LAYOUT, low=1
     )
     steps: int | None = option(None, "optimizer steps; give this or `epochs`", low=1)
-    epochs: float | None = option(None, "passes over the train split; give this or `steps`", above=0.0)
+    epochs: Number | None = option(None, "passes over the train split; give this or `steps`", above=0.0)
     evaluate: bool = option(
         True, "evaluate on the validation and test splits, and keep the weights of the best validation loss"
     )
@@ -166,16 +141,24 @@ class Training:
         None, "steps between evaluations on the validation split; default: at the end only", low=1
     )
     evaluation_batch: int | None = option(
-        None, "samples an evaluation step takes on each rank; default: a rank's share of `global_batch`", low=1
+        None,
+        "samples an evaluation step takes on each rank; default: a rank's share of `global_batch`",
+        CONDUCT,
+        low=1,
+        expert=True,
     )
-    checkpoint_every: int | None = option(None, "steps between resumable checkpoints; default: at the end only", low=1)
-    checkpoint_minutes: float | None = option(
-        30.0, "minutes between resumable checkpoints, whichever comes first; `null`: never by time", above=0.0
+    checkpoint_every: int | None = option(
+        None, "steps between resumable checkpoints; default: at the end only", CONDUCT, low=1
+    )
+    checkpoint_minutes: Number | None = option(
+        30.0, "minutes between resumable checkpoints, whichever comes first; `null`: never by time", CONDUCT, above=0.0
     )
     checkpoint_async: bool = option(
-        False, "write checkpoints behind the training's back; costs a copy of the state in host memory"
+        False, "write checkpoints in the background; costs a copy of the state in host memory", CONDUCT, expert=True
     )
-    keep: int = option(2, "resumable checkpoints that are kept", low=1)
+    keep: int = option(2, "resumable checkpoints that are kept", CONDUCT, low=1)
+
+    label_smoothing: ClassVar = 0.0
 
     def short(self, steps):
         """The same training for a few steps, with neither evaluation nor checkpoints on the way."""
@@ -183,44 +166,129 @@ class Training:
         return replace(self, steps=steps, evaluate=False, **never)
 
 
-@dataclass(frozen=True)
+@settings(RECIPE)
+class LanguageTraining(Training):
+    """Training on windows of text."""
+
+    window: int = option(64, "tokens a sample", low=2)
+    stride: int | None = option(
+        None,
+        "tokens from one training window to the next; default: `window` (no overlap); 1 is the "
+        "published protocol, which sees each token `window` times an epoch",
+        low=1,
+    )
+
+
+@settings(RECIPE)
+class SummaryTraining(Training):
+    """Training on pairs of a document and its summary."""
+
+    window: int = option(64, "tokens of a document", low=2)
+    summary_window: int = option(
+        32, "most tokens of a summary, its end included; a pair with a longer one is left out", low=2
+    )
+    over_long: Literal["cut", "leave_out"] = option(
+        "cut",
+        "a document of more than `window` tokens: `cut` keeps its beginning, `leave_out` leaves its pair out; both are counted",
+    )
+
+
+@settings(RECIPE)
+class ImageTraining(Training):
+    """Training on images with a class each."""
+
+    image_size: int = option(160, "pixels of a side that images are cropped and resized to", low=16)
+    smallest_crop: Number = option(0.35, "least part of an image's area that a random crop holds", above=0.0, high=1.0)
+    workers: int = option(
+        0, "processes of each rank that read and decode ahead; 0: the rank does it itself", CONDUCT, low=0
+    )
+    label_smoothing: Number = option(
+        0.0,
+        "part of a target that is spread evenly over all classes, in training alone (Szegedy et al. 2016, arXiv:1512.00567)",
+        low=0.0,
+        high=0.99,
+    )
+
+
+@settings(RECIPE)
 class Workload:
     """One training problem: `config/workloads/<name>.yaml`."""
 
-    name: str = required("the file's name without `.yaml`; set by the loader")
-    title: str = option("", "a line for reports")
-    task: str = option("language_model", "what is learned", choices=TASKS)
+    name: str = required("the file's name without `.yaml`; set by the loader", SITE)
+    title: str = option("", "a line for reports", SITE)
+    task: Literal["language_model", "summarisation", "classification"] = option(LANGUAGE_MODEL, "what is learned")
     data: Data = section(Data, "the dataset")
-    model: Model = section(Model, "the model")
+    model: chosen(Model) = section(lambda: Model.variant({}, {})(), "the model")
     optim: Optim = section(Optim, "the optimizer")
     training: Training = section(Training, "how much is trained")
-    parity_precision: str | None = option(
+    parity_precision: Literal["fp32", "fp64"] | None = option(
         None,
         "precision of its parity runs; default: the configuration's. fp64 where rounding in fp32 outgrows the tolerance within "
         "the steps compared, as it does through batch norm",
-        choices=("fp32", "fp64"),
+        CONDUCT,
     )
 
-    @property
-    def unit(self):
-        """What the work is counted in: `tokens` or `images`."""
-        return WORK_UNITS[self.task]
+    unit: ClassVar = "tokens"  # what the work is counted in: each label that enters the loss is one
+    of_pairs: ClassVar = False  # the dataset holds pairs of document and summary
+    of_images: ClassVar = False  # the dataset holds images; else it holds text
+
+    @staticmethod
+    def variant(values, beside):
+        """The class of a task's workloads."""
+        task = values.get("task", LANGUAGE_MODEL)
+        return TASKS.get(task, Workload) if isinstance(task, str) else Workload
+
+
+@settings(RECIPE)
+class LanguageModelling(Workload):
+    """A language model, on windows of text."""
+
+    task: Literal["language_model"] = option(LANGUAGE_MODEL, "what is learned")
+    data: TextData = section(TextData, "the dataset")
+    training: LanguageTraining = section(LanguageTraining, "how much is trained")
 
     @property
     def sizes(self):
-        """What a model is built for beside its settings and the number of its outputs: the tokens of a sample, those of
-        a document and of a summary, or the pixels of an image's side."""
-        training = self.training
-        if self.of_images:
-            return (training.image_size,)
-        return (training.window, training.summary_window) if self.of_pairs else (training.window,)
+        """What a model is built for beside its settings and the number of its outputs: the tokens of a sample."""
+        return (self.training.window,)
+
+
+@settings(RECIPE)
+class Summarisation(Workload):
+    """A summariser, on pairs of a document and its summary."""
+
+    task: Literal["summarisation"] = option("summarisation", "what is learned")
+    data: PairData = section(PairData, "the dataset")
+    model: chosen(Model) = section(lambda: Model.variant({}, {"task": "summarisation"})(), "the model")
+    training: SummaryTraining = section(SummaryTraining, "how much is trained")
+    of_pairs: ClassVar = True
 
     @property
-    def of_pairs(self):
-        """Whether the dataset holds pairs of document and summary."""
-        return self.task == "summarisation"
+    def sizes(self):
+        """What a model is built for beside its settings and the number of its outputs: tokens of a document, of a summary."""
+        return self.training.window, self.training.summary_window
+
+
+@settings(RECIPE)
+class Classification(Workload):
+    """A classifier, on images with a class each."""
+
+    task: Literal["classification"] = option("classification", "what is learned")
+    data: ImageData = section(ImageData, "the dataset")
+    model: chosen(Model) = section(lambda: Model.variant({}, {"task": "classification"})(), "the model")
+    training: ImageTraining = section(ImageTraining, "how much is trained")
+    unit: ClassVar = "images"
+    of_images: ClassVar = True
 
     @property
-    def of_images(self):
-        """Whether the dataset holds images; else it holds text."""
-        return self.task == "classification"
+    def sizes(self):
+        """What a model is built for beside its settings and the number of its outputs: the pixels of an image's side."""
+        return (self.training.image_size,)
+
+
+TASKS = {LANGUAGE_MODEL: LanguageModelling, "summarisation": Summarisation, "classification": Classification}
+
+
+def work_unit(step):
+    """What a recorded step counts its work in: a line of `steps.jsonl` holds `tokens` or `images`."""
+    return next(task.unit for task in TASKS.values() if task.unit in step)

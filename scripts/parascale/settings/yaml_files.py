@@ -1,11 +1,63 @@
-"""The YAML files of configurations, sites and workloads: read strictly, and laid on top of each other."""
+"""The YAML files of configurations, sites and workloads: read strictly, laid on top of each other, with the place of each key.
 
+Paths are relative to the file that names them.
+"""
+
+import os
 from pathlib import Path
 
 import yaml
 
 from parascale.errors import ConfigError
 from parascale.settings import strict
+from parascale.settings.options import declared, group_of
+from parascale.settings.paths import DEFAULTED
+
+
+class Places:
+    """Where each key of a mapping was written. As text it is the file; `of` tells line and column too."""
+
+    def __init__(self, path, marks):
+        self.path, self.marks = path, marks
+
+    def __str__(self):
+        return str(self.path)
+
+    def of(self, keys):
+        """`file, line 3, column 5` of the longest part of a path of keys that stands in a file."""
+        path, line, column = self._mark(keys)
+        return str(path) if line is None else f"{path}, line {line}, column {column}"
+
+    def folder(self, keys):
+        """The folder of the file that a path of keys stands in; None where none does."""
+        path, line, _ = self._mark(keys)
+        return None if line is None else os.path.dirname(path)
+
+    def _mark(self, keys):
+        starts = (keys[:length] for length in range(len(keys), 0, -1))
+        return next((self.marks[start] for start in starts if start in self.marks), (self.path, None, None))
+
+
+def read_yaml(path):
+    """The mapping in a YAML file. Raises ConfigError where it is none, or a key stands twice."""
+    return read_placed(path)[0]
+
+
+def read_placed(path):
+    """(the mapping in a YAML file, its Places). Errors as `read_yaml`."""
+    loader = _StrictLoader(strict.read_text(path, "a YAML file"))
+    try:
+        node = loader.get_single_node()
+        values = loader.construct_document(node) if node is not None else {}
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{place}: not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(values, dict | None):
+        raise ConfigError(f"{path}: must be a mapping of keys")
+    return values or {}, Places(path, dict(_marks(node, path)))
 
 
 def with_name(values, name, path):
@@ -16,55 +68,92 @@ def with_name(values, name, path):
 
 
 def extended(folder, path, seen):
-    """The values of a workload's file on top of those it `extends`; `seen` are the names on the way here."""
-    values = read_yaml(path)
+    """(values, Places) of a workload's file on top of those it `extends`; `seen` are the names on the way here."""
+    values, places = read_placed(path)
     base = values.pop("extends", None)
     if base is None:
-        return values
+        return values, places
     if base in seen:
-        raise ConfigError(f"{path}: `extends` goes in a circle: {' → '.join([*seen, base])}")
-    return _merged(extended(folder, named_file(folder, base, "workload"), [*seen, base]), values)
+        raise ConfigError(f"{places.of(('extends',))}: `extends` goes in a circle: {' → '.join([*seen, base])}")
+    below, marks = extended(folder, named_file(folder, base, "workload"), [*seen, base])
+    return merged(below, values), Places(path, marks.marks | places.marks)
 
 
-def _merged(base, over):
+def merged(base, over):
     """`over` on top of `base`, key by key through nested mappings.
 
-    `steps` and `epochs` replace each other. So do sources of different kinds, and a pretrained model what was built from
-    settings: their keys do not mix.
+    `steps` and `epochs` replace each other. So do sources, and models, of different kinds: their keys do not mix.
     """
-    merged = dict(base)
+    result = dict(base)
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in over:
-            merged.pop(other, None)
+            result.pop(other, None)
     for key, value in over.items():
-        old = merged.get(key)
+        old = result.get(key)
         mixable = isinstance(value, dict) and isinstance(old, dict)
-        if mixable and (key == "source" or (key == "model" and "pretrained" in (value.get("kind"), old.get("kind")))):
+        if mixable and key in ("source", "model"):
             mixable = value.get("kind") in (None, old.get("kind"))
-        merged[key] = _merged(old, value) if mixable else value
-    return merged
+        result[key] = merged(old, value) if mixable else value
+    return result
+
+
+def settled(kind, values, places, beside=(), keys=()):
+    """`values` with each path made relative to the current folder, where a file names it relative to its own."""
+    if not isinstance(values, dict):
+        return values
+    result = dict(values)
+    for name, setting in declared(strict.variant(kind, values, beside)).items():
+        place = (*keys, name)
+        if name not in values or (folder := places.folder(place)) is None:
+            continue
+        if (group := group_of(setting.hint)) is not None:
+            result[name] = settled(group, values[name], places, values, place)
+        elif setting.told.path and not (name == "files" and _are_found_elsewhere(values)):
+            result[name] = _relative(values[name], folder, name == "kind")
+    return result
+
+
+def _are_found_elsewhere(source):
+    """Whether a source's files are relative to its location, or are chosen from what is fetched."""
+    return bool(source.get("location")) or source.get("kind") != "files"
+
+
+def _relative(value, folder, of_class):
+    if isinstance(value, dict):
+        return {key: _relative(entry, folder, of_class) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_relative(entry, folder, of_class) for entry in value]
+    if not isinstance(value, str) or (of_class and ":" not in value):
+        return value
+    if match := DEFAULTED.match(value):
+        return f"${{{match[1]}:-{_relative(match[2], folder, False)}}}{value[match.end() :]}"
+    return value if value.startswith(("~", "$")) else os.path.normpath(os.path.join(folder, value))
 
 
 class _StrictLoader(yaml.SafeLoader):
     """YAML in which a key that stands twice is an error; plain YAML quietly takes the second."""
 
     def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key, _ in node.value:
-            if keys.count(key.value) > 1:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key `{key.value}` stands twice", key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
-def read_yaml(path):
-    """The mapping in a YAML file. Raises ConfigError where it is none, or a key stands twice."""
-    try:
-        values = yaml.load(strict.read_text(path, "a YAML file"), _StrictLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(values, dict | None):
-        raise ConfigError(f"{path}: must be a mapping of keys")
-    return values or {}
+def _marks(node, path, keys=()):
+    """Yield (path of keys, (file, line, column)) of everything below a node."""
+    if keys:
+        yield keys, (path, node.start_mark.line + 1, node.start_mark.column + 1)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            place = (*keys, key.value)
+            yield place, (path, key.start_mark.line + 1, key.start_mark.column + 1)
+            yield from (mark for mark in _marks(value, path, place) if mark[0] != place)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield from _marks(value, path, (*keys, number))
 
 
 def named_file(folder, name, what):

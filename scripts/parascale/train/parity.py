@@ -13,7 +13,7 @@ from pathlib import Path
 from parascale.checkpoint import read
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
-from parascale.settings import run_from_dict
+from parascale.settings import identity, run_from_dict
 
 SCHEMA_VERSION = 1
 GROUP_BYTES = 256 << 20  # of weights compared at once
@@ -48,7 +48,7 @@ def not_comparable(run):
     """Why a run's mathematics is not the baseline's, or None."""
     if run.average_every:
         return f"ranks train apart for {run.average_every} steps (local SGD): another algorithm, not another layout"
-    if run.workload.model.norm == "batch" and run.layout.data_parallel > 1 and not run.layout.sync_batch_norm:
+    if run.workload.model.counts_batches and run.layout.data_parallel > 1 and not run.layout.sync_batch_norm:
         return "each rank has its own batch norm (sync_batch_norm = false): its samples see other statistics"
     return None
 
@@ -113,6 +113,8 @@ def _other_experiment(run, baseline):
         return f"global batch {run.global_batch} against {baseline.global_batch} (weak scaling): another experiment"
     if run.seed != baseline.seed:
         return f"seed {run.seed} against {baseline.seed}: another start"
+    if other := identity.difference(run, baseline):
+        return f"another recipe: {other}"
     return None
 
 

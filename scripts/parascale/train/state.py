@@ -7,8 +7,6 @@ results/runs/<run>/   the same, published as a whole at the end
 
 import copy
 import dataclasses
-import hashlib
-import json
 import os
 import shutil
 import socket
@@ -23,6 +21,7 @@ from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import read_json, write_json
 from parascale.lease import Lease
+from parascale.settings import identity
 from parascale.train import monitor
 from parascale.train.memory import peak_memory
 from parascale.train.record import SCHEMA_VERSION, Recorder, summarise
@@ -35,8 +34,8 @@ class RunState:
         self.job, self.model, self.optimizers = job, model, optimizers
         self.mesh = model.mesh
         self.lead = self.mesh.rank == 0
-        self.record = Recorder(job.work_folder)
-        self.lease = Lease(job.work_folder)
+        self.record = Recorder(job.work)
+        self.lease = Lease(job.work)
         self.counted = f"evaluated_{job.run.workload.unit}"
         self.facts = dict.fromkeys(("validation_loss", "best_validation_loss", "best_step", "test_loss")) | {
             self.counted: {}
@@ -61,63 +60,54 @@ class RunState:
         places = gather(self.mesh, (socket.gethostname(), os.getpid()))
         self.hosts, self.processes = ([place[part] for place in places] for part in (0, 1))
         if self.lead:
-            allocation = self.job.allocation or {}
+            allocation = dict(self.job.allocation or {})
+            if self.continued_code:
+                allocation["continued_code"] = self.continued_code
             self.record.begin(first_step, list(dict.fromkeys(self.hosts)), died_at, self.last_line, allocation, steps)
             if first_step > 1:
                 print(f"{self.job.run.run}: continues with step {first_step} of {steps}", flush=True)
         return first_step
 
     def _take_over(self):
-        """Hold the lease of the work folder; a folder of other settings or code steps aside."""
-        work = self.job.work_folder
-        work.mkdir(parents=True, exist_ok=True)
-        died_at = self.lease.acquire()
-        identity = self._identity()
-        path = work / "run.json"
-        begun = read_json(path) if path.exists() else {}
-        if begun and begun.get("identity") != identity:
+        """Hold the lease of the work folder; what was begun with other settings or code steps aside, and comes back with them."""
+        job, work, name = self.job, self.job.work, self.job.run.run
+        parts = identity.continuation_of(job.run, job.site, job.code_digest, self._data())
+        if not work.exists() and (aside := _aside(work, parts)).exists():
+            aside.rename(work)
+        died_at, begun = self._hold()
+        changed = identity.changes(begun["continuation"], parts) if begun else {}
+        if set(changed) == {"code"} and job.other_code:
+            print(f"{name}: continues what other code has begun, as `continue_with_other_code` asks", flush=True)
+            self.continued_code = changed["code"][0]
+        elif changed:
             self.lease.release()
-            aside = work.with_name(f"{work.name}.superseded")
+            aside, earlier = _aside(work, begun["continuation"]), _aside(work, parts)
             shutil.rmtree(aside, ignore_errors=True)
             work.rename(aside)
-            print(
-                f"{self.job.run.run}: settings, data or code changed since {work} was begun; it is kept as {aside.name}",
-                flush=True,
-            )
-            self.lease = Lease(work)
-            work.mkdir()
-            self.lease.acquire()
-            died_at, begun = None, {}
-        if begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(self.job.run.layout):
+            recipes = identity.changes(begun["continuation"]["recipe"], parts["recipe"])
+            what = identity.in_words(recipes) or " and ".join(changed)
+            print(f"{name}: {what} changed since {work} was begun; it is kept as {aside.name}", flush=True)
+            if earlier.exists():
+                earlier.rename(work)
+                print(f"{name}: takes up again what was begun with these settings", flush=True)
+            died_at, begun = self._hold()
+        if begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(job.run.layout):
             # What was foretold before the first step: later attempts know more, and would flatter the plan.
-            self.job = dataclasses.replace(self.job, prediction=begun["prediction"])
-        write_json(path, {"identity": identity, **self._description()})
+            self.job = dataclasses.replace(job, prediction=begun["prediction"])
+        write_json(work / "run.json", {"continuation": parts, **self._description()})
         return died_at
 
-    def _identity(self):
-        """A digest of all that decides the run's numbers; the layout is not part of it, so a run may go on in another."""
-        run = self.job.run
-        settings = dataclasses.asdict(run)
-        for how in ("stage", "io"):  # where and how the data is read, not what it says
-            del settings["workload"]["data"][how]
-        del settings["workload"]["training"]["workers"], settings["workload"]["parity_precision"]
-        decided = {
-            "workload": settings["workload"],
-            "numbers": [
-                run.seed,
-                run.precision,
-                run.engine,
-                run.global_batch,
-                run.peak_lr,
-                run.average_every,
-                run.init_from,
-            ],
-            "data": (self.job.data_folder / "manifest.json").read_text(encoding="utf-8"),
-            "code": self.job.code_digest,
-        }
-        if self.job.start is not None:
-            decided["start"] = store.read_manifest(self.job.start)["files"]
-        return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()
+    def _hold(self):
+        """Hold the lease of the work folder. Returns the time of the last sign of a holder that died, and what was begun there."""
+        self.job.work.mkdir(parents=True, exist_ok=True)
+        self.lease = Lease(self.job.work)
+        path = self.job.work / "run.json"
+        return self.lease.acquire(), read_json(path) if path.exists() else {}
+
+    def _data(self):
+        """What is known of the data, and of the checkpoint that the run starts from."""
+        data = (self.job.data / "manifest.json").read_text(encoding="utf-8")
+        return [data] if self.job.start is None else [data, store.read_manifest(self.job.start)["files"]]
 
     def _description(self):
         """What run.json holds from the start on."""
@@ -131,6 +121,7 @@ class RunState:
             "global_batch": run.global_batch,
             "steps": self.steps,
             "code_digest": self.job.code_digest,
+            "key": identity.key_of(run, self.job.site, self.job.code_digest, self._data()),
             "git_commit": provenance.git_commit(),
             "versions": provenance.versions() | {"cuda": torch.version.cuda},
             "prediction": self.job.prediction,
@@ -147,7 +138,7 @@ class RunState:
 
     def _resume(self, steps):
         """Load the newest checkpoint that is whole, or the one of another run to start from; returns its step, else 0."""
-        for folder in store.whole_checkpoints(self.job.work_folder / "checkpoints"):
+        for folder in store.whole_checkpoints(self.job.work / "checkpoints"):
             try:
                 facts = store.load(folder, self.model, self.optimizers)
             except CheckpointError as error:
@@ -209,7 +200,7 @@ class RunState:
         return {"checkpoint_seconds": time.perf_counter() - started}
 
     def _save(self, kind, step, optimizers, keep, **more):
-        folder = self.job.work_folder / kind
+        folder = self.job.work / kind
         facts = {
             "run": self.job.run.run,
             "step": step,
@@ -238,7 +229,7 @@ class RunState:
     def load_best(self):
         """Give the model the weights of its best validation loss."""
         self.saver.wait()
-        store.load(store.whole_checkpoints(self.job.work_folder / "best")[0], self.model, [])
+        store.load(store.whole_checkpoints(self.job.work / "best")[0], self.model, [])
 
     def publish(self):
         """Make the finished run a result: link every file into the output folder, summary.json last, then drop the work."""
@@ -258,10 +249,10 @@ class RunState:
         }
         self.record.end("finished")
         attempts = self.record.attempts()
-        output = self.job.output_folder
+        output = self.job.output
         output.mkdir(parents=True, exist_ok=True)
         (output / "summary.json").unlink(missing_ok=True)
-        facts |= monitor.publish(self.job.work_folder, output / "device.csv")
+        facts |= monitor.publish(self.job.work, output / "device.csv")
         summary = summarise(self.job.run, self.job.site, self.record.steps(), attempts, facts)
         description = self._description() | {
             "parameters": self.parameters,
@@ -273,14 +264,19 @@ class RunState:
         }
         for kind, name in (("checkpoints", "checkpoint"), ("best", "best")):
             shutil.rmtree(output / name, ignore_errors=True)
-            for newest in store.whole_checkpoints(self.job.work_folder / kind)[:1]:
+            for newest in store.whole_checkpoints(self.job.work / kind)[:1]:
                 shutil.copytree(newest, output / name, copy_function=os.link)
         shutil.rmtree(output / "profile", ignore_errors=True)
-        if (profile := self.job.work_folder / "profile").is_dir():
+        if (profile := self.job.work / "profile").is_dir():
             shutil.copytree(profile, output / "profile")
         write_json(output / "run.json", description)
         for path in (self.record.steps_path, self.record.events.path):
             shutil.copyfile(path, output / path.name)
         write_json(output / "summary.json", summary)
         self.lease.release()
-        shutil.rmtree(self.job.work_folder)
+        shutil.rmtree(self.job.work)
+
+
+def _aside(work, continuation):
+    """Where a run under way is kept while another one with the same name is made."""
+    return work.with_name(f"{work.name}.superseded-{identity.digest_of(continuation)[:12]}")

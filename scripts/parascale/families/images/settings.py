@@ -1,0 +1,34 @@
+"""Settings of models that tell images apart."""
+
+from typing import Literal
+
+from parascale.errors import ConfigError
+from parascale.settings.options import RECIPE, Number, option, settings
+from parascale.settings.workload import Model
+
+
+@settings(RECIPE)
+class XResNet(Model):
+    """A residual network; the defaults are xresnet50's."""
+
+    kind: str = option("xresnet", "`xresnet`, or your own class by its path (`small.py:SmallModel`)", path=True)
+    dim: int = option(64, "channels of the stem's end (64 in xresnet50)", low=1)
+    depths: list[int] = option([3, 4, 6, 3], "blocks of each stage; these are xresnet50's")
+    norm: Literal["batch", "group"] = option("batch", "`batch`: BatchNorm; `group`: GroupNorm")
+    norm_eps: Number = option(1e-5, "epsilon of the norms", above=0.0)
+
+    @property
+    def counts_batches(self):
+        """Whether it has batch norm, whose statistics are of the samples that a rank sees."""
+        return self.norm == "batch"
+
+    def check_sizes(self, run):
+        """Raise ConfigError for sizes that no network has, and for recomputation, which batch norm does not stand."""
+        if not self.depths or min(self.depths) < 1:
+            raise ConfigError(f"model.depths = {self.depths} must be a block or more for each stage")
+        if self.dim % 2:
+            raise ConfigError(f"model.dim = {self.dim} must be even: the stem begins with half of it")
+        if self.norm == "batch" and run.layout.activation_checkpointing:
+            raise ConfigError(
+                "activation_checkpointing would count every batch twice in batch norm; take model.norm: group"
+            )

@@ -1,0 +1,69 @@
+"""Settings of Transformers: the language model's, and what every Transformer of ours shares."""
+
+from typing import Literal
+
+from parascale.errors import ConfigError
+from parascale.settings.options import RECIPE, Number, option, settings
+from parascale.settings.workload import Model
+
+
+@settings(RECIPE)
+class Transformer(Model):
+    """Sizes and switches of a Transformer."""
+
+    dim: int = option(128, "width of the hidden states", low=1)
+    heads: int = option(4, "attention heads; must divide `dim`", low=1)
+    kv_heads: int | None = option(
+        None, "key and value heads (grouped-query attention); default: as many as `heads`", low=1
+    )
+    layers: int = option(2, "Transformer blocks; of an encoder-decoder in each half", low=1)
+    hidden: int | None = option(None, "width inside the feed-forward layer; default: 4 × `dim`", low=1)
+    dropout: Number = option(
+        0.0, "dropout probability; above 0, parity between layouts is not claimed", low=0.0, high=0.99
+    )
+    tied: bool = option(False, "input embedding and output layer share one matrix")
+    norm: Literal["layer", "rms"] = option("layer", "`layer`: LayerNorm; `rms`: RMSNorm")
+    norm_eps: Number = option(1e-5, "epsilon of the norms", above=0.0)
+    pre_norm: bool = option(True, "normalise before each sublayer (else after it, as in the original Transformer)")
+    position: Literal["learned", "sinusoidal", "rotary"] = option("learned", "how positions enter")
+    activation: Literal["gelu", "gelu_tanh", "relu", "swiglu"] = option(
+        "gelu", "of the feed-forward layer; `swiglu` has a gate matrix more; `gelu_tanh` is GPT-2's"
+    )
+    bias: bool = option(True, "linear layers and norms have a bias")
+
+    @property
+    def hidden_width(self):
+        """Width inside the feed-forward layer."""
+        return self.hidden or 4 * self.dim
+
+    def check_sizes(self, run):
+        """Raise ConfigError where heads, widths, positions or a run's degrees do not go together."""
+        layout, kv_heads = run.layout, self.kv_heads or self.heads
+        if self.dim % self.heads:
+            raise ConfigError(f"model.dim = {self.dim} is not a multiple of model.heads = {self.heads}")
+        if self.position == "rotary" and self.dim // self.heads % 2:
+            raise ConfigError(
+                f"position rotary turns pairs of numbers, but model.dim / model.heads = {self.dim // self.heads} is odd"
+            )
+        if self.heads % kv_heads:
+            raise ConfigError(f"model.heads = {self.heads} is not a multiple of model.kv_heads = {kv_heads}")
+        for name, value in (("heads", self.heads), ("kv_heads", kv_heads), ("hidden", self.hidden_width)):
+            if value % layout.tp:
+                raise ConfigError(f"tp = {layout.tp} does not divide model.{name} = {value}")
+        if layout.tp > 1 and layout.sequence_parallel:
+            for name, size in zip(("window", "summary_window"), run.workload.sizes, strict=False):
+                if size % layout.tp:
+                    raise ConfigError(
+                        f"sequence_parallel needs training.{name} = {size} to be a multiple of tp = {layout.tp}"
+                    )
+        if layout.stages > self.layers:
+            raise ConfigError(f"{layout.stages} pipeline stages, but model.layers = {self.layers}")
+
+
+@settings(RECIPE)
+class TransformerLM(Transformer):
+    """A decoder: GPT-2, Llama and the original by settings."""
+
+    kind: str = option(
+        "transformer_lm", "`transformer_lm`, or your own class by its path (`small.py:SmallModel`)", path=True
+    )

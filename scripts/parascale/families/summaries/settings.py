@@ -1,0 +1,41 @@
+"""Settings of models that read a document and write its summary."""
+
+from parascale.errors import ConfigError
+from parascale.families.language.settings import Transformer
+from parascale.settings.options import RECIPE, Number, option, settings
+from parascale.settings.workload import Model
+
+
+@settings(RECIPE)
+class EncoderDecoder(Transformer):
+    """An encoder-decoder Transformer."""
+
+    kind: str = option(
+        "encoder_decoder",
+        "`encoder_decoder`, `pretrained`, or your own class by its path (`small.py:SmallModel`)",
+        path=True,
+    )
+
+
+@settings(RECIPE)
+class Pretrained(Model):
+    """T5 or BART from a folder in Hugging Face's form, which decides all sizes."""
+
+    kind: str = option("pretrained", "`pretrained`")
+    dropout: Number = option(
+        0.0, "dropout probability; above 0, parity between layouts is not claimed", low=0.0, high=0.99
+    )
+    pretrained: str | None = option(
+        None,
+        "the folder of the model, T5 or BART. Default, and nothing else fits the data: `data.text.pretrained`",
+        path=True,
+    )
+
+    def check_sizes(self, run):
+        """Raise ConfigError unless the data is made with the model's own tokenizer."""
+        tokens = run.workload.data.pretrained
+        if self.pretrained is None or self.pretrained != tokens:
+            raise ConfigError(
+                "model.kind = `pretrained` reads numbers of its own vocabulary: it needs data.text.tokenizer = `pretrained` and "
+                f"the same folder, but model.pretrained = `{self.pretrained}` and data.text.pretrained = `{tokens}`"
+            )

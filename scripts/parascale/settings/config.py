@@ -1,0 +1,121 @@
+"""`config/config.yaml`: what to run, and where results go."""
+
+from typing import Annotated, Literal, get_args
+
+from annotated_types import MinLen
+
+from parascale.settings.formats import Formats, Loaders
+from parascale.settings.options import CONDUCT, RECIPE, SITE, Number, option, section, settings
+
+CheckpointForm = Literal["safetensors", "pt", "transformers"]
+CHECKPOINT_FORMS = get_args(CheckpointForm)
+
+
+@settings(CONDUCT)
+class Checkpoints:
+    """Conversion of checkpoints: which one, into what, and within which memory."""
+
+    report: Literal["none", "one", "all"] = option(
+        "one",
+        "checkpoints that are converted and verified for the report. `one`: of the first run whose weights are spread over "
+        "ranks, or else of the first; the target `checkpoints` does so for every run",
+    )
+    which: Literal["best", "last"] = option(
+        "best",
+        "`best`: weights of the best validation loss (of a run that is not evaluated: the last); `last`: the end of the "
+        "training, with the optimizer's state",
+    )
+    forms: Annotated[list[CheckpointForm], MinLen(1)] = option(
+        ["safetensors", "pt"],
+        f"of {', '.join(CHECKPOINT_FORMS)}; `transformers` is a folder that the library of that name loads, "
+        "for models that have an equal there",
+    )
+    dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = option(
+        None,
+        "convert weights to this dtype; default: as they were trained. The optimizer's state keeps its own",
+        expert=True,
+    )
+    optimizer: bool = option(True, "carry the optimizer's state along, where the checkpoint holds it", expert=True)
+    memory_mb: int = option(256, "bound on the tensors in memory at once, in MiB", low=1, expert=True)
+    threads: int = option(2, "parts of tensors that are read at once", low=1, high=64, expert=True)
+    file_mb: int = option(
+        5000, "largest `.safetensors` file in MB; a larger model becomes shards and an index", low=1, expert=True
+    )
+
+
+@settings(CONDUCT)
+class Summaries:
+    """How summaries are written and judged, once a run has finished."""
+
+    documents: int | None = option(None, "documents of the test split that are summed up; default: all", low=1)
+    beams: int = option(4, "beams of the search; greedy search is reported beside it", low=2)
+    length_penalty: Number = option(
+        1.0, "power of the length by which a summary's log probability is divided", low=0.0, expert=True
+    )
+    examples: int = option(5, "summaries that the report shows beside their references", low=0)
+
+
+@settings(CONDUCT)
+class Monitor:
+    """Samples of the devices beside every training: `device.csv`."""
+
+    interval_seconds: Number = option(
+        2.0,
+        "seconds between samples of GPUs, processors, memory, network and disk; a sample costs about a millisecond of one core",
+        low=0.1,
+        expert=True,
+    )
+
+
+@settings(RECIPE)
+class Parity:
+    """The short runs that prove each layout right."""
+
+    steps: int = option(20, "optimizer steps that are compared", low=2)
+    precision: Literal["fp32", "fp64"] = option("fp32", "precision of the comparison; fp64 is the stricter proof")
+
+
+@settings(SITE)
+class Budget:
+    """What the project may spend, in core-hours as they are charged."""
+
+    core_hours: Number | None = option(
+        None, "a workflow that is expected to cost more is refused before its first job", above=0.0
+    )
+    quota: Number | None = option(
+        None, "the project's quota: plans show their share of it, and warn beyond it", above=0.0
+    )
+
+
+@settings(SITE)
+class Config:
+    """`config/config.yaml`: what to run, and where results go."""
+
+    root: str = option(
+        ".",
+        "folder that holds `results/` and `work/`; `$VARIABLES` are filled in, `${NAME:-other}` with a default. Default: the "
+        "folder that the workflow works in",
+        path=True,
+    )
+    site: str = option("local", "which machine: a file of `sites`")
+    runs: str = option("runs.tsv", "the run table", path=True)
+    workloads: str = option("workloads", "folder of workloads", path=True)
+    sites: str = option("sites", "folder of sites", path=True)
+    title: str = option("Scaling report", "heading of the report")
+    account: str | None = option(None, "project that Slurm charges; also as `--config account=NAME`")
+    partition: str | None = option(None, "partition of the site to use; default: its first")
+    parity: Parity = section(Parity, "the short runs that prove each layout right")
+    checkpoints: Checkpoints = section(Checkpoints, "what a run's checkpoint is converted into")
+    formats: Formats = section(Formats, "how data is converted")
+    loaders: Loaders = section(Loaders, "the benchmark of readers")
+    summaries: Summaries = section(Summaries, "how summaries are written and judged")
+    budget: Budget = section(Budget, "what the project may spend")
+    monitor: Monitor = section(Monitor, "how a running training is watched")
+    continue_with_other_code: bool = option(
+        False,
+        "a run under way goes on although the code of its training was edited, and its record says so; else it begins anew",
+        CONDUCT,
+    )
+    timeout_seconds: Number = option(
+        300.0, "a collective operation or a training step that takes longer ends the run", CONDUCT, above=0.0
+    )

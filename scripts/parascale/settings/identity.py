@@ -1,0 +1,145 @@
+"""Are these two the same run? One answer for everyone who asks, from what each setting says that it decides.
+
+    finished    recipe + layout + kind of device + training code + data + number of the repeat
+    continuing  recipe + kind of device + training code + data: another layout reshards
+    comparing   recipe, but for the seed, and for the batch where scaling is weak
+    pricing     whatever decides a run's speed: all but labels, seed and where it starts from
+
+Recipes hold effective values, the global batch and the peak learning rate that follow from the scaling, not how they were
+arrived at. A setting that was added later and has the value that earlier results had (`option(before=...)`) is left out.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+
+from parascale.settings.options import CONDUCT, LAYOUT, RECIPE, walk
+
+SCALED = ("scaling", "workload.optim.lr_scaling")  # their effect is in the batch and the rate
+
+
+def recipe(run):
+    """Dotted key → value of all that decides the numbers of a run, as plain values."""
+    decided = settings(run, RECIPE)
+    for key in SCALED:
+        decided.pop(key, None)
+    return decided | {"workload.training.global_batch": run.global_batch, "workload.optim.lr": run.peak_lr}
+
+
+def settings(run, *decisions):
+    """Dotted key → plain value of the settings of a run that decide one of `decisions`, paths aside.
+
+    A class of the user's own goes by the name of its file: what it says is in the digest of the code.
+    """
+    found = {}
+    for setting in walk(type(run), values=run):
+        value = _at(run, setting.key)
+        if setting.decides not in decisions or value == setting.told.before:
+            continue
+        if setting.told.path and not setting.key.endswith(".kind"):
+            continue
+        found[setting.key] = os.path.basename(value) if setting.told.path else _plain(value)
+    return found
+
+
+def kind_of_device(site):
+    """What computes, as far as results differ by it: the GPU's name, or `cpu`."""
+    return site.gpu or site.device if site.device != "cpu" else site.device
+
+
+def key_of(run, site, code, data=None):
+    """The key of a finished training: 64 hexadecimal digits.
+
+    code: digest of the training's code. data: what is known of the prepared data, and of a checkpoint that it starts from; None
+    before it is there.
+    """
+    return digest_of(
+        [recipe(run), settings(run, LAYOUT), threads(run, site), kind_of_device(site), code, data, run.repeat]
+    )
+
+
+def continuation_of(run, site, code, data):
+    """What must be the same for a run to continue from its own checkpoint, in whatever layout: part → what it is."""
+    return {"recipe": recipe(run), "device": kind_of_device(site), "code": code, "data": digest_of(data)}
+
+
+def threads(run, site):
+    """Cores that each process of a run computes with, where that is the site's matter; None on GPUs."""
+    return site.threads(run.layout.processes_per_node) if site.device == "cpu" else None
+
+
+def speed_of(run):
+    """What decides a run's speed: runs of equal text may share a price."""
+    decided = settings(run, RECIPE, LAYOUT, CONDUCT)
+    for key in ("seed", "baseline", "init_from"):
+        decided.pop(key, None)
+    return json.dumps(decided, sort_keys=True)
+
+
+def configuration_of(run):
+    """What repetitions of a run share, mostly with other seeds: recipe but for the seed, layout and conduct."""
+    decided = recipe(run) | settings(run, LAYOUT, CONDUCT) | {"scaling": run.scaling}
+    return json.dumps({key: value for key, value in decided.items() if key not in ("seed", "baseline")}, sort_keys=True)
+
+
+def difference(run, other):
+    """Why two runs are not the same training but for their layout, in words; empty where they are."""
+    weak = run.scaling == "weak"
+    ignored = {"seed", "init_from"} | ({"workload.training.global_batch", "workload.optim.lr"} if weak else set())
+    return in_words(changes(recipe(other), recipe(run), ignored))
+
+
+def conduct_difference(run, other):
+    """How the conduct of two runs differs, in words; empty where it does not."""
+    return in_words(
+        changes(settings(other, CONDUCT), settings(run, CONDUCT), {"baseline", "workload.parity_precision"})
+    )
+
+
+def changes(old, new, ignored=()):
+    """Key → (old value, new value) of what differs between two mappings; None where a key is missing."""
+    keys = dict.fromkeys([*old, *new])
+    return {key: (old.get(key), new.get(key)) for key in keys if key not in ignored and old.get(key) != new.get(key)}
+
+
+def in_words(changed):
+    """`` `optim.lr` 0.002 → 0.001 `` of each change."""
+    return ", ".join(
+        f"`{key.removeprefix('workload.')}` {_word(old)} → {_word(new)}" for key, (old, new) in changed.items()
+    )
+
+
+def numbered(runs):
+    """Runs by name, each with the number of the repeat that it is: rows of the same recipe and layout are repeats."""
+    seen, result = {}, {}
+    for name, run in runs.items():
+        # Equal settings make equal text; digests would cost a large table seconds.
+        same = repr(dataclasses.replace(run, run="", baseline=None, repeat=1))
+        seen[same] = seen.get(same, 0) + 1
+        result[name] = dataclasses.replace(run, repeat=seen[same]) if seen[same] > 1 else run
+    return result
+
+
+def _at(run, key):
+    value = run
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _plain(value):
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+
+
+def _word(value):
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def digest_of(value):
+    """The hex sha256 of a plain value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

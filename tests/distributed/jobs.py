@@ -1,0 +1,23 @@
+"""A Job as plain values, as tests hand it to the processes that they start."""
+
+import dataclasses
+from pathlib import Path
+
+from parascale.settings import Site, run_from_dict, strict
+from parascale.train.job import Job
+
+PLACES = ("data", "work", "output", "results", "start")
+
+
+def plain(job):
+    """A Job as plain values."""
+    values = dataclasses.asdict(job)
+    return values | {name: str(values[name]) for name in PLACES if values[name] is not None}
+
+
+def job_from_settings(values):
+    """The Job that `plain` took apart."""
+    places = {name: Path(values[name]) for name in PLACES if values.get(name) is not None}
+    return Job(
+        **{**values, **places, "run": run_from_dict(values["run"]), "site": strict.load(Site, values["site"], "site")}
+    )
