@@ -56,6 +56,7 @@ def test_the_three_files_of_the_example_train_alike_on_one_process_and_on_two(st
     prepare(raw, data.text, data.expected, stranger.paths.data(data.dataset, data.format))
     losses = {}
     for name, run in stranger.runs.items():
+        output = stranger.paths.run(name)
         described = plain(job_of(stranger, run.parity(STEPS, "fp32")))
         run_on_ranks(train_settings, run.layout.world_size, tmp_path / "ranks" / name, described)
         losses[name] = [line["loss"] for line in read_json_lines(output / "steps.jsonl")]

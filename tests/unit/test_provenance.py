@@ -1,5 +1,7 @@
 """The code digest moves with what code does and with nothing else; commit and versions are told or None."""
 
+import ast
+import fnmatch
 import importlib.metadata
 import itertools
 import shutil
@@ -9,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from parascale import provenance
+from parascale import families, provenance
 from parascale.errors import ConfigError
+from parascale.settings.workload import TASKS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '''
@@ -50,7 +53,7 @@ def digest(tmp_path):
         folder = tmp_path / str(next(folders))  # a file that is written twice in a millisecond looks unchanged
         folder.mkdir()
         (folder / "entry.py").write_text(text)
-        return provenance.code_digest([folder / "entry.py"])
+        return provenance.code_of(files=[folder / "entry.py"])
 
     return of
 
@@ -136,60 +139,119 @@ def test_the_digest_is_the_same_under_every_python_on_every_machine(digest):
     assert digest(code) == "a4d47fb8020d0ee30c6f14ccbc9dcaa72f1ca66fa9433a90a3b2980a41a32b68"
 
 
-def test_imports_are_followed_wherever_they_stand_and_only_to_local_files(tmp_path):
-    for name, text in {
-        "entry.py": "import os, one\n\ndef f():\n    from package import two\n    import numpy\n",
-        "one.py": "x = 1\n",
-        "package/__init__.py": "from . import three\n",
-        "package/two.py": "from ..nowhere import a\nfrom .deep.four import b\n",
-        "package/three.py": "x = 1\n",
-        "package/deep/four.py": "b = 1\n",
-        "unused.py": "x = 1\n",
-        "package/unused.py": "x = 1\n",
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    entry = tmp_path / "entry.py"
-    before = provenance.code_digest([entry])
-    for name in ("one.py", "package/__init__.py", "package/two.py", "package/three.py", "package/deep/four.py"):
-        original = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(original + "changed = True\n")
-        assert provenance.code_digest([entry]) != before, name
-        (tmp_path / name).write_text(original)
-    for name in ("unused.py", "package/unused.py"):
-        (tmp_path / name).write_text("changed = True\n")
-        assert provenance.code_digest([entry]) == before, name
-    shutil.copytree(tmp_path, tmp_path / "elsewhere")
-    assert provenance.code_digest([tmp_path / "elsewhere/entry.py"]) == before, "a folder's own place does not count"
+# Modules that a training imports and that decide none of its numbers, each with the reason.
+UNDECIDING = {
+    "settings/*": "identities hold settings by value",
+    "families/__init__.py": "looks up what decides",
+    "families/kind.py": "facts for planning",
+    "families/*/__init__.py": "facts for planning",
+    "families/*/settings.py": "identities hold settings by value",
+    "families/*/sizes.py": "planning",
+    "families/sizes.py": "planning",
+    "families/export.py": "the end of a training",
+    "families/*/export.py": "the end of a training",
+    "checkpoint/*": "state, which is checked when it is read",
+    "data/formats/*": "the same bytes in every format, verified",
+    "data/*": "preparation, whose result is known by its checksums",
+    "evaluation/generate.py": "after a training",
+    "evaluation/summaries.py": "after a training",
+    "launch/*": "starting processes",
+    "train/job.py": "what a process is told",
+    "train/state.py": "state, record and result",
+    "train/parity.py": "verdicts",
+    "train/[cegmprsw]*.py": "clock, events, gauges, monitor, progress, record, staging, watchdog",
+    "*.py": "files, errors, leases, telemetry",
+    "plan/*": "predictions",
+}
+
+
+def decides(name):
+    """Whether a module is on one of the lists of what decides a training's numbers."""
+    tasks = ("training", "lightning", *TASKS)
+    patterns = [pattern for result in tasks for pattern in provenance.CODE[result]] + ["families/*/*modules.py"]
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def imported(entries):
+    """Names below the package of all modules that some import, directly or not, wherever in their code."""
+    waiting, reached = list(entries), set(entries)
+    while waiting:
+        for node in ast.walk(ast.parse((provenance.PACKAGE / waiting.pop()).read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for name in (name.split(".")[1:] for name in names if name.split(".")[0] == "parascale"):
+                for place in (
+                    Path(*name, "__init__.py"),
+                    Path(*name).with_suffix(".py") if name else Path("__init__.py"),
+                ):
+                    if (provenance.PACKAGE / place).is_file() and str(place) not in reached:
+                        reached.add(str(place))
+                        waiting.append(str(place))
+    return reached
+
+
+def test_training_imports_no_module_that_is_on_no_list():
+    entries = ["train/loop.py", "train/lightning.py"]
+    entries += [str(path.relative_to(provenance.PACKAGE)) for path in provenance.PACKAGE.glob("families/*/*modules.py")]
+    for name in sorted(imported(entries)):
+        patterns = (pattern for pattern in UNDECIDING if name.count("/") == pattern.count("/"))
+        known = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        assert decides(name) or known, f"{name}: say in provenance.CODE, or in UNDECIDING, whether it decides numbers"
+
+
+def test_every_pattern_of_the_lists_finds_a_module():
+    for result, patterns in provenance.CODE.items():
+        for pattern in patterns:
+            assert list(provenance.PACKAGE.glob(pattern)), f"{result}: {pattern}"
+
+
+def test_a_family_says_what_other_families_its_modules_are_made_of():
+    for family in families.families():
+        own = provenance.PACKAGE.glob(f"families/{family}/*modules.py")
+        used = {
+            name.split("/")[1]
+            for name in imported([str(path.relative_to(provenance.PACKAGE)) for path in own])
+            if name.count("/") == 2 and name.endswith("modules.py")
+        }
+        for kind, each in families.kinds().items():
+            if families.families_of(kind)[0] == family:
+                assert used <= {family, *each.builds_on}, f"{kind}: name {used} in `builds_on`"
 
 
 @pytest.fixture
-def copied_digest(tmp_path):
-    """A function: train's digest in a copy of the scripts in which a file below `scripts` was changed."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    code = "import sys; from parascale import provenance; print(provenance.code_digest([sys.argv[1]]))"
+def copied(tmp_path):
+    """A function: digests of trainings (task, engine, families) in a copy of the package in which a module was changed."""
+    shutil.copytree(provenance.PACKAGE, tmp_path / "parascale", ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "from parascale.provenance import training_code as code; "
+        "print(code('language_model', 'native', ('language',)), code('classification', 'native', ('images',)))"
+    )
 
     def of(name=None, append=""):
         if name:
-            with (tmp_path / "scripts" / name).open("a") as file:
+            with (tmp_path / "parascale" / name).open("a") as file:
                 file.write(append)
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / "scripts/train.py")],
-            cwd=tmp_path / "scripts",
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.strip()
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.split()
 
     return of
 
 
-def test_training_moves_with_its_code_and_not_with_the_report_s(copied_digest):
-    before = copied_digest()
-    assert copied_digest("parascale/report/records.py", "\nchanged = True\n") == before
-    assert copied_digest("parascale/train/loop.py", '\n"""Only words."""\n# and more\n') == before
-    assert copied_digest("parascale/train/loop.py", "\nchanged = True\n") != before
+def test_training_moves_with_its_code_and_not_with_that_of_others(copied):
+    text, images = copied()
+    assert copied("report/records.py", "\nchanged = True\n") == [text, images]
+    assert copied("train/loop.py", '\n"""Only words."""\n# and more\n') == [text, images]
+    assert copied("train/loop.py", "\n\ndef f():\n    pass\n") != [text, images]
+    text, images = copied()
+    assert copied("families/images/modules.py", "\nchanged = True\n")[0] == text
+    assert copied()[1] != images
+    assert copied("train/lightning.py", "\nchanged = True\n") == copied()
+
+
+def test_the_text_of_an_error_decides_nothing(digest):
+    assert digest("raise E('a', x)") == digest("raise E(f'b {y}', x)") != digest("raise E('a', y)")
+    assert digest("raise E('a')") != digest("raise F('a')")
 
 
 @pytest.mark.parametrize("content", [None, "def (", "x = 1\0"])
@@ -197,7 +259,7 @@ def test_a_file_that_is_no_python_is_named(tmp_path, content):
     if content is not None:
         (tmp_path / "mine.py").write_text(content)
     with pytest.raises(ConfigError, match=r"mine\.py: cannot be read as Python"):
-        provenance.code_digest([tmp_path / "mine.py"])
+        provenance.code_of(files=[tmp_path / "mine.py"])
 
 
 def git(folder, *arguments):

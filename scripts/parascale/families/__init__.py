@@ -35,3 +35,13 @@ def part_of(kind, part):
 @functools.cache
 def _families(path):
     return [import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(path) if found.ispkg]
+
+
+def families():
+    """Names of all families."""
+    return [family.__name__.rpartition(".")[2] for family in _families(tuple(__path__))]
+
+
+def families_of(kind):
+    """Names of the families whose modules a kind of model is made of: its own first."""
+    return (family_of(kind).__name__.rpartition(".")[2], *kinds()[kind].builds_on)

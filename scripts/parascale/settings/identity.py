@@ -10,11 +10,14 @@ arrived at. A setting that was added later and has the value that earlier result
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
+import operator
 import os
 
 from parascale.settings.options import CONDUCT, LAYOUT, RECIPE, walk
+from parascale.settings.workload import Model, Workload
 
 SCALED = ("scaling", "workload.optim.lr_scaling")  # their effect is in the batch and the rate
 
@@ -33,14 +36,21 @@ def settings(run, *decisions):
     A class of the user's own goes by the name of its file: what it says is in the digest of the code.
     """
     found = {}
-    for setting in walk(type(run), values=run):
-        value = _at(run, setting.key)
-        if setting.decides not in decisions or value == setting.told.before:
-            continue
-        if setting.told.path and not setting.key.endswith(".kind"):
-            continue
-        found[setting.key] = os.path.basename(value) if setting.told.path else _plain(value)
+    for key, setting, read in _known(type(run), type(run.workload), type(run.workload.model)):
+        if setting.decides in decisions and (value := read(run)) != setting.told.before:
+            found[key] = os.path.basename(value) if setting.told.path else _plain(value)
     return found
+
+
+@functools.cache
+def _known(run, workload, model):
+    """(dotted key, Setting, function that reads it from a run) of each setting of runs of such classes, paths aside."""
+    settings = walk(run, variants={Workload: workload, Model: model})
+    return [
+        (each.key, each, operator.attrgetter(each.key))
+        for each in settings
+        if "[]" not in each.key and (not each.told.path or each.key.endswith(".kind"))
+    ]
 
 
 def kind_of_device(site):
@@ -119,13 +129,6 @@ def numbered(runs):
         seen[same] = seen.get(same, 0) + 1
         result[name] = dataclasses.replace(run, repeat=seen[same]) if seen[same] > 1 else run
     return result
-
-
-def _at(run, key):
-    value = run
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _plain(value):

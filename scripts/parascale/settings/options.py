@@ -173,20 +173,18 @@ def item_of(hint):
     return items[0] if items and dataclasses.is_dataclass(items[0]) else None
 
 
-def walk(kind, prefix="", values=None):
+def walk(kind, prefix="", variants=types.MappingProxyType({})):
     """Yield every single Setting of a class, with its dotted key; those of its groups follow what stands alone.
 
-    values: an instance, whose own classes are walked where a group has several; else the declared ones are.
+    variants: class of a group → the subclass that it is read as.
     """
     groups = []
-    for name, setting in declared(type(values) if values is not None else kind).items():
-        group = group_of(setting.hint)
-        if group is not None:
-            groups.append((group, name, getattr(values, name) if values is not None else None))
-        else:
-            yield dataclasses.replace(setting, key=f"{prefix}{name}")
-            if (item := item_of(setting.hint)) is not None:
-                groups.append((item, f"{name}[]", None))
-    for group, name, inner in groups:
-        if "[]" not in name or values is None:
-            yield from walk(group, f"{prefix}{name}.", inner)
+    for name, setting in declared(variants.get(kind, kind)).items():
+        if (group := group_of(setting.hint)) is not None:
+            groups.append((group, name))
+            continue
+        yield dataclasses.replace(setting, key=f"{prefix}{name}")
+        if (item := item_of(setting.hint)) is not None:
+            groups.append((item, f"{name}[]"))
+    for group, name in groups:
+        yield from walk(group, f"{prefix}{name}.", variants)
