@@ -38,7 +38,8 @@ def code_digest(entry_files):
     """The hex sha256 of what some Python files do, and of every local module that they import.
 
     Imports are followed through this package and through the folders of the entry files, however deep in the code they
-    stand. What is imported by a computed name is not seen: name its file as an entry.
+    stand. What is imported by a computed name is not seen: a module says so in `IMPORTED_BY_NAME`, file patterns below its
+    folder, or its caller names the file as an entry.
     Raises ConfigError for a file that is missing or is no Python.
     """
     entries = [str(Path(entry).resolve()) for entry in entry_files]
@@ -121,6 +122,8 @@ def _imported(file, folders, module_file):
             yield from found
             if found:
                 break  # the first folder wins, as on Python's own path
+    for pattern in _tree(file)[2]:
+        yield from map(str, Path(file).parent.glob(pattern))
 
 
 def _module_file(place):
@@ -129,7 +132,7 @@ def _module_file(place):
 
 
 def _tree(file):
-    """(digest of a file's syntax tree, what it imports)."""
+    """(digest of a file's syntax tree, what it imports, patterns of what it imports by computed names)."""
     try:
         state = os.stat(file)
         return _read(file, state.st_mtime_ns, state.st_size)
@@ -140,9 +143,18 @@ def _tree(file):
 @functools.cache
 def _read(file, mtime, size):
     """`_tree`, once in a process for each state of a file."""
-    words, imports = [], []
-    _describe(ast.parse(Path(file).read_bytes()), words.append, imports.append)
-    return hashlib.sha256("\n".join(words).encode()).hexdigest(), imports
+    words, imports, tree = [], [], ast.parse(Path(file).read_bytes())
+    _describe(tree, words.append, imports.append)
+    patterns = [pattern for statement in tree.body for pattern in _patterns(statement)]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest(), imports, patterns
+
+
+def _patterns(statement):
+    """What a statement says of computed imports."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id="IMPORTED_BY_NAME")], value=value):
+            return ast.literal_eval(value)
+    return ()
 
 
 def _describe(node, say, note_import):

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parascale.families.sizes import model_sizes
 from parascale.plan import calibrate
 from parascale.plan.calibrate import Calibration, Observation, fit, formula_rates
 from parascale.plan.memory import peak_memory, total
 from parascale.plan.predict import predict
 from parascale.plan.probes import STEPS, probes
-from parascale.plan.shapes import model_sizes
 from parascale.plan.time import COMPUTING, Rates, step_work
 from parascale.settings import Layout, Model, Run, Site, Training
 from parascale.settings.paths import Paths

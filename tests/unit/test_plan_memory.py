@@ -7,10 +7,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
+from parascale.families import kinds
+from parascale.families.sizes import model_sizes
 from parascale.plan.memory import PARTS, peak_memory, rank_memory, rank_stages, total
-from parascale.plan.shapes import model_sizes
 from parascale.settings import Layout, Model, Run, Training, Workload, run_from_dict
-from parascale.settings.workload import MODEL_KINDS
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["parascale.train.fake"])
@@ -40,10 +40,9 @@ def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, **layou
     training = Training(
         window=window, summary_window=16, image_size=64, global_batch=batch, accumulate=accumulate, steps=2
     )
-    task, _ = MODEL_KINDS[model.kind]
     run = Run(
         "test",
-        Workload("test", task=task, model=model, training=training),
+        Workload("test", task=kinds()[model.kind].task, model=model, training=training),
         Layout(gpus_per_node=size, **layout),
         precision,
     )
@@ -61,7 +60,7 @@ def measured(settings, vocabulary, rank):
 def ratio(run, vocabulary, pipeline_rank):
     """Formula over measurement for the first process of a pipeline rank."""
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
-    formula = total(rank_memory(run, sizes, vocabulary, "cpu", rank_stages(run.layout, sizes.layers)[pipeline_rank]))
+    formula = total(rank_memory(run, sizes, "cpu", rank_stages(run.layout, sizes.layers)[pipeline_rank]))
     rank = pipeline_rank * (run.layout.world_size // run.layout.pp)
     with ProcessPoolExecutor(1, SERVER, max_tasks_per_child=1) as pool:
         return formula / pool.submit(measured, dataclasses.asdict(run), vocabulary, rank).result()

@@ -138,12 +138,16 @@ def test_the_digest_is_the_same_under_every_python_on_every_machine(digest):
 
 def test_imports_are_followed_wherever_they_stand_and_only_to_local_files(tmp_path):
     for name, text in {
-        "entry.py": "import os, one\n\ndef f():\n    from package import two\n    import numpy\n",
+        "entry.py": "import os, one\nIMPORTED_BY_NAME = ('found*/*modules.py',)\n\ndef f():\n    from package import two\n    import numpy\n",
         "one.py": "x = 1\n",
         "package/__init__.py": "from . import three\n",
         "package/two.py": "from ..nowhere import a\nfrom .deep.four import b\n",
         "package/three.py": "x = 1\n",
         "package/deep/four.py": "b = 1\n",
+        "found/modules.py": "from package import five\n",
+        "found2/other_modules.py": "x = 1\n",
+        "package/five.py": "x = 1\n",
+        "found/unused.py": "x = 1\n",
         "unused.py": "x = 1\n",
         "package/unused.py": "x = 1\n",
     }.items():
@@ -151,12 +155,13 @@ def test_imports_are_followed_wherever_they_stand_and_only_to_local_files(tmp_pa
         (tmp_path / name).write_text(text)
     entry = tmp_path / "entry.py"
     before = provenance.code_digest([entry])
-    for name in ("one.py", "package/__init__.py", "package/two.py", "package/three.py", "package/deep/four.py"):
+    reached = ("one.py", "package/__init__.py", "package/two.py", "package/three.py", "package/deep/four.py")
+    for name in (*reached, "found/modules.py", "found2/other_modules.py", "package/five.py"):
         original = (tmp_path / name).read_text()
         (tmp_path / name).write_text(original + "changed = True\n")
         assert provenance.code_digest([entry]) != before, name
         (tmp_path / name).write_text(original)
-    for name in ("unused.py", "package/unused.py"):
+    for name in ("unused.py", "package/unused.py", "found/unused.py"):
         (tmp_path / name).write_text("changed = True\n")
         assert provenance.code_digest([entry]) == before, name
     shutil.copytree(tmp_path, tmp_path / "elsewhere")
@@ -187,9 +192,13 @@ def copied_digest(tmp_path):
 
 def test_training_moves_with_its_code_and_not_with_the_report_s(copied_digest):
     before = copied_digest()
-    assert copied_digest("parascale/report/records.py", "\nchanged = True\n") == before
+    for name in ("report/records.py", "families/language/export.py"):
+        assert copied_digest(f"parascale/{name}", "\nchanged = True\n") == before, name
     assert copied_digest("parascale/train/loop.py", '\n"""Only words."""\n# and more\n') == before
-    assert copied_digest("parascale/train/loop.py", "\nchanged = True\n") != before
+    for name in ("train/loop.py", "families/language/modules.py", "families/summaries/pretrained_modules.py"):
+        after = copied_digest(f"parascale/{name}", "\nchanged = True\n")
+        assert after != before, name
+        before = after
 
 
 @pytest.mark.parametrize("content", [None, "def (", "x = 1\0"])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from parascale.errors import ConfigError
-from parascale.models import build_model
+from parascale.families.build import build_model
 from parascale.settings import Model, Run, Training, Workload, strict
 
 XRESNET50 = Model(kind="xresnet", dim=64, norm="batch")

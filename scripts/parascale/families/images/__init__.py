@@ -1,0 +1,7 @@
+"""Classifiers of images."""
+
+from parascale.families.kind import Kind
+
+KINDS = {
+    "xresnet": Kind(task="classification", degrees=("fsdp",), model="modules:XResNet", sizes="sizes:ImageSizes"),
+}

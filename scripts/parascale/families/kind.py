@@ -1,0 +1,27 @@
+"""What a family says of its models in plain data: of each kind, and where a model may be cut into stages."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model, as its family's `KINDS` has it.
+
+    task: what it learns. degrees: beside `dp`, those that it can be spread over. model, sizes, export: where its class, its
+    Sizes and its words of `transformers` are found in the family's folder, as `module:Name` or `module`; None where it has none.
+    """
+
+    task: str
+    model: str
+    degrees: tuple[str, ...] = ()
+    sizes: str | None = None
+    export: str | None = None
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """Where a model may be cut: submodules before the blocks, the container of the blocks, submodules after them."""
+
+    first: tuple[str, ...]
+    blocks: str
+    last: tuple[str, ...]

@@ -1,0 +1,13 @@
+"""Language models: they learn what follows each token of a text."""
+
+from parascale.families.kind import Kind
+
+KINDS = {
+    "transformer_lm": Kind(
+        task="language_model",
+        degrees=("fsdp", "tp", "pp"),
+        model="modules:TransformerLM",
+        sizes="sizes:TransformerSizes",
+        export="export",
+    ),
+}

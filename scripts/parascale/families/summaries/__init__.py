@@ -1,0 +1,13 @@
+"""Summarisers: they read a document and write its summary."""
+
+from parascale.families.kind import Kind
+
+KINDS = {
+    "encoder_decoder": Kind(
+        task="summarisation",
+        degrees=("fsdp", "tp"),
+        model="modules:EncoderDecoder",
+        sizes="sizes:EncoderDecoderSizes",
+    ),
+    "pretrained": Kind(task="summarisation", degrees=("fsdp",), model="pretrained_modules:PretrainedSummariser"),
+}
