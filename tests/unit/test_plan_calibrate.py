@@ -154,7 +154,7 @@ def test_a_damaged_record_teaches_nothing_and_disturbs_nobody(tmp_path):
 def work(layout, device="cpu", model=WORKLOAD.model):
     """The Work of a step in a layout."""
     run = Run("r", dataclasses.replace(WORKLOAD, model=model), layout)
-    return step_work(run, model_sizes(model, 5000, WORKLOAD.training.window), 5000, device)
+    return step_work(run, model_sizes(model, 5000, WORKLOAD.training.window), device)
 
 
 def test_stages_of_different_length_wait_for_less():
