@@ -24,8 +24,8 @@ import torch.nn.functional as F
 
 from parascale.data.sampler import Sampler
 from parascale.data.text import Tokens, Windows
+from parascale.families.build import build_model
 from parascale.files import sha256, write_json
-from parascale.models import build_model
 from parascale.settings import Layout, Model, Optim, Run, Site, Text, Workload, make
 from parascale.settings.workload import LanguageTraining
 from parascale.train import loop

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parascale.checkpoint import store
 from parascale.errors import Interrupted, TrainingError
-from parascale.models import transformer_lm
+from parascale.families.language import modules as transformer
 from parascale.parallel.tying import local
 from parascale.train import loop
 
@@ -38,7 +38,7 @@ def train_and_look(settings):
     heads seen in forward passes, collectives: name → calls, graphs: compiled in all steps}
     """
     facts, heads = {}, set()
-    split_heads = transformer_lm.Attention._heads
+    split_heads = transformer.Attention._heads
 
     def seen(attention, projected):
         split = split_heads(attention, projected)
@@ -59,7 +59,7 @@ def train_and_look(settings):
             facts.update(held(self.model, self.optimizers), collectives=counter.calls)
             return result
 
-    loop.Stepper, transformer_lm.Attention._heads = Looking, seen
+    loop.Stepper, transformer.Attention._heads = Looking, seen
     train_settings(settings)
     return facts | {"heads": sorted(heads), "graphs": compiled_graphs()}
 

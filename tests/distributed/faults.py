@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from parascale.models import transformer_lm
+from parascale.families.language import modules as transformer
 from parascale.parallel import fsdp, tensor
 from parascale.train import loop, optim, step
 
@@ -131,7 +131,7 @@ def attention_without_its_mask():
             )
         )
 
-    transformer_lm.F = Unmasked()
+    transformer.F = Unmasked()
 
 
 def another_learning_rate():

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from parascale.families.build import build_model
 from parascale.files import read_json
-from parascale.models import build_model
 from parascale.train.parity import compare_folders
 
 from .cases import CASES, comparisons, ranks_of

@@ -14,8 +14,8 @@ from parascale.checkpoint.load import load_run
 from parascale.data.text import Tokens
 from parascale.evaluation.summaries import judge
 from parascale.evaluation.task import open_task
+from parascale.families.build import build_model
 from parascale.files import read_json, read_json_lines
-from parascale.models import build_model
 from parascale.settings import Summaries
 from parascale.train.parity import compare_folders
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from parascale.data.sampler import Sampler
+from parascale.families.build import build_model, initialise
 from parascale.files import read_json, read_json_lines
-from parascale.models import build_model, initialise
 
 from .cases import but_slow, pp, ranks_of
 from .conftest import STEPS, TOKENS, VOCABULARY, WINDOW

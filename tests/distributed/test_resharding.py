@@ -37,7 +37,7 @@ def ranks_of(settings):
 def load_and_save_again(settings, pairs):
     """Load each first folder of `pairs` into a new model and optimizer of a layout, and save them into the second."""
     from parascale.checkpoint import store
-    from parascale.models import build_model
+    from parascale.families.build import build_model
     from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
     from parascale.train.clock import Clock
     from parascale.train.loss import GlobalLoss

@@ -28,7 +28,7 @@ SITE = {"device": "cpu", "threads_per_process": 1}
 # A model that takes its time, so that there is time to strike; its numbers are those of the model it slows down.
 SLOW_MODEL = """
 import os, time
-from parascale.models.transformer_lm import TransformerLM
+from parascale.families.language.modules import TransformerLM
 
 class SlowModel(TransformerLM):
     def __init__(self, settings, vocabulary, window):

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 
 from parascale.checkpoint import store
+from parascale.families.build import build_model
 from parascale.files import write_json
-from parascale.models import build_model
 from parascale.settings import Workload, strict
 from parascale.settings.layout import Layout
 from parascale.settings.run import Run

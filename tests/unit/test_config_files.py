@@ -170,7 +170,7 @@ def test_extends_puts_a_workload_on_top_of_another_key_by_key(project):
     assert made.data.dataset == "d"
 
 
-def test_a_pretrained_model_takes_nothing_of_the_one_it_replaces(project):
+def test_a_pretrained_model_takes_nothing_of_the_one_it_replaces(project, tmp_path):
     """Its folder decides all sizes. Nor does a model of another kind; the same kind keeps the settings that it goes on top of."""
     data = {"text": {"tokenizer": "pretrained", "pretrained": "t5"}}
     workloads = {
@@ -180,7 +180,7 @@ def test_a_pretrained_model_takes_nothing_of_the_one_it_replaces(project):
         "wider": {"extends": "small", "model": {"dim": 32}},
     }
     runs = project("run workload\na tuned\nb other\nc wider\n", workloads).runs
-    assert runs["a"].workload.model == make(Model, kind="pretrained", pretrained="t5")
+    assert runs["a"].workload.model == make(Model, kind="pretrained", pretrained=str(tmp_path / "workloads/t5"))
     assert runs["b"].workload.model == make(Model, kind="encoder_decoder")
     assert (runs["c"].workload.model.dim, runs["c"].workload.model.layers) == (32, WORKLOAD["model"]["layers"])
 

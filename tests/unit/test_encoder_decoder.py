@@ -7,12 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale.models import build_model, initialise
-from parascale.models.build import KINDS
-from parascale.parallel.parallelize import PLANS
+from parascale.families.build import build_model, initialise
 from parascale.parallel.tying import tied_names
 from parascale.settings import Model, make
-from parascale.settings.workload import MODEL_KINDS
 
 VOCABULARY, PLACES, SUMMARY = 23, 9, 6
 SETTINGS = {
@@ -91,13 +88,6 @@ def test_every_matrix_has_its_place_in_the_tensor_plan(name):
             len(parts) == len(pattern.split(".")) and all(map(fnmatch.fnmatchcase, parts, pattern.split(".")))
             for pattern in model.tensor_plan
         ), key
-
-
-def test_plans_of_the_models_are_those_that_the_configuration_offers():
-    """Layouts are refused by the configuration, without torch; the classes must agree with it."""
-    assert MODEL_KINDS.keys() == KINDS.keys()
-    for kind, (_, degrees) in MODEL_KINDS.items():
-        assert tuple(axis for axis, plan in PLANS.items() if hasattr(KINDS[kind], plan)) == degrees
 
 
 # Our name → theirs, for a block's parts in `transformers`' encoder-decoders of BART's family.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from parascale.data.text import Windows
 from parascale.evaluation.evaluate import split_sums
 from parascale.evaluation.generate import continue_tokens
-from parascale.models import build_model
+from parascale.families.build import build_model
 from parascale.settings import Model, make
 
 VOCABULARY = 17

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parascale.errors import ConfigError
-from parascale.models import build_model, initialise
+from parascale.families.build import build_model, initialise
 from parascale.parallel import check_plans
 from parascale.parallel.tying import tied_names
 from parascale.settings import Layout, Model, make

@@ -14,7 +14,8 @@ from parascale.plan.planner import Planner
 from parascale.plan.predict import DataFacts, charged_core_hours, predict, runtime_minutes, verdict
 from parascale.plan.schedule import wall_hours
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
-from parascale.settings.project import Budget, Config, Project
+from parascale.settings.config import Budget, Config
+from parascale.settings.project import Project
 from parascale.settings.workload import LanguageTraining
 
 JURECA = strict.load(

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parascale.families.sizes import model_sizes
 from parascale.plan import calibrate
 from parascale.plan.calibrate import Calibration, Observation, fit, formula_rates
 from parascale.plan.memory import peak_memory, total
 from parascale.plan.predict import predict
 from parascale.plan.probes import STEPS, probes
-from parascale.plan.shapes import model_sizes
 from parascale.plan.time import COMPUTING, Rates, step_work
 from parascale.settings import Layout, Model, Run, Site, make
 from parascale.settings.paths import Paths
@@ -155,7 +155,7 @@ def test_a_damaged_record_teaches_nothing_and_disturbs_nobody(tmp_path):
 def work(layout, device="cpu", model=WORKLOAD.model):
     """The Work of a step in a layout."""
     run = Run("r", dataclasses.replace(WORKLOAD, model=model), layout)
-    return step_work(run, model_sizes(model, 5000, WORKLOAD.training.window), 5000, device)
+    return step_work(run, model_sizes(model, 5000, WORKLOAD.training.window), device)
 
 
 def test_stages_of_different_length_wait_for_less():

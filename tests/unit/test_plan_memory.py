@@ -7,23 +7,32 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
+from parascale.families import kinds
+from parascale.families.sizes import model_sizes
 from parascale.plan.memory import PARTS, peak_memory, rank_memory, rank_stages, total
-from parascale.plan.shapes import model_sizes
 from parascale.settings import Layout, Model, Run, Workload, make, run_from_dict
-from parascale.settings.workload import MODEL_KINDS
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["parascale.train.fake"])
 
 GPT = make(Model, dim=64, heads=8, layers=4, hidden=256)
-LLAMA = Model(
-    dim=64, heads=8, kv_heads=4, layers=4, hidden=192, norm="rms", position="rotary", activation="swiglu", bias=False
+LLAMA = make(
+    Model,
+    dim=64,
+    heads=8,
+    kv_heads=4,
+    layers=4,
+    hidden=192,
+    norm="rms",
+    position="rotary",
+    activation="swiglu",
+    bias=False,
 )
-LLAMA_7B = Model(
-    dim=4096, heads=32, layers=32, hidden=11008, norm="rms", position="rotary", activation="swiglu", bias=False
+LLAMA_7B = make(
+    Model, dim=4096, heads=32, layers=32, hidden=11008, norm="rms", position="rotary", activation="swiglu", bias=False
 )
-LLAMA_1B = Model(
-    dim=2048, heads=16, layers=16, hidden=5504, norm="rms", position="rotary", activation="swiglu", bias=False
+LLAMA_1B = make(
+    Model, dim=2048, heads=16, layers=16, hidden=5504, norm="rms", position="rotary", activation="swiglu", bias=False
 )
 GPT_350M = make(Model, dim=1024, heads=16, layers=24)
 VOCABULARY = 500
@@ -37,18 +46,12 @@ def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, **layou
     size = 1
     for axis in ("dp", "fsdp", "tp", "pp"):
         size *= layout.get(axis, 1)
-    training = {
-        "window": window,
-        "summary_window": 16,
-        "image_size": 64,
-        "global_batch": batch,
-        "accumulate": accumulate,
-        "steps": 2,
-    }
-    task, _ = MODEL_KINDS[model.kind]
+    task = kinds()[model.kind].task
+    sizes = {"classification": {"image_size": 64}, "summarisation": {"window": window, "summary_window": 16}}
+    training = {**sizes.get(task, {"window": window}), "global_batch": batch, "accumulate": accumulate, "steps": 2}
     run = Run(
         "test",
-        make(Workload, name="test", task=task, model=model, training=training),
+        make(Workload, name="test", task=kinds()[model.kind].task, model=model, training=training),
         Layout(gpus_per_node=size, **layout),
         precision,
     )
@@ -66,7 +69,7 @@ def measured(settings, vocabulary, rank):
 def ratio(run, vocabulary, pipeline_rank):
     """Formula over measurement for the first process of a pipeline rank."""
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
-    formula = total(rank_memory(run, sizes, vocabulary, "cpu", rank_stages(run.layout, sizes.layers)[pipeline_rank]))
+    formula = total(rank_memory(run, sizes, "cpu", rank_stages(run.layout, sizes.layers)[pipeline_rank]))
     rank = pipeline_rank * (run.layout.world_size // run.layout.pp)
     with ProcessPoolExecutor(1, SERVER, max_tasks_per_child=1) as pool:
         return formula / pool.submit(measured, dataclasses.asdict(run), vocabulary, rank).result()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from parascale.plan.activations import Kinds, Shape, block_bytes
-from parascale.plan.flops import training_flops_per_token
+from parascale.families.sizes import MicroBatch, model_sizes
 from parascale.plan.memory import peak_memory, total
 from parascale.settings import Model, make
 from tests.unit.test_plan_memory import make_run
@@ -81,7 +80,7 @@ UTILISATION = {
 def test_operations_of_torchtitan(name):
     """Operations a token × their rate is their utilisation; they counted the embedding, which computes nothing, as well."""
     model, vocabulary, window, rate, utilisation = UTILISATION[name]
-    flops = training_flops_per_token(model, vocabulary, window) + 6 * vocabulary * model.dim
+    flops = model_sizes(model, vocabulary, window).flops_per_target + 6 * vocabulary * model.dim
     assert flops * rate / 312e12 == pytest.approx(utilisation, rel=0.02)
 
 
@@ -94,5 +93,6 @@ MEGATRON = {"22B": (6144, 64), "175B": (12288, 96), "530B": (20480, 128), "1T": 
 def test_activations_of_megatron(name):
     dim, heads = MEGATRON[name]
     model = make(Model, dim=dim, heads=heads, layers=1, hidden=4 * dim, dropout=0.1)
-    kept = block_bytes(model, Shape(1, 2048, 1, False), Kinds(4, 2, 2, autocast=False), "cuda")
+    batch = MicroBatch(1, tp=1, sequence_parallel=False, parameter=4, compute=2, residual=2, autocast=False)
+    kept = model_sizes(model, 1, 2048).block_bytes(batch)
     assert kept == pytest.approx(34 * 2048 * dim, rel=0.01)

@@ -1,7 +1,8 @@
-"""Shapes by formula are those of the real module: plans count what training holds."""
+"""Sizes by formula are those of the real module: plans count what training holds."""
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from parascale.models import build_model
-from parascale.plan.flops import training_flops_per_token
-from parascale.plan.shapes import model_sizes, parameter_shapes
+from parascale.families.build import build_model
+from parascale.families.sizes import model_sizes
 from parascale.settings import Model, load_workload, make
 
 models = st.builds(
-    lambda heads, groups, width, **rest: Model(
-        dim=heads * groups * width, heads=heads * groups, kv_heads=heads, **rest
+    lambda heads, groups, width, **rest: make(
+        Model, dim=heads * groups * width, heads=heads * groups, kv_heads=heads, **rest
     ),
     heads=st.integers(1, 3),
     groups=st.integers(1, 3),
@@ -32,32 +32,48 @@ models = st.builds(
 )
 
 
+def check_parts(model, module, *places):
+    """Each part of the count has the elements of its parameters in the real module, and nothing is left."""
+    sizes = model_sizes(model, *places)
+    real = {"blocks": 0, "embedding": 0, "norm": 0, "head": 0}
+    for name, parameter in module.named_parameters():
+        part = next(part for part in name.split(".") if part in real)
+        real[part] += parameter.numel()
+    split = sum(
+        math.prod(parameter.shape)
+        for name, parameter in module.named_parameters()
+        if ".blocks." in f".{name}" and "norm" not in name and not name.endswith(("o.bias", "down.bias"))
+    )
+    assert sizes.embedding_split + sizes.embedding_whole == real["embedding"]
+    assert (sizes.norm, 0 if sizes.tied else sizes.head) == (real["norm"], real["head"])
+    assert (sizes.block * sizes.layers, sizes.block_split * sizes.layers) == (real["blocks"], split)
+    assert sizes.count == sum(real.values())
+    return sizes
+
+
 @settings(max_examples=60, deadline=None)
 @given(models, st.integers(2, 50), st.integers(2, 20))
-def test_shapes_are_those_of_the_real_module(model, vocabulary, window):
-    """Names, shapes and the count by parts agree with `named_parameters()`."""
+def test_sizes_are_those_of_the_real_module(model, vocabulary, window):
+    """The count by parts agrees with `named_parameters()`."""
     with torch.device("meta"):
         module = build_model(model, vocabulary, window)
-    real = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    formula = parameter_shapes(model, vocabulary, window)
-    assert formula == real
-    assert model_sizes(model, vocabulary, window).count == sum(math.prod(shape) for shape in real.values())
+    check_parts(model, module, vocabulary, window)
 
 
 @settings(max_examples=60, deadline=None)
 @given(models, st.integers(2, 50), st.integers(2, 20), st.integers(2, 20))
-def test_shapes_of_the_encoder_decoder_are_those_of_the_real_module(model, vocabulary, window, summary_window):
+def test_sizes_of_the_encoder_decoder_are_those_of_the_real_module(model, vocabulary, window, summary_window):
     model = dataclasses.replace(model, kind="encoder_decoder")
     with torch.device("meta"):
         module = build_model(model, vocabulary, window, summary_window)
-    real = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    assert parameter_shapes(model, vocabulary, window, summary_window) == real
-    count = sum(math.prod(shape) for shape in real.values())
-    assert model_sizes(model, vocabulary, window, summary_window).count == count
+    sizes = check_parts(model, module, vocabulary, window, summary_window)
+    halves = [half.blocks["0"] for half in (module.encoder, module.decoder)]
+    largest = max(sum(parameter.numel() for parameter in block.parameters()) for block in halves)
+    assert round(sizes.unit * sizes.block) == largest, "FSDP gathers one of the two at once"
 
 
 xresnets = st.builds(
-    Model,
+    partial(make, Model),
     kind=st.just("xresnet"),
     dim=st.integers(1, 8).map(lambda half: 2 * half),
     depths=st.lists(st.integers(1, 3), min_size=1, max_size=3),
@@ -75,10 +91,11 @@ def test_sizes_of_xresnet_are_those_of_the_real_module(model, classes, size):
         with FlopCounterMode(display=False) as counter:
             module(torch.empty(1, 3, size, size))
     assert formula.count == sum(parameter.numel() for parameter in module.parameters())
-    assert counter.get_total_flops() == formula.forward_flops - 2 * classes  # the head's bias is no product
-    assert training_flops_per_token(model, classes, size) == 3 * formula.forward_flops
+    forward = formula.layers * formula.block_flops + formula.ends_flops
+    assert counter.get_total_flops() == pytest.approx(forward - 2 * classes)  # the head's bias is no product
+    assert formula.flops_per_target == pytest.approx(3 * forward)
     blocks = [sum(p.numel() for p in block.parameters()) for stage in module.stages for block in stage]
-    assert (formula.layers, formula.largest) == (len(blocks), max(blocks))
+    assert (formula.layers, round(formula.unit * formula.block)) == (len(blocks), max(blocks))
     assert formula.block * len(blocks) == pytest.approx(sum(blocks))
 
 
@@ -86,7 +103,7 @@ def test_xresnet50_has_its_published_size_and_cost():
     """He et al. 2018, table 5: ResNet-50-D costs 4.3 GFLOPs (of multiply and add as one) at 224 pixels."""
     sizes = model_sizes(make(Model, kind="xresnet", dim=64, norm="batch"), 1000, 224)
     assert sizes.count == 25_576_264
-    assert sizes.forward_flops / 2 == pytest.approx(4.3e9, rel=0.02)
+    assert sizes.flops_per_target / 3 / 2 == pytest.approx(4.3e9, rel=0.02)
 
 
 PUBLISHED = {
@@ -115,15 +132,14 @@ def test_published_models_have_their_published_size(name):
 
 def test_unknown_kinds_are_unknown():
     """A class of the user's own is never counted as 0."""
-    model = make(Model, kind="mine.py:Mine")
-    assert parameter_shapes(model, 10, 10) is None and model_sizes(model, 10, 10) is None
+    assert model_sizes(make(Model, kind="mine.py:Mine"), 10, 10) is None
 
 
 def test_flops_are_those_of_palm():
     """6 N + 12 L T D a token (Chowdhery et al. 2022, appendix B), N without embeddings and vectors."""
     model = make(Model, dim=64, heads=4, layers=3, hidden=256, bias=False)
     matrices = 3 * (4 * 64 * 64 + 2 * 64 * 256) + 1000 * 64
-    assert training_flops_per_token(model, 1000, 32) == 6 * matrices + 12 * 3 * 32 * 64
+    assert model_sizes(model, 1000, 32).flops_per_target == 6 * matrices + 12 * 3 * 32 * 64
 
 
 def test_flops_of_the_encoder_decoder_are_those_of_its_products():
@@ -136,7 +152,7 @@ def test_flops_of_the_encoder_decoder_are_those_of_its_products():
         module(documents, documents == 0, torch.zeros(1, summary_window, dtype=torch.int64))
     scores = window * window + summary_window * summary_window + window * summary_window
     attention = model.layers * 4 * scores * model.dim
-    formula = training_flops_per_token(model, vocabulary, window, summary_window) * summary_window / 3
+    formula = model_sizes(model, vocabulary, window, summary_window).flops_per_target * summary_window / 3
     products = sum(count for operator, count in counter.get_flop_counts()["Global"].items() if "mm" in str(operator))
     assert formula - attention == pytest.approx(products)
 

@@ -12,7 +12,7 @@ from parascale.data.pairs import Pairs
 from parascale.data.text import Tokens
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.evaluation.summaries import beam_search
-from parascale.models import build_model, initialise
+from parascale.families.build import build_model, initialise
 from parascale.parallel import tying
 from parascale.parallel.parallelize import check_plans
 from parascale.settings import Data, Layout, Model, Run, Text, Workload, load_workload, make

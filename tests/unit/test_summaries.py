@@ -8,7 +8,7 @@ import torch
 
 from parascale.data.tokenize import END_ID, UNKNOWN_ID
 from parascale.evaluation.summaries import beam_search, rouge
-from parascale.models import build_model
+from parascale.families.build import build_model
 from parascale.settings import Model, make
 
 VOCABULARY, LENGTH = 5, 3

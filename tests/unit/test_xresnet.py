@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from parascale.errors import ConfigError
-from parascale.models import build_model
-from parascale.settings import Model, Run, Training, Workload, make, strict
+from parascale.families.build import build_model
+from parascale.settings import Model, Run, Workload, make, strict
 
 XRESNET50 = make(Model, kind="xresnet", dim=64, norm="batch")
 
@@ -59,7 +59,7 @@ def test_odd_sizes_fit_through_both_ways_of_a_block(size):
 @pytest.mark.parametrize(
     ("model", "run", "message"),
     [
-        ({"norm": "layer"}, {}, "`layer` is none of xresnet's"),
+        ({"norm": "layer"}, {}, r"`workload.model.norm` = `layer` is not known\. Allowed: batch, group"),
         ({"depths": []}, {}, "a block or more for each stage"),
         ({"dim": 5}, {}, "must be even"),
         (
@@ -70,7 +70,7 @@ def test_odd_sizes_fit_through_both_ways_of_a_block(size):
         ({}, {"layout": {"gpus_per_node": 2, "pp": 2}}, r"cannot be trained with pp = 2"),
         ({}, {"layout": {"activation_checkpointing": True}}, "count every batch twice"),
         ({}, {"layout": {"gpus_per_node": 2, "dp": 2}, "average_every": 2}, "take model.norm: group"),
-        ({"kind": "transformer_lm"}, {}, "is for the task language_model, not classification"),
+        ({"kind": "transformer_lm"}, {}, r"`workload.model.norm` = `batch` is not known\. Allowed: layer, rms"),
     ],
 )
 def test_what_it_cannot_be_is_refused_before_anything_runs(model, run, message):
@@ -87,7 +87,7 @@ def test_what_it_cannot_be_is_refused_before_anything_runs(model, run, message):
 def test_every_rank_with_its_own_batch_norm_is_another_training():
     from parascale.train.parity import not_comparable
 
-    workload = make(Workload, name="x", task="classification", model=XRESNET50, training=Training(steps=2))
+    workload = make(Workload, name="x", task="classification", model=XRESNET50, training={"steps": 2})
     layouts = {on: {"gpus_per_node": 2, "dp": 2, "sync_batch_norm": on} for on in (True, False)}
     runs = {
         on: strict.load(Run, {"run": "x", "workload": workload, "layout": layout}, "x")

@@ -6,8 +6,8 @@ import torch
 
 from parascale.checkpoint import read
 from parascale.errors import CheckpointError
+from parascale.families.build import build_model
 from parascale.files import read_json
-from parascale.models import build_model
 from parascale.settings import run_from_dict
 
 PREFIX = "model."

@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 
 from parascale.checkpoint import read
-from parascale.checkpoint.export import family
 from parascale.checkpoint.manifest import MANIFEST, check_files, read_manifest
 from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, index_name
 from parascale.checkpoint.stream import DTYPES
 from parascale.errors import CheckpointError
 from parascale.evaluation.evaluate import split_sums
 from parascale.evaluation.task import open_task
+from parascale.families.build import build_model
+from parascale.families.export import words_of
 from parascale.files import read_json
-from parascale.models import build_model
 from parascale.settings import run_from_dict
 
 SCHEMA_VERSION = 1
@@ -146,7 +146,7 @@ class _Judge:
             "optimizer": False,
             "test_loss": self._loss(lambda inputs: theirs(inputs).logits),
             "logits_difference": difference,
-            "architecture": family(self.run.workload.model),
+            "architecture": words_of(self.run.workload.model.kind).architecture(self.run.workload.model),
         }
 
     def _model(self, tensors):

@@ -1,21 +1,32 @@
-"""What is known of a kind of model before anything of it is loaded."""
+"""What a family says of its models in plain data: of each kind, and where a model may be cut into stages."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model: the task it serves, the degrees beside `dp` that it can be spread over, and where its parts are.
+    """A kind of model, as its family's `KINDS` has it.
 
-    settings, model, sizes: `module:Name` in the family's folder. export: the module that writes it for `transformers`.
-    usual: taken where a workload of its task names no kind. builds_on: other families whose modules its own are made of.
+    task: what it learns. degrees: beside `dp`, those that it can be spread over. settings, model, sizes, export: where its class of
+    settings, its class, its Sizes and its words of `transformers` are found in the family's folder, as `module:Name` or `module`;
+    None where it has none. usual: taken where a workload of the task names no kind. builds_on: other families whose modules
+    its own are made of.
     """
 
     task: str
-    degrees: tuple
     settings: str
     model: str
+    degrees: tuple[str, ...] = ()
     sizes: str | None = None
     export: str | None = None
     usual: bool = False
-    builds_on: tuple = ()
+    builds_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """Where a model may be cut: submodules before the blocks, the container of the blocks, submodules after them."""
+
+    first: tuple[str, ...]
+    blocks: str
+    last: tuple[str, ...]

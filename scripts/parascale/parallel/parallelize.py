@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from parascale.errors import ConfigError
-from parascale.models import initialise
+from parascale.families.build import initialise
 from parascale.parallel import batch_norm, ddp, fsdp, tensor, tying
 
 PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}

@@ -5,8 +5,8 @@ import math
 from dataclasses import dataclass
 
 from parascale.errors import ConfigError, ParascaleError
+from parascale.families.sizes import model_sizes
 from parascale.plan.predict import FITS_BELOW, Prediction, capacity_bytes, memory_parts, predict
-from parascale.plan.shapes import model_sizes
 from parascale.settings import Layout, Run
 
 ORDER = ("fits", "unknown", "risky", "does not fit")

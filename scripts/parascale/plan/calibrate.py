@@ -11,9 +11,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
+from parascale.families.sizes import model_sizes
 from parascale.files import read_json, read_json_lines, write_json
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
-from parascale.plan.shapes import model_sizes
 from parascale.plan.time import COMPUTING, Rates, step_work
 from parascale.settings import identity, run_from_dict
 
@@ -199,7 +199,7 @@ def _equations(observation, site):
     sizes = model_sizes(run.workload.model, observation.vocabulary, *run.workload.sizes)
     if sizes is None:
         return []
-    work = step_work(run, sizes, observation.vocabulary, site.device)
+    work = step_work(run, sizes, site.device)
     unit = Rates(**{item.name: 1.0 for item in dataclasses.fields(Rates)})
     shared = unit.shared(site, run.layout.processes_per_node)
     amounts = {item.name: getattr(work, item.name) * getattr(shared, item.name) for item in dataclasses.fields(Rates)}

@@ -9,18 +9,14 @@ A step has a few moments at which memory can peak; each is a sum of parts, and t
 - `end`     the backward pass ends: all gradients, one block's activations, what is left of FSDP's root
 
 Sources: states of AdamW from Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054, section 3.1 (here fp32 weights,
-gradients and two moments: 16 bytes a parameter); activations in `activations.py`; micro-batches in flight from
+gradients and two moments: 16 bytes a parameter); activations from the model's family; micro-batches in flight from
 Narayanan et al. 2021, arXiv:2104.04473, section 2.2. What libraries hold twice was found with, and is checked against,
 the real code on fake tensors (`parascale.train.fake`).
 """
 
 from dataclasses import dataclass, replace
 
-from parascale.plan import activations
-from parascale.plan.activations import Kinds, Shape
-from parascale.plan.convolutions import ImageSizes
-from parascale.plan.image_memory import ImageMemory
-from parascale.plan.shapes import model_sizes, share
+from parascale.families.sizes import MicroBatch, model_sizes, share
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 OPTIMIZER_COPIES = {"adamw": 2, "sgd": 1}
@@ -45,15 +41,13 @@ def peak_memory(run, vocabulary, device):
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     if sizes is None:
         return None
-    if isinstance(sizes, ImageSizes):
-        return ImageMemory(run, sizes).peak(OPTIMIZER_COPIES[run.workload.optim.name])
-    ranks = (rank_memory(run, sizes, vocabulary, device, held) for held in rank_stages(run.layout, sizes.layers))
+    ranks = (rank_memory(run, sizes, device, held) for held in rank_stages(run.layout, sizes.layers))
     return max(ranks, key=total)
 
 
-def rank_memory(run, sizes, vocabulary, device, stages):
+def rank_memory(run, sizes, device, stages):
     """{part: bytes} at the peak of a rank that holds `stages`."""
-    return max(RankMemory(run, sizes, vocabulary, device, stages).moments().values(), key=total)
+    return max(RankMemory(run, sizes, device, stages).moments().values(), key=total)
 
 
 def total(parts):
@@ -91,26 +85,24 @@ def in_flight(layout, stage):
 class RankMemory:
     """The parts of one rank's memory at each moment of a step."""
 
-    def __init__(self, run, sizes, vocabulary, device, stages):
-        self.run, self.layout, self.model, self.stages = run, run.layout, run.workload.model, stages
-        self.kinds, self.shape = Kinds.of(run), Shape.of(run)
+    def __init__(self, run, sizes, device, stages):
+        self.run, self.layout, self.sizes, self.stages = run, run.layout, sizes, stages
+        self.batch = MicroBatch.of(run, device)
         self.first, self.last = (any(getattr(stage, end) for stage in stages) for end in ("first", "last"))
         self.pipeline = self.layout.pp > 1
         self.fsdp = self.layout.uses_fsdp
         # In a pipeline FSDP keeps parameters gathered, and sums gradients over micro-batches before it reduces them.
         self.frees = self.fsdp and self.layout.reshard_after_forward and not self.pipeline
-        self._count_elements(sizes)
-        self.device = device
-        self.kept_block = activations.block_bytes(self.model, self.shape, self.kinds, device)
-        self.weight_copies = activations.weight_copies(self.model, self.shape, self.kinds)
-        self.boundary = activations.boundary_bytes(self.model, self.shape, self.kinds)
-        self.working = activations.working_bytes(self.model, self.shape, self.kinds)
+        self._count_elements()
+        self.kept_block, self.weight_copies = sizes.block_bytes(self.batch), sizes.weight_copies(self.batch)
+        self.boundary, self.working = sizes.boundary_bytes(self.batch), sizes.working_bytes(self.batch)
         loss_parallel = self.layout.tp > 1 and self.layout.loss_parallel
-        self.logits = activations.logits_bytes(vocabulary, self.shape, self.kinds, loss_parallel) if self.last else 0
+        self.logits = sizes.logits_bytes(self.batch, loss_parallel) if self.last else 0
 
-    def _count_elements(self, sizes):
+    def _count_elements(self):
         """Elements of this rank's parameters, tensor parallelism applied, FSDP not yet."""
-        tp = self.layout.tp
+        sizes, tp = self.sizes, self.layout.tp
+        self.blocks = sum(stage.blocks for stage in self.stages)
         self.block_elements = share(sizes.block_split, tp) + sizes.block_whole
         self.unit_elements = round(self.block_elements * sizes.unit)
         self.head = share(sizes.head, tp) if self.last else 0
@@ -118,7 +110,7 @@ class RankMemory:
         own_head = 0 if sizes.tied and self.first else self.head
         # What FSDP gathers as its root: everything but the blocks.
         self.root = self.embedding + own_head + (sizes.norm if self.last else 0)
-        self.elements = self.root + self.block_elements * sum(stage.blocks for stage in self.stages)
+        self.elements = self.root + round(self.block_elements * self.blocks)
         self.sharded = share(self.elements, self.layout.fsdp)
 
     def moments(self):
@@ -132,24 +124,24 @@ class RankMemory:
         return self._parts(self._activations(), logits=self._logit_copies() * self.logits, buffers=self._gathered())
 
     def _gather(self):
-        gathered = 2 * self.root * self.kinds.compute if self.frees else self._gathered()
+        gathered = 2 * self.root * self.batch.compute if self.frees else self._gathered()
         return self._parts(self._activations(), logits=self.logits, buffers=gathered)
 
     def _output(self):
         # A new gradient meets the sum of the earlier ones.
         gradient = self._gradients_stay() + self._head_gradient()
-        if self.kinds.autocast:
-            gradient += self.head * self.kinds.compute
+        if self.batch.autocast:
+            gradient += self.head * self.batch.compute
         copies = self._logit_copies() - 2 if self.pipeline else 1
-        gathered = self.root * self.kinds.compute if self.frees else self._gathered()
+        gathered = self.root * self.batch.compute if self.frees else self._gathered()
         return self._parts(self._activations(), logits=copies * self.logits, gradients=gradient, buffers=gathered)
 
     def _block(self):
         recomputed = self.kept_block + self.weight_copies if self.layout.activation_checkpointing else 0
-        gathered, block = self._gathered(), self.unit_elements * self.kinds.compute
+        gathered, block = self._gathered(), self.unit_elements * self.batch.compute
         if self.frees:
             # The block itself, and the next one while it is gathered: as it arrives and as it is laid out.
-            gathered = self.root * self.kinds.compute + 3 * block
+            gathered = self.root * self.batch.compute + 3 * block
         return self._parts(
             self._activations() + recomputed + self.working, gradients=self._head_gradient(), buffers=gathered
         )
@@ -158,38 +150,38 @@ class RankMemory:
         if self.pipeline:
             return self._reduce_pipeline()
         kept = self.boundary if self.layout.activation_checkpointing else self.kept_block
-        gathered, block = self._gathered(), self.unit_elements * self.kinds.compute
+        gathered, block = self._gathered(), self.unit_elements * self.batch.compute
         if self.frees:
-            gathered = self.root * self.kinds.compute + 2 * block
+            gathered = self.root * self.batch.compute + 2 * block
         gathered += block + self.unit_elements * REDUCE_BYTES
         return self._parts(self._activations() - kept, gradients=self._head_gradient(), buffers=gathered)
 
     def _end(self):
         if self.pipeline:
             return self._end_of_micro_batch()
-        kept, buffers = self.kept_block + self.weight_copies + self.working, self._gathered()
-        gradients = self.sharded * self.kinds.parameter
+        kept, buffers = self.sizes.last_bytes(self.batch), self._gathered()
+        gradients = self.sharded * self.batch.parameter
         if self.frees:
-            kept, buffers = 0, self.root * (self.kinds.compute + REDUCE_BYTES)
+            kept, buffers = 0, self.root * (self.batch.compute + REDUCE_BYTES)
         elif not self.fsdp and not self._gradients_stay():
-            gradients -= (self.block_elements + self.embedding) * self.kinds.parameter
+            gradients -= round(self.block_elements + self.embedding) * self.batch.parameter
         return self._parts(kept, gradients=gradients, buffers=buffers)
 
     def _end_of_micro_batch(self):
         """All gradients are there, the embedding's is added to the sum, and other micro-batches wait."""
         waiting = 0 if self._gradients_stay() else 1
         stages = [replace(stage, in_flight=max(0, stage.in_flight - 1 - waiting)) for stage in self.stages]
-        embedding = self.embedding * self.kinds.parameter if self.layout.micro_batches > 1 else 0
-        gradients = self.elements * (REDUCE_BYTES if self.fsdp else self.kinds.parameter)
+        embedding = self.embedding * self.batch.parameter if self.layout.micro_batches > 1 else 0
+        gradients = self.elements * (REDUCE_BYTES if self.fsdp else self.batch.parameter)
         return self._parts(self._activations(stages), gradients=gradients + embedding, buffers=self._gathered())
 
     def _reduce_pipeline(self):
         """After the last micro-batch, FSDP reduces the summed gradients unit by unit."""
-        gradients = self.elements * REDUCE_BYTES + self.sharded * self.kinds.parameter
+        gradients = self.elements * REDUCE_BYTES + self.sharded * self.batch.parameter
         return self._parts(0, gradients=gradients, buffers=self._gathered() + 2 * self.root * REDUCE_BYTES)
 
     def _parts(self, kept, logits=0, gradients=0, buffers=0):
-        states = self.sharded * self.kinds.parameter
+        states = self.sharded * self.batch.parameter
         return {
             "parameters": states,
             "gradients": max(gradients, self._gradients_stay()),
@@ -204,12 +196,12 @@ class RankMemory:
         stages = self.stages if stages is None else stages
         checkpointing = self.layout.activation_checkpointing
         block = self.boundary if checkpointing else self.kept_block
-        kept = 0 if checkpointing else self.weight_copies * sum(stage.blocks for stage in stages)
+        kept = 0 if checkpointing else self.weight_copies * self.blocks
         kept += sum(stage.in_flight * stage.blocks * block for stage in stages)
         ends = sum(stage.in_flight for stage in stages if stage.last)
-        kept += ends * activations.ends_bytes(self.model, self.shape, self.kinds, self.device)
-        if self.kinds.autocast:
-            kept += self.head * self.kinds.compute
+        kept += ends * self.sizes.ends_bytes(self.batch)
+        if self.batch.autocast:
+            kept += self.head * self.batch.compute
         return kept
 
     def _logit_copies(self):
@@ -228,7 +220,7 @@ class RankMemory:
         return copies
 
     def _head_gradient(self):
-        return self.head * (self.kinds.compute if self.fsdp else self.kinds.parameter)
+        return self.head * (self.batch.compute if self.fsdp else self.batch.parameter)
 
     def _gradients_stay(self):
         """Bytes of gradients that are there all through the forward pass.
@@ -239,15 +231,15 @@ class RankMemory:
         if self.pipeline:
             if layout.micro_batches <= max(stage.in_flight for stage in self.stages):
                 return 0
-            return self.elements * REDUCE_BYTES if self.fsdp else self.elements * self.kinds.parameter
+            return self.elements * REDUCE_BYTES if self.fsdp else self.elements * self.batch.parameter
         buckets = layout.dp > 1 and not self.fsdp and not self.run.average_every
         if buckets or self.run.workload.training.accumulate > 1:
-            return self.sharded * self.kinds.parameter
+            return self.sharded * self.batch.parameter
         return 0
 
     def _gathered(self):
         """FSDP that does not free: all parameters lie there whole."""
-        return self.elements * self.kinds.compute if self.fsdp and not self.frees else 0
+        return self.elements * self.batch.compute if self.fsdp and not self.frees else 0
 
     def _received(self):
         """A pipeline's tensors to receive into, one for each micro-batch and direction."""

@@ -5,12 +5,11 @@ import math
 from dataclasses import dataclass
 
 from parascale.errors import ParascaleError
+from parascale.families.sizes import BACKWARD, model_sizes
 from parascale.files import read_json
 from parascale.plan import limits
 from parascale.plan.calibrate import Calibration, saved_bytes
-from parascale.plan.flops import BACKWARD, training_flops_per_token
 from parascale.plan.memory import peak_memory, total
-from parascale.plan.shapes import model_sizes
 from parascale.plan.time import step_work
 
 FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequences may end a run
@@ -107,8 +106,7 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
         )
     sizes = model_sizes(model, facts.vocabulary, *places)
     prediction = _memory(run, site, calibration, facts.vocabulary, remedy)
-    flops = training_flops_per_token(model, facts.vocabulary, *places)
-    prediction = dataclasses.replace(prediction, flops_per_token=flops)
+    prediction = dataclasses.replace(prediction, flops_per_token=sizes.flops_per_target)
     return _time(prediction, run, site, calibration, sizes, facts)
 
 
@@ -223,7 +221,7 @@ def _time(prediction, run, site, calibration, sizes, facts):
     if rates is None:
         known = f"peak_tflops.{run.precision} and memory_gigabytes_per_second"
         return dataclasses.replace(prediction, steps=steps, unknown=f"time: site {site.name} does not state {known}")
-    work = step_work(run, sizes, facts.vocabulary, site.device)
+    work = step_work(run, sizes, site.device)
     phases = rates.seconds(work, site, run.layout.processes_per_node)
     same = calibration.same(run)
     step_seconds = same[0] if same else sum(phases.values())

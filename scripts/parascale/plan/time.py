@@ -13,11 +13,8 @@ messages over each link. `Rates.seconds` turns that into time. Sources of the fo
 
 from dataclasses import dataclass, fields, replace
 
-from parascale.plan.activations import Kinds, Shape, boundary_bytes
-from parascale.plan.convolutions import ImageSizes
-from parascale.plan.flops import BACKWARD, block_forward, head_forward
-from parascale.plan.image_memory import ImageMemory
-from parascale.plan.memory import RankMemory, rank_stages
+from parascale.families.sizes import BACKWARD
+from parascale.plan.memory import REDUCE_BYTES, RankMemory, rank_stages
 
 COMPUTING = ("flops", "contended_flops", "passes", "split_passes", "shard_passes")
 TRANSFERS = ("node_bytes", "node_messages", "network_bytes", "network_messages")
@@ -107,11 +104,9 @@ class Rates:
         )
 
 
-def step_work(run, sizes, vocabulary, device):
+def step_work(run, sizes, device):
     """The Work of the rank that computes longest in a step of `run`."""
-    if isinstance(sizes, ImageSizes):
-        return _image_work(run, sizes)
-    ranks = [_rank_work(run, sizes, vocabulary, device, stages) for stages in rank_stages(run.layout, sizes.layers)]
+    ranks = [_rank_work(run, sizes, device, stages) for stages in rank_stages(run.layout, sizes.layers)]
     busiest, whole = max(ranks, key=lambda work: work.flops), sum(work.flops for work in ranks)
     if len(ranks) == 1:
         return busiest
@@ -123,21 +118,18 @@ def step_work(run, sizes, vocabulary, device):
     )
 
 
-def _rank_work(run, sizes, vocabulary, device, stages):
-    layout, model, training = run.layout, run.workload.model, run.workload.training
-    shape = Shape.of(run)
-    parts = layout.micro_batches * training.accumulate
-    blocks = sum(stage.blocks for stage in stages)
-    places = run.workload.sizes
-    forward = blocks * block_forward(model, *places)
+def _rank_work(run, sizes, device, stages):
+    layout, rank = run.layout, RankMemory(run, sizes, device, stages)
+    parts, blocks = layout.micro_batches * run.workload.training.accumulate, rank.blocks
+    samples = rank.batch.samples * parts
+    forward = blocks * sizes.block_flops
     recomputed = forward if layout.activation_checkpointing else 0
-    if any(stage.last for stage in stages):
-        forward += head_forward(model, vocabulary, *places)
-    flops = ((1 + BACKWARD) * forward + recomputed) * shape.tokens * parts / layout.tp
-    rank = RankMemory(run, sizes, vocabulary, device, stages)
+    if rank.last:
+        forward += sizes.ends_flops
+    flops = ((1 + BACKWARD) * forward + recomputed) * samples / layout.tp
     passes = blocks * parts * (1 + BACKWARD + layout.activation_checkpointing)
     work = Work(
-        samples=shape.samples * parts,
+        samples=samples,
         flops=flops,
         contended_flops=flops,
         passes=passes,
@@ -145,63 +137,42 @@ def _rank_work(run, sizes, vocabulary, device, stages):
         shard_passes=2 * (blocks + 1) * parts if layout.uses_fsdp else 0.0,
         optimizer_elements=rank.sharded,
     )
-    beside = _data_transfers(Work(), run, rank, blocks)
+    beside = _data_transfers(Work(), run, rank)
     work = replace(work, beside=beside, **{name: getattr(beside, name) for name in TRANSFERS})
-    work = _tensor_transfers(work, run, shape, blocks, parts)
-    return _pipeline_transfers(work, run, shape, stages)
+    work = _tensor_transfers(work, run, rank, parts)
+    return _pipeline_transfers(work, run, rank)
 
 
-def _image_work(run, sizes):
-    """The Work of a rank of xresnet: ranks differ in their samples alone."""
-    memory, checkpointing = ImageMemory(run, sizes), run.layout.activation_checkpointing
-    parts = run.workload.training.accumulate
-    directions = 1 + BACKWARD + checkpointing
-    flops = directions * sizes.forward_flops * memory.samples * parts
-    work = Work(
-        samples=memory.samples * parts,
-        flops=flops,
-        contended_flops=flops,
-        passes=sizes.layers * parts * directions,
-        shard_passes=2 * (sizes.layers + 1) * parts if run.layout.uses_fsdp else 0.0,
-        optimizer_elements=memory.sharded,
-    )
-    beside = _data_transfers(Work(), run, memory, sizes.layers)
-    return replace(work, beside=beside, **{name: getattr(beside, name) for name in TRANSFERS})
-
-
-def _data_transfers(work, run, rank, blocks):
+def _data_transfers(work, run, rank):
     """DDP: an all-reduce of all gradients. FSDP: all-gathers before use, a reduce-scatter after; HSDP both."""
-    layout = run.layout
-    kinds = Kinds.of(run)
+    layout, blocks = run.layout, rank.blocks
     if not layout.uses_fsdp:
         if layout.dp > 1:
-            every = run.average_every or 1
-            work = _ring(work, run, "dp", 2 * rank.elements * kinds.parameter / every, 2 * max(1, blocks // 4) / every)
+            every, size = run.average_every or 1, 2 * rank.elements * rank.batch.parameter
+            work = _ring(work, run, "dp", size / every, 2 * max(1, blocks // 4) / every)
         return work
     units = blocks + 1
     gathers = 2 if layout.reshard_after_forward and layout.pp == 1 else 1
     parts = 1 if layout.pp > 1 else run.workload.training.accumulate
-    size = rank.elements * (gathers * kinds.compute + 4) * parts
+    size = rank.elements * (gathers * rank.batch.compute + REDUCE_BYTES) * parts
     work = _ring(work, run, "fsdp", size, (gathers + 1) * units * parts)
-    return _ring(work, run, "dp", 2 * rank.sharded * 4 * parts, 2 * units * parts)
+    return _ring(work, run, "dp", 2 * rank.sharded * REDUCE_BYTES * parts, 2 * units * parts)
 
 
-def _tensor_transfers(work, run, shape, blocks, parts):
+def _tensor_transfers(work, run, rank, parts):
     """Each block reduces twice and (with a split sequence) gathers twice, forward and again backward."""
-    whole = shape.tokens * run.workload.model.dim * Kinds.of(run).compute
-    directions = 2 + run.layout.activation_checkpointing
-    return _ring(work, run, "tp", 4 * directions * whole * blocks * parts, 4 * directions * blocks * parts)
+    collectives = 4 * (2 + run.layout.activation_checkpointing) * rank.blocks * parts
+    return _ring(work, run, "tp", collectives * rank.sizes.split_bytes(rank.batch), collectives)
 
 
-def _pipeline_transfers(work, run, shape, stages):
+def _pipeline_transfers(work, run, rank):
     """The residual stream to the next stage and its gradient back, for each micro-batch."""
     layout = run.layout
     if layout.pp == 1:
         return work
-    borders = sum((not stage.first) + (not stage.last) for stage in stages)
-    size = boundary_bytes(run.workload.model, shape, Kinds.of(run))
+    borders = sum((not stage.first) + (not stage.last) for stage in rank.stages)
     count = borders * layout.micro_batches * run.workload.training.accumulate
-    return work.plus(link_of(layout, "pp"), count * size, count)
+    return work.plus(link_of(layout, "pp"), count * rank.boundary, count)
 
 
 def _ring(work, run, axis, size, collectives):

@@ -22,20 +22,20 @@ KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text
 FOLDED = "\n<details><summary>For experts</summary>\n\n", "\n</details>\n"
 
 
-def tables(kinds):
-    """Name → Markdown table, for every kind of file that holds settings. kinds: model kind → (its task, its settings)."""
+def tables():
+    """Name → Markdown table, for every kind of file that holds settings."""
     columns = [setting for setting in (RUN_COLUMNS | LAYOUT_COLUMNS).values() if setting.key != "name"]
     return {
         "config": _tables(("key",), [((), setting) for setting in walk(Config)]),
         "runs": _tables(("column",), [((), setting) for setting in columns]),
-        "workload": _tables(("key", "of"), _of_workloads(kinds)),
+        "workload": _tables(("key", "of"), _of_workloads(_kinds())),
         "site": _tables(("key",), [((), setting) for setting in walk(Site) if setting.key != "name"]),
     }
 
 
-def fill(page, kinds):
+def fill(page):
     """`page` with each table between its markers made anew. Raises ConfigError where a table has no place or two."""
-    made = tables(kinds)
+    made = tables()
     found = [name for _, name, _ in BLOCK.findall(page)]
     if sorted(found) != sorted(made):
         raise ConfigError(
@@ -44,13 +44,13 @@ def fill(page, kinds):
     return BLOCK.sub(lambda match: f"{match[1]}{made[match[2]]}{match[3]}", page)
 
 
-def schemas(kinds):
+def schemas():
     """Name of a kind of YAML file → its JSON schema (draft 2020-12), by which editors complete and check it."""
     base = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     tasks = []
     for name, task in TASKS.items():
         schema = adapter(task).json_schema(ref_template=f"#/$defs/{name}/$defs/{{model}}")
-        models = {kind: adapter(settings).json_schema() for kind, (of, settings) in kinds.items() if of == name}
+        models = {kind: adapter(settings).json_schema() for kind, (of, settings) in _kinds().items() if of == name}
         schema["properties"]["model"] = {"anyOf": list(models.values())}
         tasks.append(_as_file(schema, ["extends"]))
     return {
@@ -59,6 +59,13 @@ def schemas(kinds):
         "workload": base
         | {"$defs": dict(zip(TASKS, tasks, strict=True)), "anyOf": [{"$ref": f"#/$defs/{name}"} for name in TASKS]},
     }
+
+
+def _kinds():
+    """Kind of model → (its task, its class of settings)."""
+    from parascale.families import kinds, settings_of  # families build on settings
+
+    return {name: (kind.task, settings_of(kind.task, name)) for name, kind in kinds().items()}
 
 
 def _as_file(schema, more=()):

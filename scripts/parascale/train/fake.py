@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from parascale.evaluation.task import empty_batch
-from parascale.models import build_model
+from parascale.families.build import build_model
 from parascale.parallel import ddp, make_mesh, parallelize, pipeline
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss

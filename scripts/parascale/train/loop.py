@@ -16,7 +16,7 @@ from parascale.data.sampler import Sampler, share
 from parascale.errors import Interrupted, TrainingError
 from parascale.evaluation.evaluate import split_sums
 from parascale.evaluation.task import Task, open_task
-from parascale.models import build_model
+from parascale.families.build import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss, all_reduce, computation_context

@@ -1,5 +1,14 @@
-"""x"""
+"""Classifiers of images."""
 
 from parascale.families.kind import Kind
 
-KINDS = {"xresnet": Kind(task="classification", degrees=("fsdp",), settings="settings:XResNet", model="", usual=True)}
+KINDS = {
+    "xresnet": Kind(
+        task="classification",
+        usual=True,
+        settings="settings:XResNet",
+        degrees=("fsdp",),
+        model="modules:XResNet",
+        sizes="sizes:ImageSizes",
+    ),
+}

@@ -1,9 +1,15 @@
-"""x"""
+"""Language models: they learn what follows each token of a text."""
 
 from parascale.families.kind import Kind
 
 KINDS = {
     "transformer_lm": Kind(
-        task="language_model", degrees=("fsdp", "tp", "pp"), settings="settings:TransformerLM", model="", usual=True
-    )
+        task="language_model",
+        usual=True,
+        settings="settings:TransformerLM",
+        degrees=("fsdp", "tp", "pp"),
+        model="modules:TransformerLM",
+        sizes="sizes:TransformerSizes",
+        export="export",
+    ),
 }

@@ -1,10 +1,22 @@
-"""x"""
+"""Summarisers: they read a document and write its summary."""
 
 from parascale.families.kind import Kind
 
 KINDS = {
     "encoder_decoder": Kind(
-        task="summarisation", degrees=("fsdp", "tp"), settings="settings:EncoderDecoder", model="", usual=True
+        task="summarisation",
+        usual=True,
+        settings="settings:EncoderDecoder",
+        builds_on=("language",),
+        degrees=("fsdp", "tp"),
+        model="modules:EncoderDecoder",
+        sizes="sizes:EncoderDecoderSizes",
     ),
-    "pretrained": Kind(task="summarisation", degrees=("fsdp",), settings="settings:Pretrained", model=""),
+    "pretrained": Kind(
+        task="summarisation",
+        settings="settings:Pretrained",
+        builds_on=("language",),
+        degrees=("fsdp",),
+        model="pretrained_modules:PretrainedSummariser",
+    ),
 }

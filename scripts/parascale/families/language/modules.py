@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from parascale.models.plans import PipelinePlan
+from parascale.families.kind import PipelinePlan
 
 ROTARY_BASE = 10_000.0
 

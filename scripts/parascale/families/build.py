@@ -8,29 +8,17 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from parascale.errors import ConfigError
-from parascale.models.encoder_decoder import EncoderDecoder
-from parascale.models.pretrained import PretrainedSummariser
-from parascale.models.transformer_lm import TransformerLM
-from parascale.models.xresnet import XResNet
-
-__all__ = ["KINDS", "build_model", "initialise", "model_class"]
-
-KINDS = {
-    "transformer_lm": TransformerLM,
-    "encoder_decoder": EncoderDecoder,
-    "pretrained": PretrainedSummariser,
-    "xresnet": XResNet,
-}
+from parascale.families import kinds, part_of
 
 
 def model_class(kind):
-    """The class of a model kind: one of ours, or `file.py:Class` of the user's own, relative to the current folder."""
-    if kind in KINDS:
-        return KINDS[kind]
+    """The class of a model kind: a family's, or `file.py:Class` of the user's own, relative to the current folder."""
+    if (known := part_of(kind, "model")) is not None:
+        return known
     place, _, name = kind.partition(":")
     if not name:
         raise ConfigError(
-            f"model.kind = `{kind}` is not known. Allowed: {', '.join(KINDS)}, or `folder/my_model.py:MyModel`"
+            f"model.kind = `{kind}` is not known. Allowed: {', '.join(kinds())}, or `folder/my_model.py:MyModel`"
         )
     path = Path(place)
     if not path.is_file():

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from parascale.models.transformer_lm import Attention, Block, Embedding, initialise_as_gpt2, make_norm
+from parascale.families.language.modules import Attention, Block, Embedding, initialise_as_gpt2, make_norm
 
 
 class DecoderBlock(Block):

@@ -1,0 +1,110 @@
+"""xresnet by formula, convolution by convolution (He et al. 2018, arXiv:1812.01187, ResNet-D).
+
+What is kept for the backward pass are the inputs of convolutions and of norms; a ReLU keeps its result, which is the next
+convolution's input.
+"""
+
+import math
+from dataclasses import dataclass
+
+from parascale.families.sizes import Sizes
+
+EXPANSION = 4  # channels of a block's output over those of its 3 × 3 convolution
+INDEX_BYTES = 8  # max pooling keeps where each maximum stood
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution without bias and its norm. places: height × width of its output. follows: whether a ReLU does."""
+
+    outputs: int
+    inputs: int
+    size: int
+    places: int
+    follows: bool = True
+
+    @property
+    def weights(self):
+        """Elements of its kernel."""
+        return self.outputs * self.inputs * self.size**2
+
+    @property
+    def parameters(self):
+        """Elements of kernel and norm."""
+        return self.weights + 2 * self.outputs
+
+    @property
+    def results(self):
+        """Elements that it gives of one image."""
+        return self.outputs * self.places
+
+    @property
+    def kept(self):
+        """Elements that it keeps of one image."""
+        return self.results * (1 + self.follows)
+
+
+class ImageSizes(Sizes):
+    """An xresnet for images of `size` pixels a side. A pass over it is that over its stem, its blocks and its head."""
+
+    def __init__(self, model, classes, size):
+        width, side = model.dim, math.ceil(size / 2)
+        channels = (3, width // 2, width // 2, width)
+        self.stem = [Convolution(channels[n + 1], channels[n], 3, side**2) for n in range(3)]
+        side = math.ceil(side / 2)
+        self.pooled, self.pixels, self.classes, inputs, self.blocks = width * side**2, 3 * size**2, classes, width, []
+        for stage, depth in enumerate(model.depths):
+            for block in range(depth):
+                stride = 2 if block == 0 and stage > 0 else 1
+                self.blocks.append(_block(inputs, width << stage, side, stride))
+                side, inputs = math.ceil(side / stride), EXPANSION * (width << stage)
+        elements = [sum(each.parameters for each in block) for block in self.blocks]
+        self.layers = len(self.blocks)
+        self.block_whole = self.cast = sum(elements) / self.layers
+        self.unit = max(elements) / self.block_whole
+        self.embedding_whole = sum(each.parameters for each in self.stem)
+        self.head = classes * (inputs + 1)
+        self.block_flops = 2 * sum(each.weights * each.places for block in self.blocks for each in block) / self.layers
+        self.ends_flops = 2 * sum(each.weights * each.places for each in self.stem) + 2 * self.head
+
+    def block_bytes(self, batch):
+        """Of the mean block."""
+        return self._mean(sum(each.kept for each in block) for block in self.blocks) * batch.samples * batch.compute
+
+    def boundary_bytes(self, batch):
+        """What the last convolution of a block gives, and the ReLU after the sum."""
+        return self._mean(block[2].kept for block in self.blocks) * batch.samples * batch.compute
+
+    def working_bytes(self, batch):
+        """Of the largest result, and of what it came from."""
+        return 2 * batch.samples * max(each.results for each in self.blocks[-1]) * batch.compute
+
+    def ends_bytes(self, batch):
+        """The image, the stem, and max pooling; under autocast the stem's weights too."""
+        kept = sum(each.kept for each in self.stem) + self.pooled + self.pixels
+        copies = self.embedding_whole * batch.compute if batch.autocast else 0
+        return batch.samples * (kept * batch.compute + self.pooled * INDEX_BYTES) + copies
+
+    def logits_bytes(self, batch, loss_parallel):
+        """Of each image."""
+        return batch.samples * self.classes * max(4, batch.compute)
+
+    def last_bytes(self, batch):
+        """The stem's results and their gradients; the largest result of all, its gradient, and that of what it came from."""
+        largest = max(each.results for block in (self.stem, *self.blocks) for each in block)
+        return 2 * batch.samples * (sum(each.results for each in self.stem) + largest) * batch.compute
+
+    def _mean(self, values):
+        return round(sum(values) / self.layers)
+
+
+def _block(inputs, width, side, stride):
+    before, after, outputs = side**2, math.ceil(side / stride) ** 2, EXPANSION * width
+    found = [
+        Convolution(width, inputs, 1, before),
+        Convolution(width, width, 3, after),
+        Convolution(outputs, width, 1, after),  # the ReLU comes after the sum
+    ]
+    if inputs != outputs:
+        found.append(Convolution(outputs, inputs, 1, after, follows=False))
+    return found

@@ -1,0 +1,134 @@
+"""A Transformer language model in the words of Hugging Face's `transformers`: as GPT-2 or as Llama, where one is exactly ours.
+
+GPT-2   learned positions, LayerNorm before each sublayer, gelu, gelu_tanh or relu, as many key heads as heads. Its matrices
+        are turned, and queries, keys and values stand in one. A bias that ours lacks becomes zeros: of the keys always,
+        because it changes nothing (see `modules.py`), of all where `bias` is false.
+Llama   rotary positions, RMSNorm before each sublayer, swiglu, any number of key heads, with or without bias.
+"""
+
+from parascale.errors import CheckpointError
+from parascale.families.language.modules import ROTARY_BASE
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
+GPT2, LLAMA = "gpt2", "llama"
+VOCABULARY = "embedding.tokens.weight"  # the tensor with a row for each of its entries
+# Our module → theirs, inside a block.
+LLAMA_PLACES = {
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.o": "self_attn.o_proj",
+    "attention_norm": "input_layernorm",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.down": "mlp.down_proj",
+    "feed_forward_norm": "post_attention_layernorm",
+}
+GPT2_NORMS = {"attention_norm": "ln_1", "feed_forward_norm": "ln_2"}
+GPT2_PLACES = {
+    ("attention.q", "attention.k", "attention.v"): "attn.c_attn",
+    ("attention.o",): "attn.c_proj",
+    ("feed_forward.up",): "mlp.c_fc",
+    ("feed_forward.down",): "mlp.c_proj",
+}
+
+
+def config(model, vocabulary, window):
+    """The mapping of `config.json` for a Model, but for the `dtype` of its weights; CheckpointError for settings without an equal."""
+    shared = {
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": model.tied,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+    }
+    if architecture(model) == GPT2:
+        return shared | {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "n_positions": window,
+            "n_embd": model.dim,
+            "n_layer": model.layers,
+            "n_head": model.heads,
+            "n_inner": model.hidden_width,
+            "activation_function": ACTIVATIONS[model.activation],
+            "layer_norm_epsilon": model.norm_eps,
+            "attn_pdrop": model.dropout,
+            "embd_pdrop": model.dropout,
+            "resid_pdrop": model.dropout,
+        }
+    return shared | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": model.dim,
+        "intermediate_size": model.hidden_width,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads or model.heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": window,
+        "rms_norm_eps": model.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
+        "attention_bias": model.bias,
+        "mlp_bias": model.bias,
+        "attention_dropout": model.dropout,
+    }
+
+
+def architecture(model):
+    """`gpt2` or `llama` for a Model; CheckpointError that names what has no equal."""
+    needs = {
+        GPT2: {"position": ("learned",), "norm": ("layer",), "activation": tuple(ACTIVATIONS)},
+        LLAMA: {"position": ("rotary",), "norm": ("rms",), "activation": ("swiglu",)},
+    }
+    name = LLAMA if model.position == "rotary" else GPT2
+    wrong = [
+        f"model.{key} = {getattr(model, key)} (needed: {' or '.join(allowed)})"
+        for key, allowed in needs[name].items()
+        if getattr(model, key) not in allowed
+    ]
+    if not model.pre_norm:
+        wrong.append("model.pre_norm = false (needed: true)")
+    if name == GPT2 and model.kv_heads not in (None, model.heads):
+        wrong.append(f"model.kv_heads = {model.kv_heads} (needed: as many as model.heads)")
+    if wrong:
+        raise CheckpointError(f"transformers has no equal of this model; nearest is {name}, but {'; '.join(wrong)}")
+    return name
+
+
+def tensors(model):
+    """Name in `transformers` → (our names, turned): our tensors, joined along their rows, and transposed where they are turned.
+
+    A bias that we do not have stands for zeros.
+    """
+    return {GPT2: _gpt2, LLAMA: _llama}[architecture(model)](model)
+
+
+def _llama(model):
+    found = {"model.embed_tokens.weight": VOCABULARY, "model.norm.weight": "norm.weight"}
+    if not model.tied:
+        found["lm_head.weight"] = "head.weight"
+    for layer in range(model.layers):
+        for ours, theirs in LLAMA_PLACES.items():
+            found[f"model.layers.{layer}.{theirs}.weight"] = f"blocks.{layer}.{ours}.weight"
+            if model.bias and not ours.endswith("norm"):
+                found[f"model.layers.{layer}.{theirs}.bias"] = f"blocks.{layer}.{ours}.bias"
+    return {theirs: ((ours,), False) for theirs, ours in found.items()}
+
+
+def _gpt2(model):
+    found = {
+        "transformer.wte.weight": ((VOCABULARY,), False),
+        "transformer.wpe.weight": (("embedding.positions.weight",), False),
+    }
+    if not model.tied:
+        found["lm_head.weight"] = (("head.weight",), False)
+    norms = {"transformer.ln_f": "norm"}
+    for layer in range(model.layers):
+        ours, theirs = f"blocks.{layer}", f"transformer.h.{layer}"
+        norms |= {f"{theirs}.{place}": f"{ours}.{norm}" for norm, place in GPT2_NORMS.items()}
+        for matrices, place in GPT2_PLACES.items():
+            found[f"{theirs}.{place}.weight"] = (tuple(f"{ours}.{name}.weight" for name in matrices), True)
+            found[f"{theirs}.{place}.bias"] = (tuple(f"{ours}.{name}.bias" for name in matrices), False)
+    for place, norm in norms.items():
+        found |= {f"{place}.{part}": ((f"{norm}.{part}",), False) for part in ("weight", "bias")}
+    return found

@@ -1,0 +1,135 @@
+"""A stack of Transformer blocks by formula, of which summarisers are made too.
+
+What the forward pass keeps is counted tensor by tensor as in Korthikanti et al. 2022, "Reducing Activation Recomputation in
+Large Transformer Models", arXiv:2205.05198, section 4, but for what PyTorch's operators keep here: flash attention keeps no
+scores (its section 4.1, selective recomputation), there are no masks without dropout, and widths of grouped-query and gated
+layers count.
+"""
+
+from dataclasses import dataclass
+
+from parascale.families.sizes import Sizes, share
+
+STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A linear layer: `outputs × inputs` weights, and whether tensor parallelism splits its bias as well."""
+
+    outputs: int
+    inputs: int
+    bias: bool
+    columns: bool  # split by output features, so that the bias is split too; else by input features
+
+    @property
+    def weights(self):
+        """Elements without the bias."""
+        return self.outputs * self.inputs
+
+
+def attention_matrices(model, key_bias):
+    """Queries, keys, values and result of an attention."""
+    dim, keys = model.dim, kv_width(model)
+    return [
+        Matrix(dim, dim, model.bias, columns=True),
+        Matrix(keys, dim, model.bias and key_bias, columns=True),
+        Matrix(keys, dim, model.bias, columns=True),
+        Matrix(dim, dim, model.bias, columns=False),
+    ]
+
+
+def block_matrices(model):
+    """The matrices of a Transformer block."""
+    wide = 2 if model.activation == "swiglu" else 1  # with a gate
+    return [
+        *attention_matrices(model, model.position == "rotary"),
+        *[Matrix(model.hidden_width, model.dim, model.bias, columns=True)] * wide,
+        Matrix(model.dim, model.hidden_width, model.bias, columns=False),
+    ]
+
+
+def kv_width(model):
+    """Width of keys and of values: smaller than `dim` with grouped-query attention."""
+    return (model.kv_heads or model.heads) * (model.dim // model.heads)
+
+
+def split_and_whole(matrices):
+    """Elements that tensor parallelism splits, and those that each rank holds whole."""
+    biases = {columns: sum(m.outputs for m in matrices if m.bias and m.columns == columns) for columns in (True, False)}
+    return sum(matrix.weights for matrix in matrices) + biases[True], biases[False]
+
+
+def norm_elements(model):
+    """Elements of one norm."""
+    return model.dim * (2 if model.norm == "layer" and model.bias else 1)
+
+
+class TransformerSizes(Sizes):
+    """The language model, or one half of an encoder-decoder, for samples of `window` tokens."""
+
+    def __init__(self, model, vocabulary, window):
+        self.model, self.vocabulary, self.window = model, vocabulary, window
+        matrices, norm = block_matrices(model), norm_elements(model)
+        self.layers, self.tied, self.targets = model.layers, model.tied, window
+        self.embedding_split = self.head = vocabulary * model.dim
+        self.embedding_whole = window * model.dim if model.position == "learned" else 0
+        self.block_split, whole = split_and_whole(matrices)
+        self.block_whole = whole + 2 * norm
+        self.cast = self.block_split + whole
+        self.norm = norm if model.pre_norm else 0
+        self.block_flops = window * (2 * sum(matrix.weights for matrix in matrices) + 4 * window * model.dim)
+        self.ends_flops = 2 * self.head * window
+
+    def tokens(self, batch):
+        """Tokens of a micro-batch."""
+        return batch.samples * self.window
+
+    def stream(self, batch):
+        """Tokens of the residual stream that a rank holds."""
+        return self.tokens(batch) // batch.tp if batch.sequence_parallel else self.tokens(batch)
+
+    def block_bytes(self, batch):
+        """Its norms, inputs of products, attention, and feed-forward layer."""
+        model, tokens, tp = self.model, self.tokens(batch), batch.tp
+        gated = model.activation == "swiglu"
+        products = (3 + (2 if gated else 1) if batch.autocast else 2) * tokens * model.dim * batch.compute
+        attention = tokens * (2 * model.dim + 2 * kv_width(model)) // tp * batch.compute
+        attention += tokens * model.heads // tp * STATISTIC_BYTES
+        if model.position == "rotary":
+            attention += 4 * self.window * (model.dim // model.heads) * batch.compute
+        if model.dropout and batch.device == "cpu":
+            # No flash attention with dropout there: softmax, its mask, product.
+            attention += tokens * self.window * model.heads // tp * (2 * batch.compute + 1)
+        inner = (4 if gated else 2) * tokens * model.hidden_width // tp * batch.compute
+        masks = 2 * self.stream(batch) * model.dim if model.dropout else 0
+        return 2 * self.norm_bytes(batch) + products + attention + inner + masks
+
+    def norm_bytes(self, batch):
+        """Kept by one norm: its input and statistics. On CPUs RMSNorm is not one kernel: input and result are kept in fp32."""
+        element, statistics = batch.residual, 2
+        if self.model.norm == "rms":
+            element, statistics = 2 * max(4, batch.residual) if batch.device == "cpu" else batch.residual, 1
+        return self.stream(batch) * (self.model.dim * element + statistics * STATISTIC_BYTES)
+
+    def boundary_bytes(self, batch):
+        """The residual stream."""
+        return self.stream(batch) * self.model.dim * batch.residual
+
+    def working_bytes(self, batch):
+        """Of its feed-forward layer and the stream."""
+        inner = self.tokens(batch) * (self.model.hidden_width // batch.tp + self.model.dim) * batch.compute
+        return inner + self.boundary_bytes(batch)
+
+    def ends_bytes(self, batch):
+        """The last norm's, and the output layer's input."""
+        return (self.norm_bytes(batch) if self.model.pre_norm else 0) + self.split_bytes(batch)
+
+    def logits_bytes(self, batch, loss_parallel):
+        """Of each token, over the vocabulary or a rank's part of it."""
+        width = share(self.vocabulary, batch.tp) if loss_parallel else self.vocabulary
+        return self.tokens(batch) * width * max(4, batch.compute)
+
+    def split_bytes(self, batch):
+        """The whole residual stream, as products take it."""
+        return self.tokens(batch) * self.model.dim * batch.compute

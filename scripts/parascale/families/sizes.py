@@ -1,0 +1,124 @@
+"""What a plan asks of a model: elements of its parameters, operations, and bytes of activations, by formula, without building it.
+
+Floating-point operations after Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B: for Transformers 6 N + 12 L T D a
+token (forward and backward), with N the elements of matrices that tokens pass through, L layers, T window, D width. Attention
+is counted in full, as if not causal, so that figures can be set beside others'. Recomputation is not counted as useful work; it
+takes time though.
+"""
+
+import math
+from dataclasses import dataclass
+
+from parascale.families import part_of
+
+IMPORTED_BY_NAME = ("*/sizes.py",)  # for parascale.provenance
+BACKWARD = 2  # a backward pass costs twice a forward pass: gradients of inputs and of weights
+
+
+def model_sizes(model, outputs, *places):
+    """The Sizes of a config Model with `outputs` (entries of its vocabulary, or classes), for samples of `places` (a workload's `sizes`).
+
+    None where its kind has no formula, as a class of the user's own: what is unknown is never counted as 0.
+    """
+    sizes = part_of(model.kind, "sizes")
+    return None if sizes is None else sizes(model, outputs, *places)
+
+
+def share(count, parts):
+    """The largest of `parts` nearly equal shares of `count`."""
+    return math.ceil(count / parts)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The samples that a rank computes at once, how tensor parallelism splits them, and bytes of an element by its use."""
+
+    samples: int
+    tp: int
+    sequence_parallel: bool
+    parameter: int
+    compute: int  # inputs and outputs of matrix products
+    residual: int  # the stream between blocks, and what norms give
+    autocast: bool  # operators cast what they get: copies of weights and of inputs
+    device: str = "cuda"
+
+    @classmethod
+    def of(cls, run, device="cuda"):
+        """A micro-batch of a run. bf16 is FSDP's own policy where FSDP holds the parameters, else autocast."""
+        layout = run.layout
+        parts = layout.data_parallel * layout.micro_batches * run.workload.training.accumulate
+        split = layout.tp > 1 and layout.sequence_parallel
+        autocast = run.precision == "bf16" and not layout.uses_fsdp
+        number = {"fp32": 4, "fp64": 8}.get(run.precision)
+        numbers = (number, number, number) if number else (4, 2, 4 if autocast else 2)
+        return cls(share(run.global_batch, parts), layout.tp, split, *numbers, autocast, device)
+
+
+class Sizes:
+    """A model that is a sequence of blocks between an embedding (or a stem) and an output layer.
+
+    Its constructor takes (model, outputs, *places) and sets what has no default here. Elements are those of parameters; what
+    tensor parallelism splits is told from what every rank of a `tp` group holds whole. Blocks that differ count by their mean.
+    """
+
+    layers: int  # blocks
+    block_whole: float
+    block_split: float = 0
+    cast: float  # elements of a block that autocast copies
+    embedding_whole: int = 0
+    embedding_split: int = 0
+    norm: int = 0  # of the end
+    head: int = 0  # the output layer, also where it is tied to the embedding
+    tied: bool = False
+    unit: float = 1.0  # the most that FSDP gathers at once, as part of a block
+    block_flops: float  # operations of a block's forward pass on one sample
+    ends_flops: float  # of what stands outside of the blocks
+    targets: int = 1  # labels of a sample that enter the loss
+
+    @property
+    def block(self):
+        """Elements of one block."""
+        return self.block_split + self.block_whole
+
+    @property
+    def count(self):
+        """All parameters, a tied matrix once."""
+        ends = self.embedding_split + self.embedding_whole + self.norm + (0 if self.tied else self.head)
+        return ends + round(self.layers * self.block)
+
+    @property
+    def flops_per_target(self):
+        """Useful operations to train on one target token, or one image; padding counts as if it were tokens."""
+        return (1 + BACKWARD) * (self.layers * self.block_flops + self.ends_flops) / self.targets
+
+    def block_bytes(self, batch):
+        """Kept by one block for the backward pass of a MicroBatch; autocast's copies of weights apart."""
+        raise NotImplementedError
+
+    def boundary_bytes(self, batch):
+        """What goes from a block to the next: checkpointing keeps it, and a pipeline sends it."""
+        raise NotImplementedError
+
+    def working_bytes(self, batch):
+        """Gradients of activations that the backward pass of the last block holds at once."""
+        raise NotImplementedError
+
+    def ends_bytes(self, batch):
+        """Kept outside of the blocks, logits apart."""
+        raise NotImplementedError
+
+    def logits_bytes(self, batch, loss_parallel):
+        """Logits of one micro-batch in the precision of the loss, fp32 at least."""
+        raise NotImplementedError
+
+    def split_bytes(self, batch):
+        """What tensor parallelism gathers or reduces at once; of a family that offers it."""
+        return 0
+
+    def weight_copies(self, batch):
+        """Autocast's copies of a block's weights: made once a step, alive until its backward pass is over."""
+        return int(self.cast // batch.tp) * batch.compute if batch.autocast else 0
+
+    def last_bytes(self, batch):
+        """Kept, and held as gradients of activations, while the backward pass ends."""
+        return self.block_bytes(batch) + self.weight_copies(batch) + self.working_bytes(batch)

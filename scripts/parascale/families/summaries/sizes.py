@@ -1,0 +1,66 @@
+"""The encoder-decoder by formula: two stacks of Transformer blocks, of which the second attends to the first."""
+
+from parascale.families.language.sizes import (
+    STATISTIC_BYTES,
+    TransformerSizes,
+    attention_matrices,
+    kv_width,
+    norm_elements,
+    split_and_whole,
+)
+from parascale.families.sizes import Sizes
+
+
+class EncoderDecoderSizes(Sizes):
+    """A block is here one of the encoder and one of the decoder together."""
+
+    def __init__(self, model, vocabulary, window, summary_window):
+        self.model = model
+        encoder, decoder = self.halves = [
+            TransformerSizes(model, vocabulary, size) for size in (window, summary_window)
+        ]
+        across = attention_matrices(model, key_bias=False)
+        self.layers, self.tied, self.targets = model.layers, model.tied, summary_window
+        self.embedding_split = vocabulary * model.dim * (1 if model.tied else 2)
+        self.embedding_whole = encoder.embedding_whole + decoder.embedding_whole
+        split, whole = split_and_whole(across)
+        self.block_split = 2 * encoder.block_split + split
+        self.block_whole = 2 * encoder.block_whole + whole + norm_elements(model)
+        self.cast = 2 * encoder.cast + split + whole
+        self.norm, self.head = 2 * encoder.norm, encoder.head
+        self.unit = 1 - encoder.block / self.block
+        query, key, value, result = (2 * matrix.weights for matrix in across)
+        self.block_flops = encoder.block_flops + decoder.block_flops + window * (key + value)
+        self.block_flops += summary_window * (query + result + 4 * window * model.dim)
+        self.ends_flops = decoder.ends_flops
+
+    def block_bytes(self, batch):
+        """Of both halves, and of the attention across: its norm, query, keys, values and result. The memory comes extra."""
+        documents, summaries = (half.tokens(batch) for half in self.halves)
+        dim = self.model.dim
+        inputs = (2 * summaries + 2 * documents if batch.autocast else summaries) * dim
+        mixed = (2 * summaries * dim + 2 * documents * kv_width(self.model)) // batch.tp
+        statistics = summaries * self.model.heads // batch.tp * STATISTIC_BYTES
+        masks = self.halves[1].stream(batch) * dim if self.model.dropout else 0
+        across = self.halves[1].norm_bytes(batch) + (inputs + mixed) * batch.compute + statistics + masks
+        return sum(half.block_bytes(batch) for half in self.halves) + across
+
+    def boundary_bytes(self, batch):
+        """The residual streams of both halves."""
+        return sum(half.boundary_bytes(batch) for half in self.halves)
+
+    def working_bytes(self, batch):
+        """Of the half with the longer text."""
+        return max(half.working_bytes(batch) for half in self.halves)
+
+    def ends_bytes(self, batch):
+        """The last norms', the memory, and the output layer's input."""
+        return sum(half.ends_bytes(batch) for half in self.halves)
+
+    def logits_bytes(self, batch, loss_parallel):
+        """Of the summaries."""
+        return self.halves[1].logits_bytes(batch, loss_parallel)
+
+    def split_bytes(self, batch):
+        """The stream of the documents."""
+        return self.halves[0].split_bytes(batch)
