@@ -1,6 +1,7 @@
 """Imports run one way, and what a login node needs loads without torch."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,16 @@ def test_a_module_imports_only_what_lies_below_it(file):
         if other != own and other is not None:
             assert own is not None, f"{file}:{line}: a module beside the rooms imports from {other}"
             assert other in ALLOWED[own], f"{file}:{line}: {own} must not import from {other}"
+
+
+def test_no_module_imports_one_that_imports_it():
+    """At whatever depth of the code: an import that is put off hides a circle, and does not cut it."""
+    files = {file.relative_to(ROOT).with_suffix("").parts: file for file in MODULES}
+    depends = {}
+    for parts, file in files.items():
+        below = (tuple(names) for _, names in imported(file))
+        depends[parts] = {names if names in files else names[:-1] for names in below}
+    graphlib.TopologicalSorter(depends).prepare()  # raises CycleError, which names the modules
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -16,7 +16,7 @@ from parascale.launch.node import Launch
 from parascale.report.job import load_job, render_job
 from parascale.settings import Run, Workload
 from parascale.settings.strict import load
-from parascale.train.profile import OPERATORS, StepProfiler, profiler
+from parascale.train.clock import OPERATORS, StepProfiler, profiler
 from tests.unit.fake_results import CLUSTER, SITE, fake, write_results
 
 

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from parascale.files import atomic_path
 from parascale.telemetry import COLUMNS, figures, read_samples, sample_files
 from parascale.train.gauges import Gpus, NodeGauges
+from parascale.train.process import place
 
 END_SECONDS = 10.0  # a driver that hangs must not keep a finished training
-# The environment that torchrun and our launcher set; one process in all needs none of it.
-PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
 
 @contextmanager
@@ -27,7 +26,7 @@ def monitored(job, processes):
 
     processes: process id of each rank of the run. Only the first process of a node samples.
     """
-    rank, local_rank, local_size = (int(os.environ.get(name, default)) for name, default in PLACE)
+    rank, local_rank, local_size = place()
     if local_rank or job.sample_seconds is None:
         yield
         return

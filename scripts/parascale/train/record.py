@@ -1,19 +1,23 @@
 """The record of a run under way: what was asked, what each step did, and how often it was started.
 
-Written by rank 0 into the work folder, appended to while the run goes on, and published as a whole at its end.
+Written by rank 0 into the work folder, appended to while the run goes on, and published as a whole at its end. The same
+lines show its progress.
 """
 
 import json
 import os
+import sys
 import time
 from datetime import UTC, datetime
 
 import psutil
+from tqdm import tqdm
 
 from parascale.files import read_json_lines, write_text
 from parascale.train.events import Events
 
 SCHEMA_VERSION = 1
+LOG_SECONDS = 10.0
 
 
 class Recorder:
@@ -107,6 +111,43 @@ class Recorder:
 
     def _write_attempts(self, attempts):
         write_text(self.attempts_path, "".join(json.dumps(line) + "\n" for line in attempts))
+
+
+class Progress:
+    """Shows step, loss and rate: a bar on a terminal, a plain line now and then in a log. Rank 0 alone shows it."""
+
+    def __init__(self, name, steps, done, shown, unit):
+        self.name, self.steps, self.unit = name, steps, unit
+        self.shown = shown
+        self.bar = tqdm(total=steps, initial=done, desc=name, unit="step") if shown and sys.stderr.isatty() else None
+        self.last_line = 0.0
+        self.work, self.seconds = 0, 0.0
+
+    def update(self, line):
+        """One step more, told by its record line."""
+        if not self.shown:
+            return
+        self.work += line[self.unit]
+        self.seconds += line["seconds"]["total"]
+        rate = self.work / self.seconds
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {line['loss']:.3f}, {rate:,.0f} {self.unit}/s", refresh=False)
+            self.bar.update()
+        elif time.monotonic() - self.last_line > LOG_SECONDS or line["step"] == self.steps:
+            self.last_line = time.monotonic()
+            validation = f", validation {line['validation_loss']:.4f}" if "validation_loss" in line else ""
+            print(
+                f"{self.name}: step {line['step']}/{self.steps}, loss {line['loss']:.4f}{validation}, {rate:,.0f} {self.unit}/s",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self.bar is not None:
+            self.bar.close()
 
 
 def summarise(run, site, steps, attempts, facts):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from parascale.errors import RequirementError
 from parascale.files import atomic_path, tree_bytes
+from parascale.train.process import place
 
 RAM = Path("/dev/shm")
 MEMORY = Path("/proc/meminfo")
@@ -27,7 +28,7 @@ def staged(job):
     if job.run.workload.data.stage != "ram":
         yield job.data_folder
         return
-    rank, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+    rank, local_rank, _ = place()
     copy = place_in_ram(job.work_folder, first_rank=rank - local_rank)
     if local_rank == 0:
         copy_to_ram(job.data_folder, copy)
