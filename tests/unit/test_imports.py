@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ ALLOWED = {
 }
 WITHOUT_TORCH = ("settings", "plan", "report", "launch", "data")
 NEEDS_TORCH = {"parascale.data.loader"}  # torch's DataLoader; imported only where it is used
+SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sshare")
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
@@ -82,6 +84,24 @@ def test_the_package_does_not_know_snakemake(file):
         names = [node.module] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         assert not [name for name in names if name and name.split(".")[0] == "snakemake"], f"{file}:{node.lineno}"
+
+
+def test_one_module_alone_knows_slurm():
+    """It runs the commands (a list that begins with one) and reads the variables."""
+    own = ROOT / "slurm.py"
+    assert list(_words_of_slurm(own))
+    scripts = [file for file in ROOT.parent.rglob("*.py") if file != own]
+    assert [f"{file}:{line}" for file in scripts for line in _words_of_slurm(file)] == []
+
+
+def _words_of_slurm(file):
+    """Lines with the beginning of a Slurm command, or a variable of Slurm's."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        first = node.elts[0] if isinstance(node, ast.List) and node.elts else None
+        if isinstance(first, ast.Constant) and first.value in SLURM:
+            yield node.lineno
+        if isinstance(node, ast.Constant) and re.match(r"SLURMD?_\w+$", str(node.value)):
+            yield node.lineno
 
 
 @pytest.mark.parametrize("name", WITHOUT_TORCH)

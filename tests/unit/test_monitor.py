@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.files import write_text
-from parascale.launch.allocation import parse_job
 from parascale.settings.monitor import Monitor as Settings
+from parascale.slurm import parse_job
 from parascale.telemetry import COLUMNS, Device, energy_joules, read_samples
 from parascale.train.gauges import Gpus, NodeGauges
 from parascale.train.monitor import Monitor, monitored, publish

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager
 
+from parascale import slurm
 from parascale.files import atomic_path
 from parascale.telemetry import COLUMNS, figures, read_samples, sample_files
 from parascale.train.gauges import Gpus, NodeGauges
@@ -60,7 +61,7 @@ class Monitor:
 
     def __init__(self, path, node, gauges, seconds):
         self.path, self.gauges, self.seconds = path, gauges, seconds
-        self.place = {"node": node, "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname()}
+        self.place = {"node": node, "host": slurm.node_name()}
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 

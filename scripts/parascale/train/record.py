@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import psutil
 from tqdm import tqdm
 
+from parascale import slurm
 from parascale.files import read_json_lines, write_text
 from parascale.train.events import Events
 
@@ -40,7 +41,7 @@ class Recorder:
         Lines of steps that were done after the last checkpoint are dropped: those steps are done again.
         last_line: of the checkpoint's own step, which is missing where the attempt before died just after saving.
         died_at: when the attempt before, if it left no end, gave its last sign (seconds since the epoch).
-        allocation: what Slurm says of the job, as `launch.allocation` has it. steps: of the whole run.
+        allocation: what Slurm says of the job, as `slurm.allocation` has it. steps: of the whole run.
         """
         lines = [line for line in self.steps() if line["step"] < first_step]
         if last_line and (not lines or lines[-1]["step"] < last_line["step"]):
@@ -63,7 +64,7 @@ class Recorder:
                 "start": _iso(self.started),
                 "started": self.started,
                 "first_step": first_step,
-                "job_id": os.environ.get("SLURM_JOB_ID"),
+                "job_id": slurm.job_id(),
                 "hosts": hosts,
                 **(allocation or {}),
             }
