@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from datetime import UTC, datetime
 
 import psutil
@@ -52,13 +53,8 @@ class Recorder:
         attempts = self.attempts()
         if attempts and "end" not in attempts[-1]:
             # It was killed: nobody wrote its end.
-            end = max(died_at or attempts[-1]["started"], attempts[-1]["started"])
-            attempts[-1] |= {
-                "end": _iso(end),
-                "seconds": end - attempts[-1]["started"],
-                "outcome": "killed",
-                "last_step": None,
-            }
+            end = max(died_at or 0.0, attempts[-1]["started"])
+            attempts[-1] |= _ended(attempts[-1]["started"], end, "killed", None)
         attempts.append(
             {
                 "start": _iso(self.started),
@@ -87,18 +83,11 @@ class Recorder:
         """Close the attempt: outcome is finished, stopped or failed."""
         if self.handle is None:
             return
-        self.handle.flush()
-        os.fsync(self.handle.fileno())
+        self.sync()
         self.handle.close()
         self.handle = None
         attempts = self.attempts()
-        now = time.time()
-        attempts[-1] |= {
-            "end": _iso(now),
-            "seconds": now - self.started,
-            "outcome": outcome,
-            "last_step": self.last_step,
-        }
+        attempts[-1] |= _ended(self.started, time.time(), outcome, self.last_step)
         self._write_attempts(attempts)
         self.events.close()
 
@@ -158,10 +147,9 @@ def summarise(run, site, steps, attempts, facts):
     peak_memory_bytes, bubble_measured, `telemetry.figures`, and for each metric of the task its validation_ and test_ figure.
     """
     layout, unit = run.layout, run.workload.unit
-    phases = {}
+    phases = Counter()
     for line in steps:
-        for name, seconds in line["seconds"].items():
-            phases[name] = phases.get(name, 0.0) + seconds
+        phases.update(line["seconds"])
     seconds = phases.pop("total")
     wall_seconds = sum(attempt["seconds"] for attempt in attempts)
     work = sum(line[unit] for line in steps)
@@ -172,12 +160,7 @@ def summarise(run, site, steps, attempts, facts):
         "workload": run.workload.name,
         "strategy": run.strategy,
         "engine": run.engine,
-        "nodes": layout.nodes,
-        "world_size": layout.world_size,
-        "dp": layout.dp,
-        "fsdp": layout.fsdp,
-        "tp": layout.tp,
-        "pp": layout.pp,
+        **{name: getattr(layout, name) for name in ("nodes", "world_size", "dp", "fsdp", "tp", "pp")},
         "status": "done",
         "attempts": len(attempts),
         "seed": run.seed,
@@ -189,11 +172,16 @@ def summarise(run, site, steps, attempts, facts):
         "rate": work / seconds,
         "train_loss": sum(last) / len(last),
         **facts,
-        "phases": phases,
+        "phases": dict(phases),
         # As a share of the whole, as it is measured.
         "bubble_expected": layout.bubble / (1 + layout.bubble) if layout.pp > 1 else None,
         "core_hours": site.cores_per_node * layout.nodes * wall_seconds / 3600,
     }
+
+
+def _ended(started, end, outcome, last_step):
+    """What the line of an attempt gains at its end."""
+    return {"end": _iso(end), "seconds": end - started, "outcome": outcome, "last_step": last_step}
 
 
 def _iso(seconds):

@@ -2,12 +2,12 @@
 
 import hashlib
 import os
-import re
 import shutil
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import torch.distributed as dist
 
 from parascale.errors import RequirementError
@@ -15,7 +15,6 @@ from parascale.files import atomic_path, tree_bytes
 from parascale.train.process import place
 
 RAM = Path("/dev/shm")
-MEMORY = Path("/proc/meminfo")
 
 
 @contextmanager
@@ -63,8 +62,7 @@ def copy_to_ram(folder, copy):
 
 def free_bytes():
     """Bytes that a copy may take: what `/dev/shm` has room for, and what the node's memory has."""
-    available = int(re.search(r"^MemAvailable:\s+(\d+) kB$", MEMORY.read_text(), re.MULTILINE)[1]) * 1024
-    return min(shutil.disk_usage(RAM).free, available)
+    return min(shutil.disk_usage(RAM).free, psutil.virtual_memory().available)
 
 
 def _wait_for_all():
