@@ -1,6 +1,6 @@
 # The commands of the project; `make help` lists them.
-# The environment is made in .venv from envs/requirements.txt on the first call, and brought up to date when that
-# file changes. Needs Python 3.11 or later (another one than `python3`: make run PYTHON=python3.12) and a package index.
+# The environment is made in .venv from envs/requirements-dev.txt on the first call, and brought up to date when
+# pins change. Needs Python 3.11 or later (another one than `python3`: make run PYTHON=python3.12) and a package index.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -39,10 +39,10 @@ clean: ## remove the environment and caches; results and trainings under way sta
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis scripts/*.egg-info
 	find scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): envs/requirements.txt pyproject.toml
+$(INSTALLED): envs/requirements.txt envs/requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --requirement envs/requirements.txt
+	$(BIN)/python -m pip install --requirement envs/requirements-dev.txt
 	$(BIN)/python -m pip install --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -6,9 +6,9 @@ Example: python scripts/check_environment.py --run ddp
 import argparse
 from pathlib import Path
 
+from parascale import slurm
 from parascale.cli import run_main
 from parascale.errors import ConfigError
-from parascale.launch import slurm
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.storage import storage_warnings
 from parascale.settings import load_project_file, strict

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import yaml
 
+from parascale import slurm
 from parascale.cli import run_main
 from parascale.errors import ConfigError
-from parascale.launch import slurm
 from parascale.launch.environment import check_node
+from parascale.launch.job_step import place_in_step, run_in_step
 from parascale.launch.local import run_nodes_here
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
 from parascale.launch.process import die_with_parent
@@ -86,18 +87,18 @@ def main():
         nsight=options.nsight,
     )
     job = slurm.job_id()
-    if job and not options.in_step and (restarts := slurm.restart_count()) is not None:
-        os.environ["SLURM_RESTART_COUNT"] = restarts  # for the lease: which start of the job this is
+    if job and not options.in_step:
+        slurm.note_restarts()  # for the lease: which start of the job this is
     if options.in_step:
         die_with_parent()
-        return run_node(launch, slurm.place_in_step(site))
+        return run_node(launch, place_in_step(site))
     if options.node is not None:
         host, _, port = options.meet.rpartition(":")
         return run_node(launch, Place(options.node, host, int(port)))
     if launch.nodes > 1 and job:
         again = [sys.executable, os.path.abspath(__file__), "--in-step", *sys.argv[1:]]
         line = slurm.srun_command(again, launch.nodes, site, options.gpus or launch.processes)
-        return slurm.run_in_step(line)
+        return run_in_step(line)
     if launch.nodes > 1:
         return run_nodes_here(launch, os.path.abspath(__file__), sys.argv[1:])
     if launch.processes > 1:

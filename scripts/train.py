@@ -12,10 +12,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from parascale import slurm
 from parascale.cli import run_main
 from parascale.errors import Interrupted
 from parascale.launch import STOPPED
-from parascale.launch.allocation import allocation
 from parascale.plan import calibrate
 from parascale.plan.predict import facts_of, predict
 from parascale.settings import load_project_file
@@ -43,7 +43,7 @@ def foretold(job):
         return job
     calibration = calibrate.known(Paths(Path(job.results).parent), job.site.name)
     prediction = predict(job.run, job.site, calibration, facts_of(job.data_folder, job.run)).as_dict()
-    return replace(job, prediction=prediction, allocation=allocation())
+    return replace(job, prediction=prediction, allocation=slurm.allocation())
 
 
 def main():

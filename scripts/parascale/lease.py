@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import suppress
 
+from parascale import slurm
 from parascale.errors import TrainingError
 from parascale.files import read_json, write_json
 
@@ -107,15 +108,13 @@ class Lease:
 def _own_start():
     """What tells this process from every other that may hold a lease.
 
-    job_id, restarts: of the Slurm job, and how often Slurm has begun it anew (sbatch(1), SLURM_RESTART_COUNT; the launcher
-    sets it in every step); None where there is none.
+    job_id, restarts: of the Slurm job, and how often Slurm has begun it anew; None where there is none.
     """
-    restarts = os.environ.get("SLURM_RESTART_COUNT")
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "job_id": os.environ.get("SLURM_JOB_ID"),
-        "restarts": None if restarts is None else int(restarts),
+        "job_id": slurm.job_id(),
+        "restarts": slurm.restarts(),
     }
 
 

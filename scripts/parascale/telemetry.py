@@ -40,7 +40,6 @@ COLUMNS = (
     "monitor_seconds",  # of processor time
 )
 KINDS = ("gpu", "rank", "host")
-COUNTERS = ("energy_joules", "read_bytes", "written_bytes", "received_bytes", "sent_bytes", "monitor_seconds")
 VALUES = tuple(name for name in COLUMNS[6:] if name != "throttled")
 UNKNOWN = math.nan
 
@@ -91,8 +90,8 @@ def read_samples(paths):
     devices = {}
     for path in paths:
         with open(path, newline="", encoding="utf-8") as handle:
-            for line in whole_lines(handle):
-                add_line(devices, line)
+            for cells in whole_lines(handle):
+                _add(devices, dict(zip(COLUMNS, cells, strict=True)))
     return sorted(devices.values(), key=lambda device: (KINDS.index(device.kind), device.node, device.index))
 
 
@@ -101,19 +100,15 @@ def whole_lines(lines):
     return (cells for cells in csv.reader(lines) if len(cells) == len(COLUMNS) and cells[0] != "time")
 
 
-def add_line(devices, line):
-    """Add the cells of one line to `devices`, a dict that this function alone fills."""
-    key = (line[3], line[1], line[4])
-    device = devices.get(key)
-    if device is None:
-        rank = int(line[5]) if line[5] else None
-        device = devices[key] = Device(line[3], int(line[1]), line[2], int(line[4]), rank)
-    device.times.append(float(line[0]))
-    for name, cell in zip(COLUMNS[6:], line[6:], strict=True):
-        if name != "throttled":
-            device.values[name].append(float(cell) if cell else UNKNOWN)
-        elif cell:
-            device.throttled.update(cell.split("+"))
+def _add(devices, line):
+    kind, node, index = key = line["kind"], int(line["node"]), int(line["index"])
+    if key not in devices:
+        devices[key] = Device(kind, node, line["host"], index, int(line["rank"]) if line["rank"] else None)
+    device = devices[key]
+    device.times.append(float(line["time"]))
+    for name, values in device.values.items():
+        values.append(float(line[name] or UNKNOWN))
+    device.throttled.update(filter(None, line["throttled"].split("+")))
 
 
 def energy_joules(devices):
@@ -127,17 +122,16 @@ def total(devices, kind, name):
     return math.fsum(known) if known and None not in known else None
 
 
-def gpu_utilisation(devices):
-    """Mean utilisation of all GPUs that the job holds, idle ones included; None where it is unknown for one."""
-    known = [device.mean("utilisation") for device in devices if device.kind == "gpu"]
-    return math.fsum(known) / len(known) if known and None not in known else None
-
-
 def figures(devices):
-    """What a run's summary keeps of its samples; None is unknown. monitor_cpu_seconds: what sampling cost, on all nodes."""
+    """What a run's summary keeps of its samples; None is unknown.
+
+    gpu_utilisation: mean over all GPUs that the job holds, idle ones included. monitor_cpu_seconds: what sampling cost, on all
+    nodes.
+    """
+    used = [device.mean("utilisation") for device in devices if device.kind == "gpu"]
     return {
         "energy_joules": energy_joules(devices),
-        "gpu_utilisation": gpu_utilisation(devices),
+        "gpu_utilisation": math.fsum(used) / len(used) if used and None not in used else None,
         "monitor_cpu_seconds": total(devices, "host", "monitor_seconds"),
     }
 

@@ -61,11 +61,15 @@ def make_tokens(folder):
     )
 
 
-def our_steps(folder, run):
-    """A function that makes some steps of the loop under test."""
-    site = Site("benchmark", cores_per_node=1)
+def job_of(folder, run):
+    """The job of the loop under test."""
     places = {name: str(folder / name) for name in ("data", "work", "output", "results")}
-    session = loop.prepare(Job(run=run, site=site, timeout_seconds=3600.0, code_digest="", **places))
+    site = Site("benchmark", cores_per_node=1)
+    return Job(run=run, site=site, timeout_seconds=3600.0, code_digest="", **places)
+
+
+def our_steps(session):
+    """A function that makes some steps of the loop under test."""
     numbers = iter(range(1, session.steps))
 
     def steps(count):
@@ -74,7 +78,7 @@ def our_steps(folder, run):
             session.begin_step(number)
             session.end_step(number, session.stepper.step(session.batches(number), *session.wishes()))
 
-    return steps, session.stepper.model.parts[0]
+    return steps
 
 
 def bare_steps(folder, run, weights):
@@ -122,10 +126,15 @@ def main():
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             make_tokens(folder / "data")
-            ours, part = our_steps(folder, run)
-            bare = bare_steps(folder, run, part.state_dict())
-            timed(ours, WARM_UP), timed(bare, WARM_UP)
-            turns = [(timed(ours, arguments.steps), timed(bare, arguments.steps)) for _ in range(arguments.turns)]
+            turns = []
+
+            def take_turns(session, folder=folder, run=run, turns=turns):
+                ours = our_steps(session)
+                bare = bare_steps(folder, run, session.stepper.model.parts[0].state_dict())
+                timed(ours, WARM_UP), timed(bare, WARM_UP)
+                turns += [(timed(ours, arguments.steps), timed(bare, arguments.steps)) for _ in range(arguments.turns)]
+
+            loop.train(job_of(folder, run), take_turns)
         for what, column in (("seconds", 0), ("CPU seconds", 1)):
             pairs = [(our[column], other[column]) for our, other in turns]
             ratio = statistics.median(our / other for our, other in pairs)

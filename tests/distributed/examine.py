@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -156,23 +157,42 @@ def refusal(settings):
     raise AssertionError("the training was not refused")
 
 
+def look_at_session(settings, look):
+    """What `look` returns of the Session that training makes: no step follows."""
+    seen = []
+
+    def looked(session):
+        seen.append(look(session))
+        raise Interrupted("seen")
+
+    with suppress(Interrupted):
+        loop.train(job_from_settings(settings), looked)
+    return seen[0]
+
+
 def evaluate_checkpoint(settings, folder):
     """(validation loss of the checkpoint in `folder` as the run of `settings` evaluates it, number of targets)."""
-    session = loop.prepare(job_from_settings(settings))
-    store.load(Path(folder), session.state.model, [])
-    means, targets = loop._split_means(session.state, session.task, "validation", session.mesh)
-    return means["loss"], targets
+
+    def evaluate(session):
+        store.load(Path(folder), session.state.model, [])
+        means, targets = session.means("validation", "this checkpoint")
+        return means["loss"], targets
+
+    return look_at_session(settings, evaluate)
 
 
 def first_loss(settings):
     """(training loss of the first step, the same by torch's own cross-entropy with the workload's smoothing)."""
-    session = loop.prepare(job_from_settings(settings))
-    session.begin_step(1)
-    batches = session.batches(1)
-    (model,), ((*inputs, labels),) = session.stepper.model.parts, batches
-    smoothing = session.run.workload.training.label_smoothing
-    expected = cross_entropy(model(*inputs), labels, label_smoothing=smoothing).item()
-    return session.stepper.step(batches).loss, expected
+
+    def compare(session):
+        session.begin_step(1)
+        batches = session.batches(1)
+        (model,), ((*inputs, labels),) = session.stepper.model.parts, batches
+        smoothing = session.run.workload.training.label_smoothing
+        expected = cross_entropy(model(*inputs), labels, label_smoothing=smoothing).item()
+        return session.stepper.step(batches).loss, expected
+
+    return look_at_session(settings, compare)
 
 
 def train_until_told_to_stop(settings, step, rank):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parascale.plan import actual
+from parascale import slurm
 from parascale.plan.predict import charged_core_hours
 from parascale.settings import Config, load_site
 
@@ -28,7 +28,7 @@ def starts(cluster, job):
 def charged(cluster, job):
     """Core-hours as the plan's comparison takes them from `sacct`."""
     site = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
-    found = actual.parse_sacct(cluster.run(actual.sacct_command([job])).stdout)[job]
+    found = slurm.parse_sacct(cluster.run(slurm.sacct_command([job])).stdout)[job]
     return charged_core_hours(site, found.nodes, found.seconds, found.cores)
 
 

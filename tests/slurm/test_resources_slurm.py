@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from parascale import slurm
 from parascale.errors import RequirementError
-from parascale.launch import preflight as questions
 from parascale.launch.preflight import preflight
 from parascale.plan import limits
 from parascale.settings import Config, Layout, load_site
@@ -187,7 +187,7 @@ def test_slurms_warning_reaches_the_ranks_and_the_retry_finishes(cluster, tmp_pa
     ],
 )
 def test_what_slurm_would_refuse_is_refused_before_the_first_job(cluster, monkeypatch, wrong, message):
-    monkeypatch.setattr(questions, "_asked", lambda command: cluster.run(command).stdout)
+    monkeypatch.setattr(slurm, "_ask", lambda command, within=0: cluster.run(command).stdout)
     site = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
     preflight(site, account="training")
     with pytest.raises(RequirementError, match=message):
@@ -197,7 +197,9 @@ def test_what_slurm_would_refuse_is_refused_before_the_first_job(cluster, monkey
 def test_limits_are_those_that_slurm_states(cluster):
     """The box has fewer nodes than the machine: the plan refuses what only the machine would grant."""
     site = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
-    stated = limits.parse_partitions(cluster.run(["scontrol", "show", "partition", "--oneliner"]).stdout)
+    stated = limits.partitions(
+        slurm.parse_records("partition", cluster.run(["scontrol", "show", "partition", "--oneliner"]).stdout)
+    )
     live = limits.with_partitions(site, stated)
     cases = [(4, 24.0, None, ""), (5, 1.0, None, "at most 4"), (1, 24.5, None, "after 24 h")]
     cases += [(1, 2.0, "dc-gpu-devel", ""), (1, 2.5, "dc-gpu-devel", "after 2 h")]
@@ -207,7 +209,7 @@ def test_limits_are_those_that_slurm_states(cluster):
 
 
 def test_a_reservation_that_exists_is_accepted(cluster, monkeypatch):
-    monkeypatch.setattr(questions, "_asked", lambda command: cluster.run(command).stdout)
+    monkeypatch.setattr(slurm, "_ask", lambda command, within=0: cluster.run(command).stdout)
     site = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
     name = "course-day"
     cluster.run(

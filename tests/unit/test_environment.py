@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -11,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from parascale.errors import RequirementError
 from parascale.launch import environment
@@ -31,13 +34,42 @@ def test_the_pins_of_what_a_run_needs_are_read():
     assert "pytest" not in pins and "aiohttp" not in pins
 
 
+def pinned(name):
+    """Package → version in a list of pins."""
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "envs" / name).read_text(), re.MULTILINE))
+
+
+def test_an_installed_package_brings_no_tool_of_development(tmp_path):
+    """What setuptools writes of the package is what `pip install` brings along."""
+    for name in ("pyproject.toml", "README.md", "envs/requirements.txt", "scripts/parascale/__init__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    code = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('built'))"
+    (tmp_path / "built").mkdir()
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    (built,) = (tmp_path / "built").glob("*.dist-info")
+    brought = {re.match(r"[\w.-]+", need)[0] for need in metadata.Distribution.at(built).requires}
+    assert brought == set(pinned("requirements.txt")) and "torch" in brought
+    tools = set(pinned("requirements-dev.txt"))
+    assert {"pytest", "hypothesis", "ruff", "snakefmt", "axe-core-python"} <= tools and not brought & tools
+
+
+def test_what_runs_needs_nothing_of_what_tests_it():
+    """Every package that a pinned one requires is pinned in the same list; torch's default build pins its own."""
+    pins = {canonicalize_name(name) for name in pinned("requirements.txt")}
+    for name in pins - {"torch"}:
+        needs = map(Requirement, metadata.requires(name) or [])
+        direct = {canonicalize_name(need.name) for need in needs if need.marker is None or need.marker.evaluate()}
+        assert direct <= pins, name
+
+
 def test_this_environment_is_as_pinned():
     check_environment(ROOT / "envs" / "requirements.txt", CPU)
 
 
 def test_wrong_and_missing_packages_are_named_with_the_remedy(tmp_path):
     pins = tmp_path / "requirements.txt"
-    pins.write_text("# --- training\ntorch==1.0.0  # too old\nno-such-package==2\n# --- development\npytest==0.1\n")
+    pins.write_text("# --- training\ntorch==1.0.0  # too old\nno-such-package==2\n# --- what these need\npytest==0.1\n")
     with pytest.raises(RequirementError) as raised:
         check_environment(pins, CPU)
     text = str(raised.value)

@@ -64,6 +64,15 @@ def test_a_run_that_was_interrupted_looks_like_one_that_was_not(tmp_path):
     assert whole.read_bytes() == again.read_bytes()
 
 
+def test_a_watcher_sees_a_step_as_soon_as_it_is_done(tmp_path):
+    events = Events(tmp_path)
+    events.begin(1000.0, 2, [])
+    for step in (1, 2):
+        events.add(line(step))
+        assert [event.step for event in read(tmp_path).Scalars("loss")] == list(range(1, step + 1))
+    events.close()
+
+
 def test_a_long_run_stays_small_and_keeps_its_evaluations(tmp_path):
     steps = 5 * POINTS - 1
     events = Events(tmp_path)

@@ -1,6 +1,7 @@
 """Imports run one way, and what a login node needs loads without torch."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ ALLOWED = {
 WITHOUT_TORCH = ("settings", "families", "plan", "report", "launch", "data")
 # What is imported only where it is used: torch's DataLoader, and of families what is no settings and no sizes.
 NEEDS_TORCH = re.compile(r"parascale\.(data\.loader|families\.(build|\w+\.(\w*modules|export)))")
+SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sshare")
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
@@ -67,12 +69,40 @@ def test_a_module_imports_only_what_lies_below_it(file):
             assert other in ALLOWED[own], f"{file}:{line}: {own} must not import from {other}"
 
 
+def test_no_module_imports_one_that_imports_it():
+    """At whatever depth of the code: an import that is put off hides a circle, and does not cut it."""
+    files = {file.relative_to(ROOT).with_suffix("").parts: file for file in MODULES}
+    depends = {}
+    for parts, file in files.items():
+        below = (tuple(names) for _, names in imported(file))
+        depends[parts] = {names if names in files else names[:-1] for names in below}
+    graphlib.TopologicalSorter(depends).prepare()  # raises CycleError, which names the modules
+
+
 @pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_the_package_does_not_know_snakemake(file):
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         names = [node.module] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         assert not [name for name in names if name and name.split(".")[0] == "snakemake"], f"{file}:{node.lineno}"
+
+
+def test_one_module_alone_knows_slurm():
+    """It runs the commands (a list that begins with one) and reads the variables."""
+    own = ROOT / "slurm.py"
+    assert list(_words_of_slurm(own))
+    scripts = [file for file in ROOT.parent.rglob("*.py") if file != own]
+    assert [f"{file}:{line}" for file in scripts for line in _words_of_slurm(file)] == []
+
+
+def _words_of_slurm(file):
+    """Lines with the beginning of a Slurm command, or a variable of Slurm's."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        first = node.elts[0] if isinstance(node, ast.List) and node.elts else None
+        if isinstance(first, ast.Constant) and first.value in SLURM:
+            yield node.lineno
+        if isinstance(node, ast.Constant) and re.match(r"SLURMD?_\w+$", str(node.value)):
+            yield node.lineno
 
 
 @pytest.mark.parametrize("name", WITHOUT_TORCH)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.files import write_text
-from parascale.launch.allocation import parse_job
 from parascale.settings.config import Monitor as Settings
+from parascale.slurm import parse_job
 from parascale.telemetry import COLUMNS, Device, energy_joules, read_samples
 from parascale.train.gauges import Gpus, NodeGauges
 from parascale.train.monitor import Monitor, monitored, publish
@@ -182,7 +182,7 @@ def place(monkeypatch, rank, local_rank, local_size):
 def job(folder, site=SITE, seconds=0.05):
     """What `monitored` reads of a job."""
     run = SimpleNamespace(layout=SimpleNamespace(gpus_per_node=4))
-    return SimpleNamespace(work_folder=folder, site=site, run=run, sample_seconds=seconds)
+    return SimpleNamespace(work=folder, site=site, run=run, sample_seconds=seconds)
 
 
 @pytest.mark.parametrize(

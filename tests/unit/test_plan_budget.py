@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parascale import slurm
 from parascale.plan import actual, budget, tables
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.planner import Planner
@@ -225,8 +226,8 @@ def test_rule_of_thumb(model, said):
 
 def test_sacct_is_summed(tmp_path):
     """A job that was requeued is charged for each start; without accounting the record speaks."""
-    parsed = actual.parse_sacct("7|2|256|1800\n7|2|256|600\n8|1|128|60\n")
-    assert parsed["7"] == actual.Charged(2, 256, 2400.0)
+    parsed = slurm.parse_sacct("7|2|256|1800\n7|2|256|600\n8|1|128|60\n")
+    assert parsed["7"] == slurm.Charged(2, 256, 2400.0)
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     described = {

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parascale import slurm
 from parascale.errors import ConfigError
 from parascale.plan import budget, limits, tables
 from parascale.plan.planner import Planner
@@ -91,7 +92,7 @@ def test_live_limits_are_read():
         "PartitionName=dc-gpu-devel MaxNodes=UNLIMITED MaxTime=02:00:00 TotalNodes=12\n"
         "PartitionName=dc-gpu AllowGroups=ALL Default=YES MaxNodes=24 MaxTime=1-00:00:00 TotalNodes=192\n"
     )
-    parsed = limits.parse_partitions(text)
+    parsed = limits.partitions(slurm.parse_records("partition", text))
     assert [(entry.name, entry.max_hours, entry.max_nodes) for entry in parsed] == [
         ("dc-gpu", 24.0, 24),
         ("dc-gpu-devel", 2.0, 12),
@@ -117,5 +118,6 @@ def test_slurm_is_asked_only_of_what_goes_to_it(tmp_path, monkeypatch):
 def test_slurms_time_limits_are_read_whatever_their_length(minutes):
     days, rest = divmod(minutes, 1440)
     clock = f"{rest // 60:02}:{rest % 60:02}:00"
-    (partition,) = limits.parse_partitions(f"PartitionName=p MaxTime={f'{days}-{clock}' if days else clock}\n")
+    text = f"PartitionName=p MaxTime={f'{days}-{clock}' if days else clock}\n"
+    (partition,) = limits.partitions(slurm.parse_records("partition", text))
     assert partition.max_hours == pytest.approx(minutes / 60)

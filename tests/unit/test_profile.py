@@ -16,7 +16,7 @@ from parascale.launch.node import Launch
 from parascale.report.job import load_job, render_job
 from parascale.settings import Run, Workload, make
 from parascale.settings.strict import load
-from parascale.train.profile import OPERATORS, StepProfiler, profiler
+from parascale.train.clock import OPERATORS, StepProfiler, profiler
 from tests.unit.fake_results import CLUSTER, SITE, fake, write_results
 
 
@@ -70,7 +70,7 @@ def test_steps_that_are_over_leave_no_profile(tmp_path):
     ("asked", "lead", "there"), [("3-4", True, True), ("3", True, True), ("3", False, False), (None, True, False)]
 )
 def test_the_first_rank_profiles_where_it_is_asked_to(tmp_path, asked, lead, there):
-    job = SimpleNamespace(run=Run("run", make(Workload, name="tiny"), profile=asked), work_folder=tmp_path)
+    job = SimpleNamespace(run=Run("run", make(Workload, name="tiny"), profile=asked), work=tmp_path)
     assert (profiler(job, lead) is not None) == there
 
 

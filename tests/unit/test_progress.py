@@ -7,8 +7,8 @@ import pytest
 
 from parascale.data import progress
 from parascale.data.progress import Progress
-from parascale.train.progress import LOG_SECONDS
-from parascale.train.progress import Progress as TrainingProgress
+from parascale.train.record import LOG_SECONDS
+from parascale.train.record import Progress as TrainingProgress
 
 
 @pytest.fixture
@@ -52,13 +52,12 @@ def test_work_that_failed_does_not_say_that_it_is_done(clock, capsys):
 
 def train(steps, seconds, clock=None, shown=True):
     """Show a training of some steps, each of which takes so long."""
-    shown = TrainingProgress("run", steps, 0, shown, "tokens")
-    for step in range(1, steps + 1):
-        if clock:
-            clock[0] += seconds
-        line = {"step": step, "tokens": 100, "loss": 1 / step, "seconds": {"total": seconds}}
-        shown.update(line | ({"validation_loss": 0.5} if step == steps else {}))
-    shown.close()
+    with TrainingProgress("run", steps, 0, shown, "tokens") as shown:
+        for step in range(1, steps + 1):
+            if clock:
+                clock[0] += seconds
+            line = {"step": step, "tokens": 100, "loss": 1 / step, "seconds": {"total": seconds}}
+            shown.update(line | ({"validation_loss": 0.5} if step == steps else {}))
 
 
 def test_a_training_shows_a_bar_on_a_terminal(monkeypatch, capsys):

@@ -247,6 +247,8 @@ def test_a_child_dies_with_the_parent_that_is_killed(tmp_path):
 
 def test_launching_never_imports_torch():
     """A launcher stands on every node beside the training, and a login node plans without torch."""
-    modules = "launch, launch.node, launch.local, launch.slurm, launch.resources, launch.preflight, launch.environment"
+    modules = (
+        "launch, launch.node, launch.local, launch.job_step, launch.resources, launch.preflight, launch.environment"
+    )
     code = f"import sys; import {', '.join(f'parascale.{name}' for name in modules.split(', '))}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from parascale.launch.node import GRACE_SECONDS
 from parascale.launch.resources import node_resources, resources
-from parascale.launch.slurm import srun_command
 from parascale.plan import limits
 from parascale.settings import Config, Layout, load_project_file, load_site
+from parascale.slurm import srun_command
 
 ROOT = Path(__file__).parents[2]
 CLUSTERS = ("slurm", "jureca", "juwels-booster", "jupiter")

@@ -22,7 +22,7 @@ def job(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     workload = SimpleNamespace(data=SimpleNamespace(stage="ram"))
     return SimpleNamespace(
-        run=SimpleNamespace(workload=workload), data_folder=tmp_path / "data", work_folder=tmp_path / "work"
+        run=SimpleNamespace(workload=workload), data=tmp_path / "data", work=tmp_path / "work"
     )
 
 
@@ -31,13 +31,13 @@ def test_an_open_file_outlives_the_copy_and_nothing_is_left(job):
         assert folder.parent == stage.RAM
         tokens = np.memmap(folder / "train.bin", dtype=np.uint8, mode="r")
     assert list(stage.RAM.iterdir()) == []
-    assert tokens.tobytes() == (job.data_folder / "train.bin").read_bytes()
+    assert tokens.tobytes() == (job.data / "train.bin").read_bytes()
 
 
 def test_data_stays_where_it_lies_unless_asked_for(job):
     job.run.workload.data.stage = "none"
     with stage.staged(job) as folder:
-        assert folder == job.data_folder
+        assert folder == job.data
 
 
 def test_what_does_not_fit_is_refused_with_both_sizes(job, monkeypatch):
@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_refused_with_both_sizes(job, monkeypatch):
 
 
 def test_what_a_killed_attempt_left_is_replaced(job):
-    copy = stage.place_in_ram(job.work_folder, first_rank=0)
+    copy = stage.place_in_ram(job.work, first_rank=0)
     copy.mkdir()
     (copy / "old.bin").touch()
     (stage.RAM / f".{copy.name}.abc.partial").mkdir()
@@ -70,7 +70,7 @@ def test_how_data_is_read_makes_no_other_run(tmp_path):
 
     def identity(**data):
         run = Run("r", make(Workload, name="w", data=Data(**data), training=Training(steps=1)))
-        job = SimpleNamespace(run=run, data_folder=tmp_path, code_digest="", start=None)
+        job = SimpleNamespace(run=run, data=tmp_path, code_digest="", start=None)
         return RunState._identity(SimpleNamespace(job=job))
 
     assert identity() == identity(stage="ram") == identity(io="pread") == identity(io="mmap")

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from parascale.errors import RequirementError
 
-# Sections of the pins that a run does not need.
-OPTIONAL_SECTIONS = ("development", "what these need")
+INDIRECT = "what these need"  # the section of pins that no code of ours asks for
 PYTHON = (3, 11)
 DRIVER = Path("/proc/driver/nvidia/version")
 # CUDA's major version → oldest driver branch that runs all its minor versions.
@@ -38,7 +37,7 @@ def read_pins(path):
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         if line.startswith("# ---"):
             section = line.strip("# -")
-        elif (match := re.match(r"([\w.-]+)==([\w.!+-]+)", line)) and section not in OPTIONAL_SECTIONS:
+        elif (match := re.match(r"([\w.-]+)==([\w.!+-]+)", line)) and section != INDIRECT:
             pins[match[1]] = match[2]
     return pins
 

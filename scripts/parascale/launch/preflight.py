@@ -1,14 +1,12 @@
 """Questions to the live Slurm before a first job is submitted: account, partition and reservation.
 
-A dry run asks none of them. The commands are those that any user may call. Whether the jobs keep within the partition's
-limits is checked by the plan, which knows which of them still have to run (`parascale.plan.limits`).
+A dry run asks none of them. Whether the jobs keep within the partition's limits is checked by the plan, which knows which of
+them still have to run (`parascale.plan.limits`).
 """
 
-import getpass
-import subprocess
 from pathlib import Path
 
-from parascale import scontrol
+from parascale import slurm
 from parascale.errors import RequirementError
 from parascale.launch.resources import default_partition
 from parascale.settings.paths import defaulted, expanded
@@ -39,7 +37,7 @@ def preflight(site, account=None, partition=None, reservation=None):
 
 
 def _check_account(site, account):
-    known = _accounts()
+    known = slurm.accounts()
     if not account:
         if site.needs_account:
             yours = f" Yours: {', '.join(known)}" if known else ""
@@ -52,7 +50,7 @@ def _check_account(site, account):
 
 
 def _check_reservation(name):
-    known = _records("reservation")
+    known = slurm.records("reservation")
     if name not in known:
         raise RequirementError(
             f"there is no reservation `{name}`{nearest(name, known)}"
@@ -62,45 +60,9 @@ def _check_reservation(name):
 
 
 def _check_partition(name):
-    known = _records("partition")
+    known = slurm.records("partition")
     if name not in known:
         raise RequirementError(f"there is no partition `{name}` here{nearest(name, known)}")
     record = known[name]
     if record.get("State", "UP") != "UP":
         raise RequirementError(f"partition {name} is {record['State']}: it starts no jobs now; choose another or wait")
-
-
-def _records(kind):
-    """Name → fields of every partition or reservation."""
-    lines = _asked(["scontrol", "show", kind, "--oneliner"]).splitlines()
-    key = f"{kind.capitalize()}Name"
-    return {entry[key]: entry for entry in map(scontrol.fields, lines) if key in entry}
-
-
-def _accounts():
-    """The accounts of this user, as far as Slurm tells."""
-    user = getpass.getuser()
-    for command in (
-        ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={user}", "format=account"],
-        ["sshare", "--noheader", "--parsable2", "--Users", "--format=account"],
-    ):
-        try:
-            names = _asked(command).split()
-        except RequirementError:
-            continue
-        if names:
-            return sorted(set(names))
-    return []
-
-
-def _asked(command):
-    """The output of a Slurm command."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except FileNotFoundError:
-        raise RequirementError(f"`{command[0]}` is not installed: submit from a login node of the cluster") from None
-    except subprocess.TimeoutExpired:
-        raise RequirementError(f"`{' '.join(command)}` did not answer within a minute: Slurm is down or busy") from None
-    if done.returncode:
-        raise RequirementError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
-    return done.stdout

@@ -34,32 +34,21 @@ def storage_warnings(site, root, most_seconds=MOST_SECONDS):
 
 def _survey(root, purge_days, deadline):
     """(files and folders below root, files near the purge, days since the oldest was used, whether all were seen)."""
-    now, count, old, oldest, folders = time.time(), 0, 0, 0.0, [root]
-    while folders:
+    now, count, old, oldest = time.time(), 0, 0, 0.0
+    for folder, folders, files in os.walk(root):
         if time.monotonic() > deadline:
             return count, old, oldest, False
-        for entry in _entries(folders.pop()):
-            count += 1
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.path)
-            elif purge_days and (days := _unused_days(entry, now)) > purge_days - WARN_DAYS:
+        count += len(folders) + len(files)
+        for name in files if purge_days else ():
+            if (days := _unused_days(os.path.join(folder, name), now)) > purge_days - WARN_DAYS:
                 old, oldest = old + 1, max(oldest, days)
     return count, old, oldest, True
 
 
-def _entries(folder):
-    """What is in a folder; nothing where it is gone by now or not ours to read."""
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []
-
-
-def _unused_days(entry, now):
+def _unused_days(path, now):
     """Days since a file was read or written; 0 for one that is gone by now."""
     try:
-        facts = entry.stat(follow_symlinks=False)
+        facts = os.lstat(path)
     except OSError:
         return 0.0
     return (now - max(facts.st_atime, facts.st_mtime)) / SECONDS_A_DAY

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from parascale import slurm
 from parascale.launch.process import STOPPED, die_with_parent
 
 ABORT_SECONDS = 2.0  # for a rank that is ended to write its stack into its log
@@ -176,8 +177,8 @@ class Workers:
 
 
 def host_name():
-    """This node's name: Slurm's inside a job step, else the machine's."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    """This node's name."""
+    return slurm.node_name()
 
 
 def last_line(path):

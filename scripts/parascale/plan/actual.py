@@ -1,10 +1,9 @@
 """Plan against actual: what was predicted for finished runs beside what they took and were charged."""
 
-import subprocess
 from dataclasses import asdict, dataclass, fields
 
+from parascale import slurm
 from parascale.files import csv_text, read_json, write_text
-from parascale.plan.limits import QUERY_SECONDS
 from parascale.plan.predict import charged_core_hours
 from parascale.settings import Site, strict
 
@@ -27,65 +26,16 @@ class Compared:
     source: str
 
 
-@dataclass(frozen=True)
-class Charged:
-    """A job in the accounting: whole nodes, their cores, seconds from start to end."""
-
-    nodes: int
-    cores: int
-    seconds: float
-
-
-def compare(results, runs=None, accounting=None):
+def compare(results, runs=None, accounting=slurm.charged):
     """A list of Compared, one for each finished run below `results/runs`, by name; charged as the run's own site charges.
 
-    runs: names, of finished runs alone (default: all).
-
-    accounting: function from job ids to {id: Charged} (default: `sacct`, where there is one).
+    runs: names, of finished runs alone (default: all). accounting: function from job ids to {id: slurm.Charged}.
     """
-    accounting = accounting or query_sacct
     names = sorted(path.parent.name for path in (results / "runs").glob("*/summary.json")) if runs is None else runs
     folders = [results / "runs" / name for name in names]
     described = {folder: read_json(folder / "run.json") for folder in folders}
     jobs = accounting(sorted({job for values in described.values() for job in _job_ids(values)}))
     return [_compared(folder, values, jobs) for folder, values in described.items()]
-
-
-def query_sacct(job_ids):
-    """{job id: Charged} from Slurm's accounting; empty without ids or without accounting."""
-    if not job_ids:
-        return {}
-    try:
-        shown = subprocess.run(
-            sacct_command(job_ids), capture_output=True, text=True, timeout=QUERY_SECONDS, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return parse_sacct(shown)
-
-
-def sacct_command(job_ids):
-    """What asks Slurm for the lines that `parse_sacct` reads: of whole jobs, every start of a requeued one."""
-    columns = "--format=JobIDRaw,NNodes,NCPUS,ElapsedRaw"
-    return [
-        "sacct",
-        "--allocations",
-        "--duplicates",
-        "--noheader",
-        "--parsable2",
-        f"--jobs={','.join(job_ids)}",
-        columns,
-    ]
-
-
-def parse_sacct(text):
-    """{job id: Charged} from lines `id|nodes|cores|seconds`. A job that was requeued has a line for each start: they add up."""
-    jobs = {}
-    for line in text.splitlines():
-        identity, nodes, cores, seconds = line.split("|")
-        earlier = jobs[identity].seconds if identity in jobs else 0.0
-        jobs[identity] = Charged(int(nodes), int(cores), earlier + float(seconds))
-    return jobs
 
 
 def write_csv(compared, path):

@@ -1,14 +1,11 @@
 """What a partition takes: checked before anything is submitted, because a lax scheduler accepts what it can never start."""
 
-import subprocess
 from dataclasses import dataclass, replace
 
-from parascale import scontrol
+from parascale import slurm
 from parascale.errors import ConfigError
 from parascale.settings.site import Partition
 from parascale.settings.strict import nearest
-
-QUERY_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -71,17 +68,7 @@ def live_site(site, submits):
     """
     if not (submits or site.partitions):
         return site
-    try:
-        shown = subprocess.run(
-            ["scontrol", "show", "partition", "--oneliner"],
-            capture_output=True,
-            text=True,
-            timeout=QUERY_SECONDS,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return site
-    return with_partitions(site, parse_partitions(shown))
+    return with_partitions(site, partitions(slurm.partitions()))
 
 
 def with_partitions(site, live):
@@ -90,26 +77,17 @@ def with_partitions(site, live):
     return replace(site, partitions=[known.get(named.name, named) for named in site.partitions] or live)
 
 
-def parse_partitions(text):
-    """Partitions in the output of `scontrol show partition --oneliner`, the default first. No limit on time reads as a year."""
-    partitions, default = [], None
-    for line in text.splitlines():
-        values = scontrol.fields(line)
-        if "PartitionName" not in values:
-            continue
-        if values.get("Default") == "YES":
-            default = values["PartitionName"]
-        nodes = values.get("MaxNodes", "UNLIMITED")
-        total = values.get("TotalNodes", "")
-        limits = [int(count) for count in (nodes, total) if count.isdigit()]
-        partitions.append(
-            Partition(values["PartitionName"], _hours(values.get("MaxTime", "UNLIMITED")), min(limits, default=None))
-        )
-    return sorted(partitions, key=lambda partition: partition.name != default)
+def partitions(records):
+    """The Partitions in `slurm.records("partition")`, the default first. No limit on time reads as a year."""
+    ordered = sorted(records.items(), key=lambda item: item[1].get("Default") != "YES")
+    return [Partition(name, _hours(record.get("MaxTime")), _most_nodes(record)) for name, record in ordered]
+
+
+def _most_nodes(record):
+    counts = [int(count) for key in ("MaxNodes", "TotalNodes") if (count := record.get(key, "")).isdigit()]
+    return min(counts, default=None)
 
 
 def _hours(text):
-    """Slurm's `days-hours:minutes:seconds` as hours."""
-    if text in ("UNLIMITED", "INFINITE"):
-        return 365 * 24.0
-    return scontrol.seconds(text) / 3600
+    limit = slurm.seconds(text)
+    return 365 * 24.0 if limit is None else limit / 3600

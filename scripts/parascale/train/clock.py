@@ -1,13 +1,22 @@
-"""Where the time of a step goes: seconds by phase, on the CPU's clock or, on a GPU, by events on its stream."""
+"""Where the time of a step goes: seconds by phase of every step, and a profile of chosen ones."""
 
 import time
 from contextlib import contextmanager
 
 import torch
+from torch.profiler import ProfilerActivity, profile
+
+from parascale.errors import RequirementError
+from parascale.files import atomic_path, write_json
+
+OPERATORS = 20  # of a profile's table
 
 
 class Clock:
-    """Adds up seconds by phase until `read()`, which empties it. What no phase covers becomes `other`."""
+    """Adds up seconds by phase until `read()`, which empties it. What no phase covers becomes `other`.
+
+    Times are of the CPU's clock or, on a GPU, of events on its stream.
+    """
 
     def __init__(self, device):
         self.cuda = device.type == "cuda"
@@ -58,3 +67,81 @@ class Clock:
         seconds["other"] = max(0.0, total - sum(seconds.values()))
         self.reset()
         return {"total": total, **seconds}
+
+
+class ChosenSteps:
+    """Calls its `start` before the first and `stop` after the last of the steps from `first` to `last`, both included."""
+
+    def __init__(self, first, last):
+        self.first, self.last, self.started = first, last, False
+
+    def begin_step(self, step):
+        """Start with the first of the steps, or where a run that was stopped goes on between them."""
+        if not self.started and self.first <= step <= self.last:
+            self.started = True
+            self.start()
+
+    def end_step(self, step):
+        """Stop after the last of the steps."""
+        if self.started and step == self.last:
+            self.started = False
+            self.stop()
+
+
+class StepProfiler(ChosenSteps):
+    """PyTorch's profile of the steps: trace.json.gz and operators.json, those that took longest, in `folder`."""
+
+    def __init__(self, folder, first, last):
+        super().__init__(first, last)
+        self.folder = folder
+
+    def start(self):
+        """Watch the CPU, and the GPU where there is one."""
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        self.profile = profile(activities=activities)
+        self.profile.start()
+
+    def stop(self):
+        """Write what was seen."""
+        self.profile.stop()
+        with atomic_path(self.folder / "trace.json.gz") as partial:
+            self.profile.export_chrome_trace(str(partial))
+        write_json(self.folder / "operators.json", _longest(self.profile.key_averages()))
+
+
+class NsightRange(ChosenSteps):
+    """Tells Nsight Systems, which the launcher has put around this process, which steps to collect."""
+
+    def start(self):
+        """Collect from now on."""
+        torch.cuda.profiler.start()
+
+    def stop(self):
+        """Collect no more."""
+        torch.cuda.profiler.stop()
+
+
+def profiler(job, lead):
+    """What profiles the steps that a job asks for, or None: PyTorch's profiler on the first rank, Nsight Systems on each."""
+    steps = job.run.profile_steps
+    if steps is None:
+        return None
+    if job.run.profiler == "nsight":
+        if job.site.device != "cuda":
+            raise RequirementError("`profiler: nsight` needs GPUs; use `profiler: torch`")
+        return NsightRange(*steps)
+    return StepProfiler(job.work / "profile", *steps) if lead else None
+
+
+def _longest(averages):
+    """Name, calls and own seconds of the operators that took longest, on the GPU where there is one."""
+    operators = [
+        {
+            "name": average.key,
+            "calls": average.count,
+            "cpu_seconds": average.self_cpu_time_total / 1e6,
+            "device_seconds": average.self_device_time_total / 1e6,
+        }
+        for average in averages
+    ]
+    return sorted(operators, key=lambda operator: (-operator["device_seconds"], -operator["cpu_seconds"]))[:OPERATORS]

@@ -9,6 +9,7 @@ import functools
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -64,7 +65,6 @@ class LiveStorages(TorchDispatchMode):
     def _drop(self, key):
         self.live -= self.sizes.pop(key)
 
-    @contextmanager
     def following_resizes(self):
         """See storages that change their size in place, which is how FSDP frees and takes gathered parameters."""
         resize = torch.UntypedStorage.resize_
@@ -75,11 +75,7 @@ class LiveStorages(TorchDispatchMode):
                 self._count(storage)
             return result
 
-        torch.UntypedStorage.resize_ = counted
-        try:
-            yield
-        finally:
-            torch.UntypedStorage.resize_ = resize
+        return patch.object(torch.UntypedStorage, "resize_", counted)
 
 
 class Uncounted:
@@ -130,7 +126,7 @@ def measure(run, vocabulary, rank=0):
 def measure_with_data(run, vocabulary):
     """The Measured memory of this process in the process group that it has joined, with real tensors: proves `measure`."""
     storages = LiveStorages()
-    with _replaced([(ShardingPropagator, "_fake_mode_lock", Uncounted(storages))]):
+    with patch.object(ShardingPropagator, "_fake_mode_lock", Uncounted(storages)):
         mesh = make_mesh(run.layout, torch.device("cpu"), TIMEOUT_SECONDS)
         return _measure_steps(run, vocabulary, mesh, storages, fake=False)
 
@@ -145,29 +141,16 @@ def _measure_steps(run, vocabulary, mesh, storages, fake):
         return Measured(mesh.rank, storages.live, storages.peak)
 
 
+@contextmanager
 def _stand_ins(storages):
     """What cannot run without data is replaced: functions that read rank numbers from tensors, and DDP's C++ reducer."""
-    return _replaced(
-        [
-            (ShardingPropagator, "_fake_mode_lock", Uncounted(storages)),
-            (DeviceMesh, "_concatenate", staticmethod(_outside(DeviceMesh._concatenate))),
-            (pipeline, "ends_group", _outside(pipeline.ends_group)),
-            (ddp, "replicate", lambda model, mesh: BucketsOfDDP(model)),
-        ]
-    )
-
-
-@contextmanager
-def _replaced(replacements):
-    """Attributes (owner, name, replacement) replaced for a while."""
-    kept = [(owner, name, owner.__dict__[name]) for owner, name, _ in replacements]
-    for owner, name, replacement in replacements:
-        setattr(owner, name, replacement)
-    try:
+    with (
+        patch.object(ShardingPropagator, "_fake_mode_lock", Uncounted(storages)),
+        patch.object(DeviceMesh, "_concatenate", staticmethod(_outside(DeviceMesh._concatenate))),
+        patch.object(pipeline, "ends_group", _outside(pipeline.ends_group)),
+        patch.object(ddp, "replicate", lambda model, mesh: BucketsOfDDP(model)),
+    ):
         yield
-    finally:
-        for owner, name, original in kept:
-            setattr(owner, name, original)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Data, model, loss, optimizer, clipping, evaluation, checkpoints and the record a
 engines is about the loop alone, and a stopped run continues in the same way.
 """
 
+from contextlib import ExitStack
 from datetime import timedelta
 
 import torch
@@ -12,14 +13,14 @@ from lightning.pytorch.plugins.environments import LightningEnvironment, TorchEl
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.utils.data import DataLoader, IterableDataset
 
-from parascale.train.loop import listen_for_signals
 from parascale.train.optim import clip, gradient_norm
+from parascale.train.process import listen_for_signals
 from parascale.train.step import StepResult
 
 PRECISIONS = {"fp32": "32-true", "fp64": "64-true", "bf16": "bf16-mixed"}
 
 
-def run_steps(session):
+def make_steps(session):
     """Make the steps of a Session that are still to be made."""
     if session.first_step > session.steps:
         return
@@ -29,7 +30,7 @@ def run_steps(session):
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=run.layout.processes_per_node,
         num_nodes=run.layout.nodes,
-        strategy=_ddp(session) if several else SingleDeviceStrategy(device),
+        strategy=_ddp(session.job) if several else SingleDeviceStrategy(device),
         # Our launcher speaks torchrun's language; without a name, Lightning would guess from Slurm's variables.
         plugins=[TorchElasticEnvironment() if several else LightningEnvironment()],
         precision=PRECISIONS[run.precision],
@@ -46,10 +47,9 @@ def run_steps(session):
     session.stepper.model.parts[0].to(device)  # Lightning leaves it on the CPU
 
 
-def _ddp(session):
+def _ddp(job):
     """Lightning's DDP, with the same options as ours; it finds the process group that we have joined."""
-    timeout = timedelta(seconds=session.job.timeout_seconds)
-    return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True)
+    return DDPStrategy(timeout=timedelta(seconds=job.timeout_seconds), gradient_as_bucket_view=True)
 
 
 class Parts(IterableDataset):
@@ -73,7 +73,7 @@ class Steps(LightningModule):
         self.session, self.stepper = session, session.stepper
         self.network = session.stepper.model.forward_module
         self.next_step = session.first_step
-        self.open_phase = None
+        self.open_phase = ExitStack()  # of what a hook begins and another ends
 
     def configure_optimizers(self):
         """Ours, with the state of a run that is continued."""
@@ -104,23 +104,23 @@ class Steps(LightningModule):
 
     def on_before_backward(self, loss):
         """Gradients are reduced within the backward pass, as in the native engine."""
-        self._open("backward")
+        self.open_phase.enter_context(self.session.clock.phase("backward"))
 
     def on_after_backward(self):
         """See above."""
-        self._close()
+        self.open_phase.close()
 
     def on_before_optimizer_step(self, optimizer):
         """All parts are done: clip by the norm of the whole gradient."""
         with self.session.clock.phase("communication"):
             self.norm = gradient_norm(self.stepper.model)
-        self._open("optimizer")
+        self.open_phase.enter_context(self.session.clock.phase("optimizer"))
         clip(self.stepper.model, self.norm, self.stepper.clip_norm)
 
     def optimizer_step(self, *arguments, **keywords):
         """The update itself; the phase was opened when the gradient was whole."""
         super().optimizer_step(*arguments, **keywords)
-        self._close()
+        self.open_phase.close()
 
     def on_train_batch_end(self, outputs, batch, index):
         """After the last part: report, evaluate, save and record as the native engine does."""
@@ -131,10 +131,3 @@ class Steps(LightningModule):
             loss, targets, norm = self.stepper.report(self.loss, self.targets, self.norm)
         self.session.end_step(self.next_step, StepResult(loss, targets, norm, *self.wishes))
         self.next_step += 1
-
-    def _open(self, phase):
-        self.open_phase = self.session.clock.phase(phase)
-        self.open_phase.__enter__()
-
-    def _close(self):
-        self.open_phase.__exit__(None, None, None)

@@ -1,6 +1,6 @@
 """The loss of a step: the sum over all target tokens of all ranks and micro-batches, divided by their global count."""
 
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -37,29 +37,13 @@ def all_reduce(values, mesh):
     return values
 
 
+@contextmanager
 def computation_context(run, device_type):
     """What forward and backward of a rank run under: mixed precision and the split loss, where the run has them."""
-    layout = run.layout
-    stack = []
-    # FSDP's own policy casts parameters and inputs; autocast on top of it would cast twice.
-    if run.precision == "bf16" and not layout.uses_fsdp:
-        stack.append(lambda: torch.autocast(device_type, dtype=torch.bfloat16))
-    if layout.tp > 1 and layout.loss_parallel:
-        stack.append(loss_parallel)
-    return _Nested(stack) if stack else nullcontext()
-
-
-class _Nested:
-    """Context managers made anew at each entry, so that one object serves every step."""
-
-    def __init__(self, makers):
-        self.makers = makers
-
-    def __enter__(self):
-        self.entered = [maker() for maker in self.makers]
-        for context in self.entered:
-            context.__enter__()
-
-    def __exit__(self, *error):
-        for context in reversed(self.entered):
-            context.__exit__(*error)
+    with ExitStack() as stack:
+        # FSDP's own policy casts parameters and inputs; autocast on top of it would cast twice.
+        if run.precision == "bf16" and not run.layout.uses_fsdp:
+            stack.enter_context(torch.autocast(device_type, dtype=torch.bfloat16))
+        if run.layout.tp > 1 and run.layout.loss_parallel:
+            stack.enter_context(loss_parallel())
+        yield

@@ -12,13 +12,13 @@ import threading
 import time
 from contextlib import contextmanager
 
+from parascale import slurm
 from parascale.files import atomic_path
 from parascale.telemetry import COLUMNS, figures, read_samples, sample_files
 from parascale.train.gauges import Gpus, NodeGauges
+from parascale.train.process import place
 
 END_SECONDS = 10.0  # a driver that hangs must not keep a finished training
-# The environment that torchrun and our launcher set; one process in all needs none of it.
-PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def monitored(job, processes):
 
     processes: process id of each rank of the run. Only the first process of a node samples.
     """
-    rank, local_rank, local_size = (int(os.environ.get(name, default)) for name, default in PLACE)
+    rank, local_rank, local_size = place()
     if local_rank or job.sample_seconds is None:
         yield
         return
@@ -36,7 +36,7 @@ def monitored(job, processes):
     gauges = [NodeGauges({rank: processes[rank] for rank in ranks})]
     if job.site.device == "cuda":
         gauges += _gpus(job.run.layout.gpus_per_node, ranks)
-    monitor = Monitor(job.work_folder / f"device-{node:05d}.csv", node, gauges, job.sample_seconds)
+    monitor = Monitor(job.work / f"device-{node:05d}.csv", node, gauges, job.sample_seconds)
     monitor.start()
     try:
         yield
@@ -61,7 +61,7 @@ class Monitor:
 
     def __init__(self, path, node, gauges, seconds):
         self.path, self.gauges, self.seconds = path, gauges, seconds
-        self.place = {"node": node, "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname()}
+        self.place = {"node": node, "host": slurm.node_name()}
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 

@@ -1,19 +1,25 @@
 """The record of a run under way: what was asked, what each step did, and how often it was started.
 
-Written by rank 0 into the work folder, appended to while the run goes on, and published as a whole at its end.
+Written by rank 0 into the work folder, appended to while the run goes on, and published as a whole at its end. The same
+lines show its progress.
 """
 
 import json
 import os
+import sys
 import time
+from collections import Counter
 from datetime import UTC, datetime
 
 import psutil
+from tqdm import tqdm
 
+from parascale import slurm
 from parascale.files import read_json_lines, write_text
 from parascale.train.events import Events
 
 SCHEMA_VERSION = 1
+LOG_SECONDS = 10.0
 
 
 class Recorder:
@@ -36,7 +42,7 @@ class Recorder:
         Lines of steps that were done after the last checkpoint are dropped: those steps are done again.
         last_line: of the checkpoint's own step, which is missing where the attempt before died just after saving.
         died_at: when the attempt before, if it left no end, gave its last sign (seconds since the epoch).
-        allocation: what Slurm says of the job, as `launch.allocation` has it. steps: of the whole run.
+        allocation: what Slurm says of the job, as `slurm.allocation` has it. steps: of the whole run.
         """
         lines = [line for line in self.steps() if line["step"] < first_step]
         if last_line and (not lines or lines[-1]["step"] < last_line["step"]):
@@ -47,19 +53,14 @@ class Recorder:
         attempts = self.attempts()
         if attempts and "end" not in attempts[-1]:
             # It was killed: nobody wrote its end.
-            end = max(died_at or attempts[-1]["started"], attempts[-1]["started"])
-            attempts[-1] |= {
-                "end": _iso(end),
-                "seconds": end - attempts[-1]["started"],
-                "outcome": "killed",
-                "last_step": None,
-            }
+            end = max(died_at or 0.0, attempts[-1]["started"])
+            attempts[-1] |= _ended(attempts[-1]["started"], end, "killed", None)
         attempts.append(
             {
                 "start": _iso(self.started),
                 "started": self.started,
                 "first_step": first_step,
-                "job_id": os.environ.get("SLURM_JOB_ID"),
+                "job_id": slurm.job_id(),
                 "hosts": hosts,
                 **(allocation or {}),
             }
@@ -82,18 +83,11 @@ class Recorder:
         """Close the attempt: outcome is finished, stopped or failed."""
         if self.handle is None:
             return
-        self.handle.flush()
-        os.fsync(self.handle.fileno())
+        self.sync()
         self.handle.close()
         self.handle = None
         attempts = self.attempts()
-        now = time.time()
-        attempts[-1] |= {
-            "end": _iso(now),
-            "seconds": now - self.started,
-            "outcome": outcome,
-            "last_step": self.last_step,
-        }
+        attempts[-1] |= _ended(self.started, time.time(), outcome, self.last_step)
         self._write_attempts(attempts)
         self.events.close()
 
@@ -109,6 +103,43 @@ class Recorder:
         write_text(self.attempts_path, "".join(json.dumps(line) + "\n" for line in attempts))
 
 
+class Progress:
+    """Shows step, loss and rate: a bar on a terminal, a plain line now and then in a log. Rank 0 alone shows it."""
+
+    def __init__(self, name, steps, done, shown, unit):
+        self.name, self.steps, self.unit = name, steps, unit
+        self.shown = shown
+        self.bar = tqdm(total=steps, initial=done, desc=name, unit="step") if shown and sys.stderr.isatty() else None
+        self.last_line = 0.0
+        self.work, self.seconds = 0, 0.0
+
+    def update(self, line):
+        """One step more, told by its record line."""
+        if not self.shown:
+            return
+        self.work += line[self.unit]
+        self.seconds += line["seconds"]["total"]
+        rate = self.work / self.seconds
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"loss {line['loss']:.3f}, {rate:,.0f} {self.unit}/s", refresh=False)
+            self.bar.update()
+        elif time.monotonic() - self.last_line > LOG_SECONDS or line["step"] == self.steps:
+            self.last_line = time.monotonic()
+            validation = f", validation {line['validation_loss']:.4f}" if "validation_loss" in line else ""
+            print(
+                f"{self.name}: step {line['step']}/{self.steps}, loss {line['loss']:.4f}{validation}, {rate:,.0f} {self.unit}/s",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        if self.bar is not None:
+            self.bar.close()
+
+
 def summarise(run, site, steps, attempts, facts):
     """The figures of a finished run that reports read.
 
@@ -116,10 +147,9 @@ def summarise(run, site, steps, attempts, facts):
     peak_memory_bytes, bubble_measured, `telemetry.figures`, and for each metric of the task its validation_ and test_ figure.
     """
     layout, unit = run.layout, run.workload.unit
-    phases = {}
+    phases = Counter()
     for line in steps:
-        for name, seconds in line["seconds"].items():
-            phases[name] = phases.get(name, 0.0) + seconds
+        phases.update(line["seconds"])
     seconds = phases.pop("total")
     wall_seconds = sum(attempt["seconds"] for attempt in attempts)
     work = sum(line[unit] for line in steps)
@@ -130,12 +160,7 @@ def summarise(run, site, steps, attempts, facts):
         "workload": run.workload.name,
         "strategy": run.strategy,
         "engine": run.engine,
-        "nodes": layout.nodes,
-        "world_size": layout.world_size,
-        "dp": layout.dp,
-        "fsdp": layout.fsdp,
-        "tp": layout.tp,
-        "pp": layout.pp,
+        **{name: getattr(layout, name) for name in ("nodes", "world_size", "dp", "fsdp", "tp", "pp")},
         "status": "done",
         "attempts": len(attempts),
         "seed": run.seed,
@@ -147,11 +172,16 @@ def summarise(run, site, steps, attempts, facts):
         "rate": work / seconds,
         "train_loss": sum(last) / len(last),
         **facts,
-        "phases": phases,
+        "phases": dict(phases),
         # As a share of the whole, as it is measured.
         "bubble_expected": layout.bubble / (1 + layout.bubble) if layout.pp > 1 else None,
         "core_hours": site.cores_per_node * layout.nodes * wall_seconds / 3600,
     }
+
+
+def _ended(started, end, outcome, last_step):
+    """What the line of an attempt gains at its end."""
+    return {"end": _iso(end), "seconds": end - started, "outcome": outcome, "last_step": last_step}
 
 
 def _iso(seconds):

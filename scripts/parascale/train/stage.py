@@ -2,19 +2,19 @@
 
 import hashlib
 import os
-import re
 import shutil
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import torch.distributed as dist
 
 from parascale.errors import RequirementError
 from parascale.files import atomic_path, tree_bytes
+from parascale.train.process import place
 
 RAM = Path("/dev/shm")
-MEMORY = Path("/proc/meminfo")
 
 
 @contextmanager
@@ -25,12 +25,12 @@ def staged(job):
     all ranks have left it, and the memory when their processes end, however they end. So nothing is left behind.
     """
     if job.run.workload.data.stage != "ram":
-        yield job.data_folder
+        yield job.data
         return
-    rank, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
-    copy = place_in_ram(job.work_folder, first_rank=rank - local_rank)
+    rank, local_rank, _ = place()
+    copy = place_in_ram(job.work, first_rank=rank - local_rank)
     if local_rank == 0:
-        copy_to_ram(job.data_folder, copy)
+        copy_to_ram(job.data, copy)
     _wait_for_all()
     yield copy
     _wait_for_all()
@@ -62,8 +62,7 @@ def copy_to_ram(folder, copy):
 
 def free_bytes():
     """Bytes that a copy may take: what `/dev/shm` has room for, and what the node's memory has."""
-    available = int(re.search(r"^MemAvailable:\s+(\d+) kB$", MEMORY.read_text(), re.MULTILINE)[1]) * 1024
-    return min(shutil.disk_usage(RAM).free, available)
+    return min(shutil.disk_usage(RAM).free, psutil.virtual_memory().available)
 
 
 def _wait_for_all():

@@ -23,7 +23,7 @@ from parascale.files import read_json, write_json
 from parascale.lease import Lease
 from parascale.settings import identity
 from parascale.train import monitor
-from parascale.train.memory import peak_memory
+from parascale.train.process import peak_memory
 from parascale.train.record import SCHEMA_VERSION, Recorder, summarise
 
 

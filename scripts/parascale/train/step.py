@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -32,8 +33,8 @@ class Stepper:
     def __init__(self, run, model, optimizers, loss, clock):
         self.run, self.model, self.optimizers, self.loss, self.clock = run, model, optimizers, loss, clock
         self.mesh = model.mesh
+        self.computation = partial(computation_context, run, self.mesh.device.type)
         self.clip_norm = run.workload.optim.clip_norm
-        self.context = computation_context(run, self.mesh.device.type)
         self.counts = self.mesh.coordinate("tp") == 0 and self.mesh.coordinate("pp") == 0
         self.reports = self.mesh.coordinate("tp") == 0 and model.has_loss
 
@@ -73,7 +74,7 @@ class Stepper:
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for number, (*inputs, labels) in enumerate(batches, 1):
             if self.model.pipeline is not None:
-                with self.clock.phase("pipeline"), self.context:
+                with self.clock.phase("pipeline"), self.computation():
                     loss = self.model.pipeline.train_step(*inputs, labels)
                 total += 0.0 if loss is None else loss
             else:
@@ -85,7 +86,7 @@ class Stepper:
         wrapped = isinstance(module, DistributedDataParallel)
         # Gradients of parts are added up locally; only the last part's backward pass reduces them.
         waiting = module.no_sync() if wrapped and not last else nullcontext()
-        with waiting, self.context:
+        with waiting, self.computation():
             with self.clock.phase("forward"):
                 loss = self.loss(module(*inputs), labels)
             with self.clock.phase("backward"):

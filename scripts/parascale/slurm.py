@@ -1,0 +1,234 @@
+"""All that is asked of Slurm: its commands are run, its answers parsed and its `SLURM_*` variables read here, and nowhere else.
+
+Any user may call these commands. A function says what it does where Slurm is not there or does not answer.
+"""
+
+import getpass
+import os
+import re
+import socket
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from parascale.errors import RequirementError
+
+FIELD = re.compile(r"(\w+)=(\S*)")
+DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
+ANSWER_SECONDS = 60  # where the answer is needed
+GLANCE_SECONDS = 10  # where a plan is only better for it
+
+
+# --- this process's job
+
+
+def job_id():
+    """The id of the Slurm job that this process belongs to, or None."""
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def restarts():
+    """How often Slurm has begun this job anew (sbatch(1)), which the launcher tells every step; None where it is unknown."""
+    count = os.environ.get("SLURM_RESTART_COUNT")
+    return None if count is None else int(count)
+
+
+def note_restarts():
+    """Let `restarts` know, here and in processes started from here.
+
+    A batch script finds the number in its environment, unless it is 0. Snakemake's job-step plugin takes that away.
+    """
+    count = fields(_job_line()).get("Restarts")
+    if count is not None:
+        os.environ["SLURM_RESTART_COUNT"] = count
+
+
+def node_name():
+    """This node's name: Slurm's inside a job, else the machine's."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+@dataclass(frozen=True)
+class Step:
+    """The job step that this process is a task of. node: this task's, from 0. first_host: the name of node 0."""
+
+    job: str
+    step: str
+    node: int
+    first_host: str
+
+
+def this_step():
+    """The Step; only srun sets what is read here. RequirementError where Slurm does not say which nodes it has."""
+    job, step, node = (os.environ[f"SLURM_{name}"] for name in ("JOB_ID", "STEP_ID", "NODEID"))
+    command = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
+    hosts = _ask(command).split()
+    if not hosts:
+        raise RequirementError(f"`{' '.join(command)}` failed: no names")
+    return Step(job, step, int(node), hosts[0])
+
+
+def allocation():
+    """What Slurm says of this process's job, for the record of an attempt; None without Slurm, or where it does not answer.
+
+    submitted, allocated: seconds since 1970. limit_seconds: the time limit, or None without one. partition: name.
+    """
+    line = _job_line()
+    return parse_job(line) if line else None
+
+
+def parse_job(line):
+    """The mapping in one line of `scontrol show job --oneliner`, whose times are those of this machine's clock."""
+    told = fields(line)
+    return {
+        "submitted": _moment(told.get("SubmitTime")),
+        "allocated": _moment(told.get("StartTime")),
+        "limit_seconds": seconds(told.get("TimeLimit")),
+        "partition": told.get("Partition"),
+    }
+
+
+def _job_line():
+    return _told(["scontrol", "show", "job", job_id(), "--oneliner"], 30) if job_id() else ""
+
+
+def _moment(text):
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (TypeError, ValueError):  # `Unknown`
+        return None
+
+
+# --- job steps
+
+
+def srun_command(command, nodes, site, gpus):
+    """The srun line that runs `command` once on each node of the job.
+
+    Everything is named: inside a job of Snakemake's job-step plugin srun finds no `SLURM_*` defaults, and would start
+    one task on one node. cpus-per-task is not inherited from the job since Slurm 22.05.
+    """
+    line = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    line += [f"--cpus-per-task={site.cores_per_node}"]
+    if site.gpus_per_node:
+        line += [f"--gres=gpu:{gpus}"]
+    return [*line, *command]
+
+
+def ask_steps_to_stop():
+    """Send SIGTERM to the job's steps: without --batch or --full it reaches them alone."""
+    subprocess.run(["scancel", "--signal=TERM", job_id()], timeout=ANSWER_SECONDS)
+
+
+# --- the machine
+
+
+def records(kind):
+    """Name → fields, as text, of every `partition` or `reservation`. RequirementError where Slurm does not answer."""
+    return parse_records(kind, _ask(_show(kind)))
+
+
+def partitions():
+    """`records("partition")`; empty where Slurm does not answer."""
+    return parse_records("partition", _told(_show("partition"), GLANCE_SECONDS))
+
+
+def parse_records(kind, text):
+    """Name → fields in what `scontrol show partition --oneliner`, or reservation, prints."""
+    key = f"{kind.capitalize()}Name"
+    return {record[key]: record for record in map(fields, text.splitlines()) if key in record}
+
+
+def accounts():
+    """The accounts of this user, by name, as far as Slurm tells."""
+    for command in (
+        [
+            "sacctmgr",
+            "--noheader",
+            "--parsable2",
+            "show",
+            "associations",
+            f"user={getpass.getuser()}",
+            "format=account",
+        ],
+        ["sshare", "--noheader", "--parsable2", "--Users", "--format=account"],
+    ):
+        if names := _told(command, ANSWER_SECONDS).split():
+            return sorted(set(names))
+    return []
+
+
+def _show(kind):
+    return ["scontrol", "show", kind, "--oneliner"]
+
+
+# --- accounting
+
+
+@dataclass(frozen=True)
+class Charged:
+    """A job in the accounting: whole nodes, their cores, seconds from start to end."""
+
+    nodes: int
+    cores: int
+    seconds: float
+
+
+def charged(job_ids):
+    """{job id: Charged} from Slurm's accounting; empty without ids or without accounting."""
+    return parse_sacct(_told(sacct_command(job_ids), GLANCE_SECONDS)) if job_ids else {}
+
+
+def sacct_command(job_ids):
+    """What asks Slurm for the lines that `parse_sacct` reads: of whole jobs, every start of a requeued one."""
+    options = ("--allocations", "--duplicates", "--noheader", "--parsable2")
+    return ["sacct", *options, f"--jobs={','.join(job_ids)}", "--format=JobIDRaw,NNodes,NCPUS,ElapsedRaw"]
+
+
+def parse_sacct(text):
+    """{job id: Charged} from lines `id|nodes|cores|seconds`. A job that was requeued has a line for each start: they add up."""
+    jobs = {}
+    for line in text.splitlines():
+        identity, nodes, cores, elapsed = line.split("|")
+        earlier = jobs[identity].seconds if identity in jobs else 0.0
+        jobs[identity] = Charged(int(nodes), int(cores), earlier + float(elapsed))
+    return jobs
+
+
+# --- how it answers
+
+
+def fields(line):
+    """Key → value, as text, of one record of `scontrol show … --oneliner`: words `Key=value`."""
+    return dict(FIELD.findall(line))
+
+
+def seconds(text):
+    """Seconds of a duration `[days-]hours:minutes:seconds`; None for all else, such as `UNLIMITED`."""
+    match = DURATION.fullmatch(text or "")
+    if match is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+
+
+def _ask(command, within=ANSWER_SECONDS):
+    """The output of a Slurm command; RequirementError where there is none within so many seconds."""
+    line = " ".join(command)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=within)
+    except OSError:
+        raise RequirementError(f"`{command[0]}` is not installed: submit from a login node of the cluster") from None
+    except subprocess.TimeoutExpired:
+        raise RequirementError(f"`{line}` did not answer within {within} s: Slurm is down or busy") from None
+    if done.returncode:
+        raise RequirementError(f"`{line}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _told(command, within):
+    """The output of a Slurm command; empty where there is none within so many seconds."""
+    with suppress(RequirementError):
+        return _ask(command, within)
+    return ""

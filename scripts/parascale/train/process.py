@@ -1,0 +1,65 @@
+"""The process of a rank: where it stands, how it is asked to stop, how it ends when it hangs, what memory it took."""
+
+import faulthandler
+import os
+import resource
+import signal
+import sys
+import time
+
+import torch
+
+from parascale.errors import Interrupted
+
+GRACE = 1.5  # a collective's own timeout names the operation, so it may come first
+SLACK = 0.1  # part of the time that may be spent before a feeding counts: each starts a thread, which a step would feel
+# The environment that torchrun and our launcher set; one process in all needs none of it.
+PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+
+
+def place():
+    """(rank, rank on this node, processes on this node) of this process."""
+    return tuple(int(os.environ.get(name, default)) for name, default in PLACE)
+
+
+def listen_for_signals():
+    """SIGTERM and SIGINT ask for a stop after the current step; returns the function that tells whether one came."""
+    asked = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, frame: asked.append(received))
+    return lambda: bool(asked)
+
+
+class Watchdog:
+    """A step that takes too long ends the process, with the stack of every thread in its log.
+
+    Collectives have timeouts of their own; this one also ends a rank that hangs elsewhere. While entered it must be fed at
+    least every `timeout_seconds` × GRACE × (1 − SLACK). alone: this is the run's only process.
+    """
+
+    def __init__(self, timeout_seconds, alone):
+        self.seconds, self.alone = timeout_seconds * GRACE, alone
+        self.fed = -float("inf")
+
+    def feed(self):
+        """All is well: start waiting anew."""
+        now = time.monotonic()
+        if now - self.fed > SLACK * self.seconds:
+            self.fed = now
+            faulthandler.dump_traceback_later(self.seconds, exit=True, file=sys.stderr)
+
+    def __enter__(self):
+        self.feed()
+        return self
+
+    def __exit__(self, kind, *_):
+        # Beside peers it stays after an error: where one of them hangs, this process may not get to its end either.
+        if kind is None or self.alone or issubclass(kind, (Interrupted, KeyboardInterrupt)):
+            faulthandler.cancel_dump_traceback_later()
+
+
+def peak_memory(device):
+    """Bytes: the most that torch allocated on a GPU, or the largest resident set of the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB

@@ -1,0 +1,68 @@
+"""Slurm's commands are asked as they answer; where one is missing, silent or fails, the error says which, or nothing is known."""
+
+import pytest
+
+from parascale import slurm
+from parascale.errors import RequirementError
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """A function that puts a command of this name, a shell script, on an otherwise empty path."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+
+    def make(name, script):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return make
+
+
+def test_a_question_that_needs_an_answer_says_why_there_is_none(command, monkeypatch):
+    with pytest.raises(RequirementError, match=r"`scontrol` is not installed: submit from a login node"):
+        slurm.records("partition")
+    command("scontrol", "echo 'slurmctld is away' >&2; exit 1")
+    with pytest.raises(RequirementError, match=r"`scontrol show reservation --oneliner` failed: slurmctld is away"):
+        slurm.records("reservation")
+    command("scontrol", "exec /bin/sleep 60")
+    monkeypatch.setattr(slurm._ask, "__defaults__", (0.1,))
+    with pytest.raises(RequirementError, match=r"did not answer within 0\.1 s: Slurm is down or busy"):
+        slurm.records("partition")
+
+
+def test_without_an_answer_nothing_is_known(command):
+    assert (slurm.partitions(), slurm.accounts(), slurm.charged(["7"]), slurm.allocation()) == ({}, [], {}, None)
+
+
+def test_records_have_their_names(command):
+    command("scontrol", "echo ReservationName=course State=ACTIVE; echo; echo ReservationName=exam")
+    assert slurm.records("reservation")["course"] == {"ReservationName": "course", "State": "ACTIVE"}
+    assert list(slurm.records("reservation")) == ["course", "exam"]
+
+
+def test_the_second_command_is_asked_for_accounts_where_the_first_knows_none(command):
+    command("sshare", "echo training; echo other; echo training")
+    assert slurm.accounts() == ["other", "training"]
+    command("sacctmgr", "echo first")
+    assert slurm.accounts() == ["first"]
+
+
+def test_every_process_knows_which_start_of_the_job_it_belongs_to(command, monkeypatch):
+    """Snakemake's plugin takes the variable away; without an answer it stays as it is."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    slurm.note_restarts()
+    assert slurm.restarts() == 1
+    command("scontrol", '[ "$*" = "show job 7 --oneliner" ] && echo JobId=7 Restarts=2 Partition=p')
+    slurm.note_restarts()
+    assert slurm.restarts() == 2 and slurm.allocation()["partition"] == "p"
+
+
+def test_a_task_finds_its_step_and_the_first_of_its_nodes(command, monkeypatch):
+    for name, value in (("STEP_ID", "3"), ("NODEID", "1"), ("STEP_NODELIST", "jrc[0001-0002]")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    command("scontrol", '[ "$*" = "show hostnames jrc[0001-0002]" ] && echo jrc0001 && echo jrc0002')
+    assert slurm.this_step() == slurm.Step("7", "3", 1, "jrc0001")
+    command("scontrol", "exit 0")
+    with pytest.raises(RequirementError, match=r"show hostnames jrc.* failed: no names"):
+        slurm.this_step()
