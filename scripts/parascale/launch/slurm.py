@@ -75,15 +75,18 @@ def run_in_step(line):
     return step.returncode if step.returncode >= 0 else 128 - step.returncode
 
 
-def place_in_step(site):
-    """This task's Place among the nodes of its job step; only srun sets what it reads, so it is read nowhere else."""
+def place_in_step(site, secret):
+    """This task's Place among the nodes of its job step; only srun sets what it reads, so it is read nowhere else.
+
+    secret: the path of the launch's secret, which the launcher that started the step has made.
+    """
     job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
     first = _hosts(os.environ["SLURM_STEP_NODELIST"])[0]
     return Place(
         node=int(os.environ["SLURM_NODEID"]),
         address=rendezvous.address_of(first, site.network),
         port=rendezvous.meeting_port(job, step),
-        job=f"{job}.{step}",
+        secret=secret,
         bind=True,
     )
 
