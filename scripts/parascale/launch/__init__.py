@@ -15,7 +15,7 @@ What failed (tests/distributed/test_launch.py and test_failures.py; tests/slurm/
 | Ctrl-C | ranks get SIGINT and end unsaved, exit 130 | not tried |
 | a rank ignores the stop | exit 143, as if it had stopped | not tried |
 | a rank outlasts the others | never ended | not tried |
-| a rank hangs (SIGSTOP) | ended 30 s after the timeout; no option changes that | not tried |
+| a rank hangs (SIGSTOP) | still there 15 s after the timeout: the agent waits 30 s (read), whatever its options | not tried |
 | node 0 is not there | no word within 60 s, with a timeout of 50 s | srun starts all or none |
 | a node never comes | "1/3 clients joined", not which | srun starts all or none |
 | who is where | not said | not said |
