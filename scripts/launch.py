@@ -17,6 +17,7 @@ import yaml
 from parascale import slurm
 from parascale.cli import run_main
 from parascale.errors import ConfigError
+from parascale.launch.channel import shared_secret
 from parascale.launch.environment import check_node
 from parascale.launch.job_step import place_in_step, run_in_step
 from parascale.launch.local import run_nodes_here
@@ -49,6 +50,11 @@ def parse(arguments=None):
     parser.add_argument("--in-step", action="store_true", help="(set by the launcher inside an srun task)")
     parser.add_argument("--node", type=int, help="start by hand, once on each machine: which node this is, from 0")
     parser.add_argument("--meet", metavar="HOST:PORT", help="with --node: where node 0 listens")
+    parser.add_argument(
+        "--secret-file",
+        help="with --node: a file of this launch alone, which only you can read and every node sees: it proves which "
+        "launchers belong together (default: node 0 makes one in --logs, a folder that all nodes share)",
+    )
     parser.add_argument("command", nargs="+", metavar="-- SCRIPT ...", help="the Python script and its arguments")
     options = parser.parse_args(arguments)
     if (options.node is None) != (options.meet is None):
@@ -91,18 +97,20 @@ def main():
         slurm.note_restarts()  # for the lease: which start of the job this is
     if options.in_step:
         die_with_parent()
-        return run_node(launch, place_in_step(site))
+        return run_node(launch, place_in_step(site, options.secret_file))
     if options.node is not None:
         host, _, port = options.meet.rpartition(":")
-        return run_node(launch, Place(options.node, host, int(port)))
+        with shared_secret(launch.logs, options.secret_file, makes=options.node == 0) as secret:
+            return run_node(launch, Place(options.node, host, int(port), secret))
     if launch.nodes > 1 and job:
-        again = [sys.executable, os.path.abspath(__file__), "--in-step", *sys.argv[1:]]
-        line = slurm.srun_command(again, launch.nodes, site, options.gpus or launch.processes)
-        return run_in_step(line)
+        with shared_secret(launch.logs) as secret:
+            again = [sys.executable, os.path.abspath(__file__), "--in-step", "--secret-file", secret, *sys.argv[1:]]
+            line = slurm.srun_command(again, launch.nodes, site, options.gpus or launch.processes)
+            return run_in_step(line)
     if launch.nodes > 1:
         return run_nodes_here(launch, os.path.abspath(__file__), sys.argv[1:])
     if launch.processes > 1:
-        return run_node(launch, Place(job=job or "local", bind=job is not None))
+        return run_node(launch, Place(bind=job is not None))
     # One process needs no launcher above it, nor the time to start one.
     command = launch.python_command
     return os.execve(command[0], command, process_environment(launch, os.environ))

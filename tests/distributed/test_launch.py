@@ -1,5 +1,6 @@
 """The launcher starts, stops and ends a run's processes as promised, whoever is killed. Without Slurm."""
 
+import contextlib
 import json
 import os
 import signal
@@ -239,6 +240,53 @@ def test_two_runs_at_once_do_not_meet_each_other(tmp_path):
         assert run.finish(15)[0] == 75
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_launchers_started_by_hand_meet_in_spite_of_strangers(tmp_path, given):
+    """They prove a secret, ours in the folder of logs or yours in a file; nobody else who finds the port can join."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    meet = {"meet": f"127.0.0.1:{port}"}
+    if given:
+        meet["secret-file"] = tmp_path / "mine"
+        meet["secret-file"].write_bytes(os.urandom(64).hex().encode())
+        meet["secret-file"].chmod(0o600)
+    first = Launched(tmp_path, RANK, "done", 2, 1, node=0, **meet)
+    wait_for(lambda: answers(port, b'{"hello": {"node": "x"}}\n'), 20, "node 0 to listen")
+    assert answers(
+        port, b'{"hello": {"node": 1, "host": "", "address": "", "processes": 1, "detail": "", "job": "local"}}\n'
+    )
+    assert answers(port, b"\x00" * 2**16)
+    second = Launched(tmp_path, RANK, "done", 2, 1, node=1, **meet)
+    for launched in (second, first):
+        code, output = launched.finish(30)
+        assert code == 0, output
+    assert not (tmp_path / "logs" / "launch.secret").exists()
+
+
+def answers(port, text):
+    """Whether somebody listens at a port; tells them `text`."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(text)
+        return True
+
+
+def open_secrets(pid):
+    """The files with a secret that a process has open."""
+    return [file for file in Path(f"/proc/{pid}/fd").iterdir() if "memfd:secret" in os.readlink(file)]
+
+
+def test_the_secret_of_nodes_on_one_machine_is_in_no_command_and_no_rank(tmp_path):
+    launched = Launched(tmp_path, RANK, "saves", 2, 1)
+    rank = launched.facts()[1]
+    [secret] = [file.read_bytes().strip() for file in open_secrets(rank["launcher"])]
+    assert len(secret) == 64 and not open_secrets(rank["pid"])
+    for who in (rank["launcher"], rank["pid"], launched.process.pid):
+        for name in ("cmdline", "environ"):
+            assert secret not in Path(f"/proc/{who}/{name}").read_bytes()
+    launched.process.terminate()
+    launched.finish(15)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("meet", "reason"),
@@ -255,6 +303,7 @@ def test_a_node_that_finds_nobody_says_so_within_a_minute(tmp_path, meet, reason
 @pytest.mark.slow
 def test_node_0_names_the_nodes_that_never_came(tmp_path):
     command = [sys.executable, LAUNCH, "--site", SITE, "--nodes", "3", "--node", "0", "--meet", "127.0.0.1:11999"]
-    done = subprocess.run([*command, "--", "-c", "1"], capture_output=True, text=True, timeout=60)
+    command += ["--logs", tmp_path, "--", "-c", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "node(s) 1, 2 of 3 did not reach node 0" in done.stderr

@@ -1,10 +1,9 @@
-"""How launchers find each other, what each rank is told, and which failure is called the cause."""
+"""Where launchers look for each other, what each rank is told, and which failure is called the cause."""
 
 import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -13,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.errors import RequirementError
-from parascale.launch import binding, rendezvous
+from parascale.launch import binding
+from parascale.launch.channel import Failure
 from parascale.launch.node import Launch, process_environment
-from parascale.launch.rendezvous import Node, address_of, host_meeting, join_meeting, meeting_port, reserve_port
-from parascale.launch.workers import Failure, root_cause
+from parascale.launch.rendezvous import address_of, interface_addresses, meeting_port, reserve_port
+from parascale.launch.workers import root_cause
 from parascale.settings.site import Network, Site
 
 GPU_NODE = Site("node", device="cuda", gpus_per_node=4, cores_per_node=128)
@@ -54,94 +54,14 @@ def test_a_held_port_goes_to_nobody_else_but_torch_can_listen_on_it():
         holder.close()
 
 
-def node(number, job="7.0"):
-    return Node(number, f"host{number}", "127.0.0.1", 2, "1 threads a process", job)
+@pytest.mark.parametrize(("interface", "addresses"), [(None, []), ("lo", ["127.0.0.1"]), ("eth99,lo", ["127.0.0.1"])])
+def test_the_sites_interface_is_found(interface, addresses):
+    assert interface_addresses(Network(interface=interface), "jrc0001") == addresses
 
 
-def meet(port, newcomers, results):
-    """Start launchers of nodes that join, each in a thread; their outcome goes into `results`."""
-
-    def join(me):
-        try:
-            results[me.node] = join_meeting(me, "127.0.0.1", port, lambda: time.sleep(0.01))
-        except RequirementError as error:
-            results[me.node] = error
-
-    threads = [threading.Thread(target=join, args=(me,)) for me in newcomers]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-@pytest.fixture
-def port():
-    with reserve_port() as holder:
-        yield holder.getsockname()[1]
-
-
-def test_every_node_learns_who_is_where_and_the_same_port(port):
-    results = {}
-    threads = meet(port, [node(2), node(1)], results)
-    nodes, channels, holder = host_meeting(node(0), 3, port, lambda: time.sleep(0.01))
-    for thread in threads:
-        thread.join()
-    assert [entry.node for entry in nodes] == [0, 1, 2]
-    assert nodes[2].line() == "node 2: host2 (127.0.0.1), ranks 4-5, 1 threads a process"
-    for joined in results.values():
-        assert joined[0] == nodes and joined[3] == holder.getsockname()[1]
-        joined[1].close()
-    for channel in channels.values():
-        channel.close()
-    holder.close()
-
-
-def test_launchers_of_another_job_and_strangers_are_turned_away(port, monkeypatch):
-    monkeypatch.setattr(rendezvous, "MEETING_SECONDS", 1.5)
-    results = {}
-    threads = meet(port, [node(1, job="8.0")], results)
-
-    def knock():
-        while True:
-            try:
-                stranger = socket.create_connection(("127.0.0.1", port))
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.01)
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        stranger.close()
-
-    threads.append(threading.Thread(target=knock))
-    threads[-1].start()
-    with pytest.raises(RequirementError, match=r"node\(s\) 1 of 2 did not reach node 0 at 127.0.0.1"):
-        host_meeting(node(0), 2, port, lambda: time.sleep(0.01))
-    for thread in threads:
-        thread.join()
-    assert "was turned away by node 0: this is job 7.0" in str(results[1])
-
-
-def test_a_port_that_is_taken_is_named(port):
-    with socket.socket() as other:
-        other.bind(("", 0))
-        other.listen()
-        taken = other.getsockname()[1]
-        with pytest.raises(RequirementError, match=f"cannot listen on port {taken}: Address already in use"):
-            host_meeting(node(0), 2, taken, lambda: None)
-
-
-def test_nobody_there_is_said_with_the_reason(port, monkeypatch):
-    monkeypatch.setattr(rendezvous, "MEETING_SECONDS", 0.3)
-    with pytest.raises(RequirementError, match=f"could not reach node 0 at 127.0.0.1:{port} within .*refused"):
-        join_meeting(node(1), "127.0.0.1", port, lambda: time.sleep(0.05))
-
-
-@pytest.mark.parametrize(("interface", "fine"), [(None, True), ("lo", True), ("eth99", False)])
-def test_an_interface_that_is_missing_is_named(interface, fine):
-    network = Network(interface=interface)
-    if fine:
-        rendezvous.check_interface(network, "jrc0001")
-    else:
-        with pytest.raises(RequirementError, match=r"jrc0001 has no network interface `eth99` \(it has .*lo"):
-            rendezvous.check_interface(network, "jrc0001")
+def test_an_interface_that_is_missing_is_named():
+    with pytest.raises(RequirementError, match=r"jrc0001 has no network interface `eth99` \(it has .*lo"):
+        interface_addresses(Network(interface="eth99"), "jrc0001")
 
 
 @pytest.mark.parametrize(

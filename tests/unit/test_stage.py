@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from parascale.errors import RequirementError
-from parascale.settings import Data, Run, Training, Workload, make
 from parascale.train import stage
-from parascale.train.state import RunState
 
 
 @pytest.fixture
@@ -21,9 +19,7 @@ def job(tmp_path, monkeypatch):
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     workload = SimpleNamespace(data=SimpleNamespace(stage="ram"))
-    return SimpleNamespace(
-        run=SimpleNamespace(workload=workload), data=tmp_path / "data", work=tmp_path / "work"
-    )
+    return SimpleNamespace(run=SimpleNamespace(workload=workload), data=tmp_path / "data", work=tmp_path / "work")
 
 
 def test_an_open_file_outlives_the_copy_and_nothing_is_left(job):
@@ -63,15 +59,3 @@ def test_what_a_killed_attempt_left_is_replaced(job):
 def test_runs_and_nodes_on_one_machine_have_copies_of_their_own(tmp_path):
     places = {stage.place_in_ram(tmp_path / run, first) for run in ("one", "two") for first in (0, 2)}
     assert len(places) == 4
-
-
-def test_how_data_is_read_makes_no_other_run(tmp_path):
-    (tmp_path / "manifest.json").write_text("{}")
-
-    def identity(**data):
-        run = Run("r", make(Workload, name="w", data=Data(**data), training=Training(steps=1)))
-        job = SimpleNamespace(run=run, data=tmp_path, code_digest="", start=None)
-        return RunState._identity(SimpleNamespace(job=job))
-
-    assert identity() == identity(stage="ram") == identity(io="pread") == identity(io="mmap")
-    assert identity() != identity(dataset="other")

@@ -34,13 +34,16 @@ def run_in_step(line):
     return step.returncode if step.returncode >= 0 else 128 - step.returncode
 
 
-def place_in_step(site):
-    """This task's Place among the nodes of its job step."""
+def place_in_step(site, secret):
+    """This task's Place among the nodes of its job step.
+
+    secret: the path of the launch's secret, which the launcher that started the step has made.
+    """
     step = slurm.this_step()
     return Place(
         node=step.node,
         address=rendezvous.address_of(step.first_host, site.network),
         port=rendezvous.meeting_port(step.job, step.step),
-        job=f"{step.job}.{step.step}",
+        secret=secret,
         bind=True,
     )

@@ -1,5 +1,6 @@
 """The launcher of one node: meets the others, starts its ranks, and ends with the verdict that all nodes share."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -8,10 +9,11 @@ from dataclasses import dataclass
 
 from parascale.launch import rendezvous
 from parascale.launch.binding import cores_of_ranks, visible_devices
+from parascale.launch.channel import Failure, Node, Report
 from parascale.launch.nsight import nsight_command
 from parascale.launch.peers import SETTLE_SECONDS, TICK_SECONDS, Peers
 from parascale.launch.process import FAILED, STOPPED, TERMINATED
-from parascale.launch.workers import Failure, Worker, Workers, host_name, root_cause
+from parascale.launch.workers import Worker, Workers, host_name, root_cause
 
 # Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.
 GRACE_SECONDS = 100.0
@@ -52,7 +54,7 @@ class Place:
     node: int = 0
     address: str = "127.0.0.1"
     port: int | None = None
-    job: str = "local"
+    secret: str | None = None  # the file with the launch's secret, where there are several nodes
     bind: bool = False  # the node is ours alone, so its cores may be dealt out
 
 
@@ -80,36 +82,35 @@ def run_node(launch, place):
 
     peers, master, holder = _meet(launch, place, wait)
     os.makedirs(launch.logs, exist_ok=True)
-    workers = Workers(_start(launch, place, *master))
-    try:
-        own = _watch(launch, workers, peers, stop)
-        code, failures = peers.verdict(own, launch.timeout)
-    finally:
-        workers.end()
-        if holder:
-            holder.close()
-    if failures and peers.speaks:
-        _explain(failures)
-    return code
+    with holder:
+        workers = Workers(_start(launch, place, *master))
+        try:
+            own = _watch(launch, workers, peers, stop)
+            verdict = peers.verdict(own, launch.timeout)
+        finally:
+            workers.end()
+    if verdict.failures and peers.speaks:
+        _explain(verdict.failures)
+    return verdict.code
 
 
 def _meet(launch, place, wait):
     """(Peers, (torch's address, torch's port), what holds that port) once every node is there."""
     if launch.nodes > 1 and place.address != "127.0.0.1":
-        rendezvous.check_interface(launch.site.network, host_name())
+        rendezvous.interface_addresses(launch.site.network, host_name())
     devices = visible_devices(launch.site, launch.processes, os.environ.get("CUDA_VISIBLE_DEVICES"))
     detail = f"{_threads(launch)} threads a process" + (f", GPUs {devices}" if devices else "")
-    me = rendezvous.Node(place.node, host_name(), place.address, launch.processes, detail, place.job)
+    me = Node(place.node, host_name(), place.address, launch.processes, detail)
     if place.node:
-        nodes, channel, address, port = rendezvous.join_meeting(me, place.address, place.port, wait)
-        return Peers(me, nodes, {0: channel}), (address, port), None
+        first, channel, port = rendezvous.join_meeting(me, place, wait)
+        return Peers(me, [first], {0: channel}), (channel.peer, port), contextlib.nullcontext()
+    holder, nodes, channels = rendezvous.reserve_port(), [me], {}
+    port = holder.getsockname()[1]
     if launch.nodes > 1:
-        nodes, channels, holder = rendezvous.host_meeting(me, launch.nodes, place.port, wait)
-    else:
-        nodes, channels, holder = [me], {}, rendezvous.reserve_port()
+        nodes, channels = rendezvous.host_meeting(me, launch.nodes, place, launch.site.network, port, wait)
     if launch.nodes * launch.processes > 1:
         print("\n".join(node.line() for node in nodes), flush=True)
-    return Peers(me, nodes, channels), (place.address, holder.getsockname()[1]), holder
+    return Peers(me, nodes, channels), (place.address, port), holder
 
 
 def _start(launch, place, address, port):
@@ -187,14 +188,14 @@ def _watch(launch, workers, peers, stop):
         elif ended_at and time.monotonic() > ended_at + launch.timeout:
             late = f"still ran {launch.timeout:.0f} s after another rank had ended"
         if late:
-            return FAILED, [_overdue(worker, late) for worker in workers.running]
+            return Report(FAILED, [_overdue(worker, late) for worker in workers.running])
         if workers.failures() or peers.failed:
             break
     failures = _settled(workers)
     if not failures:
-        return (STOPPED if workers.stopped else 0), []
+        return Report(STOPPED if workers.stopped else 0, [])
     only_terminated = stop_at is not None and all(failure.reason == "ended by SIGTERM" for failure in failures)
-    return (TERMINATED if only_terminated else FAILED), failures
+    return Report(TERMINATED if only_terminated else FAILED, failures)
 
 
 def _settled(workers):

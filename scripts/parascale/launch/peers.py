@@ -1,10 +1,9 @@
 """The other nodes' launchers: what they report, and the one verdict with which all end."""
 
 import time
-from dataclasses import asdict
 
+from parascale.launch.channel import Failure, Report, Stopping
 from parascale.launch.process import FAILED, STOPPED, TERMINATED
-from parascale.launch.workers import Failure
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail because of it to say so
@@ -15,14 +14,14 @@ class Peers:
 
     def __init__(self, me, nodes, channels):
         self._me, self._nodes, self._channels = me, nodes, channels
-        self._reports = {}  # node → (exit code, failures)
+        self._reports = {}  # node → Report
         self._verdict = None
         self.stopping = False
 
     @property
     def failed(self):
         """Whether another node has failed, or has told us that all are to end."""
-        return self._verdict is not None or any(code not in (0, STOPPED) for code, _ in self._reports.values())
+        return self._verdict is not None or any(report.code not in (0, STOPPED) for report in self._reports.values())
 
     @property
     def ended(self):
@@ -38,30 +37,28 @@ class Peers:
         """Take in what other nodes have sent, and notice those that are gone."""
         for node, channel in self._channels.items():
             for message in channel.receive():
-                if "stop" in message:
+                if isinstance(message, Stopping):
                     self.stopping = True
-                    continue
-                report = message["code"], [Failure(**failure) for failure in message["failures"]]
-                if self._me.node:
-                    self._verdict = report
-                else:
-                    self._reports[node] = report
+                elif isinstance(message, Report) and self._me.node:
+                    self._verdict = message
+                elif isinstance(message, Report):
+                    self._reports[node] = message
             if channel.closed and self._verdict is None and node not in self._reports:
-                self._reports[node] = FAILED, [self._gone(node)]
+                self._reports[node] = self._gone(node)
 
     def ask_stop(self):
         """Pass on that the run is to stop: from any node to node 0, from node 0 to all."""
         for channel in self._channels.values():
-            channel.send({"stop": True})
+            channel.send(Stopping())
 
     def verdict(self, own, timeout):
-        """Report how this node ended, and wait for what holds for all: (exit code, failures).
+        """Report how this node ended, and wait for what holds for all.
 
         timeout: seconds that node 0 waits for nodes that still run when its own ranks have ended.
         """
         self._reports[self._me.node] = own
         if self._me.node:
-            _send(self._channels[0], own)
+            self._channels[0].send(own)
             # Node 0 answers or is gone: it waits for no node longer than its timeout.
             while self._verdict is None and 0 not in self._reports:
                 self.listen()
@@ -70,7 +67,7 @@ class Peers:
         self._collect(timeout)
         verdict = self._together()
         for channel in self._channels.values():
-            _send(channel, verdict)
+            channel.send(verdict)
         return verdict
 
     def _collect(self, timeout):
@@ -84,20 +81,15 @@ class Peers:
             if time.monotonic() > start + timeout:
                 reason = f"its ranks still ran {timeout:.0f} s after those of node 0 had ended"
                 for node in range(len(self._nodes)):
-                    self._reports.setdefault(node, (FAILED, [self._gone(node, reason)]))
+                    self._reports.setdefault(node, self._gone(node, reason))
             time.sleep(TICK_SECONDS)
 
     def _gone(self, node, reason=None):
         reason = reason or f"the launcher of node {node} is gone: it was killed, or the node is down"
-        return Failure(None, self._nodes[node].host, reason, None, time.time(), True)
+        return Report(FAILED, [Failure(None, self._nodes[node].host, reason, None, time.time(), True)])
 
     def _together(self):
         """One code for all: a failure before a stop, a stop before success."""
-        codes = [code for code, _ in self._reports.values()]
-        failures = [failure for _, several in self._reports.values() for failure in several]
-        return next((code for code in (FAILED, TERMINATED, STOPPED) if code in codes), 0), failures
-
-
-def _send(channel, report):
-    code, failures = report
-    channel.send({"code": code, "failures": [asdict(failure) for failure in failures]})
+        codes = [report.code for report in self._reports.values()]
+        failures = [failure for report in self._reports.values() for failure in report.failures]
+        return Report(next((code for code in (FAILED, TERMINATED, STOPPED) if code in codes), 0), failures)

@@ -1,43 +1,31 @@
-"""How the launchers of a run's nodes meet, and how they tell each other the end.
+"""How the launchers of a run's nodes meet.
 
 Node 0 listens at an address and port that every node can work out for itself. The others connect, each says who it
-is, and node 0 answers with who is where and the port on which rank 0 will wait for torch. The connections stay open:
+is, and node 0 answers with the port on which rank 0 will wait for torch once all are there. The connections stay open:
 they carry how each node ended, and the one verdict with which all of them end. A launcher that is killed, or a node
 that is lost, shows as a closed connection within seconds, where torch would wait for its timeout.
+
+Node 0 listens on that one address alone, and takes in only who proves the launch's secret (`channel`). Torch's own store,
+which the ranks then use, offers neither: it listens on every interface of the node and asks nobody who they are, so that
+whoever reaches its port while a training runs can read and change what the ranks tell each other there. Keeping others
+away from the ports of a job's nodes is the site's part.
 """
 
 import contextlib
-import json
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import replace
+
+import psutil
 
 from parascale.errors import RequirementError
+from parascale.launch.channel import Channel, Met, Node, Refused, read_secret
 
 MEETING_SECONDS = 50.0  # so that a failed meeting is over within a minute, start-up included
-RETRY_SECONDS = 0.2
+# Somebody who connects has this long to prove that it is a launcher, and so many may be at it besides the run's nodes.
+STRANGER_SECONDS, STRANGERS = 5.0, 64
 # Below the range from which Linux takes ports for outgoing connections (32768 and up).
 FIRST_PORT, PORTS = 12000, 20000
-# A node that vanishes sends no goodbye: after 5 s of silence it is asked every 2 s, and given up after 4 questions.
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 4))
-
-
-@dataclass(frozen=True)
-class Node:
-    """One node of a run, as its launcher introduces itself."""
-
-    node: int
-    host: str
-    address: str
-    processes: int
-    detail: str  # devices and threads, for the line that says who is where
-    job: str
-
-    def line(self):
-        """The line that says who is where."""
-        first = self.node * self.processes
-        ranks = f"rank {first}" if self.processes == 1 else f"ranks {first}-{first + self.processes - 1}"
-        return f"node {self.node}: {self.host} ({self.address}), {ranks}, {self.detail}"
 
 
 def address_of(host, network):
@@ -61,159 +49,128 @@ def reserve_port():
     return holder
 
 
-def check_interface(network, where):
-    """Raise RequirementError where the site's network interface does not exist on this node."""
-    known = sorted(name for _, name in socket.if_nameindex())
-    if not network.interface:
-        return
-    if not any(name.startswith(wanted) for wanted in network.interface.split(",") for name in known):
+def interface_addresses(network, where):
+    """The IPv4 addresses of the site's network interface; RequirementError where this node has no such interface."""
+    known = psutil.net_if_addrs()
+    wanted = tuple((network.interface or "").split(","))
+    names = [name for name in known if network.interface and name.startswith(wanted)]
+    if network.interface and not names:
         raise RequirementError(
-            f"{where} has no network interface `{network.interface}` (it has {', '.join(known)}); "
+            f"{where} has no network interface `{network.interface}` (it has {', '.join(sorted(known))}); "
             "correct `network.interface` in the site's file"
         )
+    return [entry.address for name in names for entry in known[name] if entry.family == socket.AF_INET]
 
 
-class Channel:
-    """A connection that carries JSON lines, read without waiting."""
+def host_meeting(me, nodes, place, network, port, wait):
+    """Be node 0: wait for the other nodes. Return (all Nodes in order, node number → Channel).
 
-    def __init__(self, connection):
-        self._socket = connection
-        self._socket.setblocking(False)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE:
-            self._socket.setsockopt(socket.IPPROTO_TCP, name, value)
-        self._buffer = b""
-        self.closed = False
-
-    @property
-    def peer(self):
-        """The other side's IP address."""
-        return self._socket.getpeername()[0]
-
-    def send(self, message):
-        """Send a message; a closed connection shows at the next `receive`."""
-        with contextlib.suppress(OSError):
-            self._socket.setblocking(True)
-            self._socket.settimeout(RETRY_SECONDS * 10)
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-        self._socket.setblocking(False)
-
-    def receive(self):
-        """Messages that have arrived whole."""
-        try:
-            while block := self._socket.recv(1 << 16):
-                self._buffer += block
-            self.closed = True
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.closed = True
-        *lines, self._buffer = self._buffer.split(b"\n")
-        try:
-            return [json.loads(line) for line in lines if line]
-        except ValueError:
-            self.closed = True  # whoever this is, it is no launcher
-            return []
-
-    def close(self):
-        """Hang up."""
-        self._socket.close()
-
-
-def host_meeting(me, nodes, port, wait):
-    """Be node 0: wait for the other nodes. Return (all Nodes in order, node number → Channel, held torch port).
-
-    wait: called over and over with no arguments; it sleeps a moment, and raises when the launcher is told to stop.
+    port: where torch will meet. wait: called over and over with no arguments; it sleeps a moment, and raises when the
+    launcher is told to stop. Raises RequirementError where nodes are missing when the time is over, and names them.
     """
     deadline = time.monotonic() + MEETING_SECONDS
-    present, channels, strangers = {0: me}, {}, []
-    with _listener(me, port, nodes) as listener:
+    secret, present, channels, strangers = read_secret(place.secret), {0: me}, {}, []
+    with _listener(me, place, network) as listener:
         while len(present) < nodes:
             if time.monotonic() > deadline:
                 missing = ", ".join(str(node) for node in range(nodes) if node not in present)
-                where = f"node 0 at {me.address}:{port}"
-                reason = f"node(s) {missing} of {nodes} did not reach {where} within {MEETING_SECONDS:.0f} s"
+                reason = f"node(s) {missing} of {nodes} did not reach node 0 at {me.address}:{place.port}"
+                reason += f" within {MEETING_SECONDS:.0f} s"
                 for channel in channels.values():
-                    channel.send({"refused": reason})
+                    channel.send(Refused(reason))
                 raise RequirementError(
-                    f"{reason}. Look for their own error above; check `network` (address, interface) of the site"
+                    f"{reason}. Look for their own error above; check `network` (address, interface) of the site, and that "
+                    f"all nodes see the secret of the launch ({place.secret}). Node 0 listened on {listener.getsockname()[0]}"
                 )
-            with contextlib.suppress(BlockingIOError):
-                strangers.append(Channel(listener.accept()[0]))
+            with contextlib.suppress(OSError):  # nobody waits, or somebody is gone again
+                for _ in range(STRANGERS):
+                    strangers.append(Channel(*listener.accept(), secret, listened=True))
+            for channel in strangers[: -nodes - STRANGERS]:
+                channel.close()  # a launcher proves itself at once; those that wait longest are none, or try again
             strangers = [channel for channel in strangers if not _introduced(channel, me, nodes, present, channels)]
             wait()
-    holder = reserve_port()
-    table = [vars(present[node]) for node in range(nodes)]
+    for channel in strangers:
+        channel.close()
     for channel in channels.values():
-        channel.send({"nodes": table, "port": holder.getsockname()[1]})
-    return [present[node] for node in range(nodes)], channels, holder
+        channel.send(Met(port))
+    return [present[node] for node in range(nodes)], channels
 
 
-def join_meeting(me, address, port, wait):
-    """Be another node: introduce yourself to node 0. Return (all Nodes, Channel to node 0, its IP, torch's port)."""
-    deadline = time.monotonic() + MEETING_SECONDS
-    channel = _connected(me, address, port, deadline, wait)
-    channel.send({"hello": vars(me)})
+def join_meeting(me, place, wait):
+    """Be another node: introduce yourself to node 0. Return (its Node, Channel to it, torch's port)."""
     # Node 0 gives up first, and says who is missing.
-    while time.monotonic() < deadline + 5:
-        for answer in channel.receive():
-            if "refused" in answer:
-                raise RequirementError(f"node {me.node} ({me.host}) was turned away by node 0: {answer['refused']}")
-            return [Node(**node) for node in answer["nodes"]], channel, channel.peer, answer["port"]
-        if channel.closed:
-            break
+    deadline, where = time.monotonic() + MEETING_SECONDS, f"node 0 at {place.address}:{place.port}"
+    channel = first = None
+    while time.monotonic() < deadline + (5 if channel and channel.proven else 0):
+        if channel is None:
+            channel, reason = _introduce(me, place)
+        for content in channel.receive() if channel else ():
+            if isinstance(content, Refused):
+                raise RequirementError(f"node {me.node} ({me.host}) was turned away by node 0: {content.reason}")
+            if isinstance(content, Met) and first:
+                return first, channel, content.port
+            first = content if isinstance(content, Node) else None
+        if channel and channel.closed:
+            if channel.proven:
+                raise RequirementError(f"node {me.node} ({me.host}): {where} hung up before all nodes had met")
+            channel.close()
+            channel = None
         wait()
     raise RequirementError(
-        f"node {me.node} ({me.host}): node 0 at {address}:{port} "
-        + ("hung up before all nodes had met" if channel.closed else "does not answer as a launcher of this run does")
+        f"node {me.node} ({me.host}) could not reach {where} within {MEETING_SECONDS:.0f} s: {reason}"
     )
 
 
-def _listener(me, port, nodes):
+def _listener(me, place, network):
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("", port))
+        address = socket.gethostbyname(place.address)
+        # A node may know its own name as a loopback address (Debian's habit), by which no other reaches it.
+        if address.startswith("127.") and place.address != address:
+            address = next(iter(interface_addresses(network, me.host)), address)
+        listener.bind((address, place.port))
     except OSError as error:
         listener.close()
         raise RequirementError(
-            f"node 0 ({me.host}) cannot listen on port {port}: {error.strerror}. "
-            "Another program has it; a new job gets another port"
+            f"node 0 ({me.host}) cannot listen on port {place.port} of {place.address}: {error.strerror}. "
+            "Where another program has the port, a new job gets another; see `network` of the site for the address"
         ) from None
-    listener.listen(nodes)
+    listener.listen(STRANGERS)
     listener.setblocking(False)
     return listener
 
 
 def _introduced(channel, me, nodes, present, channels):
-    """Whether a newcomer is done with: taken in, turned away, or gone."""
-    for message in channel.receive():
-        try:
-            node = Node(**message["hello"])
-        except (TypeError, KeyError):
+    """Whether a newcomer is done with: taken in, turned away, too late, or gone."""
+    for node in channel.receive():
+        if not isinstance(node, Node) or not 0 < node.node < nodes or node.node in present:
+            told = f"node {node.node}" if isinstance(node, Node) else "who does not say which node it is"
+            channel.send(Refused(f"of {nodes} nodes, {told} is not awaited"))
             channel.close()
             return True
-        if node.job != me.job or not 0 < node.node < nodes or node.node in present:
-            channel.send(
-                {"refused": f"this is job {me.job} with {nodes} nodes; `{node.job}`, node {node.node} is not awaited"}
-            )
-            return True
         # What others see as this node's address, whatever it calls itself.
-        present[node.node], channels[node.node] = Node(**{**vars(node), "address": channel.peer}), channel
+        present[node.node], channels[node.node] = replace(node, address=channel.peer), channel
+        channel.send(me)
         return True
+    if channel.closed or time.monotonic() > channel.since + STRANGER_SECONDS:
+        channel.close()
     return channel.closed
 
 
-def _connected(me, address, port, deadline, wait):
-    reason = "no attempt"
-    while time.monotonic() < deadline:
-        try:
-            return Channel(socket.create_connection((address, port), timeout=5))
-        except socket.gaierror as error:
-            reason = f"the name `{address}` does not resolve ({error.strerror}); see `network.host_suffix` of the site"
-        except OSError as error:
-            reason = error.strerror or str(error)
-        wait()
-    raise RequirementError(
-        f"node {me.node} ({me.host}) could not reach node 0 at {address}:{port} within {MEETING_SECONDS:.0f} s: {reason}"
-    )
+def _introduce(me, place):
+    """(Channel to node 0, or None; the reason why the meeting has not come about if it stays so)."""
+    try:
+        connection = socket.create_connection((place.address, place.port), timeout=5)
+        channel = Channel(connection, connection.getpeername(), read_secret(place.secret), listened=False)
+        channel.send(me)
+        return channel, f"whoever listens there does not know the secret of this launch ({place.secret})"
+    except socket.gaierror as error:
+        reason = (
+            f"the name `{place.address}` does not resolve ({error.strerror}); see `network.host_suffix` of the site"
+        )
+    except RequirementError as error:
+        reason = str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    return None, reason

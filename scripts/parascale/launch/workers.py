@@ -11,31 +11,14 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from parascale import slurm
+from parascale.launch.channel import Failure
 from parascale.launch.process import STOPPED, die_with_parent
 
 ABORT_SECONDS = 2.0  # for a rank that is ended to write its stack into its log
 TAIL_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a rank ended."""
-
-    rank: int | None  # None: the launcher of a node
-    host: str
-    reason: str
-    log: str | None
-    time: float  # seconds since 1970
-    certain: bool  # cannot be the consequence of another rank's failure
-
-    def __str__(self):
-        if self.rank is None:
-            return f"{self.reason} ({self.host})"
-        return f"rank {self.rank} on {self.host} failed: {self.reason}\n  log: {self.log}"
 
 
 def root_cause(failures):
@@ -121,8 +104,9 @@ class Worker:
         try:
             message = json.loads(self.error_file.read_text(encoding="utf-8"))["message"]
             # The file's own time: the one inside is cut to whole seconds.
-            return message["message"].strip(), self.error_file.stat().st_mtime
-        except (OSError, ValueError, KeyError, TypeError):
+            reason = message["message"].strip().encode(errors="replace").decode()[:TAIL_BYTES]
+            return reason, self.error_file.stat().st_mtime
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None, None
 
 

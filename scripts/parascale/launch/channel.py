@@ -1,0 +1,218 @@
+"""What the launchers of a run say to each other: few kinds of message, bounded, each proven to come from this launch.
+
+A launch has a secret, in a file that only its user can read. It is never sent. Each side of a connection sends 32 random
+bytes, and from then on every message carries an HMAC-SHA256 under the secret of both sides' random bytes, the side that
+sends, the number of the message and its text. So it comes from a launcher of this launch, on this connection and in this
+order. Anything else closes the connection. Messages are not encrypted: they say nothing that a log does not.
+"""
+
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import stat
+import time
+from typing import Literal
+
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from parascale.errors import RequirementError
+
+SECRET = "launch.secret"
+SECRET_BYTES = NONCE_BYTES = 32
+SEND_SECONDS = 2.0
+# What may arrive from somebody who has proven nothing yet, and from a launcher: the failures of thousands of ranks.
+STRANGER_BYTES, PROVEN_BYTES = 1 << 12, 1 << 24
+# A node that vanishes sends no goodbye: after 5 s of silence it is asked every 2 s, and given up after 4 questions.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 4))
+
+message = dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
+
+
+@message
+class Node:
+    """One node of a run, as its launcher introduces itself; from node 0: you are taken in."""
+
+    node: NonNegativeInt
+    host: str
+    address: str
+    processes: PositiveInt
+    detail: str  # devices and threads, for the line that says who is where
+
+    def line(self):
+        """The line that says who is where."""
+        first = self.node * self.processes
+        ranks = f"rank {first}" if self.processes == 1 else f"ranks {first}-{first + self.processes - 1}"
+        return f"node {self.node}: {self.host} ({self.address}), {ranks}, {self.detail}"
+
+
+@message
+class Met:
+    """All nodes are there, and this is the port at which torch meets."""
+
+    port: PositiveInt
+
+
+@message
+class Refused:
+    """Node 0 does not take this node in, or not all have come."""
+
+    reason: str
+
+
+@message
+class Stopping:
+    """The run is to stop: from any node to node 0, from node 0 to all."""
+
+    stop: Literal[True] = True
+
+
+@message
+class Failure:
+    """Why a rank ended."""
+
+    rank: NonNegativeInt | None  # None: the launcher of a node
+    host: str
+    reason: str
+    log: str | None
+    time: float  # seconds since 1970
+    certain: bool  # cannot be the consequence of another rank's failure
+
+    def __str__(self):
+        if self.rank is None:
+            return f"{self.reason} ({self.host})"
+        return f"rank {self.rank} on {self.host} failed: {self.reason}\n  log: {self.log}"
+
+
+@message
+class Report:
+    """How a node ended; from node 0, how all end."""
+
+    code: NonNegativeInt
+    failures: list[Failure]
+
+
+MESSAGES = TypeAdapter(Node | Met | Refused | Stopping | Report)
+
+
+def new_secret(file):
+    """Write a new secret into an open file (a descriptor) that only its user can read. Returns the file."""
+    os.fchmod(file, stat.S_IRUSR | stat.S_IWUSR)
+    handle = open(file, "w", encoding="ascii")  # noqa: SIM115 (the caller closes it)
+    print(secrets.token_hex(SECRET_BYTES), file=handle, flush=True)
+    return handle
+
+
+@contextlib.contextmanager
+def shared_secret(logs, given=None, makes=True):
+    """The path of the launch's secret: `given`, else in the folder `logs`, which all nodes share.
+
+    makes: whether it is made here, and removed at the end; another launcher finds it there.
+    """
+    path = given or os.path.abspath(os.path.join(logs, SECRET))
+    if given or not makes:
+        yield path
+        return
+    os.makedirs(logs, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # of a launch that was killed
+    # O_EXCL: never a file or link that somebody else has put there.
+    new_secret(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)).close()
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def read_secret(path):
+    """The bytes of a secret. Raises RequirementError where there are too few, or where others can read them too."""
+    try:
+        with open(path, "rb") as handle:
+            facts, secret = os.fstat(handle.fileno()), handle.read(STRANGER_BYTES).strip()
+    except OSError as error:
+        raise RequirementError(f"the secret of the launch, `{path}`, cannot be read: {error.strerror}") from None
+    if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise RequirementError(f"others can read `{path}`, the secret of the launch: it must be yours, with mode 0600")
+    if len(secret) < SECRET_BYTES:
+        raise RequirementError(f"`{path}` is no secret of a launch: it has {len(secret)} of {SECRET_BYTES} bytes")
+    return secret
+
+
+class Channel:
+    """One side of a connection between two launchers, read without waiting. It closes itself at what it cannot trust."""
+
+    def __init__(self, connection, peer, secret, listened):
+        """peer: the other side's address and port. listened: whether this is node 0's side."""
+        self._socket, self._secret, self._listened = connection, secret, listened
+        self.peer = peer[0]
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE:
+            self._socket.setsockopt(socket.IPPROTO_TCP, name, value)
+        self._nonces = {listened: secrets.token_hex(NONCE_BYTES).encode()}
+        self._counts = {True: 0, False: 0}
+        self._buffer, self._unsent = b"", []
+        self.since = time.monotonic()
+        self.proven = self.closed = False
+        self._transmit(self._nonces[listened])
+
+    def send(self, content):
+        """Send a message, if the other side still takes any; it waits for the other side's random bytes."""
+        if len(self._nonces) < 2:
+            self._unsent.append(content)
+            return
+        text = MESSAGES.dump_json(content)
+        self._transmit(self._proof(self._listened, text) + b" " + text)
+
+    def receive(self):
+        """Messages that have arrived whole."""
+        limit = PROVEN_BYTES if self.proven else STRANGER_BYTES
+        try:
+            block = self._socket.recv(min(limit, 1 << 16))  # no more, so that nobody keeps us here by sending
+            self.closed = self.closed or not block
+            *lines, self._buffer = (self._buffer + block).split(b"\n")
+            self.closed = self.closed or len(self._buffer) > limit
+            return [content for line in lines if (content := self._read(line))]
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError):
+            self.closed = True
+        return []
+
+    def close(self):
+        """Hang up; nothing more is sent or received."""
+        self.closed = True
+        self._socket.close()
+
+    def _read(self, line):
+        """The message in a line, None for the random bytes that come first. Raises ValueError at anything else."""
+        if len(self._nonces) < 2:
+            nonce = bytes.fromhex(line.decode("ascii"))
+            if len(nonce) != NONCE_BYTES:
+                raise ValueError("no random bytes")
+            self._nonces[not self._listened] = nonce.hex().encode()
+            for content in self._unsent:
+                self.send(content)
+            return None
+        proof, _, text = line.partition(b" ")
+        if not hmac.compare_digest(proof, self._proof(not self._listened, text)):
+            raise ValueError("no launcher of this launch")
+        self.proven = True
+        return MESSAGES.validate_json(text)
+
+    def _proof(self, listened, text):
+        """What stands before the next message of a side."""
+        head = b"%s %s %d %d " % (self._nonces[True], self._nonces[False], listened, self._counts[listened])
+        self._counts[listened] += 1
+        return hmac.new(self._secret, head + text, "sha256").hexdigest().encode()
+
+    def _transmit(self, line):
+        try:
+            self._socket.settimeout(SEND_SECONDS)
+            self._socket.sendall(line + b"\n")
+            self._socket.setblocking(False)
+        except OSError:
+            self.closed = True
