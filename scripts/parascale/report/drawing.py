@@ -163,8 +163,8 @@ def standalone(figure):
     for start in range(0, count, columns):
         row = figure.panels[start : start + columns]
         for x, panel in zip(range(24, width, WIDTH + 24), row, strict=False):
-            for line, text in enumerate(textwrap.wrap(panel.title, 52)):
-                body.append(f'<text class="panel" x="{x}" y="{y + 12 + LINE * line}">{escape(text)}</text>')
+            for line, text in enumerate(reversed(textwrap.wrap(panel.title, 52))):
+                body.append(f'<text class="panel" x="{x}" y="{y + LINE * (2 - line) - 6}">{escape(text)}</text>')
             body.append(f'<g transform="translate({x} {y + 2 * LINE})">{panel.marks}</g>')
         y += max(panel.height for panel in row) + 3 * LINE
     if not count:

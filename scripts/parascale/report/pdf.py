@@ -14,7 +14,7 @@ from parascale.report.usage import heat_figure, metrics_table
 
 A4 = (595, 842)  # points
 LEFT = 0.08  # of the page
-INSIDE = (0.92 * A4[0], 0.86 * A4[1])  # of drawings, above their captions
+INSIDE = (0.92 * A4[0], 0.88 * A4[1])  # of drawings, above their captions
 LINES = 58  # of words on a page of A4
 WRAP = 72  # characters of a line of a finding
 COLOURS = {"bad": "#b3261e", "note": "#8a5a00", "good": "#12703a"}
@@ -82,18 +82,19 @@ def _drawings(job, pages):
     if not drawn:
         return
     rows = [drawn[start : start + 2] for start in range(0, len(drawn), 2)]
-    heights = [4 * LINE + max(panel.height for panel, _ in row) for row in rows]
-    scale = min(INSIDE[0] / (2 * WIDTH), INSIDE[1] / sum(heights))
+    heights = [max(panel.height for panel, _ in row) for row in rows]
+    below = [3 * LINE if any(len(legend) > 1 for _, legend in row) else LINE for row in rows]
+    scale = min(INSIDE[0] / (2 * WIDTH), INSIDE[1] / sum((*heights, *below, LINE * len(rows))))
     with canvas(*A4, size=FONT * scale) as page:
-        page.text(LEFT, 0.03, textwrap.fill(" ".join(figure.caption for figure in shown), 120), **SMALL)
-        y = 0.96 * A4[1]
-        for row, height in zip(rows, heights, strict=True):
+        page.text(LEFT / 2, 0.03, textwrap.fill(" ".join(figure.caption for figure in shown), 120), **SMALL)
+        low = 0.98 * A4[1]
+        for row, height, rest in zip(rows, heights, below, strict=True):
+            low -= (LINE + height) * scale
             for x, (panel, legend) in zip((LEFT * A4[0] / 2, A4[0] / 2), row, strict=False):
-                page.text(x / A4[0], y / A4[1], panel.title, weight="bold")
-                low = y - (height - 2.5 * LINE) * scale
-                panel.place(page, x, low, (WIDTH - LINE) * scale, y - low - 0.6 * LINE * scale)
+                page.text(x / A4[0], (low + (height + 4) * scale) / A4[1], panel.title, weight="bold")
+                panel.place(page, x, low, (WIDTH - LINE) * scale, height * scale)
                 if len(legend) > 1:
                     boxes = [Patch(color=PALETTE[entry.colour], label=entry.label) for entry in legend]
                     page.legend(handles=boxes, loc="upper left", bbox_to_anchor=(x / A4[0], low / A4[1]), ncols=4)
-            y -= height * scale
+            low -= rest * scale
         pages.savefig(page)
