@@ -1,5 +1,6 @@
 """What was measured between processes stands in the report: bus bandwidth drawn and in numbers, and what could not be read."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def section(results, names=None):
 def test_each_group_is_drawn_with_its_numbers_and_the_name_of_its_file(tmp_path):
     write(tmp_path, "dp-pp")
     shown = section(tmp_path)
-    assert shown.count("<svg class") == 2 and shown.count("<polyline") == 3
+    assert shown.count("<svg class") == 2 and shown.count('<g class="line">') == 3
     assert "dp-pp: 4 processes, 2 nodes" in shown and "dp-pp: 2 processes along dp, 1 node" in shown
     assert "all_reduce 10.1 GB/s at 64 MiB; broadcast 6.71 GB/s at 64 MiB" in shown, "in words where it cannot be seen"
     assert 'data-figure="bus_gigabytes_per_second" data-value="10.0663296"' in shown
@@ -49,8 +50,8 @@ def test_both_axes_are_logarithmic(tmp_path):
     """A point of the middle size and rate, each a geometric mean, lies in the middle of the plot."""
     rows = [("all_reduce", "all", 1, 2, size, 1.0, rate, rate) for size, rate in ((1, 0.01), (32, 0.1), (1024, 1.0))]
     write(tmp_path, "ddp", rows)
-    points = section(tmp_path).partition('<polyline class="line c0" points="')[2].partition('"')[0].split()
-    (left, bottom), middle, (right, top) = ([float(value) for value in point.split(",")] for point in points)
+    path = section(tmp_path).partition('<g class="line">')[2].partition(' d="')[2].partition('"')[0]
+    left, bottom, *middle, right, top = (float(value) for value in re.findall(r"[\d.]+", path))
     assert middle == pytest.approx([(left + right) / 2, (bottom + top) / 2], abs=0.1)
 
 

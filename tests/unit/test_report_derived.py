@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from parascale.plan.predict import DataFacts, predict
 from parascale.report import build_report, load_records, numbers, render_page
-from parascale.report.chart import spread_apart, tick_labels, ticks
 from parascale.report.derived import idle_fraction
-from parascale.report.plots import thinned
+from parascale.report.plots import spread_apart, thinned
 from parascale.report.summary import model_flops_utilisation
 from parascale.report.verdict import verdicts
 from parascale.settings import make
@@ -226,16 +225,6 @@ def test_thinning_keeps_ends_and_extremes_and_bounds_the_size(values, buckets):
     assert {kept[0], kept[-1]} == {0, len(values) - 1}
     shown = [values[index] for index in kept]
     assert (min(shown), max(shown)) == (min(values), max(values))
-
-
-@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
-def test_ticks_lie_inside_and_their_labels_differ(low, extent):
-    high = low + extent
-    marks = ticks(low, high)
-    if high - low > 1e-9 * abs(low):
-        step = 1e-6 * (high - low)
-        assert 1 <= len(marks) <= 7 and low - step <= marks[0] and marks[-1] <= high + step
-        assert len(set(tick_labels(marks))) == len(marks)
 
 
 @given(st.lists(st.floats(0, 300), max_size=15))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import time
@@ -54,6 +55,22 @@ def test_every_figure_has_a_text_alternative_and_a_table(matrix_page):
     assert matrix_page.count('id="') == len({part.split('"')[0] for part in matrix_page.split('id="')[1:]}), (
         "ids are unique"
     )
+
+
+def test_figures_have_colours_of_the_theme_alone_and_values_where_the_pointer_rests(matrix_page):
+    charts = [chart.split("</svg>")[0] for chart in matrix_page.split('<svg class="chart"')[1:]]
+    assert not [found for chart in charts for found in re.findall("#[0-9a-f]{6}", chart)]
+    drawn = "".join(charts)
+    assert "var(--c0)" in drawn and "font-family" not in drawn, "text has the page's font"
+    for note in (r"ddp: [\d.]+ s", r"ddp: backward [\d.]+ ms \(\d+ %\)", r"ddp on 2 processes: \d+ %"):
+        assert re.search(f"<title>{note}</title>", drawn), note
+
+
+def test_a_name_is_no_formula(tmp_path):
+    """What stands between dollars would be one for matplotlib."""
+    odd = fake("a$_b$<c>", baseline="a$_b$<c>", verdict="baseline")
+    page = render_page(build_report(load_records(*write_results(tmp_path, [odd])), "Title"))
+    assert ">a$_b$&lt;c&gt;</text>" in page
 
 
 def test_idle_gpus_bubbles_and_missing_runs_are_said(matrix_page):
@@ -143,8 +160,10 @@ def test_names_and_titles_cannot_break_the_page(tmp_path):
         ElementTree.parse(tmp_path / f"report/figures/{name}.svg")
 
 
-def test_the_package_needs_neither_torch_nor_snakemake():
-    code = "import sys, parascale.report; print([name for name in ('torch', 'snakemake') if name in sys.modules])"
+def test_the_package_needs_neither_torch_nor_snakemake_and_loads_matplotlib_only_to_draw():
+    """A workflow reads the figures' names each time it starts, and once more in each job."""
+    names = ("torch", "snakemake", "matplotlib", "numpy")
+    code = f"import sys, parascale.report; print([name for name in {names} if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert told.strip() == "[]"
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parascale.report import numbers
-from parascale.report.chart import Entry, Figure, Panel, colour_class
 from parascale.report.checked import DAMAGES, measured, read_rows, reason
+from parascale.report.drawing import Entry, Figure, series_ink
+from parascale.report.plots import Line, curves_panel
 from parascale.report.section import Section
 from parascale.report.tables import Cell, Row, Table
 
@@ -65,8 +66,8 @@ def _load(path):
 def communication(report):
     """Bus bandwidth against the size of what is moved, a line an operation."""
     names = list(dict.fromkeys(row.operation for found in report.transfers for row in found.rows))
-    colours = {name: colour_class(number) for number, name in enumerate(names)}
-    panels = [_panel(found.run, rows, colours) for found in report.transfers for rows in found.groups().values()]
+    inks = {name: series_ink(number) for number, name in enumerate(names)}
+    panels = [_panel(found.run, rows, inks) for found in report.transfers for rows in found.groups().values()]
     return Figure(
         "communication",
         "Collective operations",
@@ -74,7 +75,7 @@ def communication(report):
         "be held against the link's own rate for any number of processes. Small messages pay for the delay of a call, "
         "large ones for the bandwidth.",
         tuple(panels),
-        tuple(Entry(name, kind) for name, kind in colours.items()),
+        tuple(Entry(name, *ink) for name, ink in inks.items()),
         _table(report.transfers) if panels else None,
     )
 
@@ -92,7 +93,7 @@ def communication_section(report):
     return Section("communication", "How fast processes talk", "communication.html", values, files)
 
 
-def _panel(run, rows, colours):
+def _panel(run, rows, inks):
     """The lines of one group of processes."""
     first, lines = rows[0], {}
     for row in rows:
@@ -100,40 +101,20 @@ def _panel(run, rows, colours):
     whose = "processes" if first.group == EVERYONE else f"processes along {first.group}"
     title = f"{run}: {first.ranks} {whose}, {numbers.plural(first.nodes, 'node')}"
     said = "; ".join(f"{name} {_rate(points[-1][1])} at {_size(points[-1][0])}" for name, points in lines.items())
-    panel = Panel(
-        title, f"Lines of bus bandwidth against size: {said}. The table has the rest.", 300, left=64, right=30, top=28
-    )
-    across, upward = _axes(panel, sorted({row.bytes for row in rows}), [row.bus_gigabytes_per_second for row in rows])
+    text = f"Lines of bus bandwidth against size: {said}. The table has the rest."
+    drawn = []
     for name, points in lines.items():
-        panel.path([(across(size), upward(rate)) for size, rate in points], f"line {colours[name]}", name)
-        for size, rate in points:
-            note = f"{name}, {_size(size)}: {_rate(rate)}"
-            panel.add("circle", f"dot {colours[name]}", note, cx=across(size), cy=upward(rate), r=3.4)
-    return panel
-
-
-def _axes(panel, sizes, rates):
-    """Draw both axes and return their scales."""
-    across = panel.across(sizes[0], sizes[-1], log=True)
-    shown = sizes[:: -(-len(sizes) // LABELS)]
-    panel.axis_across(across, "size of the tensor (logarithmic)", shown, [_size(size) for size in shown])
-    lowest = math.floor(math.log10(min(rates)))
-    powers = [10.0**power for power in range(lowest, max(lowest + 1, math.ceil(math.log10(max(rates)))) + 1)]
-    upward = panel.upward(powers[0], powers[-1], log=True)
-    panel.axis_upward(upward, "bus bandwidth in GB/s (logarithmic)", powers, [f"{power:g}" for power in powers])
-    return across, upward
+        noted = ((size, rate, f"{name}, {_size(size)}: {_rate(rate)}") for size, rate in points)
+        drawn.append(Line(inks[name], tuple(points), tuple(noted), name))
+    names = "size of the tensor (logarithmic)", "bus bandwidth in GB/s (logarithmic)"
+    sizes = sorted({row.bytes for row in rows})
+    shown = {size: _size(size) for size in sizes[:: -(-len(sizes) // LABELS)]}
+    return curves_panel(title, text, *names, drawn, shown)
 
 
 def _table(every):
-    columns = (
-        ("Run", False),
-        ("Group", False),
-        ("Operation", False),
-        ("Processes", True),
-        ("Nodes", True),
-        ("Size", True),
-    )
-    columns += (("Time", True), ("Algorithm bandwidth", True), ("Bus bandwidth", True))
+    columns = [(name, False) for name in ("Run", "Group", "Operation")]
+    columns += [(name, True) for name in ("Processes", "Nodes", "Size", "Time", "Algorithm bandwidth", "Bus bandwidth")]
     rows = []
     for found in every:
         for row in found.rows:

@@ -1,8 +1,8 @@
 """Loss against steps, training time and core-hours, from the lines of `steps.jsonl`."""
 
 from parascale.report import numbers
-from parascale.report.chart import Entry, Figure, series_class
-from parascale.report.plots import Line, curve_panel, thinned
+from parascale.report.drawing import Entry, Figure, series_ink
+from parascale.report.plots import Line, curves_panel, thinned
 from parascale.report.summary import perplexity
 from parascale.report.tables import Cell, Row, Table
 
@@ -26,7 +26,7 @@ def loss(report):
         "Lines: training loss of a step; of long runs, the lowest and the highest of each stretch are drawn. Dots: loss "
         "on the validation split. Time is training time; core-hours are that time on all cores of the run's nodes.",
         tuple(panels),
-        tuple(Entry(_named(record), series_class(report.series(record))) for record in records),
+        tuple(Entry(_named(record), *series_ink(report.series(record))) for record in records),
         _table(report, records) if records else None,
     )
 
@@ -60,16 +60,16 @@ def _panels(report, workload, unit, records, buckets):
             lines = [_line(report, record, position, buckets) for record in shown]
             last = [f"{record.name} ends at {record.curve.losses[-1]:.3f}" for record in shown[:12]]
             text = f"Curves of the training loss against {axis}: {'; '.join(last)}. The table has the values."
-            yield curve_panel(f"Loss against {name}: {workload}", text, axis, f"loss ({unit})", lines)
+            yield curves_panel(f"Loss against {name}: {workload}", text, axis, f"loss ({unit})", lines)
 
 
 def _line(report, record, position, buckets):
     curve = record.curve
     kept = thinned(len(curve.losses), buckets, curve.losses)
     return Line(
-        series_class(report.series(record)),
+        series_ink(report.series(record)),
         tuple((position(record, index), curve.losses[index]) for index in kept),
-        tuple((position(record, index), value) for index, value in curve.evaluations),
+        tuple((position(record, index), value, "") for index, value in curve.evaluations),
         _named(record),
     )
 

@@ -12,7 +12,7 @@ import json
 import math
 from dataclasses import dataclass, field
 
-from parascale.report.chart import COLOURS, DASHES
+from parascale.report.drawing import COLOURS, DASHES
 from parascale.report.layouts import kind_of_run
 from parascale.report.numbers import plural, whole
 from parascale.settings import identity

@@ -1,13 +1,13 @@
 """Which figures the report holds, and what each says in words. Their names are files of `figures/`."""
 
 from parascale.report import numbers
-from parascale.report.chart import Entry, Figure, colour_class
 from parascale.report.communication import communication
 from parascale.report.curves import loss
+from parascale.report.drawing import Entry, Figure, series_colour
 from parascale.report.layouts import kind_of_run
 from parascale.report.loaders import loaders
 from parascale.report.memories import memory
-from parascale.report.plots import Bar, Point, Series, bar_panel, record_bar, scaling_panel
+from parascale.report.plots import Bar, Point, bars_panel, record_bar, scaling_panel
 from parascale.report.records import PHASES
 from parascale.report.summary import energy_per_work, model_flops_utilisation
 from parascale.report.tables import Cell, Row, Table
@@ -57,7 +57,7 @@ def phases(report):
         "Time of a step",
         "Mean time of a training step, by what it was spent on. Evaluation and saving are not in it.",
         panels,
-        tuple(Entry(phase, phase, "box") for phase in used),
+        tuple(Entry(phase, phase, box=True) for phase in used),
         _phase_table(report, [record for records in groups.values() for record in records], used),
     )
 
@@ -91,38 +91,35 @@ FIGURES = {
 
 
 def _time_panel(report, experiment):
-    bars, said = [], []
+    bars = []
     for member in experiment.members:
         seconds = member.spread(lambda record: record.summary.seconds)
         text = numbers.duration(seconds.mean)
-        kind = f"bar {colour_class(report.series(member.first))}"
-        parts = ((kind, seconds.mean, f"{member.label}: {text}"),)
-        bars.append(Bar(member.label, parts, text, seconds.low, seconds.high, member is experiment.members[0]))
-        said.append(f"{member.label} {text}")
-    return bar_panel(f"Time: {experiment.title}", f"Bars of training time: {_few(said)}.", bars)
+        parts = ((series_colour(report.series(member.first)), seconds.mean, f"{member.label}: {text}"),)
+        whisker = seconds.low, seconds.high
+        bars.append(Bar(member.label, parts, text, whisker, member is experiment.members[0]))
+    return bars_panel(f"Time: {experiment.title}", "Bars of training time", bars)
 
 
 def _against_gpus(report, experiment, figure):
     """Speed-up or efficiency against the GPUs, one line a kind of run."""
     head, *others = experiment.members
     word = numbers.plural(2, head.first.gpu_word).split()[1]
-    groups, said = {}, []
+    groups = {}
     for member in others:
         groups.setdefault(kind_of_run(member.first.run), []).append(member)
-    series = []
-    for label, members in groups.items():
-        points = tuple(_point(report, member, figure) for member in members)
-        name = members[0].label if len(members) == 1 else label
-        series.append(Series(name, colour_class(report.series(members[0].first)), points))
-        said += [point.note for point in points]
+    series = [
+        (members[0].label if len(members) == 1 else label, [_point(report, member, figure) for member in members])
+        for label, members in groups.items()
+    ]
     shown = {"speedup": "Speed-up", "efficiency": "Efficiency"}[figure]
     return scaling_panel(
         f"{shown} against {experiment.baseline}: {experiment.title}",
-        f"{shown} against the baseline {experiment.baseline}, with the ideal line: {_few(said)}.",
-        (f"{word} held", f"{shown.lower()} against {experiment.baseline}"),
+        f"{shown} against the baseline {experiment.baseline}, with the ideal line",
+        f"{word} held",
+        f"{shown.lower()} against {experiment.baseline}",
         series,
         _point(report, head, figure),
-        (lambda gpus: gpus / head.first.gpus) if figure == "speedup" else (lambda gpus: 1.0),
         percent=figure == "efficiency",
     )
 
@@ -130,9 +127,9 @@ def _against_gpus(report, experiment, figure):
 def _point(report, member, figure):
     spread = member.spread(lambda record: getattr(report.comparisons[record.name], figure))
     shown = numbers.percent(spread.mean) if figure == "efficiency" else f"{spread.mean:.2f} ×"
-    kind = colour_class(report.series(member.first))
+    colour = series_colour(report.series(member.first))
     note = f"{member.label} on {member.extent}: {shown}"
-    return Point(member.first.gpus, spread.mean, spread.low, spread.high, kind, note)
+    return Point(member.first.gpus, spread, colour, note)
 
 
 def _scaling_table(report, experiments, caption):
@@ -166,9 +163,8 @@ def _phase_panel(workload, kind, records):
         parts = tuple((phase, _phase(record, phase), _phase_note(record, phase)) for phase in PHASES)
         total = numbers.duration_of_step(sum(value for _, value, _ in parts))
         bars.append(Bar(record.name, parts, total, strong=record.name == record.run.baseline))
-    said = [f"{bar.label} {bar.text}" for bar in bars]
     title = f"Time of a step: {workload}{' (weak scaling)' if kind == 'weak' else ''}"
-    return bar_panel(title, f"Stacked bars of the mean time of a step: {_few(said)}.", bars)
+    return bars_panel(title, "Stacked bars of the mean time of a step", bars)
 
 
 def _phase_note(record, phase):
@@ -193,18 +189,11 @@ def _phase_table(report, records, used):
 
 def _value_panel(report, title, records, value, text):
     bars = [record_bar(record, report.series(record), value(record), text(record)) for record in records]
-    said = [f"{bar.label} {bar.text}" for bar in bars]
-    return bar_panel(title, f"Bars: {_few(said)}.", bars)
+    return bars_panel(title, "Bars", bars)
 
 
 def _rate(record):
     return f"{numbers.significant(record.summary.rate)} {record.summary.work_unit}/s"
-
-
-def _few(said, most=12):
-    """A list in words; beyond `most` entries the table has the rest."""
-    more = len(said) - most
-    return "; ".join(said[:most]) + (f"; and {more} more in the table" if more > 0 else "")
 
 
 def _throughput_table(report):

@@ -7,12 +7,12 @@ from pathlib import Path
 from parascale import files
 from parascale.errors import ParascaleError
 from parascale.report import numbers, sections
-from parascale.report.chart import Entry, Figure
 from parascale.report.derived import Report, build_report
+from parascale.report.drawing import Entry, Figure
 from parascale.report.findings import findings, hit_limit, time_used
-from parascale.report.heat import Span, timeline_panel
 from parascale.report.layouts import degrees_text, hardware_text
 from parascale.report.page import render
+from parascale.report.plots import OUTCOMES, Span, timeline_panel
 from parascale.report.records import load_records
 from parascale.report.section import Section
 from parascale.report.tables import Cell, Row, Table
@@ -20,7 +20,6 @@ from parascale.report.usage import heat_figure, metrics_table
 from parascale.telemetry import energy_joules, read_samples, sample_files
 
 FOOTER = "Made from `run.json`, `summary.json`, `steps.jsonl` and `device.csv` of this run. "
-OUTCOMES = ("finished", "stopped", "killed", "failed", "running")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,10 +193,9 @@ def attempts_figure(record):
         return None
     columns = (("Attempt", False), ("Job", False), ("Start (UTC)", False), ("Duration", True), ("Outcome", False))
     table = Table("Attempts", (*columns, ("First step", True), ("Last step", True)), tuple(rows))
-    used = [outcome for outcome in OUTCOMES if any(span.kind == outcome for span in spans)]
-    description = f"Timeline: {'; '.join(span.note for span in spans[:12])}."
-    panel = timeline_panel("Attempts over time", description, spans)
-    legend = tuple(Entry(outcome, f"span {outcome}", "box") for outcome in used)
+    used = [outcome for outcome in OUTCOMES if any(span.outcome == outcome for span in spans)]
+    panel = timeline_panel("Attempts over time", spans)
+    legend = tuple(Entry(outcome, OUTCOMES[outcome], box=True) for outcome in used)
     return Figure(
         "attempts", "Attempts", "Each start of the run; a thin line is waiting in the queue.", (panel,), legend, table
     )

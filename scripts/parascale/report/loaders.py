@@ -1,8 +1,8 @@
 """The section on data formats: how fast each is read here, what it costs to write, and which to take."""
 
 from parascale.report import numbers
-from parascale.report.chart import Figure
-from parascale.report.plots import Bar, bar_panel
+from parascale.report.drawing import Figure
+from parascale.report.plots import Bar, bars_panel
 from parascale.report.section import Section
 from parascale.report.tables import Cell, Row, Table
 
@@ -44,12 +44,11 @@ def _panels(readings):
             if fastest is not None:
                 rate, half = fastest.samples_per_second, fastest.samples_per_second * fastest.spread / 2
                 text = f"{numbers.significant(rate)}/s"
-                parts = (("bar c0", rate, f"{name} {words}, {fastest.io}: {text}"),)
-                bars.append(Bar(name, parts, text, max(rate - half, 0), rate + half, strong=name == readings.format))
+                parts = (("c0", rate, f"{name} {words}, {fastest.io}: {text}"),)
+                bars.append(Bar(name, parts, text, (max(rate - half, 0), rate + half), name == readings.format))
         if bars:
-            said = "; ".join(f"{bar.label} {bar.text}" for bar in bars)
             title = f"{readings.dataset}: {readings.unit} a second {words}"
-            yield bar_panel(title, f"Bars of {readings.unit} read a second {words}: {said}.", bars)
+            yield bars_panel(title, f"Bars of {readings.unit} read a second {words}", bars)
 
 
 def _formats_table(readings):
@@ -131,33 +130,19 @@ def _ceilings(readings):
 
 def _details(every):
     """Every case that was measured."""
-    columns = (
-        ("Dataset", False),
-        ("Format", False),
-        ("Access", False),
-        ("Cache", False),
-        ("Call", False),
-        ("Place", False),
-    )
-    columns += (("Workers", True), ("Decoded", False), ("Samples/s", True), ("Spread", True), ("Read per byte", True))
-    columns += (("Calls a sample", True), ("Opens a sample", True), ("First batch", True), ("Peak memory", True))
+    columns = [(name, False) for name in ("Dataset", "Format", "Access", "Cache", "Call", "Place")]
+    columns += [("Workers", True), ("Decoded", False)]
+    numeric = ("Samples/s", "Spread", "Read per byte", "Calls a sample", "Opens a sample", "First batch", "Peak memory")
+    columns += [(name, True) for name in numeric]
     rows = [_details_row(readings.dataset, row) for readings in every for row in readings.rows]
-    return (
-        Table("Every way of reading that was measured; an empty cell is not known", columns, tuple(rows))
-        if rows
-        else None
-    )
+    caption = "Every way of reading that was measured; an empty cell is not known"
+    return Table(caption, columns, tuple(rows)) if rows else None
 
 
 def _details_row(dataset, row):
     first = row.first_batch_seconds
     cells = (
-        Cell(dataset),
-        Cell(row.format),
-        Cell(row.access),
-        Cell(row.cache),
-        Cell(row.io),
-        Cell(row.place),
+        *map(Cell, (dataset, row.format, row.access, row.cache, row.io, row.place)),
         Cell(numbers.whole(row.workers), row.workers),
         Cell("yes" if row.decode else "no"),
         Cell(numbers.significant(row.samples_per_second), row.samples_per_second),

@@ -1,8 +1,8 @@
 """Memory, predicted and measured, beside what the machine has."""
 
 from parascale.report import numbers
-from parascale.report.chart import Figure
-from parascale.report.plots import bar_panel, record_bar
+from parascale.report.drawing import Figure
+from parascale.report.plots import bars_panel, record_bar
 from parascale.report.tables import Cell, Row, Table
 
 
@@ -15,11 +15,8 @@ def memory(report):
             site = known[0].site
             limit = site.gpu_memory_gb * 1e9 if site.device == "cuda" and site.gpu_memory_gb else None
             bars = [_bar(report, record) for record in known]
-            said = "; ".join(f"{bar.label} {bar.text}" for bar in bars[:12])
-            text = f"Bars of measured peak memory, the prediction in words: {said}. The table has all of them."
-            panels.append(
-                bar_panel(f"Peak memory: {name}", text, bars, limit, f"memory of a GPU: {numbers.memory(limit)}")
-            )
+            words, said = "Bars of measured peak memory, the prediction in words", numbers.memory(limit)
+            panels.append(bars_panel(f"Peak memory: {name}", words, bars, limit, f"memory of a GPU: {said}"))
     return Figure(
         "memory",
         "Peak memory",

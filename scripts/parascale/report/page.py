@@ -8,7 +8,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from parascale import files
-from parascale.report import chart, numbers
+from parascale.report import drawing, numbers
 from parascale.report.conversions import conversions_csv
 from parascale.report.figures import FIGURES
 from parascale.report.plans import advice_csv
@@ -25,9 +25,9 @@ FOOTER = (
 )
 
 
-def render_page(report):
-    """The whole page as one text of HTML that asks for no other file."""
-    return render(report, sections(report), _subtitle(report), FOOTER, warnings(report))
+def render_page(report, parts=None):
+    """The whole page as one text of HTML that asks for no other file. parts: its sections, if they are known."""
+    return render(report, sections(report) if parts is None else parts, _subtitle(report), FOOTER, warnings(report))
 
 
 def render(report, parts, subtitle, footer, said=()):
@@ -38,12 +38,15 @@ def render(report, parts, subtitle, footer, said=()):
 
 def write_report(report, output):
     """Write `index.html`, its CSV files and `figures/*.svg` below the folder `output`, each whole or not at all."""
-    output, style = Path(output), _resource("chart.css")
+    output = Path(output)
+    parts = sections(report)
+    # A panel that is on the page is already drawn.
+    shown = {figure.name: figure for part in parts for figure in part.values.get("figures", ())}
     for name, make in FIGURES.items():
-        files.write_text(output / "figures" / f"{name}.svg", chart.standalone(make(report), style))
+        files.write_text(output / "figures" / f"{name}.svg", drawing.standalone(shown.get(name) or make(report)))
     for name, text in (("summary", summary_csv), ("advice", advice_csv), ("checkpoints", conversions_csv)):
         files.write_text(output / f"{name}.csv", text(report))
-    files.write_text(output / "index.html", render_page(report))
+    files.write_text(output / "index.html", render_page(report, parts))
 
 
 def _subtitle(report):
@@ -67,13 +70,11 @@ def environment():
     made.filters |= {
         "quoted": _quoted,
         "listed": lambda words: numbers.listed([f"`{word}`" for word in words]),
-        "swatch": lambda entry: Markup(chart.swatch(entry)),
         "exact": lambda value: "" if value is None else str(value),
     }
     made.globals |= {
         "resource": lambda name: Markup(_resource(name)),
-        "inline": lambda panel, identity: Markup(panel.inline(identity)),
-        "series_class": chart.series_class,
+        "series_colour": drawing.series_colour,
     }
     return made
 

@@ -1,165 +1,100 @@
-"""The job report as PDF, for those who hand it in: drawn by matplotlib, which is there wherever the project is.
+"""The job report as PDF, for those who hand it in. A browser would print the page itself, but login nodes have none.
 
-A browser would print the page itself, but login nodes have none. The words, tables and values are those of the page.
+Words, tables, values and drawings are those of the page.
 """
 
 import textwrap
 
-import numpy as np
-from matplotlib.backends.backend_pdf import PdfPages
-from matplotlib.figure import Figure
-
 from parascale.files import atomic_path
+from parascale.report import figures
+from parascale.report.drawing import FONT, LINE, PALETTE, WIDTH, canvas
 from parascale.report.findings import findings
-from parascale.report.job import attempts_spans, facts
-from parascale.report.numbers import time_unit
-from parascale.report.records import PHASES
-from parascale.report.usage import heat_maps, metrics_table
+from parascale.report.job import attempts_figure, facts
+from parascale.report.usage import heat_figure, metrics_table
 
-A4 = (8.27, 11.69)  # inches
-LEFT, RIGHT = 0.08, 0.94  # of the page
-LINE_INCHES = 0.19
+A4 = (595, 842)  # points
+LEFT = 0.08  # of the page
+INSIDE = (0.92 * A4[0], 0.88 * A4[1])  # of drawings, above their captions
+LINES = 58  # of words on a page of A4
 WRAP = 72  # characters of a line of a finding
 COLOURS = {"bad": "#b3261e", "note": "#8a5a00", "good": "#12703a"}
-OUTCOMES = {"finished": "#12793a", "stopped": "#85560a", "killed": "#b8203a", "failed": "#b8203a", "running": "#1f5fbf"}
-# Those of the page's style.
-PHASE_COLOURS = dict(
-    zip(PHASES, ("#c98a00", "#74aae8", "#2a62b8", "#cf4f2b", "#3c9a62", "#b9c0ca", "#7d8896"), strict=True)
-)
+HEADING = {"size": 13, "weight": "bold"}
+SMALL = {"size": 8, "color": PALETTE["muted"]}
 
 
 def write_pdf(job, target):
     """Write the report of a JobReport to a PDF file, whole or not at all."""
+    from matplotlib.backends.backend_pdf import PdfPages  # loads slowly
+
     # Without a date, the same records make the same bytes.
-    with (
-        atomic_path(target) as partial,
-        PdfPages(partial, metadata={"CreationDate": None, "Title": job.report.title}) as pages,
-    ):
-        for page in job_pages(job):
-            pages.savefig(page)
+    told = {"CreationDate": None, "Title": job.report.title}
+    with atomic_path(target) as partial, PdfPages(partial, metadata=told) as pages:
+        _words(job, pages)
+        _drawings(job, pages)
 
 
-def job_pages(job):
-    """The pages as matplotlib's figures."""
-    drawings = _drawings(job)
-    return [_words(job), *([_page(drawings)] if drawings else [])]
-
-
-def _words(job):
+def _words(job, pages):
     """The first page: findings, facts and the table of extremes. Where they are many, the page is longer."""
-    table, found, known = metrics_table(job.devices), findings(job.record, job.devices), facts(job)
-    lines = 14 + 4 * len(found) + len(known) + (len(table.rows) if table else 0)
-    page = Figure(figsize=(A4[0], max(A4[1], lines * LINE_INCHES)))
-    line = LINE_INCHES / page.get_figheight()
-    y = 1 - 4 * line
-    page.text(LEFT, y, job.report.title, size=20, weight="bold")
-    y -= 2 * line
-    y = _heading(page, y, line, "What stands out")
-    for finding in found:
-        for text in textwrap.wrap(finding.text.replace("`", ""), WRAP):
-            page.text(LEFT, y, text, size=11, color=COLOURS[finding.kind], weight="bold")
-            y -= 1.2 * line
-        page.text(LEFT, y, finding.source, size=8, color="#55606e")
-        y -= 1.5 * line
-    y = _heading(page, y, line, "The job")
-    for name, words, _ in known:
-        page.text(LEFT, y, name, size=9, color="#55606e")
-        for text in textwrap.wrap(words, WRAP):
-            page.text(LEFT + 0.25, y, text, size=9)
-            y -= line
+    lines = list(_lines(job))
+    count = max(LINES, len(lines) + 6)
+    with canvas(A4[0], A4[1] * count / LINES, size=9) as page:
+        for number, line in enumerate(lines, 4):
+            for x, text, look in line:
+                page.text(x, 1 - number / count, text, **look)
+        pages.savefig(page)
+
+
+def _lines(job):
+    """Yield the (place across, text, look) of what stands in each line."""
+    yield [(LEFT, job.report.title, {"size": 20, "weight": "bold"})]
+    yield from ([], [(LEFT, "What stands out", HEADING)], [])
+    for finding in findings(job.record, job.devices):
+        look = {"size": 11, "weight": "bold", "color": COLOURS[finding.kind]}
+        yield from ([(LEFT, text, look)] for text in textwrap.wrap(finding.text.replace("`", ""), WRAP))
+        yield from ([(LEFT, finding.source, SMALL)], [])
+    yield from ([(LEFT, "The job", HEADING)], [])
+    for name, words, _ in facts(job):
+        first, *more = textwrap.wrap(words, WRAP)
+        yield [(LEFT, name, {"color": PALETTE["muted"]}), (LEFT + 0.25, first, {})]
+        yield from ([(LEFT + 0.25, text, {})] for text in more)
+    table = metrics_table(job.devices)
     if table is not None:
-        y = _heading(page, y - line, line, "Use of the hardware")
-        _table(page, y, line, table)
-    return page
+        yield from ([], [(LEFT, "Use of the hardware", HEADING)], [])
+        rows = [[name for name, _ in table.columns], *([cell.text for cell in row.cells] for row in table.rows)]
+        for number, (name, *values) in enumerate(rows):
+            look = {"weight": "normal" if number else "bold"}
+            numeric = zip((0.52, 0.72, 0.94), values, strict=True)
+            yield [(LEFT, name, look), *((x, text, {**look, "ha": "right"}) for x, text in numeric)]
 
 
-def _heading(page, y, line, text):
-    page.text(LEFT, y - line, text, size=13, weight="bold")
-    return y - 2.8 * line
+def _drawings(job, pages):
+    """The second page: the page's panels, two side by side, as large as the paper allows."""
+    from matplotlib.patches import Patch
 
-
-def _table(page, y, line, table):
-    places = [LEFT, 0.52, 0.72, RIGHT]
-    texts = [[name for name, _ in table.columns], *([cell.text for cell in row.cells] for row in table.rows)]
-    for number, row in enumerate(texts):
-        for x, text in zip(places, row, strict=True):
-            weight, side = "normal" if number else "bold", "left" if x == LEFT else "right"
-            page.text(x, y, text, size=9, weight=weight, ha=side)
-        y -= line
-
-
-def _drawings(job):
-    """(height, function that draws into axes) of each figure of the second page."""
-    made = []
-    if spans := attempts_spans(job.record):
-        made.append((0.6 + 0.25 * len(spans), lambda axes: _timeline(axes, spans)))
-    curve = job.record.curve
-    if curve is not None and any(curve.phases.values()):
-        made.append((0.8, lambda axes: _phases(axes, curve.phases)))
-    if curve is not None and len(curve.steps):
-        made.append((2.4, lambda axes: _loss(axes, curve)))
-    for shown in heat_maps(job.devices):
-        made.append((0.7 + 0.16 * len(shown.rows), lambda axes, shown=shown: _heat(axes, shown)))
-    return made
-
-
-def _page(drawings):
-    """Figures below one another, each as high as it wants where the page has room for all."""
-    page = Figure(figsize=A4, layout="constrained")
-    heights = [height for height, _ in drawings]
-    rest = max(0.1, A4[1] - sum(heights))
-    grid = page.add_gridspec(len(drawings) + 1, 1, height_ratios=[*heights, rest])
-    for number, (_, draw) in enumerate(drawings):
-        axes = page.add_subplot(grid[number])
-        axes.tick_params(labelsize=8)
-        draw(axes)
-    return page
-
-
-def _title(axes, text):
-    axes.set_title(text, size=10, loc="left", weight="bold")
-
-
-def _timeline(axes, spans):
-    first = min(span.start for span in spans)
-    size, unit = time_unit(max(span.end for span in spans) - first)
-    for number, span in enumerate(spans):
-        axes.barh(number, (span.end - span.start) / size, left=(span.start - first) / size, color=OUTCOMES[span.kind])
-    axes.set_yticks(range(len(spans)), [f"{span.label}, {span.kind}" for span in spans])
-    axes.invert_yaxis()
-    axes.set_xlabel(f"{unit} since the start", size=8)
-    _title(axes, "Attempts")
-
-
-def _phases(axes, phases):
-    total, left = sum(phases.values()), 0.0
-    for name in PHASES:
-        part = phases.get(name, 0.0) / total
-        if part > 0:
-            axes.barh(0, part, left=left, color=PHASE_COLOURS[name], label=f"{name} {100 * part:.0f} %")
-            left += part
-    axes.set_yticks([])
-    axes.set_xlim(0, 1)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    axes.legend(fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False)
-    _title(axes, "Where the time of a step goes")
-
-
-def _loss(axes, curve):
-    axes.plot(curve.steps, curve.losses, lw=0.8, color="#1f5fbf", label="training")
-    if curve.evaluations:
-        steps = [curve.steps[index] for index, _ in curve.evaluations]
-        axes.plot(steps, [loss for _, loss in curve.evaluations], "o", ms=3, color="#bf4a0a", label="validation")
-    axes.set_xlabel("optimizer steps", size=8)
-    axes.legend(fontsize=7, frameon=False)
-    _title(axes, "Loss in nats")
-
-
-def _heat(axes, shown):
-    cells = np.array([[np.nan if cell is None else cell for cell in cells] for _, cells in shown.rows], dtype=float)
-    size, unit = time_unit(shown.seconds)
-    extent = (0, max(shown.seconds / size, 1e-9), len(shown.rows), 0)
-    axes.imshow(cells, aspect="auto", cmap="Blues", vmin=0, vmax=shown.end, extent=extent, interpolation="nearest")
-    axes.set_yticks([number + 0.5 for number in range(len(shown.rows))], [label for label, _ in shown.rows])
-    axes.set_xlabel(f"running time ({unit})", size=8)
-    _title(axes, shown.title)
+    shown = [
+        attempts_figure(job.record),
+        figures.phases(job.report),
+        figures.loss(job.report),
+        heat_figure(job.devices),
+    ]
+    shown = [figure for figure in shown if figure and figure.panels]
+    drawn = [(panel, figure.legend) for figure in shown for panel in figure.panels]
+    if not drawn:
+        return
+    rows = [drawn[start : start + 2] for start in range(0, len(drawn), 2)]
+    heights = [max(panel.height for panel, _ in row) for row in rows]
+    below = [3 * LINE if any(len(legend) > 1 for _, legend in row) else LINE for row in rows]
+    scale = min(INSIDE[0] / (2 * WIDTH), INSIDE[1] / sum((*heights, *below, LINE * len(rows))))
+    with canvas(*A4, size=FONT * scale) as page:
+        page.text(LEFT / 2, 0.03, textwrap.fill(" ".join(figure.caption for figure in shown), 120), **SMALL)
+        low = 0.98 * A4[1]
+        for row, height, rest in zip(rows, heights, below, strict=True):
+            low -= (LINE + height) * scale
+            for x, (panel, legend) in zip((LEFT * A4[0] / 2, A4[0] / 2), row, strict=False):
+                page.text(x / A4[0], (low + (height + 4) * scale) / A4[1], panel.title, weight="bold")
+                panel.place(page, x, low, (WIDTH - LINE) * scale, height * scale)
+                if len(legend) > 1:
+                    boxes = [Patch(color=PALETTE[entry.colour], label=entry.label) for entry in legend]
+                    page.legend(handles=boxes, loc="upper left", bbox_to_anchor=(x / A4[0], low / A4[1]), ncols=4)
+            low -= rest * scale
+        pages.savefig(page)

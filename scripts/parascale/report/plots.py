@@ -1,182 +1,199 @@
-"""The three kinds of plot that the report draws: bars, scaling against GPUs, and curves."""
+"""The kinds of plot that the report draws: bars, scaling against GPUs, curves, heat maps and a timeline. Each is a Panel."""
 
+import math
 from dataclasses import dataclass
 
-from parascale.report.chart import LINE, Panel, colour_class, spread_apart, text_width
+from parascale.report.drawing import LINE, PALETTE, Panel, mark, series_colour
+from parascale.report.numbers import time_unit
 
-BAR_ROW = 24
-LABEL_WIDTH = 170  # the most that a run's name may take beside a plot
+NAME = 26  # the most characters of a run's name beside a plot
+DOTS = (0, (1, 4))
+PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
+OUTCOMES = {"finished": "c2", "stopped": "c7", "killed": "c5", "failed": "c5", "running": "c0"}
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of one or more parts (CSS classes, value, note); `low` and `high` end a whisker over the seeds."""
+    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value over the seeds."""
 
     label: str
     parts: tuple
     text: str
-    low: float | None = None
-    high: float | None = None
+    whisker: tuple = (0, 0)
     strong: bool = False
+
+
+def record_bar(record, series, value, text, more=""):
+    """The Bar of a run in the colour of its series; `more` is added to the note. A baseline's name is strong."""
+    part = series_colour(series), value, f"{record.name}: {text}{more}"
+    return Bar(record.name, (part,), text, strong=record.name == record.run.baseline)
+
+
+def bars_panel(title, words, bars, limit=None, limit_text=""):
+    """Horizontal bars from 0, each with its name on the left and its value as text on the right. words: what they are."""
+
+    def draw(axes):
+        _name_rows(axes, [bar.label for bar in bars])
+        for row, (bar, name) in enumerate(zip(bars, axes.get_yticklabels(), strict=True)):
+            name.set_weight("bold" if bar.strong else "normal")
+            end = max(_stacked(axes, row, bar.parts), bar.whisker[1])
+            if bar.whisker[1] > bar.whisker[0]:
+                axes.plot(bar.whisker, (row, row), color=PALETTE["ink"])
+            text = axes.annotate(bar.text, (end, row), (0.4, 0), textcoords="offset fontsize", va="center")
+            text.set_color(PALETTE["muted"])
+            mark([text], "halo")
+        axes.margins(x=0)
+        axes.set_xlim(left=0)
+        axes.set_xticks([])
+        axes.spines.bottom.set_visible(False)
+        if limit:
+            axes.axvline(limit, color=PALETTE["muted"], linestyle=DOTS)
+            axes.set_xticks([limit], [limit_text], horizontalalignment="right")
+
+    text = f"{words}: {few([f'{bar.label} {bar.text}' for bar in bars])}."
+    return Panel(title, text, 24 * len(bars) + 8 + (LINE if limit else 0), draw)
+
+
+def few(said, most=12):
+    """A list in words; beyond `most` entries the table has the rest."""
+    more = f"; and {len(said) - most} more in the table" if len(said) > most else ""
+    return "; ".join(said[:most]) + more
+
+
+def _stacked(axes, row, parts):
+    """Draw the parts of a bar after one another and return where they end."""
+    start = 0.0
+    for colour, value, note in parts:
+        if value > 0:
+            # A hair of paper between parts keeps them apart for eyes that do not tell their colours apart.
+            hair = 0.8 if len(parts) > 1 else 0
+            look = {"color": PALETTE[colour], "edgecolor": PALETTE["paper"], "linewidth": hair}
+            mark(axes.barh(row, value, 0.68, start, **look), "bar", note)
+        start += value
+    return start
+
+
+def _name_rows(axes, names):
+    """A row for each name, from the top, without a grid."""
+    axes.set_yticks(range(len(names)), map(_shortened, names), color=PALETTE["ink"])
+    mark(axes.get_yticklabels(), "name")
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(False)
+
+
+def _shortened(name):
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
 
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration in a scaling plot: its GPUs, and the mean, lowest and highest value over its seeds."""
+    """A configuration in a scaling plot: its GPUs, and the Spread of its value over its seeds."""
 
     gpus: int
-    value: float
-    low: float
-    high: float
-    kind: str
+    spread: object
+    colour: str
     note: str
 
 
-@dataclass(frozen=True)
-class Series:
-    """Points joined by a line that starts at the baseline. kind: its CSS classes."""
+def scaling_panel(title, words, across, upward, series, origin, percent=False):
+    """Values against GPUs with the ideal line. series: (name, Points) of each line; origin: the baseline's, where lines begin.
 
-    label: str
-    kind: str
-    points: tuple
+    Both axes are logarithmic for speed-ups; percentages stand on a linear axis from 0.
+    """
+    height = max(270, (len(series) + 1) * LINE + 110)  # names stand below one another at the right
+    others = [point for _, line in series for point in line]
+    counts = sorted({point.gpus for point in (origin, *others)})
+
+    def draw(axes):
+        ideal = [1.0 if percent else gpus / origin.gpus for gpus in (counts[0], counts[-1])]
+        mark(axes.plot((counts[0], counts[-1]), ideal, color=PALETTE["muted"], linestyle=DOTS), "ideal", "ideal")
+        for _, line in series:
+            ordered = sorted(line, key=lambda point: point.gpus)
+            if len({point.gpus for point in ordered}) == len(ordered):
+                joined = [origin, *ordered] if origin.gpus < ordered[0].gpus else ordered
+                places = [point.gpus for point in joined], [point.spread.mean for point in joined]
+                mark(axes.plot(*places, color=PALETTE[line[0].colour]), "line")
+        for point in (*others, origin):
+            if point.spread.high > point.spread.low:
+                axes.plot((point.gpus, point.gpus), (point.spread.low, point.spread.high), color=PALETTE["ink"])
+            mark(axes.plot(point.gpus, point.spread.mean, "o", color=PALETTE[point.colour]), "dot", point.note)
+        axes.set(xscale="log", xlim=(counts[0] * 0.93, counts[-1] * 1.07), title=upward)
+        axes.set_xticks(counts, [f"{count:,}" for count in counts])
+        axes.set_xlabel(f"{across} (logarithmic)")
+        highest = max(*ideal, *(point.spread.high for point in (origin, *others)))
+        lowest = min(point.spread.low for point in (origin, *others))
+        if percent:
+            axes.set_ylim(0, highest * 1.05)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        else:
+            axes.set_yscale("log", base=2)
+            axes.set_ylim(lowest * 0.93, highest * 1.07)
+            axes.yaxis.set_major_formatter("{x:g} ×")
+        axes.minorticks_off()
+        _name_ends(axes, series, LINE / (height - 5 * LINE))
+
+    return Panel(title, f"{words}: {few([point.note for point in others])}.", height, draw)
+
+
+def _name_ends(axes, series, gap):
+    """Names of the series in the margin, moved apart by a part of its height, each led to its last point."""
+    ends = [max(line, key=lambda point: point.gpus) for _, line in series]
+    places = [(end.gpus, end.spread.mean) for end in ends]
+    to_axes = axes.transData + axes.transAxes.inverted()
+    heights = spread_apart([to_axes.transform(place)[1] for place in places], gap, 0, 1)
+    for (name, line), place, y in zip(series, places, heights, strict=True):
+        leader = {"arrowstyle": "-", "color": PALETTE[line[0].colour], "alpha": 0.5, "relpos": (0, 0.5)}
+        options = {"textcoords": "axes fraction", "va": "center", "arrowprops": leader}
+        axes.annotate(_shortened(name), place, (1.05, y), **options)
+
+
+def spread_apart(wanted, gap, low, high):
+    """Positions near the `wanted` ones (in their order), at least `gap` apart and between `low` and `high`."""
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    places, floor = {}, low
+    for index in order:
+        places[index] = floor = max(wanted[index], floor)
+        floor += gap
+    ceiling = high
+    for index in reversed(order):
+        places[index] = min(places[index], ceiling)
+        ceiling = places[index] - gap
+    return [places[index] for index in range(len(wanted))]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of (x, y) points and the points of it that are marked."""
+    """A curve of (x, y) points, and (x, y, note or "") of those that are marked. ink: its colour's name and its dashes."""
 
-    kind: str
+    ink: tuple
     points: tuple
     marked: tuple
     note: str
 
 
-def shortened(text, width=LABEL_WIDTH):
-    """`text` cut to what fits into `width` units."""
-    if text_width(text) <= width:
-        return text
-    return next(short for end in range(len(text) - 1, -1, -1) if text_width(short := f"{text[:end]}…") <= width)
+def curves_panel(title, description, across, upward, lines, sizes=None):
+    """Curves over a linear axis from 0; with `sizes` (value → its text below the plot) over two logarithmic axes."""
 
+    def draw(axes):
+        for line in lines:
+            look = {"color": PALETTE[line.ink[0]], "linestyle": line.ink[1]}
+            mark(axes.plot(*zip(*line.points, strict=True), **look), "line", line.note)
+        for line in lines:
+            for x, y, note in line.marked:
+                mark(axes.plot(x, y, "o", color=PALETTE[line.ink[0]]), "dot", note)
+        axes.set(xlabel=across, title=upward)
+        if sizes:
+            values = [y for line in lines for _, y in line.points]
+            lowest, highest = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+            axes.set(xscale="log", yscale="log", ylim=(10.0**lowest, 10.0 ** max(lowest + 1, highest)))
+            axes.set_xticks(list(sizes), list(sizes.values()))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
+        else:
+            axes.set_xlim(left=0)
+            axes.xaxis.set_major_formatter("{x:,.10g}")
 
-def label_width(labels):
-    """Width that the longest of the labels takes."""
-    return min(LABEL_WIDTH, max(map(text_width, labels), default=0))
-
-
-def record_bar(record, series, value, text, more=""):
-    """The Bar of a run in the colour of its series; `more` is added to the note. A baseline's name is strong."""
-    part = f"bar {colour_class(series)}", value, f"{record.name}: {text}{more}"
-    return Bar(record.name, (part,), text, strong=record.name == record.run.baseline)
-
-
-def bar_panel(title, description, bars, limit=None, limit_text=""):
-    """Horizontal bars from 0, each with its name on the left and its value as text on the right."""
-    left = label_width([bar.label for bar in bars]) + 10
-    right = max(text_width(bar.text) for bar in bars) + 10
-    height = len(bars) * BAR_ROW + 12 + (LINE if limit else 0)
-    panel = Panel(title, description, height, left, right, 6, 6)
-    totals = [sum(value for _, value, _ in bar.parts) for bar in bars]
-    longest = max([*totals, *(bar.high or 0 for bar in bars)]) or 1
-    scale = panel.across(0, max(longest, limit or 0))
-    if limit:
-        x = scale(limit)
-        panel.add("line", "ideal", x1=x, x2=x, y1=panel.top, y2=height - LINE)
-        panel.label(x, height - 4, limit_text, "tick", "end")
-    for row, (bar, total) in enumerate(zip(bars, totals, strict=True)):
-        y = panel.top + row * BAR_ROW + 4
-        panel.add("text", "strong" if bar.strong else "", text=shortened(bar.label), x=0, y=y + 12)
-        _stacked(panel, scale, bar.parts, y)
-        end = scale(max(total, bar.high or 0))
-        if bar.high is not None and bar.high > bar.low:
-            panel.add("line", "whisker", x1=scale(bar.low), x2=scale(bar.high), y1=y + 8, y2=y + 8)
-        panel.label(end + 6, y + 12, bar.text, "tick halo")
-    return panel
-
-
-def _stacked(panel, scale, parts, y):
-    start = 0.0
-    for kind, value, note in parts:
-        if value > 0:
-            # A hair of paper between parts keeps them apart for eyes that do not tell their colours apart.
-            width = max(scale(start + value) - scale(start) - (0.8 if len(parts) > 1 else 0), 0.4)
-            panel.add("rect", kind, note, x=scale(start), y=y, width=width, height=16, rx=2 if len(parts) == 1 else 0)
-        start += value
-
-
-def scaling_panel(title, description, name, series, origin, ideal, percent=False):
-    """Values against GPUs with the ideal line. origin: the baseline's Point; ideal: a function of the GPUs.
-
-    Both axes are logarithmic for speed-ups; percentages stand on a linear axis from 0.
-    """
-    labels = [line.label for line in series]
-    right = label_width(labels) + 28
-    panel = Panel(title, description, max(270, (len(labels) + 1) * LINE + 110), right=right, top=28)
-    points = [origin, *(point for line in series for point in line.points)]
-    counts = sorted({point.gpus for point in points})
-    across = panel.across(counts[0] * 0.93, counts[-1] * 1.07, log=True)
-    panel.axis_across(across, f"{name[0]} (logarithmic)", counts, [f"{count:,}" for count in counts])
-    upward = _value_axis(panel, points, ideal(counts[-1]), name[1], percent)
-    panel.path([(across(count), upward(ideal(count))) for count in (counts[0], counts[-1])], "ideal", "ideal")
-    for line in series:
-        ordered = sorted(line.points, key=lambda point: point.gpus)
-        if len({point.gpus for point in ordered}) == len(ordered):
-            joined = [origin, *ordered] if origin.gpus < ordered[0].gpus else ordered
-            panel.path([(across(point.gpus), upward(point.value)) for point in joined], f"line {line.kind}")
-        for point in ordered:
-            _dot(panel, across, upward, point)
-    _dot(panel, across, upward, origin)
-    _end_labels(panel, across, upward, series)
-    return panel
-
-
-def _value_axis(panel, points, ideal, name, percent):
-    """Draw the vertical axis and return its scale."""
-    highest = max([ideal, *(point.high for point in points)])
-    if percent:
-        upward = panel.upward(0, highest * 1.05)
-        values = [part / 4 for part in range(int(highest * 1.05 * 4) + 1)]
-        panel.axis_upward(upward, name, values, [f"{100 * value:.0f} %" for value in values])
-        return upward
-    lowest = min(point.low for point in points)
-    upward = panel.upward(lowest * 0.93, highest * 1.07, log=True)
-    values = [2.0**power for power in range(-12, 16) if lowest * 0.93 <= 2.0**power <= highest * 1.07]
-    panel.axis_upward(upward, name, values, [f"{value:g} ×" for value in values])
-    return upward
-
-
-def _dot(panel, across, upward, point):
-    x = across(point.gpus)
-    if point.high > point.low:
-        panel.add("line", "whisker", x1=x, x2=x, y1=upward(point.low), y2=upward(point.high))
-    panel.add("circle", f"dot {point.kind}", point.note, cx=x, cy=upward(point.value), r=5)
-
-
-def _end_labels(panel, across, upward, series):
-    """Names of the series in the margin, moved apart, each led to its last point."""
-    ends = [max(line.points, key=lambda point: point.gpus) for line in series]
-    places = spread_apart([upward(end.value) for end in ends], LINE, panel.top, panel.bottom)
-    x = panel.right + 22
-    for line, end, y in zip(series, ends, places, strict=True):
-        panel.path([(across(end.gpus) + 7, upward(end.value)), (x - 12, y), (x - 3, y)], f"leader {line.kind}")
-        panel.label(x, y + 4, shortened(line.label))
-
-
-def curve_panel(title, description, across_name, upward_name, lines):
-    """Curves over a linear axis from 0, with marked points."""
-    panel = Panel(title, description, 300, top=28)
-    every = [point for line in lines for point in (*line.points, *line.marked)]
-    values = [y for _, y in every]
-    margin = 0.04 * (max(values) - min(values)) or 0.5
-    across = panel.across(0, max(x for x, _ in every) or 1)
-    upward = panel.upward(min(values) - margin, max(values) + margin)
-    panel.axis_across(across, across_name)
-    panel.axis_upward(upward, upward_name)
-    for line in lines:
-        panel.path([(across(x), upward(y)) for x, y in line.points], f"line thin {line.kind}", line.note)
-    for line in lines:
-        for x, y in line.marked:
-            panel.add("circle", f"dot {line.kind}", cx=across(x), cy=upward(y), r=3.4)
-    return panel
+    return Panel(title, description, 300, draw)
 
 
 def thinned(count, buckets, values):
@@ -188,3 +205,53 @@ def thinned(count, buckets, values):
         inside = range(bucket * count // buckets, (bucket + 1) * count // buckets)
         kept.update((min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)))
     return sorted(kept)
+
+
+def heat_panel(title, description, rows, end, seconds):
+    """Rows of (label, values of equal parts of `seconds`, NaN where there is none); from pale (0) to full colour (`end`)."""
+    heat = [int(PALETTE["heat"][place : place + 2], 16) / 255 for place in (1, 3, 5)]
+
+    def colour(value):
+        return *heat, 0 if math.isnan(value) else PALEST + (1 - PALEST) * min(max(value / end, 0.0), 1.0)
+
+    def draw(axes):
+        _name_rows(axes, [label for label, _ in rows])
+        size, unit = time_unit(seconds)
+        columns, longest = len(rows[0][1]), max(seconds / size, 1e-9)
+        edges = [row - 0.5 for row in range(len(rows) + 1)]
+        times = [longest * column / columns for column in range(columns + 1)]
+        mark([axes.pcolormesh(times, edges, [list(map(colour, values)) for _, values in rows])], "heat")
+        axes.hlines(edges[1:-1], 0, longest, color=PALETTE["paper"])
+        axes.set_xlabel(f"running time ({unit})")
+
+    return Panel(title, description, LINE * len(rows) + 50, draw)
+
+
+@dataclass(frozen=True)
+class Span:
+    """An attempt: seconds since 1970; outcome: one of OUTCOMES. waiting: since when it waited in the queue, or None."""
+
+    label: str
+    outcome: str
+    start: float
+    end: float
+    waiting: float | None
+    note: str
+
+
+def timeline_panel(title, spans):
+    """Attempts one below the other over the clock; a thin line is waiting in the queue."""
+    first = min(span.start if span.waiting is None else min(span.waiting, span.start) for span in spans)
+    size, unit = time_unit(max(span.end for span in spans) - first)
+
+    def draw(axes):
+        _name_rows(axes, [span.label for span in spans])
+        for row, span in enumerate(spans):
+            start, end = (span.start - first) / size, (span.end - first) / size
+            if span.waiting is not None:
+                axes.plot(((span.waiting - first) / size, start), (row, row), color=PALETTE["muted"])
+            mark(axes.barh(row, end - start, 0.8, start, color=PALETTE[OUTCOMES[span.outcome]]), "bar", span.note)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"{unit} since {'submission' if first < min(s.start for s in spans) else 'the start'}")
+
+    return Panel(title, f"Timeline: {few([span.note for span in spans])}.", LINE * len(spans) + 50, draw)

@@ -1,13 +1,14 @@
 """How much of the hardware a run used: its samples as a table of extremes and as heat maps over time."""
 
 import itertools
-import math
 import statistics
 from dataclasses import dataclass
 
+import numpy as np
+
 from parascale.report import numbers
-from parascale.report.chart import Figure
-from parascale.report.heat import HeatMap, heat_panel
+from parascale.report.drawing import Figure
+from parascale.report.plots import heat_panel
 from parascale.report.tables import Cell, Row, Table
 from parascale.telemetry import total
 
@@ -109,14 +110,9 @@ def heat_figure(devices):
         "Time × devices",
         "A row is a GPU or a process: the stronger its colour, the more, up to the value above the map. Time runs from left to "
         "right, without the pauses between attempts. Without colour: no sample.",
-        tuple(map(heat_panel, heat_maps(devices))),
+        tuple(found for metric in METRICS if metric.heat and (found := _heat_map(devices, metric)) is not None),
         table=_devices_table(devices),
     )
-
-
-def heat_maps(devices):
-    """The HeatMap of each metric that has one and was sampled."""
-    return [found for metric in METRICS if metric.heat and (found := _heat_map(devices, metric)) is not None]
 
 
 def _heat_map(devices, metric):
@@ -131,7 +127,7 @@ def _heat_map(devices, metric):
     description = f"Heat map of {metric.title.lower()} over time. Means: {'; '.join(means)}."
     more = f", the first {ROWS} of {len(chosen)}" if left_out else ""
     title = f"{metric.title}, 0 to {metric.shown(end)}{more}"
-    return HeatMap(title, description, rows, end, moments[-1][1])
+    return heat_panel(title, description, rows, end, moments[-1][1])
 
 
 def _scale_end(devices, metric):
@@ -205,25 +201,15 @@ def rates(device, column):
 
 
 def bucketed(device, column, moments):
-    """Means of a column over BUCKETS equal parts of the running time; None for a part without samples."""
-    end = moments[-1][1] or 1.0
-    where = dict(moments)
-    sums, counts = [0.0] * BUCKETS, [0] * BUCKETS
-    for time, value in zip(device.times, device.values[column], strict=True):
-        if not math.isnan(value):
-            bucket = min(int(where[time] / end * BUCKETS), BUCKETS - 1)
-            sums[bucket] += value
-            counts[bucket] += 1
-    means = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
-    return _carried(means, len(moments))
+    """Means of a column over BUCKETS equal parts of the running time, an array; NaN for a part without samples.
 
-
-def _carried(means, samples):
-    """Where there are fewer samples than parts, a part takes the value before it: a sample stands for its interval."""
-    if samples >= BUCKETS:
-        return means
-    carried, last = [], None
-    for mean in means:
-        last = mean if mean is not None else last
-        carried.append(last)
-    return carried
+    Where there are fewer samples than parts, a part takes the value before it: a sample stands for its interval.
+    """
+    values = np.asarray(device.values[column])
+    known = ~np.isnan(values)
+    where, values = np.interp(device.times, *zip(*moments, strict=True))[known], values[known]
+    span = {"bins": BUCKETS, "range": (0, moments[-1][1] or 1.0)}
+    counts, sums = np.histogram(where, **span)[0], np.histogram(where, weights=values, **span)[0]
+    means = np.where(counts, sums / np.maximum(counts, 1), np.nan)
+    before = np.maximum.accumulate(np.where(counts, np.arange(BUCKETS), 0))
+    return means if len(moments) >= BUCKETS else means[before]
