@@ -8,28 +8,27 @@ A shard leaves out its bad samples and lists them, whatever `bad_samples` says: 
 one bad sample nor another answer to it costs a conversion.
 """
 
-import dataclasses
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
 from parascale.data import jpeg
-from parascale.data.bad import Bad, require_none
-from parascale.data.disk import full_disk_is_an_error
 from parascale.data.formats import image_format
 from parascale.data.formats.manifest import MANIFEST, SAMPLE, SCHEMA_VERSION, samples_path
 from parascale.data.pool import Demand, ordered_map
 from parascale.data.progress import Progress
-from parascale.errors import ConfigError, DataError
-from parascale.files import atomic_path, read_json, require_space, sha256, sync_path, write_json
+from parascale.errors import ConfigError, DataError, few
+from parascale.files import atomic_folder, atomic_path, read_json, require_space, sha256, sync_path, write_json
 
 RECORD = "record.json"
 COST = "cost.json"  # apart from the record, which must be the same whenever the work is done again
 SHARD_INODES, FORMAT_INODES = 3, 2  # a shard's folder, record and cost; a format's folder and manifest
+SHOWN = 20  # bad samples that a message lists
 CHUNK_SAMPLES, CHUNK_BYTES = 32, 1 << 20  # that a reading thread fetches in one go, so that handing over costs little
 
 
@@ -62,25 +61,24 @@ def convert_shard(index, dataset, format_name, number, settings, output):
     needed = sum(int(index.split(split).lengths[numbers].sum()) for split, numbers in picked.items())
     if format_name != "files":
         require_space(output, needed, f"shard {number} of `{dataset}` as {format_name}")
-    start, cpu = time.perf_counter(), cpu_seconds()
-    with (
-        full_disk_is_an_error(target),
-        atomic_path(target) as partial,
-        Progress(
-            f"{dataset} → {format_name}, shard {number + 1} of {settings.shards}",
-            "samples",
-            sum(map(len, picked.values())),
-        ) as progress,
-    ):
-        partial.mkdir()
+    title = f"{dataset} → {format_name}, shard {number + 1} of {settings.shards}"
+    with costed_folder(target) as partial, Progress(title, "samples", sum(map(len, picked.values()))) as progress:
         splits, bad = {}, []
         for split, numbers in picked.items():
             splits[split], found = _write_split(partial, format_module, index.split(split), numbers, settings, progress)
             bad += found
-        record = {**identity, "splits": splits, "bad": [dataclasses.asdict(sample) for sample in bad]}
+        record = {**identity, "splits": splits, "bad": bad}
         write_json(partial / RECORD, record)
-        write_json(partial / COST, {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu})
     return record
+
+
+@contextmanager
+def costed_folder(target):
+    """Yield a new folder that becomes `target` as a whole, with what writing it cost in COST."""
+    start, cpu = time.perf_counter(), cpu_seconds()
+    with atomic_folder(target) as partial:
+        yield partial
+        write_json(partial / COST, {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu})
 
 
 def convert(index, dataset, format_name, settings, output):
@@ -101,8 +99,11 @@ def write_manifest(index, dataset, format_name, settings, output):
         for number in range(settings.shards)
     ]
     bad = [sample for record in records for sample in record["bad"]]
-    if settings.bad_samples == "error":
-        require_none(dataset, bad, output)
+    if bad and settings.bad_samples == "error":
+        raise DataError(
+            f"{bad_message(dataset, bad)}\nSet `formats.bad_samples: skip` to leave them out: nothing is converted again. "
+            f"Or repair or remove them, remove the folder of the index and {output}, and run again: both are made anew."
+        )
     splits = {split: _gather_split(index.split(split), records, settings, output) for split in index.splits}
     shards = [shard for split in splits.values() for shard in split["shards"]]
     manifest = {
@@ -119,6 +120,12 @@ def write_manifest(index, dataset, format_name, settings, output):
     }
     write_json(output / MANIFEST, manifest)
     return manifest
+
+
+def bad_message(dataset, bad):
+    """What a person is told of bad samples. bad: of a shard's record or a manifest, {split, source, name, reason} each."""
+    lines = [f"{sample['split']}, {sample['name']}: {sample['reason']}" for sample in bad]
+    return f"dataset `{dataset}`: {len(bad):,} bad samples:\n  " + few(lines, SHOWN, "\n  ")
 
 
 def _inodes(index, format_name, shards, settings):
@@ -218,7 +225,8 @@ def _write_split(folder, format_module, images, numbers, settings, progress):
     with format_module.Writer(file, images, int(images.lengths[numbers].sum())) as writer:
         for number, data, checksum, space in progress.count(read_samples(images, numbers, settings)):
             if data is None:
-                bad.append(Bad(images.split, number, images.name(number), checksum))
+                name = images.name(number)
+                bad.append({"split": images.split, "source": number, "name": name, "reason": checksum})
                 continue
             label = labels.item(number)
             writer.append(data, label, number)

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import PIL
 
-from parascale.data.disk import full_disk_is_an_error
 from parascale.data.drawing import CLASSES, draw_images
 from parascale.data.sources import ATTEMPTS, files, hub, is_whole, url
 from parascale.data.sources.manifest import Raw, write_manifest
 from parascale.errors import ConfigError, DataError
-from parascale.files import atomic_path
+from parascale.files import atomic_folder, atomic_path, full_disk_is_an_error
 
 BUILTIN = "shapes"
 
@@ -54,8 +53,7 @@ def _point_at(source, output):
     folder = Path(files.expanded(source.location, "data.source.location"))
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder (`data.source.location` = `{source.location}`)")
-    with atomic_path(output) as partial:
-        partial.mkdir()
+    with atomic_folder(output) as partial:
         write_manifest(partial, source, {"folder": os.path.abspath(folder)}, {})
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from parascale.data.image_tables import pack_parquet, read_tables
 from parascale.data.images import ImageIndexWriter, write_index
 from parascale.data.pool import ordered_map
-from parascale.errors import DataError
+from parascale.errors import DataError, few
 
 SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -22,7 +22,6 @@ SPLIT_NAMES = {
     "test": ("test", "testing"),
 }
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".webp")
-SHOWN = 10  # bad entries that a message lists
 SCAN_THREADS = 32  # folders listed at once: each entry's size is a request to the filesystem's servers
 
 
@@ -97,7 +96,7 @@ def scan_folders(folders, root):
         unknown = sorted(set(found) - set(classes))
         if unknown:
             raise DataError(
-                f"{folder}: classes that the train split does not have: {_listed(map(_shown, unknown))}. "
+                f"{folder}: classes that the train split does not have: {few(map(_shown, unknown))}. "
                 "Remove them or add them to the train split."
             )
         labels = [label for label, name in enumerate(classes) if name in set(found)]
@@ -157,7 +156,7 @@ def _table_splits(images, root):
         gone = [path for path, size in zip(paths, sizes, strict=True) if size is None]
         if gone:
             raise DataError(
-                f"{root}: {len(gone):,} files that the table of the `{split}` split names are not there: {_listed(gone)}. "
+                f"{root}: {len(gone):,} files that the table of the `{split}` split names are not there: {few(gone)}. "
                 f"Paths are relative to {root}."
             )
         writer = ImageIndexWriter()
@@ -187,7 +186,7 @@ def _note_small_classes(classes, splits, notes):
     rows, _ = splits.get("train", next(iter(splits.values())))
     single = np.flatnonzero(np.bincount(rows["label"], minlength=len(classes)) == 1)
     if len(single):
-        names = _listed(classes[label] for label in single)
+        names = few(classes[label] for label in single)
         notes.append(
             f"train: {len(single):,} classes have one image, too few to hold any out: {names}. Add images, or take the classes out"
         )
@@ -195,9 +194,3 @@ def _note_small_classes(classes, splits, notes):
 
 def _shown(name):
     return name.decode("utf-8", "backslashreplace")
-
-
-def _listed(names):
-    names = list(names)
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(map(str, names[:SHOWN])) + more

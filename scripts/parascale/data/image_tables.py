@@ -6,9 +6,8 @@ import json
 import numpy as np
 
 from parascale.data.images import ImageIndexWriter
-from parascale.errors import DataError
+from parascale.errors import DataError, few
 
-SHOWN = 10
 ROWS = 256  # rows of packed Parquet in memory at once
 
 
@@ -46,8 +45,8 @@ def pack_parquet(tables, columns, folder):
                     unknown = [first + row for row, label in enumerate(labels) if str(label) not in numbers]
                     if unknown:
                         raise DataError(
-                            f"{path}: rows without a label, or with one that is no class: {_listed(unknown)}. The classes are "
-                            f"{', '.join(list(numbers)[:SHOWN])}{' and more' * (len(numbers) > SHOWN)}: give each row one of them, "
+                            f"{path}: rows without a label, or with one that is no class: {few(unknown)}. The classes are "
+                            f"{few(numbers)}: give each row one of them, "
                             "or remove it."
                         )
                     data = [_image_bytes(image, path, first + row) for row, image in enumerate(images)]
@@ -118,7 +117,7 @@ def _path_label(path, columns):
     paths, labels = rows
     missing = [number for number, label in enumerate(labels, 1) if label is None or not str(label).strip()]
     if missing:
-        raise DataError(f"{path}: {len(missing):,} rows have no label: {_listed(missing)}. Give each one or remove it.")
+        raise DataError(f"{path}: {len(missing):,} rows have no label: {few(missing)}. Give each one or remove it.")
     return paths, [str(label).strip() for label in labels]
 
 
@@ -154,8 +153,3 @@ def _class_names(labels):
     if all(label.isdigit() for label in distinct):
         return sorted(distinct, key=int)
     return sorted(distinct)
-
-
-def _listed(rows):
-    more = f" and {len(rows) - SHOWN:,} more" if len(rows) > SHOWN else ""
-    return ", ".join(f"{row:,}" for row in rows[:SHOWN]) + more

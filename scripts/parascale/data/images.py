@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from parascale.errors import DataError
-from parascale.files import atomic_path, read_json, write_json
+from parascale.files import atomic_folder, read_json, write_json
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -56,8 +56,7 @@ def write_index(folder, root, classes, splits, notes, packed=None):
     splits: split → (rows of IMAGE, names). notes: sentences on what is unusual. packed: called with the folder that is
     being written and returns `splits`, for a source whose images must be laid out first.
     """
-    with atomic_path(folder) as partial:
-        partial.mkdir()
+    with atomic_folder(folder) as partial:
         if packed is not None:
             splits = packed(partial)
         manifest = {

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from parascale.data import tokenize
-from parascale.data.disk import full_disk_is_an_error
 from parascale.data.progress import Progress
 from parascale.errors import DataError
-from parascale.files import atomic_path, read_json, sha256, write_json
+from parascale.files import atomic_folder, read_json, sha256, write_json
 from parascale.settings import SPLITS
 
 IGNORED = -100  # label of a place that is padding: it counts in no loss
@@ -60,8 +59,7 @@ def prepared(raw, text, expected, output, tokenizer, write_split):
     """
     vocabulary_size = len(tokenizer.vocabulary)
     dtype = np.dtype("<u2" if vocabulary_size < 2**16 else "<u4")
-    with full_disk_is_an_error(output), atomic_path(output) as partial:
-        partial.mkdir()
+    with atomic_folder(output) as partial:
         tokenizer.save(partial)
         splits = {split: write_split(partial, split, dtype) for split in SPLITS}
         _check_expected(expected, vocabulary_size, splits["train"], raw.folder)

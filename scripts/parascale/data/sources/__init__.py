@@ -6,10 +6,10 @@ or not at all. What a broken download already has waits in `<output>.partial` fo
 
 from pathlib import Path
 
-from parascale.data.disk import full_disk_is_an_error
 from parascale.data.sources import builtin, files, hub, url
 from parascale.data.sources.manifest import Raw, settings_of
 from parascale.errors import DataError
+from parascale.files import full_disk_is_an_error
 
 KINDS = {"builtin": builtin.fetch, "hub": hub.fetch, "files": files.fetch, "url": url.fetch}
 ATTEMPTS = 5  # consecutive failures without a byte of progress before a server is given up

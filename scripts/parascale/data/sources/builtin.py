@@ -26,7 +26,7 @@ from parascale.data.progress import Progress
 from parascale.data.sources import prose
 from parascale.data.sources.manifest import describe, write_manifest
 from parascale.errors import ConfigError, DataError
-from parascale.files import atomic_path
+from parascale.files import atomic_folder
 from parascale.settings import SPLITS
 
 # Folders of each package that hold documentation worth reading; "" is the whole package.
@@ -61,8 +61,7 @@ def fetch(source, output, attempts=None):
     """Make the folder `output`: one Parquet file a split with the columns of the corpus, and the manifest."""
     if source.name not in CORPORA:
         raise ConfigError(f"`data.source.name` = `{source.name}` is no builtin corpus. There are: {offers()}")
-    with atomic_path(output) as folder:
-        folder.mkdir()
+    with atomic_folder(output) as folder:
         entries = {}
         for split, columns in CORPORA[source.name]().items():
             path = folder / f"{split}.parquet"

@@ -8,7 +8,7 @@ from parascale.data.named_files import found, listed, sliced
 from parascale.data.sources import readers
 from parascale.data.sources.manifest import MANIFEST, Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
-from parascale.files import atomic_path
+from parascale.files import atomic_folder
 from parascale.settings import SPLITS
 from parascale.settings.paths import expanded
 from parascale.settings.strict import nearest
@@ -36,8 +36,7 @@ def fetch(source, output, attempts=None):
         splits = _splits_of_raw(Raw(folder))
     else:
         splits = guessed_splits(folder)
-    with atomic_path(output) as partial:
-        partial.mkdir()
+    with atomic_folder(output) as partial:
         write_manifest(partial, source, {"folder": str(folder.absolute())}, splits)
 
 

@@ -23,7 +23,7 @@ from parascale.data.sources.transfer import (
     pieces_folder,
 )
 from parascale.errors import ConfigError, DataError, DownloadError
-from parascale.files import atomic_path
+from parascale.files import atomic_folder
 from parascale.settings import SPLITS
 from parascale.settings.strict import nearest
 
@@ -59,8 +59,7 @@ def fetch(source, output, attempts):
         if digest is None and git_blob_digest(pieces / path) != sibling.blob_id:
             (pieces / path).unlink()
             raise DownloadError(f"{address_of(path)}: its content is not what the hub lists for it; run again")
-    with atomic_path(output) as folder:
-        folder.mkdir()
+    with atomic_folder(output) as folder:
         splits = {
             split: _as_parquet(split, [pieces / path for path in paths], folder) for split, paths in by_split.items()
         }

@@ -13,7 +13,7 @@ from parascale.data.sources import files, xsum
 from parascale.data.sources.manifest import describe, write_manifest
 from parascale.data.sources.transfer import fetch_file, link_or_copy, pieces_folder
 from parascale.errors import ConfigError, DataError, RequirementError
-from parascale.files import atomic_path, require_space
+from parascale.files import atomic_folder, require_space
 from parascale.settings import SPLITS
 from parascale.settings.strict import nearest
 
@@ -58,8 +58,7 @@ def fetched(source, output, attempts):
         {"url": entry["url"], "sha256": entry["sha256"], "bytes": (pieces / entry["sha256"]).stat().st_size}
         for entry in source.urls
     ]
-    with atomic_path(output) as folder:
-        folder.mkdir()
+    with atomic_folder(output) as folder:
         yield pieces, folder, {"urls": origin}
     shutil.rmtree(pieces)
 
