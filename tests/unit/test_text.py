@@ -168,7 +168,7 @@ def test_a_flipped_byte_is_found_by_verify_and_a_lost_one_on_opening(tmp_path):
     with pytest.raises(DataError, match=r"train\.bin is damaged"):
         Tokens(tmp_path / "flat").verify()
     path.write_bytes(content[:-1])
-    with pytest.raises(DataError, match=r"train\.bin has 25 bytes instead of 26"):
+    with pytest.raises(DataError, match=r"train\.bin is cut short or was changed: 25 bytes instead of 26"):
         Tokens(tmp_path / "flat")
     path.unlink()
     with pytest.raises(DataError, match=r"train\.bin is missing"):

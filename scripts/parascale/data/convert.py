@@ -19,7 +19,8 @@ import xxhash
 
 from parascale.data import jpeg
 from parascale.data.formats import image_format
-from parascale.data.formats.manifest import MANIFEST, SAMPLE, SCHEMA_VERSION, samples_path
+from parascale.data.formats.manifest import SAMPLE, samples_path
+from parascale.data.manifests import MANIFEST, SCHEMA_VERSION
 from parascale.data.pool import Demand, ordered_map
 from parascale.data.progress import Progress
 from parascale.errors import ConfigError, DataError, few

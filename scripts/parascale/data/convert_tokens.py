@@ -4,7 +4,7 @@ from pathlib import Path
 
 from parascale.data.convert import costed_folder
 from parascale.data.formats import token_format
-from parascale.data.formats.manifest import MANIFEST, SCHEMA_VERSION
+from parascale.data.manifests import MANIFEST, SCHEMA_VERSION
 from parascale.data.progress import Progress
 from parascale.files import require_space, sha256, write_json
 

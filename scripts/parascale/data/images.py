@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in
 from parascale.errors import DataError
-from parascale.files import atomic_folder, read_json, write_json
+from parascale.files import atomic_folder, write_json
 
-MANIFEST = "manifest.json"
-SCHEMA_VERSION = 1
 IMAGE = np.dtype(
     [
         ("name_start", "<i8"),  # place of the path in `<split>.names`
@@ -85,10 +84,8 @@ class ImageIndex:
 
     def __init__(self, folder):
         self.folder = Path(folder)
-        try:
-            self.manifest = read_json(self.folder / MANIFEST)
-        except FileNotFoundError:
-            raise DataError(f"{self.folder}: no index of images here; the target `data` makes it") from None
+        missing = "no index of images here; the target `data` makes it"
+        self.manifest = manifest_in(folder, missing, f"remove {folder} and run again")
         if self.manifest.get("kind") != "images":
             raise DataError(f"{self.folder / MANIFEST} is not the index of a set of images")
 

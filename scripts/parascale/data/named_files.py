@@ -6,10 +6,10 @@ import os
 import re
 from pathlib import Path
 
+from parascale.data.manifests import MANIFEST
 from parascale.errors import ConfigError
 from parascale.settings.paths import expanded
 
-MANIFEST = "manifest.json"  # of a folder that says itself what it holds
 MOST_LISTED = 100  # files of a source that Snakemake watches
 SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
 

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from parascale.data import tokenize
+from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in, require_whole
 from parascale.data.progress import Progress
 from parascale.errors import DataError
-from parascale.files import atomic_folder, read_json, sha256, write_json
+from parascale.files import atomic_folder, sha256, write_json
 from parascale.settings import SPLITS
 
 IGNORED = -100  # label of a place that is padding: it counts in no loss
-MANIFEST = "manifest.json"
-SCHEMA_VERSION = 1
 
 
 def prepare(raw, text, expected, output):
@@ -112,16 +111,9 @@ class Tokens:
 
     def __init__(self, folder):
         self.folder = Path(folder)
-        try:
-            self.manifest = read_json(self.folder / MANIFEST)
-        except FileNotFoundError:
-            raise DataError(f"{self.folder}: no prepared data here; the target `data` makes it") from None
-        for name, facts in self.manifest["files"].items():
-            path = self.folder / name
-            size = path.stat().st_size if path.exists() else None
-            if size != facts["bytes"]:
-                found = "is missing" if size is None else f"has {size:,} bytes instead of {facts['bytes']:,}"
-                raise DataError(f"{path} {found}: remove {self.folder} and make it again with the target `data`")
+        self._remedy = f"remove {folder} and make it again with the target `data`"
+        self.manifest = manifest_in(folder, "no prepared data here; the target `data` makes it", self._remedy)
+        self.verify(every_byte=False)
         self.tokenizer = tokenize.load(self.folder, self.manifest["settings"])
 
     @property
@@ -141,13 +133,10 @@ class Tokens:
         """The text of numbers; `<eos>` becomes a line's end."""
         return self.tokenizer.decode(numbers)
 
-    def verify(self):
-        """Raise DataError if any byte differs from what was written."""
+    def verify(self, every_byte=True):
+        """Raise DataError if a file differs from what was written. every_byte: not in its size alone."""
         for name, facts in self.manifest["files"].items():
-            if sha256(self.folder / name) != facts["sha256"]:
-                raise DataError(
-                    f"{self.folder / name} is damaged (its sha256 differs): remove {self.folder} and make it again"
-                )
+            require_whole(self.folder / name, facts, self._remedy, every_byte)
 
 
 class Windows:

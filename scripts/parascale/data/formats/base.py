@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from parascale.data.formats.manifest import read_manifest, remedy, require_whole, samples_path
+from parascale.data.formats.manifest import read_manifest, remedy, samples_path
 from parascale.data.formats.storage import default_io
+from parascale.data.manifests import require_whole
 from parascale.errors import DataError
 
 BLOCK_BYTES = 4 << 20  # written at once: large enough for any filesystem, small beside the memory
@@ -105,7 +106,8 @@ class Reader:
             raise DataError(f"{folder}: no split `{split}`; there are {', '.join(self.manifest['splits'])}")
         self.classes = self.manifest["classes"]
         self._facts = self.manifest["splits"][split]["shards"]
-        require_whole(folder, self._facts)
+        for path, shard in zip(self.paths(), self._facts, strict=True):
+            require_whole(path, shard, remedy(self.folder, str(path.parent)))
         self.io = default_io(self.folder, self.manifest["bytes"]) if io == "auto" else io
         self._map_samples()
 

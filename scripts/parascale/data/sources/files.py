@@ -4,9 +4,10 @@ import glob
 import re
 from pathlib import Path
 
+from parascale.data.manifests import MANIFEST
 from parascale.data.named_files import found, listed, sliced
 from parascale.data.sources import readers
-from parascale.data.sources.manifest import MANIFEST, Raw, describe, write_manifest
+from parascale.data.sources.manifest import Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_folder
 from parascale.settings import SPLITS
