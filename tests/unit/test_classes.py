@@ -14,7 +14,7 @@ from parascale.data.convert import convert
 from parascale.data.loader import read_batches
 from parascale.data.sampler import Sampler
 from parascale.errors import DataError
-from parascale.evaluation.accuracy import correct_within
+from parascale.evaluation.evaluate import correct_within
 from parascale.evaluation.task import open_task
 from parascale.settings import Data, Formats, Workload
 from parascale.settings.data import Expected

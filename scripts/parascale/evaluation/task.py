@@ -14,7 +14,7 @@ from parascale.data.formats import open_images, read_manifest
 from parascale.data.pairs import Pairs
 from parascale.data.text import Tokens, Windows
 from parascale.errors import DataError
-from parascale.evaluation.accuracy import correct_within
+from parascale.evaluation.evaluate import correct_within
 from parascale.settings import SPLITS
 
 
