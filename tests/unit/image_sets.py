@@ -58,7 +58,7 @@ def packed_index(folder, splits, classes=("a", "b", "c")):
             packed[split] = writer.arrays()
         return packed
 
-    write_index(folder, None, classes, None, [], pack)
+    write_index(folder, None, classes, pack, [])
     return ImageIndex(folder)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parascale.data.image_tables import pack_parquet, read_tables
+from parascale.data.image_tables import class_names, holds_images, pack_parquet, packed_classes, path_label
 from parascale.data.images import ImageIndexWriter, write_index
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, few
@@ -37,22 +37,22 @@ def index_images(root, settings, output, columns=None):
         raise DataError(f"{root}: no such folder; images are looked for there")
     root = _unwrapped(root)
     folders, tables = find_splits(root)
-    if folders:
-        classes, splits, notes = scan_folders(folders, root)
-    elif tables:
-        images, classes, notes = read_tables(tables, columns)
-        if images is None:
-            return write_index(
-                output,
-                None,
-                classes,
-                None,
-                notes,
-                lambda to: finished(pack_parquet(tables, columns, to), classes, settings, notes),
-            )
-        splits = _table_splits(images, root)
+    notes = []
+    if tables and not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
+        classes = packed_classes(tables, columns)
+
+        def splits(folder):
+            packed = pack_parquet(tables, columns, folder)
+            found = finished(packed, list(classes.values()), settings, notes)
+            for split in found.keys() - packed.keys():  # held out of the train split, and packed with it
+                (folder / f"{split}.packed").symlink_to("train.packed")
+            return found
+
+        return write_index(output, None, classes.values(), splits, notes)
+    if tables and not folders:
+        classes, splits = scan_tables(tables, columns, root)
     else:
-        classes, splits, notes = scan_folders({"train": root}, root)
+        classes, splits = scan_folders(folders or {"train": root}, root, notes)
     return write_index(output, root, classes, finished(splits, classes, settings, notes), notes)
 
 
@@ -85,9 +85,9 @@ def find_splits(root):
     return folders, tables
 
 
-def scan_folders(folders, root):
-    """Index folders that hold one folder a class. Returns (classes, split → (rows, names), notes)."""
-    classes, splits, notes = None, {}, []
+def scan_folders(folders, root, notes):
+    """Index folders that hold one folder a class. Returns (classes, split → (rows, names)), and adds to the notes."""
+    classes, splits = None, {}
     for split, folder in folders.items():
         found = sorted(entry.name for entry in os.scandir(os.fsencode(folder)) if entry.is_dir())
         if not found:
@@ -114,7 +114,7 @@ def scan_folders(folders, root):
         if ignored:
             notes.append(f"{split}: {ignored:,} files are no images by their names and were left out")
         splits[split] = writer.arrays()
-    return [_shown(name) for name in classes], splits, notes
+    return [_shown(name) for name in classes], splits
 
 
 def hold_out(splits, settings, notes):
@@ -147,22 +147,25 @@ def _scan_class(root, path):
     return [name for name, _ in found], np.array([size for _, size in found], np.int64), others
 
 
-def _table_splits(images, root):
-    """Look up the files that tables name. images: split → (paths, labels)."""
+def scan_tables(tables, columns, root):
+    """Index the files that tables of path and label name. Returns (classes, split → (rows, names))."""
+    rows = {split: [row for path in paths for row in path_label(path, columns)] for split, paths in tables.items()}
+    classes = class_names(label for part in rows.values() for _, label in part)
+    numbers = {name: number for number, name in enumerate(classes)}
     splits = {}
-    for split, (paths, labels) in images.items():
-        names = [os.fsencode(path) for path in paths]
+    for split, part in rows.items():
+        names = [os.fsencode(path) for path, _ in part]
         sizes = list(ordered_map(lambda name: _size(os.path.join(os.fsencode(root), name)), names, SCAN_THREADS))
-        gone = [path for path, size in zip(paths, sizes, strict=True) if size is None]
+        gone = [path for (path, _), size in zip(part, sizes, strict=True) if size is None]
         if gone:
             raise DataError(
                 f"{root}: {len(gone):,} files that the table of the `{split}` split names are not there: {few(gone)}. "
                 f"Paths are relative to {root}."
             )
         writer = ImageIndexWriter()
-        writer.add(names, labels, np.array(sizes, np.int64))
+        writer.add(names, [numbers[label] for _, label in part], sizes)
         splits[split] = writer.arrays()
-    return splits
+    return classes, splits
 
 
 def _size(path):

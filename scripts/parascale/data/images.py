@@ -48,16 +48,16 @@ class ImageIndexWriter:
         return np.concatenate([np.empty(0, IMAGE), *self._blocks]), b"".join(self._names)
 
 
-def write_index(folder, root, classes, splits, notes, packed=None):
+def write_index(folder, root, classes, splits, notes):
     """Write the index of a dataset atomically; returns its manifest.
 
     root: folder that the names are relative to, or None where images are packed. classes: class names by label.
-    splits: split → (rows of IMAGE, names). notes: sentences on what is unusual. packed: called with the folder that is
-    being written and returns `splits`, for a source whose images must be laid out first.
+    splits: split → (rows of IMAGE, names), or, for images that must be laid out first, a function that does so in the
+    folder being written and returns that. notes: sentences on what is unusual.
     """
     with atomic_folder(folder) as partial:
-        if packed is not None:
-            splits = packed(partial)
+        if callable(splits):
+            splits = splits(partial)
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "kind": "images",
