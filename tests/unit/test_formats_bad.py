@@ -6,8 +6,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 from parascale.data.benchmark import benchmark_images
@@ -260,9 +262,10 @@ def test_a_copy_in_shared_memory_reads_the_same(made, tmp_path):
     ],
 )
 def test_the_filesystem_is_found_and_decides_how_to_read(mounts, path, kind, tmp_path, monkeypatch):
-    listed = tmp_path / "mounts"
-    listed.write_text(mounts)
-    monkeypatch.setattr(storage, "MOUNTS", listed)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/mounts").write_text(mounts)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1 << 34))
     assert storage.filesystem(path) == kind
     assert storage.default_io(path, 1000) == ("mmap" if kind == "ext4" else "pread")
     assert storage.default_io(path, 1 << 60) == "pread", "what does not stay in memory is not mapped"

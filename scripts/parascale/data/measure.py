@@ -27,11 +27,11 @@ def measure(case):
 
     samples_per_second is the median of the repeats and spread their range relative to it; samples and cpu_seconds are a
     pass's medians, sample_bytes is the mean of what was asked for. peak_memory_bytes is what reading added to the process,
-    mapped pages of files as long as they are mapped. Of workers, which share most pages with others, it is no peak: what they
-    have for themselves as a pass ends. Unknown figures are None.
+    mapped pages of files as long as they are mapped. Workers share most pages with others: theirs is each one's private memory
+    at the end of a pass, all together, and no peak. Unknown figures are None.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Parquet says that random access is slow; here that is what is measured
+        warnings.simplefilter("ignore")  # Parquet warns that random access is slow, which is what is measured here
         return _measure_workers(case) if case.workers else _measure_here(case)
 
 
@@ -101,7 +101,7 @@ def _one_pass(case, source, seed):
         if case.cache == "cold" and samples >= case.samples:
             break
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    counts = {key: value - before[key] for key, value in _counters().items()}
+    counts = _counted_since(before)
     return {"samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **counts}
 
 
