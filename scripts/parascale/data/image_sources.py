@@ -1,7 +1,7 @@
 """Where images come from: folders of classes, tables of path and label, Parquet that holds the images themselves.
 
 `index_images` looks at what lies in a folder and writes the index that everything else reads. For each split (`train`;
-`validation`, `val` or `valid`; `test`) there may be a folder `<split>/<class>/…`, a table `<split>.csv` or
+`validation`, `val`, `valid` or `dev`; `test`) there may be a folder `<split>/<class>/…`, a table `<split>.csv` or
 `<split>.parquet` with columns `path` and `label`, or files `<split>*.parquet` with an `image` column as Hugging Face
 writes them. Without any, folders of classes directly below the root are one set, and a part is held out.
 """
@@ -13,14 +13,10 @@ import numpy as np
 
 from parascale.data.image_tables import class_names, holds_images, pack_parquet, packed_classes, path_label
 from parascale.data.images import ImageIndexWriter, write_index
+from parascale.data.named_files import SPLIT_NAMES
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, few
 
-SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "val", "valid"),
-    "test": ("test", "testing"),
-}
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".webp")
 SCAN_THREADS = 32  # folders listed at once: each entry's size is a request to the filesystem's servers
 

@@ -11,6 +11,12 @@ from parascale.errors import ConfigError
 from parascale.settings.paths import expanded
 
 MOST_LISTED = 100  # files of a source that Snakemake watches
+# Names under which the splits go in published data sets.
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid", "dev"),
+    "test": ("test", "testing"),
+}
 SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
 
 
@@ -23,7 +29,7 @@ def local_files(source, most=MOST_LISTED):
     if source.kind != "files" and not source.location:
         return []
     try:
-        patterns = [sliced(pattern)[0] for entry in source.files.values() for pattern in listed(entry)]
+        patterns = [sliced(pattern)[0] for entry in source.files.values() for pattern in as_list(entry)]
         folder = expanded(source.location or "", "data.source.location")
         paths = (path for pattern in patterns or [MANIFEST] for path in _matches(folder, pattern))
         named = sorted(set(itertools.islice(paths, most + 1)))
@@ -46,7 +52,7 @@ def _matches(folder, pattern):
     return filter(os.path.isfile, glob.iglob(os.path.join(glob.escape(str(folder)), path), recursive=True))
 
 
-def listed(patterns):
+def as_list(patterns):
     """One path or a list of them, as a list."""
     return patterns if isinstance(patterns, list) else [patterns]
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from parascale.data.manifests import MANIFEST
-from parascale.data.named_files import found, listed, sliced
+from parascale.data.named_files import SPLIT_NAMES, as_list, found, sliced
 from parascale.data.sources import readers
 from parascale.data.sources.manifest import Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
@@ -14,19 +14,10 @@ from parascale.settings import SPLITS
 from parascale.settings.paths import expanded
 from parascale.settings.strict import nearest
 
-# Names under which the splits go in published data sets.
-SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing"),
-}
-
 
 def fetch(source, output, attempts=None):
     """Make the folder `output` with a manifest that points at the files of a source that are on this machine."""
-    folder = Path(expanded(source.location, "data.source.location")) if source.location else Path.cwd()
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder (`data.source.location` = `{source.location}`)")
+    folder = location(source) if source.location else Path.cwd()
     if source.files:
         splits = named_splits(source.files, folder)
     elif not source.location:
@@ -41,13 +32,21 @@ def fetch(source, output, attempts=None):
         write_manifest(partial, source, {"folder": str(folder.absolute())}, splits)
 
 
+def location(source):
+    """The folder on this machine that a source names. Raises DataError where there is none."""
+    folder = Path(expanded(source.location, "data.source.location"))
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder (`data.source.location` = `{source.location}`)")
+    return folder
+
+
 def named_splits(files, folder, name=Path.absolute):
     """Manifest entries of each split that `data.source.files` names. name: the path by which the manifest knows a file."""
     splits = {}
     for split, patterns in files.items():
         if split not in SPLITS:
             raise ConfigError(f"`data.source.files`: `{split}` is no split{nearest(str(split), SPLITS)}")
-        splits[split] = [entry for pattern in listed(patterns) for entry in _entries(pattern, folder, name)]
+        splits[split] = [entry for pattern in as_list(patterns) for entry in _entries(pattern, folder, name)]
     return splits
 
 

@@ -9,8 +9,9 @@ import re
 import shutil
 from pathlib import Path
 
+from parascale.data.named_files import SPLIT_NAMES, as_list
 from parascale.data.sources import builtin
-from parascale.data.sources.files import SPLIT_NAMES, paths_by_split
+from parascale.data.sources.files import paths_by_split
 from parascale.data.sources.manifest import describe, write_manifest
 from parascale.data.sources.transfer import (
     LOGIN_NODE_HELP,
@@ -125,17 +126,16 @@ def _unreachable(endpoint, error):
 def _files_of_splits(source, info, paths):
     """Split → paths in the repository: as `data.source.files` says, as the data set's card says, or by the files' names."""
     if source.files:
-        patterns = {split: [found] if isinstance(found, str) else found for split, found in source.files.items()}
+        patterns = {split: as_list(found) for split, found in source.files.items()}
     else:
         patterns = _card_patterns(source, info)
-    if patterns is None:
-        by_split = paths_by_split([path for path in paths if not source.config or path.startswith(f"{source.config}/")])
-    else:
-        by_split = {split: _matching(paths, wanted) for split, wanted in patterns.items()}
     usable = (PARQUET, *LOADERS)
-    by_split = {
-        split: [path for path in found if Path(path).suffix.lower() in usable] for split, found in by_split.items()
-    }
+    readable = [path for path in paths if Path(path).suffix.lower() in usable]
+    if patterns is None:
+        folder = f"{source.config}/" if source.config else ""
+        by_split = paths_by_split([path for path in readable if path.startswith(folder)])
+    else:
+        by_split = {split: _matching(readable, wanted) for split, wanted in patterns.items()}
     by_split = {split: found for split, found in by_split.items() if found}
     if not by_split:
         raise DataError(
@@ -159,14 +159,12 @@ def _card_patterns(source, info):
     if name not in configs:
         raise ConfigError(f"{source.name}: no configuration `{name}`{nearest(name, configs)}")
     found = configs[name]["data_files"]
-    entries = found if isinstance(found, list) else [{"split": "train", "path": found}]
     patterns = {}
-    for entry in entries:
+    for entry in as_list(found):
         entry = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
-        split = next((split for split, names in SPLIT_NAMES.items() if entry["split"] in names), None)
-        if split:
-            path = entry["path"]
-            patterns.setdefault(split, []).extend(path if isinstance(path, list) else [path])
+        for split, names in SPLIT_NAMES.items():
+            if entry["split"] in names:
+                patterns.setdefault(split, []).extend(as_list(entry["path"]))
     return patterns
 
 
