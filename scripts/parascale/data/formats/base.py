@@ -97,7 +97,10 @@ class BlockWriter(Writer):
 
 
 class Reader:
-    """One split: `len(reader)`, `reader[i]` (bytes), `reader.labels`, batches, and iteration by shard."""
+    """One split: `len(reader)`, `reader[i]` (bytes), `reader.labels`, batches, and iteration by shard.
+
+    A format's reader has `_acquire` and `_release`, which open and close its files, and `_read(i)`.
+    """
 
     def __init__(self, folder, split, io="auto", check=False):
         self.folder, self.split, self.check = Path(folder), split, check
@@ -168,15 +171,6 @@ class Reader:
         if self._process != os.getpid():
             self._acquire()
             self._process = os.getpid()
-
-    def _acquire(self):
-        raise NotImplementedError
-
-    def _release(self):
-        raise NotImplementedError
-
-    def _read(self, i):
-        raise NotImplementedError
 
     def _require_same(self, i, data):
         if len(data) != self._length[i] or xxhash.xxh3_64_intdigest(data) != self.samples["checksum"].item(i):
