@@ -6,9 +6,6 @@ neither a colour nor a single pixel gives a class away, and a small network lear
 
 import io
 import itertools
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -20,7 +17,6 @@ SHAPES = ("disc", "square", "triangle", "ring", "cross")
 TEXTURES = ("stripes", "checks")
 CLASSES = tuple(f"{shape}-{texture}" for shape, texture in itertools.product(SHAPES, TEXTURES))
 SPLIT_NUMBERS = {"train": 0, "validation": 1, "test": 2}
-BLOCK = 256  # images a worker draws in one go
 
 
 def draw(label, settings, stream):
@@ -47,39 +43,22 @@ def encode(pixels, quality):
     return buffer.getvalue()
 
 
-def draw_images(folder, settings, processes=1):
+def draw_images(folder, settings):
     """Write `<folder>/<split>/<class>/<number>.jpg` for every split. settings: parascale.settings.formats.Images.
 
     The classes take turns, so each has as many images as any other, give or take one. Equal settings give equal bytes.
     """
-    blocks = [
-        (split, first, min(first + BLOCK, count), settings)
-        for split, count in _counts(settings).items()
-        for first in range(0, count, BLOCK)
-    ]
-    with atomic_path(folder) as partial, Progress("drawing", "images", sum(_counts(settings).values())) as progress:
+    counts = {split: getattr(settings, split) for split in SPLIT_NUMBERS}
+    with atomic_path(folder) as partial, Progress("drawing", "images", sum(counts.values())) as progress:
         for split, name in itertools.product(SPLIT_NUMBERS, CLASSES):
             (partial / split / name).mkdir(parents=True)
-        if processes == 1:
-            for block in blocks:
-                progress.add(_draw_block(partial, *block))
-            return
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            for drawn in pool.map(_draw_block, itertools.repeat(partial), *zip(*blocks, strict=True)):
-                progress.add(drawn)
-
-
-def _counts(settings):
-    return {split: getattr(settings, split) for split in SPLIT_NUMBERS}
-
-
-def _draw_block(folder, split, first, last, settings):
-    for number in range(first, last):
-        label = number % len(CLASSES)
-        pixels = draw(label, settings, (SPLIT_NUMBERS[split], number))
-        path = Path(folder) / split / CLASSES[label] / f"{number:07d}.jpg"
-        path.write_bytes(encode(pixels, settings.quality))
-    return last - first
+        for split, count in counts.items():
+            for number in range(count):
+                label = number % len(CLASSES)
+                pixels = draw(label, settings, (SPLIT_NUMBERS[split], number))
+                path = partial / split / CLASSES[label] / f"{number:07d}.jpg"
+                path.write_bytes(encode(pixels, settings.quality))
+                progress.add(1)
 
 
 def _inside(shape, u, v, radius):

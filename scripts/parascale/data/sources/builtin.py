@@ -38,18 +38,9 @@ PACKAGES = {
     "datasets": ("",),
     "huggingface_hub": ("",),
 }
-SKIPPED_FOLDERS = {
-    "test",
-    "tests",
-    "testing",
-    "site-packages",
-    "dist-packages",
-    "idlelib",
-    "lib2to3",
-    "turtledemo",
-    "ensurepip",
-    "_vendor",
-}
+# Tests and examples, and packages that are installed or copied into another.
+SKIPPED_FOLDERS = {"test", "tests", "testing", "idlelib", "lib2to3", "turtledemo", "ensurepip"}
+SKIPPED_FOLDERS |= {"site-packages", "dist-packages", "_vendor"}
 TRAIN_WORDS = 600_000  # enough to tell models apart, small enough for a laptop
 FEWEST_BODY_WORDS = 12  # a shorter text needs no summary
 SUMMARY_WORDS = (3, 24)  # fewer say nothing, and more are no summary but a text without one
