@@ -95,10 +95,12 @@ def write_manifest(index, dataset, format_name, settings, output):
     Raises DataError that lists the bad samples of all shards where `settings.bad_samples` is `error`; the shards stay.
     """
     output = Path(output)
-    records = [
-        _require_record(output / settings.shard(number), shard_identity(index, dataset, format_name, number, settings))
-        for number in range(settings.shards)
-    ]
+    records = []
+    for number in range(settings.shards):
+        target = output / settings.shard(number)
+        records.append(finished_record(target, shard_identity(index, dataset, format_name, number, settings)))
+        if records[-1] is None:
+            raise DataError(f"{target}: this shard is missing or of other settings; remove it and convert it first")
     bad = [sample for record in records for sample in record["bad"]]
     if bad and settings.bad_samples == "error":
         raise DataError(
@@ -142,34 +144,20 @@ def _inodes(index, format_name, shards, settings):
     )
 
 
-def _require_record(target, identity):
-    record = finished_record(target, identity)
-    if record is None:
-        raise DataError(f"{target}: this shard is missing or of other settings; remove it and convert it first")
-    return record
-
-
 def _gather_split(images, records, settings, output):
-    """Join a split's tables; returns its entry for the manifest."""
-    shards = []
-    for number, record in enumerate(records):
-        facts = record["splits"][images.split]
-        shards.append({**facts, "file": f"{settings.shard(number)}/{facts['file']}"})
+    """Join a split's tables, one of them in memory at a time; returns the split's entry for the manifest."""
+    facts = [record["splits"][images.split] for record in records]
+    shards = [{**each, "file": f"{settings.shard(number)}/{each['file']}"} for number, each in enumerate(facts)]
     samples = sum(shard["samples"] for shard in shards)
-    _join_tables(output, images.split, samples, settings)
-    digest = sha256(samples_path(output, images.split))
-    return {"samples": samples, "source": images.digest, "digest": digest, "shards": shards}
-
-
-def _join_tables(output, split, samples, settings):
-    """Write the tables of the shards one after the other, one of them in memory at a time."""
     header = {"descr": np.lib.format.dtype_to_descr(SAMPLE), "fortran_order": False, "shape": (samples,)}
-    with atomic_path(samples_path(output, split)) as partial, open(partial, "wb") as file:
+    path = samples_path(output, images.split)
+    with atomic_path(path) as partial, open(partial, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for number in range(settings.shards):
-            table = np.load(output / settings.shard(number) / f"{split}.npy")
+            table = np.load(output / settings.shard(number) / f"{images.split}.npy")
             table["shard"] = number
             file.write(table.tobytes())
+    return {"samples": samples, "source": images.digest, "digest": sha256(path), "shards": shards}
 
 
 def shard_identity(index, dataset, format_name, number, settings):

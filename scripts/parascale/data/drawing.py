@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from parascale.data.progress import Progress
-from parascale.files import atomic_path
 
 SHAPES = ("disc", "square", "triangle", "ring", "cross")
 TEXTURES = ("stripes", "checks")
@@ -30,7 +29,8 @@ def draw(label, settings, stream):
     u, v = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
     inside = _inside(SHAPES[shape], u, v, random.uniform(0.26, 0.38))
     bright = _texture(TEXTURES[texture], x, y, random)
-    background, dark, light = _colours(random)
+    # Any hues, but far enough apart in brightness to be seen.
+    background, dark, light = (random.uniform(*span, 3) for span in ((90, 165), (0, 60), (195, 255)))
     pixels = np.where(inside[..., None], np.where(bright[..., None], light, dark), background)
     pixels = pixels + random.normal(0.0, settings.noise, (size, size, 3))
     return pixels.clip(0, 255).astype(np.uint8)
@@ -49,14 +49,14 @@ def draw_images(folder, settings):
     The classes take turns, so each has as many images as any other, give or take one. Equal settings give equal bytes.
     """
     counts = {split: getattr(settings, split) for split in SPLIT_NUMBERS}
-    with atomic_path(folder) as partial, Progress("drawing", "images", sum(counts.values())) as progress:
-        for split, name in itertools.product(SPLIT_NUMBERS, CLASSES):
-            (partial / split / name).mkdir(parents=True)
+    for split, name in itertools.product(SPLIT_NUMBERS, CLASSES):
+        (folder / split / name).mkdir(parents=True, exist_ok=True)
+    with Progress("drawing", "images", sum(counts.values())) as progress:
         for split, count in counts.items():
             for number in range(count):
                 label = number % len(CLASSES)
                 pixels = draw(label, settings, (SPLIT_NUMBERS[split], number))
-                path = partial / split / CLASSES[label] / f"{number:07d}.jpg"
+                path = folder / split / CLASSES[label] / f"{number:07d}.jpg"
                 path.write_bytes(encode(pixels, settings.quality))
                 progress.add(1)
 
@@ -85,10 +85,3 @@ def _texture(texture, x, y, random):
         return first > 0
     second = np.sin((y * np.cos(angle) - x * np.sin(angle)) * 2 * np.pi / period + phase[1])
     return first * second > 0
-
-
-def _colours(random):
-    """Background, dark and light colour: any hues, but far enough apart in brightness to be seen."""
-    background = random.uniform(90, 165, 3)
-    dark, light = random.uniform(0, 60, 3), random.uniform(195, 255, 3)
-    return background, dark, light

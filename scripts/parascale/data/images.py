@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in
+from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in, require_split
 from parascale.errors import DataError
 from parascale.files import atomic_folder, write_json
 
@@ -101,8 +101,7 @@ class ImageIndex:
 
     def split(self, name):
         """The images of a split."""
-        if name not in self.manifest["splits"]:
-            raise DataError(f"{self.folder}: no split `{name}`; there are {', '.join(self.splits)}")
+        require_split(self.folder, name, self.splits)
         kind = PackedImages if self.manifest["root"] is None else FileImages
         return kind(self, name)
 

@@ -33,3 +33,9 @@ def require_whole(path, facts, remedy, every_byte=False):
         raise DataError(f"{path} is cut short or was changed: {size:,} bytes instead of {facts['bytes']:,}; {remedy}")
     if every_byte and sha256(path) != facts["sha256"]:
         raise DataError(f"{path} is damaged: its sha256 differs; {remedy}")
+
+
+def require_split(folder, split, splits):
+    """Raise DataError that names the `splits` of a folder unless `split` is one of them."""
+    if split not in splits:
+        raise DataError(f"{folder}: no split `{split}`; there are {', '.join(splits)}")

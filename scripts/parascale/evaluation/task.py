@@ -11,9 +11,9 @@ import numpy as np
 
 from parascale.data.classes import AugmentedImages, ClassImages
 from parascale.data.formats import open_images, read_manifest
+from parascale.data.manifests import require_split
 from parascale.data.pairs import Pairs
 from parascale.data.text import Tokens, Windows, check_expected
-from parascale.errors import DataError
 from parascale.evaluation.evaluate import correct_within
 from parascale.settings import SPLITS
 
@@ -78,9 +78,8 @@ def _open_summarisation(workload, folder, seed):
 def _open_classification(workload, folder, seed):
     training = workload.training
     there = read_manifest(folder)["splits"]
-    missing = [name for name in ("train", "validation") if name not in there]
-    if missing:
-        raise DataError(f"{folder}: no split `{missing[0]}`; there are {', '.join(there)}")
+    for name in ("train", "validation"):
+        require_split(folder, name, there)
     readers = {name: open_images(folder, name, workload.data.io) for name in SPLITS if name in there}
     for reader in readers.values():
         reader.read_batch([0])  # opens its files now: the folder may be one that goes again

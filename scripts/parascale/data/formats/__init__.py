@@ -9,6 +9,7 @@ memory rather than a copy. A module is imported when its format is used.
 import importlib
 
 from parascale.data.formats.manifest import read_manifest
+from parascale.data.manifests import require_split
 from parascale.errors import ConfigError, DataError
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
 from parascale.settings.strict import nearest
@@ -41,8 +42,7 @@ def open_tokens(folder, split):
     manifest = read_manifest(folder)
     if manifest["kind"] != "tokens":
         raise DataError(f"{folder} holds {manifest['kind']}, not tokens")
-    if split not in manifest["splits"]:
-        raise DataError(f"{folder}: no split `{split}`; there are {', '.join(manifest['splits'])}")
+    require_split(folder, split, manifest["splits"])
     return token_format(manifest["format"]).read_tokens(f"{folder}/{manifest['splits'][split]['file']}")
 
 

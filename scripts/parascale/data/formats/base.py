@@ -14,7 +14,7 @@ import xxhash
 
 from parascale.data.formats.manifest import read_manifest, remedy, samples_path
 from parascale.data.formats.storage import default_io
-from parascale.data.manifests import require_whole
+from parascale.data.manifests import require_split, require_whole
 from parascale.errors import DataError
 
 BLOCK_BYTES = 4 << 20  # written at once: large enough for any filesystem, small beside the memory
@@ -105,8 +105,7 @@ class Reader:
     def __init__(self, folder, split, io="auto", check=False):
         self.folder, self.split, self.check = Path(folder), split, check
         self.manifest = read_manifest(folder)
-        if split not in self.manifest["splits"]:
-            raise DataError(f"{folder}: no split `{split}`; there are {', '.join(self.manifest['splits'])}")
+        require_split(folder, split, self.manifest["splits"])
         self.classes = self.manifest["classes"]
         self._facts = self.manifest["splits"][split]["shards"]
         for path, shard in zip(self.paths(), self._facts, strict=True):
