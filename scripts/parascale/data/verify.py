@@ -95,7 +95,8 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
     numbers = reader.samples["source"][rows.start : rows.stop]
     samples = progress.count(read_samples(images, numbers, settings))
     in_order = reader.iterate(shard)
-    native = image_format(reader.manifest["format"]).native(reader.paths()[shard])
+    read_natively = getattr(image_format(reader.manifest["format"]), "native", None)
+    native = read_natively and read_natively(reader.paths()[shard])
     # What ends early differs from there on, and no comparison is left out.
     ordered_samples = itertools.chain(in_order, itertools.repeat(MISSING))
     native_samples = itertools.repeat(None) if native is None else itertools.chain(native, itertools.repeat(MISSING))

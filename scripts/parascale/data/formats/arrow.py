@@ -14,6 +14,7 @@ SUFFIX = "arrow"
 TOKEN_SUFFIX = "arrow"
 TOKENS_MAPPED = True
 RANDOM_ACCESS = True
+Reader = ByteReader  # at the places that the batches' own offsets gave
 ROWS = 1024  # of a record batch,
 BATCH_BYTES = 32 << 20  # or fewer, so that a batch of large images fits the memory too
 SCHEMA = pa.schema([("image", pa.large_binary()), ("label", pa.int32()), ("source", pa.int64())])
@@ -64,10 +65,6 @@ class Writer(RowWriter):
     def finish(self):
         super().finish()
         return np.concatenate([np.empty(0, np.int64), *_places(self.path)])
-
-
-class Reader(ByteReader):
-    """Reads at the places that the batches' own offsets gave."""
 
 
 def native(path):

@@ -81,8 +81,3 @@ class Reader(BaseReader):
         self._require_open()
         shard, start = self._shard[i], self._offset[i]
         return os.path.join(self._folders[shard], self._lists[shard][start : self._lists[shard].find(b"\0", start)])
-
-
-def native(path):
-    """Files are read by name either way: there is no other library to ask."""
-    return None

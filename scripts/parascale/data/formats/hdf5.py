@@ -17,6 +17,7 @@ SUFFIX = "h5"
 TOKEN_SUFFIX = "h5"
 TOKENS_MAPPED = True
 RANDOM_ACCESS = True
+Reader = ByteReader  # at the dataset's place in the file
 
 
 class Writer(BlockWriter):
@@ -43,10 +44,6 @@ class Writer(BlockWriter):
             file["labels"] = np.array(self._labels)
             file["sources"] = np.array(self._sources)
         return offsets
-
-
-class Reader(ByteReader):
-    """Reads at the dataset's place in the file."""
 
 
 def native(path):

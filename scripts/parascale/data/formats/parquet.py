@@ -53,7 +53,8 @@ class Reader(BaseReader):
                     f"{path} has {file.metadata.num_rows:,} rows instead of {shard['samples']:,}; "
                     + remedy(self.folder, str(path.parent))
                 )
-        self._starts = [_group_starts(file) for file in self._files]
+        groups = [[file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] for file in self._files]
+        self._starts = [np.cumsum([0, *rows])[:-1] for rows in groups]
         self._group, self._jumps, self._warned = (None, None), 0, False
 
     def _release(self):
@@ -114,8 +115,3 @@ def write_tokens(path, tokens_N):
 def read_tokens(path):
     """The tokens, decoded into memory as a whole: Parquet cannot be mapped."""
     return pq.read_table(path, columns=["token"]).column(0).to_numpy()
-
-
-def _group_starts(file):
-    rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-    return np.cumsum([0, *rows])[:-1]

@@ -105,11 +105,6 @@ def sample_path(source):
     return f"{source // FOLDER_SAMPLES:06d}/{source:09d}.jpg"
 
 
-def native(path):
-    """A mounted filesystem is what the reader uses already: there is no other way to read it."""
-    return None
-
-
 class Mount:
     """`folder` shows the content of `archive`, read-only and through FUSE, until `close` or the end of the process."""
 

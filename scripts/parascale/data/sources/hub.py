@@ -135,7 +135,10 @@ def _files_of_splits(source, info, paths):
         folder = f"{source.config}/" if source.config else ""
         by_split = paths_by_split([path for path in readable if path.startswith(folder)])
     else:
-        by_split = {split: _matching(readable, wanted) for split, wanted in patterns.items()}
+        by_split = {
+            split: [path for glob in wanted for path in sorted(fnmatch.filter(readable, glob.removeprefix("./")))]
+            for split, wanted in patterns.items()
+        }
     by_split = {split: found for split, found in by_split.items() if found}
     if not by_split:
         raise DataError(
@@ -168,34 +171,25 @@ def _card_patterns(source, info):
     return patterns
 
 
-def _matching(paths, patterns):
-    return [path for pattern in patterns for path in sorted(fnmatch.filter(paths, pattern.removeprefix("./")))]
-
-
 def _as_parquet(split, pieces, folder):
     """Manifest entries of a split, its files in `folder`: Parquet as it came, all else converted by `datasets`."""
-    if any(piece.suffix.lower() != PARQUET for piece in pieces):
-        return [_converted(split, pieces, folder)]
-    entries = []
-    for number, piece in enumerate(pieces):
-        name = f"{split}.parquet" if len(pieces) == 1 else f"{split}-{number:05d}-of-{len(pieces):05d}.parquet"
-        link_or_copy(piece, folder / name)
-        entries.append(describe(folder / name, name))
-    return entries
-
-
-def _converted(split, pieces, folder):
-    import datasets
-
-    loaders = {LOADERS.get(piece.suffix.lower()) for piece in pieces}
-    if len(loaders) > 1:
+    kinds = {LOADERS.get(piece.suffix.lower()) for piece in pieces}  # None for Parquet
+    if kinds == {None}:
+        names = [f"{split}-{number:05d}-of-{len(pieces):05d}{PARQUET}" for number in range(len(pieces))]
+        names = names if len(pieces) > 1 else [f"{split}{PARQUET}"]
+        for piece, name in zip(pieces, names, strict=True):
+            link_or_copy(piece, folder / name)
+        return [describe(folder / name, name) for name in names]
+    if len(kinds) > 1:
         raise DataError(
             f"split {split}: files of several kinds ({', '.join(piece.name for piece in pieces)}); name those of one kind"
         )
+    import datasets
+
     scratch = folder.parent / "cache"  # beside the folder: it is removed with it, whatever happens
     table = datasets.load_dataset(
-        loaders.pop(), data_files=[str(piece) for piece in pieces], split="train", cache_dir=str(scratch)
+        kinds.pop(), data_files=[str(piece) for piece in pieces], split="train", cache_dir=str(scratch)
     )
     path = folder / f"{split}.parquet"
     table.to_parquet(str(path))
-    return describe(path, path.name)
+    return [describe(path, path.name)]
