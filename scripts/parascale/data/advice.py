@@ -1,14 +1,14 @@
-"""Which format to take here, and why: said from the benchmark's own figures and the machine's memory."""
+"""Which format to take here, and why: from the benchmark's figures and the machine's memory."""
 
 import psutil
 
 from parascale.data.formats import image_format, tokens_are_mapped
 
-GOOD_ENOUGH = 0.7  # of the fastest: nearer than that, what a format is otherwise good for decides
+GOOD_ENOUGH = 0.7  # of the fastest; among formats above it, PREFERENCE decides
 # Self-describing and widely read first; a bare binary needs our index to mean anything.
 PREFERENCE = ("hdf5", "arrow", "webdataset", "binary", "squashfs", "files", "parquet")
 TOKEN_PREFERENCE = ("flat", "hdf5", "arrow", "parquet")
-MANY_INODES = 100_000  # a part of the few million that a project has on a parallel filesystem
+MANY_INODES = 100_000  # projects have a few million on a parallel filesystem
 
 
 def advise_images(rows, memory_bytes=None):

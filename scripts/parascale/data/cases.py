@@ -80,7 +80,7 @@ def _order(count, access, seed):
 
 
 def _rounds(case):
-    """A cold pass ends with the data, since what was read is cached then; others go round until their time is over."""
+    """A cold pass reads the data once, since it is cached then; a warm one starts over until its time is up."""
     return range(1) if case.cache == "cold" else itertools.count()
 
 

@@ -29,7 +29,7 @@ class ClassImages:
         if len(wrong):
             raise DataError(
                 f"{reader.where(int(wrong[0]))} has label {labels[wrong[0]]}, but there are {classes} classes, 0 to {classes - 1}"
-                f" ({len(wrong):,} such samples): mend the source and run the target `formats` again"
+                f" ({len(wrong):,} such samples): correct the source and run the target `formats` again"
             )
 
     def __len__(self):

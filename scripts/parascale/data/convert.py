@@ -4,8 +4,8 @@ A split's samples are shuffled once, with a seed, and cut into equal shards. Sha
 (`convert_shard`), which a job of its own can do; `write_manifest` then ties the shards together. The same source and
 settings give the same bytes, however many jobs and threads did it.
 
-A shard leaves out its bad samples and lists them, whatever `bad_samples` says: only `write_manifest` asks, so that neither
-one bad sample nor another answer to it costs a conversion.
+A shard always leaves out its bad samples and lists them. Only `write_manifest` looks at `bad_samples`, so neither a bad
+sample nor a change of that setting costs a conversion.
 """
 
 import os
@@ -126,7 +126,7 @@ def write_manifest(index, dataset, format_name, settings, output):
 
 
 def bad_message(dataset, bad):
-    """What a person is told of bad samples. bad: of a shard's record or a manifest, {split, source, name, reason} each."""
+    """The message that lists bad samples. bad: as in a shard's record or a manifest, {split, source, name, reason} each."""
     lines = [f"{sample['split']}, {sample['name']}: {sample['reason']}" for sample in bad]
     return f"dataset `{dataset}`: {len(bad):,} bad samples:\n  " + few(lines, SHOWN, "\n  ")
 

@@ -2,8 +2,8 @@
 
 An index folder holds `manifest.json` and, for each split, `<split>.npy` (one row an image, see IMAGE) and
 `<split>.names` (the paths below the root as the filesystem spells them, one after the other). Images that come packed in
-Parquet are laid out once in `<split>.packed`, one after the other. Who reads an index holds no Python object an image;
-making it takes the names of a split as Python objects for a while.
+Parquet are laid out once in `<split>.packed`, one after the other. Reading an index keeps no Python object per image;
+making one holds the names of a split as Python objects for a while.
 """
 
 import hashlib
@@ -117,7 +117,7 @@ class ImageSplit:
         self._rows = np.asarray(rows)  # a plain array on the same memory: indexing np.memmap is slower
         names = np.memmap(index.folder / f"{split}.names", np.uint8, mode="r") if len(rows) else b""
         self.labels, self.lengths = self._rows["label"], self._rows["length"]
-        # Of all ways to look up one number, a memoryview's is the fastest.
+        # A memoryview is the fastest way to look up one number.
         self._names, self._name_start, self._name_bytes, self._start, self._length = map(
             memoryview, (names, *(self._rows[key] for key in ("name_start", "name_bytes", "start", "length")))
         )

@@ -1,7 +1,7 @@
 """What the formats share: a writer of one shard, and readers that a training can use.
 
 A reader opens its files lazily in each process, so it may be handed to workers by fork or by spawn; it holds arrays on
-mapped memory and no Python object a sample; `reader[i]` reads the bytes of sample `i` and no others.
+mapped memory and no Python object per sample; `reader[i]` reads the bytes of sample `i` and no others.
 """
 
 import mmap
@@ -124,7 +124,7 @@ class Reader:
         if len(self.samples) != expected:
             raise DataError(f"{path} has {len(self.samples):,} rows instead of {expected:,}; {remedy(self.folder)}")
         self.labels = self.samples["label"]
-        # Of all ways to look up one number, a memoryview's is the fastest.
+        # A memoryview is the fastest way to look up one number.
         self._length, self._offset, self._shard = (
             memoryview(self.samples[key]) for key in ("length", "offset", "shard")
         )
@@ -223,7 +223,7 @@ class ByteReader(Reader):
         for first in range(rows.start, rows.stop, AHEAD_SAMPLES):
             block = self.samples[first : min(first + AHEAD_SAMPLES, rows.stop)]
             start, end = block["offset"].item(0), block["offset"].item(-1) + block["length"].item(-1)
-            # The kernel starts to read all of it, and nothing beyond, whatever it believes of our habits.
+            # The kernel starts to read all of it and nothing beyond, whatever access pattern it expects.
             os.posix_fadvise(self._files[shard], start, end - start, os.POSIX_FADV_WILLNEED)
             yield from self._read_rows(block)
 

@@ -1,4 +1,4 @@
-"""What the filesystem below a path is, and what follows for reading from it."""
+"""The filesystem that holds a path, and how to read from it."""
 
 import os
 import shutil

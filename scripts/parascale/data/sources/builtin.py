@@ -105,7 +105,7 @@ CORPORA = {"documentation": documentation, "docstrings": docstrings}
 
 
 def offers():
-    """What there is without a network, for messages."""
+    """The corpora that need no network, for messages."""
     return (
         f"`documentation` (about {TRAIN_WORDS:,} words of English from the installed documentation), "
         "`docstrings` (pairs of a text and its summary from there)"

@@ -27,14 +27,8 @@ def describe(path, name, part=None):
 
 def write_manifest(folder, source, origin, splits):
     """Write the manifest. origin: a mapping that says where the data is from (versions, revision, addresses)."""
-    manifest = {
-        "schema_version": SCHEMA_VERSION,
-        "source": settings_of(source),
-        "origin": origin,
-        "splits": splits,
-    }
+    manifest = {"schema_version": SCHEMA_VERSION, "source": settings_of(source), "origin": origin, "splits": splits}
     write_json(Path(folder) / MANIFEST, manifest)
-    return manifest
 
 
 class Raw:
