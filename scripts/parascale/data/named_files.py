@@ -4,7 +4,6 @@ import glob
 import itertools
 import os
 import re
-from pathlib import Path
 
 from parascale.data.manifests import MANIFEST
 from parascale.errors import ConfigError
@@ -31,19 +30,14 @@ def local_files(source, most=MOST_LISTED):
     try:
         patterns = [sliced(pattern)[0] for entry in source.files.values() for pattern in as_list(entry)]
         folder = expanded(source.location or "", "data.source.location")
-        paths = (path for pattern in patterns or [MANIFEST] for path in _matches(folder, pattern))
+        paths = (path for pattern in patterns or [MANIFEST] for path in matches(folder, pattern))
         named = sorted(set(itertools.islice(paths, most + 1)))
     except ConfigError:
         return []
     return named if len(named) <= most else []
 
 
-def found(folder, pattern):
-    """The files below a folder that one path or glob means, in the order of their names."""
-    return [Path(path) for path in sorted(_matches(folder, pattern))]
-
-
-def _matches(folder, pattern):
+def matches(folder, pattern):
     """The paths of the files that one path or glob means, one after the other, in no order."""
     path = expanded(pattern, "data.source.files")
     literal = os.path.join(folder, path)

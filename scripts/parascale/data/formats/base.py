@@ -19,7 +19,13 @@ from parascale.errors import DataError
 
 BLOCK_BYTES = 4 << 20  # written at once: large enough for any filesystem, small beside the memory
 MOST_PARTS = 1024  # buffers of one call: IOV_MAX of Linux, uio(7)
+FOLDER_SAMPLES = 1000  # files of a folder, where each sample is one
 AHEAD_SAMPLES = 256  # that the kernel is asked for ahead of time when reading in order
+
+
+def sample_path(source):
+    """Where a sample lies in a folder of files, by its number in the source."""
+    return f"{source // FOLDER_SAMPLES:06d}/{source:09d}.jpg"
 
 
 class Writer:

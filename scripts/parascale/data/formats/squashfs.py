@@ -17,7 +17,7 @@ from multiprocessing import util
 
 import numpy as np
 
-from parascale.data.formats.base import BLOCK_BYTES
+from parascale.data.formats.base import BLOCK_BYTES, sample_path
 from parascale.data.formats.base import Reader as BaseReader
 from parascale.data.formats.base import Writer as BaseWriter
 from parascale.data.formats.webdataset import BLOCK, header, padding
@@ -25,7 +25,6 @@ from parascale.errors import DataError, RequirementError
 
 SUFFIX = "squashfs"
 RANDOM_ACCESS = True
-FOLDER_SAMPLES = 1000  # of a folder inside
 # No compression, no dates, no owners, one thread: the same samples give the same bytes.
 OPTIONS = ("-tar", "-noI", "-noD", "-noF", "-noX", "-no-duplicates", "-mkfs-time", "0", "-all-time", "0", "-all-root")
 QUIET = ("-quiet", "-no-progress", "-processors", "1")
@@ -98,11 +97,6 @@ class Reader(BaseReader):
                 return file.read()
         except OSError as error:
             raise DataError(f"{self.where(i)}: cannot be read through the mount ({error})") from None
-
-
-def sample_path(source):
-    """Where a sample lies inside, by its number in the source."""
-    return f"{source // FOLDER_SAMPLES:06d}/{source:09d}.jpg"
 
 
 class Mount:

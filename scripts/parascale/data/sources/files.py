@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from parascale.data.manifests import MANIFEST
-from parascale.data.named_files import SPLIT_NAMES, as_list, found, sliced
+from parascale.data.named_files import SPLIT_NAMES, as_list, matches, sliced
 from parascale.data.sources import readers
 from parascale.data.sources.manifest import Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
@@ -73,7 +73,7 @@ def paths_by_split(paths):
 def _entries(pattern, folder, name):
     """Manifest entries of one `path`, glob or `path[first:last]`; a slice is taken of each file on its own."""
     path, first, last = sliced(pattern)
-    paths = found(folder, path)
+    paths = [Path(file) for file in sorted(matches(folder, path))]
     if not paths:
         wanted = Path(folder) / expanded(path, "data.source.files")
         what = "no file matches" if glob.has_magic(path) else "no such file"

@@ -11,14 +11,9 @@ from parascale.errors import DataError
 
 TEXT, PARQUET, JSON_LINES = "text", "parquet", "jsonl"
 KINDS = {
-    ".txt": TEXT,
-    ".text": TEXT,
-    ".tokens": TEXT,
-    ".raw": TEXT,
-    ".md": TEXT,
+    **dict.fromkeys((".txt", ".text", ".tokens", ".raw", ".md"), TEXT),
     ".parquet": PARQUET,
-    ".jsonl": JSON_LINES,
-    ".ndjson": JSON_LINES,
+    **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
 }
 BLOCK_BYTES = 1 << 20
 
