@@ -13,7 +13,7 @@ from pathlib import Path
 
 from parascale.cli import run_main
 from parascale.data import convert
-from parascale.data.bad import bad_message
+from parascale.data.convert import bad_message
 from parascale.data.convert_tokens import convert_tokens
 from parascale.data.images import ImageIndex
 from parascale.data.text import Tokens

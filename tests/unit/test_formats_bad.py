@@ -6,14 +6,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 from parascale.data.benchmark import benchmark_images
 from parascale.data.convert import convert, convert_shard
 from parascale.data.dali import dali_batches
-from parascale.data.formats import mount, open_images, squashfs, storage
+from parascale.data.formats import open_images, squashfs, storage
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.verify import verify_images
@@ -213,13 +215,13 @@ def test_an_unknown_split_or_shard_is_named(made, tmp_path):
 
 
 def test_without_squashfuse_or_fuse_the_error_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(mount.shutil, "which", lambda program: None)
+    monkeypatch.setattr(squashfs.shutil, "which", lambda program: None)
     with pytest.raises(RequirementError, match=r"squashfuse, which is not on the PATH: .*hdf5"):
-        mount.require_fuse()
-    monkeypatch.setattr(mount.shutil, "which", lambda program: f"/usr/bin/{program}")
-    monkeypatch.setattr(mount.os, "access", lambda path, mode: False)
+        squashfs.require_fuse()
+    monkeypatch.setattr(squashfs.shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(squashfs.os, "access", lambda path, mode: False)
     with pytest.raises(RequirementError, match="/dev/fuse is missing"):
-        mount.require_fuse()
+        squashfs.require_fuse()
 
 
 def test_without_mksquashfs_the_error_says_what_to_do(mixed, monkeypatch, tmp_path):
@@ -232,7 +234,7 @@ def test_without_mksquashfs_the_error_says_what_to_do(mixed, monkeypatch, tmp_pa
 def test_a_file_that_is_no_squashfs_is_named(tmp_path):
     (tmp_path / "broken.squashfs").write_bytes(bytes(5000))
     with pytest.raises(RequirementError, match=r"broken\.squashfs could not be mounted"):
-        mount.Mount(tmp_path / "broken.squashfs")
+        squashfs.Mount(tmp_path / "broken.squashfs")
 
 
 def test_a_copy_that_does_not_fit_shared_memory_is_refused(made, tmp_path, monkeypatch):
@@ -260,9 +262,10 @@ def test_a_copy_in_shared_memory_reads_the_same(made, tmp_path):
     ],
 )
 def test_the_filesystem_is_found_and_decides_how_to_read(mounts, path, kind, tmp_path, monkeypatch):
-    listed = tmp_path / "mounts"
-    listed.write_text(mounts)
-    monkeypatch.setattr(storage, "MOUNTS", listed)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/mounts").write_text(mounts)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1 << 34))
     assert storage.filesystem(path) == kind
     assert storage.default_io(path, 1000) == ("mmap" if kind == "ext4" else "pread")
     assert storage.default_io(path, 1 << 60) == "pread", "what does not stay in memory is not mapped"
