@@ -10,6 +10,7 @@ import snakemake_logger_plugin_parascale
 from snakemake.exceptions import WorkflowError
 
 from parascale import provenance
+from parascale.commands.communication import mesh_of, shapes
 from parascale.settings import load_project
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
 from parascale.settings.names import pattern
@@ -18,7 +19,7 @@ from parascale.data.named_files import local_files
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
 from parascale.launch.preflight import check_root, preflight
-from parascale.launch.resources import node_resources, resources
+from parascale.launch.resources import cores_of, node_resources, resources
 from parascale.launch.storage import storage_warnings
 from parascale.lease import Lease
 from parascale.plan.planner import Planner
@@ -38,19 +39,33 @@ ASKED = {
     for name, run in RUNS.items()
 }
 NONE = pattern([])
-SITE = f"{PROJECT.config.sites}/{PROJECT.site.name}.yaml"
 IMAGE_DATA, PAIR_DATA = PROJECT.image_datasets, PROJECT.pair_datasets
 TEXT_DATA = {name: data for name, data in PROJECT.datasets.items() if name not in IMAGE_DATA | PAIR_DATA}
 CONVERTED = [name for name in PROJECT.datasets if name not in PAIR_DATA]  # pairs have one format
 READING_CODE = provenance.code_digest(
-    ["scripts/benchmark_loaders.py", *(f"scripts/parascale/data/formats/{name}.py" for name in IMAGE_FORMATS)]
+    [
+        "scripts/parascale/data/benchmark.py",
+        "scripts/parascale/data/advice.py",
+        *(f"scripts/parascale/data/formats/{name}.py" for name in IMAGE_FORMATS),
+    ]
 )
 SHARDS = [PROJECT.config.formats.shard(number) for number in range(PROJECT.config.formats.shards)]
 SUMMARISERS = [name for name, run in PROJECT.runs.items() if run.workload.task == "summarisation"]
 
 
-# `python` in a rule is the one that runs Snakemake, so that an environment need not be activated.
-shell.prefix(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
+def configuration_words():
+    """The words that name this configuration to the command: its files, later ones before earlier ones, and keys given besides."""
+    given = workflow.config_settings
+    own = [] if given.replace_workflow_config else map(Path.absolute, map(Path, workflow.configfiles))
+    files = [file for file in own if file not in given.configfiles] + given.configfiles
+    words = [word for file in files for word in ("--config", str(file))]
+    return words + [word for key, value in given.config.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+
+
+# `parascale` in a rule is that of the Python that runs Snakemake, so that an environment need not be activated, and has this
+# configuration. It becomes the job's own process, so that Slurm's warning before the time limit reaches it.
+PARASCALE, CONFIGURATION = shlex.join([sys.executable, "-m", "parascale"]), shlex.join(configuration_words())
+shell.prefix(f'parascale() {{ exec {PARASCALE} "$@" {CONFIGURATION}; }}; ')
 
 
 wildcard_constraints:
@@ -233,30 +248,10 @@ def job_of(kind):
     return job
 
 
-def nsight():
-    """A function from wildcards to the launcher's option for a run that Nsight Systems profiles; none where no run does."""
-    profiled = {name for name, run in PROJECT.runs.items() if run.profile and run.profiler == "nsight"}
-    return (lambda wildcards: "--nsight" if wildcards.run in profiled else "") if profiled else ""
-
-
-def cores_of(wildcards):
-    """Cores of one node that the processes of a run compute with."""
-    processes = RUNS[wildcards.run].layout.processes_per_node
-    per_process = PROJECT.site.threads_per_process
-    return PROJECT.site.cores_per_node if per_process is None else processes * per_process
-
-
-def mesh_of(run):
-    """The degrees of a run that is spread in several dimensions; of others all processes are one group."""
-    dimensions = run.layout.dimensions
-    return dimensions if len(dimensions) > 1 else {}
-
-
-def launch_of(wildcards):
-    """What the launcher must know of a run's layout."""
+def processes_of(wildcards):
+    """How many processes a run has, and cores to compute with."""
     layout = RUNS[wildcards.run].layout
-    processes = f"--nodes {layout.nodes} --processes {layout.processes_per_node} --gpus {layout.gpus_per_node}"
-    return f"{processes} --cores {cores_of(wildcards)}"
+    return [layout.nodes, layout.processes_per_node, layout.gpus_per_node, cores_of(layout, PROJECT.site)]
 
 
 def one_node(minutes, gpus=0):

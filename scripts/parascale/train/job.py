@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parascale import provenance
-from parascale.errors import ConfigError
 from parascale.settings import Run, Site, run_from_dict, strict
 from parascale.settings.formats import IMAGE_FORMATS
 
@@ -56,10 +55,12 @@ def describe_job(project, run, work, output):
     run: a Run, of the table or made from one. work, output: its folders while it is under way and at its end.
     """
     data = run.workload.data
+    start = project.paths.run(run.init_from) / "checkpoint" if run.init_from else None
     return {
         "run": project.run_settings(run),
         "site": project.site_settings,
         "data": str(project.paths.data(data.dataset, data.format)),
+        "start": None if start is None else str(start),
         "work": str(work),
         "output": str(output),
         "results": str(project.paths.results),
@@ -75,18 +76,15 @@ def job_from_settings(settings):
     return Job(**{**settings, "run": run_from_dict(settings["run"]), "site": site})
 
 
-def job_from_project(project, name):
-    """The Job of run `name`, started by hand."""
-    if name not in project.runs:
-        raise ConfigError(f"run `{name}` is not in {project.config.runs}{strict.nearest(name, project.runs)}")
-    return job_from_settings(
-        describe_job(project, project.runs[name], project.paths.work(name), project.paths.run(name))
-    )
+def job_from_project(project, run, name, kind="run"):
+    """The Job of a Run under a `name` of the run table, or of one made from it; kind: `run`, `parity` or `probe`."""
+    output, work = project.paths.places(kind)
+    return job_from_settings(describe_job(project, run, work(name), output(name)))
 
 
 @functools.cache
 def training_digest(model_kind, data_format=""):
-    """Digest of the code that a training runs: what train.py imports, the reader of an image format, and a model class of
+    """Digest of the code that a training runs: what a training imports, the reader of an image format, and a model class of
     the user's own, which are imported by computed names.
 
     Taken once a process: a table of thousands of runs has few kinds of models.
