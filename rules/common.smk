@@ -65,7 +65,7 @@ def configuration_words():
 # `parascale` in a rule is that of the Python that runs Snakemake, so that an environment need not be activated, and has this
 # configuration. It becomes the job's own process, so that Slurm's warning before the time limit reaches it.
 PARASCALE, CONFIGURATION = shlex.join([sys.executable, "-m", "parascale"]), shlex.join(configuration_words())
-shell.prefix(f'parascale() {{ exec {PARASCALE} "$@" {CONFIGURATION}; }}; ')
+shell.prefix('parascale() {{ exec {PARASCALE} "$@" {CONFIGURATION}; }}; ')
 
 
 wildcard_constraints:

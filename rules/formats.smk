@@ -68,7 +68,7 @@ rule convert_tokens:
     resources:
         **one_node(15),
     shell:
-        "parascale data convert --dataset {wildcards.dataset:q} --format {wildcards.format:q}" " > {log:q} 2>&1"
+        "parascale data convert --dataset {wildcards.dataset:q} --format {wildcards.format:q} > {log:q} 2>&1"
 
 
 rule verify_format:
@@ -86,7 +86,7 @@ rule verify_format:
     resources:
         **one_node(60),
     shell:
-        "parascale data verify --dataset {wildcards.dataset:q} --format {wildcards.format:q}" " > {log:q} 2>&1"
+        "parascale data verify --dataset {wildcards.dataset:q} --format {wildcards.format:q} > {log:q} 2>&1"
 
 
 rule benchmark_loaders:
