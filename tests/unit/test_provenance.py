@@ -174,7 +174,7 @@ def copied_digest(tmp_path):
             with (tmp_path / "scripts" / name).open("a") as file:
                 file.write(append)
         done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / "scripts/train.py")],
+            [sys.executable, "-c", code, str(tmp_path / "scripts/parascale/commands/train.py")],
             cwd=tmp_path / "scripts",
             capture_output=True,
             text=True,

@@ -30,7 +30,7 @@ def train(project, name, kind):
 
     \b
     Example: parascale train --run single
-    Example: torchrun --nproc-per-node 2 -m parascale train --run ddp
+    Example: torchrun --nproc-per-node 2 -m -- parascale train --run ddp
 
     Exit codes: 0 finished; 75 stopped with its state saved; 1 failed.
     """
