@@ -87,10 +87,10 @@ def main():
     parascale(prog_name="parascale")
 
 
-def open_project(files=(), overrides=None, root=None):
+def open_project(files=(), overrides=(), root=None):
     """The Project of these configuration files, of which later ones go before earlier ones, as in Snakemake.
 
-    overrides: keys that go before all files. root: a folder that goes before that of the configuration. Without files the
+    overrides: pairs of a key and its value, which go before all files. root: a folder that goes before that of the configuration. Without files the
     project's own `config/config.yaml` is taken. The process works in the project's folder from then on, since paths in
     the configuration are relative to it: the nearest folder upwards that holds a Snakefile and that file.
     """
@@ -106,7 +106,8 @@ def open_project(files=(), overrides=None, root=None):
     values = {}
     for file in files or [CONFIGURATION]:
         values = _merged(values, read_yaml(file))
-    values = _merged(values, overrides or {})
+    for key, value in overrides:
+        values = _merged(values, {key: value})
     if root is not None:
         values["root"] = str(root)
     return load_project(values, ", ".join(map(str, files or [CONFIGURATION])))
@@ -152,7 +153,7 @@ class RunName(click.ParamType):
     def shell_complete(self, context, parameter, incomplete):
         given = {key: value for key, value in context.params.items() if key in ("files", "overrides", "root") and value}
         with contextlib.suppress(ParascaleError):
-            names = open_project(given.get("files", ()), dict(given.get("overrides", ())), given.get("root")).runs
+            names = open_project(given.get("files", ()), given.get("overrides", ()), given.get("root")).runs
             return [CompletionItem(name) for name in names if name.startswith(incomplete)]
         return []
 
@@ -181,7 +182,7 @@ def project_options(verb):
     )
     @functools.wraps(verb)
     def chosen(files, overrides, root, **options):
-        return verb(find=functools.partial(open_project, files, dict(overrides), root), **options)
+        return verb(find=functools.partial(open_project, files, overrides, root), **options)
 
     return chosen
 

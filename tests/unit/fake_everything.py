@@ -12,6 +12,7 @@ from tests.unit.test_report_communication import write as write_transfers
 from tests.unit.test_report_conversions import proof
 from tests.unit.test_report_loaders import FACTS, ROWS
 from tests.unit.test_report_quality import SUMMARIES
+from tests.workflow.small_project import link_project
 
 
 def _workload(name, task, dataset, format, model, **training):
@@ -92,7 +93,9 @@ def write_everything(root, fakes):
 
 def build_report(root, *options):
     """The folder of the report that its command builds of the results in `root`."""
-    parascale("report", "--everything", "--root", root, *options, check=True)
+    if not (root / "Snakefile").exists():
+        link_project(root)
+    parascale("report", "--everything", *options, cwd=root, check=True)
     return root / "results/report"
 
 

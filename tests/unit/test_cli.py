@@ -53,9 +53,9 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "Snakefile").write_text("")
     (tmp_path / "config/config.yaml").write_text(CONFIG)
     (tmp_path / "config/runs.tsv").write_text("run\tworkload\nsingle\tw\n")
-    for place in ("workloads/w.yaml", "sites/local.yaml"):
-        (tmp_path / "config" / place).parent.mkdir(exist_ok=True)
-        (tmp_path / "config" / place).write_text("{}")
+    for place, text in (("workloads/w.yaml", "training: {steps: 1}"), ("sites/local.yaml", "{}")):
+        (tmp_path / "config" / place).parent.mkdir()
+        (tmp_path / "config" / place).write_text(text)
 
     def opened(*arguments, folder="config/below"):
         monkeypatch.chdir(tmp_path / folder)
@@ -76,7 +76,8 @@ def test_later_files_go_before_earlier_ones_and_keys_before_files(project, tmp_p
     merged = project(files).config
     assert (merged.title, merged.parity.steps, merged.parity.precision) == ("Another", 9, "fp64")
     assert project(files[::-1]).config.parity.steps == 7
-    given = project(files, {"parity": {"steps": 11}, "root": "elsewhere"}, tmp_path / "there")
+    keys = [("parity", {"steps": 10}), ("parity", {"steps": 11}), ("root", "elsewhere")]
+    given = project(files, keys, tmp_path / "there")
     assert (given.config.parity.steps, given.config.parity.precision) == (11, "fp64")
     assert given.root == tmp_path / "there"
 
@@ -92,12 +93,12 @@ def test_without_a_project_the_error_says_what_to_do(project, tmp_path):
     [
         (["plam"], 2, "No such command 'plam'. Did you mean 'plan'?"),
         (["data", "covert"], 2, "No such command 'covert'. Did you mean 'convert'?"),
-        (["plan", "--chek"], 2, "No such option '--chek'. Did you mean '--check'?"),
+        (["plan", "--actua"], 2, "No such option '--actua'. (Did you mean one of: '--actual', '--exact'?)"),
         (["plan", "--set", "title"], 2, "`title` is not of the form KEY=VALUE"),
         (["plan", "--set", "title={"], 2, "the value of `title` is not valid YAML"),
         (["plan", "--set", "titel=x"], 1, "unknown key `titel`; did you mean `title`?"),
         (["plan", "--config", "none.yaml"], 1, "none.yaml: no such file"),
-        (["parity", "--run", "dpp"], 1, "error: run `dpp` is not in config/runs.tsv; did you mean `ddp`?"),
+        (["parity", "--run", "sinle"], 1, "error: run `sinle` is not in config/runs.tsv; did you mean `single`?"),
         (["train", "--run", "ddp", "--kind", "probe"], 1, "run `ddp` is not a probe of config/runs.tsv"),
         (["data", "index", "--dataset", "shape"], 1, "did you mean `shapes`?"),
         (["launch"], 2, "name a run with --run, or a Python program after --"),

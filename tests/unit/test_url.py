@@ -75,7 +75,7 @@ def test_a_killed_download_continues(site, tmp_path):
     site.files["/data/train.txt"] = content = os.urandom(8 << 20)
     site.breaks, site.break_after = 1, 4 << 20
     address = {"url": f"{site.address}/data/train.txt", "sha256": digest(content), "split": "train"}
-    workload = {"data": {"source": {"kind": "url", "urls": [address]}}}
+    workload = {"data": {"source": {"kind": "url", "urls": [address]}}, "training": {"steps": 1}}
     (tmp_path / "far.yaml").write_text(json.dumps(workload))
     (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tfar\n")
     project = ["--root", tmp_path, "--set", f"workloads={tmp_path}", "--set", f"runs={tmp_path}/runs.tsv"]
