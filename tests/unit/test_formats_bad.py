@@ -92,7 +92,9 @@ def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
     """Snakemake removes the record of a job that fails, and with it the proof that the shard is there."""
     folder = tmp_path / "results/data/set"
     shutil.copytree(mixed(b"").folder, folder / "index")
-    (tmp_path / "set.yaml").write_text("task: classification\nmodel: {kind: xresnet, norm: batch}\ntraining: {steps: 1}\n")
+    (tmp_path / "set.yaml").write_text(
+        "task: classification\nmodel: {kind: xresnet, norm: batch}\ntraining: {steps: 1}\n"
+    )
     (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tset\n")
     project = ["--root", tmp_path, "--set", f"workloads={tmp_path}", "--set", f"runs={tmp_path}/runs.tsv"]
     project += ["--set", "formats={shards: 2, threads: 2}"]

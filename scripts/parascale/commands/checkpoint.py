@@ -10,6 +10,8 @@ from parascale.files import atomic_path, write_json
 from parascale.settings import strict
 from parascale.settings.checkpoints import CHECKPOINT_FORMS, Checkpoints
 
+TARGETS, SOURCES = (*CHECKPOINT_FORMS, "sharded"), ("sharded", "safetensors", "pt")
+
 
 @click.group()
 def checkpoint():
@@ -23,15 +25,8 @@ def checkpoint():
 @checkpoint.command()
 @click.argument("folders", nargs=-1, type=Location(), metavar="[SOURCE TARGET]")
 @run_option("Convert the checkpoint of this run of the table as the configuration says, into results/checkpoints/NAME.")
-@click.option(
-    "--to",
-    multiple=True,
-    type=click.Choice([*CHECKPOINT_FORMS, "sharded"]),
-    help="Form to write; may be given several times.  [default: safetensors, pt]",
-)
-@click.option(
-    "--from", "form", type=click.Choice(["sharded", "safetensors", "pt"]), help="Which form to read, of several."
-)
+@click.option("--to", multiple=True, type=click.Choice(TARGETS), help="Form to write; may be given several times.")
+@click.option("--from", "form", type=click.Choice(SOURCES), help="Which form to read, of several.")
 @click.option("--dtype", help="Convert weights to float64, float32, float16 or bfloat16.")
 @click.option("--memory", "memory_mb", type=int, help="Bound on tensors in memory, in MiB.  [default: 256]")
 @click.option("--threads", type=int, help="Parts of tensors read at once.  [default: 2]")
@@ -97,13 +92,11 @@ def inspect(find, folder, name, tensors, as_json):
 @click.argument("folders", nargs=-1, type=Location(), metavar="[A B]")
 @run_option("A run of the table; two of them are compared.", multiple=True)
 @click.option(
-    "--which", type=click.Choice(["best", "last"]), help="Of runs.  [default: with --run the project's, else best]"
+    "--which", type=click.Choice(["best", "last"]), help="Of runs.  [default: the project's with --run, or best]"
 )
 @click.option("--rows", type=int, default=15, help="Tensors that are printed.")
 @click.option("--json", "facts", type=Location(), metavar="FILE", help="Write all figures to this file.")
-@click.option(
-    "--figure", type=Location(), metavar="FILE", help="Draw the layers' differences into this .svg, .png or .pdf."
-)
+@click.option("--figure", type=Location(), metavar="FILE", help="Draw the layers' differences: a .svg, .png or .pdf.")
 @project_options
 def compare(find, folders, name, which, rows, facts, figure):
     """Compare two checkpoints or runs: which tensors and layers differ most, and by how much the losses do.

@@ -19,9 +19,7 @@ def export():
 
 
 @export.command()
-@click.option(
-    "--output", type=Location(), metavar="ZIP", help="The file.  [default: results/crate/parascale.crate.zip]"
-)
+@click.option("--output", type=Location(), metavar="ZIP", help="[default: results/crate/parascale.crate.zip]")
 @click.option("--weights", is_flag=True, help="Pack checkpoints too.")
 @with_project
 def crate(project, output, weights):

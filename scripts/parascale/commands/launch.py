@@ -60,29 +60,29 @@ def launch(context, find, name, kind, site, in_step, node, meet, gpus, command, 
     if not (name or command):
         raise click.UsageError("name a run with --run, or a Python program after --")
     with contextlib.chdir("."):  # the program's own paths are relative to the folder of its user
-        planned = planned_launch(find, name, kind, site, configuration_words(context))
+        planned, planned_gpus = planned_launch(find, name, kind, site, configuration_words(context))
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
     if command:
         chosen = dataclasses.replace(chosen, command=command)
     check_node(chosen.site)
     available = len(os.sched_getaffinity(0))
     chosen = dataclasses.replace(chosen, cores=min(chosen.cores or chosen.site.cores_per_node or available, available))
-    return start(chosen, in_step, node, meet, gpus)
+    return start(chosen, in_step, node, meet, gpus or planned_gpus or chosen.processes)
 
 
 def planned_launch(find, name, kind, site, words):
-    """The Launch that the project plans for a run; without a name, of one process.
+    """(Launch, GPUs asked for on each node) that the project plans for a run; without a name, (of one process, None).
 
     words: of the command line, which name the project. The process is in the project's folder afterwards.
     """
     if not name:
-        return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None)
+        return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None
     site = chosen_site(site, find) if site else None
     project = find()
     run = Planner(project).run(name, "run" if kind == "communication" else kind)
     verb = ["communication"] if kind == "communication" else ["train", "--kind", kind]
     site = site or project.site
-    return Launch(
+    planned = Launch(
         command=("-m", "parascale", *verb, "--run", name, *words),
         nodes=run.layout.nodes,
         processes=run.layout.processes_per_node,
@@ -93,6 +93,7 @@ def planned_launch(find, name, kind, site, words):
         cores=cores_of(run.layout, site),
         nsight=bool(run.profile) and run.profiler == "nsight",
     )
+    return planned, run.layout.gpus_per_node
 
 
 def chosen_site(site, find):
@@ -116,7 +117,7 @@ def start(launch, in_step, node, meet, gpus):
         return run_node(launch, Place(node, host, int(port)))
     if launch.nodes > 1 and job:
         again = [*LAUNCHER, "--in-step", *sys.argv[2:]]
-        return slurm.run_in_step(slurm.srun_command(again, launch.nodes, launch.site, gpus or launch.processes))
+        return slurm.run_in_step(slurm.srun_command(again, launch.nodes, launch.site, gpus))
     if launch.nodes > 1:
         return run_nodes_here(launch, LAUNCHER, sys.argv[2:])
     if launch.processes > 1:

@@ -20,9 +20,7 @@ from parascale.settings.run import PRECISIONS, Run
 @click.command()
 @run_option("Only this run; may be given several times.  [default: all of the run table]", multiple=True)
 @click.option("--check", is_flag=True, help="Say with the exit code whether all can run within the budget.")
-@click.option(
-    "--exact", is_flag=True, help="Beside the formula, memory by the real code on fake tensors (needs torch)."
-)
+@click.option("--exact", is_flag=True, help="Beside the formula, memory by the real code on fake tensors.")
 @click.option("--actual", "table", type=Location(), metavar="CSV", help="Write predicted and charged of finished runs.")
 @with_project
 def plan(project, name, check, exact, table):

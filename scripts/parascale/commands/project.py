@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from parascale.cli import Location, named, run_option, with_project
+from parascale.cli import Location, named, project_options, run_option, with_project
 from parascale.files import write_text
 from parascale.launch import slurm
 from parascale.launch.environment import check_environment, read_pins
@@ -12,7 +12,7 @@ from parascale.launch.storage import storage_warnings
 from parascale.settings.reference import fill
 
 PINS = Path(__file__).resolve().parents[3] / "envs/requirements.txt"
-PAGE = Path("config/README.md")
+PAGE = PINS.parents[1] / "config/README.md"
 
 
 @click.command()
@@ -34,18 +34,17 @@ def check(project, name, pins):
 
 @click.command()
 @click.option(
-    "--page", type=Location(), metavar="FILE", help="The page that holds the tables.  [default: config/README.md]"
+    "--page", type=Location(), default=PAGE, show_default="config/README.md", help="The page that holds the tables."
 )
 @click.option("--write", is_flag=True, help="Bring the page up to date; otherwise it is printed.")
 @click.option("--check", "checked", is_flag=True, help="Exit with 1 where the page is not what would be written.")
-@with_project
-def schema(project, page, write, checked):
+@project_options
+def schema(find, page, write, checked):
     """Print or write the tables of config/README.md, which explain every setting.
 
     \b
     Example: parascale schema --write
     """
-    page = page or PAGE
     old = page.read_text(encoding="utf-8")
     new = fill(old)
     if write:

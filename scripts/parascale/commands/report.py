@@ -20,9 +20,7 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 @run_option("The report of this run alone, finished or not: NAME.html and NAME.pdf.")
 @click.option("--only", multiple=True, metavar="NAME", help="Compare these runs; may be given several times.")
 @click.option("--everything", is_flag=True, help="Compare whatever left something, and not what the run table names.")
-@click.option(
-    "--output", type=Location(), metavar="DIR", help="Folder to write.  [default: results/report, with --run its jobs/]"
-)
+@click.option("--output", type=Location(), metavar="DIR", help="[default: results/report, and its jobs/ with --run]")
 @with_project
 def report(project, name, only, everything, output):
     """Build the comparison report from the records of the runs in the run table; those without results are named.
