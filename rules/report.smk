@@ -91,11 +91,11 @@ rule report:
     params:
         results=PATHS.results,
         work=PATHS.under_way,
-        title=PROJECT.config.title,
+        # Functions: Snakemake takes the braces of a text for wildcards.
+        title=lambda wildcards: PROJECT.config.title,
         runs=list(PROJECT.runs),
         datasets=CONVERTED,
         measured=MEASURED,
-        # A function: Snakemake takes the braces of a text for wildcards.
         table=lambda wildcards: TABLE,
         code=provenance.code_digest(["scripts/parascale/commands/comparison.py"]),
     shell:
@@ -115,7 +115,7 @@ rule crate:
     params:
         project=workflow.basedir,
         results=PATHS.results,
-        title=PROJECT.config.title,
+        title=lambda wildcards: PROJECT.config.title,
         code=provenance.code_digest(["scripts/parascale/report/crate.py"]),
     shell:
         "parascale export crate > {log:q} 2>&1"
