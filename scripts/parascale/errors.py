@@ -2,7 +2,7 @@
 
 
 class ParascaleError(Exception):
-    """Base of every error raised on purpose; scripts print it without a traceback and exit with 1."""
+    """Base of every error raised on purpose; the command prints it without a traceback and exits with 1."""
 
 
 class ConfigError(ParascaleError):

@@ -1,11 +1,8 @@
 """What can be wrong with data is found, named, and answered with what to do; nothing half-right is handed on."""
 
 import dataclasses
-import json
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,9 +19,9 @@ from parascale.data.verify import verify_images
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.files import read_json
 from parascale.settings.formats import Formats, Images, Loaders
+from tests.command import parascale
 from tests.unit.image_sets import image_folder, jpeg, packed_index
 
-SCRIPT = Path(__file__).parents[2] / "scripts/convert.py"
 GOOD = jpeg(1)
 BAD_SAMPLES = [
     pytest.param(b"", "the file is empty", id="empty"),
@@ -95,12 +92,17 @@ def test_one_bad_sample_loses_no_work(shards, mixed, tmp_path):
 
 def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
     """Snakemake removes the record of a job that fails, and with it the proof that the shard is there."""
-    index = mixed(b"")
-    convert_script = [sys.executable, SCRIPT, "--dataset", "set", "--format", "hdf5", "--input", index.folder]
-    convert_script += ["--output", tmp_path / "hdf5", "--settings", json.dumps({"shards": 2, "threads": 2})]
+    folder = tmp_path / "results/data/set"
+    shutil.copytree(mixed(b"").folder, folder / "index")
+    (tmp_path / "set.yaml").write_text(
+        "task: classification\nmodel: {kind: xresnet, norm: batch}\ntraining: {steps: 1}\n"
+    )
+    (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tset\n")
+    project = ["--root", tmp_path, "--set", f"workloads={tmp_path}", "--set", f"runs={tmp_path}/runs.tsv"]
+    project += ["--set", "formats={shards: 2, threads: 2}"]
 
     def run(*more):
-        done = subprocess.run([*convert_script, *more], capture_output=True, text=True, check=False)
+        done = parascale("data", "convert", "--dataset", "set", "--format", "hdf5", *project, *more)
         return done.returncode, done.stdout, done.stderr
 
     shards = [run("--shard", str(number)) for number in range(2)]
@@ -112,8 +114,8 @@ def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
     for part in (["--gather"], []):
         code, _, complaint = run(*part)
         assert code == 1 and "train, train/3: the file is empty" in complaint
-    assert run("--gather", "--bad-samples", "skip")[0] == 0
-    assert read_json(tmp_path / "hdf5/manifest.json")["bad"][0]["name"] == "train/3"
+    assert run("--gather", "--set", "formats={bad_samples: skip}")[0] == 0
+    assert read_json(folder / "hdf5/manifest.json")["bad"][0]["name"] == "train/3"
 
 
 def test_a_damaged_pixel_is_found_by_decoding(mixed, tmp_path):
