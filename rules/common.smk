@@ -15,6 +15,7 @@ from parascale.settings import load_project
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
 from parascale.settings.names import pattern
 from parascale.settings.pretrained import Pretrained
+from parascale.settings.yaml_files import read_yaml
 from parascale.data.named_files import local_files
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
@@ -58,6 +59,8 @@ def configuration_words():
     given = workflow.config_settings
     own = [] if given.replace_workflow_config else map(Path.absolute, map(Path, workflow.configfiles))
     files = [file for file in own if file not in given.configfiles] + given.configfiles
+    for file in files:
+        read_yaml(file)  # refuses a key that stands twice, of which Snakemake takes the second
     words = [word for file in files for word in ("--config", str(file))]
     return words + [word for key, value in given.config.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
