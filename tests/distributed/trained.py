@@ -3,8 +3,8 @@
 import json
 import sys
 
-from parascale.train.job import job_from_settings
 from parascale.train.loop import train
+from tests.distributed.jobs import job_from_settings
 
 if __name__ == "__main__":
     train(job_from_settings(json.loads(sys.argv[1])))
