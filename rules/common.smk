@@ -159,12 +159,12 @@ def pretrained_of(wildcards):
     """The pretrained model whose tokenizer a dataset, or a run's dataset, is made with; None where it learns its own."""
     named = "dataset" in wildcards.keys()
     data = PROJECT.datasets[wildcards.dataset] if named else RUNS[wildcards.run].workload.data
-    return Pretrained(data.text.pretrained) if data.text.pretrained else None
+    return Pretrained(data.pretrained) if data.pretrained else None
 
 
 def begins_pretrained(wildcards):
     """Whether a run's weights begin as those of a pretrained model: its tokenizer alone serves others too."""
-    return "run" in wildcards.keys() and RUNS[wildcards.run].workload.model.pretrained is not None
+    return "run" in wildcards.keys() and RUNS[wildcards.run].workload.model.kind == "pretrained"
 
 
 def pretrained_files(weights):
@@ -173,7 +173,7 @@ def pretrained_files(weights):
 
     What is missing is told before the first job: a plan needs none of them.
     """
-    if not any(data.text.pretrained for data in PROJECT.datasets.values()):
+    if not any(data.pretrained for data in PROJECT.datasets.values()):
         return []
 
     def files(wildcards):

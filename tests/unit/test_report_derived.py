@@ -13,8 +13,6 @@ from parascale.report.derived import idle_fraction
 from parascale.report.plots import spread_apart, thinned
 from parascale.report.summary import model_flops_utilisation
 from parascale.report.verdict import verdicts
-from parascale.settings import make
-from parascale.settings.workload import Model
 from tests.unit.fake_results import CLUSTER, fake, workload, write_results
 
 BASE = {"verdict": "baseline", "step_seconds": 0.1}
@@ -43,7 +41,7 @@ def test_speedup_is_the_ratio_of_times_and_efficiency_counts_the_gpus_held(tmp_p
 
 
 OTHERS = {
-    "other workload": (ddp(train=workload(window=32)), "other workload settings"),
+    "other workload": (ddp(train=workload(window=32)), "other settings than `single`: `training.window` 64 → 32"),
     "other work": (ddp(steps=30), "other work than"),
     "another machine": (ddp(site=dataclasses.replace(CLUSTER, device="cpu")), "another machine"),
     "profiled": (ddp(profile="5-7"), "steps were profiled"),
@@ -87,7 +85,7 @@ def test_seeds_of_one_configuration_are_one_member_with_a_spread(tmp_path):
     assert spread.low < spread.mean < spread.high
 
 
-PAIRS = dataclasses.replace(workload(), task="summarisation")
+PAIRS = workload(task="summarisation")
 
 
 def summarisers(root, changed):
@@ -205,11 +203,7 @@ def test_mfu_of_images_follows_from_the_operations_of_one(tmp_path):
     stem = 16 * 16 * 9 * (3 * 4 + 4 * 4 + 4 * 8)
     block = 8 * 8 * (8 * 8 + 9 * 8 * 8 + 8 * 32 + 8 * 32)
     operations = 3 * 2 * (stem + block + 10 * (32 + 1))  # forward and backward; 10 classes, each with a bias
-    train = dataclasses.replace(
-        workload(image_size=32),
-        task="classification",
-        model=make(Model, kind="xresnet", dim=8, depths=[1], norm="batch"),
-    )
+    train = workload(task="classification", model={"dim": 8, "depths": [1], "norm": "batch"}, image_size=32)
     on_gpus = fake("gpus", baseline="gpus", gpus_per_node=2, dp=2, site=CLUSTER, train=train)
     (record,) = report_of(tmp_path, on_gpus).records
     prediction = predict(record.run, CLUSTER, facts=DataFacts(vocabulary=10)).as_dict()

@@ -63,26 +63,25 @@ def data_facts(run, paths=None):
 
 def facts_of(folder, run):
     """The DataFacts of a run whose prepared data is in `folder`; where it is not there, what its workload expects."""
-    data, training = run.workload.data, run.workload.training
-    # A capped vocabulary is at most, and for any larger text exactly, as large as its cap.
-    tokens, vocabulary, validation = (
-        data.expected.train_tokens,
-        data.expected.vocabulary or data.text.max_vocabulary,
-        None,
-    )
+    data, training, expected = run.workload.data, run.workload.training, run.workload.data.expected
     manifest = folder / "manifest.json" if folder else None
-    if manifest is not None and manifest.is_file():
-        values = read_json(manifest)
-        splits = values["splits"]
-        if run.workload.of_images:
+    values = read_json(manifest) if manifest is not None and manifest.is_file() else None
+    splits = values["splits"] if values else {}
+    if run.workload.of_images:
+        if values:
             return DataFacts(len(values["classes"]), *(splits.get(name, {}).get("samples") for name in SEEN))
-        vocabulary = values["vocabulary"]
-        if run.workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
+        return DataFacts(expected.vocabulary, expected.train_samples)
+    # A capped vocabulary is at most, and for any larger text exactly, as large as its cap.
+    vocabulary = values["vocabulary"] if values else expected.vocabulary or data.text.max_vocabulary
+    if run.workload.of_pairs:
+        if values:  # at most: those with too long a summary are left out when the data is opened
             return DataFacts(vocabulary, *(splits[name]["documents"] for name in SEEN))
+        return DataFacts(vocabulary, expected.train_samples)
+    tokens, samples, validation = expected.train_tokens, expected.train_samples, None
+    if values:
         tokens = splits["train"]["tokens"]
         validation = max(1, math.ceil((splits["validation"]["tokens"] - 1) / training.window))
-    samples = data.expected.train_samples
-    if tokens is not None and not run.workload.of_pairs:
+    if tokens is not None:
         samples = max(1, math.ceil((tokens - 1) / (training.stride or training.window)))
     return DataFacts(vocabulary, samples, validation)
 
