@@ -25,12 +25,8 @@ use rule train as probe with:
     resources:
         **resources_of("probe"),
     params:
-        job=job_of("probe"),
-        launch=launch_of,
-        site=SITE,
-        timeout=PROJECT.config.timeout_seconds,
-        nsight="",
-        ranks=str(PATHS.logs("{run}-probe")),
+        kind="probe",
+        key=key_of("probe"),
 
 
 rule calibrate:
@@ -43,7 +39,7 @@ rule calibrate:
     resources:
         nodes=0,
     params:
-        probes=[PATHS.probe(name) for name in PLANNER.probes],
-        code=provenance.code_digest(["scripts/calibrate.py"]),
+        probes=list(PLANNER.probes),
+        code=code_of("calibration"),
     shell:
-        "python scripts/calibrate.py --probes {params.probes:q} --output {output:q} > {log:q} 2>&1"
+        "parascale calibrate {params.probes:q} > {log:q} 2>&1"

@@ -19,10 +19,9 @@ rule convert_checkpoint:
     params:
         source=checkpoint_of,
         settings=form_settings(),
-        code=provenance.code_digest(["scripts/convert_checkpoint.py"]),
+        code=code_of("checkpoints"),
     shell:
-        "python scripts/convert_checkpoint.py {params.source:q} $(dirname {output:q}) --settings {params.settings:q}"
-        " > {log:q} 2>&1"
+        "parascale checkpoint convert --run {wildcards.run:q} > {log:q} 2>&1"
 
 
 rule verify_checkpoint:
@@ -42,10 +41,9 @@ rule verify_checkpoint:
         **one_node(60),
     params:
         source=checkpoint_of,
-        code=provenance.code_digest(["scripts/verify_checkpoint.py"]),
+        code=code_of("checkpoints"),
     shell:
-        "python scripts/verify_checkpoint.py --source {params.source:q} --converted $(dirname {input.converted:q})"
-        " --data $(dirname {input.data:q}) --output {output:q} > {log:q} 2>&1"
+        "parascale checkpoint verify --run {wildcards.run:q} > {log:q} 2>&1"
 
 
 rule checkpoints:
@@ -74,7 +72,7 @@ rule compare_checkpoints:
         **one_node(60),
     params:
         which=PROJECT.config.checkpoints.which,
-        code=provenance.code_digest(["scripts/compare_checkpoints.py"]),
+        code=code_of("checkpoints"),
     shell:
-        "python scripts/compare_checkpoints.py $(dirname {input.first:q}) $(dirname {input.second:q}) --which {params.which}"
+        "parascale checkpoint compare --run {wildcards.first:q} --run {wildcards.second:q}"
         " --json {output.figures:q} --figure {output.layers:q} > {output.table:q} 2> {log:q}"

@@ -1,6 +1,7 @@
 # Needs: the configuration. Makes: what all rules share, which is reading and looking up; nothing is computed here.
 
 import json
+import os
 import shlex
 import sys
 from dataclasses import asdict
@@ -9,8 +10,10 @@ from pathlib import Path
 import snakemake_logger_plugin_parascale
 from snakemake.exceptions import WorkflowError
 
-from parascale import provenance
+from parascale.provenance import code_of
+from parascale.commands.communication import mesh_of, shapes
 from parascale.settings import load_project
+from parascale.settings.project import project_words
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
 from parascale.settings.names import pattern
 from parascale.settings.pretrained import Pretrained
@@ -18,14 +21,32 @@ from parascale.data.named_files import local_files
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
 from parascale.launch.preflight import check_root, preflight
-from parascale.launch.resources import node_resources, resources
+from parascale.launch.resources import cores_of, node_resources, resources
 from parascale.launch.storage import storage_warnings
 from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.report.figures import FIGURES
-from parascale.train.job import describe_job
+from parascale.train.job import key_of_run
 
-PROJECT = load_project(config, "the configuration")
+
+def near(path):
+    """A path as it is called from the current folder: relative where it lies below, so that results may move with it."""
+    path = Path(os.path.abspath(path))
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def configuration_files():
+    """The files that the configuration was read from, of which later ones go before earlier ones."""
+    given = workflow.config_settings
+    own = [] if given.replace_workflow_config else map(Path.absolute, map(Path, workflow.configfiles))
+    return [near(file) for file in (*(file for file in own if file not in given.configfiles), *given.configfiles)]
+
+
+# Imported as a module, the configuration is the other workflow's, and so is the folder that jobs run in.
+HOME = Path(str(workflow.current_basedir.get_path_or_uri(secret_free=True))).parent
+FILES = configuration_files()
+BASES = [file.parent for file in FILES[:1]] + [near(HOME / "config")]
+PROJECT = load_project(config, FILES, BASES)
 PATHS = PROJECT.paths
 PLANNER = Planner(PROJECT)
 snakemake_logger_plugin_parascale.follow(workflow, PLANNER)
@@ -38,19 +59,20 @@ ASKED = {
     for name, run in RUNS.items()
 }
 NONE = pattern([])
-SITE = f"{PROJECT.config.sites}/{PROJECT.site.name}.yaml"
 IMAGE_DATA, PAIR_DATA = PROJECT.image_datasets, PROJECT.pair_datasets
 TEXT_DATA = {name: data for name, data in PROJECT.datasets.items() if name not in IMAGE_DATA | PAIR_DATA}
 CONVERTED = [name for name in PROJECT.datasets if name not in PAIR_DATA]  # pairs have one format
-READING_CODE = provenance.code_digest(
-    ["scripts/benchmark_loaders.py", *(f"scripts/parascale/data/formats/{name}.py" for name in IMAGE_FORMATS)]
-)
 SHARDS = [PROJECT.config.formats.shard(number) for number in range(PROJECT.config.formats.shards)]
 SUMMARISERS = [name for name, run in PROJECT.runs.items() if run.workload.task == "summarisation"]
 
 
-# `python` in a rule is the one that runs Snakemake, so that an environment need not be activated.
-shell.prefix(f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; ")
+# `parascale` in a rule is that of the Python that runs Snakemake, so that an environment need not be activated, and has this
+# configuration. It becomes the job's own process, so that Slurm's warning before the time limit reaches it.
+PARASCALE, CONFIGURATION = shlex.join([sys.executable, "-m", "parascale"]), shlex.join(
+    project_words(config, FILES, BASES)
+)
+COMMAND = f'parascale() {{ exec {PARASCALE} "$@" {CONFIGURATION}; }}; '
+shell.prefix((shell._process_prefix or "") + COMMAND.replace("{", "{{").replace("}", "}}"))
 
 
 wildcard_constraints:
@@ -61,7 +83,7 @@ wildcard_constraints:
 def before_the_first_job():
     """Refuse, before anything is spent, what the environment, the machine or the budget does not allow."""
     try:
-        check_environment(Path(workflow.basedir) / "envs/requirements.txt", PROJECT.site, PROJECT.runs.values())
+        check_environment(HOME / "envs/requirements.txt", PROJECT.site, PROJECT.runs.values())
         if workflow.executor_plugin.name == "slurm":
             check_root(PROJECT.config.root)
             reservation = workflow.executor_settings.reservation
@@ -152,7 +174,8 @@ def reading_settings(wildcards):
 
 def window_of(wildcards):
     """Tokens of a window in the first workload on a dataset."""
-    return next(each for each in PROJECT.workloads.values() if each.data.dataset == wildcards.dataset).training.window
+    first = next(each for each in PROJECT.workloads.values() if each.data.dataset == wildcards.dataset)
+    return getattr(first.training, "window", None)  # images have none
 
 
 def pretrained_of(wildcards):
@@ -222,41 +245,16 @@ def data_settings(*sections):
     )
 
 
-def job_of(kind):
-    """A function from wildcards to the settings of a training's job; kind: run, parity or probe."""
-    output, work = PATHS.places(kind)
-
-    def job(wildcards):
-        run = PLANNER.run(wildcards.run, kind)
-        return as_json(describe_job(PROJECT, run, work(wildcards.run), output(wildcards.run)))
-
-    return job
+def key_of(kind):
+    """A function from wildcards to the key of a training; kind: run, parity or probe. Another key makes it stale, and nothing else
+    that is set."""
+    return lambda wildcards: key_of_run(PLANNER.run(wildcards.run, kind), PROJECT.site)
 
 
-def nsight():
-    """A function from wildcards to the launcher's option for a run that Nsight Systems profiles; none where no run does."""
-    profiled = {name for name, run in PROJECT.runs.items() if run.profile and run.profiler == "nsight"}
-    return (lambda wildcards: "--nsight" if wildcards.run in profiled else "") if profiled else ""
-
-
-def cores_of(wildcards):
-    """Cores of one node that the processes of a run compute with."""
-    processes = RUNS[wildcards.run].layout.processes_per_node
-    per_process = PROJECT.site.threads_per_process
-    return PROJECT.site.cores_per_node if per_process is None else processes * per_process
-
-
-def mesh_of(run):
-    """The degrees of a run that is spread in several dimensions; of others all processes are one group."""
-    dimensions = run.layout.dimensions
-    return dimensions if len(dimensions) > 1 else {}
-
-
-def launch_of(wildcards):
-    """What the launcher must know of a run's layout."""
+def processes_of(wildcards):
+    """How many processes a run has, and cores to compute with."""
     layout = RUNS[wildcards.run].layout
-    processes = f"--nodes {layout.nodes} --processes {layout.processes_per_node} --gpus {layout.gpus_per_node}"
-    return f"{processes} --cores {cores_of(wildcards)}"
+    return [layout.nodes, layout.processes_per_node, layout.gpus_per_node, cores_of(layout, PROJECT.site)]
 
 
 def one_node(minutes, gpus=0):

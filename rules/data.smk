@@ -21,7 +21,7 @@ rule download:
     params:
         settings=data_settings("source"),
     shell:
-        "python scripts/download.py --settings {params.settings:q}" " --output $(dirname {output:q}) > {log:q} 2>&1"
+        "parascale data download --dataset {wildcards.dataset:q} > {log:q} 2>&1"
 
 
 rule download_images:
@@ -37,8 +37,7 @@ rule download_images:
         source=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].source)),
         images=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].images)),
     shell:
-        "python scripts/download_images.py --source {params.source:q} --images {params.images:q}"
-        " --output $(dirname {output:q}) > {log:q} 2>&1"
+        "parascale data download --dataset {wildcards.dataset:q} > {log:q} 2>&1"
 
 
 rule prepare:
@@ -59,8 +58,7 @@ rule prepare:
     params:
         settings=data_settings("text", "expected"),
     shell:
-        "python scripts/prepare.py --raw $(dirname {input.raw:q}) --settings {params.settings:q}"
-        " --output $(dirname {output:q}) > {log:q} 2>&1"
+        "parascale data prepare --dataset {wildcards.dataset:q} > {log:q} 2>&1"
 
 
 rule index_images:
@@ -80,8 +78,7 @@ rule index_images:
         images=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].images)),
         columns=lambda wildcards: as_json(IMAGE_DATA[wildcards.dataset].source.columns),
     shell:
-        "python scripts/index_images.py --raw $(dirname {input:q}) --images {params.images:q}"
-        " --columns {params.columns:q} --output $(dirname {output:q}) > {log:q} 2>&1"
+        "parascale data index --dataset {wildcards.dataset:q} > {log:q} 2>&1"
 
 
 rule data:

@@ -28,9 +28,8 @@ rule convert_shard:
         number=lambda wildcards: SHARDS.index(wildcards.shard),
         settings=conversion_settings,
     shell:
-        "python scripts/convert.py --dataset {wildcards.dataset} --format {wildcards.format} --shard {params.number}"
-        " --input $(dirname {input:q}) --settings {params.settings:q} --threads {resources.reading_threads}"
-        " --output $(dirname $(dirname {output:q})) > {log:q} 2>&1"
+        "parascale data convert --dataset {wildcards.dataset:q} --format {wildcards.format:q}"
+        " --shard {params.number} --threads {resources.reading_threads} > {log:q} 2>&1"
 
 
 rule gather_shards:
@@ -50,9 +49,8 @@ rule gather_shards:
         settings=conversion_settings,
         bad_samples=PROJECT.config.formats.bad_samples,
     shell:
-        "python scripts/convert.py --dataset {wildcards.dataset} --format {wildcards.format} --gather"
-        " --input $(dirname {input.index:q}) --settings {params.settings:q} --bad-samples {params.bad_samples}"
-        " --output $(dirname {output:q}) > {log:q} 2>&1"
+        "parascale data convert --dataset {wildcards.dataset:q} --format {wildcards.format:q} --gather"
+        " > {log:q} 2>&1"
 
 
 rule convert_tokens:
@@ -70,8 +68,7 @@ rule convert_tokens:
     resources:
         **one_node(15),
     shell:
-        "python scripts/convert.py --dataset {wildcards.dataset} --format {wildcards.format}"
-        " --input $(dirname {input:q}) --output $(dirname {output:q}) > {log:q} 2>&1"
+        "parascale data convert --dataset {wildcards.dataset:q} --format {wildcards.format:q} > {log:q} 2>&1"
 
 
 rule verify_format:
@@ -89,8 +86,7 @@ rule verify_format:
     resources:
         **one_node(60),
     shell:
-        "python scripts/verify_formats.py --dataset {wildcards.dataset} --input $(dirname {input.source:q})"
-        " --folder $(dirname {input.converted:q}) > {log:q} 2>&1"
+        "parascale data verify --dataset {wildcards.dataset:q} --format {wildcards.format:q} > {log:q} 2>&1"
 
 
 rule benchmark_loaders:
@@ -114,11 +110,9 @@ rule benchmark_loaders:
     params:
         settings=reading_settings,
         window=window_of,
-        folders=lambda wildcards, input: [Path(path).parent for path in input],
-        code=READING_CODE,
+        code=code_of("loaders"),
     shell:
-        "python scripts/benchmark_loaders.py --dataset {wildcards.dataset} --settings {params.settings:q}"
-        " --window {params.window} --output {output.table:q} {params.folders:q} > {log:q} 2>&1"
+        "parascale data benchmark --dataset {wildcards.dataset:q} > {log:q} 2>&1"
 
 
 rule formats:

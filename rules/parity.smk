@@ -23,16 +23,12 @@ use rule train as parity_run with:
     wildcard_constraints:
         run=pattern(PROJECT.runs),
     # Nothing is timed here, so several may share a machine.
-    threads: cores_of
+    threads: lambda wildcards: cores_of(RUNS[wildcards.run].layout, PROJECT.site)
     resources:
         **resources_of("parity"),
     params:
-        job=job_of("parity"),
-        site=SITE,
-        launch=launch_of,
-        timeout=PROJECT.config.timeout_seconds,
-        nsight="",
-        ranks=str(PATHS.logs("{run}-parity")),
+        kind="parity",
+        key=key_of("parity"),
 
 
 rule parity_verdict:
@@ -49,8 +45,7 @@ rule parity_verdict:
         baseline=lambda wildcards: PROJECT.runs[wildcards.run].baseline,
         dropout=lambda wildcards: PROJECT.runs[wildcards.run].workload.model.dropout,
     shell:
-        "python scripts/compare_parity.py --run $(dirname {input.run:q}) --baseline $(dirname {input.baseline:q})"
-        " --dropout {params.dropout} --output {output:q} > {log:q} 2>&1"
+        "parascale parity --run {wildcards.run:q} > {log:q} 2>&1"
 
 
 rule parity:

@@ -22,10 +22,9 @@ rule summarise:
     params:
         device=PROJECT.site.device,
         settings=lambda wildcards: as_json(asdict(PROJECT.config.summaries)),
-        code=provenance.code_digest(["scripts/summarise.py"]),
+        code=code_of("summaries"),
     shell:
-        "python scripts/summarise.py --run $(dirname {input.finished:q}) --data $(dirname {input.data:q})"
-        " --device {params.device} --settings {params.settings:q} --output {output:q} > {log:q} 2>&1"
+        "parascale summarise --run {wildcards.run:q} > {log:q} 2>&1"
 
 
 rule summaries:

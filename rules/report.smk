@@ -12,10 +12,7 @@ localrules:
 # What the report needs to know of runs that left nothing.
 TABLE = as_json({key: getattr(PROJECT.config, key) for key in ("site", "runs", "workloads", "sites")})
 # What builds it by hand, of what there is: rule `report` waits for every run, and those that failed left records as well.
-REPORT_COMMAND = shlex.join(
-    [sys.executable, "scripts/report.py", "--results", str(PATHS.results), "--work", str(PATHS.under_way)]
-    + ["--output", str(PATHS.report), "--title", PROJECT.config.title, "--config", TABLE]
-)
+REPORT_COMMAND = f"{PARASCALE} report {CONFIGURATION}"
 
 
 rule job_report:
@@ -43,10 +40,9 @@ rule job_report:
     params:
         results=PATHS.results,
         work=PATHS.under_way,
-        code=provenance.code_digest(["scripts/job_report.py"]),
+        code=code_of("report"),
     shell:
-        "python scripts/job_report.py --run {wildcards.run:q} --results {params.results:q} --work {params.work:q}"
-        " --output $(dirname {output.page:q}) > {log:q} 2>&1"
+        "parascale report --run {wildcards.run:q} > {log:q} 2>&1"
 
 
 rule report:
@@ -95,17 +91,15 @@ rule report:
     params:
         results=PATHS.results,
         work=PATHS.under_way,
-        title=PROJECT.config.title,
+        # Functions: Snakemake takes the braces of a text for wildcards.
+        title=lambda wildcards: PROJECT.config.title,
         runs=list(PROJECT.runs),
         datasets=CONVERTED,
         measured=MEASURED,
-        # A function: Snakemake takes the braces of a text for wildcards.
         table=lambda wildcards: TABLE,
-        code=provenance.code_digest(["scripts/report.py"]),
+        code=code_of("report"),
     shell:
-        "python scripts/report.py --results {params.results:q} --work {params.work:q} --title {params.title:q}"
-        " --runs {params.runs:q} --datasets {params.datasets:q} --communication {params.measured:q}"
-        " --config {params.table:q} --output $(dirname {output.page:q}) > {log:q} 2>&1"
+        "parascale report > {log:q} 2>&1"
 
 
 # The results as a Workflow Run RO-Crate, on request: so that a reproduction can be published.
@@ -121,11 +115,10 @@ rule crate:
     params:
         project=workflow.basedir,
         results=PATHS.results,
-        title=PROJECT.config.title,
-        code=provenance.code_digest(["scripts/pack.py"]),
+        title=lambda wildcards: PROJECT.config.title,
+        code=code_of("report"),
     shell:
-        "python scripts/pack.py --project {params.project:q} --results {params.results:q} --title {params.title:q}"
-        " --output {output:q} > {log:q} 2>&1"
+        "parascale export crate > {log:q} 2>&1"
 
 
 # A finished run for Weights & Biases, on request and offline: `wandb sync` sends it from a machine with internet.
@@ -141,7 +134,7 @@ rule wandb_run:
     resources:
         nodes=0,
     shell:
-        "python scripts/export_wandb.py $(dirname {input.record:q}) {output:q} > {log:q} 2>&1"
+        "parascale export wandb --run {wildcards.run:q} > {log:q} 2>&1"
 
 
 rule wandb:

@@ -27,17 +27,10 @@ rule train:
     resources:
         **resources_of(),
     params:
-        job=job_of("run"),
-        site=SITE,
-        launch=launch_of,
-        timeout=PROJECT.config.timeout_seconds,
-        nsight=nsight(),
-        ranks=str(PATHS.logs("{run}")),
-    # `exec` makes the launcher the job's own process, so that Slurm's warning before the time limit reaches it.
+        kind="run",
+        key=key_of("run"),
     shell:
-        "exec python scripts/launch.py {params.launch} --site {params.site:q} --timeout {params.timeout} {params.nsight}"
-        " --logs {params.ranks:q}"
-        " -- scripts/train.py --settings {params.job:q} > {log:q} 2>&1"
+        "parascale launch --run {wildcards.run:q} --kind {params.kind} > {log:q} 2>&1"
 
 
 use rule train as train_single with:

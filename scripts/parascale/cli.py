@@ -1,28 +1,217 @@
-"""What every script shares: a `main()` whose errors are one clear line instead of a traceback."""
+"""The command `parascale`: its verbs, the options that they share, and how they end."""
 
+import contextlib
+import functools
+import importlib
+import json
 import os
 import select
 import sys
+import traceback
+from pathlib import Path
 
-from parascale.errors import ParascaleError
+import click
+import yaml
+from click.shell_completion import CompletionItem
+
+from parascale import __version__
+from parascale.errors import ConfigError, ParascaleError
+from parascale.settings import load_project_file, strict
+
+CONFIGURATION = Path("config/config.yaml")  # which is also where a project's folder is known by
+# Verb → its module in `parascale.commands`. A verb's module is loaded when the verb is called, or asked for help.
+VERBS = {
+    "advise": "plan",
+    "calibrate": "results",
+    "check": "project",
+    "checkpoint": "checkpoint",
+    "communication": "communication",
+    "data": "data",
+    "export": "export",
+    "generate": "results",
+    "launch": "launch",
+    "parity": "results",
+    "plan": "plan",
+    "report": "report",
+    "schema": "project",
+    "summarise": "results",
+    "train": "train",
+    "watch": "report",
+}
 
 
-def run_main(main):
-    """Call `main()` and exit with its return value; a ParascaleError becomes `error: ...` and exit code 1."""
-    try:
-        sys.exit(main())
-    except ParascaleError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
-    except BrokenPipeError:
-        if _is_read():  # another pipe broke
-            raise
-        # `script | head`: the reader has what it wanted, and what is still buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        sys.exit(130)
+class Verbs(click.Group):
+    """The verbs. A ParascaleError that reaches this becomes one line, `error: ...`, and exit code 1."""
+
+    def list_commands(self, context):
+        return list(VERBS)
+
+    def get_command(self, context, name):
+        return getattr(importlib.import_module(f"parascale.commands.{VERBS[name]}"), name) if name in VERBS else None
+
+    def resolve_command(self, context, arguments):
+        try:
+            return super().resolve_command(context, arguments)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=VERBS, ctx=context) from None
+
+    def invoke(self, context):
+        """Call a verb; what it returns is the exit code."""
+        try:
+            code = super().invoke(context)
+        except ParascaleError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            code = 1
+        except BrokenPipeError:
+            code = 1
+            if _is_read():  # another pipe broke
+                traceback.print_exc()
+            else:
+                # `parascale … | head`: the reader has what it wanted, and what is still buffered has nowhere to go.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr, flush=True)
+            code = 130
+        context.exit(code or 0)
+
+
+@click.group(cls=Verbs, context_settings={"show_default": True, "max_content_width": 110})
+@click.version_option(__version__)
+def parascale():
+    """From raw data to a verdict on how to scale a training. Each verb is one step, and works without Snakemake."""
+
+
+def main():
+    """The command."""
+    parascale(prog_name="parascale")
+
+
+def open_project(files=(), overrides=(), root=None, bases=()):
+    """The Project of these configuration files, of which later ones go before earlier ones, as in Snakemake.
+
+    overrides: pairs of a key and its value, which go before all files. root: a folder that goes before that of the configuration.
+    bases: what rules say (see `load_project`), which work in a folder of their own. Else the project is the nearest folder upwards
+    that holds a Snakefile and `config/config.yaml`: the process works there from then on, and its own configuration comes
+    first, as in Snakemake.
+    """
+    values = dict(overrides) | ({} if root is None else {"root": str(root)})
+    if bases:
+        return load_project_file(*files, overrides=values, bases=bases)
+    folder = next((each for each in _upwards() if _is_project(each)), None)
+    if folder:
+        os.chdir(folder)
+        files = [CONFIGURATION, *(file for file in files if file.resolve() != CONFIGURATION.resolve())]
+    elif not files:
+        raise ConfigError(
+            f"{Path.cwd()}: no project here; go into the folder of its Snakefile, or name its configuration with --config"
+        )
+    return load_project_file(*files, overrides=values)
+
+
+def _is_project(folder):
+    return (folder / "Snakefile").exists() and (folder / CONFIGURATION).exists()
+
+
+def named(what, name, known, where):
+    """`known[name]`. Raises ConfigError, with the nearest name, where there is none."""
+    if name not in known:
+        raise ConfigError(f"{what} `{name}` is not in {where}{strict.nearest(name, known)}")
+    return known[name]
+
+
+class Location(click.Path):
+    """A path of the command line, made absolute: the verb works in the project's folder, its user anywhere."""
+
+    def __init__(self, **options):
+        super().__init__(path_type=Path, **options)
+
+    def convert(self, value, parameter, context):
+        return Path.cwd() / super().convert(value, parameter, context)
+
+
+class Override(click.ParamType):
+    """KEY=VALUE of the configuration, as (key, the YAML value)."""
+
+    name = "KEY=VALUE"
+
+    def convert(self, value, parameter, context):
+        key, equals, text = value.partition("=")
+        if not (key and equals):
+            self.fail(f"`{value}` is not of the form KEY=VALUE")
+        try:
+            return key, yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            self.fail(f"the value of `{key}` is not valid YAML: {error}")
+
+
+class RunName(click.ParamType):
+    """The name of a run, which shells complete from the run table."""
+
+    name = "NAME"
+
+    def shell_complete(self, context, parameter, incomplete):
+        given = {key: value for key, value in context.params.items() if key in ("files", "overrides", "root") and value}
+        with contextlib.suppress(ParascaleError):
+            names = open_project(given.get("files", ()), given.get("overrides", ()), given.get("root")).runs
+            return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return []
+
+
+def run_option(help, **options):
+    """The option `--run`, whose value a verb gets as `name`."""
+    return click.option("--run", "name", type=RunName(), help=help, **options)
+
+
+def project_options(verb):
+    """Decorate a verb with the options that say which project is meant; its argument `find` is a function that opens it."""
+
+    @click.option(
+        "--config",
+        "files",
+        type=Location(),
+        multiple=True,
+        metavar="FILE",
+        help="A configuration; later ones go before earlier ones.  [default: config/config.yaml of the project]",
+    )
+    @click.option(
+        "--set", "overrides", type=Override(), multiple=True, help="A key of the configuration, with its value as YAML."
+    )
+    @click.option(
+        "--root", type=Location(), metavar="DIR", help="Folder above results/ and work/: short for --set root=DIR."
+    )
+    @click.option("--base", "bases", type=Location(), multiple=True, hidden=True, help="Set by the rules.")
+    @functools.wraps(verb)
+    def chosen(files, overrides, root, bases, **options):
+        return verb(find=functools.partial(open_project, files, overrides, root, bases), **options)
+
+    return chosen
+
+
+def with_project(verb):
+    """Decorate a verb as `project_options` does; its argument `project` is the loaded Project."""
+
+    @functools.wraps(verb)
+    def opened(find, **options):
+        return verb(project=find(), **options)
+
+    return project_options(opened)
+
+
+def configuration_words(context):
+    """The words of a command line that name the project which a context was called with."""
+    given = context.params
+    words = [word for file in given["files"] for word in ("--config", str(file))]
+    words += [
+        word for key, value in given["overrides"] for word in ("--set", f"{key}={json.dumps(value, default=str)}")
+    ]
+    words += [word for base in given["bases"] for word in ("--base", str(base))]
+    return words + (["--root", str(given["root"])] if given["root"] else [])
+
+
+def _upwards():
+    """The current folder and those above it."""
+    here = Path.cwd()
+    return [here, *here.parents]
 
 
 def _is_read():

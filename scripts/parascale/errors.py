@@ -2,7 +2,7 @@
 
 
 class ParascaleError(Exception):
-    """Base of every error raised on purpose; scripts print it without a traceback and exit with 1."""
+    """Base of every error raised on purpose; the command prints it without a traceback and exits with 1."""
 
 
 class ConfigError(ParascaleError):
@@ -31,3 +31,10 @@ class TrainingError(ParascaleError):
 
 class Interrupted(ParascaleError):
     """A run was asked to stop; it saved its state and continues where it stopped when started again."""
+
+
+def few(values, most=10, between=", "):
+    """The first of some values for a message, and how many more there are. most: values that it shows."""
+    shown = [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
+    more = [f"… and {len(shown) - most:,} more"] if len(shown) > most else []
+    return between.join(shown[:most] + more)

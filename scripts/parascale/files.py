@@ -4,6 +4,7 @@ A reader never meets half a file: everything is written beside its place, flushe
 """
 
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -155,3 +156,25 @@ def require_space(folder, needed_bytes, purpose, remedy=SPACE_REMEDY):
             f"not enough room in {folder} for {purpose}: {needed_bytes / 2**20:,.0f} MiB are needed, "
             f"{free / 2**20:,.0f} MiB are free. {remedy}"
         )
+
+
+@contextmanager
+def atomic_folder(target):
+    """Yield a new folder that becomes `target` on success (see `atomic_path`). A full disk is a RequirementError."""
+    with full_disk_is_an_error(target), atomic_path(target) as partial:
+        partial.mkdir()
+        yield partial
+
+
+@contextmanager
+def full_disk_is_an_error(target):
+    """Turn the system's errors of a full disk or quota, met while `target` is written, into a RequirementError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RequirementError(
+            f"{target}: the disk or its quota is full ({error.strerror}). Nothing half-written was left there. Free some "
+            "space or set another `root` in the configuration, then run again."
+        ) from error

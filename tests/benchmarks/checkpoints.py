@@ -216,7 +216,7 @@ def stall(work, behind):
     )  # fmt: skip
     settings = json.dumps(dataclasses.asdict(job))
     subprocess.run(
-        [sys.executable, ROOT / "scripts/train.py", "--settings", settings], check=True, stdout=subprocess.DEVNULL
+        [sys.executable, ROOT / "tests/distributed/trained.py", settings], check=True, stdout=subprocess.DEVNULL
     )
     lines = read_json_lines(Path(folders["output"]) / "steps.jsonl")
     stalls = [line["checkpoint_seconds"] for line in lines if "checkpoint_seconds" in line]

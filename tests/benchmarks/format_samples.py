@@ -87,7 +87,7 @@ class Numbered:
 def samples(work):
     """Draw the images once, index them, and warm the page cache."""
     if not (work / "index" / "manifest.json").exists():
-        draw_images(work / "raw", DRAWN, processes=2)
+        draw_images(work / "raw", DRAWN)
         index_images(work / "raw", DRAWN, work / "index")
     images = ImageIndex(work / "index").split("train")
     for i in range(len(images)):

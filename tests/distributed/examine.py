@@ -1,4 +1,4 @@
-"""What ranks do in tests: train a job as scripts/train.py does, and look at what the training holds and calls."""
+"""What ranks do in tests: train a job as `parascale train` does, and look at what the training holds and calls."""
 
 import os
 import signal

@@ -5,10 +5,7 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -19,9 +16,8 @@ from parascale.parallel import communication, start_processes, stop_processes
 from parascale.report import load_transfers
 from parascale.settings import Layout
 
+from ..command import parascale
 from .harness import run_on_ranks
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @given(st.integers(2, 40))
@@ -43,11 +39,10 @@ def test_bus_bandwidth_of_four_ranks_is_that_of_nccl_tests(operation, factor):
 
 def measured(folder, processes, *options):
     """The rows that a launched measurement writes."""
-    site = json.dumps({"name": "test", "cores_per_node": 2})
     output = folder / "communication/run.csv"
-    launcher = [sys.executable, SCRIPTS / "launch.py", "--processes", str(processes), "--site", site]
-    command = [*launcher, "--logs", folder / "logs", "--", SCRIPTS / "measure_communication.py", "--output", output]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    launcher = ["launch", "--processes", processes, "--site", "local", "--logs", folder / "logs"]
+    command = [*launcher, "--", "-m", "parascale", "communication", "--output", output]
+    done = parascale(*command, *options, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return list(csv.DictReader(output.open()))
 

@@ -6,42 +6,32 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from ..command import COMMAND
 from .cases import but_slow, pp
 from .test_launch import gone, wait_for
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+TRAINED = Path(__file__).with_name("trained.py")
 PATIENCE = 120  # seconds for ranks to start: torch loads slowly where cores are shared
 TIMEOUT = 8.0  # of collectives, as the configuration sets it
 ENDLESS = {"steps": 10**7}
 
 
 class Training:
-    """A launched scripts/train.py that would go on for ever."""
+    """A launched training that would go on for ever."""
 
     def __init__(self, folder, settings, nodes):
         self.settings = settings
-        site = json.dumps(settings["site"])
-        launcher = [
-            "launch.py",
-            "--nodes",
-            nodes,
-            "--processes",
-            settings["run"]["layout"]["gpus_per_node"],
-            "--site",
-            site,
-            "--timeout",
-            60,
-        ]
-        command = [*launcher, "--logs", folder / "logs", "--", SCRIPTS / "train.py", "--settings", json.dumps(settings)]
+        site, processes = folder / "site.yaml", settings["run"]["layout"]["gpus_per_node"]
+        site.write_text(json.dumps(settings["site"]))
+        launcher = ["launch", "--nodes", nodes, "--processes", processes, "--site", site, "--timeout", 60]
+        command = [*launcher, "--logs", folder / "logs", "--", TRAINED, json.dumps(settings)]
         self.process = subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            cwd=SCRIPTS,
+            [*COMMAND, *map(str, command)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

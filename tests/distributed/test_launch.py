@@ -6,14 +6,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-LAUNCH = Path(__file__).parents[2] / "scripts" / "launch.py"
-SITE = json.dumps({"name": "test", "cores_per_node": 2})
+from ..command import COMMAND
+
+LAUNCH = [*COMMAND, "launch", "--site", "local"]
 
 # A rank that writes down who it is, then does as its mode says.
 RANK = """
@@ -67,10 +67,10 @@ class Launched:
         self.folder, self.ranks = folder, nodes * processes
         script = folder / "rank.py"
         script.write_text(code)
-        given = {"nodes": nodes, "processes": processes, "site": SITE, "logs": folder / "logs", **options}
+        given = {"nodes": nodes, "processes": processes, "logs": folder / "logs", **options}
         arguments = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
         self.process = subprocess.Popen(
-            [sys.executable, LAUNCH, *arguments, "--", script, mode, folder],
+            [*LAUNCH, *arguments, "--", script, mode, folder],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -130,7 +130,7 @@ def test_one_process_replaces_the_launcher(tmp_path):
     """Start-up is paid once, and signals reach the training itself."""
     script = tmp_path / "single.py"
     script.write_text("import os, sys; print(os.getpid(), os.environ['OMP_NUM_THREADS']); sys.exit(7)")
-    command = [sys.executable, LAUNCH, "--site", SITE, "--cores", "2", "--", script]
+    command = [*LAUNCH, "--cores", "2", "--", script]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.communicate(timeout=30)[0].split() == [str(process.pid), "2"]
     assert process.returncode == 7
@@ -293,7 +293,7 @@ def test_the_secret_of_nodes_on_one_machine_is_in_no_command_and_no_rank(tmp_pat
     [("nowhere.invalid:12345", "does not resolve"), ("127.0.0.1:1", "Connection refused"), ("192.0.2.1:9", "")],
 )
 def test_a_node_that_finds_nobody_says_so_within_a_minute(tmp_path, meet, reason):
-    command = [sys.executable, LAUNCH, "--site", SITE, "--nodes", "2", "--node", "1", "--meet", meet, "--", "-c", "1"]
+    command = [*LAUNCH, "--nodes", "2", "--node", "1", "--meet", meet, "--", "-c", "1"]
     start = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and time.monotonic() - start < 60
@@ -302,8 +302,7 @@ def test_a_node_that_finds_nobody_says_so_within_a_minute(tmp_path, meet, reason
 
 @pytest.mark.slow
 def test_node_0_names_the_nodes_that_never_came(tmp_path):
-    command = [sys.executable, LAUNCH, "--site", SITE, "--nodes", "3", "--node", "0", "--meet", "127.0.0.1:11999"]
-    command += ["--logs", tmp_path, "--", "-c", "1"]
+    command = [*LAUNCH, "--nodes", "3", "--node", "0", "--meet", "127.0.0.1:11999", "--logs", tmp_path, "--", "-c", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "node(s) 1, 2 of 3 did not reach node 0" in done.stderr

@@ -122,6 +122,39 @@ def test_a_run_may_go_on_in_another_layout(before, after, make_settings, single,
     assert compare_folders(settings["output"], expected["output"])["weight_difference"] < tolerance.weights
 
 
+def test_what_was_begun_with_other_settings_steps_aside_and_comes_back(make_settings, tmp_path):
+    """Trying something else under a run's name costs nothing of what was done, nor does a start that ends at once."""
+    whole, one, other = make_settings("whole"), make_settings("run"), make_settings("run", optim={"lr": 1e-3})
+    work = Path(one["work"])
+    train(whole, tmp_path / "whole")
+    stop_at(3, one, tmp_path / "one")
+    stop_at(5, other, tmp_path / "other")
+    assert "`optim.lr` 0.003 → 0.001 changed since" in (tmp_path / "other/log-0.txt").read_text()
+    assert [line["step"] for line in numbers(work)] == [1, 2, 3, 4, 5]
+    train(one, tmp_path / "one again")
+    assert "run: continues with step 4 of 20" in (tmp_path / "one again/log-0.txt").read_text()
+    assert_same_bits(one, whole)
+    work.mkdir()
+    train(other, tmp_path / "other again")
+    said = (tmp_path / "other again/log-0.txt").read_text()
+    assert "takes up again what was begun with these settings" in said and "continues with step 6 of 20" in said
+    assert not list(work.parent.glob("run*"))
+
+
+def test_edited_code_begins_anew_unless_it_is_to_continue(make_settings, tmp_path):
+    """A record says which code began what another one continued."""
+    settings = make_settings("run")
+    edited = settings | {"code_digest": "edited"}
+    stop_at(3, settings, tmp_path / "first")
+    stop_at(5, edited | {"other_code": True}, tmp_path / "continued")
+    attempts = read_json_lines(Path(settings["work"]) / "attempts.jsonl")
+    assert [attempt["first_step"] for attempt in attempts] == [1, 4]
+    assert [attempt.get("continued_code") for attempt in attempts] == [None, settings["code_digest"]]
+    train(settings, tmp_path / "anew")
+    assert "run: code changed since" in (tmp_path / "anew/log-0.txt").read_text()
+    assert [attempt["first_step"] for attempt in read_json(Path(settings["output"]) / "run.json")["attempts"]] == [1]
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(make_settings, tmp_path):
     keys = {"layout": LAYOUTS["fsdp"], "training": {"checkpoint_every": 3}}
     whole, damaged = (make_settings(name, **keys) for name in ("whole", "damaged"))

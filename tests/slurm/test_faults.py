@@ -60,7 +60,7 @@ def ranks(cluster, job):
         (name, number)
         for name, node in cluster.nodes.items()
         for number, line in node.processes(f"SLURM_JOB_ID={job}").items()
-        if "scripts/train.py" in line and "scripts/launch.py" not in line and line.startswith("/")
+        if "-m parascale train" in line and line.startswith("/")
     ]
 
 

@@ -5,13 +5,11 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.slurm
 
-LAUNCH = Path(__file__).parents[2] / "scripts" / "launch.py"
 SITE = {
     "name": "box",
     "cores_per_node": 128,
@@ -65,8 +63,9 @@ class Job:
         script.write_text(code)
         shell.write_text(JOB_STEP)
         shell.chmod(0o755)
-        launch = [sys.executable, LAUNCH, "--nodes", nodes, "--processes", processes, "--gpus", 4]
-        launch += ["--site", json.dumps(site), "--logs", folder / "logs", "--", script, folder]
+        (folder / "site.yaml").write_text(json.dumps(site))
+        launch = [sys.executable, "-m", "parascale", "launch", "--nodes", nodes, "--processes", processes, "--gpus", 4]
+        launch += ["--site", folder / "site.yaml", "--logs", folder / "logs", "--", script, folder]
         self.id = cluster.submit(
             f"--nodes={nodes}", f"--ntasks={nodes}", "--cpus-per-task=128", "--gres=gpu:4", "--time=5",
             f"--output={folder}/out", *options, str(shell), *map(str, launch),

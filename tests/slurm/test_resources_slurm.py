@@ -21,10 +21,12 @@ ROOT = Path(__file__).parents[2]
 SNAKEFILE = """
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from parascale.settings import Config, Layout, load_site
 from parascale.launch.resources import resources
 
 SITE = replace(load_site(Config(sites="{root}/config/sites"), "jureca"), device="cpu")
+Path("{folder}/site.yaml").write_text(json.dumps(asdict(SITE)))
 LAYOUTS = {layouts}
 NAMES = ["nodes", "tasks", "tasks_per_gpu", "mpi", "gres", "cpus_per_task", "runtime", "slurm_partition", "slurm_account"]
 
@@ -37,11 +39,11 @@ rule all:
 rule train:
     output: "{{run}}.done"
     log: "{{run}}.log"
-    params: site=lambda wildcards: json.dumps(asdict(SITE)), layout=lambda wildcards: Layout(**LAYOUTS[wildcards.run])
+    params: layout=lambda wildcards: Layout(**LAYOUTS[wildcards.run])
     resources: {resources}
     shell:
-        "exec {python} {root}/scripts/launch.py --nodes {{params.layout.nodes}} --gpus {{params.layout.gpus_per_node}}"
-        " --processes {{params.layout.processes_per_node}} --site {{params.site:q}} --logs {{wildcards.run}}.logs"
+        "exec {python} -m parascale launch --nodes {{params.layout.nodes}} --gpus {{params.layout.gpus_per_node}}"
+        " --processes {{params.layout.processes_per_node}} --site {folder}/site.yaml --logs {{wildcards.run}}.logs"
         " -- {folder}/rank.py {{output}} > {{log}} 2>&1"
 """
 RANK = """

@@ -1,7 +1,4 @@
-"""What tests of several files need: a report to read, and scripts as modules."""
-
-import importlib.util
-from pathlib import Path
+"""What tests of several files need: a report to read."""
 
 import pytest
 
@@ -23,16 +20,3 @@ def matrix_report(tmp_path_factory):
 def matrix_page(matrix_report):
     """The text of that report's page."""
     return (matrix_report / "report/index.html").read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def load_script():
-    """A function: a script of the project, by name, as a module."""
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / f"scripts/{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load

@@ -1,19 +1,14 @@
 """Made-up results of every kind at once, so that every section of the report has something to show."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 from parascale.data.benchmark import write_rows
 from parascale.files import read_json, write_json, write_text
+from tests.command import parascale
 from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_results
 from tests.unit.test_report_communication import write as write_transfers
 from tests.unit.test_report_conversions import proof
 from tests.unit.test_report_loaders import FACTS, ROWS
 from tests.unit.test_report_quality import SUMMARIES
-
-SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
-
+from tests.workflow.small_project import link_project
 
 TEXT = workload(data={"dataset": "prose"})
 SUMMARISER = workload("summary-small", "summarisation", {"dataset": "xsum"}, summary_window=24)
@@ -80,7 +75,9 @@ def write_everything(root, fakes):
 
 def build_report(root, *options):
     """The folder of the report that its command builds of the results in `root`."""
-    subprocess.run([sys.executable, SCRIPT, *options], cwd=root, check=True, capture_output=True)
+    if not (root / "Snakefile").exists():
+        link_project(root)
+    parascale("report", "--everything", *options, cwd=root, check=True)
     return root / "results/report"
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from parascale.data.formats.mount import require_fuse
+from parascale.data.formats.squashfs import require_fuse
 from parascale.data.images import ImageIndex, ImageIndexWriter, write_index
 from parascale.errors import RequirementError
 from parascale.settings.formats import IMAGE_FORMATS
@@ -58,7 +58,7 @@ def packed_index(folder, splits, classes=("a", "b", "c")):
             packed[split] = writer.arrays()
         return packed
 
-    write_index(folder, None, classes, None, [], pack)
+    write_index(folder, None, classes, pack, [])
     return ImageIndex(folder)
 
 

@@ -1,9 +1,5 @@
 """The commands by hand: convert, look into, and load what a run left."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,14 +7,13 @@ from parascale.checkpoint.load import load_run
 from parascale.errors import CheckpointError
 from parascale.files import read_json, write_json
 
+from ..command import parascale
 from .checkpoints import VOCABULARY, save_run
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
-
-def command(name, *arguments):
-    """(exit code, output, errors) of a script."""
-    done = subprocess.run([sys.executable, SCRIPTS / name, *map(str, arguments)], capture_output=True, text=True)
+def command(*words):
+    """(exit code, output, errors) of a verb."""
+    done = parascale("checkpoint", *words)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -34,16 +29,16 @@ def run(tmp_path):
 
 def test_a_checkpoint_is_converted_and_looked_into(run, tmp_path):
     """Progress and throughput are shown; what is not whole has exit code 1 and a reason, and is not converted."""
-    code, told, progress = command("convert_checkpoint.py", run[0] / "checkpoint", tmp_path / "out", "--to", "pt")
+    code, told, progress = command("convert", run[0] / "checkpoint", tmp_path / "out", "--to", "pt")
     assert code == 0 and "GB/s" in told and "MiB of memory" in told
     assert " B done, " in progress
-    code, told, _ = command("inspect_checkpoint.py", tmp_path / "out", "--tensors")
+    code, told, _ = command("inspect", tmp_path / "out", "--tensors")
     assert code == 0 and "whole, every checksum holds" in told and "embedding.tokens.weight  101×32  float32" in told
     with open(tmp_path / "out/model.pt", "r+b") as handle:
         handle.truncate(1000)
-    code, told, _ = command("inspect_checkpoint.py", tmp_path / "out")
+    code, told, _ = command("inspect", tmp_path / "out")
     assert code == 1 and "NOT WHOLE" in told and "model.pt is damaged (1,000 bytes instead of" in told
-    code, _, error = command("convert_checkpoint.py", tmp_path / "out", tmp_path / "back", "--to", "sharded")
+    code, _, error = command("convert", tmp_path / "out", tmp_path / "back", "--to", "sharded")
     assert code == 1 and "model.pt is damaged" in error and "Traceback" not in error
     assert not (tmp_path / "back").exists()
 

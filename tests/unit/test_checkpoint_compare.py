@@ -2,10 +2,7 @@
 
 import json
 import math
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +12,8 @@ from parascale.errors import CheckpointError
 from parascale.files import read_json, write_json, write_text
 from parascale.settings.config import Checkpoints
 
+from ..command import parascale
 from .checkpoints import save_run
-
-SCRIPT = Path(__file__).parents[2] / "scripts/compare_checkpoints.py"
 
 
 def make_run(folder, steps, loss):
@@ -40,8 +36,8 @@ def runs(tmp_path_factory):
 
 
 def test_the_command_prints_the_table_and_draws_the_layers(runs, tmp_path):
-    command = [sys.executable, SCRIPT, *runs, "--rows", "3", "--json", "all.json", "--figure", "layers.svg"]
-    told = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    files = ["--json", "all.json", "--figure", "layers.svg"]
+    told = parascale("checkpoint", "compare", *runs, "--rows", 3, *files, cwd=tmp_path, check=True).stdout
     found = read_json(tmp_path / "all.json")
     assert len(told.splitlines()) == 1 + 3 + 1 + 1 + 2 + 1, told
     assert found["tensors"][0]["tensor"] in told and "layers that differ most: " in told

@@ -14,7 +14,7 @@ from parascale.data.convert import convert
 from parascale.data.loader import read_batches
 from parascale.data.sampler import Sampler
 from parascale.errors import DataError
-from parascale.evaluation.accuracy import correct_within
+from parascale.evaluation.evaluate import correct_within
 from parascale.evaluation.task import open_task
 from parascale.settings import Data, Formats, Workload, make
 from parascale.settings.data import Expected
@@ -150,7 +150,7 @@ def task_of(folder, **data):
     [
         ({"vocabulary": 10}, "`data.expected.vocabulary` is 10, but there are 3 classes"),
         ({"train_samples": 9025}, "`data.expected.train_samples` is 9,025, but there are 12 images in the train split"),
-        ({"train_samples": 11}, "is 11, but there are 12 images in the train split, bad ones included; correct it"),
+        ({"train_samples": 11}, "is 11, but there are 12 images in the train split, bad ones included"),
     ],
 )
 def test_other_images_than_expected_name_both_figures(converted, expected, message):

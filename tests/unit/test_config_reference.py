@@ -1,13 +1,12 @@
 """config/README.md says of every setting what the dataclasses say."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from parascale.errors import ConfigError
 from parascale.settings import reference
+from tests.command import parascale
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "config/README.md"
@@ -15,13 +14,12 @@ EMPTY = "".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in reference.
 
 
 def command(page, *arguments):
-    script = [sys.executable, str(ROOT / "scripts/config_reference.py"), "--page", str(page), *arguments]
-    return subprocess.run(script, capture_output=True, text=True, check=False)
+    return parascale("schema", "--page", page, *arguments)
 
 
 def test_the_page_is_what_the_settings_say():
     page = PAGE.read_text(encoding="utf-8")
-    assert reference.fill(page) == page, "run: python scripts/config_reference.py --write"
+    assert reference.fill(page) == page, "run: parascale schema --write"
 
 
 def test_each_kind_of_setting_is_told_with_its_value_default_and_meaning():

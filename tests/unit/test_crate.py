@@ -1,8 +1,6 @@
 """The packed results are a Workflow Run RO-Crate: complete, readable by the library, and saying what was made from what."""
 
 import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from rocrate.rocrate import ROCrate
 from parascale.errors import DataError
 from parascale.report.crate import PROFILES, pack
 from parascale.report.sections import SECTIONS
+from tests.command import parascale
 from tests.unit.fake_devices import gpu_lines, write_devices
 from tests.unit.fake_everything import build_report, finished, write_everything
 
@@ -32,8 +31,7 @@ def packed(tmp_path_factory):
     write_devices(results / "runs/ddp", gpu_lines(1))
     (results / "runs/ddp/checkpoint").mkdir()
     (results / "runs/ddp/checkpoint/0.distcp").write_bytes(b"weights")
-    command = [sys.executable, PROJECT / "scripts/pack.py", "--results", results, "--output", root / "a.crate.zip"]
-    subprocess.run(command, check=True, capture_output=True)
+    parascale("export", "crate", "--root", root, "--output", root / "a.crate.zip", check=True)
     with zipfile.ZipFile(root / "a.crate.zip") as archive:
         archive.extractall(root / "out")
     return root / "out", results
@@ -41,7 +39,13 @@ def packed(tmp_path_factory):
 
 def test_the_crate_holds_workflow_configuration_and_records_but_no_weights(packed):
     folder, results = packed
-    for name in ("Snakefile", "rules/train.smk", "scripts/train.py", "config/config.yaml", "envs/requirements.txt"):
+    for name in (
+        "Snakefile",
+        "rules/train.smk",
+        "scripts/parascale/commands/train.py",
+        "config/config.yaml",
+        "envs/requirements.txt",
+    ):
         assert (folder / name).read_bytes() == (PROJECT / name).read_bytes()
     for name in ("run.json", "summary.json", "steps.jsonl", "device.csv"):
         assert (folder / "results/runs/ddp" / name).read_bytes() == (results / "runs/ddp" / name).read_bytes()
@@ -74,7 +78,7 @@ def test_it_says_what_was_made_from_what(packed):
     action = crate.dereference("#train-ddp")
     attempts = json.loads((results / "runs/ddp/run.json").read_text())["attempts"]
     assert (action["startTime"], action["endTime"]) == (attempts[0]["start"], attempts[-1]["end"])
-    assert action["instrument"].id == "scripts/train.py"
+    assert action["instrument"].id == "scripts/parascale/commands/train.py"
     assert "results/runs/ddp/summary.json" in {entity.id for entity in action["result"]}
     assert not any("single" in entity.id for entity in action["result"])
     assert crate.dereference("#workflow-run")["instrument"].id == "Snakefile"

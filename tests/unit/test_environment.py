@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from parascale import cli
 from parascale.errors import RequirementError
 from parascale.launch import environment
 from parascale.launch.environment import check_environment, driver_version, problems, read_pins
@@ -111,10 +111,11 @@ def test_the_launcher_refuses_a_node_without_driver_before_it_starts_anything(mo
     """A login node may have none, so that only the job can tell."""
     monkeypatch.setattr(environment, "cuda_of_driver", lambda: None)
     monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
-    command = ["launch.py", "--site", '{"name": "gpus", "device": "cuda"}', "--logs", str(tmp_path / "logs")]
+    (tmp_path / "gpus.yaml").write_text("device: cuda\n")
+    command = ["parascale", "launch", "--site", str(tmp_path / "gpus.yaml"), "--logs", str(tmp_path / "logs")]
     monkeypatch.setattr(sys, "argv", [*command, "--", str(tmp_path / "nothing.py")])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(ROOT / "scripts/launch.py"), run_name="__main__")
+        cli.main()
     assert ended.value.code == 1
     said = capsys.readouterr().err
     assert re.fullmatch(r"error: (this node has no NVIDIA driver|torch was built without CUDA).*\n", said)
@@ -178,8 +179,8 @@ def test_what_the_source_names_can_be_imported(user):
         assert hasattr(importlib.import_module(module), name)
 
 
-def test_the_script_is_quick_and_imports_no_torch():
-    command = [sys.executable, "-X", "importtime", "scripts/check_environment.py", "--run", "ddp", "pp"]
+def test_the_command_is_quick_and_imports_no_torch():
+    command = [sys.executable, "-X", "importtime", "-m", "parascale", "check", "--run", "ddp", "--run", "pp"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "pinned versions as tested" in done.stdout

@@ -1,28 +1,27 @@
 """What can be wrong with data is found, named, and answered with what to do; nothing half-right is handed on."""
 
 import dataclasses
-import json
 import shutil
-import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 from parascale.data.benchmark import benchmark_images
 from parascale.data.convert import convert, convert_shard
 from parascale.data.dali import dali_batches
-from parascale.data.formats import mount, open_images, squashfs, storage
+from parascale.data.formats import open_images, squashfs, storage
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.verify import verify_images
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.files import read_json
 from parascale.settings.formats import Formats, Images, Loaders
+from tests.command import parascale
 from tests.unit.image_sets import image_folder, jpeg, packed_index
 
-SCRIPT = Path(__file__).parents[2] / "scripts/convert.py"
 GOOD = jpeg(1)
 BAD_SAMPLES = [
     pytest.param(b"", "the file is empty", id="empty"),
@@ -93,12 +92,17 @@ def test_one_bad_sample_loses_no_work(shards, mixed, tmp_path):
 
 def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
     """Snakemake removes the record of a job that fails, and with it the proof that the shard is there."""
-    index = mixed(b"")
-    convert_script = [sys.executable, SCRIPT, "--dataset", "set", "--format", "hdf5", "--input", index.folder]
-    convert_script += ["--output", tmp_path / "hdf5", "--settings", json.dumps({"shards": 2, "threads": 2})]
+    folder = tmp_path / "results/data/set"
+    shutil.copytree(mixed(b"").folder, folder / "index")
+    (tmp_path / "set.yaml").write_text(
+        "task: classification\nmodel: {kind: xresnet, norm: batch}\ntraining: {steps: 1}\n"
+    )
+    (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tset\n")
+    project = ["--root", tmp_path, "--set", f"workloads={tmp_path}", "--set", f"runs={tmp_path}/runs.tsv"]
+    project += ["--set", "formats={shards: 2, threads: 2}"]
 
     def run(*more):
-        done = subprocess.run([*convert_script, *more], capture_output=True, text=True, check=False)
+        done = parascale("data", "convert", "--dataset", "set", "--format", "hdf5", *project, *more)
         return done.returncode, done.stdout, done.stderr
 
     shards = [run("--shard", str(number)) for number in range(2)]
@@ -110,8 +114,8 @@ def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
     for part in (["--gather"], []):
         code, _, complaint = run(*part)
         assert code == 1 and "train, train/3: the file is empty" in complaint
-    assert run("--gather", "--bad-samples", "skip")[0] == 0
-    assert read_json(tmp_path / "hdf5/manifest.json")["bad"][0]["name"] == "train/3"
+    assert run("--gather", "--set", "formats={bad_samples: skip}")[0] == 0
+    assert read_json(folder / "hdf5/manifest.json")["bad"][0]["name"] == "train/3"
 
 
 def test_a_damaged_pixel_is_found_by_decoding(mixed, tmp_path):
@@ -213,13 +217,13 @@ def test_an_unknown_split_or_shard_is_named(made, tmp_path):
 
 
 def test_without_squashfuse_or_fuse_the_error_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(mount.shutil, "which", lambda program: None)
+    monkeypatch.setattr(squashfs.shutil, "which", lambda program: None)
     with pytest.raises(RequirementError, match=r"squashfuse, which is not on the PATH: .*hdf5"):
-        mount.require_fuse()
-    monkeypatch.setattr(mount.shutil, "which", lambda program: f"/usr/bin/{program}")
-    monkeypatch.setattr(mount.os, "access", lambda path, mode: False)
+        squashfs.require_fuse()
+    monkeypatch.setattr(squashfs.shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(squashfs.os, "access", lambda path, mode: False)
     with pytest.raises(RequirementError, match="/dev/fuse is missing"):
-        mount.require_fuse()
+        squashfs.require_fuse()
 
 
 def test_without_mksquashfs_the_error_says_what_to_do(mixed, monkeypatch, tmp_path):
@@ -232,7 +236,7 @@ def test_without_mksquashfs_the_error_says_what_to_do(mixed, monkeypatch, tmp_pa
 def test_a_file_that_is_no_squashfs_is_named(tmp_path):
     (tmp_path / "broken.squashfs").write_bytes(bytes(5000))
     with pytest.raises(RequirementError, match=r"broken\.squashfs could not be mounted"):
-        mount.Mount(tmp_path / "broken.squashfs")
+        squashfs.Mount(tmp_path / "broken.squashfs")
 
 
 def test_a_copy_that_does_not_fit_shared_memory_is_refused(made, tmp_path, monkeypatch):
@@ -260,9 +264,10 @@ def test_a_copy_in_shared_memory_reads_the_same(made, tmp_path):
     ],
 )
 def test_the_filesystem_is_found_and_decides_how_to_read(mounts, path, kind, tmp_path, monkeypatch):
-    listed = tmp_path / "mounts"
-    listed.write_text(mounts)
-    monkeypatch.setattr(storage, "MOUNTS", listed)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/mounts").write_text(mounts)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=1 << 34))
     assert storage.filesystem(path) == kind
     assert storage.default_io(path, 1000) == ("mmap" if kind == "ext4" else "pread")
     assert storage.default_io(path, 1 << 60) == "pread", "what does not stay in memory is not mapped"

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from parascale.data import advice, benchmark, cases, measure
-from parascale.data.benchmark import COLUMNS, benchmark_images, conversion_cost, image_cases, write_rows
-from parascale.data.ceiling import ceilings
+from parascale.data.benchmark import COLUMNS, benchmark_images, ceilings, conversion_cost, image_cases, write_rows
 from parascale.data.convert import convert
 from parascale.data.formats.storage import copy_to_memory, drop_from_cache, require_room
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS, Formats, Loaders

@@ -83,6 +83,15 @@ def test_parquet_that_holds_the_images_as_the_hub_has_it(tmp_path):
     assert [train.read(i) for i in range(6)] == images and train.labels.tolist() == [1, 0, 1] * 2
 
 
+def test_images_held_out_of_packed_parquet_can_be_read(tmp_path):
+    (tmp_path / "raw").mkdir()
+    images = [make_jpeg(seed) for seed in range(6)]
+    pq.write_table(pa.table({"image": images, "label": ["a", "b"] * 3}), tmp_path / "raw/train.parquet")
+    index = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.3)
+    read = {split: [part.read(i) for i in range(len(part))] for split in index.splits for part in [index.split(split)]}
+    assert len(read["validation"]) == 2 and sorted(read["train"] + read["validation"]) == sorted(images)
+
+
 def test_a_label_that_is_no_class_is_listed(tmp_path):
     (tmp_path / "raw").mkdir()
     table = pa.table({"image": [make_jpeg(0), make_jpeg(1)], "label": pa.array([0, -1])})
@@ -227,12 +236,22 @@ def test_the_loader_gives_the_same_batches_for_any_workers_and_ranks(workers, ra
 
 
 def test_the_loader_names_an_image_that_does_not_decode(tmp_path):
-    from parascale.data.loader import ImageDataset
+    from parascale.data.loader import DecodedImages
 
     index = packed_index(tmp_path / "index", {"train": [(b"no image", 0)]})
     convert(index, "set", "hdf5", Formats(threads=1, check="none"), tmp_path / "hdf5")
     with pytest.raises(DataError, match=r"train\.h5: sample 0 \(number 0 of the source.*cannot be decoded.*skip"):
-        ImageDataset(open_images(tmp_path / "hdf5", "train"))[0]
+        DecodedImages(open_images(tmp_path / "hdf5", "train")).batch([0])
+
+
+def test_the_loader_takes_images_of_different_sizes(tmp_path):
+    """As photographs are: the benchmark of readers decodes them as they are."""
+    from parascale.data.loader import EvaluationBatches, image_loader
+
+    index = packed_index(tmp_path / "index", {"train": [(make_jpeg(0, size=8 + seed), 0) for seed in range(2)]})
+    convert(index, "set", "hdf5", Formats(threads=1), tmp_path / "hdf5")
+    ((images, _),) = image_loader(open_images(tmp_path / "hdf5", "train"), EvaluationBatches(2, 2))
+    assert sorted(image.shape for image in images) == [(8, 8, 3), (9, 9, 3)]
 
 
 def write_table(path, names, labels, columns=("path", "label")):

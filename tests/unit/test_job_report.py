@@ -5,9 +5,6 @@ import itertools
 import json
 import math
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +13,11 @@ from parascale.report.job import load_job, render_job
 from parascale.report.pdf import write_pdf
 from parascale.report.usage import BUCKETS, bucketed, rates, running_time
 from parascale.telemetry import COLUMNS, read_samples
+from tests.command import parascale
 from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
 from tests.unit.fake_results import CLUSTER, SHARES, fake, write_results
 from tests.unit.page_cells import Cells
 
-SCRIPT = Path(__file__).parents[2] / "scripts/job_report.py"
 LIMIT = {"submitted": START - 600, "allocated": START - 30, "limit_seconds": 3600.0}
 
 
@@ -208,8 +205,7 @@ def test_page_and_pdf_are_there_for_every_kind_of_run(tmp_path, status):
 
 def test_the_command_writes_both(tmp_path):
     job_of(tmp_path, WELL)
-    command = [sys.executable, SCRIPT, "--run", "run", "--results", tmp_path / "results", "--work", tmp_path / "work"]
-    subprocess.run([*command, "--output", tmp_path / "jobs"], check=True, capture_output=True)
+    parascale("report", "--run", "run", "--root", tmp_path, "--output", tmp_path / "jobs", check=True)
     assert {path.name for path in (tmp_path / "jobs").iterdir()} == {"run.html", "run.pdf"}
 
 

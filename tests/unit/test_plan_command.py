@@ -1,17 +1,16 @@
-"""`scripts/plan.py` and `scripts/advise.py` as commands: what they print, and what their exit codes say."""
+"""`parascale plan` and `parascale advise`: what they print, and what their exit codes say."""
 
 import csv
 import itertools
 import json
 import re
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from parascale import cli
+from tests.command import parascale
+
 SITE = """
 device: cuda
 cores_per_node: 128
@@ -45,6 +44,7 @@ def write(tmp_path):
             ("config/workloads/large.yaml", LARGE),
             ("config/runs.tsv", RUNS),
             ("config/config.yaml", f"site: here\n{config}"),
+            ("Snakefile", ""),
         ):
             (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / place).write_text(text)
@@ -54,11 +54,10 @@ def write(tmp_path):
 
 @pytest.fixture
 def call(tmp_path):
-    """A function: (exit code, both streams) of a script in the small project."""
+    """A function: (exit code, both streams) of a verb in the small project."""
 
-    def run(script, *arguments):
-        command = [sys.executable, ROOT / "scripts" / script, *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    def run(*words):
+        done = parascale(*words, cwd=tmp_path, timeout=120)
         return done.returncode, done.stdout + done.stderr
 
     return run
@@ -70,24 +69,24 @@ def call(tmp_path):
         ({}, 0, "all 2 runs can start"),
         ({"config": "budget: {core_hours: 1000}\n"}, 0, "all 2 runs can start"),
         ({"config": "budget: {core_hours: 0.5}\n"}, 1, "more than budget.core_hours = 0.5"),
-        ({"config": "budget: {core_hours: 0.5}\n", "arguments": ["--runs", "single"]}, 1, "core_hours"),
+        ({"config": "budget: {core_hours: 0.5}\n", "arguments": ["--run", "single"]}, 1, "core_hours"),
         ({"dim": 8192}, 1, "single: does not fit; it would with"),
         ({"config": "partition: dc-gpu-devel\n"}, 1, "wide: asks for 8 nodes; partition dc-gpu-devel"),
         ({"config": "partition: dc-gpo\n"}, 1, "did you mean `dc-gpu`"),
-        ({"arguments": ["--runs", "sinle"]}, 1, "did you mean `single`"),
+        ({"arguments": ["--run", "sinle"]}, 1, "did you mean `single`"),
         ({"steps": 10_000_000}, 0, "will continue in several jobs"),
     ],
 )
 def test_the_exit_code_is_the_verdict(write, call, settings, code, said):
     write(**{name: value for name, value in settings.items() if name != "arguments"})
-    found, text = call("plan.py", "--check", *settings.get("arguments", ()))
+    found, text = call("plan", "--check", *settings.get("arguments", ()))
     assert found == code, text
     assert said in text
 
 
 def test_every_run_is_described(write, call):
     write()
-    code, text = call("plan.py")
+    code, text = call("plan")
     assert code == 0 and "single (single): rests on formula" in text and "wide (multi_node)" in text, text
     assert re.search(r"memory \d+\.\d\d GB a process: fits \(parameters", text)
     assert re.search(r"1,000 steps of .* ms .*\n +\d+\.\d\d h in all, \d+\.\d\d core-h", text)
@@ -97,7 +96,7 @@ def test_every_run_is_described(write, call):
 def test_exact_memory_stands_beside_the_formula(write, call):
     """Of the real code on fake tensors, which a process of its own measures."""
     write()
-    code, text = call("plan.py", "--exact", "--runs", "single")
+    code, text = call("plan", "--exact", "--run", "single")
     assert code == 0, text
     exact, formula, error = re.search(
         r"exact: (\S+) GB of tensors on rank 0; formula (\S+) GB \((\S+)%\)", text
@@ -107,30 +106,28 @@ def test_exact_memory_stands_beside_the_formula(write, call):
 
 def test_what_was_charged_stands_beside_what_was_foretold(write, call, tmp_path):
     write()
-    code, text = call("plan.py", "--actual", "none.csv")
-    assert (code, text) == (0, "0 finished runs: none.csv\n")
+    code, text = call("plan", "--actual", "none.csv")
+    assert (code, text) == (0, f"0 finished runs: {tmp_path}/none.csv\n")
     folder = tmp_path / "results/runs/single"
     folder.mkdir(parents=True)
     foretold = {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 71.1}
     site = {"name": "here", "device": "cuda", "cores_per_node": 128}
     (folder / "run.json").write_text(json.dumps({"run": "single", "site": site, "prediction": foretold}))
     (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2400.0, "core_hours": 85.3}))
-    code, text = call("plan.py", "--actual", "actual.csv")
-    assert (code, text) == (0, "1 finished runs: actual.csv\n")
+    code, text = call("plan", "--actual", "actual.csv")
+    assert (code, text) == (0, f"1 finished runs: {tmp_path}/actual.csv\n")
     with open(tmp_path / "actual.csv", encoding="utf-8") as table:
         (row,) = csv.DictReader(table)
     assert (row["run"], row["basis"], row["core_hours_charged"], row["ratio"]) == ("single", "probe", "85.3", "1.2")
 
 
 @pytest.fixture
-def advise(load_script, tmp_path, monkeypatch, capsys):
-    """A function: what `scripts/advise.py` prints in the small project."""
-    script = load_script("advise")
+def advise(tmp_path, monkeypatch, capsys):
+    """A function: what `parascale advise` prints in the small project."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["advise.py", *arguments])
-        script.main()
+    def run(*words):
+        cli.parascale(["advise", *words], standalone_mode=False)
         return capsys.readouterr().out
 
     return run
@@ -139,12 +136,12 @@ def advise(load_script, tmp_path, monkeypatch, capsys):
 def test_advice_in_words(write, call):
     """The rule of thumb, then the best layouts with memory, time, cost and the reason; an error is a line and an exit code."""
     write()
-    code, text = call("advise.py", "--workload", "w", "--gpus", "8", "--top", "3")
+    code, text = call("advise", "--workload", "w", "--gpus", "8", "--top", "3")
     assert code == 0 and text.startswith("Model and optimizer states (0.0 GB) fit one GPU: start with DDP."), text
     assert re.search(r"\d+ layouts for 8 GPUs of here, by time; rests on formula", text)
     assert [int(number) for number in re.findall(r"^ +(\d+)\. ", text, re.MULTILINE)] == [1, 2, 3]
     assert re.search(r"1\. \w+ \(.*=.*\): 0\.\d GB a GPU: fits, .* ms a step, .* h, .* core-h\n     each GPU", text)
-    code, text = call("advise.py", "--workload", "w", "--gpus", "7")
+    code, text = call("advise", "--workload", "w", "--gpus", "7")
     assert code == 1 and "error: 7 GPUs do not fill whole nodes of here" in text, text
 
 

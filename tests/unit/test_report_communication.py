@@ -1,15 +1,12 @@
 """What was measured between processes stands in the report: bus bandwidth drawn and in numbers, and what could not be read."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from parascale.report import build_report, load_transfers, render_page
+from tests.command import parascale
 
-SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
 HEADER = "operation,group,nodes,ranks,bytes,seconds,algorithm_gigabytes_per_second,bus_gigabytes_per_second"
 # All-reduce of 4 ranks: bus bandwidth is 1.5 times algorithm bandwidth.
 ROWS = [
@@ -77,11 +74,11 @@ def test_without_measurements_there_is_no_section(tmp_path):
     assert section(tmp_path, ["other"]) is None
 
 
-def test_the_script_draws_the_figure_of_the_runs_that_it_is_told(tmp_path):
+def test_the_command_draws_the_figure_of_the_runs_that_stand_for_a_shape(tmp_path):
     """A file of a run that stands for nothing any more is not shown."""
-    write(tmp_path, "ddp")
-    write(tmp_path, "old")
-    command = [sys.executable, SCRIPT, "--results", tmp_path, "--work", tmp_path, "--output", tmp_path / "report"]
-    subprocess.run([*command, "--communication", "ddp", "gone"], check=True, capture_output=True)
-    drawn = (tmp_path / "report/figures/communication.svg").read_text()
+    (tmp_path / "results").mkdir()
+    write(tmp_path / "results", "ddp")
+    write(tmp_path / "results", "old")
+    parascale("report", "--root", tmp_path, check=True)
+    drawn = (tmp_path / "results/report/figures/communication.svg").read_text()
     assert "ddp: 4 processes" in drawn and "old" not in drawn

@@ -4,7 +4,6 @@ import csv
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,9 @@ from parascale.errors import CheckpointError
 from parascale.files import write_json, write_text
 from parascale.report import build_report, load_records, render_page
 from parascale.report.conversions import CSV_COLUMNS, conversions_csv
+from tests.command import parascale
 from tests.unit.fake_results import fake, write_results
 
-SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
 FORM = {"bytes": 3_000_000, "seconds": 0.5, "peak_memory_bytes": 12 << 20, "identical": True, "optimizer": False}
 
 
@@ -37,8 +36,8 @@ def folder(tmp_path):
     )
     for values in (*proofs, proof("old", pt={})):
         write_json(tmp_path / "results/checkpoints" / values["run"] / "verify.json", values)
-    command = [sys.executable, SCRIPT, "--results", "results", "--work", "work", "--output", "report"]
-    subprocess.run([*command, "--runs", "single", "fsdp", "tp"], cwd=tmp_path, check=True, capture_output=True)
+    only = [word for name in ("single", "fsdp", "tp") for word in ("--only", name)]
+    parascale("report", "--root", tmp_path, "--output", tmp_path / "report", *only, check=True)
     return tmp_path
 
 
@@ -99,5 +98,5 @@ def test_a_damaged_proof_is_named(text, tmp_path):
 
 def test_the_command_needs_no_torch():
     """A login node builds the report."""
-    code = "import sys; sys.modules['torch'] = None; import runpy; runpy.run_path(sys.argv[1], run_name='script')"
-    subprocess.run([sys.executable, "-c", code, SCRIPT], check=True, capture_output=True)
+    code = "import sys; sys.modules['torch'] = None; import parascale.commands.report"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

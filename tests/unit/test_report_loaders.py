@@ -1,16 +1,14 @@
 """What the benchmark of readers measured stands in the report: its figures, its advice, and what could not be read."""
 
-import subprocess
-import sys
-from pathlib import Path
+import shutil
 
 import pytest
 
 from parascale.data.benchmark import write_rows
 from parascale.files import write_json
 from parascale.report import build_report, load_readings, render_page, write_report
+from tests.command import parascale
 
-SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
 FACTS = {
     "schema_version": 1,
     "dataset": "shapes",
@@ -113,14 +111,14 @@ def test_without_measurements_there_is_no_section(tmp_path):
     assert 'id="formats"' not in render_page(build_report([], "Title"))
 
 
-def test_the_script_draws_the_figure(results):
-    command = [sys.executable, SCRIPT, "--results", results, "--work", results / "work", "--output", results / "report"]
-    subprocess.run([*command, "--datasets", "shapes"], check=True, capture_output=True)
-    assert "shapes: images a second at random" in (results / "report/figures/loaders.svg").read_text()
-    subprocess.run(
-        [*command, "--datasets"], check=True, capture_output=True
-    )  # a project whose data has one format alone
-    assert 'id="formats"' not in (results / "report/index.html").read_text()
+def test_the_command_draws_the_figure(results, tmp_path):
+    shutil.copytree(results, tmp_path / "root/results")
+    command = ["report", "--root", tmp_path / "root", "--output", tmp_path / "report"]
+    parascale(*command, check=True)
+    assert "shapes: images a second at random" in (tmp_path / "report/figures/loaders.svg").read_text()
+    (tmp_path / "runs.tsv").write_text("run\tworkload\nsummary\tsummary-small\n")
+    parascale(*command, "--set", f"runs={tmp_path}/runs.tsv", check=True)  # a project whose data has one format alone
+    assert 'id="formats"' not in (tmp_path / "report/index.html").read_text()
 
 
 def test_names_cannot_break_the_page(results, tmp_path):

@@ -14,27 +14,17 @@ import pytest
 from parascale.files import write_json
 from parascale.report import build_report, load_records, render_page, write_report
 from parascale.report.figures import FIGURES
+from tests.command import parascale
 from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_results
 
-SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_rebuilding_gives_the_same_bytes(matrix_report):
     before = {path: path.read_bytes() for path in (matrix_report / "report").rglob("*") if path.is_file()}
     names = [*(entry.run.run for entry in matrix()), "zero-bubble"]
-    command = [
-        sys.executable,
-        SCRIPT,
-        "--results",
-        matrix_report / "results",
-        "--work",
-        matrix_report / "work",
-        "--runs",
-        *names,
-    ]
-    command += ["--output", matrix_report / "report", "--title", "A title & more"]
-    subprocess.run(command, check=True, capture_output=True)
+    words = ["--root", matrix_report, "--output", matrix_report / "report", "--set", "title=A title & more"]
+    parascale("report", *words, *(word for name in names for word in ("--only", name)), check=True)
     assert len(before) == 4 + len(FIGURES)
     assert {path: path.read_bytes() for path in before} == before
 
@@ -129,9 +119,8 @@ def test_different_code_is_said_of_runs_that_are_compared_alone(codes, said, tmp
 
 
 def test_runs_that_are_not_in_the_table_are_named(tmp_path):
-    results, work = write_results(tmp_path, [fake("single"), fake("old")])
-    command = [sys.executable, SCRIPT, "--results", results, "--work", work, "--output", tmp_path, "--runs", "single"]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    write_results(tmp_path, [fake("single"), fake("old")])
+    told = parascale("report", "--root", tmp_path, "--output", tmp_path, "--only", "single", check=True).stdout
     assert "1 of 1 runs finished" in told
     page = (tmp_path / "index.html").read_text()
     assert "are left out: <code>old</code>" in page and "old" not in (tmp_path / "summary.csv").read_text()
@@ -168,13 +157,13 @@ def test_the_package_needs_neither_torch_nor_snakemake_and_loads_matplotlib_only
     assert told.strip() == "[]"
 
 
-# Runs a script and prints its peak memory. What a parent learns of its child begins with the parent's own, taken over at the fork.
+# Calls the command and prints its peak memory. What a parent learns of its child begins with the parent's own, taken over at
+# the fork.
 WITH_PEAK = """
-import runpy, sys
 from pathlib import Path
-sys.argv = sys.argv[1:]
+from parascale.cli import main
 try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    main()
 finally:
     print(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
 """
@@ -198,16 +187,15 @@ def test_many_long_runs_are_quick_and_small(tmp_path, runs, steps):
                 **{kind: 4},
             )
         )
-    results, work = write_results(tmp_path, fakes)
+    write_results(tmp_path, fakes)
     command = [
         sys.executable,
         "-c",
         WITH_PEAK,
-        SCRIPT,
-        "--results",
-        results,
-        "--work",
-        work,
+        "report",
+        "--everything",
+        "--root",
+        tmp_path,
         "--output",
         tmp_path / "report",
     ]

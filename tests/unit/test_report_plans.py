@@ -3,22 +3,18 @@
 import csv
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from parascale.report import build_report, load_records, plans, render_page
+from tests.command import parascale
 from tests.unit.fake_results import matrix, workload, write_results
 from tests.unit.page_cells import Cells
-
-SCRIPT = Path(__file__).parents[2] / "scripts/report.py"
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Results of a whole matrix with its prepared data, and what the script makes of them."""
+    """Results of a whole matrix with its prepared data, and what the command makes of them."""
     root = tmp_path_factory.mktemp("plans")
     results, _ = write_results(root, matrix(workload(data={"dataset": "prose"})))
     (results / "data/prose/flat").mkdir(parents=True)
@@ -28,8 +24,8 @@ def root(tmp_path_factory):
     broken.mkdir()
     (broken / "summary.json").write_text("{}")
     (broken / "run.json").write_text("{")
-    command = [sys.executable, SCRIPT, "--runs", *(entry.run.run for entry in matrix())]
-    subprocess.run(command, cwd=root, check=True, timeout=120)
+    only = [word for entry in matrix() for word in ("--only", entry.run.run)]
+    parascale("report", "--root", root, *only, check=True, timeout=120)
     return root
 
 

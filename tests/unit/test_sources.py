@@ -162,9 +162,9 @@ def test_sources_that_name_nothing(tmp_path):
     [
         ("a.txt", b"good\nal\xff so\n", r"a\.txt: byte 7 \(0xff\) is not UTF-8"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', r"a\.jsonl, line 2: not valid JSON"),
-        ("a.jsonl", b'{"body": "a"}\n', r"line 1: no text under `text` \(it has body\)"),
+        ("a.jsonl", b'{"body": "a"}\n', r"line 1: no column `text` \(it has body\)"),
         ("a.jsonl", b"[1]\n", "it is no mapping"),
-        ("a.jsonl", b'{"text": 3}\n', "no text under `text`"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1: `text` holds no text but 3"),
         ("a.parquet", b"PAR1 or not", "not a whole Parquet file"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_file_that_changed_after_it_was_recorded(data, tmp_path):
     with pytest.raises(DataError, match="its sha256 differs"):
         raw.verify()
     (data / "lines.txt").write_bytes(content + b"more")
-    with pytest.raises(DataError, match="has 23 bytes instead of 19 since it was recorded"):
+    with pytest.raises(DataError, match="was changed: 23 bytes instead of 19"):
         open_raw(tmp_path / "raw")
     source = Source(kind="files", location=str(data), files={"train": "lines.txt"})
     assert list(download(source, tmp_path / "raw").documents("train"))[-1] == "drei ümore"

@@ -139,7 +139,7 @@ def test_a_missing_split_is_named(tmp_path):
 def test_other_data_than_expected_names_both_figures(tmp_path, key):
     found = {"vocabulary": 8, "train_tokens": 13, "train_samples": 4}
     prepare(raw_of(tmp_path), Text(), Expected(**found), tmp_path / "flat")
-    with pytest.raises(DataError, match=rf"expected.{key}` is 1,234, but {found[key]} were found"):
+    with pytest.raises(DataError, match=rf"expected.{key}` is 1,234, but there are {found[key]} "):
         prepare(raw_of(tmp_path), Text(), Expected(**{key: 1234}), tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
@@ -151,7 +151,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(text, "_write_split", full)
+    monkeypatch.setattr(text, "write_documents", full)
     with pytest.raises(RequirementError, match="disk or its quota is full"):
         prepared(tmp_path)
     assert (tmp_path / "flat" / "manifest.json").read_bytes() == before
@@ -168,7 +168,7 @@ def test_a_flipped_byte_is_found_by_verify_and_a_lost_one_on_opening(tmp_path):
     with pytest.raises(DataError, match=r"train\.bin is damaged"):
         Tokens(tmp_path / "flat").verify()
     path.write_bytes(content[:-1])
-    with pytest.raises(DataError, match=r"train\.bin has 25 bytes instead of 26"):
+    with pytest.raises(DataError, match=r"train\.bin is cut short or was changed: 25 bytes instead of 26"):
         Tokens(tmp_path / "flat")
     path.unlink()
     with pytest.raises(DataError, match=r"train\.bin is missing"):

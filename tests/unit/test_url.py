@@ -2,23 +2,22 @@
 
 import hashlib
 import io
+import json
 import os
 import signal
 import subprocess
-import sys
 import tarfile
 import time
 import zipfile
-from pathlib import Path
 
 import pytest
 
 from parascale.data.sources import download, transfer
 from parascale.errors import ConfigError, DataError, DownloadError, RequirementError
 from parascale.settings import Source
+from tests.command import COMMAND
 from tests.unit.http_server import Site, serve
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 TEXT = b"".join(b"line %d of some text\n" % number for number in range(200_000))  # several blocks of a transfer
 BREAK = 24 * transfer.BLOCK_BYTES
 
@@ -75,19 +74,24 @@ def test_a_killed_download_continues(site, tmp_path):
     """kill −9 in the middle, then once more: the bytes that had come are not asked for again."""
     site.files["/data/train.txt"] = content = os.urandom(8 << 20)
     site.breaks, site.break_after = 1, 4 << 20
-    settings = '{"source": {"kind": "url", "urls": [{"url": "%s/data/train.txt", "sha256": "%s", "split": "train"}]}}'
-    command = [sys.executable, SCRIPTS / "download.py", "--settings", settings % (site.address, digest(content))]
-    process = subprocess.Popen([*command, "--output", tmp_path / "raw"], stderr=subprocess.DEVNULL)
-    part = tmp_path / "raw.partial" / f"{digest(content)}.part"
+    address = {"url": f"{site.address}/data/train.txt", "sha256": digest(content), "split": "train"}
+    workload = {"data": {"source": {"kind": "url", "urls": [address]}}, "training": {"steps": 1}}
+    (tmp_path / "far.yaml").write_text(json.dumps(workload))
+    (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tfar\n")
+    project = ["--root", tmp_path, "--set", f"workloads={tmp_path}", "--set", f"runs={tmp_path}/runs.tsv"]
+    command = [*COMMAND, "data", "download", "--dataset", "far", *project]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    folder = tmp_path / "results/data/far"
+    part = folder / "raw.partial" / f"{digest(content)}.part"
     deadline = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size >= 4 << 20) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)  # while it pauses before its second attempt
     process.wait()
-    assert not (tmp_path / "raw").exists()
+    assert not (folder / "raw").exists()
     before = site.bytes_sent
-    subprocess.run([*command, "--output", tmp_path / "raw"], check=True, capture_output=True)
-    assert (tmp_path / "raw" / "train.txt").read_bytes() == content
+    subprocess.run(command, check=True, capture_output=True)
+    assert (folder / "raw" / "train.txt").read_bytes() == content
     assert site.bytes_sent - before <= 4 << 20
 
 

@@ -1,16 +1,14 @@
 """Runs for Weights & Biases: each step is logged once; without the package, the error says how to get it."""
 
 import importlib.util
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from parascale.commands.export import log_steps
 from parascale.files import read_json_lines
+from tests.command import parascale
 from tests.unit.fake_results import fake, write_results
 
-SCRIPT = Path(__file__).parents[2] / "scripts/export_wandb.py"
 INSTALLED = importlib.util.find_spec("wandb") is not None
 
 
@@ -33,16 +31,10 @@ class Recorder:
         self.finished = True
 
 
-@pytest.fixture
-def script(load_script):
-    """The script as a module."""
-    return load_script("export_wandb")
-
-
-def test_every_step_is_logged_offline(tmp_path, script):
+def test_every_step_is_logged_offline(tmp_path):
     results, _ = write_results(tmp_path, [fake("single")])
     recorder = Recorder()
-    script.export(recorder, results / "runs/single", tmp_path, "a project")
+    log_steps(recorder, results / "runs/single", tmp_path, "a project")
     lines = read_json_lines(results / "runs/single/steps.jsonl")
     assert recorder.finished and recorder.told["mode"] == "offline"
     assert [(step, values["loss"]) for step, values in recorder.steps] == [
@@ -54,15 +46,13 @@ def test_every_step_is_logged_offline(tmp_path, script):
 
 @pytest.mark.skipif(INSTALLED, reason="wandb is installed here")
 def test_without_the_package_the_error_says_how_to_get_it(tmp_path):
-    results, _ = write_results(tmp_path, [fake("single")])
-    done = subprocess.run(
-        [sys.executable, SCRIPT, results / "runs/single", tmp_path / "out"], capture_output=True, text=True, check=False
-    )
+    write_results(tmp_path, [fake("single")])
+    done = parascale("export", "wandb", "--run", "single", "--root", tmp_path, "--output", tmp_path / "out")
     assert done.returncode == 1 and "pip install wandb" in done.stderr and not (tmp_path / "out").exists()
 
 
 @pytest.mark.skipif(not INSTALLED, reason="wandb is not installed")
 def test_the_real_package_writes_an_offline_run(tmp_path):
-    results, _ = write_results(tmp_path, [fake("single")])
-    subprocess.run([sys.executable, SCRIPT, results / "runs/single", tmp_path / "out"], check=True)
-    assert len(list((tmp_path / "out").glob("wandb/offline-run-*/run-*.wandb"))) == 1
+    write_results(tmp_path, [fake("single")])
+    parascale("export", "wandb", "--run", "single", "--root", tmp_path, check=True)
+    assert len(list((tmp_path / "results/wandb/single").glob("wandb/offline-run-*/run-*.wandb"))) == 1

@@ -2,9 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,10 +10,10 @@ from hypothesis import strategies as st
 from parascale.files import write_json, write_text
 from parascale.report.live import Tail, Watcher
 from parascale.report.terminal import shown
+from tests.command import parascale
 from tests.unit.fake_devices import START, gpu_lines, write_devices
 from tests.unit.fake_results import CLUSTER, fake, steps_of, write_results
 
-SCRIPT = Path(__file__).parents[2] / "scripts/watch.py"
 RUN = fake("ddp", baseline="ddp", status="running", steps=30, gpus_per_node=4, dp=4, site=CLUSTER)
 NOW = START + 1800
 
@@ -126,12 +123,10 @@ def test_lines_arrive_once_wherever_the_file_is_cut(tmp_path_factory, lines, dat
 def test_the_command_shows_running_runs_and_writes_nothing(tmp_path):
     work = under_way(tmp_path)
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in work.rglob("*")}
-    done = subprocess.run([sys.executable, SCRIPT, "--work", work], capture_output=True, text=True, check=True)
+    done = parascale("watch", "--root", tmp_path, check=True)
     assert "ddp" in done.stdout and "step 30 of 60" in done.stdout and "\x1b" not in done.stdout
     assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in work.rglob("*")} == before
-    empty = subprocess.run(
-        [sys.executable, SCRIPT, "--work", tmp_path / "none"], capture_output=True, text=True, check=True
-    )
+    empty = parascale("watch", "--root", tmp_path / "none", check=True)
     assert "no run is under way" in empty.stdout
 
 

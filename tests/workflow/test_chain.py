@@ -70,7 +70,7 @@ def test_each_run_was_sampled_and_has_a_report_of_its_own(finished):
 
 def test_a_trained_model_continues_a_text(finished):
     """The command of the guide, run where the project is: the prompt comes first, then words of the text."""
-    command = [sys.executable, "scripts/generate.py", "--run", "single", "--prompt", "w1 w2", "--tokens", "6"]
+    command = [sys.executable, "-m", "parascale", "generate", "--run", "single", "--prompt", "w1 w2", "--tokens", "6"]
     environment = {**os.environ, "PYTHONPATH": str(finished.folder / "scripts")}
     result = subprocess.run(command, cwd=finished.folder, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

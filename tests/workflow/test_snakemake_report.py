@@ -73,7 +73,7 @@ def test_a_workflow_that_fails_says_how_to_see_what_there_is(project):
     """
     shutil.rmtree(project.folder / "results/runs/ddp")
     write_results(project.folder, [fake("ddp", dp=2, gpus_per_node=2, status="failed", steps=9)])
-    project.edit("scripts/job_report.py", "import", 'raise SystemExit("broken")\nimport')
+    project.edit("scripts/parascale/report/pdf.py", "import", 'raise SystemExit("broken")\nimport')
     page = "results/report/jobs/single.html"
     told = project.snakemake(*ONLY, "--force", "--retries", "0", "--", page, fails=True)
     command = told.partition("The report of what there is: ")[2].partition("\n")[0]

@@ -19,10 +19,9 @@ from parascale.checkpoint.pieces import bytes_of
 from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, open_source
 from parascale.checkpoint.stream import DTYPES, Cast, Streaming
 from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
-from parascale.data.disk import full_disk_is_an_error
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError, TrainingError
-from parascale.files import atomic_path, require_space, sync_tree, write_json
+from parascale.files import atomic_path, full_disk_is_an_error, require_space, sync_tree, write_json
 from parascale.lease import Lease
 
 SPARE_BYTES = 16 << 20  # headers, indexes, and what a filesystem rounds up

@@ -1,14 +1,14 @@
-"""Which format to take here, and why: said from the benchmark's own figures and the machine's memory."""
+"""Which format to take here, and why: from the benchmark's figures and the machine's memory."""
 
 import psutil
 
 from parascale.data.formats import image_format, tokens_are_mapped
 
-GOOD_ENOUGH = 0.7  # of the fastest: nearer than that, what a format is otherwise good for decides
+GOOD_ENOUGH = 0.7  # of the fastest; among formats above it, PREFERENCE decides
 # Self-describing and widely read first; a bare binary needs our index to mean anything.
 PREFERENCE = ("hdf5", "arrow", "webdataset", "binary", "squashfs", "files", "parquet")
 TOKEN_PREFERENCE = ("flat", "hdf5", "arrow", "parquet")
-MANY_INODES = 100_000  # a part of the few million that a project has on a parallel filesystem
+MANY_INODES = 100_000  # projects have a few million on a parallel filesystem
 
 
 def advise_images(rows, memory_bytes=None):
@@ -25,7 +25,8 @@ def advise_images(rows, memory_bytes=None):
     if "files" in speeds and chosen != "files":
         files = next(row for row in rows if row["format"] == "files")
         parts[0] += f", {speeds[chosen] / speeds['files']:.1f} times as many as the raw files"
-        parts.append(f"{row['inodes']:,} inodes instead of {files['inodes']:,}" + _inode_warning(files["inodes"]))
+        few = ", of which a project has few" if files["inodes"] > MANY_INODES else ""
+        parts.append(f"{row['inodes']:,} inodes instead of {files['inodes']:,}{few}")
     parts.append(_memory_sentence(row["bytes"], memory_bytes))
     decoded = _speeds(rows, "random", decode=True).get(chosen)
     if decoded:
@@ -70,10 +71,6 @@ def _chosen(speeds, preference):
     """The first by preference among those that are nearly as fast as the fastest."""
     fastest = max(speeds.values())
     return next(name for name in preference if speeds.get(name, 0.0) >= GOOD_ENOUGH * fastest)
-
-
-def _inode_warning(inodes):
-    return ", of which a project has few" if inodes > MANY_INODES else ""
 
 
 def _memory_sentence(size, memory):

@@ -1,20 +1,21 @@
-"""The benchmark of a dataset's formats: which cases there are, and the rows they give."""
+"""The benchmark of a dataset's formats: which cases there are, the rows they give, and what the machine can do at best."""
 
-import csv
 import dataclasses
+import os
 import shutil
+import statistics
+import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 from parascale.data.cases import Case, byte_addressed
-from parascale.data.ceiling import ceilings
 from parascale.data.formats import module_name, tokens_are_mapped
 from parascale.data.formats.manifest import read_manifest
 from parascale.data.formats.storage import copy_to_memory, default_io, filesystem, require_room
 from parascale.data.measure import measure
 from parascale.data.progress import Progress
-from parascale.files import atomic_path, read_json
+from parascale.files import csv_text, read_json, write_text
 from parascale.settings.formats import IMAGE_FORMATS
 
 COLUMNS = (
@@ -23,6 +24,7 @@ COLUMNS = (
     "peak_memory_bytes", "inodes", "bytes", "write_seconds", "write_cpu_seconds",
 )  # fmt: skip
 DISK, SHARED_MEMORY = "disk", "shm"
+CEILING_BLOCK, CEILING_COPY_BYTES, CEILING_SECONDS = 8 << 20, 256 << 20, 0.3
 
 
 def benchmark_images(dataset, folders, settings):
@@ -50,42 +52,33 @@ def benchmark_tokens(dataset, folders, window, settings):
 def image_cases(folder, settings):
     """Every case of one format: by each kind of access and cache, bytes only by each call, and decoded by so many workers."""
     manifest = read_manifest(folder)
-    name = manifest["format"]
-    at_bytes = byte_addressed(folder)
-    own = {"parquet": "pread"}.get(name, "files")
-    calls = [settings.io] if settings.io != "auto" else ["pread", "mmap"]
-    common = {
-        "folder": str(folder), "split": "train", "format": name,
-        "samples": settings.samples, "seconds": settings.seconds, "repeats": settings.repeats,
-    }  # fmt: skip
+    case = _case(folder, manifest["format"], settings)
     chosen = settings.io if settings.io != "auto" else default_io(folder, manifest["bytes"])
+    calls = [settings.io] if settings.io != "auto" else ["pread", "mmap"]
+    if not byte_addressed(folder):
+        chosen = "pread" if case.format == "parquet" else "files"
+        calls = [chosen]
     for cache in ("warm", "cold") if settings.cold else ("warm",):
         for access in ("sequential", "random"):
-            for io in calls if at_bytes else [own]:
-                yield Case(**common, access=access, cache=cache, io=io, workers=0, decode=False)
+            for io in calls:
+                yield dataclasses.replace(case, access=access, cache=cache, io=io)
             for workers in settings.workers:
-                io = chosen if at_bytes else own
-                yield Case(**common, access=access, cache=cache, io=io, workers=workers, decode=True)
+                yield dataclasses.replace(case, access=access, cache=cache, io=chosen, workers=workers, decode=True)
 
 
 def token_cases(folder, window, settings):
     """Every case of one token format. What is decoded as it is opened is read from memory then, and never cold."""
     name = "flat" if folder.name == "flat" else read_manifest(folder)["format"]
     mapped = tokens_are_mapped(name)
+    case = dataclasses.replace(_case(folder, name, settings), io="mmap" if mapped else "memory", window=window)
     for cache in ("warm", "cold") if settings.cold and mapped else ("warm",):
         for access in ("sequential", "random"):
-            yield Case(
-                folder=str(folder), split="train", format=name, access=access, cache=cache, io="mmap" if mapped else "memory",
-                workers=0, decode=False, samples=settings.samples, seconds=settings.seconds, repeats=settings.repeats, window=window,
-            )  # fmt: skip
+            yield dataclasses.replace(case, access=access, cache=cache)
 
 
 def write_rows(path, rows):
     """Write rows as CSV; an unknown figure is an empty cell."""
-    with atomic_path(path) as partial, open(partial, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    write_text(path, csv_text(COLUMNS, rows))
 
 
 def conversion_cost(folder):
@@ -103,6 +96,17 @@ def best_ceilings(folders):
     return {**ceilings(largest), "filesystem": filesystem(largest)}
 
 
+def ceilings(path, repeats=3):
+    """Bytes a second: {`preadv`: one large file in order from the page cache, `memcpy`: memory to memory}.
+
+    path: a large file, such as a shard.
+    """
+    return {
+        "preadv": statistics.median(_preadv(path) for _ in range(repeats + 1)),  # one more, to fill the cache
+        "memcpy": statistics.median(_memcpy() for _ in range(repeats)),
+    }
+
+
 def _in_shared_memory(dataset, folder, settings):
     """The warm cases from a copy in shared memory; raw files have none, since they lie where the user has them."""
     wanted = [case for case in image_cases(folder, settings) if case.cache == "warm" and case.format != "files"]
@@ -113,6 +117,12 @@ def _in_shared_memory(dataset, folder, settings):
         return _run(dataset, [(folder, SHARED_MEMORY, dataclasses.replace(case, folder=str(copy))) for case in wanted])
     finally:
         shutil.rmtree(copy.parent, ignore_errors=True)
+
+
+def _case(folder, name, settings):
+    """The case of one format from which the others differ in a field or two."""
+    limits = {key: getattr(settings, key) for key in ("samples", "seconds", "repeats")}
+    return Case(str(folder), "train", name, "sequential", "warm", "pread", workers=0, decode=False, **limits)
 
 
 def _run(dataset, cases):
@@ -148,3 +158,29 @@ def _row(dataset, folder, case):
             "bytes": manifest["sample_bytes"] if case.format == "files" else manifest["bytes"],
         }
     return {"dataset": dataset, **row, **sizes, "write_seconds": seconds, "write_cpu_seconds": cpu}
+
+
+def _preadv(path):
+    buffer = bytearray(CEILING_BLOCK)
+    file = os.open(path, os.O_RDONLY)
+    try:
+        total, place, start = 0, 0, time.perf_counter()
+        while time.perf_counter() - start < CEILING_SECONDS:
+            count = os.preadv(file, [buffer], place)
+            total += count
+            place = place + count if count else 0
+            if not count and not total:
+                break
+        return total / (time.perf_counter() - start)
+    finally:
+        os.close(file)
+
+
+def _memcpy():
+    # Filled, because memory that nobody wrote to is one page of zeros; copied once before, so that the target is there.
+    source, target = b"\1" * CEILING_COPY_BYTES, bytearray(CEILING_COPY_BYTES)
+    view = memoryview(target)
+    view[:] = source
+    start = time.perf_counter()
+    view[:] = source
+    return CEILING_COPY_BYTES / (time.perf_counter() - start)

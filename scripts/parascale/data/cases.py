@@ -45,7 +45,7 @@ def opened(case):
         )
         yield Windows(tokens_N, case.window), tokens_N.itemsize
     else:
-        reader = open_images(case.folder, case.split, _reader_io(case))
+        reader = open_images(case.folder, case.split, "auto" if case.io == "files" else case.io)
         yield reader
         reader.close()
 
@@ -80,7 +80,7 @@ def _order(count, access, seed):
 
 
 def _rounds(case):
-    """A cold pass ends with the data, since what was read is cached then; others go round until their time is over."""
+    """A cold pass reads the data once, since it is cached then; a warm one starts over until its time is up."""
     return range(1) if case.cache == "cold" else itertools.count()
 
 
@@ -113,7 +113,3 @@ def _window_reads(case, source, order):
             indices = order[first : first + BATCH]
             windows.batch(indices)
             yield len(indices), len(indices) * width
-
-
-def _reader_io(case):
-    return "auto" if case.io == "files" else case.io

@@ -29,7 +29,7 @@ class ClassImages:
         if len(wrong):
             raise DataError(
                 f"{reader.where(int(wrong[0]))} has label {labels[wrong[0]]}, but there are {classes} classes, 0 to {classes - 1}"
-                f" ({len(wrong):,} such samples): mend the source and run the target `formats` again"
+                f" ({len(wrong):,} such samples): correct the source and run the target `formats` again"
             )
 
     def __len__(self):
@@ -52,13 +52,7 @@ class ClassImages:
         return self._resized(image, (left, top, left + side, top + side))
 
     def _decoded(self, number):
-        sample = self._sample(number)
-        try:
-            return Image.fromarray(jpeg.decode(self.reader[sample]))
-        except jpeg.BadImage as error:
-            raise DataError(
-                f"{self.reader.where(sample)}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`"
-            ) from None
+        return Image.fromarray(jpeg.decode_sample(self.reader, self._sample(number)))
 
     def _resized(self, image, box):
         return np.asarray(image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))

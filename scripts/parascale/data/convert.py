@@ -4,32 +4,32 @@ A split's samples are shuffled once, with a seed, and cut into equal shards. Sha
 (`convert_shard`), which a job of its own can do; `write_manifest` then ties the shards together. The same source and
 settings give the same bytes, however many jobs and threads did it.
 
-A shard leaves out its bad samples and lists them, whatever `bad_samples` says: only `write_manifest` asks, so that neither
-one bad sample nor another answer to it costs a conversion.
+A shard always leaves out its bad samples and lists them. Only `write_manifest` looks at `bad_samples`, so neither a bad
+sample nor a change of that setting costs a conversion.
 """
 
-import dataclasses
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
 from parascale.data import jpeg
-from parascale.data.bad import Bad, require_none
-from parascale.data.disk import full_disk_is_an_error
 from parascale.data.formats import image_format
-from parascale.data.formats.manifest import MANIFEST, SAMPLE, SCHEMA_VERSION, samples_path
+from parascale.data.formats.manifest import SAMPLE, samples_path
+from parascale.data.manifests import MANIFEST, SCHEMA_VERSION
 from parascale.data.pool import Demand, ordered_map
 from parascale.data.progress import Progress
-from parascale.errors import ConfigError, DataError
-from parascale.files import atomic_path, read_json, require_space, sha256, sync_path, write_json
+from parascale.errors import ConfigError, DataError, few
+from parascale.files import atomic_folder, atomic_path, read_json, require_space, sha256, sync_path, write_json
 
 RECORD = "record.json"
 COST = "cost.json"  # apart from the record, which must be the same whenever the work is done again
 SHARD_INODES, FORMAT_INODES = 3, 2  # a shard's folder, record and cost; a format's folder and manifest
+SHOWN = 20  # bad samples that a message lists
 CHUNK_SAMPLES, CHUNK_BYTES = 32, 1 << 20  # that a reading thread fetches in one go, so that handing over costs little
 
 
@@ -62,25 +62,24 @@ def convert_shard(index, dataset, format_name, number, settings, output):
     needed = sum(int(index.split(split).lengths[numbers].sum()) for split, numbers in picked.items())
     if format_name != "files":
         require_space(output, needed, f"shard {number} of `{dataset}` as {format_name}")
-    start, cpu = time.perf_counter(), cpu_seconds()
-    with (
-        full_disk_is_an_error(target),
-        atomic_path(target) as partial,
-        Progress(
-            f"{dataset} → {format_name}, shard {number + 1} of {settings.shards}",
-            "samples",
-            sum(map(len, picked.values())),
-        ) as progress,
-    ):
-        partial.mkdir()
+    title = f"{dataset} → {format_name}, shard {number + 1} of {settings.shards}"
+    with costed_folder(target) as partial, Progress(title, "samples", sum(map(len, picked.values()))) as progress:
         splits, bad = {}, []
         for split, numbers in picked.items():
             splits[split], found = _write_split(partial, format_module, index.split(split), numbers, settings, progress)
             bad += found
-        record = {**identity, "splits": splits, "bad": [dataclasses.asdict(sample) for sample in bad]}
+        record = {**identity, "splits": splits, "bad": bad}
         write_json(partial / RECORD, record)
-        write_json(partial / COST, {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu})
     return record
+
+
+@contextmanager
+def costed_folder(target):
+    """Yield a new folder that becomes `target` as a whole, with what writing it cost in COST."""
+    start, cpu = time.perf_counter(), cpu_seconds()
+    with atomic_folder(target) as partial:
+        yield partial
+        write_json(partial / COST, {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu})
 
 
 def convert(index, dataset, format_name, settings, output):
@@ -96,13 +95,18 @@ def write_manifest(index, dataset, format_name, settings, output):
     Raises DataError that lists the bad samples of all shards where `settings.bad_samples` is `error`; the shards stay.
     """
     output = Path(output)
-    records = [
-        _require_record(output / settings.shard(number), shard_identity(index, dataset, format_name, number, settings))
-        for number in range(settings.shards)
-    ]
+    records = []
+    for number in range(settings.shards):
+        target = output / settings.shard(number)
+        records.append(finished_record(target, shard_identity(index, dataset, format_name, number, settings)))
+        if records[-1] is None:
+            raise DataError(f"{target}: this shard is missing or of other settings; remove it and convert it first")
     bad = [sample for record in records for sample in record["bad"]]
-    if settings.bad_samples == "error":
-        require_none(dataset, bad, output)
+    if bad and settings.bad_samples == "error":
+        raise DataError(
+            f"{bad_message(dataset, bad)}\nSet `formats.bad_samples: skip` to leave them out: nothing is converted again. "
+            f"Or repair or remove them, remove the folder of the index and {output}, and run again: both are made anew."
+        )
     splits = {split: _gather_split(index.split(split), records, settings, output) for split in index.splits}
     shards = [shard for split in splits.values() for shard in split["shards"]]
     manifest = {
@@ -121,6 +125,12 @@ def write_manifest(index, dataset, format_name, settings, output):
     return manifest
 
 
+def bad_message(dataset, bad):
+    """The message that lists bad samples. bad: as in a shard's record or a manifest, {split, source, name, reason} each."""
+    lines = [f"{sample['split']}, {sample['name']}: {sample['reason']}" for sample in bad]
+    return f"dataset `{dataset}`: {len(bad):,} bad samples:\n  " + few(lines, SHOWN, "\n  ")
+
+
 def _inodes(index, format_name, shards, settings):
     """Files and folders of a format, as a quota counts them; only what is made later, its proof, is not among them.
 
@@ -134,34 +144,20 @@ def _inodes(index, format_name, shards, settings):
     )
 
 
-def _require_record(target, identity):
-    record = finished_record(target, identity)
-    if record is None:
-        raise DataError(f"{target}: this shard is missing or of other settings; remove it and convert it first")
-    return record
-
-
 def _gather_split(images, records, settings, output):
-    """Join a split's tables; returns its entry for the manifest."""
-    shards = []
-    for number, record in enumerate(records):
-        facts = record["splits"][images.split]
-        shards.append({**facts, "file": f"{settings.shard(number)}/{facts['file']}"})
+    """Join a split's tables, one of them in memory at a time; returns the split's entry for the manifest."""
+    facts = [record["splits"][images.split] for record in records]
+    shards = [{**each, "file": f"{settings.shard(number)}/{each['file']}"} for number, each in enumerate(facts)]
     samples = sum(shard["samples"] for shard in shards)
-    _join_tables(output, images.split, samples, settings)
-    digest = sha256(samples_path(output, images.split))
-    return {"samples": samples, "source": images.digest, "digest": digest, "shards": shards}
-
-
-def _join_tables(output, split, samples, settings):
-    """Write the tables of the shards one after the other, one of them in memory at a time."""
     header = {"descr": np.lib.format.dtype_to_descr(SAMPLE), "fortran_order": False, "shape": (samples,)}
-    with atomic_path(samples_path(output, split)) as partial, open(partial, "wb") as file:
+    path = samples_path(output, images.split)
+    with atomic_path(path) as partial, open(partial, "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for number in range(settings.shards):
-            table = np.load(output / settings.shard(number) / f"{split}.npy")
+            table = np.load(output / settings.shard(number) / f"{images.split}.npy")
             table["shard"] = number
             file.write(table.tobytes())
+    return {"samples": samples, "source": images.digest, "digest": sha256(path), "shards": shards}
 
 
 def shard_identity(index, dataset, format_name, number, settings):
@@ -218,7 +214,8 @@ def _write_split(folder, format_module, images, numbers, settings, progress):
     with format_module.Writer(file, images, int(images.lengths[numbers].sum())) as writer:
         for number, data, checksum, space in progress.count(read_samples(images, numbers, settings)):
             if data is None:
-                bad.append(Bad(images.split, number, images.name(number), checksum))
+                name = images.name(number)
+                bad.append({"split": images.split, "source": number, "name": name, "reason": checksum})
                 continue
             label = labels.item(number)
             writer.append(data, label, number)

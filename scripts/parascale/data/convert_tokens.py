@@ -1,14 +1,12 @@
 """Conversion of flat token arrays into a format, and the manifest of that."""
 
-import time
 from pathlib import Path
 
-from parascale.data.convert import COST, cpu_seconds
-from parascale.data.disk import full_disk_is_an_error
+from parascale.data.convert import costed_folder
 from parascale.data.formats import token_format
-from parascale.data.formats.manifest import MANIFEST, SCHEMA_VERSION
+from parascale.data.manifests import MANIFEST, SCHEMA_VERSION
 from parascale.data.progress import Progress
-from parascale.files import atomic_path, require_space, sha256, write_json
+from parascale.files import require_space, sha256, write_json
 
 
 def convert_tokens(tokens, dataset, format_name, output):
@@ -20,14 +18,8 @@ def convert_tokens(tokens, dataset, format_name, output):
     arrays = {split: tokens.split(split) for split in tokens.manifest["splits"]}
     total = sum(array.nbytes for array in arrays.values())
     require_space(output, total, f"dataset `{dataset}` as {format_name}")
-    start, cpu = time.perf_counter(), cpu_seconds()
     digests = token_digests(tokens)
-    with (
-        full_disk_is_an_error(output),
-        atomic_path(output) as partial,
-        Progress(f"{dataset} → {format_name}", "B", total) as progress,
-    ):
-        partial.mkdir()
+    with costed_folder(output) as partial, Progress(f"{dataset} → {format_name}", "B", total) as progress:
         splits = {}
         for split, array in arrays.items():
             path = partial / f"{split}.{module.TOKEN_SUFFIX}"
@@ -51,7 +43,6 @@ def convert_tokens(tokens, dataset, format_name, output):
             "inodes": len(splits) + 3,  # manifest, cost and the folder
         }
         write_json(partial / MANIFEST, manifest)
-        write_json(partial / COST, {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu})
     return manifest
 
 

@@ -6,21 +6,16 @@ neither a colour nor a single pixel gives a class away, and a small network lear
 
 import io
 import itertools
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from parascale.data.progress import Progress
-from parascale.files import atomic_path
 
 SHAPES = ("disc", "square", "triangle", "ring", "cross")
 TEXTURES = ("stripes", "checks")
 CLASSES = tuple(f"{shape}-{texture}" for shape, texture in itertools.product(SHAPES, TEXTURES))
 SPLIT_NUMBERS = {"train": 0, "validation": 1, "test": 2}
-BLOCK = 256  # images a worker draws in one go
 
 
 def draw(label, settings, stream):
@@ -34,7 +29,8 @@ def draw(label, settings, stream):
     u, v = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
     inside = _inside(SHAPES[shape], u, v, random.uniform(0.26, 0.38))
     bright = _texture(TEXTURES[texture], x, y, random)
-    background, dark, light = _colours(random)
+    # Any hues, but far enough apart in brightness to be seen.
+    background, dark, light = (random.uniform(*span, 3) for span in ((90, 165), (0, 60), (195, 255)))
     pixels = np.where(inside[..., None], np.where(bright[..., None], light, dark), background)
     pixels = pixels + random.normal(0.0, settings.noise, (size, size, 3))
     return pixels.clip(0, 255).astype(np.uint8)
@@ -47,39 +43,22 @@ def encode(pixels, quality):
     return buffer.getvalue()
 
 
-def draw_images(folder, settings, processes=1):
+def draw_images(folder, settings):
     """Write `<folder>/<split>/<class>/<number>.jpg` for every split. settings: parascale.settings.formats.Images.
 
     The classes take turns, so each has as many images as any other, give or take one. Equal settings give equal bytes.
     """
-    blocks = [
-        (split, first, min(first + BLOCK, count), settings)
-        for split, count in _counts(settings).items()
-        for first in range(0, count, BLOCK)
-    ]
-    with atomic_path(folder) as partial, Progress("drawing", "images", sum(_counts(settings).values())) as progress:
-        for split, name in itertools.product(SPLIT_NUMBERS, CLASSES):
-            (partial / split / name).mkdir(parents=True)
-        if processes == 1:
-            for block in blocks:
-                progress.add(_draw_block(partial, *block))
-            return
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            for drawn in pool.map(_draw_block, itertools.repeat(partial), *zip(*blocks, strict=True)):
-                progress.add(drawn)
-
-
-def _counts(settings):
-    return {split: getattr(settings, split) for split in SPLIT_NUMBERS}
-
-
-def _draw_block(folder, split, first, last, settings):
-    for number in range(first, last):
-        label = number % len(CLASSES)
-        pixels = draw(label, settings, (SPLIT_NUMBERS[split], number))
-        path = Path(folder) / split / CLASSES[label] / f"{number:07d}.jpg"
-        path.write_bytes(encode(pixels, settings.quality))
-    return last - first
+    counts = {split: getattr(settings, split) for split in SPLIT_NUMBERS}
+    for split, name in itertools.product(SPLIT_NUMBERS, CLASSES):
+        (folder / split / name).mkdir(parents=True, exist_ok=True)
+    with Progress("drawing", "images", sum(counts.values())) as progress:
+        for split, count in counts.items():
+            for number in range(count):
+                label = number % len(CLASSES)
+                pixels = draw(label, settings, (SPLIT_NUMBERS[split], number))
+                path = folder / split / CLASSES[label] / f"{number:07d}.jpg"
+                path.write_bytes(encode(pixels, settings.quality))
+                progress.add(1)
 
 
 def _inside(shape, u, v, radius):
@@ -106,10 +85,3 @@ def _texture(texture, x, y, random):
         return first > 0
     second = np.sin((y * np.cos(angle) - x * np.sin(angle)) * 2 * np.pi / period + phase[1])
     return first * second > 0
-
-
-def _colours(random):
-    """Background, dark and light colour: any hues, but far enough apart in brightness to be seen."""
-    background = random.uniform(90, 165, 3)
-    dark, light = random.uniform(0, 60, 3), random.uniform(195, 255, 3)
-    return background, dark, light

@@ -5,17 +5,16 @@ hold every sample's checksum.
 """
 
 import dataclasses
-import os
+import functools
 from pathlib import Path
 
 import PIL
 
-from parascale.data.disk import full_disk_is_an_error
 from parascale.data.drawing import CLASSES, draw_images
-from parascale.data.sources import ATTEMPTS, files, hub, is_whole, url
-from parascale.data.sources.manifest import Raw, write_manifest
-from parascale.errors import ConfigError, DataError
-from parascale.files import atomic_path
+from parascale.data.sources import ATTEMPTS, files, hub, made, url
+from parascale.data.sources.manifest import write_manifest
+from parascale.errors import ConfigError
+from parascale.files import atomic_folder, atomic_path
 
 BUILTIN = "shapes"
 
@@ -26,18 +25,11 @@ def download_images(source, images, output, attempts=ATTEMPTS):
     source: parascale.settings.Source; images: parascale.settings.formats.Images (for `builtin`). Errors as `sources.download`.
     """
     source.check("the source of the images", of_images=True)
-    output = Path(output)
-    fetch = None if source.location else FETCHED.get(source.kind)
-    if fetch and is_whole(source, output):
-        return Raw(output)
-    with full_disk_is_an_error(output):
-        if fetch:
-            fetch(source, output, attempts)
-        elif source.location or source.kind == "files":
-            _point_at(source, output)
-        else:
-            _draw(source, images, output)
-    return Raw(output)
+    if source.location or source.kind == "files":
+        return made(source, output, _point_at, attempts, keep=False)
+    if source.kind == "builtin":
+        return made(source, output, functools.partial(_draw, images), attempts, keep=False)
+    return made(source, output, _fetch_archives if source.kind == "url" else hub.fetch, attempts)
 
 
 def images_root(raw):
@@ -45,21 +37,17 @@ def images_root(raw):
     return Path(raw.manifest["origin"].get("folder", raw.folder))
 
 
-def _point_at(source, output):
+def _point_at(source, output, attempts):
     if not source.location:
         raise ConfigError(
             "images of kind `files` need `data.source.location`: the folder that holds `train/<class>/…`, or `train.csv` "
             "with columns path and label"
         )
-    folder = Path(files.expanded(source.location, "data.source.location"))
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder (`data.source.location` = `{source.location}`)")
-    with atomic_path(output) as partial:
-        partial.mkdir()
-        write_manifest(partial, source, {"folder": os.path.abspath(folder)}, {})
+    with atomic_folder(output) as partial:
+        write_manifest(partial, source, {"folder": str(files.location(source).absolute())}, {})
 
 
-def _draw(source, images, output):
+def _draw(images, source, output, attempts):
     if source.name not in (None, BUILTIN):
         raise ConfigError(f"`data.source.name` = `{source.name}`: the embedded images are called `{BUILTIN}`")
     with atomic_path(output) as partial:
@@ -78,6 +66,3 @@ def _fetch_archives(source, output, attempts):
     with url.fetched(source, output, attempts) as (pieces, folder, origin):
         url.placed(source.urls, pieces, folder)
         write_manifest(folder, source, origin, {})
-
-
-FETCHED = {"url": _fetch_archives, "hub": hub.fetch}

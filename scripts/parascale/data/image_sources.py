@@ -1,7 +1,7 @@
 """Where images come from: folders of classes, tables of path and label, Parquet that holds the images themselves.
 
 `index_images` looks at what lies in a folder and writes the index that everything else reads. For each split (`train`;
-`validation`, `val` or `valid`; `test`) there may be a folder `<split>/<class>/…`, a table `<split>.csv` or
+`validation`, `val`, `valid` or `dev`; `test`) there may be a folder `<split>/<class>/…`, a table `<split>.csv` or
 `<split>.parquet` with columns `path` and `label`, or files `<split>*.parquet` with an `image` column as Hugging Face
 writes them. Without any, folders of classes directly below the root are one set, and a part is held out.
 """
@@ -11,18 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from parascale.data.image_tables import pack_parquet, read_tables
+from parascale.data.image_tables import class_names, holds_images, pack_parquet, packed_classes, path_label
 from parascale.data.images import ImageIndexWriter, write_index
+from parascale.data.named_files import SPLIT_NAMES
 from parascale.data.pool import ordered_map
-from parascale.errors import DataError
+from parascale.errors import DataError, few
 
-SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "val", "valid"),
-    "test": ("test", "testing"),
-}
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".webp")
-SHOWN = 10  # bad entries that a message lists
 SCAN_THREADS = 32  # folders listed at once: each entry's size is a request to the filesystem's servers
 
 
@@ -38,22 +33,22 @@ def index_images(root, settings, output, columns=None):
         raise DataError(f"{root}: no such folder; images are looked for there")
     root = _unwrapped(root)
     folders, tables = find_splits(root)
-    if folders:
-        classes, splits, notes = scan_folders(folders, root)
-    elif tables:
-        images, classes, notes = read_tables(tables, columns)
-        if images is None:
-            return write_index(
-                output,
-                None,
-                classes,
-                None,
-                notes,
-                lambda to: finished(pack_parquet(tables, columns, to), classes, settings, notes),
-            )
-        splits = _table_splits(images, root)
+    notes = []
+    if tables and not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
+        classes = packed_classes(tables, columns)
+
+        def splits(folder):
+            packed = pack_parquet(tables, columns, folder)
+            found = finished(packed, list(classes.values()), settings, notes)
+            for split in found.keys() - packed.keys():  # held out of the train split, and packed with it
+                (folder / f"{split}.packed").symlink_to("train.packed")
+            return found
+
+        return write_index(output, None, classes.values(), splits, notes)
+    if tables and not folders:
+        classes, splits = scan_tables(tables, columns, root)
     else:
-        classes, splits, notes = scan_folders({"train": root}, root)
+        classes, splits = scan_folders(folders or {"train": root}, root, notes)
     return write_index(output, root, classes, finished(splits, classes, settings, notes), notes)
 
 
@@ -86,9 +81,9 @@ def find_splits(root):
     return folders, tables
 
 
-def scan_folders(folders, root):
-    """Index folders that hold one folder a class. Returns (classes, split → (rows, names), notes)."""
-    classes, splits, notes = None, {}, []
+def scan_folders(folders, root, notes):
+    """Index folders that hold one folder a class. Returns (classes, split → (rows, names)), and adds to the notes."""
+    classes, splits = None, {}
     for split, folder in folders.items():
         found = sorted(entry.name for entry in os.scandir(os.fsencode(folder)) if entry.is_dir())
         if not found:
@@ -97,7 +92,7 @@ def scan_folders(folders, root):
         unknown = sorted(set(found) - set(classes))
         if unknown:
             raise DataError(
-                f"{folder}: classes that the train split does not have: {_listed(map(_shown, unknown))}. "
+                f"{folder}: classes that the train split does not have: {few(map(_shown, unknown))}. "
                 "Remove them or add them to the train split."
             )
         labels = [label for label, name in enumerate(classes) if name in set(found)]
@@ -115,7 +110,7 @@ def scan_folders(folders, root):
         if ignored:
             notes.append(f"{split}: {ignored:,} files are no images by their names and were left out")
         splits[split] = writer.arrays()
-    return [_shown(name) for name in classes], splits, notes
+    return [_shown(name) for name in classes], splits
 
 
 def hold_out(splits, settings, notes):
@@ -148,22 +143,25 @@ def _scan_class(root, path):
     return [name for name, _ in found], np.array([size for _, size in found], np.int64), others
 
 
-def _table_splits(images, root):
-    """Look up the files that tables name. images: split → (paths, labels)."""
+def scan_tables(tables, columns, root):
+    """Index the files that tables of path and label name. Returns (classes, split → (rows, names))."""
+    rows = {split: [row for path in paths for row in path_label(path, columns)] for split, paths in tables.items()}
+    classes = class_names(label for part in rows.values() for _, label in part)
+    numbers = {name: number for number, name in enumerate(classes)}
     splits = {}
-    for split, (paths, labels) in images.items():
-        names = [os.fsencode(path) for path in paths]
+    for split, part in rows.items():
+        names = [os.fsencode(path) for path, _ in part]
         sizes = list(ordered_map(lambda name: _size(os.path.join(os.fsencode(root), name)), names, SCAN_THREADS))
-        gone = [path for path, size in zip(paths, sizes, strict=True) if size is None]
+        gone = [path for (path, _), size in zip(part, sizes, strict=True) if size is None]
         if gone:
             raise DataError(
-                f"{root}: {len(gone):,} files that the table of the `{split}` split names are not there: {_listed(gone)}. "
+                f"{root}: {len(gone):,} files that the table of the `{split}` split names are not there: {few(gone)}. "
                 f"Paths are relative to {root}."
             )
         writer = ImageIndexWriter()
-        writer.add(names, labels, np.array(sizes, np.int64))
+        writer.add(names, [numbers[label] for _, label in part], sizes)
         splits[split] = writer.arrays()
-    return splits
+    return classes, splits
 
 
 def _size(path):
@@ -187,7 +185,7 @@ def _note_small_classes(classes, splits, notes):
     rows, _ = splits.get("train", next(iter(splits.values())))
     single = np.flatnonzero(np.bincount(rows["label"], minlength=len(classes)) == 1)
     if len(single):
-        names = _listed(classes[label] for label in single)
+        names = few(classes[label] for label in single)
         notes.append(
             f"train: {len(single):,} classes have one image, too few to hold any out: {names}. Add images, or take the classes out"
         )
@@ -195,9 +193,3 @@ def _note_small_classes(classes, splits, notes):
 
 def _shown(name):
     return name.decode("utf-8", "backslashreplace")
-
-
-def _listed(names):
-    names = list(names)
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(map(str, names[:SHOWN])) + more

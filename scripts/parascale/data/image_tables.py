@@ -4,39 +4,18 @@ import csv
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from parascale.data.images import ImageIndexWriter
-from parascale.errors import DataError
+from parascale.errors import DataError, few
 
-SHOWN = 10
 ROWS = 256  # rows of packed Parquet in memory at once
-
-
-def read_tables(tables, columns):
-    """Read tables of path and label. tables: split → list of files. columns: role → column name.
-
-    Returns (split → (paths, labels array), classes, notes); the first is None where the tables hold the images
-    themselves. Labels may be class names or whole numbers. Raises DataError that lists the rows without a label.
-    """
-    if any(_holds_images(path, columns) for paths in tables.values() for path in paths):
-        return None, list(_packed_classes(tables, columns).values()), []
-    texts = {split: [_path_label(path, columns) for path in paths] for split, paths in tables.items()}
-    labels = {split: [label for _, part in parts for label in part] for split, parts in texts.items()}
-    classes = _class_names(label for part in labels.values() for label in part)
-    numbers = {name: number for number, name in enumerate(classes)}
-    images = {
-        split: (
-            [path for paths, _ in parts for path in paths],
-            np.array([numbers[label] for label in labels[split]], np.int32),
-        )
-        for split, parts in texts.items()
-    }
-    return images, classes, []
 
 
 def pack_parquet(tables, columns, folder):
     """Lay the images of Parquet files out in `<split>.packed` below `folder`; returns split → (rows, names)."""
-    numbers = {label: number for number, label in enumerate(_packed_classes(tables, columns))}
+    numbers = {label: number for number, label in enumerate(packed_classes(tables, columns))}
     splits = {}
     for split, paths in tables.items():
         writer, place = ImageIndexWriter(), 0
@@ -46,9 +25,8 @@ def pack_parquet(tables, columns, folder):
                     unknown = [first + row for row, label in enumerate(labels) if str(label) not in numbers]
                     if unknown:
                         raise DataError(
-                            f"{path}: rows without a label, or with one that is no class: {_listed(unknown)}. The classes are "
-                            f"{', '.join(list(numbers)[:SHOWN])}{' and more' * (len(numbers) > SHOWN)}: give each row one of them, "
-                            "or remove it."
+                            f"{path}: rows without a label, or with one that is no class: {few(unknown)}. The classes are "
+                            f"{few(numbers)}: give each row one of them, or remove it."
                         )
                     data = [_image_bytes(image, path, first + row) for row, image in enumerate(images)]
                     lengths = np.fromiter(map(len, data), np.int64, len(data))
@@ -61,23 +39,17 @@ def pack_parquet(tables, columns, folder):
     return splits
 
 
-def _holds_images(path, columns):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if path.suffix != ".parquet":
-        return False
-    schema = pq.read_schema(path)
+def holds_images(path, columns):
+    """Whether a table is Parquet with the encoded images in it, rather than their paths."""
+    schema = pq.read_schema(path) if path.suffix == ".parquet" else pa.schema([])
     if columns["image"] not in schema.names:
         return False
     kind = schema.field(columns["image"]).type
     return pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
-def _packed_classes(tables, columns):
+def packed_classes(tables, columns):
     """Label as text → class name, by number: as Hugging Face's metadata has them, else the labels themselves."""
-    import pyarrow.parquet as pq
-
     first = next(iter(tables.values()))[0]
     features = json.loads((pq.read_schema(first).metadata or {}).get(b"huggingface", b"{}"))
     label = features.get("info", {}).get("features", {}).get(columns["label"], {})
@@ -90,13 +62,11 @@ def _packed_classes(tables, columns):
                 raise DataError(f"{path}: no column `{columns['label']}`; set `data.source.columns: {{label: …}}`")
             found.update(pq.read_table(path, columns=[columns["label"]]).column(0).unique().to_pylist())
     found.discard(None)
-    return {name: name for name in _class_names(map(str, found))}
+    return {name: name for name in class_names(map(str, found))}
 
 
 def _packed_rows(path, columns):
     """(number of the first row, images, labels) of a Parquet file, some rows at a time."""
-    import pyarrow.parquet as pq
-
     first = 0
     for batch in pq.ParquetFile(path).iter_batches(ROWS, columns=[columns["image"], columns["label"]]):
         yield first, batch.column(0).to_pylist(), batch.column(1).to_pylist()
@@ -112,35 +82,27 @@ def _image_bytes(image, path, row):
     return data
 
 
-def _path_label(path, columns):
-    """(paths, labels as text) of a table."""
-    rows = _csv_columns(path, columns) if path.suffix == ".csv" else _parquet_columns(path, columns)
-    paths, labels = rows
-    missing = [number for number, label in enumerate(labels, 1) if label is None or not str(label).strip()]
+def path_label(path, columns):
+    """(path, label as text) of each row of a table."""
+    wanted = [columns["path"], columns["label"]]
+    if path.suffix == ".csv":
+        # A path may hold any bytes; surrogateescape carries them through to the filesystem.
+        with open(path, newline="", encoding="utf-8", errors="surrogateescape") as handle:
+            reader = csv.DictReader(handle)
+            _require(path, reader.fieldnames or (), wanted)
+            rows = [(row[wanted[0]], row[wanted[1]]) for row in reader]
+    else:
+        _require(path, pq.read_schema(path).names, wanted)
+        table = pq.read_table(path, columns=wanted)
+        rows = list(zip(*(table.column(name).to_pylist() for name in wanted), strict=True))
+    missing = [number for number, (_, label) in enumerate(rows, 1) if label is None or not str(label).strip()]
     if missing:
-        raise DataError(f"{path}: {len(missing):,} rows have no label: {_listed(missing)}. Give each one or remove it.")
-    return paths, [str(label).strip() for label in labels]
+        raise DataError(f"{path}: {len(missing):,} rows have no label: {few(missing)}. Give each one or remove it.")
+    return [(name, str(label).strip()) for name, label in rows]
 
 
-def _csv_columns(path, columns):
-    # A path may hold any bytes; surrogateescape carries them through to the filesystem.
-    with open(path, newline="", encoding="utf-8", errors="surrogateescape") as handle:
-        reader = csv.DictReader(handle)
-        _require(path, reader.fieldnames or (), columns)
-        rows = [(row[columns["path"]], row[columns["label"]]) for row in reader]
-    return [row[0] for row in rows], [row[1] for row in rows]
-
-
-def _parquet_columns(path, columns):
-    import pyarrow.parquet as pq
-
-    _require(path, pq.read_schema(path).names, columns)
-    table = pq.read_table(path, columns=[columns["path"], columns["label"]])
-    return table.column(columns["path"]).to_pylist(), table.column(columns["label"]).to_pylist()
-
-
-def _require(path, names, columns):
-    missing = [columns[role] for role in ("path", "label") if columns[role] not in names]
+def _require(path, names, wanted):
+    missing = [name for name in wanted if name not in names]
     if missing:
         raise DataError(
             f"{path}: no column `{missing[0]}`; it has {', '.join(names) or 'none'}. "
@@ -148,14 +110,7 @@ def _require(path, names, columns):
         )
 
 
-def _class_names(labels):
+def class_names(labels):
     """Distinct labels in order: whole numbers by value, names by the alphabet."""
     distinct = set(labels)
-    if all(label.isdigit() for label in distinct):
-        return sorted(distinct, key=int)
-    return sorted(distinct)
-
-
-def _listed(rows):
-    more = f" and {len(rows) - SHOWN:,} more" if len(rows) > SHOWN else ""
-    return ", ".join(f"{row:,}" for row in rows[:SHOWN]) + more
+    return sorted(distinct, key=int if all(label.isdigit() for label in distinct) else None)

@@ -2,8 +2,8 @@
 
 An index folder holds `manifest.json` and, for each split, `<split>.npy` (one row an image, see IMAGE) and
 `<split>.names` (the paths below the root as the filesystem spells them, one after the other). Images that come packed in
-Parquet are laid out once in `<split>.packed`, one after the other. Who reads an index holds no Python object an image;
-making it takes the names of a split as Python objects for a while.
+Parquet are laid out once in `<split>.packed`, one after the other. Reading an index keeps no Python object per image;
+making one holds the names of a split as Python objects for a while.
 """
 
 import hashlib
@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in, require_split
 from parascale.errors import DataError
-from parascale.files import atomic_path, read_json, write_json
+from parascale.files import atomic_folder, write_json
 
-MANIFEST = "manifest.json"
-SCHEMA_VERSION = 1
 IMAGE = np.dtype(
     [
         ("name_start", "<i8"),  # place of the path in `<split>.names`
@@ -49,17 +48,16 @@ class ImageIndexWriter:
         return np.concatenate([np.empty(0, IMAGE), *self._blocks]), b"".join(self._names)
 
 
-def write_index(folder, root, classes, splits, notes, packed=None):
+def write_index(folder, root, classes, splits, notes):
     """Write the index of a dataset atomically; returns its manifest.
 
     root: folder that the names are relative to, or None where images are packed. classes: class names by label.
-    splits: split → (rows of IMAGE, names). notes: sentences on what is unusual. packed: called with the folder that is
-    being written and returns `splits`, for a source whose images must be laid out first.
+    splits: split → (rows of IMAGE, names), or, for images that must be laid out first, a function that does so in the
+    folder being written and returns that. notes: sentences on what is unusual.
     """
-    with atomic_path(folder) as partial:
-        partial.mkdir()
-        if packed is not None:
-            splits = packed(partial)
+    with atomic_folder(folder) as partial:
+        if callable(splits):
+            splits = splits(partial)
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "kind": "images",
@@ -86,10 +84,8 @@ class ImageIndex:
 
     def __init__(self, folder):
         self.folder = Path(folder)
-        try:
-            self.manifest = read_json(self.folder / MANIFEST)
-        except FileNotFoundError:
-            raise DataError(f"{self.folder}: no index of images here; the target `data` makes it") from None
+        missing = "no index of images here; the target `data` makes it"
+        self.manifest = manifest_in(folder, missing, f"remove {folder} and run again")
         if self.manifest.get("kind") != "images":
             raise DataError(f"{self.folder / MANIFEST} is not the index of a set of images")
 
@@ -105,8 +101,7 @@ class ImageIndex:
 
     def split(self, name):
         """The images of a split."""
-        if name not in self.manifest["splits"]:
-            raise DataError(f"{self.folder}: no split `{name}`; there are {', '.join(self.splits)}")
+        require_split(self.folder, name, self.splits)
         kind = PackedImages if self.manifest["root"] is None else FileImages
         return kind(self, name)
 
@@ -122,7 +117,7 @@ class ImageSplit:
         self._rows = np.asarray(rows)  # a plain array on the same memory: indexing np.memmap is slower
         names = np.memmap(index.folder / f"{split}.names", np.uint8, mode="r") if len(rows) else b""
         self.labels, self.lengths = self._rows["label"], self._rows["length"]
-        # Of all ways to look up one number, a memoryview's is the fastest.
+        # A memoryview is the fastest way to look up one number.
         self._names, self._name_start, self._name_bytes, self._start, self._length = map(
             memoryview, (names, *(self._rows[key] for key in ("name_start", "name_bytes", "start", "length")))
         )

@@ -9,6 +9,8 @@ import io
 import numpy as np
 from PIL import Image
 
+from parascale.errors import DataError
+
 START, END = b"\xff\xd8", b"\xff\xd9"
 START_OF_SCAN = 0xDA
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # start-of-frame markers; the three are tables
@@ -40,6 +42,16 @@ def decode(data):
             return np.asarray(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BadImage(f"it cannot be decoded ({error})") from None
+
+
+def decode_sample(reader, i):
+    """The pixels of sample `i` of a reader of images, as `decode` gives them. DataError that names a damaged one."""
+    try:
+        return decode(reader[i])
+    except BadImage as error:
+        raise DataError(
+            f"{reader.where(i)}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`"
+        ) from None
 
 
 def _check_markers(data):

@@ -6,26 +6,21 @@ from torch.utils.data import DataLoader, Dataset
 
 from parascale.data import jpeg
 from parascale.data.sampler import evaluation_share, share
-from parascale.errors import DataError
 
 
-class ImageDataset(Dataset):
-    """(pixels, label) of each image. transform: from a uint8 array of height × width × 3 to what the model wants."""
+class DecodedImages:
+    """The images of a reader, decoded and as large as they are, with their labels."""
 
-    def __init__(self, reader, transform=None):
-        self.reader, self.transform = reader, transform
+    def __init__(self, reader):
+        self.reader = reader
 
-    def __len__(self):
-        return len(self.reader)
-
-    def __getitem__(self, i):
-        try:
-            pixels = jpeg.decode(self.reader[i])
-        except jpeg.BadImage as error:
-            raise DataError(
-                f"{self.reader.where(i)}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`"
-            ) from None
-        return (self.transform(pixels) if self.transform else pixels), self.reader.labels.item(i)
+    def batch(self, numbers):
+        """(uint8 pixels, int64 labels): one array of batch × height × width × 3, or a list where sizes differ."""
+        images = [jpeg.decode_sample(self.reader, i) for i in numbers]
+        same = len({image.shape for image in images}) == 1
+        return np.stack(images) if same else list(map(np.array, images)), np.array(
+            [self.reader.labels.item(i) for i in numbers]
+        )
 
 
 class StepBatches:
@@ -59,20 +54,6 @@ class EvaluationBatches:
             yield self.indices[first : first + self.batch].tolist()
 
 
-def image_loader(reader, batches, workers=0, transform=None, start_method=None):
-    """A DataLoader of (images, labels): a tensor of batch × …, and int64 labels.
-
-    batches: StepBatches or EvaluationBatches. start_method: of the workers; `fork`, `spawn`, or the platform's default.
-    """
-    return DataLoader(
-        ImageDataset(reader, transform),
-        batch_sampler=batches,
-        num_workers=workers,
-        collate_fn=_collate,
-        multiprocessing_context=start_method if workers else None,
-    )
-
-
 class WholeBatches(Dataset):
     """Samples as a DataLoader's worker takes them: asked for the numbers of a batch, it gives the batch."""
 
@@ -95,11 +76,15 @@ def read_batches(samples, chosen, workers=0):
         yield from map(tuple, DataLoader(WholeBatches(samples), batch_size=None, sampler=chosen, num_workers=workers))
 
 
-def _collate(samples):
-    images, labels = zip(*samples, strict=True)
-    if len({image.shape for image in images}) > 1:
-        raise DataError(
-            "images of different sizes in one batch: give the loader a `transform` that makes them one size"
-        )
-    stacked = torch.stack(images) if isinstance(images[0], torch.Tensor) else torch.from_numpy(np.stack(images))
-    return stacked, torch.tensor(labels)
+def image_loader(reader, batches, workers=0, start_method=None):
+    """A DataLoader of decoded images and their labels, as tensors (see DecodedImages).
+
+    batches: StepBatches or EvaluationBatches. start_method: of the workers; `fork`, `spawn`, or the platform's default.
+    """
+    return DataLoader(
+        WholeBatches(DecodedImages(reader)),
+        batch_size=None,
+        sampler=batches,
+        num_workers=workers,
+        multiprocessing_context=start_method if workers else None,
+    )

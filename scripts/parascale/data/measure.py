@@ -1,4 +1,4 @@
-"""How fast a reader is: one case at a time, each in a fresh process, so that nothing is warm that should not be.
+"""How fast a reader is: one case at a time, each in a fresh process, so that only what should be warm is.
 
 What is read is counted by the kernel (`/proc/self/io`, proc(5)): `rchar`, bytes that read calls returned; `syscr`, how many
 calls; `read_bytes`, what storage had to deliver, page faults of mapped files included.
@@ -27,11 +27,11 @@ def measure(case):
 
     samples_per_second is the median of the repeats and spread their range relative to it; samples and cpu_seconds are a
     pass's medians, sample_bytes is the mean of what was asked for. peak_memory_bytes is what reading added to the process,
-    mapped pages of files as long as they are mapped. Of workers, which share most pages with others, it is no peak: what they
-    have for themselves as a pass ends. Unknown figures are None.
+    mapped pages of files as long as they are mapped. Workers share most pages with others: theirs is each one's private memory
+    at the end of a pass, all together, and no peak. Unknown figures are None.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Parquet says that random access is slow; here that is what is measured
+        warnings.simplefilter("ignore")  # Parquet warns that random access is slow, which is what is measured here
         return _measure_workers(case) if case.workers else _measure_here(case)
 
 
@@ -75,7 +75,7 @@ def _cold_pass(case, seed):
 
 
 def _read_per_byte(case, passes, asked):
-    """Bytes read for each byte that was asked for, by the kernel's count that tells of it; None where none does."""
+    """Bytes read for each byte that was asked for, by the kernel's counter for this kind of read; None where there is none."""
     # A mapped file is read by page faults, which only storage sees, and only when nothing is cached.
     counted = {"pread": "rchar", "files": "rchar", "mmap": "read_bytes" if case.cache == "cold" else None}.get(case.io)
     return sum(one[counted] for one in passes) / asked if counted and asked else None
@@ -101,7 +101,7 @@ def _one_pass(case, source, seed):
         if case.cache == "cold" and samples >= case.samples:
             break
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    counts = {key: value - before[key] for key, value in _counters().items()}
+    counts = _counted_since(before)
     return {"samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **counts}
 
 
@@ -182,7 +182,7 @@ def _arrivals(loader, asked, seconds):
     asked.over = True
     for _ in range(len(asked.batches) - len(arrivals)):
         next(batches)
-    # Looked at once, after the last time was taken: counting a worker's own pages takes 8 ms. It still waits for its end.
+    # Counted once, after the last time was taken, since counting a worker's pages takes 8 ms. The workers are still alive.
     first, last = [ready.get() for _ in workers], [_counters(each.pid) for each in workers]
     seen = {key: sum(one[key] for one in last) - sum(one[key] for one in first) for key in last[0]}
     seen["memory"] = sum(each.memory_full_info().uss for each in workers)

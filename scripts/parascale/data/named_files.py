@@ -4,13 +4,18 @@ import glob
 import itertools
 import os
 import re
-from pathlib import Path
 
+from parascale.data.manifests import MANIFEST
 from parascale.errors import ConfigError
 from parascale.settings.paths import expanded
 
-MANIFEST = "manifest.json"  # of a folder that says itself what it holds
 MOST_LISTED = 100  # files of a source that Snakemake watches
+# Names under which the splits go in published data sets.
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid", "dev"),
+    "test": ("test", "testing"),
+}
 SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
 
 
@@ -23,21 +28,16 @@ def local_files(source, most=MOST_LISTED):
     if source.kind != "files" and not source.location:
         return []
     try:
-        patterns = [sliced(pattern)[0] for entry in source.files.values() for pattern in listed(entry)]
+        patterns = [sliced(pattern)[0] for entry in source.files.values() for pattern in as_list(entry)]
         folder = expanded(source.location or "", "data.source.location")
-        paths = (path for pattern in patterns or [MANIFEST] for path in _matches(folder, pattern))
+        paths = (path for pattern in patterns or [MANIFEST] for path in matches(folder, pattern))
         named = sorted(set(itertools.islice(paths, most + 1)))
     except ConfigError:
         return []
     return named if len(named) <= most else []
 
 
-def found(folder, pattern):
-    """The files below a folder that one path or glob means, in the order of their names."""
-    return [Path(path) for path in sorted(_matches(folder, pattern))]
-
-
-def _matches(folder, pattern):
+def matches(folder, pattern):
     """The paths of the files that one path or glob means, one after the other, in no order."""
     path = expanded(pattern, "data.source.files")
     literal = os.path.join(folder, path)
@@ -46,7 +46,7 @@ def _matches(folder, pattern):
     return filter(os.path.isfile, glob.iglob(os.path.join(glob.escape(str(folder)), path), recursive=True))
 
 
-def listed(patterns):
+def as_list(patterns):
     """One path or a list of them, as a list."""
     return patterns if isinstance(patterns, list) else [patterns]
 

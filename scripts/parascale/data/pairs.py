@@ -7,8 +7,7 @@ after the other, each ended by `<eos>`, and `<split>.ends.npy` where they end: a
 import numpy as np
 
 from parascale.data import tokenize
-from parascale.data.progress import Progress
-from parascale.data.text import IGNORED, prepared, require_splits
+from parascale.data.text import IGNORED, prepared, write_documents
 from parascale.errors import DataError
 
 
@@ -18,14 +17,12 @@ def prepare_pairs(raw, text, expected, output):
     Every document gets the prefix of the settings. A row without document or without summary is left out and counted in the
     manifest. Arguments, result and errors are those of `parascale.data.text.prepare`.
     """
-    require_splits(raw)
-    with Progress("vocabulary", unit="pairs") as progress:
-        pairs = (_parts(pair, text.prefix) for pair in progress.count(raw.pairs("train")) if _whole(pair))
-        tokenizer = tokenize.learn((part for pair in pairs for part in pair), text)
 
-    def write_split(folder, split, dtype):
-        with Progress(f"{split} tokens", unit="pairs") as progress:
-            counts = _write_split(folder, split, tokenizer, progress.count(raw.pairs(split)), dtype, text.prefix)
+    def texts(pairs):
+        return (part for pair in pairs if _whole(pair) for part in _parts(pair, text.prefix))
+
+    def write(folder, split, tokenizer, pairs, dtype):
+        counts = _write_split(folder, split, tokenizer, pairs, dtype, text.prefix)
         if not counts["documents"]:
             raise DataError(
                 f"{raw.folder}: the split `{split}` has no pair of document and summary ({counts['without_document']:,} rows without "
@@ -33,7 +30,7 @@ def prepare_pairs(raw, text, expected, output):
             )
         return counts
 
-    return prepared(raw, text, expected, output, tokenizer, write_split)
+    return prepared(raw, text, expected, output, ("pairs", raw.pairs, texts), write)
 
 
 def _whole(pair):
@@ -46,28 +43,20 @@ def _parts(pair, prefix):
 
 
 def _write_split(folder, split, tokenizer, pairs, dtype, prefix):
-    counts = dict.fromkeys(("tokens", "words", "documents", "unknown", "without_document", "without_summary"), 0)
-    lengths = []
+    left_out = {"without_document": 0, "without_summary": 0}
 
-    def whole_pairs():
+    def parts():
         for pair in pairs:
             if _whole(pair):
-                yield _parts(pair, prefix)
+                yield from _parts(pair, prefix)
             else:
-                counts["without_summary" if pair[0] and pair[0].strip() else "without_document"] += 1
+                left_out["without_summary" if pair[0] and pair[0].strip() else "without_document"] += 1
 
-    with open(folder / f"{split}.bin", "wb") as handle:
-        for batch in tokenize.batched(whole_pairs()):
-            numbers = tokenizer.encode_documents([part for pair in batch for part in pair])
-            handle.write(numbers.astype(dtype).tobytes())
-            ends = np.flatnonzero(numbers == tokenize.END_ID)
-            lengths.append(np.diff(ends, prepend=-1))
-            counts["tokens"] += len(numbers)
-            counts["documents"] += len(batch)
-            counts["unknown"] += int(np.count_nonzero(numbers == tokenize.UNKNOWN_ID))
-    ends_N2 = np.cumsum(np.concatenate([np.zeros(0, np.int64), *lengths])).reshape(-1, 2)
-    np.save(folder / f"{split}.ends.npy", ends_N2)
-    counts["words"] = counts["tokens"] - ends_N2.size
+    path = folder / f"{split}.bin"
+    counts = write_documents(path, tokenizer, parts(), dtype) | left_out
+    counts["documents"] //= 2  # each pair is two documents to the tokenizer
+    ends = np.flatnonzero(np.fromfile(path, dtype) == tokenize.END_ID) + 1
+    np.save(folder / f"{split}.ends.npy", ends.reshape(-1, 2))
     return counts
 
 

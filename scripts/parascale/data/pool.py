@@ -1,4 +1,4 @@
-"""Many slow calls at once, their results in order, and never more of them in memory than agreed."""
+"""Many slow calls at once: results come in order, and no more of them are in memory than a bound."""
 
 import time
 from collections import deque
@@ -35,8 +35,8 @@ def ordered_map(function, items, threads, ahead=None):
 class Demand:
     """How many calls are worth having under way: few, and twice as many whenever the process computed little.
 
-    Little is less than BUSY of a core between two looks, whatever the process waited for: reads, the disk that it writes to,
-    or who takes the results. Reads from a busy filesystem wait, so hundreds go together; reads of what is in memory
+    Little is less than BUSY of a core between two looks, whether it waited for reads, for the disk that it writes to, or for
+    the consumer of the results. Reads from a busy filesystem wait, so hundreds go together; reads of what is in memory
     compute, and more threads only take the interpreter's lock from each other. most: the bound, in calls.
     """
 

@@ -3,6 +3,8 @@
 import sys
 import time
 
+from tqdm import tqdm
+
 SECONDS_BETWEEN_LINES = 10.0
 LOOKS_APART = 1024  # the clock is read once in so many items
 
@@ -13,35 +15,24 @@ class Progress:
     def __init__(self, title, unit, total=None):
         self.title, self.unit, self.total = title, unit, total
         self.done = 0
-        self._bar = None
 
     def __enter__(self):
         self._start = self._last = time.monotonic()
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            in_bytes = self.unit == "B"
-            self._bar = tqdm(
-                desc=self.title,
-                total=self.total,
-                unit=self.unit,
-                unit_scale=True,
-                unit_divisor=1024 if in_bytes else 1000,
-            )
+        divisor = 1024 if self.unit == "B" else 1000
+        settings = {"unit": self.unit, "unit_scale": True, "unit_divisor": divisor}
+        self._bar = tqdm(desc=self.title, total=self.total, disable=not sys.stderr.isatty(), **settings)
         return self
 
     def __exit__(self, kind, *_):
-        if self._bar is not None:
-            self._bar.close()
-        elif kind is None:
+        self._bar.close()
+        if self._bar.disable and kind is None:
             self._line("done")
 
     def add(self, amount):
         """`amount` more are done."""
         self.done += amount
-        if self._bar is not None:
-            self._bar.update(amount)
-        elif time.monotonic() - self._last > SECONDS_BETWEEN_LINES:
+        self._bar.update(amount)
+        if self._bar.disable and time.monotonic() - self._last > SECONDS_BETWEEN_LINES:
             self._last = time.monotonic()
             self._line("so far", self._left())
 
@@ -57,7 +48,7 @@ class Progress:
         self.add(pending)
 
     def _left(self):
-        """An estimate of the end, if what is left goes as fast as what is done; empty where it cannot be told."""
+        """An estimate of the time left, at the speed so far; empty where it is unknown."""
         if not self.total or not self.done:
             return ""
         seconds = (time.monotonic() - self._start) * (self.total - self.done) / self.done

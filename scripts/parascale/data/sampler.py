@@ -16,8 +16,8 @@ class Sampler:
     """The order of training samples.
 
     samples: how many there are. global_batch: samples of a step, over all ranks. seed: of the permutations.
-    count_on: number on from epoch to epoch, so that sample i of epoch e is e × samples + i: for samples that are another
-    sight in each epoch.
+    count_on: number on from epoch to epoch, so that sample i of epoch e is e × samples + i: for samples that are augmented
+    differently each epoch.
     """
 
     def __init__(self, samples, global_batch, seed, count_on=False):

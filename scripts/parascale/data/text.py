@@ -10,15 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from parascale.data import tokenize
-from parascale.data.disk import full_disk_is_an_error
+from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in, require_whole
 from parascale.data.progress import Progress
 from parascale.errors import DataError
-from parascale.files import atomic_path, read_json, sha256, write_json
+from parascale.files import atomic_folder, sha256, write_json
 from parascale.settings import SPLITS
 
 IGNORED = -100  # label of a place that is padding: it counts in no loss
-MANIFEST = "manifest.json"
-SCHEMA_VERSION = 1
 
 
 def prepare(raw, text, expected, output):
@@ -28,44 +26,47 @@ def prepare(raw, text, expected, output):
     in memory that does not grow with them. Returns the manifest. Raises DataError for a split that is missing or without
     tokens, and where `expected` differs from what was found; then `output` is left as it was.
     """
-    require_splits(raw)
-    with Progress("vocabulary", unit="documents") as progress:
-        tokenizer = tokenize.learn(progress.count(raw.documents("train")), text)
 
-    def write_split(folder, split, dtype):
-        with Progress(f"{split} tokens", unit="documents") as progress:
-            documents = progress.count(raw.documents(split))
-            counts = _write_split(folder / f"{split}.bin", tokenizer, documents, dtype)
+    def write(folder, split, tokenizer, documents, dtype):
+        counts = write_documents(folder / f"{split}.bin", tokenizer, documents, dtype)
         if counts["words"] == 0:
             raise DataError(f"{raw.folder}: the split `{split}` has no text: {counts['documents']} empty documents")
         return counts
 
-    return prepared(raw, text, expected, output, tokenizer, write_split)
+    return prepared(raw, text, expected, output, ("documents", raw.documents, iter), write)
 
 
-def require_splits(raw):
-    """Raise DataError unless a source has all splits."""
+def prepared(raw, text, expected, output, rows, write):
+    """Make the folder `output`: tokenizer, splits, manifest; returns the manifest. Arguments and errors as in `prepare`.
+
+    rows: (what they are called, function from a split to its rows, function from rows to the texts in them).
+    write: function (folder, split, tokenizer, rows, dtype of the numbers) that writes a split's files and returns its counts.
+    """
+    unit, rows_of, texts_of = rows
     missing = [split for split in SPLITS if split not in raw.splits]
     if missing:
         raise DataError(
             f"{raw.folder}: the source has no split `{missing[0]}` (it has {', '.join(raw.splits)}). Name it under "
             f"`data.source.files`; a part of a file will do: `{{train: all.txt[:90%], validation: all.txt[90%:95%], …}}`"
         )
-
-
-def prepared(raw, text, expected, output, tokenizer, write_split):
-    """Make the folder `output`: tokenizer, splits, manifest; returns the manifest.
-
-    write_split: function (folder, split, dtype of the numbers) that writes a split's files and returns its counts.
-    """
+    with Progress("vocabulary", unit) as progress:
+        tokenizer = tokenize.learn(texts_of(progress.count(rows_of("train"))), text)
     vocabulary_size = len(tokenizer.vocabulary)
     dtype = np.dtype("<u2" if vocabulary_size < 2**16 else "<u4")
-    with full_disk_is_an_error(output), atomic_path(output) as partial:
-        partial.mkdir()
+    with atomic_folder(output) as partial:
         tokenizer.save(partial)
-        splits = {split: write_split(partial, split, dtype) for split in SPLITS}
-        _check_expected(expected, vocabulary_size, splits["train"], raw.folder)
-        files = sorted(path.name for path in partial.iterdir())
+        splits = {}
+        for split in SPLITS:
+            with Progress(f"{split} tokens", unit) as progress:
+                splits[split] = write(partial, split, tokenizer, progress.count(rows_of(split)), dtype)
+        train = splits["train"]
+        samples = sum(train.get(name, 0) for name in ("documents", "without_document", "without_summary"))
+        found = {
+            "vocabulary": (vocabulary_size, "entries of the vocabulary"),
+            "train_tokens": (train["tokens"], "tokens in the train split"),
+            "train_samples": (samples, "samples in the train split, those left out included"),
+        }
+        check_expected(expected, found, raw.folder)
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "dtype": dtype.str,
@@ -74,15 +75,15 @@ def prepared(raw, text, expected, output, tokenizer, write_split):
             "settings": dataclasses.asdict(text),
             "source": raw.digest,
             "files": {
-                name: {"bytes": (partial / name).stat().st_size, "sha256": sha256(partial / name)} for name in files
+                path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(partial.iterdir())
             },
         }
         write_json(partial / MANIFEST, manifest)
     return manifest
 
 
-def _write_split(path, tokenizer, documents, dtype):
-    """Write a split's numbers; returns its counts. `words` leaves the end marks out."""
+def write_documents(path, tokenizer, documents, dtype):
+    """Write documents as numbers, each ended by `<eos>`; returns counts, of which `words` leaves the end marks out."""
     tokens = ends = unknown = 0
     with open(path, "wb") as handle:
         for batch in tokenize.batched(documents):
@@ -94,18 +95,14 @@ def _write_split(path, tokenizer, documents, dtype):
     return {"tokens": tokens, "words": tokens - ends, "documents": ends, "unknown": unknown}
 
 
-def _check_expected(expected, vocabulary_size, train, folder):
-    found = {
-        "vocabulary": vocabulary_size,
-        "train_tokens": train["tokens"],
-        "train_samples": sum(train.get(name, 0) for name in ("documents", "without_document", "without_summary")),
-    }
-    for key, value in found.items():
+def check_expected(expected, found, folder):
+    """Raise DataError where plans assumed other data. expected: the section of Data. found: its keys → (number, of what)."""
+    for key, (value, what) in found.items():
         wanted = getattr(expected, key)
         if wanted is not None and wanted != value:
             raise DataError(
-                f"{folder}: `data.expected.{key}` is {wanted:,}, but {value:,} were found. Plans were made with the wrong "
-                "figure: correct it in the workload, or look whether the source is the right one."
+                f"{folder}: `data.expected.{key}` is {wanted:,}, but there are {value:,} {what}. Plans were made "
+                "with the wrong figure: correct it in the workload, or check that the source is the right one."
             )
 
 
@@ -114,16 +111,9 @@ class Tokens:
 
     def __init__(self, folder):
         self.folder = Path(folder)
-        try:
-            self.manifest = read_json(self.folder / MANIFEST)
-        except FileNotFoundError:
-            raise DataError(f"{self.folder}: no prepared data here; the target `data` makes it") from None
-        for name, facts in self.manifest["files"].items():
-            path = self.folder / name
-            size = path.stat().st_size if path.exists() else None
-            if size != facts["bytes"]:
-                found = "is missing" if size is None else f"has {size:,} bytes instead of {facts['bytes']:,}"
-                raise DataError(f"{path} {found}: remove {self.folder} and make it again with the target `data`")
+        self._remedy = f"remove {folder} and make it again with the target `data`"
+        self.manifest = manifest_in(folder, "no prepared data here; the target `data` makes it", self._remedy)
+        self.verify(every_byte=False)
         self.tokenizer = tokenize.load(self.folder, self.manifest["settings"])
 
     @property
@@ -143,13 +133,10 @@ class Tokens:
         """The text of numbers; `<eos>` becomes a line's end."""
         return self.tokenizer.decode(numbers)
 
-    def verify(self):
-        """Raise DataError if any byte differs from what was written."""
+    def verify(self, every_byte=True):
+        """Raise DataError if a file differs from what was written. every_byte: not in its size alone."""
         for name, facts in self.manifest["files"].items():
-            if sha256(self.folder / name) != facts["sha256"]:
-                raise DataError(
-                    f"{self.folder / name} is damaged (its sha256 differs): remove {self.folder} and make it again"
-                )
+            require_whole(self.folder / name, facts, self._remedy, every_byte)
 
 
 class Windows:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from parascale.errors import ConfigError, DataError
+from parascale.files import read_json
 from parascale.settings.pretrained import Pretrained
 
 UNKNOWN, END = "<unk>", "<eos>"
@@ -26,23 +27,24 @@ def learn(documents, settings):
 
     settings: parascale.settings.Text. Raises DataError for a folder that lacks a tokenizer or has a damaged one.
     """
-    if settings.tokenizer == "pretrained":
-        return PretrainedTokenizer.of_folder(Pretrained(settings.pretrained))
     if settings.tokenizer == "word":
         return WordTokenizer.learn(documents, settings)
-    return SubwordTokenizer.learn(documents, settings)
+    if settings.tokenizer == "subword":
+        return SubwordTokenizer.learn(documents, settings)
+    pretrained = Pretrained(settings.pretrained)
+    tokenizer = _read_tokenizer(pretrained.tokenizer_file)
+    return PretrainedTokenizer(tokenizer, [tokenizer.id_to_token(number) for number in pretrained.order])
 
 
 def load(folder, settings):
     """The tokenizer that `save` left in a folder. settings: the mapping of Text settings in its manifest."""
+    vocabulary = read_json(Path(folder) / VOCABULARY_FILE)
     if settings["tokenizer"] == "word":
-        return WordTokenizer(_read_vocabulary(folder), settings["lowercase"])
-    kind = PretrainedTokenizer if settings["tokenizer"] == "pretrained" else SubwordTokenizer
-    return kind.load(folder)
-
-
-def _read_vocabulary(folder):
-    return json.loads((Path(folder) / VOCABULARY_FILE).read_text(encoding="utf-8"))
+        return WordTokenizer(vocabulary, settings["lowercase"])
+    tokenizer = _read_tokenizer(Path(folder) / SUBWORD_FILE)
+    if settings["tokenizer"] == "subword":
+        return SubwordTokenizer(tokenizer)
+    return PretrainedTokenizer(tokenizer, vocabulary)
 
 
 def _write_vocabulary(folder, vocabulary):
@@ -151,11 +153,6 @@ class SubwordTokenizer(_LibraryTokenizer):
         tokenizer.train_from_iterator(documents, trainer)
         return cls(tokenizer)
 
-    @classmethod
-    def load(cls, folder):
-        """The tokenizer that `save` wrote."""
-        return cls(_read_tokenizer(Path(folder) / SUBWORD_FILE))
-
     def decode(self, numbers):
         """The text; `<eos>` becomes a line's end."""
         text = self._tokenizer.decode([int(number) for number in numbers], skip_special_tokens=False)
@@ -176,17 +173,6 @@ class PretrainedTokenizer(_LibraryTokenizer):
         self._theirs = np.array([tokenizer.token_to_id(entry) for entry in vocabulary], dtype=np.int64)
         self._ours = np.full(tokenizer.get_vocab_size(), UNKNOWN_ID)  # an entry that the model lacks is unknown to it
         self._ours[self._theirs] = np.arange(len(vocabulary))
-
-    @classmethod
-    def of_folder(cls, pretrained):
-        """The tokenizer of a folder (a config Pretrained)."""
-        tokenizer = _read_tokenizer(pretrained.tokenizer_file)
-        return cls(tokenizer, [tokenizer.id_to_token(number) for number in pretrained.order])
-
-    @classmethod
-    def load(cls, folder):
-        """The tokenizer that `save` wrote."""
-        return cls(_read_tokenizer(Path(folder) / SUBWORD_FILE), _read_vocabulary(folder))
 
     def decode(self, numbers):
         """The text without its special entries; the end mark becomes a line's end."""

@@ -16,7 +16,7 @@ from parascale.data.convert_tokens import token_digests
 from parascale.data.formats import image_format, open_images, open_tokens
 from parascale.data.formats.manifest import read_manifest, require_source, samples_path
 from parascale.data.progress import Progress
-from parascale.errors import DataError
+from parascale.errors import DataError, few
 from parascale.files import sha256
 
 SHOWN = 20  # differences that a message lists
@@ -41,7 +41,7 @@ def verify_images(folder, index, dataset, settings):
         compared += len(reader)
         reader.close()
     if found:
-        raise DataError(_message(folder, found))
+        raise _difference(folder, found)
     return {
         "format": manifest["format"],
         "dataset": dataset,
@@ -64,7 +64,7 @@ def verify_tokens(folder, tokens, dataset):
             found.append(f"{folder / facts['file']}: the tokens differ from {tokens.folder}")
         compared += len(ours)
     if found:
-        raise DataError(_message(folder, found))
+        raise _difference(folder, found)
     return {"format": manifest["format"], "dataset": dataset, "tokens": compared, "identical": True}
 
 
@@ -95,7 +95,8 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
     numbers = reader.samples["source"][rows.start : rows.stop]
     samples = progress.count(read_samples(images, numbers, settings))
     in_order = reader.iterate(shard)
-    native = image_format(reader.manifest["format"]).native(reader.paths()[shard])
+    read_natively = getattr(image_format(reader.manifest["format"]), "native", None)
+    native = read_natively and read_natively(reader.paths()[shard])
     # What ends early differs from there on, and no comparison is left out.
     ordered_samples = itertools.chain(in_order, itertools.repeat(MISSING))
     native_samples = itertools.repeat(None) if native is None else itertools.chain(native, itertools.repeat(MISSING))
@@ -123,7 +124,8 @@ def _compare_shard(reader, images, shard, rows, settings, progress, found):
         found.append(f"{reader.paths()[shard]}: more samples than the manifest has")
 
 
-def _message(folder, found):
-    lines = "\n".join(f"  {line}" for line in found[:SHOWN])
-    more = f"\n  … and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
-    return f"{folder} is not its source, {len(found):,} differences:\n{lines}{more}\nRemove the folders of what is named, and {folder}/*.json, and run the target `formats` again."
+def _difference(folder, found):
+    return DataError(
+        f"{folder} is not its source, {len(found):,} differences:\n  " + few(found, SHOWN, "\n  ") + "\n"
+        f"Remove the folders of what is named, and {folder}/*.json, and run the target `formats` again."
+    )

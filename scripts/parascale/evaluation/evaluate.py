@@ -1,13 +1,38 @@
-"""Sums over a whole split, each target counted once: its loss, its number, and what else a task counts."""
+"""The loss that training and evaluation share, and sums over a whole split in which each target counts once."""
 
 import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
 
 from parascale.data.loader import read_batches
 from parascale.data.sampler import evaluation_share
-from parascale.evaluation.loss import summed_loss
+from parascale.data.text import IGNORED
+
+
+def summed_loss(logits_BTV, labels_BT, label_smoothing=0.0):
+    """Cross-entropy in nats, summed over the targets; labels that are IGNORED do not count. Never below fp32.
+
+    label_smoothing: part of each target that is spread evenly over all classes.
+    """
+    if logits_BTV.dtype == torch.bfloat16:
+        logits_BTV = logits_BTV.float()
+    loss = F.cross_entropy(
+        logits_BTV.flatten(0, -2),
+        labels_BT.flatten(),
+        reduction="sum",
+        ignore_index=IGNORED,
+        label_smoothing=label_smoothing,
+    )
+    return loss.to_local() if isinstance(loss, DTensor) else loss
+
+
+def correct_within(logits_BK, labels_B, count):
+    """The number of samples whose label is among the `count` likeliest classes, as a tensor. Of equals the first ones count."""
+    likeliest_Bn = logits_BK.topk(min(count, logits_BK.shape[-1])).indices
+    return (likeliest_Bn == labels_B[:, None]).any(-1).sum()
 
 
 @torch.no_grad()

@@ -40,21 +40,16 @@ def beam_search(model, documents_BS, mask_BS, length, width=1, length_penalty=1.
         vocabulary = steps_BWV.shape[-1]
         scores_BW, chosen_BW = (scores_BW[..., None] + steps_BWV).flatten(1).topk(width)
         beams_BW, tokens_BW = chosen_BW // vocabulary, chosen_BW % vocabulary
-        written = torch.cat([_of_beams(written, beams_BW), tokens_BW[..., None]], dim=-1)
-        ended_BW, lengths_BW = (
-            ended_BW.gather(1, beams_BW),
-            lengths_BW.gather(1, beams_BW) + ~ended_BW.gather(1, beams_BW),
-        )
+        chosen = written.gather(1, beams_BW[..., None].expand_as(written))
+        written = torch.cat([chosen, tokens_BW[..., None]], dim=-1)
+        ended_BW = ended_BW.gather(1, beams_BW)
+        lengths_BW = lengths_BW.gather(1, beams_BW) + ~ended_BW
         ended_BW = ended_BW | (tokens_BW == END_ID)
         if ended_BW.all():
             break
     best_B = (scores_BW / lengths_BW**length_penalty).argmax(1)
     rows = written[torch.arange(batch, device=device), best_B, 1:].cpu().numpy()
     return [_until_end(row) for row in rows]
-
-
-def _of_beams(written_BWT, beams_BW):
-    return written_BWT.gather(1, beams_BW[..., None].expand(-1, -1, written_BWT.shape[-1]))
 
 
 def _until_end(row):

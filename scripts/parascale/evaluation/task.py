@@ -11,10 +11,10 @@ import numpy as np
 
 from parascale.data.classes import AugmentedImages, ClassImages
 from parascale.data.formats import open_images, read_manifest
+from parascale.data.manifests import require_split
 from parascale.data.pairs import Pairs
-from parascale.data.text import Tokens, Windows
-from parascale.errors import DataError
-from parascale.evaluation.accuracy import correct_within
+from parascale.data.text import Tokens, Windows, check_expected
+from parascale.evaluation.evaluate import correct_within
 from parascale.settings import SPLITS
 
 
@@ -52,7 +52,14 @@ def open_task(workload, folder, seed=0):
 
 def empty_batch(workload, samples):
     """(*inputs, labels) of a batch in its true shapes and types, without data: for those who ask what a step needs."""
-    return EMPTY[workload.task](workload, samples)
+    if workload.task == "classification":
+        (size,) = workload.sizes
+        return np.zeros((samples, 3, size, size), np.uint8), np.zeros(samples, np.int64)
+    if workload.task == "language_model":
+        windows = np.zeros((samples, workload.training.window), np.int64)
+        return windows, windows.copy()
+    documents, summaries = (np.zeros((samples, places), np.int64) for places in workload.sizes)
+    return documents, np.ones(documents.shape, bool), summaries, summaries.copy()
 
 
 def _open_language_model(workload, folder, seed):
@@ -71,14 +78,18 @@ def _open_summarisation(workload, folder, seed):
 def _open_classification(workload, folder, seed):
     training = workload.training
     there = read_manifest(folder)["splits"]
-    missing = [name for name in ("train", "validation") if name not in there]
-    if missing:
-        raise DataError(f"{folder}: no split `{missing[0]}`; there are {', '.join(there)}")
+    for name in ("train", "validation"):
+        require_split(folder, name, there)
     readers = {name: open_images(folder, name, workload.data.io) for name in SPLITS if name in there}
     for reader in readers.values():
         reader.read_batch([0])  # opens its files now: the folder may be one that goes again
     bad = [sample["split"] for sample in readers["train"].manifest["bad"]]
-    _check_expected(workload.data.expected, readers["train"], bad.count("train"))
+    classes, images = len(readers["train"].classes), len(readers["train"]) + bad.count("train")
+    found = {
+        "vocabulary": (classes, "classes"),
+        "train_samples": (images, "images in the train split, bad ones included"),
+    }
+    check_expected(workload.data.expected, found, folder)
     splits = {name: ClassImages(readers[name], training.image_size) for name in readers if name != "train"}
     splits["train"] = AugmentedImages(readers["train"], training.image_size, seed, training.smallest_crop)
     return Task(
@@ -91,38 +102,8 @@ def _open_classification(workload, folder, seed):
     )
 
 
-def _check_expected(expected, train, bad):
-    """Raise DataError where plans assumed other images than there are. train: the split's reader; bad: images it lacks."""
-    for key, found, what in (
-        ("vocabulary", len(train.classes), "classes"),
-        ("train_samples", len(train) + bad, "images in the train split, bad ones included"),
-    ):
-        wanted = getattr(expected, key)
-        if wanted not in (None, found):
-            raise DataError(
-                f"{train.folder}: `data.expected.{key}` is {wanted:,}, but there are {found:,} {what}; correct it"
-            )
-
-
-def _empty_windows(workload, samples):
-    shape = (samples, workload.training.window)
-    return np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-
-
-def _empty_pairs(workload, samples):
-    documents, summaries = ((samples, places) for places in workload.sizes)
-    numbers = np.zeros(summaries, np.int64)
-    return np.zeros(documents, np.int64), np.ones(documents, bool), numbers, numbers.copy()
-
-
-def _empty_images(workload, samples):
-    (size,) = workload.sizes
-    return np.zeros((samples, 3, size, size), np.uint8), np.zeros(samples, np.int64)
-
-
 OPENERS = {
     "language_model": _open_language_model,
     "summarisation": _open_summarisation,
     "classification": _open_classification,
 }
-EMPTY = {"language_model": _empty_windows, "summarisation": _empty_pairs, "classification": _empty_images}

@@ -30,7 +30,7 @@ KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**3
 class Launch:
     """What is started: the same on every node."""
 
-    command: tuple  # the script and its arguments
+    command: tuple  # what Python runs, and its arguments
     nodes: int
     processes: int  # on each node
     site: object  # Site

@@ -31,6 +31,13 @@ def node_resources(site, minutes, partition=None, account=None, gpus=0):
     return wanted
 
 
+def cores_of(layout, site):
+    """Cores of one node that the processes of a layout compute with."""
+    if site.threads_per_process is None:
+        return site.cores_per_node
+    return layout.processes_per_node * site.threads_per_process
+
+
 def default_partition(site, partition=None):
     """The partition that was asked for, else the site's first, else None."""
     return partition or (site.partitions[0].name if site.partitions else None)

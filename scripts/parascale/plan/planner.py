@@ -1,10 +1,12 @@
-"""Predictions for the runs of a project, each made once: rules, the logger plugin and scripts ask the same one."""
+"""Predictions for the runs of a project, each made once: rules, the logger plugin and verbs ask the same one."""
 
 import functools
 
+from parascale.errors import ConfigError
 from parascale.plan import calibrate
 from parascale.plan.predict import data_facts, predict, time_limit
 from parascale.plan.probes import probes
+from parascale.settings import strict
 
 
 class Planner:
@@ -27,17 +29,27 @@ class Planner:
         return self._workloads[run.workload.name]
 
     @functools.cached_property
+    def _all_probes(self):
+        """The probes of this run table by name, whatever they need."""
+        return probes(self.project.runs, self.site)
+
+    @functools.cached_property
     def probes(self):
         """The probes of this run table by name, those that memory allows."""
-        found = probes(self.project.runs, self.site)
+        found = self._all_probes
         foretold = {name: predict(run, self.site, facts=self._facts(run), remedy=False) for name, run in found.items()}
         return {name: run for name, run in found.items() if foretold[name].fits not in ("risky", "does not fit")}
 
     def run(self, name, kind="run"):
-        """A Run of the table, its `parity` run, or a `probe`."""
+        """A Run of the table, its `parity` run, or a `probe`. Raises ConfigError, with the nearest name, where there is none."""
+        where = self.project.config.runs
+        known = self._all_probes if kind == "probe" else self.project.runs
+        if name not in known:
+            what = f"a probe of {where}" if kind == "probe" else f"in {where}"
+            raise ConfigError(f"run `{name}` is not {what}{strict.nearest(name, known)}")
         if kind == "probe":
-            return self.probes[name]
-        run, parity = self.project.runs[name], self.project.config.parity
+            return known[name]
+        run, parity = known[name], self.project.config.parity
         return run.parity(parity.steps, parity.precision) if kind == "parity" else run
 
     def strategy(self, name):

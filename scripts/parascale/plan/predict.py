@@ -63,27 +63,19 @@ def data_facts(run, paths=None):
 
 def facts_of(folder, run):
     """The DataFacts of a run whose prepared data is in `folder`; where it is not there, what its workload expects."""
-    data, training, expected = run.workload.data, run.workload.training, run.workload.data.expected
+    data, workload = run.workload.data, run.workload
     manifest = folder / "manifest.json" if folder else None
-    values = read_json(manifest) if manifest is not None and manifest.is_file() else None
-    splits = values["splits"] if values else {}
-    if run.workload.of_images:
-        if values:
-            return DataFacts(len(values["classes"]), *(splits.get(name, {}).get("samples") for name in SEEN))
-        return DataFacts(expected.vocabulary, expected.train_samples)
-    # A capped vocabulary is at most, and for any larger text exactly, as large as its cap.
-    vocabulary = values["vocabulary"] if values else expected.vocabulary or data.text.max_vocabulary
-    if run.workload.of_pairs:
-        if values:  # at most: those with too long a summary are left out when the data is opened
-            return DataFacts(vocabulary, *(splits[name]["documents"] for name in SEEN))
-        return DataFacts(vocabulary, expected.train_samples)
-    tokens, samples, validation = expected.train_tokens, expected.train_samples, None
-    if values:
-        tokens = splits["train"]["tokens"]
-        validation = max(1, math.ceil((splits["validation"]["tokens"] - 1) / training.window))
-    if tokens is not None:
-        samples = max(1, math.ceil((tokens - 1) / (training.stride or training.window)))
-    return DataFacts(vocabulary, samples, validation)
+    if manifest is None or not manifest.is_file():
+        samples = data.expected.train_samples
+        return DataFacts(data.expected_outputs, workload.windows_in(data.expected_tokens) or samples, None)
+    values = read_json(manifest)
+    splits = values["splits"]
+    if workload.of_images:
+        return DataFacts(len(values["classes"]), *(splits.get(name, {}).get("samples") for name in SEEN))
+    if workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
+        return DataFacts(values["vocabulary"], *(splits[name]["documents"] for name in SEEN))
+    validation = max(1, math.ceil((splits["validation"]["tokens"] - 1) / workload.training.window))
+    return DataFacts(values["vocabulary"], workload.windows_in(splits["train"]["tokens"]), validation)
 
 
 def predict(run, site, calibration=None, facts=None, remedy=True):

@@ -20,7 +20,7 @@ PROFILES = (
 LICENCE = "https://spdx.org/licenses/MIT"
 CODE = ("rules", "scripts", "config", "profiles", "envs")
 ALONE = ("README.md", "CONTRIBUTING.md", "LICENSE", "CITATION.cff", "pyproject.toml", "Makefile")
-TRAINING = "scripts/train.py"
+TRAINING = "scripts/parascale/commands/train.py"
 LEFT_OUT = ("__pycache__", ".egg-info", ".pyc")
 # Below results/: patterns of what is packed, which is all that the report is made from.
 RECORDS = ("runs/*/*.json", "runs/*/*.jsonl", "runs/*/*.csv", "runs/*/events.*", "runs/*/profile/*")

@@ -154,6 +154,16 @@ class Data:
         """What two workloads that share a dataset must agree on."""
         return self.source
 
+    @property
+    def expected_outputs(self):
+        """Entries of the vocabulary, or classes, before the data is there; None where nothing says."""
+        return self.expected.vocabulary
+
+    @property
+    def expected_tokens(self):
+        """Tokens of the train split before it is there; None where nothing says, and of images."""
+        return getattr(self.expected, "train_tokens", None)
+
 
 @settings(CONDUCT)
 class TextData(Data):
@@ -166,6 +176,11 @@ class TextData(Data):
     def made_from(self):
         """What two workloads that share a dataset must agree on."""
         return self.source, self.text
+
+    @property
+    def expected_outputs(self):
+        """Entries of the vocabulary. A capped one is at most, and for any larger text exactly, as large as its cap."""
+        return self.expected.vocabulary or self.text.max_vocabulary
 
     def check(self, where):
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""

@@ -5,6 +5,7 @@ Reading only, and no torch: a login node or a laptop loads it in a few milliseco
 
 import dataclasses
 import functools
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from parascale.errors import ConfigError
 from parascale.settings import identity, strict
 from parascale.settings.config import Config
+from parascale.settings.options import declared
 from parascale.settings.paths import Paths, expanded
 from parascale.settings.run import Run
 from parascale.settings.runtable import read_rows
@@ -90,15 +92,16 @@ class Project:
         return self.runs[self.runs[name].baseline]
 
 
-def load_project(values, files=(), base="config"):
+def load_project(values, files=(), bases=("config",)):
     """Load everything that a configuration (a mapping, as YAML gives it) names.
 
     files: those that the values were read from, in order; paths that one of them names are relative to it, all others to the
-    current folder. base: folder of the run table, workloads and sites where the configuration names no others.
+    current folder. bases: folders of the run table, workloads and sites where the configuration names no others: the first that
+    has them.
     """
     places = placed(values, files)
     given = settled(Config, values, places)
-    defaults = {key: os.path.join(base, getattr(Config, key)) for key in ("runs", "workloads", "sites")}
+    defaults = {key: _first(bases, getattr(Config, key)) for key in ("runs", "workloads", "sites")}
     config = strict.load(Config, {**defaults, **given}, places)
     site = load_site(config, config.site)
     find_workload = functools.cache(functools.partial(load_workload, config.workloads))
@@ -124,14 +127,34 @@ def load_project(values, files=(), base="config"):
     return project
 
 
-def load_project_file(*files, overrides=None, base=None):
+def load_project_file(*files, overrides=None, bases=None):
     """Load the configuration in YAML files, later ones on top of earlier ones.
 
-    overrides: single keys on top of all, whose paths are relative to the current folder. base: as in `load_project`; default:
+    overrides: single keys on top of all, whose paths are relative to the current folder. bases: as in `load_project`; default:
     the folder of the first file.
     """
-    values = functools.reduce(merged, (read_placed(path)[0] for path in files), {})
-    return load_project(merged(values, overrides or {}), files, base or os.path.dirname(files[0]))
+    return load_project(merged(_read(files), overrides or {}), files, bases or [os.path.dirname(files[0])])
+
+
+def project_words(values, files, bases):
+    """The words of a command line that name a configuration: its files, keys that were given besides, and `bases`."""
+    read = _read(files)
+    if not read.keys() <= values.keys():  # another workflow's, which has ours as a part
+        files, read = (), {}
+    given = {key: value for key, value in values.items() if key not in read or read[key] != value}
+    words = [("--config", str(file)) for file in files] + [("--base", str(base)) for base in bases]
+    words += [("--set", f"{key}={json.dumps(value)}") for key, value in given.items()]
+    return [word for pair in words for word in pair]
+
+
+def _read(files):
+    return functools.reduce(merged, (read_placed(path)[0] for path in files), {})
+
+
+def _first(bases, name):
+    """The place of a file or folder below the first of `bases` that has it, else below the first."""
+    places = [os.path.join(base, name) for base in bases]
+    return next((place for place in places if os.path.exists(place)), places[0])
 
 
 def placed(values, files):
@@ -172,7 +195,7 @@ def load_workload(folder, name):
     strict.check_name(data.dataset, places, "data.dataset")
     data.check(places)
     model = workload.model
-    if hasattr(model, "pretrained") and model.pretrained is None:
+    if "pretrained" in declared(type(model)) and model.pretrained is None:
         model = dataclasses.replace(model, pretrained=data.pretrained)
     return dataclasses.replace(workload, data=data, model=model)
 

@@ -4,6 +4,7 @@ A task says what a sample is, so each has a class of its own for data and traini
 has to be told is a matter of its family: see `parascale.families`.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -39,6 +40,7 @@ class Model:
     options: dict[str, object] = option({}, "settings that only a class of your own knows")
 
     dropout: ClassVar = 0.0
+    pretrained: ClassVar = None  # folder of the weights that it begins with
     counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
 
     @staticmethod
@@ -232,6 +234,10 @@ class Workload:
     of_pairs: ClassVar = False  # the dataset holds pairs of document and summary
     of_images: ClassVar = False  # the dataset holds images; else it holds text
 
+    def windows_in(self, tokens):
+        """Samples of training in so many tokens; None where that does not follow from them."""
+        return None
+
     @staticmethod
     def variant(values, beside):
         """The class of a task's workloads."""
@@ -251,6 +257,11 @@ class LanguageModelling(Workload):
     def sizes(self):
         """What a model is built for beside its settings and the number of its outputs: the tokens of a sample."""
         return (self.training.window,)
+
+    def windows_in(self, tokens):
+        """Windows of training in so many tokens; None of an unknown number."""
+        stride = self.training.stride or self.training.window
+        return None if tokens is None else max(1, math.ceil((tokens - 1) / stride))
 
 
 @settings(RECIPE)

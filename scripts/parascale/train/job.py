@@ -5,7 +5,7 @@ from pathlib import Path
 
 from parascale.families import families_of
 from parascale.provenance import training_code
-from parascale.settings import Run, Site
+from parascale.settings import Run, Site, identity
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ def job_of(project, run, kind="run"):
         sample_seconds=project.config.monitor.interval_seconds,
         other_code=project.config.continue_with_other_code,
     )
+
+
+def key_of_run(run, site):
+    """The key of a run's training before its data is there, by which a workflow knows whether a finished one is still true."""
+    return identity.key_of(run, site, code_of_run(run))
 
 
 def code_of_run(run):

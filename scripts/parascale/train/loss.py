@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.tensor.parallel import loss_parallel
 
 from parascale.data.text import IGNORED
-from parascale.evaluation.loss import summed_loss
+from parascale.evaluation.evaluate import summed_loss
 
 
 class GlobalLoss:

@@ -44,6 +44,7 @@ class RunState:
         self.saver = store.Saver(self.mesh, asynchronous, job.timeout_seconds)
         self.waiting_seconds = [0.0, 0.0]  # bubble and total, for the mean over ranks
         self.last_checkpoint = time.monotonic()
+        self.continued_code = None  # digest of the other code that began what we continue, where that is asked for
         self.last_line = None  # of the step after which the checkpoint that we continue from was saved
 
     # --- begin
@@ -72,21 +73,23 @@ class RunState:
         """Hold the lease of the work folder; what was begun with other settings or code steps aside, and comes back with them."""
         job, work, name = self.job, self.job.work, self.job.run.run
         parts = identity.continuation_of(job.run, job.site, job.code_digest, self._data())
-        if not work.exists() and (aside := _aside(work, parts)).exists():
-            aside.rename(work)
         died_at, begun = self._hold()
-        changed = identity.changes(begun["continuation"], parts) if begun else {}
+        before, earlier = begun.get("continuation", {}), _aside(work, parts)
+        changed = identity.changes(before, parts)
         if set(changed) == {"code"} and job.other_code:
             print(f"{name}: continues what other code has begun, as `continue_with_other_code` asks", flush=True)
-            self.continued_code = changed["code"][0]
-        elif changed:
+            self.continued_code = before["code"]
+        elif changed and (begun or earlier.exists()):
             self.lease.release()
-            aside, earlier = _aside(work, begun["continuation"]), _aside(work, parts)
-            shutil.rmtree(aside, ignore_errors=True)
-            work.rename(aside)
-            recipes = identity.changes(begun["continuation"]["recipe"], parts["recipe"])
-            what = identity.in_words(recipes) or " and ".join(changed)
-            print(f"{name}: {what} changed since {work} was begun; it is kept as {aside.name}", flush=True)
+            if begun:
+                aside = _aside(work, before)
+                shutil.rmtree(aside, ignore_errors=True)
+                work.rename(aside)
+                recipes = identity.changes(before.get("recipe", parts["recipe"]), parts["recipe"])
+                what = identity.in_words(recipes) or " and ".join(changed)
+                print(f"{name}: {what} changed since {work} was begun; it is kept as {aside.name}", flush=True)
+            else:
+                shutil.rmtree(work)
             if earlier.exists():
                 earlier.rename(work)
                 print(f"{name}: takes up again what was begun with these settings", flush=True)

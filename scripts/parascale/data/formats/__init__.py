@@ -1,14 +1,15 @@
 """Formats of data on disk: one module each, with the same names in each.
 
-A module of an image format has `SUFFIX`, `RANDOM_ACCESS`, a `Writer` (one shard), a `Reader` (a whole split) and
-`native(path)`, which reads a shard with the format's own library and none of ours. A module of a token format has
-`TOKEN_SUFFIX`, `write_tokens(path, tokens_N)`, `read_tokens(path)`, and `TOKENS_MAPPED`: whether that is the file's own
+A module of an image format has `SUFFIX`, `RANDOM_ACCESS`, a `Writer` (one shard) and a `Reader` (a whole split), and, where
+other libraries read the format, `native(path)`, which yields (bytes, label) of a shard's samples without our code. A module
+of a token format has `TOKEN_SUFFIX`, `write_tokens(path, tokens_N)`, `read_tokens(path)`, and `TOKENS_MAPPED`: whether that is the file's own
 memory rather than a copy. A module is imported when its format is used.
 """
 
 import importlib
 
 from parascale.data.formats.manifest import read_manifest
+from parascale.data.manifests import require_split
 from parascale.errors import ConfigError, DataError
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
 from parascale.settings.strict import nearest
@@ -41,8 +42,7 @@ def open_tokens(folder, split):
     manifest = read_manifest(folder)
     if manifest["kind"] != "tokens":
         raise DataError(f"{folder} holds {manifest['kind']}, not tokens")
-    if split not in manifest["splits"]:
-        raise DataError(f"{folder}: no split `{split}`; there are {', '.join(manifest['splits'])}")
+    require_split(folder, split, manifest["splits"])
     return token_format(manifest["format"]).read_tokens(f"{folder}/{manifest['splits'][split]['file']}")
 
 

@@ -14,17 +14,18 @@ SUFFIX = "arrow"
 TOKEN_SUFFIX = "arrow"
 TOKENS_MAPPED = True
 RANDOM_ACCESS = True
+Reader = ByteReader  # at the places that the batches' own offsets gave
 ROWS = 1024  # of a record batch,
 BATCH_BYTES = 32 << 20  # or fewer, so that a batch of large images fits the memory too
 SCHEMA = pa.schema([("image", pa.large_binary()), ("label", pa.int32()), ("source", pa.int64())])
 
 
-class Writer(BaseWriter):
-    """Collects rows to a batch and writes it."""
+class RowWriter(BaseWriter):
+    """Collects rows to a batch and hands it to a writer of pyarrow's. rows, size: of a batch, the size in bytes."""
 
-    def __init__(self, path, images, data_bytes):
-        super().__init__(path, images, data_bytes)
-        self._writer = pa.ipc.new_file(str(path), SCHEMA)
+    def __init__(self, path, images, writer, schema, rows, size):
+        super().__init__(path, images, 0)
+        self._writer, self._schema, self._batch_rows, self._batch_bytes = writer, schema, rows, size
         self._clear()
 
     def append(self, data, label, source):
@@ -32,13 +33,13 @@ class Writer(BaseWriter):
         self._labels.append(label)
         self._sources.append(source)
         self._waiting += len(data)
-        if len(self._rows) == ROWS or self._waiting >= BATCH_BYTES:
+        if len(self._rows) == self._batch_rows or self._waiting >= self._batch_bytes:
             self._write()
 
     def finish(self):
-        self._write()
+        if self._rows:
+            self._write()
         self.close()
-        return np.concatenate([np.empty(0, np.int64), *(offsets for offsets, _, _ in _batches(self.path))])
 
     def close(self):
         if self._writer is not None:
@@ -46,20 +47,24 @@ class Writer(BaseWriter):
             self._writer = None
 
     def _write(self):
-        if self._rows:
-            columns = [
-                pa.array(values, field.type)
-                for values, field in zip((self._rows, self._labels, self._sources), SCHEMA, strict=True)
-            ]
-            self._writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
+        columns = zip((self._rows, self._labels, self._sources), self._schema.types, strict=True)
+        batch = pa.record_batch([pa.array(values, kind) for values, kind in columns], schema=self._schema)
+        self._writer.write_batch(batch)
         self._clear()
 
     def _clear(self):
         self._rows, self._labels, self._sources, self._waiting = [], [], [], 0
 
 
-class Reader(ByteReader):
-    """Reads at the places that the batches' own offsets gave."""
+class Writer(RowWriter):
+    """Writes record batches, and looks up in the end where each image came to lie."""
+
+    def __init__(self, path, images, data_bytes):
+        super().__init__(path, images, pa.ipc.new_file(str(path), SCHEMA), SCHEMA, ROWS, BATCH_BYTES)
+
+    def finish(self):
+        super().finish()
+        return np.concatenate([np.empty(0, np.int64), *_places(self.path)])
 
 
 def native(path):
@@ -85,13 +90,13 @@ def read_tokens(path):
     return file.get_batch(0).column(0).to_numpy(zero_copy_only=True)
 
 
-def _batches(path):
-    """(places of the images in the file, their lengths, labels) of each record batch."""
+def _places(path):
+    """Yield the places of the images in the file, of each record batch."""
     with pa.memory_map(str(path)) as source:
         start = source.read_buffer().address  # of the file's first byte in memory
         file = pa.ipc.open_file(source)
         for number in range(file.num_record_batches):
             column = file.get_batch(number).column(0)
             _, offsets, data = column.buffers()
-            ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
-            yield data.address - start + ends[:-1], np.diff(ends), None
+            starts = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column)]
+            yield data.address - start + starts

@@ -1,7 +1,7 @@
 """What the formats share: a writer of one shard, and readers that a training can use.
 
 A reader opens its files lazily in each process, so it may be handed to workers by fork or by spawn; it holds arrays on
-mapped memory and no Python object a sample; `reader[i]` reads the bytes of sample `i` and no others.
+mapped memory and no Python object per sample; `reader[i]` reads the bytes of sample `i` and no others.
 """
 
 import mmap
@@ -12,13 +12,20 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from parascale.data.formats.manifest import read_manifest, remedy, require_whole, samples_path
+from parascale.data.formats.manifest import read_manifest, remedy, samples_path
 from parascale.data.formats.storage import default_io
+from parascale.data.manifests import require_split, require_whole
 from parascale.errors import DataError
 
 BLOCK_BYTES = 4 << 20  # written at once: large enough for any filesystem, small beside the memory
 MOST_PARTS = 1024  # buffers of one call: IOV_MAX of Linux, uio(7)
+FOLDER_SAMPLES = 1000  # files of a folder, where each sample is one
 AHEAD_SAMPLES = 256  # that the kernel is asked for ahead of time when reading in order
+
+
+def sample_path(source):
+    """Where a sample lies in a folder of files, by its number in the source."""
+    return f"{source // FOLDER_SAMPLES:06d}/{source:09d}.jpg"
 
 
 class Writer:
@@ -96,16 +103,19 @@ class BlockWriter(Writer):
 
 
 class Reader:
-    """One split: `len(reader)`, `reader[i]` (bytes), `reader.labels`, batches, and iteration by shard."""
+    """One split: `len(reader)`, `reader[i]` (bytes), `reader.labels`, batches, and iteration by shard.
+
+    A format's reader has `_acquire` and `_release`, which open and close its files, and `_read(i)`.
+    """
 
     def __init__(self, folder, split, io="auto", check=False):
         self.folder, self.split, self.check = Path(folder), split, check
         self.manifest = read_manifest(folder)
-        if split not in self.manifest["splits"]:
-            raise DataError(f"{folder}: no split `{split}`; there are {', '.join(self.manifest['splits'])}")
+        require_split(folder, split, self.manifest["splits"])
         self.classes = self.manifest["classes"]
         self._facts = self.manifest["splits"][split]["shards"]
-        require_whole(folder, self._facts)
+        for path, shard in zip(self.paths(), self._facts, strict=True):
+            require_whole(path, shard, remedy(self.folder, str(path.parent)))
         self.io = default_io(self.folder, self.manifest["bytes"]) if io == "auto" else io
         self._map_samples()
 
@@ -120,7 +130,7 @@ class Reader:
         if len(self.samples) != expected:
             raise DataError(f"{path} has {len(self.samples):,} rows instead of {expected:,}; {remedy(self.folder)}")
         self.labels = self.samples["label"]
-        # Of all ways to look up one number, a memoryview's is the fastest.
+        # A memoryview is the fastest way to look up one number.
         self._length, self._offset, self._shard = (
             memoryview(self.samples[key]) for key in ("length", "offset", "shard")
         )
@@ -166,15 +176,6 @@ class Reader:
         if self._process != os.getpid():
             self._acquire()
             self._process = os.getpid()
-
-    def _acquire(self):
-        raise NotImplementedError
-
-    def _release(self):
-        raise NotImplementedError
-
-    def _read(self, i):
-        raise NotImplementedError
 
     def _require_same(self, i, data):
         if len(data) != self._length[i] or xxhash.xxh3_64_intdigest(data) != self.samples["checksum"].item(i):
@@ -228,7 +229,7 @@ class ByteReader(Reader):
         for first in range(rows.start, rows.stop, AHEAD_SAMPLES):
             block = self.samples[first : min(first + AHEAD_SAMPLES, rows.stop)]
             start, end = block["offset"].item(0), block["offset"].item(-1) + block["length"].item(-1)
-            # The kernel starts to read all of it, and nothing beyond, whatever it believes of our habits.
+            # The kernel starts to read all of it and nothing beyond, whatever access pattern it expects.
             os.posix_fadvise(self._files[shard], start, end - start, os.POSIX_FADV_WILLNEED)
             yield from self._read_rows(block)
 

@@ -4,16 +4,4 @@ from parascale.data.formats.base import BlockWriter, ByteReader
 
 SUFFIX = "bin"
 RANDOM_ACCESS = True
-
-
-class Writer(BlockWriter):
-    """Appends samples."""
-
-
-class Reader(ByteReader):
-    """Reads at the offsets of the table."""
-
-
-def native(path):
-    """A bare file says nothing of itself: there is nothing to read without the table."""
-    return None
+Writer, Reader = BlockWriter, ByteReader

@@ -8,13 +8,12 @@ begins. A path is absolute, or relative to the shard's folder.
 import mmap
 import os
 
-from parascale.data.formats.base import BlockWriter
+from parascale.data.formats.base import BlockWriter, sample_path
 from parascale.data.formats.base import Reader as BaseReader
 from parascale.errors import DataError
 
 SUFFIX = "paths"
 RANDOM_ACCESS = True
-FOLDER_SAMPLES = 1000
 
 
 class Writer(BlockWriter):
@@ -34,20 +33,16 @@ class Writer(BlockWriter):
         self.inodes += 1
 
     def _write(self, data, source):
-        folder = f"{self.images.split}/{source // FOLDER_SAMPLES:06d}"
-        if folder != self._folder:
-            self._make(self.images.split)
-            self._make(folder)
-        self._folder = folder
-        name = f"{folder}/{source:09d}.jpg"
-        (self.path.parent / name).write_bytes(data)
+        name = f"{self.images.split}/{sample_path(source)}"
+        path = self.path.parent / name
+        if path.parent != self._folder:
+            self._folder = path.parent
+            for folder in (self._folder.parent, self._folder):
+                if not folder.is_dir():
+                    folder.mkdir()
+                    self.inodes += 1
+        path.write_bytes(data)
         return name.encode()
-
-    def _make(self, folder):
-        """Make a folder below the shard's, if it is not there."""
-        if not (self.path.parent / folder).is_dir():
-            (self.path.parent / folder).mkdir()
-            self.inodes += 1
 
 
 class Reader(BaseReader):
@@ -81,8 +76,3 @@ class Reader(BaseReader):
         self._require_open()
         shard, start = self._shard[i], self._offset[i]
         return os.path.join(self._folders[shard], self._lists[shard][start : self._lists[shard].find(b"\0", start)])
-
-
-def native(path):
-    """Files are read by name either way: there is no other library to ask."""
-    return None

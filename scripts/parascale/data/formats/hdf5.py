@@ -17,6 +17,7 @@ SUFFIX = "h5"
 TOKEN_SUFFIX = "h5"
 TOKENS_MAPPED = True
 RANDOM_ACCESS = True
+Reader = ByteReader  # at the dataset's place in the file
 
 
 class Writer(BlockWriter):
@@ -26,7 +27,7 @@ class Writer(BlockWriter):
         start = 0
         with h5py.File(path, "w", libver=("v110", "v110")) as file:
             if data_bytes:
-                start = _reserve(file, "bytes", data_bytes, np.uint8)
+                start = _reserve(file, data_bytes)
         super().__init__(path, images, data_bytes, start)
         self._start, self._labels, self._sources = start, array("i"), array("q")
 
@@ -43,10 +44,6 @@ class Writer(BlockWriter):
             file["labels"] = np.array(self._labels)
             file["sources"] = np.array(self._sources)
         return offsets
-
-
-class Reader(ByteReader):
-    """Reads at the dataset's place in the file."""
 
 
 def native(path):
@@ -74,14 +71,12 @@ def read_tokens(path):
     return np.memmap(path, dtype, "r", offset, shape)
 
 
-def _reserve(file, name, size, dtype):
-    """Create a contiguous dataset without filling it; returns its place in the file."""
+def _reserve(file, size):
+    """Create the contiguous dataset `bytes` without filling it; returns its place in the file."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     properties.set_obj_track_times(False)  # a date inside would make every rebuild another file
     space = h5py.h5s.create_simple((size,))
-    kind = h5py.h5t.py_create(np.dtype(dtype))
-    dataset = h5py.h5d.create(file.id, name.encode(), kind, space, properties)
-    return dataset.get_offset()
+    return h5py.h5d.create(file.id, b"bytes", h5py.h5t.STD_U8LE, space, properties).get_offset()

@@ -5,16 +5,13 @@
 that a million samples cost no memory and no time to open.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
 
+from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in
 from parascale.errors import DataError
-from parascale.files import read_json
 
-MANIFEST = "manifest.json"
-SCHEMA_VERSION = 1
 SAMPLE = np.dtype(
     [
         ("offset", "<i8"),  # byte in the shard's file; where a format has no bytes of its own, see its module
@@ -42,15 +39,11 @@ def remedy(folder, shard=None):
 
 def read_manifest(folder):
     """The manifest in a format's folder. Raises DataError where there is none or it is damaged."""
-    path = Path(folder) / MANIFEST
-    try:
-        manifest = read_json(path)
-    except FileNotFoundError:
-        raise DataError(f"{folder}: no converted data here; the target `formats` makes it") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}: not valid JSON ({error}); {remedy(folder)}") from None
+    manifest = manifest_in(folder, "no converted data here; the target `formats` makes it", remedy(folder))
     if manifest.get("schema_version") != SCHEMA_VERSION or "format" not in manifest:
-        raise DataError(f"{path} is not the manifest of converted data that this version reads; {remedy(folder)}")
+        raise DataError(
+            f"{folder}/{MANIFEST} is not the manifest of converted data that this version reads; {remedy(folder)}"
+        )
     return manifest
 
 
@@ -62,17 +55,3 @@ def require_source(folder, manifest, dataset, digests):
             f"{folder}: converted from another source than {dataset} has now (it is of dataset `{manifest['dataset']}`, or the "
             f"source has changed since); remove {folder} and run the target `formats` again"
         )
-
-
-def require_whole(folder, shards):
-    """Raise DataError unless each shard's file is there in full size. shards: entries of the manifest."""
-    for shard in shards:
-        path = Path(folder) / shard["file"]
-        size = path.stat().st_size if path.is_file() else None
-        if size != shard["bytes"]:
-            found = (
-                "is missing"
-                if size is None
-                else f"is cut short or was changed: {size:,} bytes instead of {shard['bytes']:,}"
-            )
-            raise DataError(f"{path} {found}; {remedy(folder, str(path.parent))}")

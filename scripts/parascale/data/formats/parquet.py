@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from parascale.data.formats.arrow import RowWriter
 from parascale.data.formats.base import Reader as BaseReader
-from parascale.data.formats.base import Writer as BaseWriter
 from parascale.data.formats.manifest import remedy
 from parascale.errors import DataError
 
@@ -26,43 +26,20 @@ SCHEMA = pa.schema([("image", pa.binary()), ("label", pa.int32()), ("source", pa
 PLAIN = {"compression": "none", "use_dictionary": False, "write_statistics": False}
 
 
-class Writer(BaseWriter):
-    """Collects rows to a row group and writes it. The offset of a sample is its row in the file."""
+class Writer(RowWriter):
+    """Writes row groups. The offset of a sample is its row in the file."""
 
     def __init__(self, path, images, data_bytes):
-        super().__init__(path, images, data_bytes)
-        self._writer = pq.ParquetWriter(path, SCHEMA, **PLAIN)
+        super().__init__(path, images, pq.ParquetWriter(path, SCHEMA, **PLAIN), SCHEMA, GROUP_ROWS, GROUP_BYTES)
         self._count = 0
-        self._clear()
 
     def append(self, data, label, source):
-        self._rows.append(data)
-        self._labels.append(label)
-        self._sources.append(source)
-        self._waiting += len(data)
+        super().append(data, label, source)
         self._count += 1
-        if len(self._rows) == GROUP_ROWS or self._waiting >= GROUP_BYTES:
-            self._write()
 
     def finish(self):
-        self._write()
-        self.close()
+        super().finish()
         return np.arange(self._count, dtype=np.int64)
-
-    def close(self):
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def _write(self):
-        if self._rows:
-            self._writer.write_table(
-                pa.table([self._rows, self._labels, self._sources], schema=SCHEMA), row_group_size=len(self._rows)
-            )
-        self._clear()
-
-    def _clear(self):
-        self._rows, self._labels, self._sources, self._waiting = [], [], [], 0
 
 
 class Reader(BaseReader):
@@ -76,7 +53,8 @@ class Reader(BaseReader):
                     f"{path} has {file.metadata.num_rows:,} rows instead of {shard['samples']:,}; "
                     + remedy(self.folder, str(path.parent))
                 )
-        self._starts = [_group_starts(file) for file in self._files]
+        groups = [[file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] for file in self._files]
+        self._starts = [np.cumsum([0, *rows])[:-1] for rows in groups]
         self._group, self._jumps, self._warned = (None, None), 0, False
 
     def _release(self):
@@ -137,8 +115,3 @@ def write_tokens(path, tokens_N):
 def read_tokens(path):
     """The tokens, decoded into memory as a whole: Parquet cannot be mapped."""
     return pq.read_table(path, columns=["token"]).column(0).to_numpy()
-
-
-def _group_starts(file):
-    rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-    return np.cumsum([0, *rows])[:-1]

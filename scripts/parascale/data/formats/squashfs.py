@@ -5,24 +5,34 @@ its own (FUSE), which is why it is slower than the other formats. Nothing is com
 smaller. The offset of a sample is its number in the shard; its path is made from its number in the source.
 """
 
+import ctypes
+import functools
+import os
 import shutil
+import signal
 import subprocess
+import tempfile
+import time
+from multiprocessing import util
 
 import numpy as np
 
-from parascale.data.formats.base import BLOCK_BYTES
+from parascale.data.formats.base import BLOCK_BYTES, sample_path
 from parascale.data.formats.base import Reader as BaseReader
 from parascale.data.formats.base import Writer as BaseWriter
-from parascale.data.formats.mount import Mount
 from parascale.data.formats.webdataset import BLOCK, header, padding
 from parascale.errors import DataError, RequirementError
 
 SUFFIX = "squashfs"
 RANDOM_ACCESS = True
-FOLDER_SAMPLES = 1000  # of a folder inside
 # No compression, no dates, no owners, one thread: the same samples give the same bytes.
 OPTIONS = ("-tar", "-noI", "-noD", "-noF", "-noX", "-no-duplicates", "-mkfs-time", "0", "-all-time", "0", "-all-root")
 QUIET = ("-quiet", "-no-progress", "-processors", "1")
+
+PROGRAMS = ("squashfuse_ll", "squashfuse")  # the first uses FUSE's faster interface
+MOUNT_SECONDS = 20.0
+PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent dies
+INSTEAD = "load the module or install squashfuse, ask for FUSE on this machine, or use another format, such as hdf5"
 
 
 class Writer(BaseWriter):
@@ -89,11 +99,53 @@ class Reader(BaseReader):
             raise DataError(f"{self.where(i)}: cannot be read through the mount ({error})") from None
 
 
-def sample_path(source):
-    """Where a sample lies inside, by its number in the source."""
-    return f"{source // FOLDER_SAMPLES:06d}/{source:09d}.jpg"
+class Mount:
+    """`folder` shows the content of `archive`, read-only and through FUSE, until `close` or the end of the process."""
+
+    def __init__(self, archive):
+        program = require_fuse()
+        self.folder = tempfile.mkdtemp(prefix="parascale-mount-")
+        die_with_parent = functools.partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
+        self._process = subprocess.Popen(
+            [program, "-f", str(archive), self.folder],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=die_with_parent,  # a worker that is killed must not leave its mount behind
+        )
+        # Runs at the end of a worker process too, where `atexit` does not.
+        self.close = util.Finalize(self, _unmount, (self._process, self.folder), exitpriority=10)
+        self._wait(archive)
+
+    def _wait(self, archive):
+        deadline = time.monotonic() + MOUNT_SECONDS
+        while not os.path.ismount(self.folder):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self._process.kill()
+                message = self._process.stderr.read().decode(errors="replace").strip()
+                self.close()
+                raise RequirementError(f"{archive} could not be mounted: {message or 'no answer'}. Either {INSTEAD}.")
+            time.sleep(0.005)
 
 
-def native(path):
-    """A mounted filesystem is what the reader uses already: there is no other way to read it."""
-    return None
+def require_fuse():
+    """The program that mounts SquashFS here. Raises RequirementError where there is none, or no FUSE."""
+    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    if program is None:
+        raise RequirementError(f"reading `squashfs` needs squashfuse, which is not on the PATH: {INSTEAD}")
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise RequirementError(f"reading `squashfs` needs FUSE, and /dev/fuse is missing or closed to you: {INSTEAD}")
+    return program
+
+
+def _unmount(process, folder):
+    process.terminate()
+    try:
+        process.wait(MOUNT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stderr.close()
+    if os.path.ismount(folder):
+        subprocess.run(["fusermount", "-u", "-z", folder], check=False)
+    os.rmdir(folder)

@@ -1,13 +1,14 @@
-"""What the filesystem below a path is, and what follows for reading from it."""
+"""The filesystem that holds a path, and how to read from it."""
 
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
+import psutil
+
 from parascale.files import require_space, tree_bytes
 
-MOUNTS = Path("/proc/self/mounts")
 # Filesystems on which a page fault is a request over a network (or to another process): there, one `pread` of the whole
 # sample beats faulting it in page by page.
 REMOTE = {"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "cifs", "smb3", "9p", "pvfs2", "orangefs", "panfs", "afs"}
@@ -18,16 +19,9 @@ MAPPED_SHARE = 0.5  # of the memory, that a mapped set may have
 
 def filesystem(path):
     """The type of the filesystem that holds `path` (`ext4`, `lustre`, `tmpfs`…), from the list of mounts."""
-    path = os.path.realpath(path)
-    best, kind = "", "unknown"
-    with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:
-        for line in mounts:
-            _, place, found = line.split(" ", 3)[:3]
-            place = place.encode("utf-8", "surrogateescape").decode("unicode_escape", "replace")  # \040 is a space
-            inside = path == place or path.startswith(place.rstrip("/") + "/")
-            if inside and len(place) >= len(best):
-                best, kind = place, found
-    return kind
+    path = Path(os.path.realpath(path))
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    return next((mounts[folder] for folder in (path, *path.parents) if folder in mounts), "unknown")
 
 
 def default_io(folder, size):
@@ -38,8 +32,8 @@ def default_io(folder, size):
     FUSE, a fault is a request a page.
     """
     kind = filesystem(folder)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return "pread" if kind in REMOTE or kind.startswith("fuse") or size > MAPPED_SHARE * memory else "mmap"
+    stays = size <= MAPPED_SHARE * psutil.virtual_memory().total
+    return "mmap" if stays and kind not in REMOTE and not kind.startswith("fuse") else "pread"
 
 
 def require_room(folder, shared_memory=SHARED_MEMORY):

@@ -10,6 +10,7 @@ from parascale.data.formats.base import BlockWriter, ByteReader
 
 SUFFIX = "tar"
 RANDOM_ACCESS = True
+Reader = ByteReader  # at the offsets of the images, past the tar headers
 BLOCK = 512  # tar's unit: headers and contents are padded to it
 
 
@@ -26,10 +27,6 @@ class Writer(BlockWriter):
     def finish(self):
         self.put(bytes(2 * BLOCK))  # the mark of a tar file's end
         return super().finish()
-
-
-class Reader(ByteReader):
-    """Reads the images at their offsets, past the tar headers."""
 
 
 def header(name, size):

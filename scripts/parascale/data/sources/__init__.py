@@ -6,10 +6,10 @@ or not at all. What a broken download already has waits in `<output>.partial` fo
 
 from pathlib import Path
 
-from parascale.data.disk import full_disk_is_an_error
 from parascale.data.sources import builtin, files, hub, url
 from parascale.data.sources.manifest import Raw, settings_of
 from parascale.errors import DataError
+from parascale.files import full_disk_is_an_error
 
 KINDS = {"builtin": builtin.fetch, "hub": hub.fetch, "files": files.fetch, "url": url.fetch}
 ATTEMPTS = 5  # consecutive failures without a byte of progress before a server is given up
@@ -23,18 +23,20 @@ def download(source, output, attempts=ATTEMPTS, force=False):
     DataError for files that are missing or damaged, RequirementError for a full disk. Then `output` is left as it was.
     """
     source.check("the source")
-    output = Path(output)
-    if not force and is_whole(source, output):
-        return Raw(output)
     # Data that lies on the machine is read in place, whichever kind of source it once came from.
     fetch = files.fetch if source.location else KINDS[source.kind]
-    with full_disk_is_an_error(output):
-        fetch(source, output, attempts)
+    return made(source, output, fetch, attempts, keep=not force)
+
+
+def made(source, output, fetch, attempts, keep=True):
+    """The raw folder `output`, made by `fetch`. keep: one that is there, whole and of the same settings, is kept."""
+    if not (keep and _is_whole(source, output)):
+        with full_disk_is_an_error(output):
+            fetch(source, Path(output), attempts)
     return Raw(output)
 
 
-def is_whole(source, output):
-    """Whether the folder `output` holds all that these settings of a source ask for."""
+def _is_whole(source, output):
     try:
         return Raw(output).manifest["source"] == settings_of(source)
     except DataError:

@@ -26,7 +26,7 @@ from parascale.data.progress import Progress
 from parascale.data.sources import prose
 from parascale.data.sources.manifest import describe, write_manifest
 from parascale.errors import ConfigError, DataError
-from parascale.files import atomic_path
+from parascale.files import atomic_folder
 from parascale.settings import SPLITS
 
 # Folders of each package that hold documentation worth reading; "" is the whole package.
@@ -38,18 +38,9 @@ PACKAGES = {
     "datasets": ("",),
     "huggingface_hub": ("",),
 }
-SKIPPED_FOLDERS = {
-    "test",
-    "tests",
-    "testing",
-    "site-packages",
-    "dist-packages",
-    "idlelib",
-    "lib2to3",
-    "turtledemo",
-    "ensurepip",
-    "_vendor",
-}
+# Tests and examples, and packages that are installed or copied into another.
+SKIPPED_FOLDERS = {"test", "tests", "testing", "idlelib", "lib2to3", "turtledemo", "ensurepip"}
+SKIPPED_FOLDERS |= {"site-packages", "dist-packages", "_vendor"}
 TRAIN_WORDS = 600_000  # enough to tell models apart, small enough for a laptop
 FEWEST_BODY_WORDS = 12  # a shorter text needs no summary
 SUMMARY_WORDS = (3, 24)  # fewer say nothing, and more are no summary but a text without one
@@ -61,8 +52,7 @@ def fetch(source, output, attempts=None):
     """Make the folder `output`: one Parquet file a split with the columns of the corpus, and the manifest."""
     if source.name not in CORPORA:
         raise ConfigError(f"`data.source.name` = `{source.name}` is no builtin corpus. There are: {offers()}")
-    with atomic_path(output) as folder:
-        folder.mkdir()
+    with atomic_folder(output) as folder:
         entries = {}
         for split, columns in CORPORA[source.name]().items():
             path = folder / f"{split}.parquet"
@@ -115,7 +105,7 @@ CORPORA = {"documentation": documentation, "docstrings": docstrings}
 
 
 def offers():
-    """What there is without a network, for messages."""
+    """The corpora that need no network, for messages."""
     return (
         f"`documentation` (about {TRAIN_WORDS:,} words of English from the installed documentation), "
         "`docstrings` (pairs of a text and its summary from there)"

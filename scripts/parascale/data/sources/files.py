@@ -4,28 +4,20 @@ import glob
 import re
 from pathlib import Path
 
-from parascale.data.named_files import found, listed, sliced
+from parascale.data.manifests import MANIFEST
+from parascale.data.named_files import SPLIT_NAMES, as_list, matches, sliced
 from parascale.data.sources import readers
-from parascale.data.sources.manifest import MANIFEST, Raw, describe, write_manifest
+from parascale.data.sources.manifest import Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
-from parascale.files import atomic_path
+from parascale.files import atomic_folder
 from parascale.settings import SPLITS
 from parascale.settings.paths import expanded
 from parascale.settings.strict import nearest
 
-# Names under which the splits go in published data sets.
-SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing"),
-}
-
 
 def fetch(source, output, attempts=None):
     """Make the folder `output` with a manifest that points at the files of a source that are on this machine."""
-    folder = Path(expanded(source.location, "data.source.location")) if source.location else Path.cwd()
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder (`data.source.location` = `{source.location}`)")
+    folder = location(source) if source.location else Path.cwd()
     if source.files:
         splits = named_splits(source.files, folder)
     elif not source.location:
@@ -36,9 +28,16 @@ def fetch(source, output, attempts=None):
         splits = _splits_of_raw(Raw(folder))
     else:
         splits = guessed_splits(folder)
-    with atomic_path(output) as partial:
-        partial.mkdir()
+    with atomic_folder(output) as partial:
         write_manifest(partial, source, {"folder": str(folder.absolute())}, splits)
+
+
+def location(source):
+    """The folder on this machine that a source names. Raises DataError where there is none."""
+    folder = Path(expanded(source.location, "data.source.location"))
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder (`data.source.location` = `{source.location}`)")
+    return folder
 
 
 def named_splits(files, folder, name=Path.absolute):
@@ -47,7 +46,7 @@ def named_splits(files, folder, name=Path.absolute):
     for split, patterns in files.items():
         if split not in SPLITS:
             raise ConfigError(f"`data.source.files`: `{split}` is no split{nearest(str(split), SPLITS)}")
-        splits[split] = [entry for pattern in listed(patterns) for entry in _entries(pattern, folder, name)]
+        splits[split] = [entry for pattern in as_list(patterns) for entry in _entries(pattern, folder, name)]
     return splits
 
 
@@ -74,7 +73,7 @@ def paths_by_split(paths):
 def _entries(pattern, folder, name):
     """Manifest entries of one `path`, glob or `path[first:last]`; a slice is taken of each file on its own."""
     path, first, last = sliced(pattern)
-    paths = found(folder, path)
+    paths = [Path(file) for file in sorted(matches(folder, path))]
     if not paths:
         wanted = Path(folder) / expanded(path, "data.source.files")
         what = "no file matches" if glob.has_magic(path) else "no such file"

@@ -9,8 +9,9 @@ import re
 import shutil
 from pathlib import Path
 
+from parascale.data.named_files import SPLIT_NAMES, as_list
 from parascale.data.sources import builtin
-from parascale.data.sources.files import SPLIT_NAMES, paths_by_split
+from parascale.data.sources.files import paths_by_split
 from parascale.data.sources.manifest import describe, write_manifest
 from parascale.data.sources.transfer import (
     LOGIN_NODE_HELP,
@@ -23,7 +24,7 @@ from parascale.data.sources.transfer import (
     pieces_folder,
 )
 from parascale.errors import ConfigError, DataError, DownloadError
-from parascale.files import atomic_path
+from parascale.files import atomic_folder
 from parascale.settings import SPLITS
 from parascale.settings.strict import nearest
 
@@ -59,8 +60,7 @@ def fetch(source, output, attempts):
         if digest is None and git_blob_digest(pieces / path) != sibling.blob_id:
             (pieces / path).unlink()
             raise DownloadError(f"{address_of(path)}: its content is not what the hub lists for it; run again")
-    with atomic_path(output) as folder:
-        folder.mkdir()
+    with atomic_folder(output) as folder:
         splits = {
             split: _as_parquet(split, [pieces / path for path in paths], folder) for split, paths in by_split.items()
         }
@@ -126,17 +126,19 @@ def _unreachable(endpoint, error):
 def _files_of_splits(source, info, paths):
     """Split → paths in the repository: as `data.source.files` says, as the data set's card says, or by the files' names."""
     if source.files:
-        patterns = {split: [found] if isinstance(found, str) else found for split, found in source.files.items()}
+        patterns = {split: as_list(found) for split, found in source.files.items()}
     else:
         patterns = _card_patterns(source, info)
-    if patterns is None:
-        by_split = paths_by_split([path for path in paths if not source.config or path.startswith(f"{source.config}/")])
-    else:
-        by_split = {split: _matching(paths, wanted) for split, wanted in patterns.items()}
     usable = (PARQUET, *LOADERS)
-    by_split = {
-        split: [path for path in found if Path(path).suffix.lower() in usable] for split, found in by_split.items()
-    }
+    readable = [path for path in paths if Path(path).suffix.lower() in usable]
+    if patterns is None:
+        folder = f"{source.config}/" if source.config else ""
+        by_split = paths_by_split([path for path in readable if path.startswith(folder)])
+    else:
+        by_split = {
+            split: [path for glob in wanted for path in sorted(fnmatch.filter(readable, glob.removeprefix("./")))]
+            for split, wanted in patterns.items()
+        }
     by_split = {split: found for split, found in by_split.items() if found}
     if not by_split:
         raise DataError(
@@ -160,45 +162,34 @@ def _card_patterns(source, info):
     if name not in configs:
         raise ConfigError(f"{source.name}: no configuration `{name}`{nearest(name, configs)}")
     found = configs[name]["data_files"]
-    entries = found if isinstance(found, list) else [{"split": "train", "path": found}]
     patterns = {}
-    for entry in entries:
+    for entry in as_list(found):
         entry = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
-        split = next((split for split, names in SPLIT_NAMES.items() if entry["split"] in names), None)
-        if split:
-            path = entry["path"]
-            patterns.setdefault(split, []).extend(path if isinstance(path, list) else [path])
+        for split, names in SPLIT_NAMES.items():
+            if entry["split"] in names:
+                patterns.setdefault(split, []).extend(as_list(entry["path"]))
     return patterns
-
-
-def _matching(paths, patterns):
-    return [path for pattern in patterns for path in sorted(fnmatch.filter(paths, pattern.removeprefix("./")))]
 
 
 def _as_parquet(split, pieces, folder):
     """Manifest entries of a split, its files in `folder`: Parquet as it came, all else converted by `datasets`."""
-    if any(piece.suffix.lower() != PARQUET for piece in pieces):
-        return [_converted(split, pieces, folder)]
-    entries = []
-    for number, piece in enumerate(pieces):
-        name = f"{split}.parquet" if len(pieces) == 1 else f"{split}-{number:05d}-of-{len(pieces):05d}.parquet"
-        link_or_copy(piece, folder / name)
-        entries.append(describe(folder / name, name))
-    return entries
-
-
-def _converted(split, pieces, folder):
-    import datasets
-
-    loaders = {LOADERS.get(piece.suffix.lower()) for piece in pieces}
-    if len(loaders) > 1:
+    kinds = {LOADERS.get(piece.suffix.lower()) for piece in pieces}  # None for Parquet
+    if kinds == {None}:
+        names = [f"{split}-{number:05d}-of-{len(pieces):05d}{PARQUET}" for number in range(len(pieces))]
+        names = names if len(pieces) > 1 else [f"{split}{PARQUET}"]
+        for piece, name in zip(pieces, names, strict=True):
+            link_or_copy(piece, folder / name)
+        return [describe(folder / name, name) for name in names]
+    if len(kinds) > 1:
         raise DataError(
             f"split {split}: files of several kinds ({', '.join(piece.name for piece in pieces)}); name those of one kind"
         )
+    import datasets
+
     scratch = folder.parent / "cache"  # beside the folder: it is removed with it, whatever happens
     table = datasets.load_dataset(
-        loaders.pop(), data_files=[str(piece) for piece in pieces], split="train", cache_dir=str(scratch)
+        kinds.pop(), data_files=[str(piece) for piece in pieces], split="train", cache_dir=str(scratch)
     )
     path = folder / f"{split}.parquet"
     table.to_parquet(str(path))
-    return describe(path, path.name)
+    return [describe(path, path.name)]

@@ -9,12 +9,9 @@ import hashlib
 import json
 from pathlib import Path
 
-from parascale.data.named_files import MANIFEST
+from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in, require_whole
 from parascale.data.sources import readers
-from parascale.errors import DataError
-from parascale.files import read_json, sha256, write_json
-
-SCHEMA_VERSION = 1
+from parascale.files import sha256, write_json
 
 
 def settings_of(source):
@@ -30,14 +27,8 @@ def describe(path, name, part=None):
 
 def write_manifest(folder, source, origin, splits):
     """Write the manifest. origin: a mapping that says where the data is from (versions, revision, addresses)."""
-    manifest = {
-        "schema_version": SCHEMA_VERSION,
-        "source": settings_of(source),
-        "origin": origin,
-        "splits": splits,
-    }
+    manifest = {"schema_version": SCHEMA_VERSION, "source": settings_of(source), "origin": origin, "splits": splits}
     write_json(Path(folder) / MANIFEST, manifest)
-    return manifest
 
 
 class Raw:
@@ -45,23 +36,9 @@ class Raw:
 
     def __init__(self, folder):
         self.folder = Path(folder)
-        try:
-            self.manifest = read_json(self.folder / MANIFEST)
-        except FileNotFoundError:
-            raise DataError(f"{self.folder}: no downloaded data here; the target `data` fetches it") from None
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{self.folder / MANIFEST}: not valid JSON ({error}); remove {self.folder} and run again"
-            ) from None
-        for split in self.splits:
-            for entry in self.files(split):
-                path = self.path(entry)
-                size = path.stat().st_size if path.exists() else None
-                if size != entry["bytes"]:
-                    found = "is missing" if size is None else f"has {size:,} bytes instead of {entry['bytes']:,}"
-                    raise DataError(
-                        f"{path} {found} since it was recorded: make {self.folder} again (`snakemake -R download data`)"
-                    )
+        missing = "no downloaded data here; the target `data` fetches it"
+        self.manifest = manifest_in(folder, missing, f"remove {folder} and run again")
+        self.verify(every_byte=False)
 
     @property
     def splits(self):
@@ -95,11 +72,8 @@ class Raw:
         for entry in self.files(split):
             yield from readers.records(self.path(entry), columns, entry.get("first", 0), entry.get("last"))
 
-    def verify(self):
-        """Raise DataError if any byte differs from what was recorded."""
-        for split in self.splits:
-            for entry in self.files(split):
-                if sha256(self.path(entry)) != entry["sha256"]:
-                    raise DataError(
-                        f"{self.path(entry)} is damaged or was changed: its sha256 differs from the manifest's"
-                    )
+    def verify(self, every_byte=True):
+        """Raise DataError if a file differs from what was recorded. every_byte: not in its size alone."""
+        for entry in (entry for split in self.splits for entry in self.files(split)):
+            remedy = f"make {self.folder} again (`snakemake -R download data`)"
+            require_whole(self.path(entry), entry, remedy, every_byte)

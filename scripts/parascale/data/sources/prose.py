@@ -25,7 +25,7 @@ def paragraphs(docstring):
 
     Punctuation stands apart from words, as in WikiText, so that `word`, `word,` and `(word)` are one entry of a vocabulary.
     """
-    found = (_words(_plain(" ".join(lines))) for lines in _blocks(docstring))
+    found = (TOKEN.findall(_plain(" ".join(lines))) for lines in _blocks(docstring))
     return [" ".join(words) for words in found if _is_prose(words)]
 
 
@@ -35,7 +35,7 @@ def summary_and_body(docstring):
     By convention (PEP 257) the first paragraph is one line that sums up the rest.
     """
     first, _, rest = docstring.partition("\n\n")
-    words = _words(_plain(" ".join(line.strip() for line in first.splitlines())))
+    words = TOKEN.findall(_plain(" ".join(line.strip() for line in first.splitlines())))
     return " ".join(words), " ".join(paragraphs(rest))
 
 
@@ -74,10 +74,6 @@ def _plain(text):
         return ""
     text = ROLE.sub(r"\1", LINK.sub("", text))
     return MARKUP.sub(r"\1", text).replace("::", ":").replace("`", "")
-
-
-def _words(text):
-    return TOKEN.findall(text)
 
 
 def _is_prose(words):

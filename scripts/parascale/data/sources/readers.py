@@ -11,14 +11,9 @@ from parascale.errors import DataError
 
 TEXT, PARQUET, JSON_LINES = "text", "parquet", "jsonl"
 KINDS = {
-    ".txt": TEXT,
-    ".text": TEXT,
-    ".tokens": TEXT,
-    ".raw": TEXT,
-    ".md": TEXT,
+    **dict.fromkeys((".txt", ".text", ".tokens", ".raw", ".md"), TEXT),
     ".parquet": PARQUET,
-    ".jsonl": JSON_LINES,
-    ".ndjson": JSON_LINES,
+    **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
 }
 BLOCK_BYTES = 1 << 20
 
@@ -45,16 +40,26 @@ def count_rows(path):
 
 def documents(path, column, first=0, last=None):
     """The texts of lines or rows `first` … `last − 1` of a file. column: the one that holds text, where there are columns."""
-    rows = {TEXT: _lines, PARQUET: _parquet_texts, JSON_LINES: _json_texts}[kind_of(path)]
-    yield from _part(path, rows(path, column), first, last)
+    if kind_of(path) == TEXT:
+        yield from _part(path, _lines(path), first, last)
+    else:
+        for (text,) in records(path, [column], first, last, required=True):
+            yield text
 
 
-def records(path, columns, first=0, last=None):
-    """The rows `first` … `last − 1` of a Parquet or JSON Lines file: a tuple of the texts in `columns`, None where one is missing."""
+def records(path, columns, first=0, last=None, required=False):
+    """The rows `first` … `last − 1` of a Parquet or JSON Lines file: a tuple of the texts in `columns`, None where one is missing.
+
+    required: a missing text is an error.
+    """
     if kind_of(path) == TEXT:
         raise DataError(f"{path}: plain text has no columns {', '.join(columns)}; give Parquet or JSON Lines")
-    rows = {PARQUET: _parquet_records, JSON_LINES: _json_records}[kind_of(path)]
-    yield from _part(path, rows(path, columns), first, last)
+    rows, word, start = (_parquet_rows, "row", 0) if kind_of(path) == PARQUET else (_json_rows, "line", 1)
+    for number, values in enumerate(_part(path, rows(path, columns, required), first, last), start + first):
+        for name, value in zip(columns, values, strict=True):
+            if not isinstance(value, str) and (required or value is not None):
+                raise DataError(f"{path}, {word} {number:,}: `{name}` holds no text but {value!r}")
+        yield values
 
 
 def _part(path, rows, first, last):
@@ -64,7 +69,7 @@ def _part(path, rows, first, last):
         raise DataError(f"{path}: no such file") from None
 
 
-def _lines(path, _column):
+def _lines(path):
     """Lines without their ends, decoded one by one so that an error can say where it is."""
     offset = 0
     with open(path, "rb") as handle:
@@ -80,64 +85,37 @@ def _lines(path, _column):
             yield text.rstrip("\r\n")
 
 
-def _json_rows(path):
-    """(number from 1, row) of each line."""
-    for number, line in enumerate(_lines(path, None), 1):
+def _json_rows(path, columns, required):
+    for number, line in enumerate(_lines(path), 1):
         try:
-            yield number, json.loads(line)
+            row = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number}: not valid JSON ({error})") from None
-
-
-def _json_texts(path, column):
-    for number, row in _json_rows(path):
-        text = row.get(column) if isinstance(row, dict) else None
-        if not isinstance(text, str):
-            has = f"it has {', '.join(row)}" if isinstance(row, dict) else "it is no mapping"
-            raise DataError(
-                f"{path}, line {number}: no text under `{column}` ({has}); set `data.source.columns: {{text: …}}`"
-            )
-        yield text
-
-
-def _json_records(path, columns):
-    for number, row in _json_rows(path):
         if not isinstance(row, dict):
-            raise DataError(
-                f"{path}, line {number}: it is no mapping with {' and '.join(f'`{name}`' for name in columns)}"
-            )
-        yield _texts([row.get(name) for name in columns], columns, f"{path}, line {number}")
+            wanted = " and ".join(f"`{name}`" for name in columns)
+            raise DataError(f"{path}, line {number}: it is no mapping with {wanted}")
+        if required:
+            _require(f"{path}, line {number}", row, columns, "text")
+        yield tuple(map(row.get, columns))
 
 
-def _texts(values, columns, place):
-    """The values as a tuple, each a text or None."""
-    for name, value in zip(columns, values, strict=True):
-        if value is not None and not isinstance(value, str):
-            raise DataError(f"{place}: `{name}` holds no text but {value!r}")
-    return tuple(values)
-
-
-def _parquet_texts(path, column):
-    for number, (text,) in enumerate(_parquet_records(path, [column], "text")):
-        if text is None:
-            raise DataError(f"{path}, row {number:,}: `{column}` holds no text but None")
-        yield text
-
-
-def _parquet_records(path, columns, role="document"):
+def _parquet_rows(path, columns, required):
     table = _parquet(path)
-    for column in columns:
-        if column not in table.schema_arrow.names:
-            names = ", ".join(table.schema_arrow.names)
-            raise DataError(f"{path}: no column `{column}` (it has {names}); set `data.source.columns: {{{role}: …}}`")
+    _require(path, table.schema_arrow.names, columns, "text" if required else "document")
     number = 0
     try:
         for batch in table.iter_batches(columns=columns):
-            for values in zip(*(batch.column(name).to_pylist() for name in columns), strict=True):
-                yield _texts(values, columns, f"{path}, row {number:,}")
-                number += 1
+            yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+            number += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}, after row {number:,}: damaged Parquet ({error}); fetch it again") from None
+
+
+def _require(place, names, columns, role):
+    missing = [column for column in columns if column not in names]
+    if missing:
+        has = f"it has {', '.join(names)}"
+        raise DataError(f"{place}: no column `{missing[0]}` ({has}); set `data.source.columns: {{{role}: …}}`")
 
 
 def _parquet(path):

@@ -5,7 +5,8 @@ import os
 import shutil
 import sys
 import time
-from pathlib import Path
+import urllib.parse
+from pathlib import Path, PurePosixPath
 
 import requests
 
@@ -51,21 +52,19 @@ def fetch_file(address, target, attempts, digest=None, size=None, headers=None):
         return  # it got its name after its checksum was compared
     part = Path(f"{target}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
-    resumed = part.exists()
-    _fetch_persistently(address, part, attempts, size, headers or {})
-    problem = _problem(part, digest, size)
-    if problem and resumed:
-        # The pieces may be of different versions of the file: once more from the start.
-        part.unlink()
+    # A resumed file may have pieces of different versions: where it is not right, once more from the start.
+    for last in (not part.exists(), True):
         _fetch_persistently(address, part, attempts, size, headers or {})
         problem = _problem(part, digest, size)
-    if problem:
+        if problem is None:
+            sync_path(part)
+            os.replace(part, target)
+            return
         part.unlink()
-        raise DownloadError(
-            f"{address}: {problem}. The server has another file than the one meant, or it was damaged on its way."
-        )
-    sync_path(part)
-    os.replace(part, target)
+        if last:
+            raise DownloadError(
+                f"{address}: {problem}. The server has another file than the one meant, or it was damaged on its way."
+            )
 
 
 def _problem(path, digest, size):
@@ -88,13 +87,12 @@ def _fetch_persistently(address, part, attempts, size, headers):
             reason = f"status {error.response.status_code} {error.response.reason}"
         except requests.RequestException as error:
             reason = str(error) or type(error).__name__
-        have = part.stat().st_size if part.exists() else 0
+        have = _size(part)
         failures = failures + 1 if have <= before else 1
         before = have
         if failures >= attempts:
-            raise DownloadError(
-                f"{address}: given up after {attempts} attempts: {reason}.{_kept(part)} {LOGIN_NODE_HELP}"
-            )
+            kept = f" {have:,} bytes are kept; running again continues from there." if have else ""
+            raise DownloadError(f"{address}: given up after {attempts} attempts: {reason}.{kept} {LOGIN_NODE_HELP}")
         pause(address, reason, failures)
 
 
@@ -107,7 +105,7 @@ def pause(address, reason, failures):
 
 def _fetch_rest(address, part, size, headers):
     """One connection: ask for what is missing and append it."""
-    have = part.stat().st_size if part.exists() else 0
+    have = _size(part)
     if have and have == size:
         return
     # Compressed transfer would make byte ranges and sizes meaningless.
@@ -122,7 +120,7 @@ def _fetch_rest(address, part, size, headers):
         total = have + int(length) if length else size
         if total:
             require_space(part.parent, total - have, part.name)
-        with open(part, "ab" if have else "wb") as handle, Progress(_name(address), "B", total) as progress:
+        with open(part, "ab" if have else "wb") as handle, Progress(file_name(address), "B", total) as progress:
             progress.add(have)
             for block in response.iter_content(BLOCK_BYTES):
                 handle.write(block)
@@ -139,22 +137,19 @@ def _refused(address, response):
     return DownloadError(f"{address}: the server says {status} {response.reason}. Check the address.")
 
 
-def _kept(part):
-    have = part.stat().st_size if part.exists() else 0
-    return f" {have:,} bytes are kept; running again continues from there." if have else ""
+def _size(part):
+    return part.stat().st_size if part.exists() else 0
 
 
-def _name(address):
-    return address.rsplit("/", 1)[-1].split("?")[0]
+def file_name(address):
+    """The name of the file at an address, whatever query follows it."""
+    return PurePosixPath(urllib.parse.unquote(urllib.parse.urlsplit(address).path)).name
 
 
 def git_blob_digest(path):
     """The name git gives a file's content; the hub lists it for files that are not in large-file storage."""
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with open(path, "rb") as handle:
-        while block := handle.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(handle, lambda: hashlib.sha1(b"blob %d\0" % path.stat().st_size)).hexdigest()
 
 
 def link_or_copy(piece, target):

@@ -7,13 +7,13 @@ import urllib.parse
 import zipfile
 import zlib
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from parascale.data.sources import files, xsum
 from parascale.data.sources.manifest import describe, write_manifest
-from parascale.data.sources.transfer import fetch_file, link_or_copy, pieces_folder
+from parascale.data.sources.transfer import fetch_file, file_name, link_or_copy, pieces_folder
 from parascale.errors import ConfigError, DataError, RequirementError
-from parascale.files import atomic_path, require_space
+from parascale.files import atomic_folder, require_space
 from parascale.settings import SPLITS
 from parascale.settings.strict import nearest
 
@@ -35,13 +35,10 @@ def fetch(source, output, attempts):
             splits = {}
         else:
             splits = placed(source.urls, pieces, folder)
-        if not splits:
-            relative = _relative_to(folder)
-            splits = (
-                files.named_splits(source.files, folder, relative)
-                if source.files
-                else files.guessed_splits(folder, relative)
-            )
+        if not splits and source.files:
+            splits = files.named_splits(source.files, folder, _name_in(folder))
+        elif not splits:
+            splits = files.guessed_splits(folder, _name_in(folder))
         write_manifest(folder, source, origin, splits)
 
 
@@ -58,8 +55,7 @@ def fetched(source, output, attempts):
         {"url": entry["url"], "sha256": entry["sha256"], "bytes": (pieces / entry["sha256"]).stat().st_size}
         for entry in source.urls
     ]
-    with atomic_path(output) as folder:
-        folder.mkdir()
+    with atomic_folder(output) as folder:
         yield pieces, folder, {"urls": origin}
     shutil.rmtree(pieces)
 
@@ -71,8 +67,12 @@ def placed(urls, pieces, folder):
         piece, name = pieces / entry["sha256"], file_name(entry["url"])
         if is_archive(name):
             unpack(piece, name, folder)
+        elif (folder / name).exists():
+            raise ConfigError(
+                f"{entry['url']}: a file of the name `{name}` came from another address of `data.source.urls`"
+            )
         else:
-            _place(piece, folder / name, entry["url"])
+            link_or_copy(piece, folder / name)
         if entry.get("split"):
             splits.setdefault(entry["split"], []).append(describe(folder / name, name))
     return splits
@@ -102,11 +102,6 @@ def checked_urls(urls):
             raise ConfigError(
                 f"`{where}.split`: {address} is an archive; say with `data.source.files` which of its files make a split"
             )
-
-
-def file_name(address):
-    """The name of the file at an address, whatever query follows it."""
-    return PurePosixPath(urllib.parse.unquote(urllib.parse.urlsplit(address).path)).name
 
 
 def is_archive(name):
@@ -145,13 +140,5 @@ def _unpack_zip(archive, name, folder):
         bundle.extractall(folder)
 
 
-def _place(piece, target, address):
-    if target.exists():
-        raise ConfigError(
-            f"{address}: a file of the name `{target.name}` came from another address of `data.source.urls`"
-        )
-    link_or_copy(piece, target)
-
-
-def _relative_to(folder):
-    return lambda path: Path(path).relative_to(folder).as_posix()
+def _name_in(folder):
+    return lambda path: path.relative_to(folder).as_posix()

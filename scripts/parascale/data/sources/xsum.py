@@ -54,12 +54,19 @@ def convert(paths, folder):
         )
     split_of = _read_list(lists[0])
     with ExitStack() as stack:
-        writers = {split: stack.enter_context(_Writer(folder / f"{split}.parquet")) for split in SPLITS}
+        files = {split: pyarrow.parquet.ParquetWriter(folder / f"{split}.parquet", SCHEMA) for split in SPLITS}
+        writers = {split: stack.enter_context(file) for split, file in files.items()}
+        rows = {split: [] for split in SPLITS}
         progress = stack.enter_context(Progress("articles", unit="articles", total=len(split_of)))
         for number, article in _articles(archives[0], split_of):
             document, summary = _parts(article, number, archives[0])
-            writers[split_of.pop(number)].add(number, document, summary)
+            split = split_of.pop(number)
+            rows[split].append((number, document, summary))
+            if len(rows[split]) == ROWS:
+                _write(writers[split], rows[split])
             progress.add(1)
+        for split in SPLITS:
+            _write(writers[split], rows[split])
     if split_of:
         raise DataError(
             f"the archive lacks {len(split_of):,} of the articles that the list names, such as {min(split_of)}. {_remedy(archives[0])}"
@@ -123,26 +130,8 @@ def _cleaned(text):
     return "\n".join(line for line in lines if line.strip() and line not in FOR_SHARING).strip()
 
 
-class _Writer:
-    """Rows of one Parquet file."""
-
-    def __init__(self, path):
-        self._file, self._rows = pyarrow.parquet.ParquetWriter(path, SCHEMA), []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._write()
-        self._file.close()
-
-    def add(self, *row):
-        """One more row: number, document, summary."""
-        self._rows.append(row)
-        if len(self._rows) == ROWS:
-            self._write()
-
-    def _write(self):
-        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(SCHEMA)
-        self._file.write_table(pyarrow.table([pyarrow.array(values, pyarrow.string()) for values in columns], SCHEMA))
-        self._rows = []
+def _write(writer, rows):
+    """Write rows (number, document, summary) and forget them."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
+    writer.write_table(pyarrow.table([pyarrow.array(values, pyarrow.string()) for values in columns], SCHEMA))
+    rows.clear()

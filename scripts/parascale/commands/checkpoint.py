@@ -1,0 +1,177 @@
+"""`parascale checkpoint`: what a run saved, in other forms, looked into, compared and proven. Torch loads slowly, so only where it is needed."""
+
+import dataclasses
+import json
+
+import click
+
+from parascale.cli import Location, named, project_options, run_option, with_project
+from parascale.files import atomic_path, write_json
+from parascale.settings import strict
+from parascale.settings.checkpoints import CHECKPOINT_FORMS, Checkpoints
+
+TARGETS, SOURCES = (*CHECKPOINT_FORMS, "sharded"), ("sharded", "safetensors", "pt")
+
+
+@click.group()
+def checkpoint():
+    """Checkpoints: convert, inspect, compare and verify them.
+
+    \b
+    Example: parascale checkpoint inspect results/runs/fsdp/checkpoint
+    """
+
+
+@checkpoint.command()
+@click.argument("folders", nargs=-1, type=Location(), metavar="[SOURCE TARGET]")
+@run_option("Convert the checkpoint of this run of the table as the configuration says, into results/checkpoints/NAME.")
+@click.option("--to", multiple=True, type=click.Choice(TARGETS), help="Form to write; may be given several times.")
+@click.option("--from", "form", type=click.Choice(SOURCES), help="Which form to read, of several.")
+@click.option("--dtype", help="Convert weights to float64, float32, float16 or bfloat16.")
+@click.option("--memory", "memory_mb", type=int, help="Bound on tensors in memory, in MiB.  [default: 256]")
+@click.option("--threads", type=int, help="Parts of tensors read at once.  [default: 2]")
+@click.option("--file-size", "file_mb", type=int, help="Largest .safetensors file in MB.  [default: 5000]")
+@click.option("--without-optimizer", is_flag=True, help="Leave the optimizer's state out.")
+@project_options
+def convert(find, folders, name, to, form, without_optimizer, **given):
+    """Convert a checkpoint: sharded, of any layout, into single files or a transformers folder; or back into a sharded one.
+
+    The target is a folder that appears whole or not at all; what stands there is replaced. Memory stays below --memory,
+    however large the model.
+
+    \b
+    Example: parascale checkpoint convert --run fsdp
+    Example: parascale checkpoint convert results/runs/fsdp/best converted/fsdp --to safetensors --to pt
+    Example: parascale checkpoint convert converted/fsdp sharded/fsdp --from safetensors --to sharded
+    """
+    if len(folders) != (0 if name else 2):
+        raise click.UsageError("name either a run with --run, or the folders SOURCE and TARGET")
+    settings = Checkpoints()
+    if name:
+        project = find()
+        settings = project.config.checkpoints
+        folders = source_of(project, name), project.paths.checkpoint(name)
+    values = {key: value for key, value in given.items() if value is not None}
+    values |= {"optimizer": False} if without_optimizer else {}
+    settings = strict.load(Checkpoints, dataclasses.asdict(settings) | values, "the command line")
+    from parascale.checkpoint.convert import convert as convert_folder
+
+    record = convert_folder(*folders, settings, list(to) or settings.forms, form)
+    for made, cost in record.items():
+        peak = cost["peak_memory_bytes"]
+        memory = "" if peak is None else f", at most {peak / 2**20:,.0f} MiB of memory"
+        rate = cost["bytes"] / cost["seconds"] / 1e9
+        print(f"{folders[1]}: {made}, {cost['bytes'] / 1e6:,.1f} MB at {rate:.2f} GB/s{memory}")
+
+
+@checkpoint.command()
+@click.argument("folder", type=Location(), required=False)
+@run_option("The checkpoint of this run of the table that would be converted.")
+@click.option("--tensors", is_flag=True, help="List every tensor.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@project_options
+def inspect(find, folder, name, tensors, as_json):
+    """Look into a checkpoint, sharded or converted: what it holds, from which run and layout, and whether it is whole.
+
+    \b
+    Example: parascale checkpoint inspect results/runs/fsdp/checkpoint --tensors
+
+    Exit codes: 0 whole; 1 not whole, with the reason.
+    """
+    if bool(folder) == bool(name):
+        raise click.UsageError("name either a run with --run, or a FOLDER")
+    from parascale.checkpoint.inspect import as_text
+    from parascale.checkpoint.inspect import inspect as look_into
+
+    found = look_into(folder or source_of(find(), name))
+    print(json.dumps(found, indent=2) if as_json else as_text(found, tensors))
+    return 0 if found["whole"] else 1
+
+
+@checkpoint.command()
+@click.argument("folders", nargs=-1, type=Location(), metavar="[A B]")
+@run_option("A run of the table; two of them are compared.", multiple=True)
+@click.option(
+    "--which", type=click.Choice(["best", "last"]), help="Of runs.  [default: the project's with --run, or best]"
+)
+@click.option("--rows", type=int, default=15, help="Tensors that are printed.")
+@click.option("--json", "facts", type=Location(), metavar="FILE", help="Write all figures to this file.")
+@click.option("--figure", type=Location(), metavar="FILE", help="Draw the layers' differences: a .svg, .png or .pdf.")
+@project_options
+def compare(find, folders, name, which, rows, facts, figure):
+    """Compare two checkpoints or runs: which tensors and layers differ most, and by how much the losses do.
+
+    A and B are folders of runs, whose best checkpoints are compared (or the last with --which last), or of checkpoints.
+
+    \b
+    Example: parascale checkpoint compare results/runs/single results/runs/fsdp --figure differences.svg
+    Example: parascale checkpoint compare --run single --run fsdp
+    """
+    if sorted((len(folders), len(name))) != [0, 2]:
+        raise click.UsageError("name either two runs, with --run each, or the folders A and B")
+    if name:
+        project = find()
+        which = which or project.config.checkpoints.which
+        folders = [project.paths.run(named("run", each, project.runs, project.config.runs).run) for each in name]
+    from parascale.checkpoint.compare import as_text
+    from parascale.checkpoint.compare import compare as compare_folders
+
+    result = compare_folders(*map(str, folders), Checkpoints(which=which or "best"))
+    print(as_text(result, rows))
+    if facts:
+        write_json(facts, result)
+    if figure:
+        draw(result["layers"], folders, figure)
+
+
+@checkpoint.command()
+@run_option("A run of the table whose checkpoint was converted.", required=True)
+@with_project
+def verify(project, name):
+    """Prove that a converted checkpoint is the model it was made from: every tensor to the bit, and the test loss.
+
+    Writes `verify.json` beside it. A form that is not identical is an error, which names the tensors.
+
+    \b
+    Example: parascale checkpoint verify --run fsdp
+    """
+    from parascale.checkpoint.verify import require_identical
+    from parascale.checkpoint.verify import verify as prove
+
+    source, converted = source_of(project, name), project.paths.checkpoint(name)
+    data = project.runs[name].workload.data
+    result = prove(source, converted, project.paths.data(data.dataset, data.format))
+    write_json(converted / "verify.json", result)
+    require_identical(result)
+    for form, found in result["forms"].items():
+        print(f"{result['run']}: {form} is identical, {found['tensors']} tensors, test loss {found['test_loss']:.6f}")
+
+
+def source_of(project, name):
+    """The folder of the checkpoint of a run that is converted."""
+    run = named("run", name, project.runs, project.config.runs)
+    return project.paths.run(name) / run.checkpoint_folder(project.config.checkpoints.which)
+
+
+def draw(layers, titles, path):
+    """The relative difference of each layer as a point on a logarithmic scale; what has no place there stands at the edge."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 1.2 + 0.28 * len(layers)), layout="constrained")
+    axes = figure.subplots()
+    differing = [(row["relative"], place) for place, row in enumerate(layers) if row["relative"] > 0]
+    if differing:
+        axes.plot(*zip(*differing, strict=True), "o")
+        axes.set_xscale("log")
+    for place, row in enumerate(layers):
+        if not row["relative"] > 0:  # 0, or not a number
+            axes.text(
+                0.01, place, f"{row['relative']:g}", transform=axes.get_yaxis_transform(), verticalalignment="center"
+            )
+    axes.set_yticks(range(len(layers)), [row["layer"] for row in layers])
+    axes.set_ylim(len(layers) - 0.5, -0.5)
+    axes.grid(axis="both", alpha=0.3)
+    axes.set_xlabel("2-norm of the difference over that of the weights")
+    axes.set_title(f"{titles[0]}\nagainst {titles[1]}", fontsize="medium")
+    with atomic_path(path) as partial:
+        figure.savefig(partial, format=str(path).rpartition(".")[2])

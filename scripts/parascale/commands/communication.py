@@ -1,0 +1,74 @@
+"""`parascale communication`: how fast the processes of a run talk to each other."""
+
+import csv
+import os
+
+import click
+
+from parascale.cli import Location, named, run_option, with_project
+from parascale.errors import ConfigError
+from parascale.files import atomic_path
+from parascale.settings import Layout
+
+
+@click.command()
+@run_option("Measure along the dimensions of this run's mesh, too.  [default: all processes are one group]")
+@click.option("--output", type=Location(), metavar="CSV", help="The table.  [default: results/communication/NAME.csv]")
+@click.option("--smallest", type=int, default=1 << 10, help="Bytes of the smallest tensor.")
+@click.option("--largest", type=int, default=1 << 26, help="Bytes of the largest tensor.")
+@click.option("--repeats", type=int, default=10, help="Calls that are timed; the median counts.")
+@click.option("--timeout", type=float, default=20.0, help="Seconds that a rank or a link has to answer.")
+@with_project
+def communication(project, name, output, smallest, largest, repeats, timeout):
+    """Measure collective operations between processes, after a preflight that names a rank or link that fails.
+
+    This is one of the processes; the launcher starts them all.
+
+    \b
+    Example: parascale launch --run ddp --kind communication
+    """
+    ranks, here = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if ranks < 2:
+        raise ConfigError("communication needs at least two processes: start it with `parascale launch`")
+    if not (name or output):
+        raise click.UsageError("name a run with --run, or the table with --output")
+    mesh = mesh_of(named("run", name, project.runs, project.config.runs)) if name else {}
+    layout = Layout(nodes=ranks // here, gpus_per_node=here, **(mesh or {"dp": ranks}))
+    layout.check()
+    output = output or project.paths.results / f"communication/{name}.csv"
+    import torch.distributed as dist  # not before it is needed, because torch loads slowly
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from parascale.parallel import start_processes, stop_processes
+    from parascale.parallel.communication import COLUMNS, groups_of, measure, meet, preflight, sizes_between
+
+    @record  # the launcher shows the message of the rank that failed first
+    def work():
+        store = meet(timeout)
+        device = start_processes(project.site.device, timeout, store)
+        preflight(store, device, timeout)
+        groups = groups_of(layout, device, timeout)
+        rows = measure(groups, sizes_between(smallest, largest), repeats, device, layout.processes_per_node)
+        if dist.get_rank() == 0:
+            with atomic_path(output) as partial, open(partial, "w", newline="", encoding="utf-8") as handle:
+                writer = csv.DictWriter(handle, COLUMNS)
+                writer.writeheader()
+                writer.writerows(rows)
+        stop_processes()
+
+    work()
+
+
+def mesh_of(run):
+    """The degrees of a run that is spread in several dimensions; of others all processes are one group."""
+    dimensions = run.layout.dimensions
+    return dimensions if len(dimensions) > 1 else {}
+
+
+def shapes(project):
+    """{(nodes, processes on each, mesh): name of the run that stands for it}, of all shapes that the run table has."""
+    return {
+        (run.layout.nodes, run.layout.processes_per_node, tuple(mesh_of(run).items())): name
+        for name, run in reversed(project.runs.items())
+        if run.layout.world_size > 1
+    }

@@ -1,0 +1,70 @@
+"""The comparison report of a project, put together from what its runs left."""
+
+import functools
+
+from parascale.checkpoint.matrix import conversions
+from parascale.plan import actual, calibrate
+from parascale.plan.advise import advise, rule_of_thumb
+from parascale.plan.predict import data_facts
+from parascale.report import build_report, load_readings, load_records, load_transfers, write_report
+from parascale.report.layouts import degrees_text
+from parascale.report.numbers import plural
+from parascale.report.plans import Advice, Suggestion
+from parascale.report.records import found_runs
+
+
+def write_comparison(project, output, names, datasets, measured):
+    """Write the report of these runs into a folder; returns their records.
+
+    names: in the order of the page; None for every run that left something. datasets: those whose formats are shown, and
+    measured: the runs between whose processes communication is; None for all.
+    """
+    results, work = project.paths.results, project.paths.under_way
+    records = load_records(results, work, names, project)
+    shown = {record.name for record in records}
+    compared = actual.compare(results, [record.name for record in records if record.done])
+    report = build_report(
+        records,
+        project.config.title,
+        [name for name in found_runs(results, work) if name not in shown],
+        [row for row in conversions(results) if row["run"] in shown],
+        jobs={name: f"jobs/{name}.html" for name in shown if (output / f"jobs/{name}.html").is_file()},
+        readings=tuple(load_readings(results, datasets)),
+        transfers=tuple(load_transfers(results, measured)),
+        charges={row.run: (row.core_hours_charged, row.source) for row in compared},
+        advice=tuple(advised(records, project.paths)),
+    )
+    write_report(report, output)
+    actual.write_csv(compared, output / "plan-against-actual.csv")
+    return records
+
+
+def advised(records, paths):
+    """Yield the Advice for each workload: on as many GPUs as its widest finished run computes with."""
+    widest = {}
+    for record in (record for record in records if record.done):
+        known = widest.get(record.run.workload.name)
+        if known is None or record.run.layout.world_size > known.run.layout.world_size:
+            widest[record.run.workload.name] = record
+    calibration = functools.cache(lambda site: calibrate.known(paths, site))  # reads every finished run
+    for record in widest.values():
+        run, site, gpus = record.run, record.site, record.run.layout.world_size
+        facts = data_facts(run, paths)
+        ranked = advise(run.workload, site, gpus, run.precision, calibration(site.name), facts)
+        if ranked[0].prediction.memory_bytes is None:
+            continue  # a model without formulas
+        yield Advice(
+            workload=run.workload.name,
+            site=site.title or site.name,
+            gpus=plural(gpus, record.gpu_word),
+            basis=ranked[0].prediction.basis,
+            thumb=rule_of_thumb(run.workload, site, gpus, run.precision, facts.vocabulary),
+            suggestions=tuple(map(suggestion, ranked)),
+        )
+
+
+def suggestion(advice):
+    """An entry of `advise` as the report shows it."""
+    foretold = advice.prediction
+    figures = foretold.step_seconds, foretold.wall_seconds, foretold.core_hours, foretold.memory_bytes
+    return Suggestion(degrees_text(advice.run), advice.layout.strategy(), *figures, foretold.fits, advice.reason)

@@ -1,0 +1,240 @@
+"""`parascale data`: a dataset from its source to every format, and how fast each is read."""
+
+import dataclasses
+import functools
+import platform
+
+import click
+
+from parascale.cli import named, with_project
+from parascale.errors import ConfigError
+from parascale.files import write_json
+from parascale.settings import load_workload
+from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
+
+FORMATS = click.Choice(list(dict.fromkeys([*IMAGE_FORMATS, *TOKEN_FORMATS])))
+
+
+@click.group()
+def data():
+    """A dataset: fetch it, prepare it, write it in other formats, prove that they are the same, and measure them.
+
+    \b
+    Example: parascale data download --workload lm-small
+    """
+
+
+def with_dataset(verb):
+    """Decorate a verb as `with_project` does, and with the options that say which dataset is meant.
+
+    It gets `workload`, the first one on that dataset.
+    """
+
+    @click.option("--dataset", metavar="NAME", help="A dataset that a workload of the project uses.")
+    @click.option("--workload", metavar="NAME", help="The dataset of this workload, whether or not a run trains it.")
+    @with_project
+    @functools.wraps(verb)
+    def chosen(project, dataset, workload, **options):
+        if (dataset is None) == (workload is None):
+            raise click.UsageError("name either a dataset with --dataset, or a workload with --workload")
+        if workload:
+            found = load_workload(project.config.workloads, workload)
+        else:
+            known = {each.data.dataset: each for each in reversed(project.workloads.values())}
+            found = named("dataset", dataset, known, "the workloads of the project")
+        return verb(project=project, workload=found, **options)
+
+    return chosen
+
+
+@data.command()
+@click.option("--attempts", type=int, help="How often a server is asked without progress.  [default: 5]")
+@click.option("--force", is_flag=True, help="Fetch again even if the data is there.")
+@with_dataset
+def download(project, workload, attempts, force):
+    """Fetch the raw data: from a hub, from addresses, from files on this machine, or from what is installed.
+
+    Runs on a login node; nothing else uses the network. Data that is already there and whole is left alone, and a
+    download that broke continues where it stopped.
+
+    \b
+    Example: parascale data download --workload lm-small
+    """
+    from parascale.data.image_download import download_images
+    from parascale.data.sources import ATTEMPTS
+    from parascale.data.sources import download as download_text
+
+    found, attempts = workload.data, attempts or ATTEMPTS
+    output = project.paths.raw(found.dataset)
+    if workload.of_images:
+        download_images(found.source, found.images, output, attempts)
+        return
+    raw = download_text(found.source, output, attempts=attempts, force=force)
+    for split in raw.splits:
+        files = raw.files(split)
+        print(f"{output}: {split}: {len(files)} file(s), {sum(entry['bytes'] for entry in files):,} bytes")
+
+
+@data.command()
+@with_dataset
+def prepare(project, workload):
+    """Turn raw text, or pairs of document and summary, into arrays of token numbers.
+
+    The vocabulary is that of the train split alone.
+
+    \b
+    Example: parascale data prepare --workload lm-small
+    """
+    from parascale.data.pairs import prepare_pairs
+    from parascale.data.sources import open_raw
+    from parascale.data.text import prepare as prepare_text
+
+    found = workload.data
+    output = project.paths.data(found.dataset, found.format)
+    make = prepare_pairs if workload.of_pairs else prepare_text
+    manifest = make(open_raw(project.paths.raw(found.dataset)), found.text, found.expected, output)
+    print(f"{output}: vocabulary of {manifest['vocabulary']:,} entries")
+    for split, counts in manifest["splits"].items():
+        left_out = {reason: counts[reason] for reason in ("without_document", "without_summary") if counts.get(reason)}
+        share = 100 * counts["unknown"] / counts["words"]
+        print(
+            f"{output}: {split}: {counts['tokens']:,} tokens, {counts['documents']:,} documents, {share:.2f} % unknown words"
+            + "".join(f", {count:,} left out {reason.replace('_', ' ')}" for reason, count in left_out.items())
+        )
+
+
+@data.command()
+@with_dataset
+def index(project, workload):
+    """List the images of the raw data: paths, sizes, labels. Everything else reads this index.
+
+    \b
+    Example: parascale data index --dataset shapes
+    """
+    from parascale.data.image_download import images_root
+    from parascale.data.image_sources import index_images
+    from parascale.data.sources import open_raw
+
+    found = workload.data
+    root = images_root(open_raw(project.paths.raw(found.dataset)))
+    manifest = index_images(root, found.images, source_of(project, workload), found.source.columns)
+    for split, facts in manifest["splits"].items():
+        print(f"{split}: {facts['samples']:,} images, {facts['bytes']:,} bytes, {len(manifest['classes'])} classes")
+    for note in manifest["notes"]:
+        print(note)
+
+
+@data.command()
+@click.option("--format", "form", type=FORMATS, required=True, help="The format to write.")
+@click.option("--shard", type=int, help="Images: write this shard alone.")
+@click.option("--gather", is_flag=True, help="Images: write the manifest of finished shards.")
+@click.option("--threads", type=int, help="In place of `formats.threads`.")
+@with_dataset
+def convert(project, workload, form, shard, gather, threads):
+    """Write a dataset in another format: images from their index, tokens from the flat arrays.
+
+    Without --shard and --gather, all of it, continuing where an earlier conversion stopped. A workflow gives each shard a
+    job of its own (--shard 0, --shard 1, …) and then ties them together (--gather). Bad samples are left out of their
+    shard, which is finished work all the same; whether they may be left out is asked in the end, by --gather.
+
+    \b
+    Example: parascale data convert --dataset shapes --format arrow
+    """
+    from parascale.data import convert as conversion
+    from parascale.data.bad import bad_message
+    from parascale.data.convert_tokens import convert_tokens
+    from parascale.data.images import ImageIndex
+    from parascale.data.text import Tokens
+
+    settings, dataset = project.config.formats, workload.data.dataset
+    if threads:
+        settings = dataclasses.replace(settings, threads=threads)
+    source, output = source_of(project, workload), project.paths.data(dataset, form)
+    if not workload.of_images:
+        convert_tokens(Tokens(source), dataset, form, output)
+    elif gather:
+        conversion.write_manifest(ImageIndex(source), dataset, form, settings, output)
+    elif shard is None:
+        conversion.convert(ImageIndex(source), dataset, form, settings, output)
+    else:
+        record = conversion.convert_shard(ImageIndex(source), dataset, form, shard, settings, output)
+        if record["bad"]:
+            print(bad_message(dataset, record["bad"]))
+
+
+@data.command()
+@click.option("--format", "form", type=FORMATS, required=True, help="The format to verify.")
+@with_dataset
+def verify(project, workload, form):
+    """Prove that converted data is its source, sample by sample; the proof is written only if all of it holds.
+
+    Writes `verify.json` beside the manifest.
+
+    \b
+    Example: parascale data verify --dataset shapes --format arrow
+    """
+    from parascale.data.images import ImageIndex
+    from parascale.data.text import Tokens
+    from parascale.data.verify import verify_images, verify_tokens
+
+    dataset, source = workload.data.dataset, source_of(project, workload)
+    folder = project.paths.data(dataset, form)
+    if workload.of_images:
+        result = verify_images(folder, ImageIndex(source), dataset, project.config.formats)
+    else:
+        result = verify_tokens(folder, Tokens(source), dataset)
+    write_json(folder / "verify.json", result)
+    print(f"{folder}: identical to its source, {result.get('samples', result.get('tokens')):,} compared")
+
+
+@data.command()
+@click.option("--format", "forms", multiple=True, metavar="FORMAT", help="Only this one; may be given several times.")
+@with_dataset
+def benchmark(project, workload, forms):
+    """Measure how fast each format of a dataset is read here, and say which to take.
+
+    Measured are the formats that the configuration names, and tokens as they are. Writes results/loaders/DATASET.csv, a
+    row a format and way of reading, and beside it a JSON with the machine, its ceilings and the advice.
+
+    \b
+    Example: parascale data benchmark --dataset shapes
+    """
+    import psutil
+
+    from parascale.data import advice
+    from parascale.data import benchmark as readers
+
+    if workload.of_pairs:
+        raise ConfigError("pairs have one format alone: there is nothing to compare")
+    formats, settings, dataset = project.config.formats, project.config.loaders, workload.data.dataset
+    usual = formats.images if workload.of_images else [workload.data.format, *formats.tokens]
+    folders = [project.paths.data(dataset, form) for form in forms or usual]
+    if workload.of_images:
+        rows = readers.benchmark_images(dataset, folders, settings)
+        chosen, said = advice.advise_images(rows)
+    else:
+        rows = readers.benchmark_tokens(dataset, folders, workload.training.window, settings)
+        chosen, said = advice.advise_tokens(rows)
+    output = project.paths.results / "loaders" / f"{dataset}.csv"
+    facts = {
+        "schema_version": 1,
+        "dataset": dataset,
+        "unit": "images" if workload.of_images else "windows",
+        "format": chosen,
+        "advice": said,
+        "ceilings": readers.best_ceilings(folders),
+        "machine": {
+            "processor": platform.machine(),
+            "cores": psutil.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
+            "system": platform.platform(),
+        },
+    }
+    write_json(output.with_suffix(".json"), facts)
+    readers.write_rows(output, rows)
+    print(said)
+
+
+def source_of(project, workload):
+    """The folder that a dataset is read or converted from: the index of its images, or its tokens."""
+    return project.paths.data(workload.data.dataset, "index" if workload.of_images else workload.data.format)

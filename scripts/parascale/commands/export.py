@@ -1,0 +1,94 @@
+"""`parascale export`: results for others, as an RO-Crate or for Weights & Biases."""
+
+from pathlib import Path
+
+import click
+
+from parascale.cli import Location, run_option, with_project
+from parascale.errors import DataError, RequirementError
+from parascale.files import atomic_path, read_json, read_json_lines
+
+
+@click.group()
+def export():
+    """Results for others: a crate to publish, or runs for Weights & Biases.
+
+    \b
+    Example: parascale export crate
+    """
+
+
+@export.command()
+@click.option("--output", type=Location(), metavar="ZIP", help="[default: results/crate/parascale.crate.zip]")
+@click.option("--weights", is_flag=True, help="Pack checkpoints too.")
+@with_project
+def crate(project, output, weights):
+    """Pack the results as a Workflow Run RO-Crate, so that a reproduction can be published.
+
+    The zip holds the workflow, its configuration and pins, the record of every run, the verdicts and the reports,
+    described in ro-crate-metadata.json.
+
+    \b
+    Example: parascale export crate --weights
+    """
+    from parascale.report.crate import pack  # not before it is needed, because rocrate loads slowly
+
+    output = output or project.paths.results / "crate/parascale.crate.zip"
+    pack(Path.cwd(), project.paths.results, output, project.config.title, weights)
+    print(f"{output}: {output.stat().st_size / 1e6:,.1f} MB", flush=True)
+
+
+@export.command()
+@run_option("A finished run.", required=True)
+@click.option("--output", type=Location(), metavar="DIR", help="Folder to make.  [default: results/wandb/NAME]")
+@click.option("--project", "collection", default="parascale", metavar="NAME", help="Project at Weights & Biases.")
+@with_project
+def wandb(project, name, output, collection):
+    """Write a finished run as an offline run of Weights & Biases, from its records; nothing is sent anywhere.
+
+    Needs the package `wandb`, which is not among the project's own: pip install wandb. On a machine with internet, such
+    as a login node, `wandb sync results/wandb/ddp/wandb/offline-run-*` sends the run.
+
+    \b
+    Example: parascale export wandb --run ddp
+    """
+    try:
+        import wandb as library
+    except ImportError:
+        raise RequirementError(
+            "the package `wandb` is not installed: pip install wandb, into the environment of this command"
+        ) from None
+    folder, output = project.paths.run(name), output or project.paths.results / "wandb" / name
+    if not (folder / "summary.json").is_file():
+        raise DataError(f"{folder}: no finished run (summary.json is missing)")
+    with atomic_path(output) as partial:
+        partial.mkdir()
+        log_steps(library, folder, partial, collection)
+        for path in partial.rglob("*"):
+            if path.is_symlink():  # shortcuts of wandb's to where it wrote, which is moved now
+                path.unlink()
+    print(f"{output}: wandb sync {output}/wandb/offline-run-*", flush=True)
+
+
+def log_steps(library, folder, output, collection):
+    """Log every step of the run in `folder` below `output`. library: the module wandb."""
+    from parascale.train.events import scalars
+
+    described, summary = read_json(folder / "run.json"), read_json(folder / "summary.json")
+    run = library.init(
+        mode="offline",
+        dir=output,
+        project=collection,
+        name=described["run"],
+        group=summary["workload"],
+        job_type=described["strategy"],
+        config={key: described[key] for key in ("settings", "site", "versions", "code_digest", "git_commit")},
+        # Nothing of this machine, where the run may not have run at all.
+        settings=library.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False),
+    )
+    elapsed = 0.0
+    for line in read_json_lines(folder / "steps.jsonl"):
+        elapsed += line["seconds"]["total"]
+        run.log({**dict(scalars(line)), "training_seconds": elapsed}, step=line["step"])
+    run.summary.update({key: value for key, value in summary.items() if isinstance(value, (int, float))})
+    run.finish()

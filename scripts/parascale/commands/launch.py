@@ -1,0 +1,138 @@
+"""`parascale launch`: the processes of a run, on one node or several, with Slurm or without."""
+
+import contextlib
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from parascale import slurm
+from parascale.cli import Location, configuration_words, project_options, run_option
+from parascale.commands.train import KINDS
+from parascale.launch.channel import shared_secret
+from parascale.launch.environment import check_node
+from parascale.launch.job_step import place_in_step, run_in_step
+from parascale.launch.local import run_nodes_here
+from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
+from parascale.launch.process import die_with_parent
+from parascale.launch.resources import cores_of
+from parascale.plan.planner import Planner
+from parascale.settings import Site, load_site, strict
+from parascale.settings.yaml_files import read_yaml
+
+LAUNCHER = [sys.executable, "-m", "parascale", "launch"]
+COUNT = click.IntRange(min=1)
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@run_option("Train this run of the run table: its layout, site, time limits and logs are those of the project.")
+@click.option(
+    "--kind", type=click.Choice([*KINDS, "communication"]), default="run",
+    help="With --run: the run itself, its parity run, a probe, or measuring how its processes communicate.",
+)  # fmt: skip
+@click.option("--nodes", type=COUNT, help="Machines.  [default: 1]")
+@click.option("--processes", type=COUNT, help="Processes on each node.  [default: 1]")
+@click.option("--gpus", type=int, help="GPUs asked for on each node.  [default: one a process]")
+@click.option("--site", metavar="SITE", help="A site's name or its YAML file.  [default: the project's]")
+@click.option("--cores", type=COUNT, help="Cores of a node that may be used.  [default: those of the job]")
+@click.option("--timeout", type=float, help="Seconds within which all ranks end after the first.  [default: 300]")
+@click.option("--grace", type=float, default=GRACE_SECONDS, help="Seconds a rank has to save its state when stopped.")
+@click.option("--logs", type=Location(), metavar="DIR", help="Folder for a log of each rank.  [default: logs]")
+@click.option("--nsight", is_flag=True, help="Nsight Systems watches every process; its reports go to --logs.")
+@click.option("--in-step", is_flag=True, hidden=True, help="Set by the launcher inside an srun task.")
+@click.option("--node", type=int, help="Start by hand, once on each machine: which node this is, from 0.")
+@click.option("--meet", metavar="HOST:PORT", help="With --node: where node 0 listens.")
+@click.option(
+    "--secret-file",
+    type=Location(),
+    metavar="FILE",
+    help="With --node: a file of this launch alone, which only you can read and every node sees: it proves which launchers "
+    "belong together.  [default: node 0 makes one in --logs, a folder that all nodes share]",
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ...]")
+@project_options
+@click.pass_context
+def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gpus, command, **given):
+    """Start the processes of a run, or those of any Python program.
+
+    \b
+    Example: parascale launch --run ddp
+    Example: parascale launch --processes 2 --site local -- script.py --its-own option
+
+    Exit codes: 0 done; 75 asked to stop, state saved, start again to continue; 143 asked to stop, ended without saving;
+    1 failed: the last lines say which rank, on which host, why, and where its log is.
+    """
+    if (node is None) != (meet is None):
+        raise click.UsageError("--node and --meet go together")
+    if not (name or command):
+        raise click.UsageError("name a run with --run, or a Python program after --")
+    with contextlib.chdir("."):  # the program's own paths are relative to the folder of its user
+        planned, planned_gpus = planned_launch(find, name, kind, site, configuration_words(context))
+    chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
+    if command:
+        chosen = dataclasses.replace(chosen, command=command)
+    check_node(chosen.site)
+    available = len(os.sched_getaffinity(0))
+    chosen = dataclasses.replace(chosen, cores=min(chosen.cores or chosen.site.cores_per_node or available, available))
+    return start(chosen, in_step, node, meet, secret_file, gpus or planned_gpus or chosen.processes)
+
+
+def planned_launch(find, name, kind, site, words):
+    """(Launch, GPUs asked for on each node) that the project plans for a run; without a name, (of one process, None).
+
+    words: of the command line, which name the project. The process is in the project's folder afterwards.
+    """
+    if not name:
+        return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None
+    site = chosen_site(site, find) if site else None
+    project = find()
+    run = Planner(project).run(name, "run" if kind == "communication" else kind)
+    verb = ["communication"] if kind == "communication" else ["train", "--kind", kind]
+    site = site or project.site
+    planned = Launch(
+        command=("-m", "parascale", *verb, "--run", name, *words),
+        nodes=run.layout.nodes,
+        processes=run.layout.processes_per_node,
+        site=site,
+        timeout=project.config.timeout_seconds,
+        grace=GRACE_SECONDS,
+        logs=str(Path.cwd() / project.paths.logs(name if kind == "run" else f"{name}-{kind}")),
+        cores=cores_of(run.layout, site),
+        nsight=bool(run.profile) and run.profiler == "nsight",
+    )
+    return planned, run.layout.gpus_per_node
+
+
+def chosen_site(site, find):
+    """The Site of a file, of a name in the project, or the project's own."""
+    if site and (Path(site).suffix == ".yaml" or Path(site).is_file()):
+        return strict.load(Site, {"name": Path(site).stem, **read_yaml(site)}, site)
+    project = find()
+    return load_site(project.config, site) if site else project.site
+
+
+def start(launch, in_step, node, meet, secret_file, gpus):
+    """Choose the way of starting, and start. Returns the exit code."""
+    job = slurm.job_id()
+    if job and not in_step:
+        slurm.note_restarts()  # for the lease: which start of the job this is
+    if in_step:
+        die_with_parent()
+        return run_node(launch, place_in_step(launch.site, secret_file))
+    if node is not None:
+        host, _, port = meet.rpartition(":")
+        with shared_secret(launch.logs, secret_file, makes=node == 0) as secret:
+            return run_node(launch, Place(node, host, int(port), secret))
+    if launch.nodes > 1 and job:
+        with shared_secret(launch.logs) as secret:
+            again = [*LAUNCHER, "--in-step", "--secret-file", secret, *sys.argv[2:]]
+            return run_in_step(slurm.srun_command(again, launch.nodes, launch.site, gpus))
+    if launch.nodes > 1:
+        return run_nodes_here(launch, LAUNCHER, sys.argv[2:])
+    if launch.processes > 1:
+        return run_node(launch, Place(bind=job is not None))
+    # One process needs no launcher above it, nor the time to start one.
+    command = launch.python_command
+    return os.execve(command[0], command, process_environment(launch, os.environ))

@@ -1,0 +1,192 @@
+"""`parascale plan` and `parascale advise`: what runs will need, and which layout to take."""
+
+import dataclasses
+import functools
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import click
+
+from parascale.cli import Location, run_option, with_project
+from parascale.plan import actual, calibrate, limits
+from parascale.plan import advise as advice_of
+from parascale.plan.planner import Planner
+from parascale.plan.predict import data_facts
+from parascale.settings import load_site, load_workload
+from parascale.settings.run import PRECISIONS, Run
+
+
+@click.command()
+@run_option("Only this run; may be given several times.  [default: all of the run table]", multiple=True)
+@click.option("--check", is_flag=True, help="Say with the exit code whether all can run within the budget.")
+@click.option("--exact", is_flag=True, help="Beside the formula, memory by the real code on fake tensors.")
+@click.option("--actual", "table", type=Location(), metavar="CSV", help="Write predicted and charged of finished runs.")
+@with_project
+def plan(project, name, check, exact, table):
+    """What runs of the table will need: memory, time, core-hours; and how plans compared with what happened.
+
+    Every run of the table counts, finished or not, and no other job: what is left to do, `snakemake -n` tells.
+
+    \b
+    Example: parascale plan                        every run's prediction
+    Example: parascale plan --check                exit code 1 where a run does not fit or all cost more than the budget
+    Example: parascale plan --exact --run ddp      memory by the real code on fake tensors
+    Example: parascale plan --actual report.csv    finished runs: predicted beside charged
+    """
+    if table:
+        rows = actual.compare(project.paths.results)
+        actual.write_csv(rows, table)
+        print(f"{len(rows)} finished runs: {table}")
+        return 0
+    planner, names = Planner(project), name or list(project.runs)
+    for each in names:
+        planner.run(each)  # a name that is not known is told before anything is printed
+    for each in names:
+        print(describe(each, planner))
+        if exact:
+            print(f"    {exact_memory(each, planner)}")
+    return judge(names, planner) if check else 0
+
+
+def describe(name, planner):
+    """One run in words."""
+    run, foretold = planner.run(name), planner.prediction(name)
+    lines = [f"{name} ({run.strategy}): rests on {foretold.basis}"]
+    if foretold.memory_bytes is not None:
+        parts = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in foretold.memory.items() if size)
+        lines.append(f"memory {foretold.memory_bytes / 1e9:.2f} GB a process: {foretold.fits} ({parts})")
+    if foretold.remedy:
+        lines.append(f"it would fit with {foretold.remedy}")
+    if foretold.wall_seconds is not None:
+        phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in foretold.phases.items() if seconds)
+        lines.append(f"{foretold.steps:,} steps of {1000 * foretold.step_seconds:.1f} ms ({phases})")
+        lines.append(f"{foretold.wall_seconds / 3600:.2f} h in all, {foretold.core_hours:.2f} core-h")
+    if foretold.unknown:
+        lines.append(f"unknown: {foretold.unknown}")
+    return "\n    ".join(lines)
+
+
+def judge(names, planner):
+    """0 where every run fits, is within the machine's limits and all together within the budget; else 1, with reasons."""
+    project, partition = planner.project, planner.project.config.partition
+    submits = bool(partition or project.config.account)  # what only Slurm asks for
+    site, said, cost, unknown = limits.live_site(project.site, submits), [], 0.0, 0
+    for name in names:
+        run, foretold = planner.run(name), planner.prediction(name)
+        hours = planner.runtime_minutes(name, partition=partition) / 60
+        said += limits.violations(
+            limits.Request(name, run.layout.nodes, run.layout.gpus_per_node, hours), site, partition
+        )
+        longest = limits.max_hours(site, partition)
+        if foretold.wall_seconds is not None and longest is not None and foretold.wall_seconds > 3600 * longest:
+            print(
+                f"note: {name} is expected to take {foretold.wall_seconds / 3600:.1f} h: it will continue in several jobs"
+            )
+        if foretold.fits == "does not fit":
+            said.append(f"{name}: does not fit" + (f"; it would with {foretold.remedy}" if foretold.remedy else ""))
+        cost += foretold.core_hours or 0.0
+        unknown += foretold.core_hours is None
+    if unknown:
+        print(f"note: the cost of {unknown} of {len(names)} runs is unknown, and counted as nothing")
+    quota = project.config.budget.quota
+    if quota is not None and cost > quota:
+        print(f"note: {cost:,.2f} core-h expected are more than the quota of {quota:,g}")
+    cap = project.config.budget.core_hours
+    if cap is not None and cost > cap:
+        said.append(f"{cost:,.2f} core-h expected, more than budget.core_hours = {cap:,g}")
+    print(
+        "\n".join([f"refused: {line}" for line in said])
+        or f"all {len(names)} runs can start: {cost:,.2f} core-h expected"
+    )
+    return 1 if said else 0
+
+
+def exact_memory(name, planner):
+    """Memory of the ranks that can need most, by the real code without data, in words."""
+    run, vocabulary = planner.run(name), planner.vocabulary(name)
+    if vocabulary is None:
+        return "exact: unknown, because the vocabulary is"
+    per_stage = run.layout.world_size // run.layout.pp
+    ranks = range(0, run.layout.world_size, per_stage)
+    # A process each: caches of one measurement hold tensors that the next must not meet.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        peaks = list(pool.map(functools.partial(measure_rank, run, vocabulary), ranks))
+    worst = max(peaks)
+    foretold = planner.prediction(name).memory
+    formula = sum(size for part, size in foretold.items() if part not in ("libraries", "communicators"))
+    return f"exact: {worst / 1e9:.3f} GB of tensors on rank {ranks[peaks.index(worst)]}; formula {formula / 1e9:.3f} GB ({formula / worst - 1:+.1%})"
+
+
+def measure_rank(run, vocabulary, rank):
+    """Peak bytes of one rank; runs in a process of its own."""
+    from parascale.train.fake import measure
+
+    return measure(run, vocabulary, rank).peak_bytes
+
+
+@click.command()
+@click.option("--workload", required=True, metavar="NAME", help="The workload.")
+@click.option("--site", "machine", metavar="NAME", help="The site.  [default: the configuration's]")
+@click.option("--gpus", type=int, required=True, help="GPUs in all (processes, on a site without GPUs).")
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", help="The precision.")
+@click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="Rank by.")
+@click.option("--vocabulary", type=int, help="Entries of the vocabulary, where the data is not prepared.")
+@click.option("--top", type=int, default=10, help="Layouts that are shown.")
+@click.option("--json", "as_json", is_flag=True, help="Print all of them as JSON.")
+@with_project
+def advise(project, workload, machine, gpus, precision, by, vocabulary, top, as_json):
+    """Which layout for so many GPUs? Ranked, with memory and the reason in words.
+
+    \b
+    Example: parascale advise --workload lm-small --site jureca --gpus 8
+    """
+    site = load_site(project.config, machine) if machine else project.site
+    workload = load_workload(project.config.workloads, workload)
+    facts = data_facts(Run(run="advice", workload=workload), project.paths)
+    if vocabulary:
+        facts = dataclasses.replace(facts, vocabulary=vocabulary)
+    known = calibrate.known(project.paths, site.name)
+    ranked = advice_of.advise(workload, site, gpus, precision, known, facts, by)
+    if as_json:
+        print(json.dumps([as_dict(advice) for advice in ranked], indent=2))
+        return
+    thumb = advice_of.rule_of_thumb(workload, site, gpus, precision, facts.vocabulary)
+    best = ranked[0].prediction
+    if thumb:
+        print(thumb)
+    if best.unknown:
+        print(f"unknown: {best.unknown}")
+    print(f"{len(ranked)} layouts for {gpus} GPUs of {site.name}, by {by}; rests on {best.basis}\n")
+    for number, advice in enumerate(ranked[:top], 1):
+        print(f"{number:3}. {line(advice)}\n     {advice.reason}")
+
+
+def line(advice):
+    """One layout and its figures."""
+    layout, foretold = advice.layout, advice.prediction
+    degrees = " ".join(f"{axis}={degree}" for axis, degree in layout.dimensions.items())
+    if layout.pp > 1:
+        degrees += f" micro_batches={layout.micro_batches}"
+    memory = (
+        "memory unknown"
+        if foretold.memory_bytes is None
+        else f"{foretold.memory_bytes / 1e9:.1f} GB a GPU: {foretold.fits}"
+    )
+    step = "" if foretold.step_seconds is None else f", {1000 * foretold.step_seconds:.1f} ms a step"
+    cost = (
+        ""
+        if foretold.core_hours is None
+        else f", {foretold.wall_seconds / 3600:.2f} h, {foretold.core_hours:.1f} core-h"
+    )
+    return f"{layout.strategy()} ({degrees or 'one GPU'}): {memory}{step}{cost}"
+
+
+def as_dict(advice):
+    """Plain values of a RankedLayout."""
+    return {
+        "strategy": advice.layout.strategy(),
+        "layout": dataclasses.asdict(advice.layout),
+        "reason": advice.reason,
+        "prediction": advice.prediction.as_dict(),
+    }

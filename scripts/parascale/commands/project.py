@@ -1,0 +1,58 @@
+"""`parascale check` and `parascale schema`: whether a machine can run a project, and what can be set in it."""
+
+from pathlib import Path
+
+import click
+
+from parascale.cli import Location, named, project_options, run_option, with_project
+from parascale.files import write_text
+from parascale.launch import slurm
+from parascale.launch.environment import check_environment, read_pins
+from parascale.launch.storage import storage_warnings
+from parascale.settings.reference import fill
+
+PINS = Path(__file__).resolve().parents[3] / "envs/requirements.txt"
+PAGE = PINS.parents[1] / "config/README.md"
+
+
+@click.command()
+@run_option("A run whose needs of torch are checked too; may be given several times.", multiple=True)
+@click.option("--pins", type=Location(), default=PINS, show_default="envs/requirements.txt", help="The list of pins.")
+@with_project
+def check(project, name, pins):
+    """Say whether this machine has what runs need, what to install where it has not, and which files storage will delete.
+
+    \b
+    Example: parascale check --run ddp
+    """
+    runs = [named("run", each, project.runs, project.config.runs) for each in name]
+    check_environment(pins, project.site, runs, in_job=slurm.job_id() is not None)
+    print(f"environment: {len(read_pins(pins))} pinned versions as tested, device {project.site.device}")
+    for warning in storage_warnings(project.site, project.root):
+        print(f"warning: {warning}")
+
+
+@click.command()
+@click.option(
+    "--page", type=Location(), default=PAGE, show_default="config/README.md", help="The page that holds the tables."
+)
+@click.option("--write", is_flag=True, help="Bring the page up to date; otherwise it is printed.")
+@click.option("--check", "checked", is_flag=True, help="Exit with 1 where the page is not what would be written.")
+@project_options
+def schema(find, page, write, checked):
+    """Print or write the tables of config/README.md, which explain every setting.
+
+    \b
+    Example: parascale schema --write
+    """
+    old = page.read_text(encoding="utf-8")
+    new = fill(old)
+    if write:
+        write_text(page, new)
+    elif checked:
+        if new != old:
+            print(f"{page} is out of date: parascale schema --write")
+        return int(new != old)
+    else:
+        print(new, end="")
+    return 0

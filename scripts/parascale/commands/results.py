@@ -1,0 +1,120 @@
+"""Verbs for what runs left: `generate`, `summarise`, `parity` and `calibrate`. Torch loads slowly, so only where it is needed."""
+
+import click
+
+from parascale.cli import named, run_option, with_project
+from parascale.errors import ConfigError
+from parascale.files import write_json
+from parascale.plan import calibrate as prices
+from parascale.plan.planner import Planner
+
+BATCH = 32  # documents at once; the summaries do not depend on it
+
+
+@click.command()
+@run_option("A finished run.", required=True)
+@click.option("--prompt", required=True, help="The text to continue.")
+@click.option("--tokens", "count", type=int, default=40, help="How many to add.")
+@click.option("--temperature", type=float, default=0.8, help="0: always the likeliest; higher: more surprising.")
+@click.option("--seed", type=int, default=1, help="Of the drawing.")
+@click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Weights.")
+@click.option("--allow-unknown", is_flag=True, help="Let the model say <unk>.")
+@with_project
+def generate(project, name, prompt, count, temperature, seed, which, allow_unknown):
+    """Continue a text with the language model that a run trained, in one process, whatever layout trained it.
+
+    \b
+    Example: parascale generate --run single --prompt "the function returns a"
+    """
+    import torch
+
+    from parascale.checkpoint.load import load_run
+    from parascale.data.text import Tokens
+    from parascale.data.tokenize import UNKNOWN_ID
+    from parascale.evaluation.generate import continue_tokens
+
+    run, model = load_run(project.paths.run(name), which)
+    data, window = run.workload.data, run.workload.training.window
+    tokens = Tokens(project.paths.data(data.dataset, data.format))
+    begun = [int(number) for number in tokens.encode(prompt)]
+    generator = torch.Generator().manual_seed(seed)
+    forbidden = [] if allow_unknown else [UNKNOWN_ID]
+    chosen = continue_tokens(model, begun, count, window, temperature, generator, forbidden)
+    print(tokens.decode([*begun, *chosen]))
+
+
+@click.command()
+@run_option("A finished run of a summariser.", required=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What computes.  [default: the site's]")
+@with_project
+def summarise(project, name, device):
+    """Let the summariser of a finished run write summaries of its test split, and score them (ROUGE).
+
+    They are compared with the references, in one process, and with the lead words of each document. Writes
+    results/summaries/NAME.json.
+
+    \b
+    Example: parascale summarise --run summary-single
+    """
+    import torch
+
+    from parascale.checkpoint.load import load_run
+    from parascale.data.text import Tokens
+    from parascale.evaluation.summaries import judge
+    from parascale.evaluation.task import open_task
+
+    run, model = load_run(project.paths.run(name))
+    folder = project.paths.data(run.workload.data.dataset, run.workload.data.format)
+    test, decode = open_task(run.workload, folder).splits["test"], Tokens(folder).decode
+    device = torch.device(device or project.site.device)
+    result = judge(model.to(device), test, decode, project.config.summaries, BATCH, device)
+    told = {"schema_version": 1, "run": run.run, "split": "test", **result}
+    write_json(project.paths.summaries(name), told)
+    for way in ("beam", "greedy", "lead"):
+        figures = ", ".join(f"{key} {value:.4f}" for key, value in result[way].items())
+        print(f"{run.run}: {way}: {figures} over {result['documents']:,} documents")
+
+
+@click.command()
+@run_option("A run whose parity run is finished, as is that of its baseline.", required=True)
+@with_project
+def parity(project, name):
+    """Compare the parity runs of a run and of its baseline: the same training, or where and by how much it differs.
+
+    Writes results/parity/NAME/verdict.json. The verdict `different` is a result, not an error.
+
+    \b
+    Example: parascale parity --run ddp
+    """
+    from parascale.train.parity import compare_folders
+
+    run, folder = named("run", name, project.runs, project.config.runs), project.paths.parity
+    verdict = compare_folders(folder(name), folder(run.baseline), run.workload.model.dropout)
+    write_json(folder(name) / "verdict.json", verdict)
+    print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
+
+
+@click.command()
+@click.argument("probes", nargs=-1, metavar="[PROBE]...")
+@with_project
+def calibrate(project, probes):
+    """Take what finished probes say of a machine's prices into one file, on which plans rest from then on.
+
+    The probes are short trainings: the target `calibrate` of Snakemake runs them, and then this. Without names all
+    probes of the run table are taken. Writes results/calibration/SITE.json.
+
+    \b
+    Example: parascale calibrate
+    """
+    folders = [project.paths.probe(name) for name in probes or Planner(project).probes]
+    for folder in folders:
+        if not (folder / "summary.json").is_file():
+            raise ConfigError(f"{folder} holds no finished run (summary.json)")
+    sites = {prices.site_name(folder) for folder in folders}
+    if sites - {project.site.name}:
+        raise ConfigError(f"probes of different sites do not mix: {', '.join(sorted(sites | {project.site.name}))}")
+    observations = tuple(map(prices.observe_probe, folders))
+    prices.save(prices.Calibration(project.site.name, observations), project.paths.calibration(project.site.name))
+    for observation in observations:
+        phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in observation.phases.items() if seconds)
+        print(f"{observation.run}: {1000 * observation.step_seconds:.1f} ms a step ({phases})")

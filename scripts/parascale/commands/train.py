@@ -1,0 +1,57 @@
+"""`parascale train`: one run, in whatever layout, to its end."""
+
+import os
+import sys
+from dataclasses import replace
+
+import click
+
+from parascale import slurm
+from parascale.cli import run_option, with_project
+from parascale.errors import Interrupted
+from parascale.launch import STOPPED
+from parascale.plan import calibrate
+from parascale.plan.planner import Planner
+from parascale.plan.predict import facts_of, predict
+from parascale.settings.paths import Paths
+
+KINDS = ("run", "parity", "probe")
+
+
+@click.command()
+@run_option("The run, of the run table; of a probe its name.", required=True)
+@click.option("--kind", type=click.Choice(KINDS), default="run", help="The run itself, its parity run, or a probe.")
+@with_project
+def train(project, name, kind):
+    """Train one run to its end; or until it is asked to stop, and then continue when it is started again.
+
+    This is one process of the run: `parascale launch --run NAME` starts them all, and so does torchrun.
+
+    \b
+    Example: parascale train --run single
+    Example: torchrun --nproc-per-node 2 -m -- parascale train --run ddp
+
+    Exit codes: 0 finished; 75 stopped with its state saved; 1 failed.
+    """
+    run = Planner(project).run(name, kind)
+    from parascale.train import loop  # not before it is needed, because torch loads slowly
+    from parascale.train.job import job_of
+
+    try:
+        loop.train(foretold(job_of(project, run, kind)))
+    except Interrupted as stop:
+        print(stop, file=sys.stderr, flush=True)
+        return STOPPED
+    return 0
+
+
+def foretold(job):
+    """The job with what its record keeps of the time before it started: the prediction, and the allocation of Slurm's.
+
+    Rank 0 keeps the record.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return job
+    calibration = calibrate.known(Paths(job.results.parent), job.site.name)
+    prediction = predict(job.run, job.site, calibration, facts_of(job.data, job.run)).as_dict()
+    return replace(job, prediction=prediction, allocation=slurm.allocation())

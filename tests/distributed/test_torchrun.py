@@ -1,0 +1,64 @@
+"""A training is a plain distributed program: torchrun starts it as our own launcher does, on one node and on several."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from parascale.files import read_json, read_json_lines
+from parascale.launch.rendezvous import reserve_port
+from tests.workflow.small_project import CONFIG, WORKLOAD
+
+from ..command import COMMAND
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+RUNS = "run\tworkload\tnodes\tgpus_per_node\tdp\nsingle\ttiny\t1\t1\t1\nhere\ttiny\t1\t2\t2\nthere\ttiny\t2\t1\t2\n"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """The folder of a project with prepared data, and with characters that shells and programs trip over."""
+    folder = tmp_path_factory.mktemp("torchrun") / "Anna's Übung 1"
+    for place, text in (
+        ("Snakefile", ""),
+        ("config/config.yaml", CONFIG),
+        ("config/tiny.tsv", RUNS),
+        ("config/workloads/tiny.yaml", WORKLOAD),
+        ("config/sites/local.yaml", json.dumps({"cores_per_node": 2})),
+        *((f"text/{split}.txt", "a b c d e f g\n" * 60) for split in ("train", "validation", "test")),
+    ):
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_text(text)
+    for verb in ("download", "prepare"):
+        subprocess.run([*COMMAND, "data", verb, "--dataset", "tiny"], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def started(project, run, *options):
+    """A torchrun under way. `--` keeps it from taking `--run` for short of its own `--run-path`, as older Pythons do."""
+    command = [*TORCHRUN, *options, "-m", "--", "parascale", "train", "--run", run]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.parametrize("run", ["here", "there"])
+def test_torchrun_trains_a_run(project, run):
+    with reserve_port() as holder:
+        port = holder.getsockname()[1]
+    meet = ["--master-addr", "127.0.0.1", "--master-port", str(port), "--rdzv-backend", "static"]
+    if run == "here":
+        nodes = [started(project, run, "--nproc-per-node", "2", *meet)]
+    else:
+        nodes = [
+            started(project, run, "--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1", *meet)
+            for rank in range(2)
+        ]
+    told = [node.communicate(timeout=200)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0] * len(nodes), "\n".join(told)
+    folder = project / "results/runs" / run
+    assert read_json(folder / "run.json")["prediction"] and read_json(folder / "summary.json")["test_loss"] > 0
+    assert [line["step"] for line in read_json_lines(folder / "steps.jsonl")] == list(range(1, 31))

@@ -1,0 +1,10 @@
+"""A program for the launcher: it trains the job that its argument describes as JSON."""
+
+import json
+import sys
+
+from parascale.train.job import job_from_settings
+from parascale.train.loop import train
+
+if __name__ == "__main__":
+    train(job_from_settings(json.loads(sys.argv[1])))
