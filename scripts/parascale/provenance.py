@@ -53,7 +53,7 @@ CODE = {
     ),
     "language_model": ("data/text.py",),
     "summarisation": ("data/text.py", "data/pairs.py"),
-    "classification": ("data/classes.py"),
+    "classification": ("data/classes.py",),
     "lightning": ("train/lightning.py",),
     "parity": ("train/parity.py",),
     "summaries": ("evaluation/*.py", "families/*/*modules.py", "data/pairs.py"),
