@@ -68,7 +68,9 @@ SUMMARISERS = [name for name, run in PROJECT.runs.items() if run.workload.task =
 
 # `parascale` in a rule is that of the Python that runs Snakemake, so that an environment need not be activated, and has this
 # configuration. It becomes the job's own process, so that Slurm's warning before the time limit reaches it.
-PARASCALE, CONFIGURATION = shlex.join([sys.executable, "-m", "parascale"]), shlex.join(project_words(config, FILES, BASES))
+PARASCALE, CONFIGURATION = shlex.join([sys.executable, "-m", "parascale"]), shlex.join(
+    project_words(config, FILES, BASES)
+)
 COMMAND = f'parascale() {{ exec {PARASCALE} "$@" {CONFIGURATION}; }}; '
 shell.prefix((shell._process_prefix or "") + COMMAND.replace("{", "{{").replace("}", "}}"))
 
@@ -172,14 +174,15 @@ def reading_settings(wildcards):
 
 def window_of(wildcards):
     """Tokens of a window in the first workload on a dataset."""
-    return next(each for each in PROJECT.workloads.values() if each.data.dataset == wildcards.dataset).training.window
+    first = next(each for each in PROJECT.workloads.values() if each.data.dataset == wildcards.dataset)
+    return getattr(first.training, "window", None)  # images have none
 
 
 def pretrained_of(wildcards):
     """The pretrained model whose tokenizer a dataset, or a run's dataset, is made with; None where it learns its own."""
     named = "dataset" in wildcards.keys()
     data = PROJECT.datasets[wildcards.dataset] if named else RUNS[wildcards.run].workload.data
-    return Pretrained(data.text.pretrained) if data.text.pretrained else None
+    return Pretrained(data.pretrained) if data.pretrained else None
 
 
 def begins_pretrained(wildcards):
@@ -193,7 +196,7 @@ def pretrained_files(weights):
 
     What is missing is told before the first job: a plan needs none of them.
     """
-    if not any(data.text.pretrained for data in PROJECT.datasets.values()):
+    if not any(data.pretrained for data in PROJECT.datasets.values()):
         return []
 
     def files(wildcards):

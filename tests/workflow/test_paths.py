@@ -10,8 +10,8 @@ def test_folders_with_blanks_quotes_and_umlauts_work(tmp_path):
     folder.mkdir()
     project = SmallProject(folder)
     project.edit("config/tiny.tsv", "ddp\ttiny\t2\t2\n", "")
-    project.snakemake("--config", "root=it's all & more'", 'title=Tiny {and} "odd"')
+    project.snakemake("--config", "root=it's all & more'", 'title=A "title" {of} mine')
     (page,) = folder.glob("*/results/report/index.html")
     assert page.parents[2].name == "it's all & more"
-    assert 'Tiny {and} "odd"' in html.unescape(page.read_text())
+    assert 'A "title" {of} mine' in html.unescape(page.read_text())
     assert (page.parent / "jobs/single.pdf").exists()

@@ -47,10 +47,13 @@ def finished(tmp_path_factory):
     for name, text in WORKLOADS.items():
         (project.folder / f"config/workloads/{name}.yaml").write_text(text)
     (project.folder / "config/tiny.tsv").write_text(RUNS)
-    with (project.folder / "config/config.yaml").open("a") as handle:
-        handle.write(
-            "summaries: {beams: 2, examples: 1}\nformats: {images: [binary]}\nloaders: {samples: 20, repeats: 1, seconds: 0.05, workers: [0]}\n"
-        )
+    project.edit("config/config.yaml", "parity:", "summaries: {beams: 2, examples: 1}\nparity:")
+    project.edit("config/config.yaml", "formats: {tokens: [arrow]}", "formats: {images: [binary]}")
+    project.edit(
+        "config/config.yaml",
+        "seconds: 0.02, repeats: 1, cold: false",
+        "samples: 20, repeats: 1, seconds: 0.05, workers: [0]",
+    )
     project.snakemake()
     return project
 

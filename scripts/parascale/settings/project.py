@@ -13,6 +13,7 @@ from pathlib import Path
 from parascale.errors import ConfigError
 from parascale.settings import identity, strict
 from parascale.settings.config import Config
+from parascale.settings.options import declared
 from parascale.settings.paths import Paths, expanded
 from parascale.settings.run import Run
 from parascale.settings.runtable import read_rows
@@ -194,7 +195,7 @@ def load_workload(folder, name):
     strict.check_name(data.dataset, places, "data.dataset")
     data.check(places)
     model = workload.model
-    if hasattr(model, "pretrained") and model.pretrained is None:
+    if "pretrained" in declared(type(model)) and model.pretrained is None:
         model = dataclasses.replace(model, pretrained=data.pretrained)
     return dataclasses.replace(workload, data=data, model=model)
 

@@ -40,6 +40,7 @@ class Model:
     options: dict[str, object] = option({}, "settings that only a class of your own knows")
 
     dropout: ClassVar = 0.0
+    pretrained: ClassVar = None  # folder of the weights that it begins with
     counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
 
     @staticmethod
