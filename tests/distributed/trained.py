@@ -3,8 +3,9 @@
 import json
 import sys
 
+from jobs import job_from_settings  # beside this file, whose folder Python looks into
+
 from parascale.train.loop import train
-from tests.distributed.jobs import job_from_settings
 
 if __name__ == "__main__":
     train(job_from_settings(json.loads(sys.argv[1])))
