@@ -133,14 +133,7 @@ def test_calendar_bounds(drawn, capacity):
         budget.PlannedJob(number, "r", {}, limit_hours=hours, slots=slots, after=tuple(i for i in after if i < number))
         for number, (hours, slots, after) in enumerate(drawn)
     ]
-    priced = [
-        dataclasses.replace(
-            budget.PricedJob(
-                job.id, "r", None, {}, 1, 0, job.limit_hours, None, None, None, None, None, job.slots, job.after
-            )
-        )
-        for job in planned
-    ]
+    priced = [budget.PricedJob(**vars(job), hours_expected=job.limit_hours) for job in planned]
     chain, limited = wall_hours(priced), wall_hours(priced, capacity)
     total = sum(job.limit_hours for job in planned)
     work = sum(job.limit_hours * min(job.slots, capacity) for job in planned) / capacity
