@@ -22,7 +22,7 @@ class Pretrained(Model):
     """T5 or BART from a folder in Hugging Face's form, which decides all sizes."""
 
     kind: str = option("pretrained", "`pretrained`")
-    dropout: Number = option(0.0, "dropout probability; parity runs use 0", low=0.0, high=0.99)
+    dropout: Number = option(0.0, "dropout probability; parity runs switch it off", low=0.0, high=0.99)
     pretrained: str | None = option(
         None,
         "folder of the model, T5 or BART; it must be that of `data.text.pretrained`, the default",
