@@ -200,7 +200,7 @@ def load_project_file_in(folder):
     here = Path.cwd()
     os.chdir(folder)
     try:
-        return load_project_file("config.yaml")
+        return load_project_file("config.yaml", bases=["config"])
     finally:
         os.chdir(here)
 
