@@ -1,11 +1,7 @@
 """Made-up results of every kind at once, so that every section of the report has something to show."""
 
-import dataclasses
-
 from parascale.data.benchmark import write_rows
 from parascale.files import read_json, write_json, write_text
-from parascale.settings import Model, make
-from parascale.settings.data import Data, Source
 from tests.command import parascale
 from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_results
 from tests.unit.test_report_communication import write as write_transfers
@@ -14,25 +10,11 @@ from tests.unit.test_report_loaders import FACTS, ROWS
 from tests.unit.test_report_quality import SUMMARIES
 from tests.workflow.small_project import link_project
 
-
-def _workload(name, task, dataset, format, model, **training):
-    made = workload(name, **training)
-    return dataclasses.replace(made, task=task, data=Data(dataset, format=format), model=model)
-
-
-TEXT = _workload("lm-small", "language_model", "prose", "flat", make(Model, layers=4))
-SUMMARISER = _workload(
-    "summary-small", "summarisation", "xsum", "pairs", make(Model, kind="encoder_decoder"), summary_window=24
-)
-CLASSIFIER = _workload(
-    "images-small", "classification", "imagewoof", "hdf5", make(Model, kind="xresnet", norm="batch"), image_size=32
-)
-WIKITEXT = Data(
-    "wikitext2",
-    format="flat",
-    source=Source(kind="hub", name="Salesforce/wikitext", config="wikitext-2-v1", revision="x"),
-)
-COURSE = dataclasses.replace(workload("wikitext2-course", window=32, stride=1), data=WIKITEXT)
+TEXT = workload(data={"dataset": "prose"})
+SUMMARISER = workload("summary-small", "summarisation", {"dataset": "xsum"}, summary_window=24)
+CLASSIFIER = workload("images-small", "classification", {"dataset": "imagewoof", "format": "hdf5"}, {"norm": "batch"})
+HUB = {"kind": "hub", "name": "Salesforce/wikitext", "config": "wikitext-2-v1", "revision": "x"}
+COURSE = workload("wikitext2-course", data={"dataset": "wikitext2", "source": HUB}, window=32, stride=1)
 OPERATORS = (
     {"name": "aten::addmm", "calls": 246, "cpu_seconds": 0.007, "device_seconds": 0.9},
     {"name": "aten::native_layer_norm", "calls": 80, "cpu_seconds": 0.02, "device_seconds": 0.1},

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from parascale.files import write_json, write_text
 from parascale.settings import Layout, Run, Site, Workload, make
-from parascale.settings.workload import Model, Training
 from parascale.train.record import summarise
 
 SITE = Site("local", title="A test machine", cores_per_node=8)
@@ -28,10 +27,14 @@ TOLERANCES = {"loss": 5e-6, "grad_norm": 1e-5, "weights": 1e-4}
 SHARES = {"data": 0.04, "forward": 0.3, "backward": 0.5, "communication": 0.08, "optimizer": 0.06, "other": 0.01}
 
 
-def workload(name="lm-small", **training):
-    """A small language model's workload."""
-    settings = {"window": 64, "global_batch": 32, "steps": 60, "evaluate_every": 20, **training}
-    return Workload(name, title="A small language model", model=make(Model, layers=4), training=Training(**settings))
+SIZES = {"language_model": {"window": 64}, "summarisation": {"window": 64}, "classification": {"image_size": 32}}
+
+
+def workload(name="lm-small", task="language_model", data=None, model=None, **training):
+    """A small workload of a task; data and model as mappings or as settings already."""
+    settings = {"global_batch": 32, "steps": 60, "evaluate_every": 20, **SIZES[task], **training}
+    model = model or ({"layers": 4} if task == "language_model" else {})
+    return make(Workload, name=name, title="A small model", task=task, data=data or {}, model=model, training=settings)
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def _step(entry, step, count, loss_noise, time_noise):
     shares = {phase: share / sum(entry.shares.values()) for phase, share in entry.shares.items()}
     line = {
         "step": step,
-        entry.run.workload.unit: entry.run.global_batch * training.window,
+        entry.run.workload.unit: entry.run.global_batch * getattr(training, "window", 1),
         "loss": loss,
         "lr": 1e-3,
         "grad_norm": 1.0 + 0.1 * loss_noise.random(),

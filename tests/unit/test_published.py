@@ -6,19 +6,22 @@ import pytest
 
 from parascale.report import build_report, load_records
 from parascale.report.published import PUBLISHED, differences, published_section
-from parascale.settings import make
-from parascale.settings.data import Data, Source
-from parascale.settings.workload import Model
 from tests.unit.fake_results import CLUSTER, SITE, fake, workload, write_results
 
-WIKITEXT = Data(source=Source(kind="hub", name="Salesforce/wikitext", config="wikitext-2-v1", revision="x"))
+WIKITEXT = {"source": {"kind": "hub", "name": "Salesforce/wikitext", "config": "wikitext-2-v1", "revision": "x"}}
 PROTOCOL = {"window": 32, "stride": 1, "epochs": 10, "global_batch": 128}
-COURSE = make(Model, layers=4, hidden=2048)
+COURSE = {"layers": 4, "hidden": 2048}
+OF_TASK = {  # model and training
+    "language_model": (COURSE, PROTOCOL),
+    "summarisation": ({}, {"window": 32, "epochs": 10, "global_batch": 128}),
+    "classification": ({}, {"epochs": 10, "global_batch": 128}),
+}
 
 
-def report_of(root, site=CLUSTER, data=WIKITEXT, task="language_model", training=PROTOCOL, **options):
+def report_of(root, site=CLUSTER, data=WIKITEXT, task="language_model", training=None, model=None, **options):
     """A Report of one run."""
-    train = dataclasses.replace(workload(**training), data=data, task=task, model=options.pop("model", COURSE))
+    usual_model, usual_training = OF_TASK[task]
+    train = workload(task=task, data=data, model=model or usual_model, **(training or usual_training))
     options = {"baseline": "run", "verdict": "baseline", "train": train, "site": site} | options
     return build_report(load_records(*write_results(root, [fake("run", **options)])), "Title")
 
@@ -47,8 +50,8 @@ FOUR = {"gpus_per_node": 4, "scaling": "weak"}
         ({"fsdp": 4}, "no: strategy fsdp instead of ddp"),
         ({"tp": 4}, "no: strategy tp instead of ddp; gpu_batch 32 instead of 128"),
         ({"dp": 4, "scaling": "strong"}, "no: gpu_batch 32 instead of 128"),
-        ({"dp": 4, "model": make(Model, layers=2)}, "no: layers 2 instead of 4; hidden 512 instead of 2048"),
-        ({"dp": 4, "data": Data(dataset="documentation")}, "no: other data"),
+        ({"dp": 4, "model": {"layers": 2}}, "no: layers 2 instead of 4; hidden 512 instead of 2048"),
+        ({"dp": 4, "data": {"dataset": "documentation"}}, "no: other data"),
     ],
 )
 def test_the_use_of_gpus_is_that_of_ddp_by_the_published_protocol_alone(options, comparable, tmp_path):
@@ -78,9 +81,9 @@ def test_what_differs_is_said(tmp_path, options, said):
     ("data", "task", "rows"),
     [
         (WIKITEXT, "language_model", 2),
-        (Data(dataset="wikitext2-files"), "language_model", 2),
-        (Data(dataset="documentation"), "language_model", 1),
-        (Data(dataset="xsum"), "summarisation", 2),
+        ({"dataset": "wikitext2-files"}, "language_model", 2),
+        ({"dataset": "documentation"}, "language_model", 1),
+        ({"dataset": "xsum"}, "summarisation", 2),
     ],
 )
 def test_each_task_has_its_own_figures(tmp_path, data, task, rows):
@@ -89,7 +92,7 @@ def test_each_task_has_its_own_figures(tmp_path, data, task, rows):
 
 @pytest.mark.parametrize("task", ["language_model", "summarisation", "classification"])
 def test_small_trainings_of_every_task_stand_beside_the_published_time_and_say_that_their_data_is_other(task, tmp_path):
-    rows = told(report_of(tmp_path, data=Data(dataset="small"), task=task))
+    rows = told(report_of(tmp_path, data={"dataset": "small"}, task=task))
     assert rows and all(row[3].startswith("no: other data; ") or row[3] == "no: other data" for row in rows)
     assert "10 epochs of windows" in rows[0][0] or task != "language_model"
 
@@ -108,7 +111,7 @@ RECIPE = {"image_size": 192, "global_batch": 128, "epochs": 5, "label_smoothing"
 )
 def test_the_leaderboard_of_imagewoof_stands_beside_its_own_images_alone(dataset, training, said, tmp_path):
     """Its accuracy is of no hardware, and says nothing about other images. Settings that differ are named."""
-    report = report_of(tmp_path, data=Data(dataset=dataset), task="classification", training=training)
+    report = report_of(tmp_path, data={"dataset": dataset}, task="classification", training=training)
     (record,) = report.records
     seen = dataclasses.replace(record, summary=dataclasses.replace(record.summary, test_accuracy=0.6))
     rows = [row for row in told(dataclasses.replace(report, records=(seen,))) if "192 pixels" in row[0]]

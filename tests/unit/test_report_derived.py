@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parascale.files import read_json, write_json
 from parascale.plan.predict import DataFacts, predict
 from parascale.report import build_report, load_records, numbers, render_page
 from parascale.report.derived import idle_fraction
 from parascale.report.plots import spread_apart, thinned
 from parascale.report.summary import model_flops_utilisation
+from parascale.report.tables import runs_table
 from parascale.report.verdict import verdicts
-from parascale.settings import make
-from parascale.settings.workload import Model
 from tests.unit.fake_results import CLUSTER, fake, workload, write_results
 
 BASE = {"verdict": "baseline", "step_seconds": 0.1}
@@ -43,7 +43,7 @@ def test_speedup_is_the_ratio_of_times_and_efficiency_counts_the_gpus_held(tmp_p
 
 
 OTHERS = {
-    "other workload": (ddp(train=workload(window=32)), "other workload settings"),
+    "other workload": (ddp(train=workload(window=32)), "other settings than `single`: `training.window` 64 → 32"),
     "other work": (ddp(steps=30), "other work than"),
     "another machine": (ddp(site=dataclasses.replace(CLUSTER, device="cpu")), "another machine"),
     "profiled": (ddp(profile="5-7"), "steps were profiled"),
@@ -64,6 +64,38 @@ def test_runs_that_differ_in_their_work_are_never_in_one_figure(tmp_path, case):
         record.name for experiment in report.experiments for member in experiment.members for record in member.records
     }
     assert drawn == {"single", "twin"}
+
+
+OTHERWISE = {
+    "conduct": (
+        ddp(train=workload(checkpoint_every=5)),
+        "0123456789abcdef" * 4,
+        "`training.checkpoint_every` null → 5",
+    ),
+    "code": (ddp(), "fedcba98" * 8, "other training code"),
+    "both": (
+        ddp(train=workload(checkpoint_async=True)),
+        "fedcba98" * 8,
+        "`training.checkpoint_async` false → true, other training code",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHERWISE)
+def test_runs_that_were_measured_otherwise_are_compared_and_marked(tmp_path, case):
+    """They did the same training, so there is a speed-up; its reader is told what else its time depends on."""
+    other, code, words = OTHERWISE[case]
+    folders = write_results(tmp_path, [fake("single", **BASE), ddp("twin"), other])
+    path = tmp_path / "results/runs/ddp/run.json"
+    write_json(path, read_json(path) | {"code_digest": code})
+    report = build_report(load_records(*folders), "Title")
+    compared = report.comparisons
+    assert compared["ddp"].measured == words and compared["ddp"].speedup > 0 and not compared["ddp"].reason
+    assert compared["twin"].measured == compared["single"].measured == ""
+    cells = {(row.run, cell.figure): cell for row in runs_table(report).rows for cell in row.cells}
+    noted = {name: cells[name, "speedup"].note for name in compared}
+    assert noted["ddp"] == f"measured otherwise than its baseline: {words}"
+    assert noted["twin"] == noted["single"] == ""
 
 
 def test_strong_and_weak_scaling_are_apart(tmp_path):
@@ -87,7 +119,7 @@ def test_seeds_of_one_configuration_are_one_member_with_a_spread(tmp_path):
     assert spread.low < spread.mean < spread.high
 
 
-PAIRS = dataclasses.replace(workload(), task="summarisation")
+PAIRS = workload(task="summarisation")
 
 
 def summarisers(root, changed):
@@ -205,11 +237,7 @@ def test_mfu_of_images_follows_from_the_operations_of_one(tmp_path):
     stem = 16 * 16 * 9 * (3 * 4 + 4 * 4 + 4 * 8)
     block = 8 * 8 * (8 * 8 + 9 * 8 * 8 + 8 * 32 + 8 * 32)
     operations = 3 * 2 * (stem + block + 10 * (32 + 1))  # forward and backward; 10 classes, each with a bias
-    train = dataclasses.replace(
-        workload(image_size=32),
-        task="classification",
-        model=make(Model, kind="xresnet", dim=8, depths=[1], norm="batch"),
-    )
+    train = workload(task="classification", model={"dim": 8, "depths": [1], "norm": "batch"}, image_size=32)
     on_gpus = fake("gpus", baseline="gpus", gpus_per_node=2, dp=2, site=CLUSTER, train=train)
     (record,) = report_of(tmp_path, on_gpus).records
     prediction = predict(record.run, CLUSTER, facts=DataFacts(vocabulary=10)).as_dict()

@@ -1,14 +1,12 @@
 """Plans in the report: planned beside charged, in the page and as CSV, and advice with its reasons."""
 
 import csv
-import dataclasses
 import json
 import re
 
 import pytest
 
 from parascale.report import build_report, load_records, plans, render_page
-from parascale.settings import Data
 from tests.command import parascale
 from tests.unit.fake_results import matrix, workload, write_results
 from tests.unit.page_cells import Cells
@@ -18,8 +16,7 @@ from tests.unit.page_cells import Cells
 def root(tmp_path_factory):
     """Results of a whole matrix with its prepared data, and what the command makes of them."""
     root = tmp_path_factory.mktemp("plans")
-    train = dataclasses.replace(workload(), data=Data("prose", format="flat"))
-    results, _ = write_results(root, matrix(train))
+    results, _ = write_results(root, matrix(workload(data={"dataset": "prose"})))
     (results / "data/prose/flat").mkdir(parents=True)
     splits = {name: {"tokens": 50_000} for name in ("train", "validation", "test")}
     (results / "data/prose/flat/manifest.json").write_text(json.dumps({"vocabulary": 4000, "splits": splits}))

@@ -1,7 +1,5 @@
 """The report tells how good models are: every figure of the records, beside what must be beaten."""
 
-import dataclasses
-
 import pytest
 
 from parascale.files import read_json, write_json
@@ -24,8 +22,7 @@ SUMMARIES = {
 
 @pytest.fixture
 def report(tmp_path):
-    summariser = dataclasses.replace(workload("sum"), task="summarisation")
-    classifier = dataclasses.replace(workload("img"), task="classification")
+    summariser, classifier = workload("sum", "summarisation"), workload("img", "classification")
     fakes = [
         Fake(Run(name, train, Layout(), baseline=name))
         for name, train in (("texts", summariser), ("pictures", classifier), ("plain", workload()))

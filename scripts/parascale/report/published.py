@@ -9,6 +9,7 @@ from parascale.report import layouts, numbers
 from parascale.report.section import Section
 from parascale.report.summary import perplexity
 from parascale.report.tables import Cell, Row, Table
+from parascale.settings.workload import LANGUAGE_MODEL
 
 NOTE = "Times on other hardware say nothing about the code: such rows are there for orientation."
 COURSE = "Course `Bringing Deep Learning Workloads to JSC supercomputers`"
@@ -201,11 +202,13 @@ def differences(entry, gpus, record):
 def _settings(run):
     """What `Published.trained` may ask for. whole_batch: of all ranks, however it is scaled; gpu_batch: its part for a GPU."""
     training, model = run.workload.training, run.workload.model
+    defaults = {}  # those that follow from other settings
+    if run.workload.task == LANGUAGE_MODEL:
+        defaults = {"hidden": model.hidden_width, "stride": training.stride or training.window}
     return {
         **asdict(model),
         **asdict(training),
-        "hidden": model.hidden_width,
-        "stride": training.stride or training.window,
+        **defaults,
         "strategy": run.strategy,
         "whole_batch": run.global_batch,
         "gpu_batch": run.global_batch / run.layout.world_size,
