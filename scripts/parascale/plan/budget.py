@@ -15,7 +15,6 @@ from parascale.plan.predict import charged_core_hours
 from parascale.plan.schedule import wall_hours
 
 SCHEMA_VERSION = 1
-KINDS = {"train_": "run", "parity_": "parity", "probe": "probe"}  # how the names of rules that train begin
 NAMED = 3  # jobs that a sentence names; the rest it counts
 
 
@@ -29,7 +28,8 @@ class PlannedJob:
 
     nodes: 0 for a local rule, which runs where the workflow runs and costs nothing. gpus: on each node.
     cores: asked for in all. limit_hours: None where the job asks for no limit. after: ids of jobs it waits for.
-    benchmark: the file in which the job itself says how long it took, or None.
+    benchmark: the file in which the job itself says how long it took, or None. kind: what it trains, `run`, `parity` or `probe`;
+    None of a job that trains nothing.
     """
 
     id: int
@@ -44,6 +44,7 @@ class PlannedJob:
     slots: int = 1
     after: tuple = ()
     benchmark: str | None = None
+    kind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,10 @@ def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=Fals
     return Plan(site.name, priced, totals, *said, budget.quota, budget.core_hours, capacity, capacity_is_cores)
 
 
-def kind_of(rule):
-    """What a rule of this name trains: `run`, `parity` or `probe`; None for a rule that does not."""
-    return next((kind for start, kind in KINDS.items() if rule.startswith(start)), None)
-
-
 def price(job, planner, history):
     """The PricedJob of a PlannedJob."""
     run = job.wildcards.get("run")
-    kind = kind_of(job.rule) if run is not None else None
+    kind = job.kind
     hours = fits = basis = note = remedy = None
     worst = None if job.limit_hours is None else job.limit_hours * job.attempts
     if job.nodes == 0:
