@@ -1,6 +1,6 @@
 # The commands of the project; `make help` lists them.
-# The environment is made in .venv from envs/requirements-dev.txt on the first call, and brought up to date when
-# pins change. Needs Python 3.11 or later (another one than `python3`: make run PYTHON=python3.12) and a package index.
+# The first call builds the environment in .venv from envs/requirements-dev.txt; later calls update it when pins
+# change. Needs Python 3.11 or later (to choose another than `python3`: make run PYTHON=python3.12) and a package index.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,27 +15,27 @@ help: ## list these commands
 run: $(INSTALLED) ## run the default matrix on this machine and write results/report/index.html
 	$(BIN)/snakemake --profile profiles/local
 
-# Tests on Slurm mostly wait, so a third process costs the others little. Those that last longest begin first.
-test: lint ## everything that is quick: style and tests; with Slurm's packages and as root also on a real Slurm
+# Tests on Slurm mostly wait, so a third process costs the others little. The longest tests start first.
+test: lint ## style and all quick tests; as root and with Slurm's packages also on a real Slurm
 	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 3 --no-loadscope-reorder \
 		tests/slurm tests/workflow tests/distributed tests/unit
 
-lint: $(INSTALLED) ## style of the Python code, the Snakefile and the rules
+lint: $(INSTALLED) ## check the style of the Python code, the Snakefile and the rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/snakemake --lint
 
-test-slow: $(INSTALLED) ## the tests that take minutes
+test-slow: $(INSTALLED) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not slurm and not gpu"
 
-test-slurm: $(INSTALLED) ## every test on a real Slurm (as root, with the packages that .ci/run names)
+test-slurm: $(INSTALLED) ## run every test on a real Slurm (as root, with the packages that .ci/run names)
 	$(BIN)/python -m pytest -m slurm
 
-test-gpu: $(INSTALLED) ## the tests that need a CUDA GPU
+test-gpu: $(INSTALLED) ## run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu
 
-clean: ## remove the environment and caches; results and trainings under way stay
+clean: ## remove the environment and caches, but no results or unfinished trainings
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis scripts/*.egg-info
 	find scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

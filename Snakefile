@@ -1,5 +1,5 @@
 # From raw data to a verdict on how to scale a training. Each include is one stage, in the order of the data.
-# What to run stands in config/, where to run it in profiles/; README.md shows the three ways to use this.
+# config/ says what to run, profiles/ where to run it; README.md shows the three ways to use the workflow.
 
 from snakemake.utils import min_version
 
@@ -32,7 +32,7 @@ onstart:
 
 
 onerror:
-    print(f"Not all is done. The report of what there is: {REPORT_COMMAND}", file=sys.stderr)
+    print(f"Not everything finished. To build the report of what there is: {REPORT_COMMAND}", file=sys.stderr)
 
 
 rule all:

@@ -1,16 +1,15 @@
 # The environment on a machine of the Jülich Supercomputing Centre: modules, and a virtual environment on top of them.
-# Used from bash, on a login node, in the project's folder; sourcing it again changes nothing:
+# Source it from bash, on a login node, in the project's folder; sourcing it again changes nothing:
 #
 #     jutil env activate -p <project>    # sets $PROJECT and $SCRATCH
-#     source envs/jsc.sh                 # the first time it also installs, which takes some minutes and the internet
+#     source envs/jsc.sh                 # the first time also installs, for some minutes, and needs the internet
 #
-# JURECA-DC and JUWELS Booster (x86-64) and JUPITER (Arm) may share this folder in $PROJECT: each machine gets an
-# environment of its own, .venv-<machine>. The machine's own Python is used; torch comes from PyPI with the CUDA
-# libraries it was built for, because results hold for the versions of envs/requirements.txt, and the PyTorch module
-# moves with the stage.
+# JURECA-DC and JUWELS Booster (x86-64) and JUPITER (Arm) can share this folder in $PROJECT: each machine gets its own
+# environment, .venv-<machine>. Python is the machine's; torch comes from PyPI with the CUDA libraries that it was built
+# for, because results hold for the versions of envs/requirements.txt, and the PyTorch module changes with the stage.
 #
 # Another stage (module avail Stages): PARASCALE_STAGE=2026 source envs/jsc.sh
-# Compute nodes have no internet: install, and download data, on a login node. Jobs inherit this environment.
+# Compute nodes have no internet: install and download data on a login node. Jobs inherit this environment.
 
 _parascale_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 _parascale_machine=${SYSTEMNAME:-$(cat /etc/FZJ/systemname 2>/dev/null)}
@@ -25,7 +24,7 @@ esac
 _parascale_venv=$_parascale_folder/.venv-$_parascale_machine
 
 if [ "${VIRTUAL_ENV:-}" != "$_parascale_venv" ]; then
-  # PYTHONPATH of a module would come before what the virtual environment holds.
+  # A module's PYTHONPATH would take precedence over the virtual environment.
   module --force purge &&
     module load "Stages/${PARASCALE_STAGE:-2025}" GCC Python && # ~ names of the stage and its modules
     unset PYTHONPATH &&
@@ -34,7 +33,7 @@ if [ "${VIRTUAL_ENV:-}" != "$_parascale_venv" ]; then
         python3 -m venv --clear "$_parascale_venv" &&
         "$_parascale_venv/bin/python" -m pip install --no-cache-dir -r "$_parascale_folder/envs/requirements.txt" &&
         "$_parascale_venv/bin/python" -m pip install --no-deps -e "$_parascale_folder" &&
-        touch "$_parascale_venv/installed" # an installation that was cut off starts again
+        touch "$_parascale_venv/installed" # an interrupted installation starts again
     fi &&
     source "$_parascale_venv/bin/activate" ||
     echo "envs/jsc.sh: the environment is not ready; see above" >&2

@@ -78,7 +78,7 @@ class Verbs(click.Group):
 @click.group(cls=Verbs, context_settings={"show_default": True, "max_content_width": 110})
 @click.version_option(__version__)
 def parascale():
-    """From raw data to a verdict on how to scale a training. Each verb is one step, and works without Snakemake."""
+    """From raw data to a verdict on how to scale a training. Each verb is one step and works without Snakemake."""
 
 
 def main():
@@ -173,10 +173,10 @@ def project_options(verb):
         type=Location(),
         multiple=True,
         metavar="FILE",
-        help="A configuration; later ones go before earlier ones.  [default: config/config.yaml of the project]",
+        help="Configuration file; later files override earlier ones.  [default: config/config.yaml of the project]",
     )
     @click.option(
-        "--set", "overrides", type=Override(), multiple=True, help="A key of the configuration, with its value as YAML."
+        "--set", "overrides", type=Override(), multiple=True, help="Set a key of the configuration; the value is YAML."
     )
     @click.option(
         "--root", type=Location(), metavar="DIR", help="Folder above results/ and work/: short for --set root=DIR."

@@ -25,12 +25,12 @@ def test_the_page_is_what_the_settings_say():
 def test_each_kind_of_setting_is_told_with_its_value_default_and_meaning():
     page = reference.fill(EMPTY)
     for row in (
-        "| `optim.lr` |  | number > 0 | `0.001` | recipe | Peak learning rate, for the workload's own global batch |",
-        "| `model.dropout` | `transformer_lm`, `encoder_decoder` | number ≥ 0, ≤ 0.99 | `0.0` | recipe | Dropout probability; above 0, parity between layouts is not claimed |",
+        "| `optim.lr` |  | number > 0 | `0.001` | recipe | Peak learning rate, for `training.global_batch` |",
+        "| `model.dropout` | `transformer_lm`, `encoder_decoder` | number ≥ 0, ≤ 0.99 | `0.0` | recipe | Dropout probability; parity runs switch it off |",
         "| `optim.name` |  | `adamw`, `sgd` | `adamw` | recipe | Optimizer |",
         "| `compile` | true or false | `false` | layout | Compile each block with `torch.compile` |",
-        "| `run` | text | required | site | Name of the run, of letters, digits, `-`, `_` and `.` |",
-        "| `partitions[].name` | text | required | site | Slurm's name for it |",
+        "| `run` | text | required | site | Name of the run: letters, digits, `-`, `_` and `.` |",
+        "| `partitions[].name` | text | required | site | Its name in Slurm |",
     ):
         assert row in page.splitlines()
 

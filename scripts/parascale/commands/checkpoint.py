@@ -24,17 +24,17 @@ def checkpoint():
 
 @checkpoint.command()
 @click.argument("folders", nargs=-1, type=Location(), metavar="[SOURCE TARGET]")
-@run_option("Convert the checkpoint of this run of the table as the configuration says, into results/checkpoints/NAME.")
-@click.option("--to", multiple=True, type=click.Choice(TARGETS), help="Form to write; may be given several times.")
-@click.option("--from", "form", type=click.Choice(SOURCES), help="Which form to read, of several.")
+@run_option("Convert the checkpoint of this run as the configuration says, into results/checkpoints/NAME.")
+@click.option("--to", multiple=True, type=click.Choice(TARGETS), help="Form to write; repeat for several.")
+@click.option("--from", "form", type=click.Choice(SOURCES), help="Form to read, if SOURCE has several.")
 @click.option("--dtype", help="Convert weights to float64, float32, float16 or bfloat16.")
-@click.option("--memory", "memory_mb", type=int, help="Bound on tensors in memory, in MiB.  [default: 256]")
+@click.option("--memory", "memory_mb", type=int, help="Limit for tensors in memory, in MiB.  [default: 256]")
 @click.option("--threads", type=int, help="Parts of tensors read at once.  [default: 2]")
 @click.option("--file-size", "file_mb", type=int, help="Largest .safetensors file in MB.  [default: 5000]")
 @click.option("--without-optimizer", is_flag=True, help="Leave the optimizer's state out.")
 @project_options
 def convert(find, folders, name, to, form, without_optimizer, **given):
-    """Convert a checkpoint: sharded, of any layout, into single files or a transformers folder; or back into a sharded one.
+    """Convert a sharded checkpoint of any layout into single files or a transformers folder, or back.
 
     The target is a folder that appears whole or not at all; what stands there is replaced. Memory stays below --memory,
     however large the model.
@@ -66,12 +66,12 @@ def convert(find, folders, name, to, form, without_optimizer, **given):
 
 @checkpoint.command()
 @click.argument("folder", type=Location(), required=False)
-@run_option("The checkpoint of this run of the table that would be converted.")
+@run_option("Inspect the checkpoint of this run that `convert` would read.")
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @project_options
 def inspect(find, folder, name, tensors, as_json):
-    """Look into a checkpoint, sharded or converted: what it holds, from which run and layout, and whether it is whole.
+    """Show what a checkpoint holds, from which run and layout, and whether it is whole; sharded or converted.
 
     \b
     Example: parascale checkpoint inspect results/runs/fsdp/checkpoint --tensors
@@ -90,16 +90,20 @@ def inspect(find, folder, name, tensors, as_json):
 
 @checkpoint.command()
 @click.argument("folders", nargs=-1, type=Location(), metavar="[A B]")
-@run_option("A run of the table; two of them are compared.", multiple=True)
+@run_option("A run to compare; give two.", multiple=True)
 @click.option(
-    "--which", type=click.Choice(["best", "last"]), help="Of runs.  [default: the project's with --run, or best]"
+    "--which",
+    type=click.Choice(["best", "last"]),
+    help="Checkpoint of the runs.  [default: the project's with --run, otherwise best]",
 )
-@click.option("--rows", type=int, default=15, help="Tensors that are printed.")
+@click.option("--rows", type=int, default=15, help="Number of tensors to print.")
 @click.option("--json", "facts", type=Location(), metavar="FILE", help="Write all figures to this file.")
-@click.option("--figure", type=Location(), metavar="FILE", help="Draw the layers' differences: a .svg, .png or .pdf.")
+@click.option(
+    "--figure", type=Location(), metavar="FILE", help="Draw the differences of the layers, as .svg, .png or .pdf."
+)
 @project_options
 def compare(find, folders, name, which, rows, facts, figure):
-    """Compare two checkpoints or runs: which tensors and layers differ most, and by how much the losses do.
+    """Compare two checkpoints or runs: the tensors and layers that differ most, and the difference of the losses.
 
     A and B are folders of runs, whose best checkpoints are compared (or the last with --which last), or of checkpoints.
 
@@ -125,10 +129,10 @@ def compare(find, folders, name, which, rows, facts, figure):
 
 
 @checkpoint.command()
-@run_option("A run of the table whose checkpoint was converted.", required=True)
+@run_option("A run whose checkpoint was converted.", required=True)
 @with_project
 def verify(project, name):
-    """Prove that a converted checkpoint is the model it was made from: every tensor to the bit, and the test loss.
+    """Prove that a converted checkpoint is the same model: every tensor bit for bit, and the test loss.
 
     Writes `verify.json` beside it. A form that is not identical is an error, which names the tensors.
 

@@ -12,15 +12,17 @@ from parascale.settings import Layout
 
 
 @click.command()
-@run_option("Measure along the dimensions of this run's mesh, too.  [default: all processes are one group]")
-@click.option("--output", type=Location(), metavar="CSV", help="The table.  [default: results/communication/NAME.csv]")
+@run_option("Also measure along the dimensions of this run's mesh.  [default: one group of all processes]")
+@click.option(
+    "--output", type=Location(), metavar="CSV", help="Table to write.  [default: results/communication/NAME.csv]"
+)
 @click.option("--smallest", type=int, default=1 << 10, help="Bytes of the smallest tensor.")
 @click.option("--largest", type=int, default=1 << 26, help="Bytes of the largest tensor.")
-@click.option("--repeats", type=int, default=10, help="Calls that are timed; the median counts.")
-@click.option("--timeout", type=float, default=20.0, help="Seconds that a rank or a link has to answer.")
+@click.option("--repeats", type=int, default=10, help="Timed calls; the median counts.")
+@click.option("--timeout", type=float, default=20.0, help="Seconds within which a rank or link must answer.")
 @with_project
 def communication(project, name, output, smallest, largest, repeats, timeout):
-    """Measure collective operations between processes, after a preflight that names a rank or link that fails.
+    """Measure collective operations between processes. A preflight first names ranks or links that fail.
 
     This is one of the processes; the launcher starts them all.
 

@@ -17,7 +17,7 @@ FORMATS = click.Choice(list(dict.fromkeys([*IMAGE_FORMATS, *TOKEN_FORMATS])))
 
 @click.group()
 def data():
-    """A dataset: fetch it, prepare it, write it in other formats, prove that they are the same, and measure them.
+    """Datasets: download, prepare, convert, verify and benchmark them.
 
     \b
     Example: parascale data download --workload lm-small
@@ -48,11 +48,11 @@ def with_dataset(verb):
 
 
 @data.command()
-@click.option("--attempts", type=int, help="How often a server is asked without progress.  [default: 5]")
-@click.option("--force", is_flag=True, help="Fetch again even if the data is there.")
+@click.option("--attempts", type=int, help="Attempts to download without progress.  [default: 5]")
+@click.option("--force", is_flag=True, help="Download again even if the data is there.")
 @with_dataset
 def download(project, workload, attempts, force):
-    """Fetch the raw data: from a hub, from addresses, from files on this machine, or from what is installed.
+    """Get the raw data: from the Hub, from addresses, from files on this machine, or from installed packages.
 
     Runs on a login node; nothing else uses the network. Data that is already there and whole is left alone, and a
     download that broke continues where it stopped.
@@ -126,9 +126,9 @@ def index(project, workload):
 
 @data.command()
 @click.option("--format", "form", type=FORMATS, required=True, help="The format to write.")
-@click.option("--shard", type=int, help="Images: write this shard alone.")
+@click.option("--shard", type=int, help="Images: write only this shard.")
 @click.option("--gather", is_flag=True, help="Images: write the manifest of finished shards.")
-@click.option("--threads", type=int, help="In place of `formats.threads`.")
+@click.option("--threads", type=int, help="Overrides `formats.threads`.")
 @with_dataset
 def convert(project, workload, form, shard, gather, threads):
     """Write a dataset in another format: images from their index, tokens from the flat arrays.
@@ -166,7 +166,7 @@ def convert(project, workload, form, shard, gather, threads):
 @click.option("--format", "form", type=FORMATS, required=True, help="The format to verify.")
 @with_dataset
 def verify(project, workload, form):
-    """Prove that converted data is its source, sample by sample; the proof is written only if all of it holds.
+    """Prove that converted data equals its source, sample by sample. The proof is written only if every sample does.
 
     Writes `verify.json` beside the manifest.
 
@@ -188,10 +188,10 @@ def verify(project, workload, form):
 
 
 @data.command()
-@click.option("--format", "forms", multiple=True, metavar="FORMAT", help="Only this one; may be given several times.")
+@click.option("--format", "forms", multiple=True, metavar="FORMAT", help="Only this format; repeat for several.")
 @with_dataset
 def benchmark(project, workload, forms):
-    """Measure how fast each format of a dataset is read here, and say which to take.
+    """Measure how fast this machine reads each format of a dataset, and recommend one.
 
     Measured are the formats that the configuration names, and tokens as they are. Writes results/loaders/DATASET.csv, a
     row a format and way of reading, and beside it a JSON with the machine, its ceilings and the advice.

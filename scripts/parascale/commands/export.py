@@ -13,7 +13,7 @@ HOME = Path(__file__).resolve().parents[3]  # the folder of the Snakefile
 
 @click.group()
 def export():
-    """Results for others: a crate to publish, or runs for Weights & Biases.
+    """Export results: a crate to publish, or runs for Weights & Biases.
 
     \b
     Example: parascale export crate
@@ -22,7 +22,7 @@ def export():
 
 @export.command()
 @click.option("--output", type=Location(), metavar="ZIP", help="[default: results/crate/parascale.crate.zip]")
-@click.option("--weights", is_flag=True, help="Pack checkpoints too.")
+@click.option("--weights", is_flag=True, help="Include checkpoints.")
 @with_project
 def crate(project, output, weights):
     """Pack the results as a Workflow Run RO-Crate, so that a reproduction can be published.
@@ -42,11 +42,11 @@ def crate(project, output, weights):
 
 @export.command()
 @run_option("A finished run.", required=True)
-@click.option("--output", type=Location(), metavar="DIR", help="Folder to make.  [default: results/wandb/NAME]")
+@click.option("--output", type=Location(), metavar="DIR", help="Folder to write.  [default: results/wandb/NAME]")
 @click.option("--project", "collection", default="parascale", metavar="NAME", help="Project at Weights & Biases.")
 @with_project
 def wandb(project, name, output, collection):
-    """Write a finished run as an offline run of Weights & Biases, from its records; nothing is sent anywhere.
+    """Write a finished run as an offline run of Weights & Biases, from its records. Nothing is sent.
 
     Needs the package `wandb`, which is not among the project's own: pip install wandb. On a machine with internet, such
     as a login node, `wandb sync results/wandb/ddp/wandb/offline-run-*` sends the run.

@@ -30,39 +30,39 @@ COUNT = click.IntRange(min=1)
 @run_option("Train this run of the run table: its layout, site, time limits and logs are those of the project.")
 @click.option(
     "--kind", type=click.Choice([*KINDS, "communication"]), default="run",
-    help="With --run: the run itself, its parity run, a probe, or measuring how its processes communicate.",
+    help="With --run: the run itself, its parity run, a probe, or a measurement of communication.",
 )  # fmt: skip
 @click.option("--nodes", type=COUNT, help="Machines.  [default: 1]")
 @click.option("--processes", type=COUNT, help="Processes on each node.  [default: 1]")
-@click.option("--gpus", type=int, help="GPUs asked for on each node.  [default: one a process]")
+@click.option("--gpus", type=int, help="GPUs to request on each node.  [default: one per process]")
 @click.option("--site", metavar="SITE", help="A site's name or its YAML file.  [default: the project's]")
-@click.option("--cores", type=COUNT, help="Cores of a node that may be used.  [default: those of the job]")
-@click.option("--timeout", type=float, help="Seconds within which all ranks end after the first.  [default: 300]")
-@click.option("--grace", type=float, default=GRACE_SECONDS, help="Seconds a rank has to save its state when stopped.")
-@click.option("--logs", type=Location(), metavar="DIR", help="Folder for a log of each rank.  [default: logs]")
-@click.option("--nsight", is_flag=True, help="Nsight Systems watches every process; its reports go to --logs.")
+@click.option("--cores", type=COUNT, help="Cores of a node to use.  [default: those of the job]")
+@click.option("--timeout", type=float, help="Seconds within which all ranks must end after the first.  [default: 300]")
+@click.option("--grace", type=float, default=GRACE_SECONDS, help="Seconds for a rank to save its state when stopped.")
+@click.option("--logs", type=Location(), metavar="DIR", help="Folder for the logs of the ranks.  [default: logs]")
+@click.option("--nsight", is_flag=True, help="Profile every process with Nsight Systems; its reports go to --logs.")
 @click.option("--in-step", is_flag=True, hidden=True, help="Set by the launcher inside an srun task.")
-@click.option("--node", type=int, help="Start by hand, once on each machine: which node this is, from 0.")
+@click.option("--node", type=int, help="To start by hand, once on each machine: number of this node, from 0.")
 @click.option("--meet", metavar="HOST:PORT", help="With --node: where node 0 listens.")
 @click.option(
     "--secret-file",
     type=Location(),
     metavar="FILE",
-    help="With --node: a file of this launch alone, which only you can read and every node sees: it proves which launchers "
+    help="With --node: a file for this launch, readable only by you and on every node; it proves which launchers "
     "belong together.  [default: node 0 makes one in --logs, a folder that all nodes share]",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ...]")
 @project_options
 @click.pass_context
 def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gpus, command, **given):
-    """Start the processes of a run, or those of any Python program.
+    """Start the processes of a run, or of any Python program.
 
     \b
     Example: parascale launch --run ddp
     Example: parascale launch --processes 2 --site local -- script.py --its-own option
 
-    Exit codes: 0 done; 75 asked to stop, state saved, start again to continue; 143 asked to stop, ended without saving;
-    1 failed: the last lines say which rank, on which host, why, and where its log is.
+    Exit codes: 0 done; 75 stopped by request with its state saved, start again to continue; 143 stopped by request
+    without saving; 1 failed: the last lines name rank, host, reason and log.
     """
     if (node is None) != (meet is None):
         raise click.UsageError("--node and --meet go together")

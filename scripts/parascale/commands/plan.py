@@ -18,21 +18,23 @@ from parascale.settings.run import PRECISIONS, Run
 
 
 @click.command()
-@run_option("Only this run; may be given several times.  [default: all of the run table]", multiple=True)
-@click.option("--check", is_flag=True, help="Say with the exit code whether all can run within the budget.")
-@click.option("--exact", is_flag=True, help="Beside the formula, memory by the real code on fake tensors.")
-@click.option("--actual", "table", type=Location(), metavar="CSV", help="Write predicted and charged of finished runs.")
+@run_option("Only this run; repeat for several.  [default: all of the run table]", multiple=True)
+@click.option("--check", is_flag=True, help="Exit with 1 unless all runs fit, in time and within the budget.")
+@click.option("--exact", is_flag=True, help="Also measure memory with the real code on fake tensors.")
+@click.option(
+    "--actual", "table", type=Location(), metavar="CSV", help="Write planned and charged figures of finished runs."
+)
 @with_project
 def plan(project, name, check, exact, table):
-    """What runs of the table will need: memory, time, core-hours; and how plans compared with what happened.
+    """Plan the runs: memory, time, core-hours; and compare finished runs with their plans.
 
-    Every run of the table counts, finished or not, and no other job: what is left to do, `snakemake -n` tells.
+    The plan covers every run, finished or not, and no other jobs; `snakemake -n` shows what is left to do.
 
     \b
     Example: parascale plan                        every run's prediction
-    Example: parascale plan --check                exit code 1 where a run does not fit or all cost more than the budget
+    Example: parascale plan --check                exit code 1 if a run does not fit or all exceed the budget
     Example: parascale plan --exact --run ddp      memory by the real code on fake tensors
-    Example: parascale plan --actual report.csv    finished runs: predicted beside charged
+    Example: parascale plan --actual report.csv    finished runs: planned and charged
     """
     if table:
         rows = actual.compare(project.paths.results)
@@ -128,15 +130,15 @@ def measure_rank(run, vocabulary, rank):
 @click.command()
 @click.option("--workload", required=True, metavar="NAME", help="The workload.")
 @click.option("--site", "machine", metavar="NAME", help="The site.  [default: the configuration's]")
-@click.option("--gpus", type=int, required=True, help="GPUs in all (processes, on a site without GPUs).")
+@click.option("--gpus", type=int, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
 @click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", help="The precision.")
-@click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="Rank by.")
-@click.option("--vocabulary", type=int, help="Entries of the vocabulary, where the data is not prepared.")
-@click.option("--top", type=int, default=10, help="Layouts that are shown.")
-@click.option("--json", "as_json", is_flag=True, help="Print all of them as JSON.")
+@click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="What to rank by.")
+@click.option("--vocabulary", type=int, help="Entries of the vocabulary, if the data is not prepared.")
+@click.option("--top", type=int, default=10, help="Number of layouts to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print all layouts as JSON.")
 @with_project
 def advise(project, workload, machine, gpus, precision, by, vocabulary, top, as_json):
-    """Which layout for so many GPUs? Ranked, with memory and the reason in words.
+    """Rank the layouts for a number of GPUs, with their memory and the reason in words.
 
     \b
     Example: parascale advise --workload lm-small --site jureca --gpus 8

@@ -20,7 +20,7 @@ PAGE = PINS.parents[1] / "config/README.md"
 @click.option("--pins", type=Location(), default=PINS, show_default="envs/requirements.txt", help="The list of pins.")
 @with_project
 def check(project, name, pins):
-    """Say whether this machine has what runs need, what to install where it has not, and which files storage will delete.
+    """Check that this machine has what the runs need, and warn of files that storage will delete.
 
     \b
     Example: parascale check --run ddp
@@ -36,8 +36,8 @@ def check(project, name, pins):
 @click.option(
     "--page", type=Location(), default=PAGE, show_default="config/README.md", help="The page that holds the tables."
 )
-@click.option("--write", is_flag=True, help="Bring the page up to date; otherwise it is printed.")
-@click.option("--check", "checked", is_flag=True, help="Exit with 1 where the page is not what would be written.")
+@click.option("--write", is_flag=True, help="Update the page instead of printing it.")
+@click.option("--check", "checked", is_flag=True, help="Exit with 1 if the page is out of date.")
 @project_options
 def schema(find, page, write, checked):
     """Print or write the tables of config/README.md, which explain every setting.

@@ -18,15 +18,15 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 @click.command()
 @run_option("The report of this run alone, finished or not: NAME.html and NAME.pdf.")
-@click.option("--only", multiple=True, metavar="NAME", help="Compare these runs; may be given several times.")
-@click.option("--everything", is_flag=True, help="Compare whatever left something, and not what the run table names.")
+@click.option("--only", multiple=True, metavar="NAME", help="Compare only this run; repeat for several.")
+@click.option("--everything", is_flag=True, help="Compare every run with results, not only those of the run table.")
 @click.option("--output", type=Location(), metavar="DIR", help="[default: results/report, and its jobs/ with --run]")
 @with_project
 def report(project, name, only, everything, output):
-    """Build the comparison report from the records of the runs in the run table; those without results are named.
+    """Build the comparison report from the records of the runs in the run table; it names runs without results.
 
     Writes index.html (one file, no network), summary.csv, advice.csv, checkpoints.csv, plan-against-actual.csv and
-    figures/*.svg. Reports of single runs that are already there, in jobs/ below the folder, are linked.
+    figures/*.svg, and links the reports of single runs that are already in jobs/ below the folder.
 
     \b
     Example: parascale report
@@ -59,13 +59,13 @@ def write_job_report(project, name, output):
 
 
 @click.command()
-@click.option("--every", type=float, default=2.0, help="Seconds between looks.")
-@click.option("--once", is_flag=True, help="Look once; so it is where the output is no terminal.")
+@click.option("--every", type=float, default=2.0, help="Seconds between updates.")
+@click.option("--once", is_flag=True, help="Print once; the default if the output is not a terminal.")
 @with_project
 def watch(project, every, once):
-    """Show running trainings in the terminal, from their files as these grow. No job is touched, so it works over ssh.
+    """Show running trainings in the terminal. It only reads their files, so it also works over ssh.
 
-    For each run: step, loss, rate, use and memory of each GPU or process, share of the time limit, core-hours. Ctrl-C
+    For each run: step, loss, rate, utilisation and memory of each GPU or process, used time limit, core-hours. Ctrl-C
     ends it.
 
     \b

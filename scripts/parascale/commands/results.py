@@ -14,14 +14,14 @@ BATCH = 32  # documents at once; the summaries do not depend on it
 @click.command()
 @run_option("A finished run.", required=True)
 @click.option("--prompt", required=True, help="The text to continue.")
-@click.option("--tokens", "count", type=int, default=40, help="How many to add.")
-@click.option("--temperature", type=float, default=0.8, help="0: always the likeliest; higher: more surprising.")
-@click.option("--seed", type=int, default=1, help="Of the drawing.")
-@click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Weights.")
-@click.option("--allow-unknown", is_flag=True, help="Let the model say <unk>.")
+@click.option("--tokens", "count", type=int, default=40, help="Number of tokens to add.")
+@click.option("--temperature", type=float, default=0.8, help="0: always the most likely token; higher: more random.")
+@click.option("--seed", type=int, default=1, help="Seed of the random choice.")
+@click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Checkpoint to use.")
+@click.option("--allow-unknown", is_flag=True, help="Allow the model to write <unk>.")
 @with_project
 def generate(project, name, prompt, count, temperature, seed, which, allow_unknown):
-    """Continue a text with the language model that a run trained, in one process, whatever layout trained it.
+    """Continue a text with the language model of a run, in one process, whatever its layout was.
 
     \b
     Example: parascale generate --run single --prompt "the function returns a"
@@ -45,12 +45,12 @@ def generate(project, name, prompt, count, temperature, seed, which, allow_unkno
 
 @click.command()
 @run_option("A finished run of a summariser.", required=True)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What computes.  [default: the site's]")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device that computes.  [default: the site's]")
 @with_project
 def summarise(project, name, device):
-    """Let the summariser of a finished run write summaries of its test split, and score them (ROUGE).
+    """Summarise the test split with the model of a finished run, and score the summaries (ROUGE).
 
-    They are compared with the references, in one process, and with the lead words of each document. Writes
+    One process compares them, and the lead words of each document, with the references. Writes
     results/summaries/NAME.json.
 
     \b
@@ -79,7 +79,7 @@ def summarise(project, name, device):
 @run_option("A run whose parity run is finished, as is that of its baseline.", required=True)
 @with_project
 def parity(project, name):
-    """Compare the parity runs of a run and of its baseline: the same training, or where and by how much it differs.
+    """Compare the parity runs of a run and its baseline: the same training, or where and by how much they differ.
 
     Writes results/parity/NAME/verdict.json. The verdict `different` is a result, not an error.
 
@@ -98,10 +98,10 @@ def parity(project, name):
 @click.argument("probes", nargs=-1, metavar="[PROBE]...")
 @with_project
 def calibrate(project, probes):
-    """Take what finished probes say of a machine's prices into one file, on which plans rest from then on.
+    """Collect the measurements of finished probes in one file, which plans use from then on.
 
-    The probes are short trainings: the target `calibrate` of Snakemake runs them, and then this. Without names all
-    probes of the run table are taken. Writes results/calibration/SITE.json.
+    Probes are short trainings; the Snakemake target `calibrate` runs them, and then this verb. Without names, it uses
+    all probes of the run table. Writes results/calibration/SITE.json.
 
     \b
     Example: parascale calibrate

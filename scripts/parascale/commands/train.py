@@ -23,7 +23,7 @@ KINDS = ("run", "parity", "probe")
 @click.option("--kind", type=click.Choice(KINDS), default="run", help="The run itself, its parity run, or a probe.")
 @with_project
 def train(project, name, kind):
-    """Train one run to its end; or until it is asked to stop, and then continue when it is started again.
+    """Train one run to its end. If it is asked to stop, it saves its state and continues when it is started again.
 
     This is one process of the run: `parascale launch --run NAME` starts them all, and so does torchrun.
 
