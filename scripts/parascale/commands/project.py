@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
+from parascale import slurm
 from parascale.cli import Location, named, project_options, run_option, with_project
 from parascale.files import write_text
-from parascale.launch import slurm
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.storage import storage_warnings
 from parascale.settings.reference import fill

@@ -9,7 +9,7 @@ from parascale.report.checked import DAMAGES, measured, read_rows, reason
 from parascale.report.drawing import Entry, Figure, series_ink
 from parascale.report.plots import Line, curves_panel
 from parascale.report.section import Section
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import make_table, number
 
 LABELS = 5  # sizes that are written below a plot
 EVERYONE = "all"
@@ -76,7 +76,7 @@ def communication(report):
         "large ones for the bandwidth.",
         tuple(panels),
         tuple(Entry(name, *ink) for name, ink in inks.items()),
-        _table(report.transfers) if panels else None,
+        _table(report.transfers),
     )
 
 
@@ -113,25 +113,22 @@ def _panel(run, rows, inks):
 
 
 def _table(every):
-    columns = [(name, False) for name in ("Run", "Group", "Operation")]
-    columns += [(name, True) for name in ("Processes", "Nodes", "Size", "Time", "Algorithm bandwidth", "Bus bandwidth")]
-    rows = []
-    for found in every:
-        for row in found.rows:
-            algorithm, bus = row.algorithm_gigabytes_per_second, row.bus_gigabytes_per_second
-            cells = (
-                Cell(found.run),
-                Cell(row.group),
-                Cell(row.operation),
-                Cell(numbers.whole(row.ranks), row.ranks),
-                Cell(numbers.whole(row.nodes), row.nodes),
-                Cell(_size(row.bytes), row.bytes),
-                Cell(numbers.duration_of_step(row.seconds), row.seconds),
-                Cell(_rate(algorithm), algorithm),
-                Cell(_rate(bus), bus, "bus_gigabytes_per_second"),
-            )
-            rows.append(Row(found.run, cells))
-    return Table("Collective operations: the median of several calls", columns, tuple(rows))
+    rows = [(found.run, _cells(found.run, row)) for found in every for row in found.rows]
+    return make_table("Collective operations: the median of several calls", rows)
+
+
+def _cells(run, row):
+    return {
+        "Run": run,
+        "Group": row.group,
+        "Operation": row.operation,
+        "Processes": number(row.ranks, numbers.whole),
+        "Nodes": number(row.nodes, numbers.whole),
+        "Size": number(row.bytes, _size),
+        "Time": number(row.seconds, numbers.duration_of_step),
+        "Algorithm bandwidth": number(row.algorithm_gigabytes_per_second, _rate),
+        "Bus bandwidth": number(row.bus_gigabytes_per_second, _rate, "bus_gigabytes_per_second"),
+    }
 
 
 def _rate(gigabytes):

@@ -137,10 +137,11 @@ class Report:
 
         Runs of unknown settings have none.
         """
-        return self._series.get(record.name)
+        return self.all_series.get(record.name)
 
     @functools.cached_property
-    def _series(self):
+    def all_series(self):
+        """Name of a run → its `series`."""
         known = [record for record in self.records if record.run is not None]
         numbers = {}
         for colour, kind in enumerate(_grouped(known, lambda record: kind_of_run(record.run)).values()):

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from parascale.files import csv_text
 from parascale.report import numbers
 from parascale.report.section import Section
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import make_table, number, records_table
 
 SHOWN = 8  # layouts of an advice
 
@@ -41,12 +41,8 @@ def plan_section(report):
     foretold = [record for record in report.done if record.prediction]
     if not foretold:
         return None
-    columns = (("Run", False), ("Time, planned", True), ("Time, actual", True), ("Actual of planned", True))
-    columns += (("Memory, planned", True), ("Memory, actual", True), ("Actual of planned", True))
-    columns += (("Core-hours, planned", True), ("Core-hours, charged", True), ("Charged of planned", True))
-    columns += (("Plan rests on", False), ("Charged by", False))
-    rows = tuple(_plan_row(record, report.charges.get(record.name)) for record in foretold)
-    table = Table("Plan against actual; an empty cell was not foretold", columns, rows)
+    caption = "Plan against actual; an empty cell was not foretold"
+    table = records_table(report, caption, foretold, lambda record: _plan_row(record, report.charges.get(record.name)))
     files = (
         "`plan-against-actual.csv`, where `seconds` are those of the training steps and `hours` those of the whole job"
     )
@@ -58,20 +54,21 @@ def _plan_row(record, charge):
     plan, summary = record.prediction, record.summary
     charged, source = charge or (summary.core_hours, "record")
 
-    def pair(name, expected, actual, shown):
+    def pair(heading, name, expected, actual, shown, happened="actual"):
         part = actual / expected if expected and actual else None
-        cells = Cell(shown(expected), expected, f"planned_{name}"), Cell(shown(actual), actual, f"actual_{name}")
-        return *cells, Cell(numbers.percent(part), part)
+        return {
+            f"{heading}, planned": number(expected, shown, f"planned_{name}"),
+            f"{heading}, {happened}": number(actual, shown, f"actual_{name}"),
+            f"{heading}, {happened} of planned": number(part, numbers.percent),
+        }
 
-    cells = (
-        Cell(record.name),
-        *pair("seconds", plan.get("seconds"), summary.seconds, numbers.duration),
-        *pair("memory_bytes", plan.get("memory_bytes"), summary.peak_memory_bytes, numbers.memory),
-        *pair("core_hours", plan.get("core_hours"), charged, numbers.significant),
-        Cell(plan.get("basis") or ""),
-        Cell(source),
-    )
-    return Row(record.name, cells)
+    return {
+        **pair("Time", "seconds", plan.get("seconds"), summary.seconds, numbers.duration),
+        **pair("Memory", "memory_bytes", plan.get("memory_bytes"), summary.peak_memory_bytes, numbers.memory),
+        **pair("Core-hours", "core_hours", plan.get("core_hours"), charged, numbers.significant, "charged"),
+        "Plan rests on": plan.get("basis") or "",
+        "Charged by": source,
+    }
 
 
 def advice_section(report):
@@ -94,21 +91,19 @@ def advice_csv(report):
 
 
 def _advice_table(advice):
-    columns = (("Layout", False), ("Strategy", False), ("A step", True), ("Whole job", True), ("Core-hours", True))
-    columns += (("Memory a process", True), ("Memory says", False), ("Why", False))
     shown = advice.suggestions[:SHOWN]
     caption = f"{advice.workload} on {advice.gpus} of {advice.site}: the best {len(shown)} of {len(advice.suggestions)} layouts"
-    return Table(caption, columns, tuple(Row(each.layout, _advice_cells(each)) for each in shown))
+    return make_table(caption, [(each.layout, _advice_row(each)) for each in shown])
 
 
-def _advice_cells(each):
-    return (
-        Cell(each.layout),
-        Cell(each.strategy),
-        Cell(numbers.duration(each.step_seconds), each.step_seconds),
-        Cell(numbers.duration(each.seconds), each.seconds),
-        Cell(numbers.significant(each.core_hours), each.core_hours),
-        Cell(numbers.memory(each.memory_bytes), each.memory_bytes),
-        Cell(each.fits),
-        Cell(each.reason),
-    )
+def _advice_row(each):
+    return {
+        "Layout": each.layout,
+        "Strategy": each.strategy,
+        "A step": number(each.step_seconds, numbers.duration),
+        "Whole job": number(each.seconds, numbers.duration),
+        "Core-hours": number(each.core_hours, numbers.significant),
+        "Memory a process": number(each.memory_bytes, numbers.memory),
+        "Fits": each.fits,
+        "Why": each.reason,
+    }

@@ -12,7 +12,7 @@ from parascale.report.plans import advice_section, plan_section
 from parascale.report.provenance import provenance_section
 from parascale.report.published import published_section
 from parascale.report.section import Section
-from parascale.report.tables import Cell, Row, Table, runs_table, seeds_table
+from parascale.report.tables import Cell, number, records_table, runs_table, seeds_table
 from parascale.report.verdict import verdicts
 
 UNUSUAL = ("different", "not comparable")  # verdicts whose reason is told
@@ -72,10 +72,7 @@ def parity_section(report):
     checked = [record for record in report.records if record.parity is not None]
     if not checked:
         return None
-    columns = (("Run", False), ("Baseline", False), ("Verdict", False), ("Loss difference", True))
-    columns += (("Gradient norm, relative", True), ("Weights, relative", True), ("First step outside", True))
-    columns += (("Compared over", False),)
-    table = Table("Parity of each run with its baseline", columns, tuple(_parity_row(report, item) for item in checked))
+    table = records_table(report, "Parity of each run with its baseline", checked, _parity_row)
     counts = {}
     for record in checked:
         counts[record.parity.verdict] = counts.get(record.parity.verdict, 0) + 1
@@ -96,22 +93,22 @@ def _is_explained(record):
     return record.parity.verdict in UNUSUAL or (record.parity.verdict == "same" and dropout > 0)
 
 
-def _parity_row(report, record):
+def _parity_row(record):
     parity = record.parity
-    steps = f"{numbers.plural(parity.steps, 'step')}, {parity.precision}" if parity.steps else ""
-    outside = numbers.whole(parity.first_step_outside)
-    worst = Cell(parity.worst_tensor) if parity.worst_tensor else None
-    cells = (
-        Cell(record.name),
-        Cell("" if parity.verdict == "baseline" else parity.baseline),
-        Cell(parity.verdict, figure="parity", kind=parity.verdict.replace(" ", "-")),
-        Cell(numbers.tiny(parity.loss_difference), parity.loss_difference, "loss_difference"),
-        Cell(numbers.tiny(parity.grad_norm_difference), parity.grad_norm_difference, "grad_norm_difference"),
-        Cell(numbers.tiny(parity.weight_difference), parity.weight_difference, "weight_difference", worst),
-        Cell(outside or ("none" if parity.verdict == "same" else ""), parity.first_step_outside, "first_step_outside"),
-        Cell(steps),
-    )
-    return Row(record.name, cells, report.series(record))
+    outside = numbers.whole(parity.first_step_outside) or ("none" if parity.verdict == "same" else "")
+
+    def difference(name, **more):
+        return number(getattr(parity, name), numbers.tiny, name, **more)
+
+    return {
+        "Baseline": "" if parity.verdict == "baseline" else parity.baseline,
+        "Verdict": Cell(parity.verdict, figure="parity", kind=parity.verdict.replace(" ", "-")),
+        "Loss difference": difference("loss_difference"),
+        "Gradient norm, relative": difference("grad_norm_difference"),
+        "Weights, relative": difference("weight_difference", small=Cell(parity.worst_tensor or "")),
+        "First step outside": Cell(outside, parity.first_step_outside, "first_step_outside", numeric=True),
+        "Compared over": f"{numbers.plural(parity.steps, 'step')}, {parity.precision}" if parity.steps else "",
+    }
 
 
 def _allowed(checked):
@@ -158,26 +155,28 @@ def phases_section(report):
 
 
 def _bubbles(report):
-    rows = []
-    for record in report.done:
-        summary, layout = record.summary, record.run.layout
-        if layout.pp > 1 and (summary.bubble_measured is not None or summary.bubble_expected is not None):
-            cells = (
-                Cell(record.name),
-                Cell(numbers.whole(layout.pp), layout.pp),
-                Cell(numbers.whole(layout.micro_batches), layout.micro_batches),
-                Cell(layout.pipeline_schedule),
-                Cell(numbers.percent(summary.bubble_measured, 1), summary.bubble_measured, "bubble_measured"),
-                Cell(numbers.percent(summary.bubble_expected, 1), summary.bubble_expected, "bubble_expected"),
-            )
-            rows.append(Row(record.name, cells, report.series(record)))
-    columns = (("Run", False), ("Pipeline ranks p", True), ("Micro-batches m", True), ("Schedule", False))
-    columns += (("Bubble measured", True), ("Bubble expected", True))
-    return (
-        Table("Pipelines: part of the time in which a rank waits for the others", columns, tuple(rows))
-        if rows
-        else None
-    )
+    piped = [
+        record
+        for record in report.done
+        if record.run.layout.pp > 1
+        and (record.summary.bubble_measured is not None or record.summary.bubble_expected is not None)
+    ]
+    return records_table(report, "Pipelines: part of the time in which a rank waits for the others", piped, _bubble_row)
+
+
+def _bubble_row(record):
+    layout = record.run.layout
+
+    def bubble(name):
+        return number(getattr(record.summary, name), lambda part: numbers.percent(part, 1), name)
+
+    return {
+        "Pipeline ranks p": number(layout.pp, numbers.whole),
+        "Micro-batches m": number(layout.micro_batches, numbers.whole),
+        "Schedule": layout.pipeline_schedule,
+        "Bubble measured": bubble("bubble_measured"),
+        "Bubble expected": bubble("bubble_expected"),
+    }
 
 
 def _idle(report):
