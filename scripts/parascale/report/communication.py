@@ -6,6 +6,7 @@ from pathlib import Path
 
 from parascale.report import numbers
 from parascale.report.checked import DAMAGES, measured, read_rows, reason
+from parascale.report.derived import grouped
 from parascale.report.drawing import Entry, Figure, series_ink
 from parascale.report.plots import Line, curves_panel
 from parascale.report.section import Section
@@ -41,13 +42,6 @@ class Transfers:
     rows: tuple = ()
     note: str = ""
 
-    def groups(self):
-        """Group → its rows, in the order of the file."""
-        found = {}
-        for row in self.rows:
-            found.setdefault(row.group, []).append(row)
-        return found
-
 
 def load_transfers(results, names=None):
     """The Transfers between the processes of these runs, as far as they were measured; of all that were, without names."""
@@ -67,7 +61,7 @@ def communication(report):
     """Bus bandwidth against the size of what is moved, a line an operation."""
     names = list(dict.fromkeys(row.operation for found in report.transfers for row in found.rows))
     inks = {name: series_ink(number) for number, name in enumerate(names)}
-    panels = [_panel(found.run, rows, inks) for found in report.transfers for rows in found.groups().values()]
+    panels = [_panel(found.run, rows, inks) for found in report.transfers for rows in _groups(found)]
     return Figure(
         "communication",
         "Collective operations",
@@ -93,11 +87,18 @@ def communication_section(report):
     return Section("communication", "How fast processes talk", "communication.html", values, files)
 
 
+def _groups(found):
+    """The rows of each group of processes, in the order of the file."""
+    return grouped(found.rows, lambda row: row.group).values()
+
+
 def _panel(run, rows, inks):
     """The lines of one group of processes."""
-    first, lines = rows[0], {}
-    for row in rows:
-        lines.setdefault(row.operation, []).append((row.bytes, row.bus_gigabytes_per_second))
+    first = rows[0]
+    lines = {
+        name: [(row.bytes, row.bus_gigabytes_per_second) for row in line]
+        for name, line in grouped(rows, lambda row: row.operation).items()
+    }
     whose = "processes" if first.group == EVERYONE else f"processes along {first.group}"
     title = f"{run}: {first.ranks} {whose}, {numbers.plural(first.nodes, 'node')}"
     said = "; ".join(f"{name} {_rate(points[-1][1])} at {_size(points[-1][0])}" for name, points in lines.items())

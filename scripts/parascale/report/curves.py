@@ -1,6 +1,7 @@
 """Loss against steps, training time and core-hours, from the lines of `steps.jsonl`."""
 
 from parascale.report import numbers
+from parascale.report.derived import grouped
 from parascale.report.drawing import Entry, Figure, series_ink
 from parascale.report.plots import Line, curves_panel, thinned
 from parascale.report.summary import perplexity
@@ -13,10 +14,8 @@ TABLE_ROWS = 8  # rows of a run in the figure's table
 
 def loss(report):
     """The loss of every run, finished or under way, one row of panels a workload."""
-    groups = {}
-    for record in report.records:
-        if record.run is not None and record.curve is not None and len(record.curve.steps):
-            groups.setdefault((record.run.workload.name, _unit(record)), []).append(record)
+    drawn = [record for record in report.records if record.run is not None and record.curve and len(record.curve.steps)]
+    groups = grouped(drawn, lambda record: (record.run.workload.name, _unit(record)))
     records = [record for group in groups.values() for record in group]
     buckets = min(BUCKETS[1], max(BUCKETS[0], POINTS // max(len(records), 1)))
     panels = [panel for key, group in groups.items() for panel in _panels(report, *key, group, buckets)]

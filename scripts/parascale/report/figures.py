@@ -1,8 +1,11 @@
 """Which figures the report holds, and what each says in words. Their names are files of `figures/`."""
 
+import functools
+
 from parascale.report import numbers
 from parascale.report.communication import communication
 from parascale.report.curves import loss
+from parascale.report.derived import grouped
 from parascale.report.drawing import Entry, Figure, series_colour
 from parascale.report.layouts import kind_of_run
 from parascale.report.loaders import loaders
@@ -46,10 +49,8 @@ def weak(report):
 
 def phases(report):
     """Where the time of a step goes."""
-    groups = {}
-    for record in report.done:
-        if any(record.summary.phases.values()):
-            groups.setdefault((record.run.workload.name, record.run.scaling), []).append(record)
+    timed = [record for record in report.done if any(record.summary.phases.values())]
+    groups = grouped(timed, lambda record: (record.run.workload.name, record.run.scaling))
     panels = tuple(_phase_panel(workload, kind, records) for (workload, kind), records in groups.items())
     used = [phase for phase in PHASES if any(_phase(record, phase) for record in report.done)]
     return Figure(
@@ -64,15 +65,16 @@ def phases(report):
 
 def throughput(report):
     """Work per second."""
-    panels = tuple(
-        _value_panel(report, f"Rate: {name}", records, lambda record: record.summary.rate, _rate)
-        for name, records in report.workloads().items()
-    )
+    panels = []
+    for name, records in report.workloads().items():
+        rates = [(record, record.summary.rate) for record in records]
+        bars = [record_bar(record, report.series(record), rate, _rate(record, rate)) for record, rate in rates]
+        panels.append(bars_panel(f"Rate: {name}", "Bars", bars))
     return Figure(
         "throughput",
         "Throughput",
         "Work per second of training time, over all ranks.",
-        panels,
+        tuple(panels),
         table=records_table(report, "Throughput; an empty cell is not known", report.done, _throughput_row),
     )
 
@@ -105,9 +107,7 @@ def _against_gpus(report, experiment, figure):
     """Speed-up or efficiency against the GPUs, one line a kind of run."""
     head, *others = experiment.members
     word = numbers.plural(2, head.first.gpu_word).split()[1]
-    groups = {}
-    for member in others:
-        groups.setdefault(kind_of_run(member.first.run), []).append(member)
+    groups = grouped(others, lambda member: kind_of_run(member.first.run))
     series = [
         (members[0].label if len(members) == 1 else label, [_point(report, member, figure) for member in members])
         for label, members in groups.items()
@@ -189,20 +189,12 @@ def _phase_table(report, records, used):
     return records_table(report, "Mean time of a training step by phase", records, cells)
 
 
-def _value_panel(report, title, records, value, text):
-    bars = [record_bar(record, report.series(record), value(record), text(record)) for record in records]
-    return bars_panel(title, "Bars", bars)
-
-
-def _rate(record):
-    return f"{numbers.significant(record.summary.rate)} {record.summary.work_unit}/s"
+def _rate(record, value):
+    return f"{numbers.significant(value)} {record.summary.work_unit}/s"
 
 
 def _throughput_row(record):
-    summary = record.summary
-
-    def rate(value):
-        return f"{numbers.significant(value)} {summary.work_unit}/s"
+    summary, rate = record.summary, functools.partial(_rate, record)
 
     def energy(joules):
         return f"{numbers.significant(joules)} J/{summary.work_unit.removesuffix('s')}"

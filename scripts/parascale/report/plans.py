@@ -1,39 +1,32 @@
 """Plans in the report: what was foretold beside what happened and was charged, and which layouts formulas advise."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
 from parascale.files import csv_text
 from parascale.report import numbers
+from parascale.report.layouts import degrees_text
 from parascale.report.section import Section
 from parascale.report.tables import make_table, number, records_table
 
 SHOWN = 8  # layouts of an advice
 
 
-@dataclass(frozen=True)
-class Suggestion:
-    """One layout: seconds of a step, of the whole job, its core-hours, bytes a GPU; None is unknown. reason: in plain words."""
-
-    layout: str
-    strategy: str
-    step_seconds: float | None
-    seconds: float | None
-    core_hours: float | None
-    memory_bytes: int | None
-    fits: str
-    reason: str
+FIGURES = ("layout", "strategy", "step_seconds", "seconds", "core_hours", "memory_bytes", "fits", "reason")
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Every layout of a workload on so many GPUs of a site, the best first. thumb: the rule of thumb as a sentence, or None."""
+    """Every layout of a workload on so many GPUs of a site, the best first. thumb: the rule of thumb as a sentence, or None.
+
+    ranked: each a parascale.plan.advise.RankedLayout.
+    """
 
     workload: str
     site: str
     gpus: str
     basis: str
     thumb: str | None
-    suggestions: tuple
+    ranked: tuple
 
 
 def plan_section(report):
@@ -81,29 +74,38 @@ def advice_section(report):
 
 def advice_csv(report):
     """The text of `advice.csv`: every layout of every workload, the best first; an empty cell is unknown."""
-    columns = ("workload", "site", "gpus", *(item.name for item in fields(Suggestion)))
     rows = [
-        {"workload": advice.workload, "site": advice.site, "gpus": advice.gpus, **asdict(suggestion)}
+        {"workload": advice.workload, "site": advice.site, "gpus": advice.gpus, **_figures(each)}
         for advice in report.advice
-        for suggestion in advice.suggestions
+        for each in advice.ranked
     ]
-    return csv_text(columns, rows)
+    return csv_text(("workload", "site", "gpus", *FIGURES), rows)
+
+
+def _figures(ranked):
+    """FIGURES of a layout: seconds of a step and of the whole job, its core-hours, bytes a GPU; None is unknown."""
+    foretold = ranked.prediction
+    figures = foretold.step_seconds, foretold.wall_seconds, foretold.core_hours, foretold.memory_bytes
+    words = degrees_text(ranked.run), ranked.layout.strategy()
+    return dict(zip(FIGURES, (*words, *figures, foretold.fits, ranked.reason), strict=True))
 
 
 def _advice_table(advice):
-    shown = advice.suggestions[:SHOWN]
-    caption = f"{advice.workload} on {advice.gpus} of {advice.site}: the best {len(shown)} of {len(advice.suggestions)} layouts"
-    return make_table(caption, [(each.layout, _advice_row(each)) for each in shown])
+    shown = [_figures(each) for each in advice.ranked[:SHOWN]]
+    caption = (
+        f"{advice.workload} on {advice.gpus} of {advice.site}: the best {len(shown)} of {len(advice.ranked)} layouts"
+    )
+    return make_table(caption, [(each["layout"], _advice_row(each)) for each in shown])
 
 
-def _advice_row(each):
+def _advice_row(figures):
     return {
-        "Layout": each.layout,
-        "Strategy": each.strategy,
-        "A step": number(each.step_seconds, numbers.duration),
-        "Whole job": number(each.seconds, numbers.duration),
-        "Core-hours": number(each.core_hours, numbers.significant),
-        "Memory a process": number(each.memory_bytes, numbers.memory),
-        "Fits": each.fits,
-        "Why": each.reason,
+        "Layout": figures["layout"],
+        "Strategy": figures["strategy"],
+        "A step": number(figures["step_seconds"], numbers.duration),
+        "Whole job": number(figures["seconds"], numbers.duration),
+        "Core-hours": number(figures["core_hours"], numbers.significant),
+        "Memory a process": number(figures["memory_bytes"], numbers.memory),
+        "Fits": figures["fits"],
+        "Why": figures["reason"],
     }

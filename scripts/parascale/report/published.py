@@ -17,13 +17,9 @@ AWD_LSTM = "AWD-LSTM: Merity, Keskar and Socher 2017, arXiv:1708.02182"
 # Name → heading, value of a record, how it is written.
 FIGURES = {
     "seconds": ("Training time", lambda record: record.summary.seconds, numbers.duration),
-    "test_loss": ("Test loss", lambda record: record.summary.test_loss, lambda value: numbers.fixed(value, 3)),
-    "accuracy": ("Accuracy", lambda record: record.summary.test_accuracy, lambda value: numbers.fixed(value, 3)),
-    "perplexity": (
-        "Test perplexity",
-        lambda record: perplexity(record, record.summary.test_loss),
-        lambda value: numbers.fixed(value, 1),
-    ),
+    "test_loss": ("Test loss", lambda record: record.summary.test_loss, "{:.3f}".format),
+    "accuracy": ("Accuracy", lambda record: record.summary.test_accuracy, "{:.3f}".format),
+    "perplexity": ("Test perplexity", lambda record: perplexity(record, record.summary.test_loss), "{:,.1f}".format),
     "gpu_use": ("GPU use", lambda record: record.summary.gpu_utilisation, numbers.percent),
 }
 

@@ -3,10 +3,12 @@
 A section without data returns None and leaves itself out.
 """
 
+from collections import Counter
+
 from parascale.report import figures, numbers, quality
 from parascale.report.communication import communication_section
 from parascale.report.conversions import conversions_table
-from parascale.report.derived import idle_fraction, is_different
+from parascale.report.derived import grouped, idle_fraction, is_different
 from parascale.report.loaders import loaders_section
 from parascale.report.plans import advice_section, plan_section
 from parascale.report.provenance import provenance_section
@@ -73,9 +75,7 @@ def parity_section(report):
     if not checked:
         return None
     table = records_table(report, "Parity of each run with its baseline", checked, _parity_row)
-    counts = {}
-    for record in checked:
-        counts[record.parity.verdict] = counts.get(record.parity.verdict, 0) + 1
+    counts = Counter(record.parity.verdict for record in checked)
     unchecked = [record.name for record in report.done if record.parity is None]
     reasons = [(record.name, record.parity) for record in checked if _is_explained(record)]
     return Section(
@@ -133,11 +133,8 @@ def runs_section(report):
 def scaling_section(report):
     """Time for a fixed amount of work, speed-up and efficiency; strong and weak apart."""
     drawn = [figure for figure in (figures.scaling(report), figures.weak(report)) if figure.panels]
-    reasons = {}
-    for record in report.done:
-        reason = report.comparisons[record.name].reason
-        if reason:
-            reasons.setdefault(reason, []).append(record.name)
+    named = grouped((record.name for record in report.done), lambda name: report.comparisons[name].reason)
+    reasons = {reason: names for reason, names in named.items() if reason}
     if not drawn and not reasons:
         return None
     values = {"figures": drawn, "reasons": reasons}
