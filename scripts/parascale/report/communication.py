@@ -75,9 +75,7 @@ def communication(report):
 
 
 def communication_section(report):
-    """The figure, and what could not be read; None where nothing was measured."""
-    if not report.transfers:
-        return None
+    """The figure, and what could not be read."""
     figure = communication(report)
     values = {
         "figures": [figure] if figure.panels else [],

@@ -14,7 +14,7 @@ from parascale.report.layouts import degrees_text, hardware_text
 from parascale.report.page import render
 from parascale.report.plots import OUTCOMES, Span, timeline_panel
 from parascale.report.records import load_records
-from parascale.report.section import Section
+from parascale.report.section import Section, filled
 from parascale.report.tables import Cell, make_table, number
 from parascale.report.usage import heat_figure, metrics_table
 from parascale.telemetry import energy_joules, read_samples, sample_files
@@ -67,7 +67,7 @@ def job_sections(job):
         sections.plan_section(report),
         sections.provenance_section(report),
     ]
-    return [section for section in made if section is not None]
+    return filled(made)
 
 
 def render_job(job):
@@ -213,8 +213,6 @@ def _seconds(attempt, key):
 
 def _usage_section(devices):
     table = metrics_table(devices)
-    if table is None:
-        return None
     figure = heat_figure(devices)
     return Section(
         "usage", "Use of the hardware", "usage.html", {"table": table, "figures": [figure] if figure.panels else []}

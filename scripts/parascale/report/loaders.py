@@ -23,8 +23,6 @@ def loaders(report):
 
 def loaders_section(report):
     """A table and a recommendation for each dataset."""
-    if not report.readings:
-        return None
     figure = loaders(report)
     values = {
         "datasets": [(readings, _formats_table(readings), _ceilings(readings)) for readings in report.readings],

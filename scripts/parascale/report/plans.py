@@ -32,8 +32,6 @@ class Advice:
 def plan_section(report):
     """What the plan foretold, frozen into each record before it started, beside what happened."""
     foretold = [record for record in report.done if record.prediction]
-    if not foretold:
-        return None
     caption = "Plan against actual; an empty cell was not foretold"
     table = records_table(report, caption, foretold, lambda record: _plan_row(record, report.charges.get(record.name)))
     files = (
@@ -66,8 +64,6 @@ def _plan_row(record, charge):
 
 def advice_section(report):
     """Which layout formulas advise for each workload, with the reason."""
-    if not report.advice:
-        return None
     advised = [(advice, _advice_table(advice)) for advice in report.advice]
     return Section("advice", "Which layout next", "advice.html", {"advised": advised}, "`advice.csv`, of every layout")
 

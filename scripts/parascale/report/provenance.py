@@ -8,8 +8,6 @@ from parascale.report.tables import Cell, make_table, number, records_table
 def provenance_section(report):
     """By what code, on what, when, and in how many attempts."""
     known = [record for record in report.records if record.provenance]
-    if not known and not report.left_out:
-        return None
     attempts = [
         (record.name, _attempt_row(record, *each)) for record in known for each in enumerate(record.attempts, 1)
     ]

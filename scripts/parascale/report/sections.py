@@ -1,6 +1,6 @@
 """The page as a list of sections. To add one, write a function of a Report and a template, and name the function in SECTIONS.
 
-A section without data returns None and leaves itself out.
+A section without data returns None, or values that hold nothing, and is left out.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from parascale.report.loaders import loaders_section
 from parascale.report.plans import advice_section, plan_section
 from parascale.report.provenance import provenance_section
 from parascale.report.published import published_section
-from parascale.report.section import Section
+from parascale.report.section import Section, filled
 from parascale.report.tables import Cell, number, records_table, runs_table, seeds_table
 from parascale.report.verdict import verdicts
 
@@ -23,7 +23,7 @@ IN_SUMMARY = "`summary.csv`"
 
 def sections(report):
     """The sections that have something to say, in the page's order."""
-    return [section for make in SECTIONS if (section := make(report)) is not None]
+    return filled(make(report) for make in SECTIONS)
 
 
 def warnings(report):
@@ -123,8 +123,6 @@ def _allowed(checked):
 
 def runs_section(report):
     """The table of runs."""
-    if not report.records:
-        return None
     notes = [(record.name, record.status, record.notes) for record in report.records if record.notes]
     values = {"table": runs_table(report), "seeds": seeds_table(report), "notes": notes}
     return Section("runs", "The runs", "runs.html", values, IN_SUMMARY)
@@ -135,8 +133,6 @@ def scaling_section(report):
     drawn = [figure for figure in (figures.scaling(report), figures.weak(report)) if figure.panels]
     named = grouped((record.name for record in report.done), lambda name: report.comparisons[name].reason)
     reasons = {reason: names for reason, names in named.items() if reason}
-    if not drawn and not reasons:
-        return None
     values = {"figures": drawn, "reasons": reasons}
     return Section("scaling", "What more hardware buys", "scaling.html", values, IN_SUMMARY)
 
@@ -145,8 +141,6 @@ def phases_section(report):
     """Where the time goes, the pipeline's bubble, and GPUs that idle by design."""
     figure = figures.phases(report)
     values = {"figures": [figure] if figure.panels else [], "bubbles": _bubbles(report), "idle": _idle(report)}
-    if not any(values.values()):
-        return None
     files = "`results/runs/<run>/summary.json`, seconds of all `steps` together; of each in `steps.jsonl` beside it"
     return Section("phases", "Where the time goes", "phases.html", values, files)
 
@@ -224,8 +218,6 @@ def quality_section(report):
         "examples": quality.examples(report),
         "exclusions": quality.exclusions(report),
     }
-    if not any(values.values()):
-        return None
     files = f"{IN_SUMMARY}; of greedy search and lead words `results/summaries/<run>.json`"
     files += "; what was left out or cut `results/runs/<run>/run.json`"
     return Section("quality", "How good the models are", "quality.html", values, files)
@@ -240,8 +232,6 @@ def throughput_section(report):
 def conversions_section(report):
     """Checkpoints in other forms, what they cost, and whether they are the same model."""
     table = conversions_table(report)
-    if table is None:
-        return None
     files = "`checkpoints.csv`, from `results/checkpoints/<run>/verify.json`"
     return Section("checkpoints", "Checkpoints in other forms", "conversions.html", {"table": table}, files)
 
