@@ -2,10 +2,6 @@
 # which plans rest from then on, results/calibration/. Finished runs refine them without a rule: plans read their records.
 
 
-localrules:
-    calibrate,
-
-
 use rule train as probe with:
     input:
         data_of,
@@ -36,6 +32,7 @@ rule calibrate:
         PATHS.calibration(PROJECT.site.name),
     log:
         LOGS / "calibrate.log",
+    localrule: True
     resources:
         nodes=0,
     params:

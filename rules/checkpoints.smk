@@ -1,5 +1,5 @@
 # Needs: finished runs. Makes: their checkpoints as files that any library opens, and the proof that these are the same
-# models, below results/checkpoints/; on request, what tells two of them apart, below results/comparisons/.
+# models, below results/checkpoints/; on request, how two of them differ, below results/comparisons/.
 
 
 rule convert_checkpoint:

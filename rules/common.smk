@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import parascale
 import snakemake_logger_plugin_parascale
 from snakemake.exceptions import WorkflowError
 
@@ -38,12 +39,18 @@ def near(path):
 def configuration_files():
     """The files that the configuration was read from, of which later ones go before earlier ones."""
     given = workflow.config_settings
-    own = [] if given.replace_workflow_config else map(Path.absolute, map(Path, workflow.configfiles))
-    return [near(file) for file in (*(file for file in own if file not in given.configfiles), *given.configfiles)]
+    own, named = map(near, workflow.configfiles), list(map(near, given.configfiles))
+    return ([] if given.replace_workflow_config else [file for file in own if file not in named]) + named
+
+
+def home():
+    """The folder of this Snakefile; of one that is fetched (`github(...)`) it is the package's, which has the same files."""
+    folder = Path(str(workflow.current_basedir.get_path_or_uri(secret_free=True))).parent
+    return folder if folder.is_dir() else Path(parascale.__file__).parents[2]
 
 
 # Imported as a module, the configuration is the other workflow's, and so is the folder that jobs run in.
-HOME = Path(str(workflow.current_basedir.get_path_or_uri(secret_free=True))).parent
+HOME = home()
 FILES = configuration_files()
 BASES = [file.parent for file in FILES[:1]] + [near(HOME / "config")]
 PROJECT = load_project(config, FILES, BASES)
@@ -67,12 +74,13 @@ SUMMARISERS = [name for name, run in PROJECT.runs.items() if run.workload.task =
 
 
 # `parascale` in a rule is that of the Python that runs Snakemake, so that an environment need not be activated, and has this
-# configuration. It becomes the job's own process, so that Slurm's warning before the time limit reaches it.
+# configuration. It becomes the job's own process, so that Slurm's warning before the time limit reaches it. What another
+# workflow begins its commands with stays, as does what Snakemake itself begins them with.
 PARASCALE, CONFIGURATION = shlex.join([sys.executable, "-m", "parascale"]), shlex.join(
     project_words(config, FILES, BASES)
 )
 COMMAND = f'parascale() {{ exec {PARASCALE} "$@" {CONFIGURATION}; }}; '
-shell.prefix((shell._process_prefix or "") + COMMAND.replace("{", "{{").replace("}", "}}"))
+shell.prefix((shell._get_process_prefix() + COMMAND).replace("{", "{{").replace("}", "}}"))
 
 
 wildcard_constraints:
@@ -81,7 +89,10 @@ wildcard_constraints:
 
 
 def before_the_first_job():
-    """Refuse, before anything is spent, what the environment, the machine or the budget does not allow."""
+    """Refuse, before anything is spent, what the environment, the machine or the budget does not allow.
+
+    Of a module Snakemake does not run `onstart`: the other workflow says `onstart: parascale.before_the_first_job()`.
+    """
     try:
         check_environment(HOME / "envs/requirements.txt", PROJECT.site, PROJECT.runs.values())
         if workflow.executor_plugin.name == "slurm":
@@ -89,9 +100,9 @@ def before_the_first_job():
             reservation = workflow.executor_settings.reservation
             preflight(PROJECT.site, PROJECT.config.account, PROJECT.config.partition, reservation)
         for job in workflow.dag.needrun_jobs():
-            if "run" in job.wildcards.keys():
+            if kind := snakemake_logger_plugin_parascale.trained_by(job.rule):
                 # A job of a workflow that was killed may still be at it.
-                _, work = PATHS.places({"parity_run": "parity", "probe": "probe"}.get(job.rule.name, "run"))
+                _, work = PATHS.places(kind)
                 Lease(work(job.wildcards.run)).wait_for_holder()
             if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):
                 folder.check(weights=begins_pretrained(job.wildcards))

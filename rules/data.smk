@@ -2,11 +2,6 @@
 # below results/data/.
 
 
-localrules:
-    download,
-    download_images,
-
-
 rule download:
     input:
         own_files,
@@ -16,6 +11,7 @@ rule download:
         LOGS / "download/{dataset}.log",
     wildcard_constraints:
         dataset=pattern([*TEXT_DATA, *PAIR_DATA]),
+    localrule: True
     resources:
         nodes=0,
     params:
@@ -31,6 +27,7 @@ rule download_images:
         LOGS / "download/{dataset}.log",
     wildcard_constraints:
         dataset=pattern(IMAGE_DATA),
+    localrule: True
     resources:
         nodes=0,
     params:

@@ -2,10 +2,6 @@
 # each is read here, below results/data/ and results/loaders/.
 
 
-localrules:
-    gather_shards,
-
-
 rule convert_shard:
     input:
         PATHS.data("{dataset}", "index") / "manifest.json",
@@ -43,6 +39,7 @@ rule gather_shards:
     wildcard_constraints:
         dataset=pattern(IMAGE_DATA),
         format=pattern(IMAGE_FORMATS),
+    localrule: True
     resources:
         nodes=0,
     params:

@@ -2,10 +2,6 @@
 # training as its baseline's, below results/parity/.
 
 
-localrules:
-    parity_verdict,
-
-
 use rule train as parity_run with:
     input:
         data_of,
@@ -39,6 +35,7 @@ rule parity_verdict:
         PATHS.parity("{run}") / "verdict.json",
     log:
         LOGS / "parity_verdict/{run}.log",
+    localrule: True
     resources:
         nodes=0,
     params:

@@ -2,13 +2,6 @@
 # of each job.
 
 
-localrules:
-    job_report,
-    report,
-    crate,
-    wandb_run,
-
-
 # What the report needs to know of runs that left nothing.
 TABLE = as_json({key: getattr(PROJECT.config, key) for key in ("site", "runs", "workloads", "sites")})
 # What builds it by hand, of what there is: rule `report` waits for every run, and those that failed left records as well.
@@ -35,6 +28,7 @@ rule job_report:
         ),
     log:
         LOGS / "job_report/{run}.log",
+    localrule: True
     resources:
         nodes=0,
     params:
@@ -86,6 +80,7 @@ rule report:
         ),
     log:
         LOGS / "report.log",
+    localrule: True
     resources:
         nodes=0,
     params:
@@ -110,10 +105,11 @@ rule crate:
         PATHS.results / "crate/parascale.crate.zip",
     log:
         LOGS / "crate.log",
+    localrule: True
     resources:
         nodes=0,
     params:
-        project=workflow.basedir,
+        project=str(HOME),
         results=PATHS.results,
         title=lambda wildcards: PROJECT.config.title,
         code=code_of("report"),
@@ -131,6 +127,7 @@ rule wandb_run:
         directory(PATHS.results / "wandb/{run}"),
     log:
         LOGS / "wandb/{run}.log",
+    localrule: True
     resources:
         nodes=0,
     shell:

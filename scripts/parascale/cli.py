@@ -100,12 +100,14 @@ def open_project(files=(), overrides=(), root=None, bases=()):
     folder = next((each for each in _upwards() if _is_project(each)), None)
     if folder:
         os.chdir(folder)
-        files = [CONFIGURATION, *(file for file in files if file.resolve() != CONFIGURATION.resolve())]
+        own = CONFIGURATION.resolve()
+        files = files if own in [file.resolve() for file in files] else [CONFIGURATION, *files]
+        bases = [CONFIGURATION.parent]
     elif not files:
         raise ConfigError(
             f"{Path.cwd()}: no project here; go into the folder of its Snakefile, or name its configuration with --config"
         )
-    return load_project_file(*files, overrides=values)
+    return load_project_file(*files, overrides=values, bases=bases)
 
 
 def _is_project(folder):

@@ -57,7 +57,16 @@ def _described(job, workflow, pending):
         slots=job.threads if by_cores else int(nodes > 0),
         after=tuple(sorted(dag.jobid(other) for other in dag.dependencies[job] if other in pending)),
         benchmark=job.benchmark and str(job.benchmark),
+        kind=trained_by(rule),
     )
+
+
+def trained_by(rule):
+    """What the jobs of a rule train: `run`, `parity` or `probe`, as its parameter `kind` says; None where they train nothing.
+
+    A rule's name does not tell: another workflow that imports ours gives it one of its own.
+    """
+    return rule.params.get("kind") if "run" in rule.wildcard_names else None
 
 
 def is_local(workflow, rule):

@@ -8,7 +8,6 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from parascale.files import read_json, read_json_lines
-from parascale.plan import budget
 from parascale.plan.predict import charged_core_hours
 from parascale.plan.schedule import wall_hours
 from parascale.plan.tables import duration
@@ -107,10 +106,9 @@ class Ledger:
 
     def _recorded_hours(self, job, began):
         """How long a training ran since `began`, by its own record, finished or under way; None where there is none."""
-        kind = budget.kind_of(job.rule)
-        if job.run is None or kind is None:
+        if job.kind is None:
             return None
-        done, work = self.planner.project.paths.places(kind)
+        done, work = self.planner.project.paths.places(job.kind)
         finished, under_way = done(job.run) / "run.json", work(job.run) / "attempts.jsonl"
         attempts = read_json_lines(under_way) if under_way.is_file() else []
         attempts += (read_json(finished).get("attempts") or []) if finished.is_file() else []

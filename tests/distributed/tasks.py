@@ -10,7 +10,7 @@ from parascale.data.convert import convert
 from parascale.data.pairs import prepare_pairs
 from parascale.data.sources import download
 from parascale.settings import Formats, Source, Text
-from parascale.settings.data import Expected
+from parascale.settings.data import ExpectedText
 from tests.unit.image_sets import packed_index
 from tests.unit.pretrained_folders import MAKERS
 
@@ -32,7 +32,7 @@ def make_pairs(folder, text=None):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {split: f"{split}.jsonl" for split in ("train", "validation", "test")}
     raw = download(Source(kind="files", location=str(folder), files=files), folder / "raw")
-    prepare_pairs(raw, text or Text(max_vocabulary=VOCABULARY), Expected(), folder / "pairs")
+    prepare_pairs(raw, text or Text(max_vocabulary=VOCABULARY), ExpectedText(), folder / "pairs")
     return folder / "pairs"
 
 

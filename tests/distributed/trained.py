@@ -3,7 +3,8 @@
 import json
 import sys
 
-from parascale.train.job import job_from_settings
+from jobs import job_from_settings  # beside this file, whose folder Python looks into
+
 from parascale.train.loop import train
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from parascale.data.sampler import Sampler
 from parascale.errors import DataError
 from parascale.evaluation.evaluate import correct_within
 from parascale.evaluation.task import open_task
-from parascale.settings import Data, Formats, Workload, make
+from parascale.settings import Formats, Workload, make
 from parascale.settings.data import Expected
 from tests.unit.image_sets import FORMATS, jpeg, packed_index
 
@@ -142,7 +142,7 @@ def converted(tmp_path):
 
 def task_of(folder, **data):
     """The task of a classifier with these settings of its data."""
-    return open_task(make(Workload, name="w", task="classification", data=Data(**data)), folder)
+    return open_task(make(Workload, name="w", task="classification", data=data), folder)
 
 
 @pytest.mark.parametrize(

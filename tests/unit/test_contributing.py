@@ -43,7 +43,7 @@ def stranger(tmp_path, monkeypatch):
     ):
         Path(place).write_text(blocks()[language])
     Path("config/sites/local.yaml").write_text("title: here\n")
-    Path("poems.txt").write_text(TEXT)
+    Path("config/workloads/poems.txt").write_text(TEXT)
     return load_project({})
 
 

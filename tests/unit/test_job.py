@@ -1,9 +1,11 @@
 """What a training is told follows from the project."""
 
+from pathlib import Path
+
 import pytest
 
 from parascale.cli import open_project
-from parascale.train.job import job_from_project
+from parascale.train.job import job_of
 
 RUNS = "run\tworkload\tinit_from\nfirst\tlm-small\t-\nsecond\tlm-small\tfirst\n"
 
@@ -13,5 +15,5 @@ def test_a_run_that_begins_from_another_is_told_its_checkpoint(tmp_path, monkeyp
     monkeypatch.chdir(".")  # and back again
     (tmp_path / "runs.tsv").write_text(RUNS)
     project = open_project(overrides=[("runs", str(tmp_path / "runs.tsv")), ("root", "there")])
-    job = job_from_project(project, project.runs[name], name)
-    assert (job.start, job.output) == (start, f"there/results/runs/{name}")
+    job = job_of(project, project.runs[name])
+    assert (job.start, job.output) == (start and Path(start), Path(f"there/results/runs/{name}"))

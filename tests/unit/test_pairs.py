@@ -14,7 +14,7 @@ from parascale.data.tokenize import END_ID
 from parascale.errors import ConfigError, DataError
 from parascale.evaluation.task import open_task
 from parascale.settings import Source, Text, Workload, make
-from parascale.settings.data import Expected
+from parascale.settings.data import ExpectedText
 
 GOOD = [{"document": f"the text number {n} says a lot of things", "summary": f"text {n}"} for n in range(8)]
 
@@ -25,7 +25,7 @@ def prepare(folder, rows, columns=None, text=None):
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = dict.fromkeys(("train", "validation", "test"), "rows.jsonl")
     raw = download(Source(kind="files", location=str(folder), files=files, columns=columns or {}), folder / "raw")
-    prepare_pairs(raw, text or Text(), Expected(), folder / "pairs")
+    prepare_pairs(raw, text or Text(), ExpectedText(), folder / "pairs")
     return folder / "pairs"
 
 
@@ -103,7 +103,7 @@ def test_plain_text_holds_no_pairs(tmp_path):
     files = dict.fromkeys(("train", "validation", "test"), "a.txt")
     raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
     with pytest.raises(DataError, match=r"a\.txt: plain text has no columns document, summary"):
-        prepare_pairs(raw, Text(), Expected(), tmp_path / "pairs")
+        prepare_pairs(raw, Text(), ExpectedText(), tmp_path / "pairs")
 
 
 def test_columns_may_have_other_names_and_an_end_mark_within_a_text_ends_nothing(tmp_path):
@@ -125,7 +125,7 @@ def test_a_summariser_takes_no_flat_tokens(tmp_path):
     from parascale.settings import load_workload
 
     (tmp_path / "bad.yaml").write_text("task: summarisation\ndata: {format: flat}\n")
-    with pytest.raises(ConfigError, match=r"`data\.format` = `flat` is none that the task summarisation reads.*pairs"):
+    with pytest.raises(ConfigError, match=r"`data\.format` = `flat` is not known\. Allowed: pairs"):
         load_workload(tmp_path, "bad")
 
 

@@ -57,9 +57,19 @@ def jobs():
     return [
         budget.PlannedJob(1, "download", {"dataset": "d"}, nodes=0),
         budget.PlannedJob(2, "prepare", {"dataset": "d"}, limit_hours=1.0, after=(1,)),
-        budget.PlannedJob(3, "train_single", {"run": "single"}, gpus=1, limit_hours=0.5, attempts=4, after=(2,)),
         budget.PlannedJob(
-            4, "train_multi_node", {"run": "ddp-8"}, nodes=2, gpus=4, limit_hours=0.5, attempts=4, after=(2,)
+            3, "train_single", {"run": "single"}, gpus=1, limit_hours=0.5, attempts=4, after=(2,), kind="run"
+        ),
+        budget.PlannedJob(
+            4,
+            "train_multi_node",
+            {"run": "ddp-8"},
+            nodes=2,
+            gpus=4,
+            limit_hours=0.5,
+            attempts=4,
+            after=(2,),
+            kind="run",
         ),
     ]
 
@@ -87,7 +97,7 @@ def test_limits_that_grow_with_the_attempt_are_summed(tmp_path):
     planner = Planner(project(tmp_path))
     limits = [planner.runtime_minutes("single", attempt) / 60 for attempt in (1, 2, 3, 4)]
     assert limits == sorted(limits) and limits[0] < limits[-1]
-    job = budget.PlannedJob(1, "train_single", {"run": "single"}, gpus=1, limit_hours=limits[0], attempts=4)
+    job = budget.PlannedJob(1, "train_single", {"run": "single"}, gpus=1, limit_hours=limits[0], attempts=4, kind="run")
     (priced,) = budget.make_plan([job], planner).jobs
     assert priced.hours_worst == pytest.approx(sum(limits))
     assert (priced.strategy, priced.run) == ("single", "single")
@@ -133,14 +143,7 @@ def test_calendar_bounds(drawn, capacity):
         budget.PlannedJob(number, "r", {}, limit_hours=hours, slots=slots, after=tuple(i for i in after if i < number))
         for number, (hours, slots, after) in enumerate(drawn)
     ]
-    priced = [
-        dataclasses.replace(
-            budget.PricedJob(
-                job.id, "r", None, {}, 1, 0, job.limit_hours, None, None, None, None, None, job.slots, job.after
-            )
-        )
-        for job in planned
-    ]
+    priced = [budget.PricedJob(**vars(job), hours_expected=job.limit_hours) for job in planned]
     chain, limited = wall_hours(priced), wall_hours(priced, capacity)
     total = sum(job.limit_hours for job in planned)
     work = sum(job.limit_hours * min(job.slots, capacity) for job in planned) / capacity

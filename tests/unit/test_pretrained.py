@@ -15,7 +15,7 @@ from parascale.evaluation.summaries import beam_search
 from parascale.families.build import build_model, initialise
 from parascale.parallel import tying
 from parascale.parallel.parallelize import check_plans
-from parascale.settings import Data, Layout, Model, Run, Text, Workload, load_workload, make
+from parascale.settings import Layout, Model, Run, Text, Workload, load_workload, make
 from parascale.settings.pretrained import Pretrained
 from tests.unit.pretrained_folders import MAKERS, WORDS, edit_config, make_bart, make_t5
 from tests.unit.test_pairs import prepare
@@ -253,9 +253,9 @@ def test_layouts_that_it_does_not_offer_are_refused(t5):
     training = {"steps": 1, "window": 8, "summary_window": 8}
     workload = make(
         Workload,
-        "x",
+        name="x",
         task="summarisation",
-        data=Data(text=text),
+        data={"text": text},
         model=make(Model, kind="pretrained", pretrained=str(t5)),
         training=training,
     )
@@ -268,7 +268,9 @@ def test_layouts_that_it_does_not_offer_are_refused(t5):
 
 def test_the_folder_is_given_once_and_settings_of_a_learned_vocabulary_are_refused(tmp_path):
     def loaded(text, model="{kind: pretrained}"):
-        (tmp_path / "x.yaml").write_text(f"task: summarisation\ndata: {{text: {text}}}\nmodel: {model}\n")
+        (tmp_path / "x.yaml").write_text(
+            f"task: summarisation\ndata: {{text: {text}}}\nmodel: {model}\ntraining: {{steps: 1}}\n"
+        )
         return load_workload(tmp_path, "x")
 
     assert loaded("{tokenizer: pretrained, pretrained: $DATA/t5}").model.pretrained == "$DATA/t5"
@@ -278,8 +280,8 @@ def test_the_folder_is_given_once_and_settings_of_a_learned_vocabulary_are_refus
     with pytest.raises(ConfigError, match=r"`data\.text\.lowercase` is for a vocabulary that is learned"):
         loaded("{tokenizer: pretrained, pretrained: t5, lowercase: true}")
     other = loaded("{tokenizer: pretrained, pretrained: t5}", "{kind: pretrained, pretrained: bart}")
-    with pytest.raises(ConfigError, match=r"the same folder, but model\.pretrained = `bart`"):
-        Run("x", other)._check_model()
+    with pytest.raises(ConfigError, match=rf"the same folder, but model\.pretrained = `{tmp_path}/bart`"):
+        Run("x", other).check()
 
 
 def test_variables_in_the_path_are_filled_in(t5, monkeypatch):

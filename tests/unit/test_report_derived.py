@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parascale.files import read_json, write_json
 from parascale.plan.predict import DataFacts, predict
 from parascale.report import build_report, load_records, numbers, render_page
 from parascale.report.derived import idle_fraction
 from parascale.report.plots import spread_apart, thinned
 from parascale.report.summary import model_flops_utilisation
+from parascale.report.tables import runs_table
 from parascale.report.verdict import verdicts
 from tests.unit.fake_results import CLUSTER, fake, workload, write_results
 
@@ -62,6 +64,38 @@ def test_runs_that_differ_in_their_work_are_never_in_one_figure(tmp_path, case):
         record.name for experiment in report.experiments for member in experiment.members for record in member.records
     }
     assert drawn == {"single", "twin"}
+
+
+OTHERWISE = {
+    "conduct": (
+        ddp(train=workload(checkpoint_every=5)),
+        "0123456789abcdef" * 4,
+        "`training.checkpoint_every` null → 5",
+    ),
+    "code": (ddp(), "fedcba98" * 8, "other training code"),
+    "both": (
+        ddp(train=workload(checkpoint_async=True)),
+        "fedcba98" * 8,
+        "`training.checkpoint_async` false → true, other training code",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHERWISE)
+def test_runs_that_were_measured_otherwise_are_compared_and_marked(tmp_path, case):
+    """They did the same training, so there is a speed-up; its reader is told what else its time depends on."""
+    other, code, words = OTHERWISE[case]
+    folders = write_results(tmp_path, [fake("single", **BASE), ddp("twin"), other])
+    path = tmp_path / "results/runs/ddp/run.json"
+    write_json(path, read_json(path) | {"code_digest": code})
+    report = build_report(load_records(*folders), "Title")
+    compared = report.comparisons
+    assert compared["ddp"].measured == words and compared["ddp"].speedup > 0 and not compared["ddp"].reason
+    assert compared["twin"].measured == compared["single"].measured == ""
+    cells = {(row.run, cell.figure): cell for row in runs_table(report).rows for cell in row.cells}
+    noted = {name: cells[name, "speedup"].note for name in compared}
+    assert noted["ddp"] == f"measured otherwise than its baseline: {words}"
+    assert noted["twin"] == noted["single"] == ""
 
 
 def test_strong_and_weak_scaling_are_apart(tmp_path):

@@ -14,7 +14,7 @@ from parascale.data.named_files import local_files
 from parascale.data.sources import builtin, download, open_raw, prose
 from parascale.data.sources.files import paths_by_split
 from parascale.errors import ConfigError, DataError
-from parascale.settings import Source
+from parascale.settings import Source, make
 
 unhurried = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -33,7 +33,7 @@ def data(tmp_path):
 
 
 def read(folder, output, files, **source):
-    raw = download(Source(kind="files", location=str(folder), files=files, **source), output)
+    raw = download(make(Source, kind="files", location=str(folder), files=files, **source), output)
     return {split: list(raw.documents(split)) for split in raw.splits}
 
 
@@ -138,9 +138,10 @@ def test_files_that_are_not_there_are_named(data, tmp_path, files, message):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"valid": "lines.txt"}, "`valid` is no split.*did you mean `validation`"),
+        ({"valid": "lines.txt"}, "unknown key `files.valid`; did you mean `validation`"),
         ({"train": "lines.txt[:101%]"}, "from 0% to 100%"),
         ({"train": 3}, "must be text"),
+        ({"train": ["lines.txt", 3]}, "must be text"),
     ],
 )
 def test_settings_that_cannot_be_meant(data, tmp_path, files, message):

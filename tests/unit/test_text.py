@@ -14,7 +14,7 @@ from parascale.data.sources import download, open_raw
 from parascale.data.text import IGNORED, Tokens, Windows, prepare
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.settings import Source, Text
-from parascale.settings.data import Expected
+from parascale.settings.data import ExpectedText
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
 unhurried = settings(deadline=None, max_examples=60)  # other tests may keep the machine busy
@@ -31,7 +31,7 @@ def raw_of(folder, train=TRAIN, validation="the bird", test="a dog"):
 
 
 def prepared(folder, settings=None, **texts):
-    prepare(raw_of(folder, **texts), settings or Text(), Expected(), folder / "flat")
+    prepare(raw_of(folder, **texts), settings or Text(), ExpectedText(), folder / "flat")
     return Tokens(folder / "flat")
 
 
@@ -78,14 +78,14 @@ def test_counts_of_wikitext_are_the_published_ones(tmp_path):
         pytest.skip(f"{WIKITEXT} is not on this machine")
     files = {"train": "test.txt", "validation": "valid.txt[:50%]", "test": "valid.txt[50%:]"}
     raw = download(Source(kind="files", location=str(WIKITEXT), files=files), tmp_path / "raw")
-    counts = prepare(raw, Text(), Expected(), tmp_path / "flat")["splits"]
+    counts = prepare(raw, Text(), ExpectedText(), tmp_path / "flat")["splits"]
     assert counts["train"]["tokens"] == 245_569
     assert counts["validation"]["tokens"] + counts["test"]["tokens"] == 217_646
 
 
 def test_preparing_twice_gives_the_same_bytes(tmp_path):
     raw = raw_of(tmp_path)
-    manifests = [prepare(raw, Text(), Expected(), tmp_path / name) for name in ("one", "two")]
+    manifests = [prepare(raw, Text(), ExpectedText(), tmp_path / name) for name in ("one", "two")]
     assert manifests[0] == manifests[1]
     assert (tmp_path / "one" / "train.bin").read_bytes() == (tmp_path / "two" / "train.bin").read_bytes()
 
@@ -132,15 +132,15 @@ def test_a_missing_split_is_named(tmp_path):
     (tmp_path / "train.txt").write_text(TRAIN)
     raw = download(Source(kind="files", location=str(tmp_path), files={"train": "train.txt"}), tmp_path / "raw")
     with pytest.raises(DataError, match="no split `validation`"):
-        prepare(raw, Text(), Expected(), tmp_path / "flat")
+        prepare(raw, Text(), ExpectedText(), tmp_path / "flat")
 
 
 @pytest.mark.parametrize("key", ["vocabulary", "train_tokens", "train_samples"])
 def test_other_data_than_expected_names_both_figures(tmp_path, key):
     found = {"vocabulary": 8, "train_tokens": 13, "train_samples": 4}
-    prepare(raw_of(tmp_path), Text(), Expected(**found), tmp_path / "flat")
+    prepare(raw_of(tmp_path), Text(), ExpectedText(**found), tmp_path / "flat")
     with pytest.raises(DataError, match=rf"expected.{key}` is 1,234, but there are {found[key]} "):
-        prepare(raw_of(tmp_path), Text(), Expected(**{key: 1234}), tmp_path / "other")
+        prepare(raw_of(tmp_path), Text(), ExpectedText(**{key: 1234}), tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 

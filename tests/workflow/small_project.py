@@ -13,15 +13,14 @@ PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
 WORKLOAD = """
 title: Tiny
 data:
-  source: {kind: files, location: text, files: {train: train.txt, validation: validation.txt, test: test.txt}}
+  source: {kind: files, location: ../../text, files: {train: train.txt, validation: validation.txt, test: test.txt}}
 model: {dim: 16, heads: 2, layers: 2, hidden: 32}
 optim: {lr: 5.0e-3}
 training: {window: 8, global_batch: 8, steps: 30, evaluate_every: 15, checkpoint_every: 5}
 """
 CONFIG = """
-root: .
 site: local
-runs: config/tiny.tsv
+runs: tiny.tsv
 title: Tiny
 parity: {steps: 5}
 formats: {tokens: [arrow]}

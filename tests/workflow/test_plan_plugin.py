@@ -58,6 +58,7 @@ rule train_any:
         nodes=layout("nodes"),
         gres=lambda wildcards: f"gpu:{PROJECT.runs[wildcards.run].layout.gpus_per_node}",
         runtime=lambda wildcards, attempt: PLANNER.runtime_minutes(wildcards.run, attempt),
+    params: kind="run"
     shell: "echo train_any >> executed.txt; touch {output:q}"
 
 
@@ -67,6 +68,7 @@ rule parity_any:
     resources:
         nodes=layout("nodes"),
         runtime=lambda wildcards, attempt: PLANNER.runtime_minutes(wildcards.run, attempt, "parity"),
+    params: kind="parity"
     shell: "echo parity_any >> executed.txt; touch {output:q}"
 
 
@@ -198,7 +200,7 @@ def load_project_file_in(folder):
     here = Path.cwd()
     os.chdir(folder)
     try:
-        return load_project_file("config.yaml")
+        return load_project_file("config.yaml", bases=["config"])
     finally:
         os.chdir(here)
 

@@ -14,6 +14,7 @@ from parascale.files import read_json, read_json_lines
 from parascale.settings import run_from_dict
 
 LAYERS_TOLD = 5
+NOTHING = torch.zeros(5, dtype=torch.float64)  # sums of `_differences` over no elements
 COLUMNS = ("tensor", "shape", "largest", "mean", "relative")
 
 
@@ -93,25 +94,31 @@ class _Pair:
 
 def _differences(pairs, settings, title):
     """Name → [largest, sum, sum of squares, elements, sum of squares of the first] of the differences."""
-    sums = {name: [0.0, 0.0, 0.0, 0, 0.0] for name in pairs}
+    sums = dict.fromkeys(pairs, NOTHING)
     total = 2 * sum(map(bytes_of, pairs.values()))
     with Progress(title, "B", total) as progress:
         # A pair is several times as large in fp64 as the block that it is counted as.
         streaming = Streaming((settings.memory_mb << 20) // 4, settings.threads, progress)
         for name, _, (one, other) in streaming.blocks(pairs):
             difference = (one - other).abs()
-            entry = sums[name]
-            largest = difference.max().item()
-            entry[0] = largest if math.isnan(largest) else max(entry[0], largest)
-            entry[1] += difference.sum().item()
-            entry[2] += difference.square().sum().item()
-            entry[3] += difference.numel()
-            entry[4] += one.square().sum().item()
+            found = (
+                difference.max(),
+                difference.sum(),
+                difference.square().sum(),
+                difference.numel(),
+                one.square().sum(),
+            )
+            sums[name] = _together(sums[name], torch.tensor(found, dtype=torch.float64))
     return sums
 
 
+def _together(one, other):
+    """Sums of `_differences` of two parts as those of both; what is not a number stays."""
+    return torch.cat([torch.maximum(one[:1], other[:1]), one[1:] + other[1:]])
+
+
 def _row(name, shape, sums):
-    largest, total, squares, count, size = sums
+    largest, total, squares, count, size = sums.tolist()
     norm, own = math.sqrt(squares), math.sqrt(size)
     mean = total / count if count else 0.0
     relative = norm / own if own else norm
@@ -126,13 +133,10 @@ def _by_size(row):
 def _layers(sums):
     """Rows of `_row` summed by layer: `blocks.<n>` or the module before it."""
     layers = {}
-    for name, (largest, total, squares, count, size) in sums.items():
+    for name, entry in sums.items():
         parts = name.split(".")
         layer = ".".join(parts[: 2 if parts[1:] and parts[1].isdigit() else 1])
-        held = layers.setdefault(layer, [0.0, 0.0, 0.0, 0, 0.0])
-        held[0] = largest if math.isnan(largest) else max(held[0], largest)
-        for place, value in enumerate((total, squares, count, size), 1):
-            held[place] += value
+        layers[layer] = _together(layers.get(layer, NOTHING), entry)
     rows = [_row(layer, [], entry) for layer, entry in layers.items()]
     return [{"layer": row.pop("tensor"), **{key: row[key] for key in COLUMNS[2:]}} for row in rows]
 

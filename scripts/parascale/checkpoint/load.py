@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import torch
-
 from parascale.checkpoint import read
+from parascale.checkpoint.source import WEIGHTS
 from parascale.errors import CheckpointError
 from parascale.families.build import build_model
 from parascale.files import read_json
 from parascale.settings import run_from_dict
-
-PREFIX = "model."
 
 
 def load_run(folder, which="best"):
@@ -21,18 +18,22 @@ def load_run(folder, which="best"):
     description = read_json(folder / "run.json")
     run = run_from_dict(description["settings"])
     model = build_model(run.workload.model, description["vocabulary"], *run.workload.sizes)
-    load_weights(folder / run.checkpoint_folder(which), model)
-    return run, model.eval()
+    place = folder / run.checkpoint_folder(which)
+    return run, fill(model, read.read(place, [name for name in read.tensors(place) if name.startswith(WEIGHTS)]), place)
 
 
-@torch.no_grad()
-def load_weights(folder, model):
-    """Fill a whole model from a sharded checkpoint; a tied parameter stands there once. CheckpointError names what lacks."""
-    held = {name.removeprefix(PREFIX) for name in read.tensors(folder) if name.startswith(PREFIX)}
-    wanted = dict(model.named_parameters()) | dict(model.named_buffers())
-    if held != set(wanted):
-        raise CheckpointError(
-            f"{folder} does not fit the model: it lacks {sorted(set(wanted) - held)[:3]} and has {sorted(held - set(wanted))[:3]} too many"
-        )
-    for name, tensor in wanted.items():
-        tensor.copy_(read.read(folder, [PREFIX + name])[PREFIX + name])
+def fill(model, tensors, origin):
+    """Fill a whole model with the weights in `tensors` (a tied parameter stands there once), in its own dtypes; for evaluation.
+
+    Raises CheckpointError, which says what `origin` lacks or has too many.
+    """
+    held = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
+    own, first = model.state_dict(keep_vars=True), {}
+    for name, tensor in own.items():
+        first.setdefault(id(tensor), name)
+    wanted = set(first.values())
+    if held.keys() != wanted:
+        lacks, more = sorted(wanted - held.keys())[:3], sorted(held.keys() - wanted)[:3]
+        raise CheckpointError(f"{origin} does not fit the model: it lacks {lacks} and has {more} too many")
+    model.load_state_dict({name: held[first[id(tensor)]] for name, tensor in own.items()})
+    return model.eval()

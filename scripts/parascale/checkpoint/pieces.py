@@ -5,12 +5,12 @@ the first dimension; a tensor without dimensions counts as one row.
 """
 
 import functools
-import io
 import math
 import os
 import pickle
 
 import torch
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from parascale.errors import CheckpointError
 
@@ -46,34 +46,6 @@ class Handle:
     def close(self):
         """Close the file."""
         os.close(self.number)
-
-
-class TensorBytes(io.RawIOBase):
-    """`length` bytes of a file from byte `start` on, as a file of their own."""
-
-    def __init__(self, handle, start, length):
-        super().__init__()
-        self.handle, self.start, self.length, self.place = handle, start, length, 0
-
-    def readable(self):
-        """It is."""
-        return True
-
-    def seekable(self):
-        """It is."""
-        return True
-
-    def seek(self, offset, whence=io.SEEK_SET):
-        """Move to a byte; returns its number."""
-        self.place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.place, io.SEEK_END: self.length}[whence]
-        return self.place
-
-    def readinto(self, memory):
-        """Fill memory as far as there are bytes; returns how many."""
-        count = max(0, min(len(memory), self.length - self.place))
-        self.handle.read_into(memoryview(memory)[:count], self.start + self.place)
-        self.place += count
-        return count
 
 
 class Piece:
@@ -153,7 +125,8 @@ def load_places(handle, start, length):
     Raises CheckpointError where it is damaged or would need a pickle to run code.
     """
     try:
-        return torch.load(io.BufferedReader(TensorBytes(handle, start, length)), map_location="meta", weights_only=True)
+        with open(handle.path, "rb") as file:
+            return torch.load(_create_file_view(file, start, length), map_location="meta", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{handle.path}: refused, because it holds more than tensors ({reason})") from None

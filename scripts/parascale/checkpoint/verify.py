@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from parascale.checkpoint import read
+from parascale.checkpoint.load import fill
 from parascale.checkpoint.manifest import MANIFEST, check_files, read_manifest
 from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, index_name
 from parascale.checkpoint.stream import DTYPES
@@ -81,10 +82,9 @@ def load_form(folder, form):
     """Name → tensor of all that a form holds, read by the form's own library; weights under `model.`."""
     if form == "sharded":
         return read.read(folder, list(read.tensors(folder)))
-    found = {}
-    for stem, prefix in (("model", WEIGHTS), ("optimizer", "")):
-        found |= {prefix + name: tensor for name, tensor in LOADERS[form](Path(folder), stem).items()}
-    return found
+    stems = {"model": WEIGHTS, "optimizer": ""}
+    load = {"safetensors": _load_safetensors, "pt": _load_pt}[form]
+    return {stems[stem] + name: tensor for stem in stems for name, tensor in load(Path(folder), stem).items()}
 
 
 def _load_safetensors(folder, stem):
@@ -100,9 +100,6 @@ def _load_safetensors(folder, stem):
 def _load_pt(folder, stem):
     path = folder / f"{stem}.pt"
     return torch.load(path, weights_only=True, map_location="cpu") if path.is_file() else {}
-
-
-LOADERS = {"safetensors": _load_safetensors, "pt": _load_pt}
 
 
 class _Judge:
@@ -151,24 +148,11 @@ class _Judge:
 
     def _model(self, tensors):
         """The whole model on the CPU in fp32 with the given weights (fp64 where they are)."""
-        weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
         workload = self.run.workload
         model = build_model(workload.model, self.outputs, *workload.sizes)
-        double = any(tensor.dtype == torch.float64 for tensor in weights.values())
-        kind = torch.float64 if double else torch.float32  # counters of batch norm stay whole numbers
-        weights = {name: tensor.to(kind) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
-        own = model.state_dict(keep_vars=True)
-        # A tied parameter stands once, under its first name.
-        first = {}
-        for name, parameter in own.items():
-            first.setdefault(id(parameter), name)
-        complete = {name: weights.get(first[id(parameter)]) for name, parameter in own.items()}
-        missing = [name for name, tensor in complete.items() if tensor is None]
-        odd = [name for name in weights if name not in own]
-        if missing or odd:
-            raise CheckpointError(f"the weights are not those of this model: {', '.join([*missing, *odd][:3])}")
-        model.load_state_dict(complete, assign=True)
-        return model.eval()
+        if any(tensor.dtype == torch.float64 for tensor in tensors.values()):
+            model.double()  # counters of batch norm stay whole numbers
+        return fill(model, tensors, "the converted checkpoint")
 
     def _loss(self, model):
         """Mean loss in nats over the test split."""

@@ -8,7 +8,7 @@ import click
 from parascale.cli import Location, named, project_options, run_option, with_project
 from parascale.files import atomic_path, write_json
 from parascale.settings import strict
-from parascale.settings.checkpoints import CHECKPOINT_FORMS, Checkpoints
+from parascale.settings.config import CHECKPOINT_FORMS, Checkpoints
 
 TARGETS, SOURCES = (*CHECKPOINT_FORMS, "sharded"), ("sharded", "safetensors", "pt")
 

@@ -141,7 +141,7 @@ def convert(project, workload, form, shard, gather, threads):
     Example: parascale data convert --dataset shapes --format arrow
     """
     from parascale.data import convert as conversion
-    from parascale.data.bad import bad_message
+    from parascale.data.convert import bad_message
     from parascale.data.convert_tokens import convert_tokens
     from parascale.data.images import ImageIndex
     from parascale.data.text import Tokens

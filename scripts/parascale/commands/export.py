@@ -8,6 +8,8 @@ from parascale.cli import Location, run_option, with_project
 from parascale.errors import DataError, RequirementError
 from parascale.files import atomic_path, read_json, read_json_lines
 
+HOME = Path(__file__).resolve().parents[3]  # the folder of the Snakefile
+
 
 @click.group()
 def export():
@@ -34,7 +36,7 @@ def crate(project, output, weights):
     from parascale.report.crate import pack  # not before it is needed, because rocrate loads slowly
 
     output = output or project.paths.results / "crate/parascale.crate.zip"
-    pack(Path.cwd(), project.paths.results, output, project.config.title, weights)
+    pack(HOME, project.paths.results, output, project.config.title, weights)
     print(f"{output}: {output.stat().st_size / 1e6:,.1f} MB", flush=True)
 
 

@@ -23,7 +23,7 @@ def model_class(kind):
     path = Path(place)
     if not path.is_file():
         raise ConfigError(
-            f"model.kind = `{kind}`: no such file `{path}` (paths are relative to the folder of the Snakefile)"
+            f"model.kind = `{kind}`: no such file `{path}` (a path in a workload file is relative to that file)"
         )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)

@@ -3,9 +3,7 @@
 Versions and interfaces are read from what is installed, without importing it: a login node answers in a moment.
 """
 
-import ast
 import ctypes
-import functools
 import importlib.util
 import re
 import sys
@@ -51,8 +49,7 @@ def problems(pins, site, runs=(), in_job=False):
     if site.device == "cuda":
         found += _wrong_driver(in_job)
     if runs and not any(problem.startswith("torch ") for problem in found):
-        for need in _needs(runs):
-            found += [f"{reason} (needed for {need})" for reason in _missing(INTERFACES[need])]
+        found += _missing(runs)
     return found
 
 
@@ -140,47 +137,24 @@ def driver_version(text):
     return tuple(int(part) for part in match[1].split(".")) if match else None
 
 
-def _needs(runs):
-    """Keys of INTERFACES that the runs use."""
-    needs = {"every run": None}
-    for run in runs:
-        layout = run.layout
-        uses = {
-            "lightning": run.engine == "lightning",
-            "ddp": layout.dp > 1 and not layout.uses_fsdp,
-            "fsdp": layout.uses_fsdp,
-            "tp": layout.tp > 1,
-            "pp": layout.pp > 1,
-        }
-        needs.update(dict.fromkeys(name for name, used in uses.items() if used))
-    return list(needs)
-
-
-def _missing(interfaces):
-    for interface in interfaces:
+def _missing(runs):
+    """Sentences on interfaces that the runs need and the installed packages lack."""
+    layouts = [run.layout for run in runs]
+    used = {
+        "every run": True,
+        "ddp": any(layout.dp > 1 and not layout.uses_fsdp for layout in layouts),
+        "fsdp": any(layout.uses_fsdp for layout in layouts),
+        "tp": any(layout.tp > 1 for layout in layouts),
+        "pp": any(layout.pp > 1 for layout in layouts),
+        "lightning": any(run.engine == "lightning" for run in runs),
+    }
+    for need, interface in ((user, entry) for user in INTERFACES if used[user] for entry in INTERFACES[user]):
         module, _, name = interface.partition(":")
-        names = _names_in(module)
-        if names is None:
-            yield f"there is no module {module}"
-        elif name not in names:
-            yield f"{module} has no {name}"
-
-
-@functools.cache
-def _names_in(module):
-    """The names that a module's source defines or imports; None where there is no such module."""
-    package, *parts = module.split(".")
-    spec = importlib.util.find_spec(package)  # of a part within, this would import the package
-    if spec is None:
-        return None
-    place = Path(spec.origin).parent.joinpath(*parts)
-    source = next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
-    if source is None:
-        return None
-    names = set()
-    for node in ast.walk(ast.parse(source.read_bytes())):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names.update(alias.asname or alias.name for alias in node.names)
-    return names
+        package, *parts = module.split(".")
+        found = importlib.util.find_spec(package)  # of a part within, this would import the package
+        place = Path(found.origin).parent.joinpath(*parts) if found else Path(module)
+        source = next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
+        if source is None:
+            yield f"there is no module {module} (needed for {need})"
+        elif not re.search(rf"\b{name}\b", source.read_text(encoding="utf-8")):
+            yield f"{module} has no {name} (needed for {need})"

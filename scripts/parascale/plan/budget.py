@@ -15,7 +15,6 @@ from parascale.plan.predict import charged_core_hours
 from parascale.plan.schedule import wall_hours
 
 SCHEMA_VERSION = 1
-KINDS = {"train_": "run", "parity_": "parity", "probe": "probe"}  # how the names of rules that train begin
 NAMED = 3  # jobs that a sentence names; the rest it counts
 
 
@@ -29,7 +28,8 @@ class PlannedJob:
 
     nodes: 0 for a local rule, which runs where the workflow runs and costs nothing. gpus: on each node.
     cores: asked for in all. limit_hours: None where the job asks for no limit. after: ids of jobs it waits for.
-    benchmark: the file in which the job itself says how long it took, or None.
+    benchmark: the file in which the job itself says how long it took, or None. kind: what it trains, `run`, `parity` or `probe`;
+    None of a job that trains nothing.
     """
 
     id: int
@@ -44,32 +44,23 @@ class PlannedJob:
     slots: int = 1
     after: tuple = ()
     benchmark: str | None = None
+    kind: str | None = None
 
 
 @dataclass(frozen=True)
-class PricedJob:
-    """A row of `plan.json`: hours of wall time and core-hours as charged; None is unknown."""
+class PricedJob(PlannedJob):
+    """A row of `plan.json`: hours of wall time and core-hours as charged; None is unknown. gpus: on all nodes together."""
 
-    id: int
-    rule: str
-    run: str | None
-    wildcards: dict
-    nodes: int
-    gpus: int
-    hours_expected: float | None
-    hours_worst: float | None
-    core_hours_expected: float | None
-    core_hours_worst: float | None
-    fits: str | None
-    basis: str | None
-    slots: int
-    after: tuple
+    run: str | None = None
+    strategy: str | None = None
+    hours_expected: float | None = None
+    hours_worst: float | None = None
+    core_hours_expected: float | None = None
+    core_hours_worst: float | None = None
+    fits: str | None = None
+    basis: str | None = None
     note: str | None = None
     remedy: str | None = None
-    strategy: str | None = None
-    cores: int | None = None
-    attempts: int = 1
-    benchmark: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,33 +90,20 @@ def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=Fals
     site = site or planner.site
     budget = planner.project.config.budget
     priced = tuple(price(job, planner, history or {}) for job in jobs)
-    violations = [said for job in jobs if job.nodes for said in limits.violations(_request(job), site, job.partition)]
-    unknown = tuple(_unknown(priced))
-    at_once = wall_hours(priced)
+    violations = []
+    for job in jobs:
+        request = limits.Request(_title(job), job.nodes, job.gpus, job.limit_hours)
+        violations += limits.violations(request, site, job.partition) if job.nodes else []
     limited = wall_hours(priced, capacity) if capacity else None
-    totals = {**_totals(priced), "wall_hours_at_once": at_once, "wall_hours_limited": limited}
-    return Plan(
-        site.name,
-        priced,
-        totals,
-        unknown,
-        tuple(violations),
-        budget.quota,
-        budget.core_hours,
-        capacity,
-        capacity_is_cores,
-    )
-
-
-def kind_of(rule):
-    """What a rule of this name trains: `run`, `parity` or `probe`; None for a rule that does not."""
-    return next((kind for start, kind in KINDS.items() if rule.startswith(start)), None)
+    totals = {**_totals(priced), "wall_hours_at_once": wall_hours(priced), "wall_hours_limited": limited}
+    said = tuple(_unknown(priced)), tuple(violations)
+    return Plan(site.name, priced, totals, *said, budget.quota, budget.core_hours, capacity, capacity_is_cores)
 
 
 def price(job, planner, history):
     """The PricedJob of a PlannedJob."""
     run = job.wildcards.get("run")
-    kind = kind_of(job.rule) if run is not None else None
+    kind = job.kind
     hours = fits = basis = note = remedy = None
     worst = None if job.limit_hours is None else job.limit_hours * job.attempts
     if job.nodes == 0:
@@ -144,26 +122,17 @@ def price(job, planner, history):
         return None if duration is None else charged_core_hours(planner.site, job.nodes, duration * 3600, job.cores)
 
     return PricedJob(
-        id=job.id,
-        rule=job.rule,
+        **vars(job) | {"gpus": job.nodes * job.gpus},
         run=run,
-        wildcards=job.wildcards,
-        nodes=job.nodes,
-        gpus=job.nodes * job.gpus,
+        strategy=planner.strategy(run),
         hours_expected=hours,
         hours_worst=worst,
-        core_hours_expected=charge(hours) if job.nodes else 0.0,
-        core_hours_worst=charge(worst) if job.nodes else 0.0,
+        core_hours_expected=charge(hours),
+        core_hours_worst=charge(worst),
         fits=fits,
         basis=basis,
-        slots=job.slots,
-        after=job.after,
         note=note,
         remedy=remedy,
-        strategy=planner.strategy(run),
-        cores=job.cores,
-        attempts=job.attempts,
-        benchmark=job.benchmark,
     )
 
 
@@ -233,21 +202,16 @@ def _totals(jobs):
     """Sums over jobs; what is unknown is counted apart and adds nothing."""
     costly = [job for job in jobs if job.nodes]
 
-    def summed(values):
-        return sum(value for value in values if value is not None)
+    def summed(name, weight=lambda job: 1):
+        return sum(value * weight(job) for job in costly if (value := getattr(job, name)) is not None)
 
     return {
         "jobs": len(jobs),
         "jobs_unknown": sum(job.hours_expected is None for job in costly),
         "jobs_without_limit": sum(job.hours_worst is None for job in costly),
-        "hours_expected": summed(job.hours_expected for job in costly),
-        "hours_worst": summed(job.hours_worst for job in costly),
-        "node_hours_expected": summed(
-            job.nodes * job.hours_expected for job in costly if job.hours_expected is not None
-        ),
-        "gpu_hours_expected": summed(job.gpus * job.hours_expected for job in costly if job.hours_expected is not None),
-        "core_hours_expected": summed(job.core_hours_expected for job in costly),
-        "core_hours_worst": summed(job.core_hours_worst for job in costly),
+        **{name: summed(name) for name in ("hours_expected", "hours_worst", "core_hours_expected", "core_hours_worst")},
+        "node_hours_expected": summed("hours_expected", lambda job: job.nodes),
+        "gpu_hours_expected": summed("hours_expected", lambda job: job.gpus),
     }
 
 
@@ -271,10 +235,6 @@ def _range_of(jobs):
     return ranges
 
 
-def _request(job):
-    return limits.Request(_title(job), job.nodes, job.gpus, job.limit_hours)
-
-
 def _title(job):
-    wildcards = ", ".join(f"{value}" for value in job.wildcards.values())
+    wildcards = ", ".join(map(str, job.wildcards.values()))
     return f"{job.rule} ({wildcards})" if wildcards else job.rule

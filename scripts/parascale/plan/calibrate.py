@@ -64,13 +64,13 @@ class Calibration:
 
         Looked up once for a workload and precision: plans of thousands of runs ask for each.
         """
-        wanted = run.workload.name, run.precision
-        if wanted not in self._observed:
+        wanted = "seen", run.workload.name, run.precision
+        if wanted not in self._found:
             seen = [o for o in self.observations if o.resolved.precision == run.precision]
             own = [o for o in seen if o.resolved.workload.name == run.workload.name]
             basis = "history" if any(o.source == "run" for o in own) else "probe" if seen else "formula"
-            self._observed[wanted] = own or seen, basis
-        return self._observed[wanted]
+            self._found[wanted] = own or seen, basis
+        return self._found[wanted]
 
     def same(self, run):
         """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
@@ -87,11 +87,6 @@ class Calibration:
             if observation.source == "run":
                 groups[identity.speed_of(observation.resolved)].append(observation)
         return dict(groups)
-
-    @cached_property
-    def _observed(self):
-        """(workload, precision) → what `_seen` found."""
-        return {}
 
     @cached_property
     def _found(self):
@@ -127,7 +122,7 @@ class Calibration:
 
         Where nothing was, the formula's; None where that is not known either.
         """
-        wanted = run.workload.name, run.precision
+        wanted = "rates", run.workload.name, run.precision
         if wanted not in self._found:
             prior = formula_rates(site, run.precision)
             seen = self._seen(run)[0] if prior else []

@@ -21,10 +21,10 @@ TRANSFERS = ("node_bytes", "node_messages", "network_bytes", "network_messages")
 
 
 @dataclass(frozen=True)
-class Work:
-    """What one rank does in one optimizer step; the fields are what `Rates` has prices for."""
+class Kinds:
+    """What a step is made of: amounts in a `Work`, prices in `Rates`."""
 
-    steps: float = 1.0
+    steps: float = 0.0
     samples: float = 0.0  # that a rank reads
     flops: float = 0.0
     contended_flops: float = (
@@ -38,11 +38,20 @@ class Work:
     node_messages: float = 0.0
     network_bytes: float = 0.0
     network_messages: float = 0.0
-    bubble: float = 0.0  # part of the computing time that a pipeline waits on top
-    balance: float = 1.0  # computing of the mean rank over that of this one, which computes longest
-    beside: "Work | None" = (
-        None  # of the transfers, those of gradients and parameters, which GPUs do while they compute
-    )
+
+
+@dataclass(frozen=True)
+class Work(Kinds):
+    """What one rank does in one optimizer step.
+
+    bubble: part of the computing time that a pipeline waits on top. balance: computing of the mean rank over that of this one,
+    which computes longest. beside: of the transfers, those of gradients and parameters, which GPUs do while they compute.
+    """
+
+    steps: float = 1.0
+    bubble: float = 0.0
+    balance: float = 1.0
+    beside: "Work | None" = None
 
     def plus(self, link, size, messages):
         """This Work and a transfer of `size` bytes in `messages` over a link."""
@@ -50,22 +59,8 @@ class Work:
         return replace(self, **{name: getattr(self, name) + amount for name, amount in names.items()})
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(Kinds):
     """Prices in seconds of each kind of Work: of one GPU, or of one core where a run computes on CPUs."""
-
-    steps: float
-    samples: float
-    flops: float
-    contended_flops: float
-    passes: float
-    split_passes: float
-    shard_passes: float
-    optimizer_elements: float
-    node_bytes: float
-    node_messages: float
-    network_bytes: float
-    network_messages: float
 
     def seconds(self, work, site, processes):
         """{phase: seconds} of a step where a node of `site` has `processes` of the run.

@@ -48,7 +48,7 @@ FORMATS.types_map[1] |= {".jsonl": "application/jsonl", ".yaml": "application/ya
 def pack(project, results, target, title, weights=False):
     """Write the crate of the results in a folder to a zip file, whole or not at all.
 
-    project: folder of the Snakefile. weights: whether the checkpoints of the runs go in as well.
+    project: the folder that holds the Snakefile. weights: whether the checkpoints of the runs go in as well.
     Raises DataError where no run has finished.
     """
     project, results = Path(project), Path(results)

@@ -17,29 +17,28 @@ class Checkpoints:
 
     report: Literal["none", "one", "all"] = option(
         "one",
-        "checkpoints that are converted and verified for the report. `one`: of the first run whose weights are spread over "
-        "ranks, or else of the first; the target `checkpoints` does so for every run",
+        "which checkpoints are converted and verified for the report. `one`: that of the first run whose weights are spread over "
+        "ranks, or else of the first run; the target `checkpoints` converts those of every run",
     )
     which: Literal["best", "last"] = option(
         "best",
-        "`best`: weights of the best validation loss (of a run that is not evaluated: the last); `last`: the end of the "
+        "`best`: weights with the best validation loss (of a run without evaluation: the last ones); `last`: the end of the "
         "training, with the optimizer's state",
     )
     forms: Annotated[list[CheckpointForm], MinLen(1)] = option(
         ["safetensors", "pt"],
-        f"of {', '.join(CHECKPOINT_FORMS)}; `transformers` is a folder that the library of that name loads, "
-        "for models that have an equal there",
+        "formats to write; `transformers` is a folder that this library loads, for models that it has too",
     )
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = option(
         None,
-        "convert weights to this dtype; default: as they were trained. The optimizer's state keeps its own",
+        "convert weights to this dtype; default: as trained. The optimizer's state keeps its dtype",
         expert=True,
     )
-    optimizer: bool = option(True, "carry the optimizer's state along, where the checkpoint holds it", expert=True)
-    memory_mb: int = option(256, "bound on the tensors in memory at once, in MiB", low=1, expert=True)
-    threads: int = option(2, "parts of tensors that are read at once", low=1, high=64, expert=True)
+    optimizer: bool = option(True, "include the optimizer's state, if the checkpoint holds it", expert=True)
+    memory_mb: int = option(256, "limit for the tensors in memory at once, in MiB", low=1, expert=True)
+    threads: int = option(2, "parts of tensors read at once", low=1, high=64, expert=True)
     file_mb: int = option(
-        5000, "largest `.safetensors` file in MB; a larger model becomes shards and an index", low=1, expert=True
+        5000, "largest `.safetensors` file in MB; a larger model is written as shards and an index", low=1, expert=True
     )
 
 
@@ -47,12 +46,12 @@ class Checkpoints:
 class Summaries:
     """How summaries are written and judged, once a run has finished."""
 
-    documents: int | None = option(None, "documents of the test split that are summed up; default: all", low=1)
-    beams: int = option(4, "beams of the search; greedy search is reported beside it", low=2)
+    documents: int | None = option(None, "documents of the test split to summarise; default: all", low=1)
+    beams: int = option(4, "beams of the beam search; the report also shows greedy search", low=2)
     length_penalty: Number = option(
-        1.0, "power of the length by which a summary's log probability is divided", low=0.0, expert=True
+        1.0, "a summary's log probability is divided by its length to this power", low=0.0, expert=True
     )
-    examples: int = option(5, "summaries that the report shows beside their references", low=0)
+    examples: int = option(5, "summaries that the report shows with their references", low=0)
 
 
 @settings(CONDUCT)
@@ -61,7 +60,7 @@ class Monitor:
 
     interval_seconds: Number = option(
         2.0,
-        "seconds between samples of GPUs, processors, memory, network and disk; a sample costs about a millisecond of one core",
+        "seconds between samples of GPUs, cores, memory, network and disk; a sample costs about a millisecond of one core",
         low=0.1,
         expert=True,
     )
@@ -71,19 +70,17 @@ class Monitor:
 class Parity:
     """The short runs that prove each layout right."""
 
-    steps: int = option(20, "optimizer steps that are compared", low=2)
-    precision: Literal["fp32", "fp64"] = option("fp32", "precision of the comparison; fp64 is the stricter proof")
+    steps: int = option(20, "optimizer steps to compare", low=2)
+    precision: Literal["fp32", "fp64"] = option("fp32", "precision of the comparison; fp64 is stricter")
 
 
 @settings(SITE)
 class Budget:
     """What the project may spend, in core-hours as they are charged."""
 
-    core_hours: Number | None = option(
-        None, "a workflow that is expected to cost more is refused before its first job", above=0.0
-    )
+    core_hours: Number | None = option(None, "a workflow that is expected to cost more does not start", above=0.0)
     quota: Number | None = option(
-        None, "the project's quota: plans show their share of it, and warn beyond it", above=0.0
+        None, "the project's quota: plans show their share of it, and warn when they exceed it", above=0.0
     )
 
 
@@ -93,17 +90,17 @@ class Config:
 
     root: str = option(
         ".",
-        "folder that holds `results/` and `work/`; `$VARIABLES` are filled in, `${NAME:-other}` with a default. Default: the "
-        "folder that the workflow works in",
+        "folder that holds `results/` and `work/`; `$VARIABLES` are expanded, `${NAME:-other}` with a default. Default: the "
+        "working directory of the workflow",
         path=True,
     )
-    site: str = option("local", "which machine: a file of `sites`")
+    site: str = option("local", "the machine: a file in `sites`")
     runs: str = option("runs.tsv", "the run table", path=True)
     workloads: str = option("workloads", "folder of workloads", path=True)
     sites: str = option("sites", "folder of sites", path=True)
     title: str = option("Scaling report", "heading of the report")
-    account: str | None = option(None, "project that Slurm charges; also as `--config account=NAME`")
-    partition: str | None = option(None, "partition of the site to use; default: its first")
+    account: str | None = option(None, "account that Slurm charges; also `--config account=NAME`")
+    partition: str | None = option(None, "partition of the site; default: its first")
     parity: Parity = section(Parity, "the short runs that prove each layout right")
     checkpoints: Checkpoints = section(Checkpoints, "what a run's checkpoint is converted into")
     formats: Formats = section(Formats, "how data is converted")
@@ -113,9 +110,9 @@ class Config:
     monitor: Monitor = section(Monitor, "how a running training is watched")
     continue_with_other_code: bool = option(
         False,
-        "a run under way goes on although the code of its training was edited, and its record says so; else it begins anew",
+        "continue an unfinished run although the code of its training was edited, and note it in the record; otherwise the run starts again",
         CONDUCT,
     )
     timeout_seconds: Number = option(
-        300.0, "a collective operation or a training step that takes longer ends the run", CONDUCT, above=0.0
+        300.0, "a run ends if a collective operation or a training step takes longer", CONDUCT, above=0.0
     )

@@ -16,39 +16,39 @@ class Source:
 
     kind: Literal["builtin", "hub", "files", "url"] = option(
         "builtin",
-        "where the data comes from: made from what is installed (no network), a Hugging Face dataset, "
-        "your own files, or files and archives by address",
+        "where the data comes from: installed packages (no network), a Hugging Face dataset, "
+        "your own files, or addresses of files and archives",
     )
     name: str | None = option(
         None,
-        "`hub`: the dataset's id (`Salesforce/wikitext`); `builtin`: which corpus (`documentation`, `docstrings`), or `shapes`, "
-        "the images that are drawn",
+        "`hub`: id of the dataset (`Salesforce/wikitext`); `builtin`: a corpus (`documentation`, `docstrings`) or `shapes`, "
+        "drawn images",
     )
-    config: str | None = option(None, "`hub`: the dataset's configuration (`wikitext-2-v1`)")
+    config: str | None = option(None, "`hub`: configuration of the dataset (`wikitext-2-v1`)")
     revision: str | None = option(
-        None, "`hub`: the commit that is fetched; needed, so that data cannot change under a result"
+        None, "`hub`: commit to download; required, so that the data of a result cannot change"
     )
     endpoint: str | None = option(
-        None, "`hub`: another server than huggingface.co, such as a mirror", CONDUCT, expert=True
+        None, "`hub`: a server other than huggingface.co, such as a mirror", CONDUCT, expert=True
     )
     columns: dict[str, str] = option(
-        {}, "role → column name, where they differ (`{text: content}`, `{document: article, summary: highlights}`)"
+        {}, "role → name of the column, if they differ (`{text: content}`, `{document: article, summary: highlights}`)"
     )
     files: dict[Split, str | list] = option(
         {},
-        "`files`: split → path, glob or list of them; `valid.txt[:50%]` takes the first half of its lines. "
-        "Text (`.txt`), Parquet and JSON Lines are understood",
+        "`files`: split → path, glob or list of them; `valid.txt[:50%]` is the first half of its lines. "
+        "Formats: text (`.txt`), Parquet, JSON Lines",
         path=True,
     )
     urls: list = option([], "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked")
     content: Literal["files", "xsum"] = option(
         "files",
-        "`url`: what is there: files as they are read, or XSum as its authors publish it, an archive of articles and the list "
+        "`url`: `files`, to be read as they are; or `xsum`, as its authors publish it: an archive of articles and a list "
         "(`.json`) of its splits, which become `train.parquet`, `validation.parquet` and `test.parquet`",
     )
     location: str | None = option(
         None,
-        "a folder on this machine that already holds the data (`$DATA/...`): read where it lies, never copied. "
+        "a folder on this machine that already holds the data (`$DATA/...`); it is read in place, never copied. "
         "`files` are relative to it",
         path=True,
     )
@@ -79,18 +79,20 @@ class Text:
     tokenizer: Literal["word", "subword", "pretrained"] = option(
         "word",
         "`word`: words between spaces, as in WikiText's published perplexities; `subword`: BPE trained on the train split; "
-        "`pretrained`: that of a pretrained model",
+        "`pretrained`: the tokenizer of a pretrained model",
     )
     lowercase: bool = option(False, "lower-case the text first")
-    min_count: int = option(1, "words seen less often in the train split become `<unk>`", low=1)
-    max_vocabulary: int | None = option(None, "keep only the most frequent entries, the special ones included", low=3)
+    min_count: int = option(1, "words that the train split has less often become `<unk>`", low=1)
+    max_vocabulary: int | None = option(
+        None, "keep only this many of the most frequent entries, including the special ones", low=3
+    )
     pretrained: str | None = option(
         None,
-        "`pretrained`: folder of a model in Hugging Face's form (`$DATA/t5-small`) with `config.json`, `tokenizer.json` and "
-        "`model.safetensors`, as `hf download google-t5/t5-small --local-dir $DATA/t5-small` makes it",
+        "`pretrained`: folder of a model in Hugging Face's format (`$DATA/t5-small`) with `config.json`, `tokenizer.json` and "
+        "`model.safetensors`, from `hf download google-t5/t5-small --local-dir $DATA/t5-small`",
         path=True,
     )
-    prefix: str = option("", "what stands before each document that is summed up (T5: `'summarize: '`)")
+    prefix: str = option("", "text before each document (T5: `'summarize: '`)")
 
     def check(self, where):
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""
@@ -114,9 +116,11 @@ class Text:
 class Expected:
     """What a plan may assume before the data is there; it is checked against the data once that is."""
 
-    vocabulary: int | None = option(None, "entries of the vocabulary, special ones included; of images, classes", low=2)
+    vocabulary: int | None = option(
+        None, "entries of the vocabulary, including special ones; for images, classes", low=2
+    )
     train_samples: int | None = option(
-        None, "rows of the train split, excluded ones included (documents, images)", low=1
+        None, "rows of the train split, including excluded ones (documents, images)", low=1
     )
 
 
@@ -133,15 +137,15 @@ class Data:
 
     dataset: str = option(
         "",
-        "name of the folder below `results/data/`; workloads that share a dataset give it the same "
-        "source, text and image settings. Default: the workload's name",
+        "name of the folder below `results/data/`; workloads that share a dataset must have the same "
+        "source, text and image settings. Default: the name of the workload",
         SITE,
     )
     source: Source = section(Source, "where raw data comes from")
     stage: Literal["none", "ram"] = option(
         "none",
-        "`ram`: each node copies the dataset into its memory (`/dev/shm`) before training, and reads it there; "
-        "`none`: it is read where it lies",
+        "`ram`: each node copies the dataset into its memory (`/dev/shm`) before training and reads it there; "
+        "`none`: the dataset is read in place",
     )
 
     pretrained: ClassVar = None  # folder of the model whose tokenizer the data is made with
@@ -171,7 +175,7 @@ class TextData(Data):
 
     text: Text = section(Text, "how text becomes tokens")
     expected: ExpectedText = section(ExpectedText, "what a plan may assume before the data is there")
-    format: Literal["flat"] = option("flat", "the format a training reads")
+    format: Literal["flat"] = option("flat", "format that the training reads")
 
     def made_from(self):
         """What two workloads that share a dataset must agree on."""
@@ -197,7 +201,7 @@ class TextData(Data):
 class PairData(TextData):
     """Pairs of a document and its summary."""
 
-    format: Literal["pairs"] = option("pairs", "the format a training reads")
+    format: Literal["pairs"] = option("pairs", "format that the training reads")
 
 
 @settings(CONDUCT)
@@ -206,11 +210,11 @@ class ImageData(Data):
 
     images: Images = section(Images, "how images are found or drawn")
     expected: Expected = section(Expected, "what a plan may assume before the data is there")
-    format: ImageFormat = option("files", "the format a training reads")
+    format: ImageFormat = option("files", "format that the training reads")
     io: ReadCalls = option(
         "auto",
-        "how images are read from shards: `pread`, `mmap`, or `auto`, which chooses as it does for `loaders.io`; the numbers of "
-        "a training are the same",
+        "how images are read from shards: `pread`, `mmap`, or `auto`, which chooses as for `loaders.io`; the numbers of "
+        "a training stay the same",
     )
 
     def made_from(self):

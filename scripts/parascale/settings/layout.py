@@ -21,25 +21,25 @@ class Layout:
     """
 
     nodes: int = option(1, "machines", low=1)
-    gpus_per_node: int = option(1, "GPUs asked for on each node (processes, on a site without GPUs)", low=1)
-    idle_gpus: int = option(0, "GPUs a node that are asked for and left unused, to show what waste costs", low=0)
+    gpus_per_node: int = option(1, "GPUs to request on each node (processes, on a site without GPUs)", low=1)
+    idle_gpus: int = option(0, "requested GPUs per node that stay unused, to show what waste costs", low=0)
     dp: int = option(1, "data-parallel replicas (DDP)", low=1)
-    fsdp: int = option(1, "ranks over which parameters, gradients and optimizer state are sharded (FSDP2)", low=1)
-    tp: int = option(1, "ranks over which each matrix is split (tensor parallelism)", low=1)
-    pp: int = option(1, "pipeline stages' ranks", low=1)
-    micro_batches: int = option(1, "parts into which a rank's batch is cut for the pipeline", low=1)
+    fsdp: int = option(1, "ranks that share parameters, gradients and optimizer state (FSDP2)", low=1)
+    tp: int = option(1, "ranks that share each matrix (tensor parallelism)", low=1)
+    pp: int = option(1, "ranks in a row that hold the pipeline's stages", low=1)
+    micro_batches: int = option(1, "micro-batches per rank and step in the pipeline", low=1)
     schedule: Schedule = option("1F1B", "pipeline schedule")
-    sequence_parallel: bool = option(True, "tensor parallelism also splits the sequence between its matrices")
+    sequence_parallel: bool = option(True, "tensor parallelism also splits the sequence, between the matrices")
     loss_parallel: bool = option(True, "tensor parallelism computes the loss on split logits")
     reshard_after_forward: bool = option(
-        True, "FSDP frees gathered parameters after the forward pass (saves memory, gathers twice)"
+        True, "FSDP frees gathered parameters after the forward pass (saves memory, but gathers twice)"
     )
     activation_checkpointing: bool = option(
         False, "recompute a block's activations in the backward pass instead of keeping them"
     )
     sync_batch_norm: bool = option(
         True,
-        "batch norm counts the samples of all ranks; else each rank its own, which is another training in every layout",
+        "batch norm uses the samples of all ranks; otherwise each rank uses its own, so every layout is a different training",
     )
     compile: bool = option(False, "compile each block with `torch.compile`")
 

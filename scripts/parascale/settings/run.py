@@ -18,41 +18,37 @@ PRECISIONS = get_args(Precision)
 class Run:
     """One row of the run table, with its workload."""
 
-    run: str = required("name of the run, of letters, digits, `-`, `_` and `.`", SITE)
+    run: str = required("name of the run: letters, digits, `-`, `_` and `.`", SITE)
     workload: chosen(Workload) = required("name of a workload")
     layout: Layout = section(Layout, "how the run is spread")
     precision: Precision = option(
-        "fp32", "precision of the computation; bf16 keeps weights, gradients' sum and optimizer in fp32"
+        "fp32", "precision of the computation; bf16 keeps weights, summed gradients and optimizer state in fp32"
     )
-    engine: Literal["native", "lightning"] = option(
-        "native", "whose training loop: ours or PyTorch Lightning's", LAYOUT
-    )
+    engine: Literal["native", "lightning"] = option("native", "training loop: ours or PyTorch Lightning's", LAYOUT)
     scaling: Literal["strong", "weak"] = option(
         "strong", "`strong`: the global batch is fixed; `weak`: the batch of a data-parallel rank is fixed"
     )
     seed: int = option(1, "seed of initial weights, sample order and dropout", low=0)
     baseline: str | None = option(
         None,
-        "run of the same workload that speed-up, efficiency and parity refer to; default: its first run on one process",
+        "run of the same workload that this run is compared with (speed-up, efficiency, parity); default: the first one on one process",
         CONDUCT,
     )
-    repeat: int = option(
-        1, "number of the repeat, of rows that are the same otherwise; counted where left out", SITE, low=1
-    )
-    deterministic: bool = option(False, "only deterministic kernels: repeating the run gives the same bits")
+    repeat: int = option(1, "number of the repeat, for otherwise equal rows; counted by default", SITE, low=1)
+    deterministic: bool = option(False, "use only deterministic kernels: a repeated run gives the same bits")
     average_every: int | None = option(
         None, "local SGD: ranks train apart and average their parameters every so many steps", low=1
     )
-    init_from: str | None = option(None, "run whose last checkpoint this run starts from, in whatever layout")
+    init_from: str | None = option(None, "start from the last checkpoint of this run, in any layout")
     profile: str | None = option(
         None,
-        "steps that are profiled, the first and the last (`5-7`); it takes time, so the run is not compared",
+        "first and last step to profile (`5-7`); profiling takes time, so the run is not compared with others",
         CONDUCT,
     )
     profiler: Literal["torch", "nsight"] = option(
         "torch",
-        "`torch`: PyTorch's, on the first rank, with the longest operators in the job's report; `nsight`: Nsight Systems, on "
-        "every rank, on GPUs and where `nsys` is installed, with its reports beside the logs",
+        "`torch`: PyTorch's profiler on the first rank; the report of the job shows the longest operators. `nsight`: Nsight Systems "
+        "on every rank; needs GPUs and `nsys`, and writes its reports beside the logs",
         CONDUCT,
     )
 

@@ -11,7 +11,7 @@ from parascale.settings.run import Precision
 class Link:
     """A network between processes, in the alpha-beta model."""
 
-    gigabytes_per_second: Number = option(5.0, "bandwidth of one direction, for each GPU", above=0.0)
+    gigabytes_per_second: Number = option(5.0, "bandwidth in one direction, per GPU", above=0.0)
     microseconds: Number = option(10.0, "latency of a message", above=0.0)
 
 
@@ -19,19 +19,19 @@ class Link:
 class Partition:
     """A partition (queue) of the machine."""
 
-    name: str = required("Slurm's name for it")
-    max_hours: Number = option(24.0, "longest job", above=0.0)
-    max_nodes: int | None = option(None, "largest job; unknown: no limit is checked", low=1)
+    name: str = required("its name in Slurm")
+    max_hours: Number = option(24.0, "hours of the longest job", above=0.0)
+    max_nodes: int | None = option(None, "nodes of the largest job; unknown: not checked", low=1)
 
 
 @settings(SITE)
 class Network:
     """How the processes of one run find each other."""
 
-    interface: str | None = option(None, "network interface for NCCL and gloo (`ib0`); default: found by the libraries")
-    host_suffix: str = option("", "appended to a node's name for its address on that network (JSC: `i`)")
+    interface: str | None = option(None, "network interface for NCCL and gloo (`ib0`); default: the libraries choose")
+    host_suffix: str = option("", "suffix of a node's name on that network (JSC: `i`)")
     host_template: str = option(
-        "{host}{suffix}", "how name and suffix make an address (`{host}-interconnect-1.jupiter.internal`)"
+        "{host}{suffix}", "address of a node on that network (`{host}-interconnect-1.jupiter.internal`)"
     )
 
 
@@ -39,36 +39,34 @@ class Network:
 class Assumed:
     """What a plan takes for granted of a machine until a calibration has measured it."""
 
-    efficiency: Number = option(0.35, "part of the peak rate that a training reaches", above=0.0, high=1.0)
-    core_gigaflops: Number = option(15.0, "rate of one core where a run computes on CPUs", above=0.0)
+    efficiency: Number = option(0.35, "fraction of the peak rate that a training reaches", above=0.0, high=1.0)
+    core_gigaflops: Number = option(15.0, "rate of one core, in runs on CPUs", above=0.0)
     core_gigabytes_per_second: Number = option(5.0, "memory bandwidth of one core", above=0.0)
-    pass_microseconds: Number = option(200.0, "time to start the operations of one block, whatever its size", above=0.0)
+    pass_microseconds: Number = option(200.0, "time to start the operations of one block, of any size", above=0.0)
     split_pass_microseconds: Number = option(
         5000.0,
-        "what it takes longer where tensor parallelism splits its matrices, and each operation looks at their pieces first",
+        "additional time per pass with tensor parallelism, whose operations handle split matrices",
         above=0.0,
     )
     shard_pass_microseconds: Number = option(
-        2000.0, "what FSDP's own work takes for one pass through a block: gathering, laying out, freeing", above=0.0
+        2000.0, "additional time per pass through a block with FSDP: gathering, laying out, freeing", above=0.0
     )
     contention: Number = option(
         0.2,
-        "part by which a core that computes is slower where all cores of a CPU node do: they share caches and memory",
+        "slowdown of a core when all cores of a CPU node compute: they share caches and memory",
         above=0.0,
     )
     sample_microseconds: Number = option(20.0, "time to read, decode and hand over a sample", above=0.0)
-    step_milliseconds: Number = option(3.0, "time that a step takes beside computing and communication", above=0.0)
-    startup_seconds: Number = option(30.0, "from a job's start to its first step", above=0.0)
-    save_gigabytes_per_second: Number = option(0.5, "rate at which a checkpoint is saved, and checked", above=0.0)
+    step_milliseconds: Number = option(3.0, "time of a step beyond computation and communication", above=0.0)
+    startup_seconds: Number = option(30.0, "time from the start of a job to its first step", above=0.0)
+    save_gigabytes_per_second: Number = option(0.5, "rate of saving and of checking a checkpoint", above=0.0)
     library_gigabytes: Number = option(
-        0.5, "memory that libraries hold beside tensors, for each process; on CPUs alone probes measure it", above=0.0
+        0.5, "memory of libraries beside tensors, per process; probes measure it only on CPUs", above=0.0
     )
     communicator_gigabytes: Number = option(
-        0.3, "memory of each group of processes that communicates, on GPUs; no probe measures it", above=0.0
+        0.3, "memory of each process group, on GPUs; no probe measures it", above=0.0
     )
-    unknown_hours: Number = option(
-        4.0, "time limit of a job whose time is unknown, where no partition limits it", above=0.0
-    )
+    unknown_hours: Number = option(4.0, "time limit of a job of unknown length, if no partition limits it", above=0.0)
 
 
 @settings(SITE)
@@ -76,15 +74,13 @@ class Site:
     """One machine: `config/sites/<name>.yaml`."""
 
     name: str = required("the file's name without `.yaml`; set by the loader")
-    title: str = option("", "a line for reports")
-    device: Literal["cpu", "cuda"] = option("cpu", "what computes")
-    cores_per_node: int | None = option(
-        None, "cores of a node, as they are charged; default: counted on this machine", low=1
-    )
+    title: str = option("", "title in reports")
+    device: Literal["cpu", "cuda"] = option("cpu", "device that computes")
+    cores_per_node: int | None = option(None, "cores of a node, as charged; default: those of this machine", low=1)
     threads_per_process: int | None = option(
-        None, "cores that a process computes with; default: the node's, dealt out evenly", LAYOUT, low=1
+        None, "cores per process; default: an even share of the node", LAYOUT, low=1
     )
-    gpus_per_node: int | None = option(None, "GPUs of a node; default: no limit (processes on CPUs)", low=1)
+    gpus_per_node: int | None = option(None, "GPUs per node; default: no limit (processes on CPUs)", low=1)
     gpu: str = option("", "name of the GPU")
     gpu_memory_gb: Number | None = option(None, "memory of one GPU, in 10⁹ bytes", above=0.0)
     host_memory_gb: Number | None = option(None, "memory of a node, in 10⁹ bytes", above=0.0)
@@ -98,19 +94,19 @@ class Site:
     environment: dict[str, object] = option(
         {}, "environment variables for every process of a run (`{NCCL_IB_TIMEOUT: 50}`)", CONDUCT
     )
-    assumed: Assumed = section(Assumed, "what a plan takes for granted until a calibration has measured it")
+    assumed: Assumed = section(Assumed, "what a plan assumes until a calibration has measured it")
     charges: Literal["whole_nodes", "cores"] = option(
         "whole_nodes",
-        "what core-hours are counted from: all cores of each node that a job holds, or the cores it asks for",
+        "core-hours are charged for all cores of the nodes of a job, or for the cores that it requests",
     )
-    partitions: list[Partition] = option([], "partitions of the machine; the first is the default")
-    needs_account: bool = option(False, "Slurm takes no job that does not name the account it is charged to")
-    max_hours: Number | None = option(None, "longest job where there are no partitions", above=0.0)
+    partitions: list[Partition] = option([], "partitions; the first is the default")
+    needs_account: bool = option(False, "Slurm accepts only jobs that name an account")
+    max_hours: Number | None = option(None, "hours of the longest job, if there are no partitions", above=0.0)
     purge_days: int | None = option(
-        None, "days after which files that nobody used are deleted where results lie; a workflow warns before", low=1
+        None, "days after which the filesystem of the results deletes unused files; the workflow warns in time", low=1
     )
     inode_limit: int | None = option(
-        None, "files and folders that a project may have there; a workflow warns before", low=1
+        None, "files and folders that a project may have there; the workflow warns in time", low=1
     )
 
     def threads(self, processes):

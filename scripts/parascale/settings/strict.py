@@ -42,7 +42,10 @@ def load(kind, values, where, prefix=""):
     try:
         return adapter(kind).validate_python(values)
     except ValidationError as error:
-        raise ConfigError(_said(error.errors(include_url=False)[0], kind, values, where, prefix)) from None
+        errors = error.errors(include_url=False)
+        # A key that is missing may be there, misspelt: what is unknown is said first.
+        first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
+        raise ConfigError(_said(first, kind, values, where, prefix)) from None
 
 
 def make(kind, /, **values):

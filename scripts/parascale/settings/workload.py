@@ -33,11 +33,11 @@ class Model:
     """What every model is told. `kind` decides which family's class the other settings are of."""
 
     kind: str = required(
-        "what is built: a kind of model (each has settings of its own), or your own class by its path (`small.py:SmallModel`); "
+        "a kind of model (each has its own settings), or the path of your own class (`small.py:SmallModel`); "
         "default: the usual kind of the task",
         path=True,
     )
-    options: dict[str, object] = option({}, "settings that only a class of your own knows")
+    options: dict[str, object] = option({}, "settings for your own class")
 
     dropout: ClassVar = 0.0
     pretrained: ClassVar = None  # folder of the weights that it begins with
@@ -84,10 +84,10 @@ class Model:
 class Cycle:
     """One rise and fall of the learning rate, each along half a cosine; the defaults are those of fastai's `fit_one_cycle`."""
 
-    length: Number = option(1.0, "its length, relative to those of the other cycles", above=0.0)
-    peak: Number = option(1.0, "its highest rate, relative to `lr`", above=0.0)
-    start: Number = option(0.04, "the rate it begins with, relative to its highest", low=0.0, high=1.0)
-    rise: Number = option(0.25, "part of its steps over which the rate rises", above=0.0, high=1.0)
+    length: Number = option(1.0, "length, relative to the other cycles", above=0.0)
+    peak: Number = option(1.0, "highest rate, relative to `lr`", above=0.0)
+    start: Number = option(0.04, "first rate, relative to the highest", low=0.0, high=1.0)
+    rise: Number = option(0.25, "fraction of its steps in which the rate rises", above=0.0, high=1.0)
 
 
 @settings(RECIPE)
@@ -95,25 +95,25 @@ class Optim:
     """The optimizer and its schedule."""
 
     name: Literal["adamw", "sgd"] = option("adamw", "optimizer")
-    lr: Number = option(1e-3, "peak learning rate, for the workload's own global batch", above=0.0)
+    lr: Number = option(1e-3, "peak learning rate, for `training.global_batch`", above=0.0)
     lr_scaling: Literal["none", "linear", "sqrt"] = option(
-        "none", "how `lr` grows when weak scaling makes the global batch larger"
+        "none", "how `lr` grows with the global batch in weak scaling"
     )
     schedule: Literal["cosine", "constant", "one_cycle"] = option(
         "cosine",
-        "learning rate after the warm-up; `one_cycle` has none: it rises and falls, once or as `cycles` say",
+        "learning rate after the warm-up; `one_cycle` has no warm-up: it rises and falls, once or as `cycles` say",
     )
     cycles: list[Cycle] = option(
-        [], "`one_cycle`: one cycle after the other; default: one with the defaults of `optim.cycles[]`"
+        [], "`one_cycle`: the cycles in turn; default: one cycle with the defaults of `optim.cycles[]`"
     )
     swing: Number = option(
         0.0,
-        "`one_cycle`: AdamW's first decay rate, or SGD's momentum, is so far above its value where a cycle begins, and so far below "
-        "it where the learning rate is highest",
+        "`one_cycle`: AdamW's first decay rate, or SGD's momentum, is higher by this amount at the start of a cycle, and lower by it "
+        "where the learning rate is highest",
         low=0.0,
     )
-    warmup_steps: int = option(0, "steps over which the learning rate rises linearly from 0", low=0)
-    min_lr_ratio: Number = option(0.1, "the cosine ends at this part of `lr`", low=0.0, high=1.0)
+    warmup_steps: int = option(0, "steps in which the learning rate rises linearly from 0", low=0)
+    min_lr_ratio: Number = option(0.1, "the cosine ends at this fraction of `lr`", low=0.0, high=1.0)
     betas: list[Number] = option([0.9, 0.95], "AdamW's decay rates")
     eps: Number = option(1e-8, "AdamW's epsilon", above=0.0)
     momentum: Number = option(0.9, "SGD's momentum", low=0.0)
@@ -130,9 +130,9 @@ class Optim:
 class Training:
     """How much is trained, and what happens on the way."""
 
-    global_batch: int = option(64, "samples an optimizer step, over all ranks", low=1)
+    global_batch: int = option(64, "samples per optimizer step, over all ranks", low=1)
     accumulate: int = option(
-        1, "parts in which a rank works through its share of a step (gradient accumulation)", LAYOUT, low=1
+        1, "parts into which a rank divides its share of a step (gradient accumulation)", LAYOUT, low=1
     )
     steps: int | None = option(None, "optimizer steps; give this or `epochs`", low=1)
     epochs: Number | None = option(None, "passes over the train split; give this or `steps`", above=0.0)
@@ -140,17 +140,17 @@ class Training:
         True, "evaluate on the validation and test splits, and keep the weights of the best validation loss"
     )
     evaluate_every: int | None = option(
-        None, "steps between evaluations on the validation split; default: at the end only", low=1
+        None, "steps between evaluations on the validation split; default: only at the end", low=1
     )
     evaluation_batch: int | None = option(
         None,
-        "samples an evaluation step takes on each rank; default: a rank's share of `global_batch`",
+        "samples per evaluation step on each rank; default: a rank's share of `global_batch`",
         CONDUCT,
         low=1,
         expert=True,
     )
     checkpoint_every: int | None = option(
-        None, "steps between resumable checkpoints; default: at the end only", CONDUCT, low=1
+        None, "steps between resumable checkpoints; default: only at the end", CONDUCT, low=1
     )
     checkpoint_minutes: Number | None = option(
         30.0, "minutes between resumable checkpoints, whichever comes first; `null`: never by time", CONDUCT, above=0.0
@@ -158,7 +158,7 @@ class Training:
     checkpoint_async: bool = option(
         False, "write checkpoints in the background; costs a copy of the state in host memory", CONDUCT, expert=True
     )
-    keep: int = option(2, "resumable checkpoints that are kept", CONDUCT, low=1)
+    keep: int = option(2, "number of resumable checkpoints to keep", CONDUCT, low=1)
 
     label_smoothing: ClassVar = 0.0
 
@@ -172,11 +172,11 @@ class Training:
 class LanguageTraining(Training):
     """Training on windows of text."""
 
-    window: int = option(64, "tokens a sample", low=2)
+    window: int = option(64, "tokens per sample", low=2)
     stride: int | None = option(
         None,
-        "tokens from one training window to the next; default: `window` (no overlap); 1 is the "
-        "published protocol, which sees each token `window` times an epoch",
+        "tokens from one training window to the next; default: `window` (no overlap). 1 is the "
+        "published protocol, which uses each token `window` times per epoch",
         low=1,
     )
 
@@ -187,11 +187,11 @@ class SummaryTraining(Training):
 
     window: int = option(64, "tokens of a document", low=2)
     summary_window: int = option(
-        32, "most tokens of a summary, its end included; a pair with a longer one is left out", low=2
+        32, "most tokens of a summary, including its end; pairs with longer summaries are left out", low=2
     )
     over_long: Literal["cut", "leave_out"] = option(
         "cut",
-        "a document of more than `window` tokens: `cut` keeps its beginning, `leave_out` leaves its pair out; both are counted",
+        "documents of more than `window` tokens: `cut` keeps the beginning, `leave_out` leaves the pair out; the record counts both",
     )
 
 
@@ -199,14 +199,14 @@ class SummaryTraining(Training):
 class ImageTraining(Training):
     """Training on images with a class each."""
 
-    image_size: int = option(160, "pixels of a side that images are cropped and resized to", low=16)
-    smallest_crop: Number = option(0.35, "least part of an image's area that a random crop holds", above=0.0, high=1.0)
+    image_size: int = option(160, "side in pixels to which images are cropped and resized", low=16)
+    smallest_crop: Number = option(0.35, "smallest fraction of an image's area in a random crop", above=0.0, high=1.0)
     workers: int = option(
-        0, "processes of each rank that read and decode ahead; 0: the rank does it itself", CONDUCT, low=0
+        0, "processes per rank that read and decode ahead; 0: the rank does it itself", CONDUCT, low=0
     )
     label_smoothing: Number = option(
         0.0,
-        "part of a target that is spread evenly over all classes, in training alone (Szegedy et al. 2016, arXiv:1512.00567)",
+        "fraction of a target that is spread evenly over all classes, only in training (Szegedy et al. 2016, arXiv:1512.00567)",
         low=0.0,
         high=0.99,
     )
@@ -217,16 +217,16 @@ class Workload:
     """One training problem: `config/workloads/<name>.yaml`."""
 
     name: str = required("the file's name without `.yaml`; set by the loader", SITE)
-    title: str = option("", "a line for reports", SITE)
-    task: Literal["language_model", "summarisation", "classification"] = option(LANGUAGE_MODEL, "what is learned")
+    title: str = option("", "title in reports", SITE)
+    task: Literal["language_model", "summarisation", "classification"] = option(LANGUAGE_MODEL, "what the model learns")
     data: Data = section(Data, "the dataset")
     model: chosen(Model) = section(lambda: Model.variant({}, {})(), "the model")
     optim: Optim = section(Optim, "the optimizer")
     training: Training = section(Training, "how much is trained")
     parity_precision: Literal["fp32", "fp64"] | None = option(
         None,
-        "precision of its parity runs; default: the configuration's. fp64 where rounding in fp32 outgrows the tolerance within "
-        "the steps compared, as it does through batch norm",
+        "precision of its parity runs; default: that of the configuration. Use fp64 if rounding in fp32 exceeds the tolerance within "
+        "the compared steps, as with batch norm",
         CONDUCT,
     )
 
@@ -249,7 +249,7 @@ class Workload:
 class LanguageModelling(Workload):
     """A language model, on windows of text."""
 
-    task: Literal["language_model"] = option(LANGUAGE_MODEL, "what is learned")
+    task: Literal["language_model"] = option(LANGUAGE_MODEL, "what the model learns")
     data: TextData = section(TextData, "the dataset")
     training: LanguageTraining = section(LanguageTraining, "how much is trained")
 
@@ -268,7 +268,7 @@ class LanguageModelling(Workload):
 class Summarisation(Workload):
     """A summariser, on pairs of a document and its summary."""
 
-    task: Literal["summarisation"] = option("summarisation", "what is learned")
+    task: Literal["summarisation"] = option("summarisation", "what the model learns")
     data: PairData = section(PairData, "the dataset")
     model: chosen(Model) = section(lambda: Model.variant({}, {"task": "summarisation"})(), "the model")
     training: SummaryTraining = section(SummaryTraining, "how much is trained")
@@ -284,7 +284,7 @@ class Summarisation(Workload):
 class Classification(Workload):
     """A classifier, on images with a class each."""
 
-    task: Literal["classification"] = option("classification", "what is learned")
+    task: Literal["classification"] = option("classification", "what the model learns")
     data: ImageData = section(ImageData, "the dataset")
     model: chosen(Model) = section(lambda: Model.variant({}, {"task": "classification"})(), "the model")
     training: ImageTraining = section(ImageTraining, "how much is trained")

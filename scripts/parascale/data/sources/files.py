@@ -12,7 +12,6 @@ from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_folder
 from parascale.settings import SPLITS
 from parascale.settings.paths import expanded
-from parascale.settings.strict import nearest
 
 
 def fetch(source, output, attempts=None):
@@ -42,12 +41,10 @@ def location(source):
 
 def named_splits(files, folder, name=Path.absolute):
     """Manifest entries of each split that `data.source.files` names. name: the path by which the manifest knows a file."""
-    splits = {}
-    for split, patterns in files.items():
-        if split not in SPLITS:
-            raise ConfigError(f"`data.source.files`: `{split}` is no split{nearest(str(split), SPLITS)}")
-        splits[split] = [entry for pattern in as_list(patterns) for entry in _entries(pattern, folder, name)]
-    return splits
+    return {
+        split: [entry for pattern in as_list(patterns) for entry in _entries(pattern, folder, name)]
+        for split, patterns in files.items()
+    }
 
 
 def guessed_splits(folder, name=Path.absolute):

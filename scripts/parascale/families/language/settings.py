@@ -13,23 +13,19 @@ class Transformer(Model):
 
     dim: int = option(128, "width of the hidden states", low=1)
     heads: int = option(4, "attention heads; must divide `dim`", low=1)
-    kv_heads: int | None = option(
-        None, "key and value heads (grouped-query attention); default: as many as `heads`", low=1
-    )
-    layers: int = option(2, "Transformer blocks; of an encoder-decoder in each half", low=1)
-    hidden: int | None = option(None, "width inside the feed-forward layer; default: 4 × `dim`", low=1)
-    dropout: Number = option(
-        0.0, "dropout probability; above 0, parity between layouts is not claimed", low=0.0, high=0.99
-    )
+    kv_heads: int | None = option(None, "key and value heads (grouped-query attention); default: `heads`", low=1)
+    layers: int = option(2, "Transformer blocks; in an encoder-decoder, blocks of each half", low=1)
+    hidden: int | None = option(None, "width of the feed-forward layer; default: 4 × `dim`", low=1)
+    dropout: Number = option(0.0, "dropout probability; parity runs switch it off", low=0.0, high=0.99)
     tied: bool = option(False, "input embedding and output layer share one matrix")
     norm: Literal["layer", "rms"] = option("layer", "`layer`: LayerNorm; `rms`: RMSNorm")
     norm_eps: Number = option(1e-5, "epsilon of the norms", above=0.0)
-    pre_norm: bool = option(True, "normalise before each sublayer (else after it, as in the original Transformer)")
-    position: Literal["learned", "sinusoidal", "rotary"] = option("learned", "how positions enter")
+    pre_norm: bool = option(True, "normalise before each sublayer (otherwise after it, as in the original Transformer)")
+    position: Literal["learned", "sinusoidal", "rotary"] = option("learned", "encoding of positions")
     activation: Literal["gelu", "gelu_tanh", "relu", "swiglu"] = option(
-        "gelu", "of the feed-forward layer; `swiglu` has a gate matrix more; `gelu_tanh` is GPT-2's"
+        "gelu", "activation of the feed-forward layer; `swiglu` adds a gate matrix, `gelu_tanh` is GPT-2's"
     )
-    bias: bool = option(True, "linear layers and norms have a bias")
+    bias: bool = option(True, "linear layers and norms have biases")
 
     @property
     def hidden_width(self):

@@ -22,12 +22,10 @@ class Pretrained(Model):
     """T5 or BART from a folder in Hugging Face's form, which decides all sizes."""
 
     kind: str = option("pretrained", "`pretrained`")
-    dropout: Number = option(
-        0.0, "dropout probability; above 0, parity between layouts is not claimed", low=0.0, high=0.99
-    )
+    dropout: Number = option(0.0, "dropout probability; parity runs switch it off", low=0.0, high=0.99)
     pretrained: str | None = option(
         None,
-        "the folder of the model, T5 or BART. Default, and nothing else fits the data: `data.text.pretrained`",
+        "folder of the model, T5 or BART; it must be that of `data.text.pretrained`, the default",
         path=True,
     )
 
