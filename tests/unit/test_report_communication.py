@@ -55,8 +55,11 @@ def test_both_axes_are_logarithmic(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("operation,bytes\nall_reduce,4\n", "&#39;group&#39; is missing"),
-        (f"{HEADER}\nall_reduce,all,1,2,x,1,1,1\n", "invalid literal"),
+        ("operation,bytes\nall_reduce,4\n", "<code>group</code> is missing"),
+        (
+            f"{HEADER}\nall_reduce,all,1,2,x,1,1,1\n",
+            "<code>bytes</code> = &#39;x&#39;: input should be a valid integer",
+        ),
         (f"{HEADER}\nall_reduce,all,1,2,4,1,0,0\n", "4 bytes at 0.0 GB/s"),
     ],
 )

@@ -1,13 +1,12 @@
 """`parascale communication`: how fast the processes of a run talk to each other."""
 
-import csv
 import os
 
 import click
 
 from parascale.cli import Location, named, run_option, with_project
 from parascale.errors import ConfigError
-from parascale.files import atomic_path
+from parascale.files import csv_text, write_text
 from parascale.settings import Layout
 
 
@@ -52,10 +51,7 @@ def communication(project, name, output, smallest, largest, repeats, timeout):
         groups = groups_of(layout, device, timeout)
         rows = measure(groups, sizes_between(smallest, largest), repeats, device, layout.processes_per_node)
         if dist.get_rank() == 0:
-            with atomic_path(output) as partial, open(partial, "w", newline="", encoding="utf-8") as handle:
-                writer = csv.DictWriter(handle, COLUMNS)
-                writer.writeheader()
-                writer.writerows(rows)
+            write_text(output, csv_text(COLUMNS, rows))
         stop_processes()
 
     work()

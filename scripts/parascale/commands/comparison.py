@@ -7,9 +7,8 @@ from parascale.plan import actual, calibrate
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.predict import data_facts
 from parascale.report import build_report, load_readings, load_records, load_transfers, write_report
-from parascale.report.layouts import degrees_text
 from parascale.report.numbers import plural
-from parascale.report.plans import Advice, Suggestion
+from parascale.report.plans import Advice
 from parascale.report.records import found_runs
 
 
@@ -59,12 +58,5 @@ def advised(records, paths):
             gpus=plural(gpus, record.gpu_word),
             basis=ranked[0].prediction.basis,
             thumb=rule_of_thumb(run.workload, site, gpus, run.precision, facts.vocabulary),
-            suggestions=tuple(map(suggestion, ranked)),
+            ranked=tuple(ranked),
         )
-
-
-def suggestion(advice):
-    """An entry of `advise` as the report shows it."""
-    foretold = advice.prediction
-    figures = foretold.step_seconds, foretold.wall_seconds, foretold.core_hours, foretold.memory_bytes
-    return Suggestion(degrees_text(advice.run), advice.layout.strategy(), *figures, foretold.fits, advice.reason)

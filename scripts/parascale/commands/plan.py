@@ -170,17 +170,12 @@ def line(advice):
     degrees = " ".join(f"{axis}={degree}" for axis, degree in layout.dimensions.items())
     if layout.pp > 1:
         degrees += f" micro_batches={layout.micro_batches}"
-    memory = (
-        "memory unknown"
-        if foretold.memory_bytes is None
-        else f"{foretold.memory_bytes / 1e9:.1f} GB a GPU: {foretold.fits}"
-    )
+    memory = "memory unknown"
+    if foretold.memory_bytes is not None:
+        memory = f"{foretold.memory_bytes / 1e9:.1f} GB a GPU: {foretold.fits}"
     step = "" if foretold.step_seconds is None else f", {1000 * foretold.step_seconds:.1f} ms a step"
-    cost = (
-        ""
-        if foretold.core_hours is None
-        else f", {foretold.wall_seconds / 3600:.2f} h, {foretold.core_hours:.1f} core-h"
-    )
+    hours = foretold.core_hours
+    cost = "" if hours is None else f", {foretold.wall_seconds / 3600:.2f} h, {hours:.1f} core-h"
     return f"{layout.strategy()} ({degrees or 'one GPU'}): {memory}{step}{cost}"
 
 

@@ -2,9 +2,8 @@
 
 import csv
 import json
-import types
-import typing
-from dataclasses import MISSING, fields
+
+from pydantic import TypeAdapter, ValidationError
 
 from parascale.errors import ParascaleError
 from parascale.files import read_json
@@ -31,14 +30,11 @@ def typed(kind, values, path):
     """A `kind` from a mapping. Keys that it does not know belong to others and are passed over."""
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise RecordError(f"{path}: not of schema_version {SCHEMA_VERSION}")
-    hints = typing.get_type_hints(kind)
-    arguments = {}
-    for item in fields(kind):
-        if item.name in values:
-            arguments[item.name] = _value(values[item.name], hints[item.name], f"{path}: `{item.name}`")
-        elif item.default is MISSING and item.default_factory is MISSING:
-            raise RecordError(f"{path}: `{item.name}` is missing")
-    return kind(**arguments)
+    try:
+        # As JSON again: strictly, pydantic takes a mapping for a dataclass from JSON alone.
+        return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        raise RecordError(f"{path}: {reason(error)}") from None
 
 
 def measured(folder, names=None):
@@ -49,34 +45,21 @@ def measured(folder, names=None):
 
 
 def read_rows(kind, path):
-    """A `kind` for each row of a CSV, as a tuple. Raises one of DAMAGES."""
-    hints = typing.get_type_hints(kind)
+    """A `kind` for each row of a CSV, as a tuple; an empty cell is unknown. Raises one of DAMAGES."""
     with open(path, newline="", encoding="utf-8") as file:
-        return tuple(
-            kind(**{each.name: _cell(hints[each.name], cells[each.name]) for each in fields(kind)})
-            for cells in csv.DictReader(file)
-        )
+        rows = [
+            {name: cell for name, cell in row.items() if cell != ""} for row in csv.DictReader(file, restval="cut off")
+        ]
+    return TypeAdapter(tuple[kind, ...]).validate_python(rows)
 
 
 def reason(error):
     """One of DAMAGES in words."""
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
-
-
-def _cell(hint, text):
-    """The value of a cell; an empty one is None where that may be."""
-    if isinstance(hint, types.UnionType):
-        if text == "":
-            return None
-        hint = next(arm for arm in typing.get_args(hint) if arm is not type(None))
-    return json.loads(text.lower()) if hint is bool else hint(text)
-
-
-def _value(value, hint, place):
-    if isinstance(value, bool):
-        raise RecordError(f"{place} = {value} is not of type {hint}")
-    if isinstance(value, int) and float in (hint, *typing.get_args(hint)):
-        value = float(value)
-    if not isinstance(value, hint):
-        raise RecordError(f"{place} = {value!r} is not of type {hint}")
-    return value
+    if not isinstance(error, ValidationError):
+        return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    first = error.errors()[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    if first["type"] == "missing":
+        return f"`{first['loc'][-1]}` is missing"
+    return f"`{first['loc'][-1]}` = {first['input']!r}: {first['msg'].lower()}"

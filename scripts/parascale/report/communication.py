@@ -6,10 +6,11 @@ from pathlib import Path
 
 from parascale.report import numbers
 from parascale.report.checked import DAMAGES, measured, read_rows, reason
+from parascale.report.derived import grouped
 from parascale.report.drawing import Entry, Figure, series_ink
 from parascale.report.plots import Line, curves_panel
 from parascale.report.section import Section
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import make_table, number
 
 LABELS = 5  # sizes that are written below a plot
 EVERYONE = "all"
@@ -41,13 +42,6 @@ class Transfers:
     rows: tuple = ()
     note: str = ""
 
-    def groups(self):
-        """Group → its rows, in the order of the file."""
-        found = {}
-        for row in self.rows:
-            found.setdefault(row.group, []).append(row)
-        return found
-
 
 def load_transfers(results, names=None):
     """The Transfers between the processes of these runs, as far as they were measured; of all that were, without names."""
@@ -67,7 +61,7 @@ def communication(report):
     """Bus bandwidth against the size of what is moved, a line an operation."""
     names = list(dict.fromkeys(row.operation for found in report.transfers for row in found.rows))
     inks = {name: series_ink(number) for number, name in enumerate(names)}
-    panels = [_panel(found.run, rows, inks) for found in report.transfers for rows in found.groups().values()]
+    panels = [_panel(found.run, rows, inks) for found in report.transfers for rows in _groups(found)]
     return Figure(
         "communication",
         "Collective operations",
@@ -76,14 +70,12 @@ def communication(report):
         "large ones for the bandwidth.",
         tuple(panels),
         tuple(Entry(name, *ink) for name, ink in inks.items()),
-        _table(report.transfers) if panels else None,
+        _table(report.transfers),
     )
 
 
 def communication_section(report):
-    """The figure, and what could not be read; None where nothing was measured."""
-    if not report.transfers:
-        return None
+    """The figure, and what could not be read."""
     figure = communication(report)
     values = {
         "figures": [figure] if figure.panels else [],
@@ -93,11 +85,18 @@ def communication_section(report):
     return Section("communication", "How fast processes talk", "communication.html", values, files)
 
 
+def _groups(found):
+    """The rows of each group of processes, in the order of the file."""
+    return grouped(found.rows, lambda row: row.group).values()
+
+
 def _panel(run, rows, inks):
     """The lines of one group of processes."""
-    first, lines = rows[0], {}
-    for row in rows:
-        lines.setdefault(row.operation, []).append((row.bytes, row.bus_gigabytes_per_second))
+    first = rows[0]
+    lines = {
+        name: [(row.bytes, row.bus_gigabytes_per_second) for row in line]
+        for name, line in grouped(rows, lambda row: row.operation).items()
+    }
     whose = "processes" if first.group == EVERYONE else f"processes along {first.group}"
     title = f"{run}: {first.ranks} {whose}, {numbers.plural(first.nodes, 'node')}"
     said = "; ".join(f"{name} {_rate(points[-1][1])} at {_size(points[-1][0])}" for name, points in lines.items())
@@ -113,25 +112,22 @@ def _panel(run, rows, inks):
 
 
 def _table(every):
-    columns = [(name, False) for name in ("Run", "Group", "Operation")]
-    columns += [(name, True) for name in ("Processes", "Nodes", "Size", "Time", "Algorithm bandwidth", "Bus bandwidth")]
-    rows = []
-    for found in every:
-        for row in found.rows:
-            algorithm, bus = row.algorithm_gigabytes_per_second, row.bus_gigabytes_per_second
-            cells = (
-                Cell(found.run),
-                Cell(row.group),
-                Cell(row.operation),
-                Cell(numbers.whole(row.ranks), row.ranks),
-                Cell(numbers.whole(row.nodes), row.nodes),
-                Cell(_size(row.bytes), row.bytes),
-                Cell(numbers.duration_of_step(row.seconds), row.seconds),
-                Cell(_rate(algorithm), algorithm),
-                Cell(_rate(bus), bus, "bus_gigabytes_per_second"),
-            )
-            rows.append(Row(found.run, cells))
-    return Table("Collective operations: the median of several calls", columns, tuple(rows))
+    rows = [(found.run, _cells(found.run, row)) for found in every for row in found.rows]
+    return make_table("Collective operations: the median of several calls", rows)
+
+
+def _cells(run, row):
+    return {
+        "Run": run,
+        "Group": row.group,
+        "Operation": row.operation,
+        "Processes": number(row.ranks, numbers.whole),
+        "Nodes": number(row.nodes, numbers.whole),
+        "Size": number(row.bytes, _size),
+        "Time": number(row.seconds, numbers.duration_of_step),
+        "Algorithm bandwidth": number(row.algorithm_gigabytes_per_second, _rate),
+        "Bus bandwidth": number(row.bus_gigabytes_per_second, _rate, "bus_gigabytes_per_second"),
+    }
 
 
 def _rate(gigabytes):

@@ -2,7 +2,7 @@
 
 from parascale.files import csv_text
 from parascale.report import numbers
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import Cell, make_table, number
 
 CSV_COLUMNS = ("run", "layout", "form", "dtype", "bytes", "seconds", "gb_per_second", "peak_memory_bytes")
 CSV_COLUMNS += ("identical", "logits_difference", "optimizer", "test_loss")
@@ -15,29 +15,26 @@ def conversions_csv(report):
 
 def conversions_table(report):
     """A row for each form that a run's checkpoint was converted into; None where there are none."""
-    series = {record.name: report.series(record) for record in report.records}
-    rows = tuple(Row(row["run"], _cells(row), series.get(row["run"])) for row in report.conversions)
-    columns = (("Run", False), ("From layout", False), ("To form", False), ("Size", True), ("Time", True))
-    columns += (("GB/s", True), ("Peak memory", True), ("Weights", False), ("Optimizer", False), ("Test loss", True))
-    return Table("From the layout that trained, into the form that was written", columns, rows) if rows else None
+    rows = [(row["run"], _cells(row)) for row in report.conversions]
+    return make_table("From the layout that trained, into the form that was written", rows, report.all_series)
 
 
 def _cells(row):
     def measured(name, shown):
-        return Cell(shown(row[name]), row[name], f"{row['form']}_{name}")
+        return number(row[name], shown, f"{row['form']}_{name}")
 
-    return (
-        Cell(row["run"]),
-        Cell(row["layout"]),
-        Cell(row["form"], small=Cell(row["dtype"] or "")),
-        measured("bytes", numbers.memory),
-        measured("seconds", numbers.duration),
-        measured("gb_per_second", numbers.significant),
-        measured("peak_memory_bytes", numbers.memory),
-        _verdict_cell(row),
-        Cell("carried along" if row["optimizer"] else "not in it"),
-        measured("test_loss", lambda loss: numbers.fixed(loss, 4)),
-    )
+    return {
+        "Run": row["run"],
+        "From layout": row["layout"],
+        "To form": Cell(row["form"], small=Cell(row["dtype"] or "")),
+        "Size": measured("bytes", numbers.memory),
+        "Time": measured("seconds", numbers.duration),
+        "GB/s": measured("gb_per_second", numbers.significant),
+        "Peak memory": measured("peak_memory_bytes", numbers.memory),
+        "Weights": _verdict_cell(row),
+        "Optimizer": "carried along" if row["optimizer"] else "not in it",
+        "Test loss": measured("test_loss", numbers.loss),
+    }
 
 
 def _verdict_cell(row):

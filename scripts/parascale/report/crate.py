@@ -4,6 +4,7 @@ It holds the workflow with its configuration and pins, what each run left (recor
 in `ro-crate-metadata.json` which was made from which. Data sets stay out, their manifests name source and checksums.
 """
 
+import mimetypes
 from pathlib import Path
 
 from rocrate.rocrate import ROCrate
@@ -40,18 +41,8 @@ RESULTS = (
 )
 RESULTS += ("communication/*.csv", "benchmarks/**/*.tsv")
 WEIGHTS = ("runs/*/best/**/*", "runs/*/checkpoint/**/*")
-FORMATS = {
-    ".json": "application/json",
-    ".jsonl": "application/jsonl",
-    ".csv": "text/csv",
-    ".tsv": "text/tab-separated-values",
-    ".html": "text/html",
-    ".svg": "image/svg+xml",
-    ".pdf": "application/pdf",
-    ".py": "text/x-python",
-    ".yaml": "application/yaml",
-    ".md": "text/markdown",
-}
+FORMATS = mimetypes.MimeTypes()  # what Python knows itself, the same on every machine
+FORMATS.types_map[1] |= {".jsonl": "application/jsonl", ".yaml": "application/yaml", ".md": "text/markdown"}
 
 
 def pack(project, results, target, title, weights=False):
@@ -105,7 +96,7 @@ def _add_results(crate, results, patterns):
 
 
 def _add_file(crate, path, place):
-    kind = FORMATS.get(path.suffix)
+    kind = FORMATS.types_map[1].get(path.suffix)
     properties = {"name": str(place), "contentSize": str(path.stat().st_size)}
     if str(place) == TRAINING:  # what an action was done with is no mere file
         properties |= {"@type": ["File", "SoftwareSourceCode"], "version": __version__}

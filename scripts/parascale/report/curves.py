@@ -1,10 +1,11 @@
 """Loss against steps, training time and core-hours, from the lines of `steps.jsonl`."""
 
 from parascale.report import numbers
+from parascale.report.derived import grouped
 from parascale.report.drawing import Entry, Figure, series_ink
 from parascale.report.plots import Line, curves_panel, thinned
 from parascale.report.summary import perplexity
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import make_table, number
 
 BUCKETS = (40, 150)  # fewest and most intervals of a curve that keep two points each
 POINTS = 6_000  # intervals over all curves of a figure: bounds the size of the page
@@ -13,10 +14,8 @@ TABLE_ROWS = 8  # rows of a run in the figure's table
 
 def loss(report):
     """The loss of every run, finished or under way, one row of panels a workload."""
-    groups = {}
-    for record in report.records:
-        if record.run is not None and record.curve is not None and len(record.curve.steps):
-            groups.setdefault((record.run.workload.name, _unit(record)), []).append(record)
+    drawn = [record for record in report.records if record.run is not None and record.curve and len(record.curve.steps)]
+    groups = grouped(drawn, lambda record: (record.run.workload.name, _unit(record)))
     records = [record for group in groups.values() for record in group]
     buckets = min(BUCKETS[1], max(BUCKETS[0], POINTS // max(len(records), 1)))
     panels = [panel for key, group in groups.items() for panel in _panels(report, *key, group, buckets)]
@@ -27,7 +26,7 @@ def loss(report):
         "on the validation split. Time is training time; core-hours are that time on all cores of the run's nodes.",
         tuple(panels),
         tuple(Entry(_named(record), *series_ink(report.series(record))) for record in records),
-        _table(report, records) if records else None,
+        _table(report, records),
     )
 
 
@@ -80,16 +79,9 @@ def _core_hours(record, index):
 
 def _table(report, records):
     """First and last step of each run and its evaluations, evenly thinned where there are many."""
-    columns = (("Run", False), ("Step", True), ("Time", True), ("Core-hours", True), ("Training loss", True))
-    columns += (("Validation loss", True), ("Validation perplexity", True))
-    rows = []
-    for record in records:
-        validation = dict(record.curve.evaluations)
-        series = report.series(record)
-        rows += [Row(record.name, _cells(record, index, validation.get(index)), series) for index in _chosen(record)]
-    return Table(
-        "Loss at the first and last step and at evaluations (all of them are in steps.jsonl)", columns, tuple(rows)
-    )
+    rows = [(record.name, _cells(record, index)) for record in records for index in _chosen(record)]
+    caption = "Loss at the first and last step and at evaluations (all of them are in steps.jsonl)"
+    return make_table(caption, rows, report.all_series)
 
 
 def _chosen(record):
@@ -99,15 +91,15 @@ def _chosen(record):
     return sorted({0, len(record.curve.steps) - 1, *marks[::-1][::stride]})
 
 
-def _cells(record, index, validation):
-    seconds, value = record.curve.seconds[index], perplexity(record, validation)
+def _cells(record, index):
+    curve, validation = record.curve, dict(record.curve.evaluations).get(index)
     hours = _core_hours(record, index) if record.cores else None
-    return (
-        Cell(record.name),
-        Cell(numbers.whole(record.curve.steps[index]), record.curve.steps[index], "step"),
-        Cell(numbers.duration(seconds), seconds),
-        Cell(numbers.significant(hours), hours),
-        Cell(numbers.fixed(record.curve.losses[index], 4), record.curve.losses[index], "step_loss"),
-        Cell(numbers.fixed(validation, 4), validation, "step_validation_loss"),
-        Cell(numbers.significant(value), value),
-    )
+    return {
+        "Run": record.name,
+        "Step": number(curve.steps[index], numbers.whole, "step"),
+        "Time": number(curve.seconds[index], numbers.duration),
+        "Core-hours": number(hours, numbers.significant),
+        "Training loss": number(curve.losses[index], numbers.loss, "step_loss"),
+        "Validation loss": number(validation, numbers.loss, "step_validation_loss"),
+        "Validation perplexity": number(perplexity(record, validation), numbers.significant),
+    }

@@ -130,21 +130,22 @@ class Report:
 
     def workloads(self):
         """Workload name → its finished records."""
-        return _grouped(self.done, lambda record: record.run.workload.name)
+        return grouped(self.done, lambda record: record.run.workload.name)
 
     def series(self, record):
         """Number of a run's colour and dashes, the same everywhere: a colour a kind of run, dashes a configuration.
 
         Runs of unknown settings have none.
         """
-        return self._series.get(record.name)
+        return self.all_series.get(record.name)
 
     @functools.cached_property
-    def _series(self):
+    def all_series(self):
+        """Name of a run → its `series`."""
         known = [record for record in self.records if record.run is not None]
         numbers = {}
-        for colour, kind in enumerate(_grouped(known, lambda record: kind_of_run(record.run)).values()):
-            for dashes, group in enumerate(_grouped(kind, configuration).values()):
+        for colour, kind in enumerate(grouped(known, lambda record: kind_of_run(record.run)).values()):
+            for dashes, group in enumerate(grouped(kind, configuration).values()):
                 numbers |= {record.name: (colour % COLOURS) + COLOURS * (dashes % DASHES) for record in group}
         return numbers
 
@@ -160,7 +161,7 @@ def build_report(records, title, left_out=(), conversions=(), **others):
         record.name: compare(record, by_name.get(record.run.baseline)) for record in records if record.run is not None
     }
     done = [record for record in records if record.done]
-    alike = _grouped(done, lambda record: _repetition(record, by_name, comparisons[record.name]))
+    alike = grouped(done, lambda record: _repetition(record, by_name, comparisons[record.name]))
     members = tuple(Member(tuple(group)) for group in alike.values())
     experiments = tuple(_experiments(members, by_name, comparisons))
     return Report(
@@ -248,7 +249,7 @@ def _repetition(record, by_name, compared):
 def _experiments(members, by_name, comparisons):
     """Members by the configuration of their baseline, strong and weak apart."""
     compared = [member for member in members if comparisons[member.first.name].efficiency is not None]
-    groups = _grouped(compared, lambda member: configuration(by_name[member.first.run.baseline]))
+    groups = grouped(compared, lambda member: configuration(by_name[member.first.run.baseline]))
     for group in groups.values():
         baseline = by_name[group[0].first.run.baseline]
         head = next(member for member in members if baseline in member.records)
@@ -263,7 +264,8 @@ def _machine(record):
     return (record.site.name, record.site.gpu, record.site.cores_per_node)
 
 
-def _grouped(items, key):
+def grouped(items, key):
+    """key(item) → its items, in the order in which keys first come."""
     groups = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

@@ -1,8 +1,11 @@
 """Which figures the report holds, and what each says in words. Their names are files of `figures/`."""
 
+import functools
+
 from parascale.report import numbers
 from parascale.report.communication import communication
 from parascale.report.curves import loss
+from parascale.report.derived import grouped
 from parascale.report.drawing import Entry, Figure, series_colour
 from parascale.report.layouts import kind_of_run
 from parascale.report.loaders import loaders
@@ -10,7 +13,7 @@ from parascale.report.memories import memory
 from parascale.report.plots import Bar, Point, bars_panel, record_bar, scaling_panel
 from parascale.report.records import PHASES
 from parascale.report.summary import energy_per_work, model_flops_utilisation
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import Cell, make_table, number, records_table
 
 
 def scaling(report):
@@ -46,10 +49,8 @@ def weak(report):
 
 def phases(report):
     """Where the time of a step goes."""
-    groups = {}
-    for record in report.done:
-        if any(record.summary.phases.values()):
-            groups.setdefault((record.run.workload.name, record.run.scaling), []).append(record)
+    timed = [record for record in report.done if any(record.summary.phases.values())]
+    groups = grouped(timed, lambda record: (record.run.workload.name, record.run.scaling))
     panels = tuple(_phase_panel(workload, kind, records) for (workload, kind), records in groups.items())
     used = [phase for phase in PHASES if any(_phase(record, phase) for record in report.done)]
     return Figure(
@@ -64,16 +65,17 @@ def phases(report):
 
 def throughput(report):
     """Work per second."""
-    panels = tuple(
-        _value_panel(report, f"Rate: {name}", records, lambda record: record.summary.rate, _rate)
-        for name, records in report.workloads().items()
-    )
+    panels = []
+    for name, records in report.workloads().items():
+        rates = [(record, record.summary.rate) for record in records]
+        bars = [record_bar(record, report.series(record), rate, _rate(record, rate)) for record, rate in rates]
+        panels.append(bars_panel(f"Rate: {name}", "Bars", bars))
     return Figure(
         "throughput",
         "Throughput",
         "Work per second of training time, over all ranks.",
-        panels,
-        table=_throughput_table(report) if panels else None,
+        tuple(panels),
+        table=records_table(report, "Throughput; an empty cell is not known", report.done, _throughput_row),
     )
 
 
@@ -105,9 +107,7 @@ def _against_gpus(report, experiment, figure):
     """Speed-up or efficiency against the GPUs, one line a kind of run."""
     head, *others = experiment.members
     word = numbers.plural(2, head.first.gpu_word).split()[1]
-    groups = {}
-    for member in others:
-        groups.setdefault(kind_of_run(member.first.run), []).append(member)
+    groups = grouped(others, lambda member: kind_of_run(member.first.run))
     series = [
         (members[0].label if len(members) == 1 else label, [_point(report, member, figure) for member in members])
         for label, members in groups.items()
@@ -133,23 +133,26 @@ def _point(report, member, figure):
 
 
 def _scaling_table(report, experiments, caption):
-    columns = (("Run", False), ("Work", False), ("Baseline", False), ("Held", True), ("Time", True))
-    columns += (("Speed-up", True), ("Efficiency", True))
-    rows = []
-    for experiment in experiments:
-        for record in (record for member in experiment.members for record in member.records):
-            compared = report.comparisons[record.name]
-            cells = (
-                Cell(record.name),
-                Cell(experiment.title),
-                Cell(record.run.baseline),
-                Cell(numbers.plural(record.gpus, record.gpu_word), record.gpus),
-                Cell(numbers.duration(record.summary.seconds), record.summary.seconds),
-                Cell(numbers.fixed(compared.speedup, 2), compared.speedup),
-                Cell(numbers.percent(compared.efficiency), compared.efficiency),
-            )
-            rows.append(Row(record.name, cells, report.series(record)))
-    return Table(caption, columns, tuple(rows))
+    rows = [
+        (record.name, _scaling_row(report, experiment, record))
+        for experiment in experiments
+        for member in experiment.members
+        for record in member.records
+    ]
+    return make_table(caption, rows, report.all_series)
+
+
+def _scaling_row(report, experiment, record):
+    compared = report.comparisons[record.name]
+    return {
+        "Run": record.name,
+        "Work": experiment.title,
+        "Baseline": record.run.baseline,
+        "Held": number(record.gpus, lambda gpus: numbers.plural(gpus, record.gpu_word)),
+        "Time": number(record.summary.seconds, numbers.duration),
+        "Speed-up": number(compared.speedup, "{:,.2f}".format),
+        "Efficiency": number(compared.efficiency, numbers.percent),
+    }
 
 
 def _phase(record, phase):
@@ -173,46 +176,35 @@ def _phase_note(record, phase):
 
 
 def _phase_table(report, records, used):
-    rows = []
-    for record in records:
-        values = [_phase(record, phase) for phase in used]
-        total = sum(values)
-        cells = [Cell(record.name)]
-        for phase, value in zip(used, values, strict=True):
+    def cells(record):
+        total = sum(_phase(record, phase) for phase in used)
+        row = {}
+        for phase in used:
+            value = _phase(record, phase)
             share = Cell(numbers.percent(value / total, 1) if total else "")
-            cells.append(Cell(numbers.duration_of_step(value), value, f"{phase}_seconds_per_step", small=share))
-        cells.append(Cell(numbers.duration_of_step(total), total))
-        rows.append(Row(record.name, tuple(cells), report.series(record)))
-    columns = (("Run", False), *((phase.capitalize(), True) for phase in used), ("Step", True))
-    return Table("Mean time of a training step by phase", columns, tuple(rows)) if rows else None
+            figure = f"{phase}_seconds_per_step"
+            row[phase.capitalize()] = number(value, numbers.duration_of_step, figure, small=share)
+        return {**row, "Step": number(total, numbers.duration_of_step)}
+
+    return records_table(report, "Mean time of a training step by phase", records, cells)
 
 
-def _value_panel(report, title, records, value, text):
-    bars = [record_bar(record, report.series(record), value(record), text(record)) for record in records]
-    return bars_panel(title, "Bars", bars)
+def _rate(record, value):
+    return f"{numbers.significant(value)} {record.summary.work_unit}/s"
 
 
-def _rate(record):
-    return f"{numbers.significant(record.summary.rate)} {record.summary.work_unit}/s"
+def _throughput_row(record):
+    summary, rate = record.summary, functools.partial(_rate, record)
 
+    def energy(joules):
+        return f"{numbers.significant(joules)} J/{summary.work_unit.removesuffix('s')}"
 
-def _throughput_table(report):
-    columns = (("Run", False), ("Rate", True), ("For each GPU or process", True), ("MFU", True))
-    columns += (("GPU use", True), ("Energy", True), ("Energy in all", True), ("Parameters", True))
-    rows = []
-    for record in report.done:
-        summary = record.summary
-        each, mfu = summary.rate / record.run.layout.world_size, model_flops_utilisation(record)
-        energy, unit = energy_per_work(record), summary.work_unit.removesuffix("s")
-        cells = (
-            Cell(record.name),
-            Cell(_rate(record), summary.rate),
-            Cell(f"{numbers.significant(each)} {summary.work_unit}/s", each),
-            Cell(numbers.percent(mfu, 1), mfu, "mfu"),
-            Cell(numbers.percent(summary.gpu_utilisation), summary.gpu_utilisation, "gpu_utilisation"),
-            Cell(f"{numbers.significant(energy)} J/{unit}" if energy is not None else "", energy, "energy_per_work"),
-            Cell(numbers.energy(summary.energy_joules), summary.energy_joules, "energy_joules"),
-            Cell(numbers.whole(summary.parameters), summary.parameters, "parameters"),
-        )
-        rows.append(Row(record.name, cells, report.series(record)))
-    return Table("Throughput; an empty cell is not known", columns, tuple(rows))
+    return {
+        "Rate": number(summary.rate, rate),
+        "For each GPU or process": number(summary.rate / record.run.layout.world_size, rate),
+        "MFU": number(model_flops_utilisation(record), lambda part: numbers.percent(part, 1), "mfu"),
+        "GPU use": number(summary.gpu_utilisation, numbers.percent, "gpu_utilisation"),
+        "Energy": number(energy_per_work(record), energy, "energy_per_work"),
+        "Energy in all": number(summary.energy_joules, numbers.energy, "energy_joules"),
+        "Parameters": number(summary.parameters, numbers.whole, "parameters"),
+    }

@@ -14,8 +14,8 @@ from parascale.report.layouts import degrees_text, hardware_text
 from parascale.report.page import render
 from parascale.report.plots import OUTCOMES, Span, timeline_panel
 from parascale.report.records import load_records
-from parascale.report.section import Section
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.section import Section, filled
+from parascale.report.tables import Cell, make_table, number
 from parascale.report.usage import heat_figure, metrics_table
 from parascale.telemetry import energy_joules, read_samples, sample_files
 
@@ -67,7 +67,7 @@ def job_sections(job):
         sections.plan_section(report),
         sections.provenance_section(report),
     ]
-    return [section for section in made if section is not None]
+    return filled(made)
 
 
 def render_job(job):
@@ -104,8 +104,8 @@ def facts(job):
             ("Training time", numbers.duration(summary.seconds), summary.seconds),
             ("Rate", f"{numbers.significant(summary.rate)} {summary.work_unit}/s", summary.rate),
             ("Peak memory of a rank", numbers.memory(summary.peak_memory_bytes), summary.peak_memory_bytes),
-            ("Validation loss", numbers.fixed(summary.validation_loss, 4), summary.validation_loss),
-            ("Test loss", numbers.fixed(summary.test_loss, 4), summary.test_loss),
+            ("Validation loss", numbers.loss(summary.validation_loss), summary.validation_loss),
+            ("Test loss", numbers.loss(summary.test_loss), summary.test_loss),
         ]
     if record.parity is not None:
         rows.append(("Parity with its baseline", record.parity.verdict, None))
@@ -145,11 +145,12 @@ def _clock(seconds):
 
 
 def _facts_section(job):
-    rows = tuple(
-        Row(name, (Cell(name), Cell(words, value, name.lower().replace(" ", "_")))) for name, words, value in facts(job)
-    )
-    table = Table("What this job was", (("Fact", False), ("Value", False)), rows)
-    return Section("job", "The job", "table.html", {"table": table, "notes": job.record.notes})
+    rows = [
+        (name, {"Fact": name, "Value": Cell(words, value, name.lower().replace(" ", "_"))})
+        for name, words, value in facts(job)
+    ]
+    values = {"table": make_table("What this job was", rows), "notes": job.record.notes}
+    return Section("job", "The job", "table.html", values)
 
 
 def _attempts_section(record):
@@ -160,11 +161,11 @@ def _attempts_section(record):
 def attempts_spans(record):
     """The attempts on the clock, those that tell when they began."""
     spans = []
-    for number, attempt in enumerate(record.attempts, 1):
+    for count, attempt in enumerate(record.attempts, 1):
         start = _seconds(attempt, "start")
         if start is not None:
             outcome, seconds = attempt.get("outcome") or "running", attempt.get("seconds") or 0.0
-            label = f"attempt {number}"
+            label = f"attempt {count}"
             note = f"{label}: {numbers.duration(seconds)}, {_outcome(attempt)}"
             spans.append(Span(label, outcome, start, start + seconds, attempt.get("submitted"), note))
     return spans
@@ -177,28 +178,29 @@ def _outcome(attempt):
 
 def attempts_figure(record):
     """The timeline of the attempts with their table; None where no attempt tells its times."""
-    spans, rows = attempts_spans(record), []
-    for number, attempt in enumerate(record.attempts, 1):
-        cells = (
-            Cell(f"attempt {number}"),
-            Cell(attempt.get("job_id") or ""),
-            Cell(attempt.get("start") or ""),
-            Cell(numbers.duration(attempt.get("seconds")), attempt.get("seconds"), "attempt_seconds"),
-            Cell(_outcome(attempt)),
-            Cell(numbers.whole(attempt.get("first_step")), attempt.get("first_step")),
-            Cell(numbers.whole(attempt.get("last_step")), attempt.get("last_step")),
-        )
-        rows.append(Row(f"attempt {number}", cells))
+    spans = attempts_spans(record)
     if not spans:
         return None
-    columns = (("Attempt", False), ("Job", False), ("Start (UTC)", False), ("Duration", True), ("Outcome", False))
-    table = Table("Attempts", (*columns, ("First step", True), ("Last step", True)), tuple(rows))
+    table = make_table("Attempts", [_attempt_row(*each) for each in enumerate(record.attempts, 1)])
     used = [outcome for outcome in OUTCOMES if any(span.outcome == outcome for span in spans)]
     panel = timeline_panel("Attempts over time", spans)
     legend = tuple(Entry(outcome, OUTCOMES[outcome], box=True) for outcome in used)
     return Figure(
         "attempts", "Attempts", "Each start of the run; a thin line is waiting in the queue.", (panel,), legend, table
     )
+
+
+def _attempt_row(count, attempt):
+    name = f"attempt {count}"
+    return name, {
+        "Attempt": name,
+        "Job": attempt.get("job_id") or "",
+        "Start (UTC)": attempt.get("start") or "",
+        "Duration": number(attempt.get("seconds"), numbers.duration, "attempt_seconds"),
+        "Outcome": _outcome(attempt),
+        "First step": number(attempt.get("first_step"), numbers.whole),
+        "Last step": number(attempt.get("last_step"), numbers.whole),
+    }
 
 
 def _seconds(attempt, key):
@@ -211,8 +213,6 @@ def _seconds(attempt, key):
 
 def _usage_section(devices):
     table = metrics_table(devices)
-    if table is None:
-        return None
     figure = heat_figure(devices)
     return Section(
         "usage", "Use of the hardware", "usage.html", {"table": table, "figures": [figure] if figure.panels else []}
@@ -223,18 +223,18 @@ def _operators_section(operators):
     """The operators that took most of the steps that were profiled."""
     if not operators:
         return None
-    rows = []
-    for operator in operators:
-        cells = (
-            Cell(operator["name"]),
-            Cell(numbers.whole(operator["calls"]), operator["calls"]),
-            Cell(numbers.duration_of_step(operator["cpu_seconds"]), operator["cpu_seconds"], "cpu_seconds"),
-            Cell(numbers.duration_of_step(operator["device_seconds"]), operator["device_seconds"], "device_seconds"),
-        )
-        rows.append(Row(operator["name"], cells))
-    columns = (("Operator", False), ("Calls", True), ("Own time on the CPU", True), ("Own time on the GPU", True))
-    table = Table("Operators of rank 0 in the profiled steps, the longest first", columns, tuple(rows))
+    rows = [(operator["name"], _operator_row(operator)) for operator in operators]
+    table = make_table("Operators of rank 0 in the profiled steps, the longest first", rows)
     note = (
         "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing and https://ui.perfetto.dev show it."
     )
     return Section("operators", "Top operators", "table.html", {"table": table, "notes": (note,)})
+
+
+def _operator_row(operator):
+    return {
+        "Operator": operator["name"],
+        "Calls": number(operator["calls"], numbers.whole),
+        "Own time on the CPU": number(operator["cpu_seconds"], numbers.duration_of_step, "cpu_seconds"),
+        "Own time on the GPU": number(operator["device_seconds"], numbers.duration_of_step, "device_seconds"),
+    }

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
+from parascale.report.records import SILENT_SECONDS, names_of_runs
 from parascale.settings import run_from_dict
 from parascale.settings.workload import work_unit
 from parascale.telemetry import COLUMNS, sample_files, whole_lines
 
 RECENT = 20  # steps of which the rate is told
-SILENT_SECONDS = 60.0  # a living run renews its lease every few seconds
 
 
 class Tail:
@@ -153,12 +153,8 @@ class Watcher:
 
     def update(self):
         """The Live of each run, by name."""
-        names = {
-            entry.name
-            for entry in (self.folder.iterdir() if self.folder.is_dir() else ())
-            if entry.is_dir() and entry.name[0] != "." and ".superseded" not in entry.name
-        }
-        self.runs = {name: self.runs.get(name) or Live(name, self.folder / name) for name in sorted(names)}
+        names = names_of_runs(self.folder)
+        self.runs = {name: self.runs.get(name) or Live(name, self.folder / name) for name in names}
         for run in self.runs.values():
             run.update()
         return list(self.runs.values())

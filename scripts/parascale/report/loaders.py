@@ -4,7 +4,7 @@ from parascale.report import numbers
 from parascale.report.drawing import Figure
 from parascale.report.plots import Bar, bars_panel
 from parascale.report.section import Section
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import Cell, make_table, number
 
 ACCESS = (("random", "at random"), ("sequential", "in order"))
 
@@ -23,8 +23,6 @@ def loaders(report):
 
 def loaders_section(report):
     """A table and a recommendation for each dataset."""
-    if not report.readings:
-        return None
     figure = loaders(report)
     values = {
         "datasets": [(readings, _formats_table(readings), _ceilings(readings)) for readings in report.readings],
@@ -52,60 +50,46 @@ def _panels(readings):
 
 
 def _formats_table(readings):
-    """One row a format: its fastest ways of reading, and what it costs to make and to keep. None where nothing was read."""
-    if not readings.rows:
-        return None
-    columns = (("Format", False), ("At random", True), ("In order", True), ("Cold, at random", True), ("Decoded", True))
-    columns += (("Size", True), ("Inodes", True), ("Written in", True))
-    rows = []
-    for name in readings.formats:
-        first = next(row for row in readings.rows if row.format == name)
-        decoded = max(
-            (row for row in readings.rows if row.format == name and row.decode and row.cache == "warm"),
-            key=lambda row: row.samples_per_second,
-            default=None,
-        )
-        cells = (
-            Cell(name, small=Cell("recommended" if name == readings.format else "")),
-            _rate_cell(readings.fastest(name, "random"), "random_rate"),
-            _rate_cell(readings.fastest(name, "sequential"), "sequential_rate"),
-            _rate_cell(readings.fastest(name, "random", cache="cold"), "cold_rate"),
-            _rate_cell(decoded, "decoded_rate", decoded and _workers(decoded.workers)),
-            Cell(numbers.memory(first.bytes), first.bytes, "format_bytes"),
-            Cell(numbers.whole(first.inodes), first.inodes, "inodes"),
-            _written_cell(first),
-        )
-        rows.append(Row(name, cells))
-    caption = f"{readings.dataset}: {readings.unit} a second, fastest way of reading each format"
-    return _without_empty_columns(Table(caption, columns, tuple(rows)))
+    """One row a format: its fastest ways of reading, and what it costs to make and to keep. None where nothing was read.
+
+    What was measured of no format is left out.
+    """
+    rows = [(name, _formats_row(readings, name)) for name in readings.formats]
+    empty = [heading for heading in (rows[0][1] if rows else ()) if not any(row[heading].text for _, row in rows)]
+    rows = [(name, {heading: row[heading] for heading in row if heading not in empty}) for name, row in rows]
+    return make_table(f"{readings.dataset}: {readings.unit} a second, fastest way of reading each format", rows)
 
 
-def _without_empty_columns(table):
-    """What was measured of no format is left out."""
-    kept = [
-        place
-        for place, cells in enumerate(zip(*(row.cells for row in table.rows), strict=True))
-        if any(cell.text for cell in cells)
-    ]
-    rows = tuple(Row(row.run, tuple(row.cells[place] for place in kept), row.series) for row in table.rows)
-    return Table(table.caption, tuple(table.columns[place] for place in kept), rows)
-
-
-def _workers(count):
-    return numbers.plural(count, "worker") if count else "no workers"
+def _formats_row(readings, name):
+    first = next(row for row in readings.rows if row.format == name)
+    decoded = max(
+        (row for row in readings.rows if row.format == name and row.decode and row.cache == "warm"),
+        key=lambda row: row.samples_per_second,
+        default=None,
+    )
+    workers = decoded and (numbers.plural(decoded.workers, "worker") if decoded.workers else "no workers")
+    return {
+        "Format": Cell(name, small=Cell("recommended" if name == readings.format else "")),
+        "At random": _rate_cell(readings.fastest(name, "random"), "random_rate"),
+        "In order": _rate_cell(readings.fastest(name, "sequential"), "sequential_rate"),
+        "Cold, at random": _rate_cell(readings.fastest(name, "random", cache="cold"), "cold_rate"),
+        "Decoded": _rate_cell(decoded, "decoded_rate", workers),
+        "Size": number(first.bytes, numbers.memory, "format_bytes"),
+        "Inodes": number(first.inodes, numbers.whole, "inodes"),
+        "Written in": _written_cell(first),
+    }
 
 
 def _rate_cell(reading, figure, small=None):
     if reading is None:
-        return Cell("")
-    rate = reading.samples_per_second
-    return Cell(numbers.significant(rate), rate, figure, small=Cell(small or reading.io))
+        return Cell("", numeric=True)
+    return number(reading.samples_per_second, numbers.significant, figure, small=Cell(small or reading.io))
 
 
 def _written_cell(reading):
-    seconds, processor = reading.write_seconds, reading.write_cpu_seconds
+    processor = reading.write_cpu_seconds
     small = Cell(f"CPU {numbers.duration(processor)}" if processor is not None else "")
-    return Cell(numbers.duration(seconds), seconds, "write_seconds", small=small)
+    return number(reading.write_seconds, numbers.duration, "write_seconds", small=small)
 
 
 def _ceilings(readings):
@@ -130,27 +114,27 @@ def _ceilings(readings):
 
 def _details(every):
     """Every case that was measured."""
-    columns = [(name, False) for name in ("Dataset", "Format", "Access", "Cache", "Call", "Place")]
-    columns += [("Workers", True), ("Decoded", False)]
-    numeric = ("Samples/s", "Spread", "Read per byte", "Calls a sample", "Opens a sample", "First batch", "Peak memory")
-    columns += [(name, True) for name in numeric]
-    rows = [_details_row(readings.dataset, row) for readings in every for row in readings.rows]
     caption = "Every way of reading that was measured; an empty cell is not known"
-    return Table(caption, columns, tuple(rows)) if rows else None
+    rows = [(readings.dataset, _details_row(readings.dataset, row)) for readings in every for row in readings.rows]
+    return make_table(caption, rows)
 
 
 def _details_row(dataset, row):
-    first = row.first_batch_seconds
-    cells = (
-        *map(Cell, (dataset, row.format, row.access, row.cache, row.io, row.place)),
-        Cell(numbers.whole(row.workers), row.workers),
-        Cell("yes" if row.decode else "no"),
-        Cell(numbers.significant(row.samples_per_second), row.samples_per_second),
-        Cell(numbers.percent(row.spread), row.spread),
-        Cell(numbers.fixed(row.bytes_read_per_byte, 2), row.bytes_read_per_byte),
-        Cell(numbers.fixed(row.read_calls_per_sample, 2), row.read_calls_per_sample),
-        Cell(numbers.fixed(row.opens_per_sample, 2), row.opens_per_sample),
-        Cell("" if first is None else numbers.duration_of_step(first), first),
-        Cell(numbers.memory(row.peak_memory_bytes), row.peak_memory_bytes),
-    )
-    return Row(dataset, cells)
+    hundredths = "{:,.2f}".format
+    return {
+        "Dataset": dataset,
+        "Format": row.format,
+        "Access": row.access,
+        "Cache": row.cache,
+        "Call": row.io,
+        "Place": row.place,
+        "Workers": number(row.workers, numbers.whole),
+        "Decoded": "yes" if row.decode else "no",
+        "Samples/s": number(row.samples_per_second, numbers.significant),
+        "Spread": number(row.spread, numbers.percent),
+        "Read per byte": number(row.bytes_read_per_byte, hundredths),
+        "Calls a sample": number(row.read_calls_per_sample, hundredths),
+        "Opens a sample": number(row.opens_per_sample, hundredths),
+        "First batch": number(row.first_batch_seconds, numbers.duration_of_step),
+        "Peak memory": number(row.peak_memory_bytes, numbers.memory),
+    }

@@ -3,7 +3,7 @@
 from parascale.report import numbers
 from parascale.report.drawing import Figure
 from parascale.report.plots import bars_panel, record_bar
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import number, records_table
 
 
 def memory(report):
@@ -22,7 +22,7 @@ def memory(report):
         "Peak memory",
         "Memory of the rank that needed most, at its peak, and what was predicted for it before the run started.",
         tuple(panels),
-        table=_table(report) if panels else None,
+        table=records_table(report, "Peak memory; an empty cell is not known", report.done, _row),
     )
 
 
@@ -32,20 +32,14 @@ def _bar(report, record):
     return record_bar(record, report.series(record), peak, text, " predicted" if foretold else "")
 
 
-def _table(report):
-    rows = []
-    for record in report.done:
-        peak, total = record.summary.peak_memory_bytes, record.site.gpu_memory_gb
-        foretold = record.prediction.get("memory_bytes")
-        ratio = peak / foretold if peak and foretold else None
-        share = peak / (total * 1e9) if peak and total and record.site.device == "cuda" else None
-        cells = (
-            Cell(record.name),
-            Cell(numbers.memory(peak), peak, "peak_memory_bytes"),
-            Cell(numbers.memory(foretold), foretold, "planned_memory_bytes"),
-            Cell(numbers.percent(ratio), ratio, "memory_of_planned"),
-            Cell(numbers.percent(share), share, "memory_of_gpu"),
-        )
-        rows.append(Row(record.name, cells, report.series(record)))
-    columns = (("Run", False), ("Measured peak of a rank", True), ("Predicted", True), ("Measured of predicted", True))
-    return Table("Peak memory; an empty cell is not known", (*columns, ("Measured of the GPU's", True)), tuple(rows))
+def _row(record):
+    peak, total = record.summary.peak_memory_bytes, record.site.gpu_memory_gb
+    foretold = record.prediction.get("memory_bytes")
+    ratio = peak / foretold if peak and foretold else None
+    share = peak / (total * 1e9) if peak and total and record.site.device == "cuda" else None
+    return {
+        "Measured peak of a rank": number(peak, numbers.memory, "peak_memory_bytes"),
+        "Predicted": number(foretold, numbers.memory, "planned_memory_bytes"),
+        "Measured of predicted": number(ratio, numbers.percent, "memory_of_planned"),
+        "Measured of the GPU's": number(share, numbers.percent, "memory_of_gpu"),
+    }

@@ -24,6 +24,11 @@ def fixed(value, decimals):
     return "" if value is None else f"{value:,.{decimals}f}"
 
 
+def loss(value):
+    """A loss in nats."""
+    return fixed(value, 4)
+
+
 def whole(value):
     """A count."""
     return "" if value is None else f"{value:,}"

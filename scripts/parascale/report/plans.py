@@ -1,52 +1,39 @@
 """Plans in the report: what was foretold beside what happened and was charged, and which layouts formulas advise."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
 from parascale.files import csv_text
 from parascale.report import numbers
+from parascale.report.layouts import degrees_text
 from parascale.report.section import Section
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import make_table, number, records_table
 
 SHOWN = 8  # layouts of an advice
 
 
-@dataclass(frozen=True)
-class Suggestion:
-    """One layout: seconds of a step, of the whole job, its core-hours, bytes a GPU; None is unknown. reason: in plain words."""
-
-    layout: str
-    strategy: str
-    step_seconds: float | None
-    seconds: float | None
-    core_hours: float | None
-    memory_bytes: int | None
-    fits: str
-    reason: str
+FIGURES = ("layout", "strategy", "step_seconds", "seconds", "core_hours", "memory_bytes", "fits", "reason")
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Every layout of a workload on so many GPUs of a site, the best first. thumb: the rule of thumb as a sentence, or None."""
+    """Every layout of a workload on so many GPUs of a site, the best first. thumb: the rule of thumb as a sentence, or None.
+
+    ranked: each a parascale.plan.advise.RankedLayout.
+    """
 
     workload: str
     site: str
     gpus: str
     basis: str
     thumb: str | None
-    suggestions: tuple
+    ranked: tuple
 
 
 def plan_section(report):
     """What the plan foretold, frozen into each record before it started, beside what happened."""
     foretold = [record for record in report.done if record.prediction]
-    if not foretold:
-        return None
-    columns = (("Run", False), ("Time, planned", True), ("Time, actual", True), ("Actual of planned", True))
-    columns += (("Memory, planned", True), ("Memory, actual", True), ("Actual of planned", True))
-    columns += (("Core-hours, planned", True), ("Core-hours, charged", True), ("Charged of planned", True))
-    columns += (("Plan rests on", False), ("Charged by", False))
-    rows = tuple(_plan_row(record, report.charges.get(record.name)) for record in foretold)
-    table = Table("Plan against actual; an empty cell was not foretold", columns, rows)
+    caption = "Plan against actual; an empty cell was not foretold"
+    table = records_table(report, caption, foretold, lambda record: _plan_row(record, report.charges.get(record.name)))
     files = (
         "`plan-against-actual.csv`, where `seconds` are those of the training steps and `hours` those of the whole job"
     )
@@ -58,57 +45,63 @@ def _plan_row(record, charge):
     plan, summary = record.prediction, record.summary
     charged, source = charge or (summary.core_hours, "record")
 
-    def pair(name, expected, actual, shown):
+    def pair(heading, name, expected, actual, shown, happened="actual"):
         part = actual / expected if expected and actual else None
-        cells = Cell(shown(expected), expected, f"planned_{name}"), Cell(shown(actual), actual, f"actual_{name}")
-        return *cells, Cell(numbers.percent(part), part)
+        return {
+            f"{heading}, planned": number(expected, shown, f"planned_{name}"),
+            f"{heading}, {happened}": number(actual, shown, f"actual_{name}"),
+            f"{heading}, {happened} of planned": number(part, numbers.percent),
+        }
 
-    cells = (
-        Cell(record.name),
-        *pair("seconds", plan.get("seconds"), summary.seconds, numbers.duration),
-        *pair("memory_bytes", plan.get("memory_bytes"), summary.peak_memory_bytes, numbers.memory),
-        *pair("core_hours", plan.get("core_hours"), charged, numbers.significant),
-        Cell(plan.get("basis") or ""),
-        Cell(source),
-    )
-    return Row(record.name, cells)
+    return {
+        **pair("Time", "seconds", plan.get("seconds"), summary.seconds, numbers.duration),
+        **pair("Memory", "memory_bytes", plan.get("memory_bytes"), summary.peak_memory_bytes, numbers.memory),
+        **pair("Core-hours", "core_hours", plan.get("core_hours"), charged, numbers.significant, "charged"),
+        "Plan rests on": plan.get("basis") or "",
+        "Charged by": source,
+    }
 
 
 def advice_section(report):
     """Which layout formulas advise for each workload, with the reason."""
-    if not report.advice:
-        return None
     advised = [(advice, _advice_table(advice)) for advice in report.advice]
     return Section("advice", "Which layout next", "advice.html", {"advised": advised}, "`advice.csv`, of every layout")
 
 
 def advice_csv(report):
     """The text of `advice.csv`: every layout of every workload, the best first; an empty cell is unknown."""
-    columns = ("workload", "site", "gpus", *(item.name for item in fields(Suggestion)))
     rows = [
-        {"workload": advice.workload, "site": advice.site, "gpus": advice.gpus, **asdict(suggestion)}
+        {"workload": advice.workload, "site": advice.site, "gpus": advice.gpus, **_figures(each)}
         for advice in report.advice
-        for suggestion in advice.suggestions
+        for each in advice.ranked
     ]
-    return csv_text(columns, rows)
+    return csv_text(("workload", "site", "gpus", *FIGURES), rows)
+
+
+def _figures(ranked):
+    """FIGURES of a layout: seconds of a step and of the whole job, its core-hours, bytes a GPU; None is unknown."""
+    foretold = ranked.prediction
+    figures = foretold.step_seconds, foretold.wall_seconds, foretold.core_hours, foretold.memory_bytes
+    words = degrees_text(ranked.run), ranked.layout.strategy()
+    return dict(zip(FIGURES, (*words, *figures, foretold.fits, ranked.reason), strict=True))
 
 
 def _advice_table(advice):
-    columns = (("Layout", False), ("Strategy", False), ("A step", True), ("Whole job", True), ("Core-hours", True))
-    columns += (("Memory a process", True), ("Memory says", False), ("Why", False))
-    shown = advice.suggestions[:SHOWN]
-    caption = f"{advice.workload} on {advice.gpus} of {advice.site}: the best {len(shown)} of {len(advice.suggestions)} layouts"
-    return Table(caption, columns, tuple(Row(each.layout, _advice_cells(each)) for each in shown))
-
-
-def _advice_cells(each):
-    return (
-        Cell(each.layout),
-        Cell(each.strategy),
-        Cell(numbers.duration(each.step_seconds), each.step_seconds),
-        Cell(numbers.duration(each.seconds), each.seconds),
-        Cell(numbers.significant(each.core_hours), each.core_hours),
-        Cell(numbers.memory(each.memory_bytes), each.memory_bytes),
-        Cell(each.fits),
-        Cell(each.reason),
+    shown = [_figures(each) for each in advice.ranked[:SHOWN]]
+    caption = (
+        f"{advice.workload} on {advice.gpus} of {advice.site}: the best {len(shown)} of {len(advice.ranked)} layouts"
     )
+    return make_table(caption, [(each["layout"], _advice_row(each)) for each in shown])
+
+
+def _advice_row(figures):
+    return {
+        "Layout": figures["layout"],
+        "Strategy": figures["strategy"],
+        "A step": number(figures["step_seconds"], numbers.duration),
+        "Whole job": number(figures["seconds"], numbers.duration),
+        "Core-hours": number(figures["core_hours"], numbers.significant),
+        "Memory a process": number(figures["memory_bytes"], numbers.memory),
+        "Fits": figures["fits"],
+        "Why": figures["reason"],
+    }

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from parascale.report import layouts, numbers
 from parascale.report.section import Section
 from parascale.report.summary import perplexity
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import Cell, make_table, number
 from parascale.settings.workload import LANGUAGE_MODEL
 
 NOTE = "Times on other hardware say nothing about the code: such rows are there for orientation."
@@ -17,30 +17,25 @@ AWD_LSTM = "AWD-LSTM: Merity, Keskar and Socher 2017, arXiv:1708.02182"
 # Name → heading, value of a record, how it is written.
 FIGURES = {
     "seconds": ("Training time", lambda record: record.summary.seconds, numbers.duration),
-    "test_loss": ("Test loss", lambda record: record.summary.test_loss, lambda value: numbers.fixed(value, 3)),
-    "accuracy": ("Accuracy", lambda record: record.summary.test_accuracy, lambda value: numbers.fixed(value, 3)),
-    "perplexity": (
-        "Test perplexity",
-        lambda record: perplexity(record, record.summary.test_loss),
-        lambda value: numbers.fixed(value, 1),
-    ),
+    "test_loss": ("Test loss", lambda record: record.summary.test_loss, "{:.3f}".format),
+    "accuracy": ("Accuracy", lambda record: record.summary.test_accuracy, "{:.3f}".format),
+    "perplexity": ("Test perplexity", lambda record: perplexity(record, record.summary.test_loss), "{:,.1f}".format),
     "gpu_use": ("GPU use", lambda record: record.summary.gpu_utilisation, numbers.percent),
 }
 
 
 @dataclass(frozen=True)
 class Published:
-    """Figures of one training: `values` is (GPUs, value), None where the hardware does not matter.
+    """Figures of one training: name in FIGURES → its (GPUs, value), None where the hardware does not matter.
 
-    task: what is learned. figure: of FIGURES. gpu: a word in the name of its GPUs. machine: where. data: a word in the name or
+    task: what is learned. gpu: a word in the name of its GPUs. machine: where. data: a word in the name or
     source of its data, without hyphens. trained: settings that a comparable run has, of the model and the training, and as
     `_settings` has them. differs: what else is not as here, in words. shown: what is published instead of one value.
     """
 
     task: str
     what: str
-    figure: str
-    values: tuple
+    figures: dict
     source: str = COURSE
     gpu: str = "A100"
     machine: str = "JURECA-DC"
@@ -67,8 +62,7 @@ PUBLISHED = (
     Published(
         "language_model",
         LANGUAGE,
-        "seconds",
-        ((1, 5520.0), (4, 1500.0), (8, 840.0)),
+        {"seconds": ((1, 5520.0), (4, 1500.0), (8, 840.0))},
         data="wikitext2",
         trained=(*OF_LANGUAGE, *ITS_MODEL),
         differs="its attention sees the words that it predicts",
@@ -76,8 +70,7 @@ PUBLISHED = (
     Published(
         "language_model",
         f"{LANGUAGE}, with DDP",
-        "gpu_use",
-        ((4, None),),
+        {"gpu_use": ((4, None),)},
         data="wikitext2",
         trained=(("strategy", "ddp"), *OF_LANGUAGE, *ITS_MODEL),
         shown="80 to 86 %",
@@ -85,8 +78,7 @@ PUBLISHED = (
     Published(
         "language_model",
         "AWD-LSTM on WikiText-2",
-        "perplexity",
-        ((None, 65.8),),
+        {"perplexity": ((None, 65.8),)},
         AWD_LSTM,
         machine="any hardware",
         data="wikitext2",
@@ -95,17 +87,7 @@ PUBLISHED = (
     Published(
         "summarisation",
         SUMMARIES,
-        "seconds",
-        ((1, 780.0), (4, 240.0)),
-        data="xsum",
-        trained=OF_SUMMARIES,
-        differs="it goes on from the weights of T5-base",
-    ),
-    Published(
-        "summarisation",
-        SUMMARIES,
-        "test_loss",
-        ((1, 0.636), (4, 0.538)),
+        {"seconds": ((1, 780.0), (4, 240.0)), "test_loss": ((1, 0.636), (4, 0.538))},
         data="xsum",
         trained=OF_SUMMARIES,
         differs="it goes on from the weights of T5-base, and its loss is a mean over padding too",
@@ -113,18 +95,10 @@ PUBLISHED = (
     Published(
         "classification",
         IMAGES,
-        "seconds",
-        ((1, 344.972), (4, 79.979), (8, 75.651)),
-        machine="JUWELS Booster",
-        data="imagewoof",
-        trained=OF_IMAGES,
-        differs=AS_FASTAI,
-    ),
-    Published(
-        "classification",
-        IMAGES,
-        "accuracy",
-        ((1, 0.539), (4, 0.503), (8, 0.394)),
+        {
+            "seconds": ((1, 344.972), (4, 79.979), (8, 75.651)),
+            "accuracy": ((1, 0.539), (4, 0.503), (8, 0.394)),
+        },
         machine="JUWELS Booster",
         data="imagewoof",
         trained=OF_IMAGES,
@@ -133,8 +107,7 @@ PUBLISHED = (
     Published(
         "classification",
         "xresnet50 on Imagewoof, 192 pixels, 5 epochs",
-        "accuracy",
-        ((None, 0.602),),
+        {"accuracy": ((None, 0.602),)},
         LEADERBOARD,
         machine="any hardware",
         data="imagewoof",
@@ -147,41 +120,39 @@ PUBLISHED = (
 
 def published_section(report):
     """A table of what is published for the trainings of this report; None where nothing is."""
-    rows = [row for record in report.done for entry in PUBLISHED for row in _rows(report, record, entry)]
+    rows = [row for record in report.done for entry in PUBLISHED for row in _rows(record, entry)]
     if not rows:
         return None
-    columns = (("Run", False), ("Published", False), ("Figure", False), ("Theirs", True), ("Ours", True))
-    columns += (("Their hardware", False), ("Our hardware", False), ("Comparable", False), ("Source", False))
-    table = Table("Published figures beside ours", columns, tuple(rows))
+    table = make_table("Published figures beside ours", rows, report.all_series)
     values = {"table": table, "notes": (NOTE,)}
     files = "ours `summary.csv`; theirs the source that a row names"
     return Section("published", "Beside published figures", "table.html", values, files)
 
 
-def _rows(report, record, entry):
-    """The row of a run beside the published value on as many GPUs."""
-    heading, of, shown = FIGURES[entry.figure]
-    ours = of(record) if record.run.workload.task == entry.task else None
-    if ours is None:
+def _rows(record, entry):
+    """The rows of a run beside the published values on as many GPUs."""
+    if record.run.workload.task != entry.task:
         return
-    for gpus, value in entry.values:
-        if gpus not in (None, record.run.layout.world_size):
+    for figure, gpus, value in ((figure, *each) for figure, values in entry.figures.items() for each in values):
+        heading, of, shown = FIGURES[figure]
+        ours = of(record)
+        if ours is None or gpus not in (None, record.run.layout.world_size):
             continue
         if gpus is None and not same_data(entry, record):
             continue  # not even its time can be set beside it
         differs = differences(entry, gpus, record)
-        cells = (
-            Cell(record.name),
-            Cell(entry.what),
-            Cell(heading),
-            Cell(entry.shown or shown(value), value, f"published_{entry.figure}"),
-            Cell(shown(ours), ours, entry.figure),
-            Cell(f"{numbers.plural(gpus, entry.gpu)}, {entry.machine}" if gpus else entry.machine),
-            Cell(f"{layouts.hardware_text(record)}, {record.site.gpu or record.site.title or record.site.name}"),
-            Cell(f"no: {'; '.join(differs)}" if differs else "yes"),
-            Cell(entry.source.replace("`", "")),
-        )
-        yield Row(record.name, cells, report.series(record))
+        row = {
+            "Run": record.name,
+            "Published": entry.what,
+            "Figure": heading,
+            "Theirs": Cell(entry.shown or shown(value), value, f"published_{figure}", numeric=True),
+            "Ours": number(ours, shown, figure),
+            "Their hardware": f"{numbers.plural(gpus, entry.gpu)}, {entry.machine}" if gpus else entry.machine,
+            "Our hardware": f"{layouts.hardware_text(record)}, {record.site.gpu or record.site.title or record.site.name}",
+            "Comparable": f"no: {'; '.join(differs)}" if differs else "yes",
+            "Source": entry.source.replace("`", ""),
+        }
+        yield record.name, row
 
 
 def differences(entry, gpus, record):

@@ -1,7 +1,7 @@
 """How good the trained models are: ROUGE of summaries, accuracy of classes."""
 
 from parascale.report import numbers
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import Cell, make_table, number, records_table
 
 ROUGE = (("rouge1", "ROUGE-1"), ("rouge2", "ROUGE-2"), ("rougeL", "ROUGE-L"))
 WRITERS = (("beam", "beam search"), ("greedy", "greedy search"), ("lead", "lead words"))
@@ -21,28 +21,24 @@ def rouge_table(report):
     for record in report.done:
         found = record.summaries
         for key, writer in WRITERS if found else ():
-            scores = [Cell(numbers.fixed(found[key][name], 3), found[key][name], f"{key}_{name}") for name, _ in ROUGE]
-            words = Cell(f"first {found['lead_words']} words") if key == "lead" else None
-            width = Cell(f"{found['beams']} beams") if key == "beam" else None
-            cells = (Cell(record.name), Cell(writer, small=words or width), *scores, Cell(f"{found['documents']:,}"))
-            rows.append(Row(record.name, cells, report.series(record)))
-    columns = (("Run", False), ("Written by", False), *((heading, True) for _, heading in ROUGE), ("Documents", True))
-    return Table("Summaries of the test split: mean F1 with the references", columns, tuple(rows)) if rows else None
+            more = {"lead": f"first {found['lead_words']} words", "beam": f"{found['beams']} beams"}.get(key, "")
+            scores = {heading: number(found[key][name], "{:.3f}".format, f"{key}_{name}") for name, heading in ROUGE}
+            row = {"Run": record.name, "Written by": Cell(writer, small=Cell(more)), **scores}
+            rows.append((record.name, {**row, "Documents": Cell(f"{found['documents']:,}", numeric=True)}))
+    return make_table("Summaries of the test split: mean F1 with the references", rows, report.all_series)
 
 
 def accuracy_table(report):
     """Accuracy of every classifier: the last weights on the validation split, the best ones on the test split."""
-    figures = (("validation_accuracy", "Validation"), ("validation_top5", "Validation, top 5"))
-    figures += (("test_accuracy", "Test"), ("test_top5", "Test, top 5"))
-    rows = []
-    for record in report.done:
-        values = [getattr(record.summary, name) for name, _ in figures]
-        if any(value is not None for value in values):
-            named = zip(values, (name for name, _ in figures), strict=True)
-            cells = (Cell(record.name), *(Cell(numbers.percent(value, 1), value, name) for value, name in named))
-            rows.append(Row(record.name, cells, report.series(record)))
-    columns = (("Run", False), *((heading, True) for _, heading in figures))
-    return Table("Accuracy of the classifiers", columns, tuple(rows)) if rows else None
+    figures = {"Validation": "validation_accuracy", "Validation, top 5": "validation_top5"}
+    figures |= {"Test": "test_accuracy", "Test, top 5": "test_top5"}
+
+    def cells(record):
+        values = ((heading, name, getattr(record.summary, name)) for heading, name in figures.items())
+        return {heading: number(value, lambda part: numbers.percent(part, 1), name) for heading, name, value in values}
+
+    known = [record for record in report.done if any(cell.text for cell in cells(record).values())]
+    return records_table(report, "Accuracy of the classifiers", known, cells)
 
 
 def examples(report):

@@ -148,7 +148,11 @@ def load_records(results, work, names=None, project=None):
 
 def found_runs(results, work):
     """Names of all runs that left something, `ddp-2` before `ddp-16`."""
-    folders = [Path(results) / "runs", Path(work) / "runs"]
+    return names_of_runs(Path(results) / "runs", Path(work) / "runs")
+
+
+def names_of_runs(*folders):
+    """Names of the runs that have a folder below one of these, in the order of `found_runs`."""
     names = {entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry.is_dir()}
     # Folders with a leading dot are being written; superseded ones were put aside, for another run of that name.
     return sorted((name for name in names if name[0] != "." and ".superseded" not in name), key=_natural)

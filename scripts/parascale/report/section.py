@@ -1,4 +1,4 @@
-"""A part of the page."""
+"""A part of the page, which is left out where it holds nothing."""
 
 from dataclasses import dataclass, field
 
@@ -12,3 +12,8 @@ class Section:
     template: str
     values: dict = field(default_factory=dict)
     files: str = ""
+
+
+def filled(made):
+    """The Sections that hold anything, of a list that may also have None."""
+    return [section for section in made if section is not None and any(section.values.values())]

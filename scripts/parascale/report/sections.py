@@ -1,18 +1,20 @@
 """The page as a list of sections. To add one, write a function of a Report and a template, and name the function in SECTIONS.
 
-A section without data returns None and leaves itself out.
+A section without data returns None, or values that hold nothing, and is left out.
 """
+
+from collections import Counter
 
 from parascale.report import figures, numbers, quality
 from parascale.report.communication import communication_section
 from parascale.report.conversions import conversions_table
-from parascale.report.derived import idle_fraction, is_different
+from parascale.report.derived import grouped, idle_fraction, is_different
 from parascale.report.loaders import loaders_section
 from parascale.report.plans import advice_section, plan_section
 from parascale.report.provenance import provenance_section
 from parascale.report.published import published_section
-from parascale.report.section import Section
-from parascale.report.tables import Cell, Row, Table, runs_table, seeds_table
+from parascale.report.section import Section, filled
+from parascale.report.tables import Cell, number, records_table, runs_table, seeds_table
 from parascale.report.verdict import verdicts
 
 UNUSUAL = ("different", "not comparable")  # verdicts whose reason is told
@@ -21,7 +23,7 @@ IN_SUMMARY = "`summary.csv`"
 
 def sections(report):
     """The sections that have something to say, in the page's order."""
-    return [section for make in SECTIONS if (section := make(report)) is not None]
+    return filled(make(report) for make in SECTIONS)
 
 
 def warnings(report):
@@ -72,13 +74,8 @@ def parity_section(report):
     checked = [record for record in report.records if record.parity is not None]
     if not checked:
         return None
-    columns = (("Run", False), ("Baseline", False), ("Verdict", False), ("Loss difference", True))
-    columns += (("Gradient norm, relative", True), ("Weights, relative", True), ("First step outside", True))
-    columns += (("Compared over", False),)
-    table = Table("Parity of each run with its baseline", columns, tuple(_parity_row(report, item) for item in checked))
-    counts = {}
-    for record in checked:
-        counts[record.parity.verdict] = counts.get(record.parity.verdict, 0) + 1
+    table = records_table(report, "Parity of each run with its baseline", checked, _parity_row)
+    counts = Counter(record.parity.verdict for record in checked)
     unchecked = [record.name for record in report.done if record.parity is None]
     reasons = [(record.name, record.parity) for record in checked if _is_explained(record)]
     return Section(
@@ -96,22 +93,22 @@ def _is_explained(record):
     return record.parity.verdict in UNUSUAL or (record.parity.verdict == "same" and dropout > 0)
 
 
-def _parity_row(report, record):
+def _parity_row(record):
     parity = record.parity
-    steps = f"{numbers.plural(parity.steps, 'step')}, {parity.precision}" if parity.steps else ""
-    outside = numbers.whole(parity.first_step_outside)
-    worst = Cell(parity.worst_tensor) if parity.worst_tensor else None
-    cells = (
-        Cell(record.name),
-        Cell("" if parity.verdict == "baseline" else parity.baseline),
-        Cell(parity.verdict, figure="parity", kind=parity.verdict.replace(" ", "-")),
-        Cell(numbers.tiny(parity.loss_difference), parity.loss_difference, "loss_difference"),
-        Cell(numbers.tiny(parity.grad_norm_difference), parity.grad_norm_difference, "grad_norm_difference"),
-        Cell(numbers.tiny(parity.weight_difference), parity.weight_difference, "weight_difference", worst),
-        Cell(outside or ("none" if parity.verdict == "same" else ""), parity.first_step_outside, "first_step_outside"),
-        Cell(steps),
-    )
-    return Row(record.name, cells, report.series(record))
+    outside = numbers.whole(parity.first_step_outside) or ("none" if parity.verdict == "same" else "")
+
+    def difference(name, **more):
+        return number(getattr(parity, name), numbers.tiny, name, **more)
+
+    return {
+        "Baseline": "" if parity.verdict == "baseline" else parity.baseline,
+        "Verdict": Cell(parity.verdict, figure="parity", kind=parity.verdict.replace(" ", "-")),
+        "Loss difference": difference("loss_difference"),
+        "Gradient norm, relative": difference("grad_norm_difference"),
+        "Weights, relative": difference("weight_difference", small=Cell(parity.worst_tensor or "")),
+        "First step outside": Cell(outside, parity.first_step_outside, "first_step_outside", numeric=True),
+        "Compared over": f"{numbers.plural(parity.steps, 'step')}, {parity.precision}" if parity.steps else "",
+    }
 
 
 def _allowed(checked):
@@ -126,8 +123,6 @@ def _allowed(checked):
 
 def runs_section(report):
     """The table of runs."""
-    if not report.records:
-        return None
     notes = [(record.name, record.status, record.notes) for record in report.records if record.notes]
     values = {"table": runs_table(report), "seeds": seeds_table(report), "notes": notes}
     return Section("runs", "The runs", "runs.html", values, IN_SUMMARY)
@@ -136,13 +131,8 @@ def runs_section(report):
 def scaling_section(report):
     """Time for a fixed amount of work, speed-up and efficiency; strong and weak apart."""
     drawn = [figure for figure in (figures.scaling(report), figures.weak(report)) if figure.panels]
-    reasons = {}
-    for record in report.done:
-        reason = report.comparisons[record.name].reason
-        if reason:
-            reasons.setdefault(reason, []).append(record.name)
-    if not drawn and not reasons:
-        return None
+    named = grouped((record.name for record in report.done), lambda name: report.comparisons[name].reason)
+    reasons = {reason: names for reason, names in named.items() if reason}
     values = {"figures": drawn, "reasons": reasons}
     return Section("scaling", "What more hardware buys", "scaling.html", values, IN_SUMMARY)
 
@@ -151,33 +141,33 @@ def phases_section(report):
     """Where the time goes, the pipeline's bubble, and GPUs that idle by design."""
     figure = figures.phases(report)
     values = {"figures": [figure] if figure.panels else [], "bubbles": _bubbles(report), "idle": _idle(report)}
-    if not any(values.values()):
-        return None
     files = "`results/runs/<run>/summary.json`, seconds of all `steps` together; of each in `steps.jsonl` beside it"
     return Section("phases", "Where the time goes", "phases.html", values, files)
 
 
 def _bubbles(report):
-    rows = []
-    for record in report.done:
-        summary, layout = record.summary, record.run.layout
-        if layout.pp > 1 and (summary.bubble_measured is not None or summary.bubble_expected is not None):
-            cells = (
-                Cell(record.name),
-                Cell(numbers.whole(layout.pp), layout.pp),
-                Cell(numbers.whole(layout.micro_batches), layout.micro_batches),
-                Cell(layout.pipeline_schedule),
-                Cell(numbers.percent(summary.bubble_measured, 1), summary.bubble_measured, "bubble_measured"),
-                Cell(numbers.percent(summary.bubble_expected, 1), summary.bubble_expected, "bubble_expected"),
-            )
-            rows.append(Row(record.name, cells, report.series(record)))
-    columns = (("Run", False), ("Pipeline ranks p", True), ("Micro-batches m", True), ("Schedule", False))
-    columns += (("Bubble measured", True), ("Bubble expected", True))
-    return (
-        Table("Pipelines: part of the time in which a rank waits for the others", columns, tuple(rows))
-        if rows
-        else None
-    )
+    piped = [
+        record
+        for record in report.done
+        if record.run.layout.pp > 1
+        and (record.summary.bubble_measured is not None or record.summary.bubble_expected is not None)
+    ]
+    return records_table(report, "Pipelines: part of the time in which a rank waits for the others", piped, _bubble_row)
+
+
+def _bubble_row(record):
+    layout = record.run.layout
+
+    def bubble(name):
+        return number(getattr(record.summary, name), lambda part: numbers.percent(part, 1), name)
+
+    return {
+        "Pipeline ranks p": number(layout.pp, numbers.whole),
+        "Micro-batches m": number(layout.micro_batches, numbers.whole),
+        "Schedule": layout.pipeline_schedule,
+        "Bubble measured": bubble("bubble_measured"),
+        "Bubble expected": bubble("bubble_expected"),
+    }
 
 
 def _idle(report):
@@ -228,8 +218,6 @@ def quality_section(report):
         "examples": quality.examples(report),
         "exclusions": quality.exclusions(report),
     }
-    if not any(values.values()):
-        return None
     files = f"{IN_SUMMARY}; of greedy search and lead words `results/summaries/<run>.json`"
     files += "; what was left out or cut `results/runs/<run>/run.json`"
     return Section("quality", "How good the models are", "quality.html", values, files)
@@ -244,8 +232,6 @@ def throughput_section(report):
 def conversions_section(report):
     """Checkpoints in other forms, what they cost, and whether they are the same model."""
     table = conversions_table(report)
-    if table is None:
-        return None
     files = "`checkpoints.csv`, from `results/checkpoints/<run>/verify.json`"
     return Section("checkpoints", "Checkpoints in other forms", "conversions.html", {"table": table}, files)
 

@@ -10,7 +10,7 @@ from parascale.report.summary import summary_rows
 class Cell:
     """text: as shown. value: exact, for sorting and for programs. figure: its name. small: a second line below it.
 
-    link: a page beside this one that the text leads to.
+    link: a page beside this one that the text leads to. numeric: whether it belongs into a column of numbers.
     """
 
     text: str
@@ -20,6 +20,12 @@ class Cell:
     note: str = ""
     kind: str = ""
     link: str = ""
+    numeric: bool = False
+
+
+def number(value, shown, figure="", **more):
+    """The Cell of a number that the function `shown` writes; empty where the value is None. more: fields of a Cell."""
+    return Cell("" if value is None else shown(value), value, figure, numeric=True, **more)
 
 
 @dataclass(frozen=True)
@@ -40,13 +46,37 @@ class Table:
     rows: tuple
 
 
+def make_table(caption, rows, series=None):
+    """A Table of (name of the run, {heading: its Cell or text}), or None without rows. series: name → number of its colour."""
+    rows = list(rows)
+    made = [
+        Row(
+            name,
+            tuple(Cell(item) if isinstance(item, str) else item for item in row.values()),
+            (series or {}).get(name),
+        )
+        for name, row in rows
+    ]
+    if not made:
+        return None
+    columns = zip(rows[0][1], zip(*(row.cells for row in made), strict=True), strict=True)
+    headed = tuple((heading, any(cell.numeric for cell in cells)) for heading, cells in columns)
+    return Table(caption, headed, tuple(made))
+
+
+def records_table(report, caption, records, cells):
+    """A Table with a row for each record; `cells` gives what follows the name of its run. None without records."""
+    rows = ((record.name, {"Run": record.name, **cells(record)}) for record in records)
+    return make_table(caption, rows, report.all_series)
+
+
 def runs_table(report):
     """The main table: every run, finished or not."""
-    columns = ("Run", "Layout", "Status", "Time", "Rate", "Speed‑up", "Efficiency", "Train loss", "Validation loss")
-    columns += ("Test loss", "Parity, loss difference", "Peak memory", "Core‑hours", "Attempts")
-    rows = [_runs_row(report, record, row) for record, row in zip(report.records, summary_rows(report), strict=True)]
-    headed = tuple((name, name not in ("Run", "Layout", "Status")) for name in columns)
-    return Table("Every run, finished or not", headed, tuple(rows))
+    rows = [
+        (record.name, _runs_row(report, record, row))
+        for record, row in zip(report.records, summary_rows(report), strict=True)
+    ]
+    return make_table("Every run, finished or not", rows, report.all_series)
 
 
 def _runs_row(report, record, row):
@@ -57,23 +87,27 @@ def _runs_row(report, record, row):
     noted = ["weak scaling" if weak else reason]
     if comparison and comparison.measured:
         noted.append(f"measured otherwise than its baseline: {comparison.measured}")
-    speedup = numbers.fixed(row["speedup"], 2)
-    unit = f"{row['work_unit']}/s" if row["work_unit"] else ""
-    cells = (
-        Cell(record.name, figure="run", small=seed, link=report.jobs.get(record.name, "")),
-        _layout_cell(record),
-        Cell(record.status, figure="status", kind=record.status, note="; ".join(record.notes)),
-        Cell(numbers.duration(row["seconds"]), row["seconds"], "seconds"),
-        Cell(numbers.significant(row["rate"], 4), row["rate"], "rate", small=Cell(unit)),
-        Cell(speedup and f"{speedup} ×", row["speedup"], "speedup", note="; ".join(filter(None, noted))),
-        Cell(numbers.percent(row["efficiency"]), row["efficiency"], "efficiency", note="of the rate" if weak else ""),
-        *(_loss_cell(record, row, name) for name in ("train_loss", "validation_loss", "test_loss")),
-        _parity_cell(row),
-        Cell(numbers.memory(row["peak_memory_bytes"]), row["peak_memory_bytes"], "peak_memory_bytes"),
-        Cell(numbers.significant(row["core_hours"]), row["core_hours"], "core_hours"),
-        Cell(numbers.whole(row["attempts"]), row["attempts"], "attempts"),
-    )
-    return Row(record.name, cells, report.series(record))
+    unit = Cell(f"{row['work_unit']}/s" if row["work_unit"] else "")
+
+    def figure(name, shown, **more):
+        return number(row[name], shown, name, **more)
+
+    return {
+        "Run": Cell(record.name, figure="run", small=seed, link=report.jobs.get(record.name, "")),
+        "Layout": _layout_cell(record),
+        "Status": Cell(record.status, figure="status", kind=record.status, note="; ".join(record.notes)),
+        "Time": figure("seconds", numbers.duration),
+        "Rate": figure("rate", lambda rate: numbers.significant(rate, 4), small=unit),
+        "Speed‑up": figure("speedup", "{:,.2f} ×".format, note="; ".join(filter(None, noted))),
+        "Efficiency": figure("efficiency", numbers.percent, note="of the rate" if weak else ""),
+        "Train loss": _loss_cell(record, row, "train_loss"),
+        "Validation loss": _loss_cell(record, row, "validation_loss"),
+        "Test loss": _loss_cell(record, row, "test_loss"),
+        "Parity, loss difference": _parity_cell(row),
+        "Peak memory": figure("peak_memory_bytes", numbers.memory),
+        "Core‑hours": figure("core_hours", numbers.significant),
+        "Attempts": figure("attempts", numbers.whole),
+    }
 
 
 def _layout_cell(record):
@@ -87,42 +121,41 @@ def _loss_cell(record, row, name):
     small = Cell(f"ppl {numbers.significant(row[figure])}", row[figure], figure) if row[figure] else None
     smoothed = name == "train_loss" and record.run and record.run.workload.training.label_smoothing
     note = "of smoothed labels" if smoothed else ""
-    return Cell(numbers.fixed(row[name], 4), row[name], name, small=small, note=note)
+    return number(row[name], numbers.loss, name, small=small, note=note)
 
 
 def _parity_cell(row):
     """The verdict, above the largest difference of a loss, by which the column sorts."""
     verdict = row["parity"] or "not checked"
     shown = numbers.tiny(row["loss_difference"]) if verdict in ("same", "different") else ""
-    return Cell(verdict, row["loss_difference"], "loss_difference", Cell(shown), kind=verdict.replace(" ", "-"))
+    return Cell(
+        verdict, row["loss_difference"], "loss_difference", Cell(shown), kind=verdict.replace(" ", "-"), numeric=True
+    )
 
 
 def seeds_table(report):
     """Configurations that ran more than once: mean, and lowest to highest. None where there are none."""
-    figures = (
-        ("Time", "seconds", numbers.duration),
-        ("Train loss", "train_loss", lambda value: numbers.fixed(value, 4)),
-        ("Validation loss", "validation_loss", lambda value: numbers.fixed(value, 4)),
-        ("Test loss", "test_loss", lambda value: numbers.fixed(value, 4)),
-        ("Peak memory", "peak_memory_bytes", numbers.memory),
-        ("Core-hours", "core_hours", numbers.significant),
-    )
     rows = []
     for member in report.members:
-        if len(member.records) < 2:
-            continue
         seeds = [str(record.run.seed) for record in member.records]
         names = Cell(", ".join(record.name for record in member.records))
-        cells = [Cell(member.first.name, small=names), Cell(", ".join(seeds))]
-        cells += [_spread_cell(member, name, shown) for _, name, shown in figures]
-        rows.append(Row(member.first.name, tuple(cells), report.series(member.first)))
-    columns = (("Configuration", False), ("Seeds", False), *((heading, True) for heading, _, _ in figures))
-    return Table("Configurations that ran more than once", columns, tuple(rows)) if rows else None
+        row = {
+            "Configuration": Cell(member.first.name, small=names),
+            "Seeds": ", ".join(seeds),
+            "Time": _spread_cell(member, "seconds", numbers.duration),
+            "Train loss": _spread_cell(member, "train_loss", numbers.loss),
+            "Validation loss": _spread_cell(member, "validation_loss", numbers.loss),
+            "Test loss": _spread_cell(member, "test_loss", numbers.loss),
+            "Peak memory": _spread_cell(member, "peak_memory_bytes", numbers.memory),
+            "Core-hours": _spread_cell(member, "core_hours", numbers.significant),
+        }
+        if len(seeds) > 1:
+            rows.append((member.first.name, row))
+    return make_table("Configurations that ran more than once", rows, report.all_series)
 
 
 def _spread_cell(member, name, shown):
     spread = member.spread(lambda record: getattr(record.summary, name))
     if spread is None:
-        return Cell("")
-    extremes = Cell(f"{shown(spread.low)} to {shown(spread.high)}")
-    return Cell(shown(spread.mean), spread.mean, f"mean_{name}", small=extremes)
+        return Cell("", numeric=True)
+    return number(spread.mean, shown, f"mean_{name}", small=Cell(f"{shown(spread.low)} to {shown(spread.high)}"))

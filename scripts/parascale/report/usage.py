@@ -9,7 +9,7 @@ import numpy as np
 from parascale.report import numbers
 from parascale.report.drawing import Figure
 from parascale.report.plots import heat_panel
-from parascale.report.tables import Cell, Row, Table
+from parascale.report.tables import Cell, make_table, number
 from parascale.telemetry import total
 
 BUCKETS = 60  # moments of a heat map
@@ -87,20 +87,19 @@ def metrics_table(devices):
         low, low_device = min(((min(values), device) for device, values in known), key=lambda pair: pair[0])
         high, high_device = max(((max(values), device) for device, values in known), key=lambda pair: pair[0])
         mean = statistics.fmean(value for _, values in known for value in values)
-        cells = (
-            Cell(metric.title),
-            Cell(metric.shown(low), low, f"min_{metric.name}", Cell(low_device.label)),
-            Cell(metric.shown(mean), mean, f"mean_{metric.name}"),
-            Cell(metric.shown(high), high, f"max_{metric.name}", Cell(high_device.label)),
-        )
-        rows.append(Row(metric.name, cells))
+        row = {
+            "Metric": metric.title,
+            "Lowest": number(low, metric.shown, f"min_{metric.name}", small=Cell(low_device.label)),
+            "Mean or total": number(mean, metric.shown, f"mean_{metric.name}"),
+            "Highest": number(high, metric.shown, f"max_{metric.name}", small=Cell(high_device.label)),
+        }
+        rows.append((metric.name, row))
     for kind, column, title, shown in TOTALS:
         value = total(devices, kind, column)
         if value is not None:
-            cells = (Cell(title), Cell(""), Cell(shown(value), value, f"total_{kind}_{column}"), Cell(""))
-            rows.append(Row(f"{kind}_{column}", cells))
-    columns = (("Metric", False), ("Lowest", True), ("Mean or total", True), ("Highest", True))
-    return Table("Every metric over all samples", columns, tuple(rows)) if rows else None
+            summed = number(value, shown, f"total_{kind}_{column}")
+            rows.append((f"{kind}_{column}", {"Metric": title, "Lowest": "", "Mean or total": summed, "Highest": ""}))
+    return make_table("Every metric over all samples", rows)
 
 
 def heat_figure(devices):
@@ -142,23 +141,17 @@ def _scale_end(devices, metric):
 def _devices_table(devices):
     """What each GPU or process did on average."""
     chosen = _of(devices, "gpu") or _of(devices, "rank")
-    if not chosen:
-        return None
-    metrics = [metric for metric in METRICS if metric.kind == chosen[0].kind]
-    rows = []
-    for device in chosen:
-        rank = "unused" if device.rank is None else str(device.rank)
-        cells = [Cell(device.label), Cell(rank if device.kind == "gpu" else str(device.rank)), Cell(device.host)]
-        for metric in metrics:
-            mean = device.mean(metric.column)
-            shown = "" if mean is None else metric.shown(mean)
-            cells.append(Cell(shown, mean, f"mean_{metric.column}"))
-        slowed = ", ".join(
-            f"{reason.replace('_', ' ')} ({count} samples)" for reason, count in device.throttled.items()
-        )
-        rows.append(Row(device.label, (*cells, Cell(slowed))))
-    columns = (("Device", False), ("Rank", False), ("Node", False), *((metric.title, True) for metric in metrics))
-    return Table("Means of each device", (*columns, ("Slowed down by", False)), tuple(rows))
+    return make_table("Means of each device", [(device.label, _device_row(device)) for device in chosen])
+
+
+def _device_row(device):
+    rank = "unused" if device.kind == "gpu" and device.rank is None else str(device.rank)
+    row = {"Device": device.label, "Rank": rank, "Node": device.host}
+    for metric in METRICS:
+        if metric.kind == device.kind:
+            row[metric.title] = number(device.mean(metric.column), metric.shown, f"mean_{metric.column}")
+    slowed = (f"{reason.replace('_', ' ')} ({count} samples)" for reason, count in device.throttled.items())
+    return {**row, "Slowed down by": ", ".join(slowed)}
 
 
 def _of(devices, kind):
