@@ -38,8 +38,6 @@ rule job_report:
     resources:
         nodes=0,
     params:
-        results=PATHS.results,
-        work=PATHS.under_way,
         code=code_of("report"),
     shell:
         "parascale report --run {wildcards.run:q} > {log:q} 2>&1"
@@ -89,8 +87,6 @@ rule report:
     resources:
         nodes=0,
     params:
-        results=PATHS.results,
-        work=PATHS.under_way,
         # Functions: Snakemake takes the braces of a text for wildcards.
         title=lambda wildcards: PROJECT.config.title,
         runs=list(PROJECT.runs),
@@ -113,8 +109,6 @@ rule crate:
     resources:
         nodes=0,
     params:
-        project=workflow.basedir,
-        results=PATHS.results,
         title=lambda wildcards: PROJECT.config.title,
         code=code_of("report"),
     shell:
