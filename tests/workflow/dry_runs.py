@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -53,7 +54,7 @@ class FinishedProject:
     @contextlib.contextmanager
     def _workflow(self):
         """The workflow with its jobs, as a dry run sees it; the rules' Python runs in this process."""
-        here, prefix = Path.cwd(), shell._process_prefix
+        here, imported_from, prefix = Path.cwd(), sys.path.copy(), shell._process_prefix
         provenance.training_code.cache_clear()
         quiet = types.OutputSettings(dryrun=True, quiet={types.Quietness.ALL})
         try:
@@ -75,6 +76,7 @@ class FinishedProject:
                 yield workflow
         finally:
             os.chdir(here)
+            sys.path[:] = imported_from
             shell.prefix(prefix or "")
 
     def again(self):
