@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import parascale
@@ -16,7 +15,9 @@ from parascale.commands.communication import mesh_of, shapes
 from parascale.settings import load_project
 from parascale.settings.project import project_words
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
+from parascale.settings.identity import of_group
 from parascale.settings.names import pattern
+from parascale.settings.options import RECIPE
 from parascale.settings.pretrained import Pretrained
 from parascale.data.named_files import local_files
 from parascale.errors import ParascaleError
@@ -174,13 +175,12 @@ def readable_of(wildcards):
 
 def conversion_settings(wildcards):
     """The settings that a finished shard depends on."""
-    settings = asdict(PROJECT.config.formats)
-    return as_json({key: settings[key] for key in ("shards", "seed", "check")})
+    return as_json({key: getattr(PROJECT.config.formats, key) for key in ("shards", "seed", "check")})
 
 
 def reading_settings(wildcards):
     """The settings of a benchmark of readers."""
-    return as_json({key: value for key, value in asdict(PROJECT.config.loaders).items() if key != "workloads"})
+    return as_json({key: value for key, value in of_group(PROJECT.config.loaders).items() if key != "workloads"})
 
 
 def window_of(wildcards):
@@ -244,15 +244,15 @@ def proofs_shown():
 
 def form_settings():
     """Those settings of conversions that decide what is written."""
-    settings = asdict(PROJECT.config.checkpoints)
-    return as_json({name: value for name, value in settings.items() if name not in ("report", "which")})
+    return as_json(
+        {key: getattr(PROJECT.config.checkpoints, key) for key in ("forms", "dtype", "optimizer", "file_mb")}
+    )
 
 
 def data_settings(*sections):
-    """A function from wildcards to those sections of a dataset's settings that a rule uses."""
+    """A function from wildcards to what decides a dataset's content in those sections of its settings."""
     return lambda wildcards: as_json(
-        {"dataset": wildcards.dataset, "format": PROJECT.datasets[wildcards.dataset].format}
-        | {name: asdict(getattr(PROJECT.datasets[wildcards.dataset], name)) for name in sections}
+        {name: of_group(getattr(PROJECT.datasets[wildcards.dataset], name), RECIPE) for name in sections}
     )
 
 

@@ -31,8 +31,7 @@ rule download_images:
     resources:
         nodes=0,
     params:
-        source=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].source)),
-        images=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].images)),
+        settings=data_settings("source", "images"),
     shell:
         "parascale data download --dataset {wildcards.dataset:q} > {log:q} 2>&1"
 
@@ -53,7 +52,8 @@ rule prepare:
     resources:
         **one_node(30),
     params:
-        settings=data_settings("text", "expected"),
+        # What a plan expects of data is checked when these are made, and makes no others.
+        settings=data_settings("text"),
     shell:
         "parascale data prepare --dataset {wildcards.dataset:q} > {log:q} 2>&1"
 
@@ -72,7 +72,7 @@ rule index_images:
     resources:
         **one_node(30),
     params:
-        images=lambda wildcards: as_json(asdict(IMAGE_DATA[wildcards.dataset].images)),
+        settings=data_settings("images"),
         columns=lambda wildcards: as_json(IMAGE_DATA[wildcards.dataset].source.columns),
     shell:
         "parascale data index --dataset {wildcards.dataset:q} > {log:q} 2>&1"

@@ -41,6 +41,7 @@ rule parity_verdict:
     params:
         baseline=lambda wildcards: PROJECT.runs[wildcards.run].baseline,
         dropout=lambda wildcards: PROJECT.runs[wildcards.run].workload.model.dropout,
+        code=code_of("parity"),
     shell:
         "parascale parity --run {wildcards.run:q} > {log:q} 2>&1"
 

@@ -21,7 +21,7 @@ rule summarise:
         **one_node(120, gpus=1),
     params:
         device=PROJECT.site.device,
-        settings=lambda wildcards: as_json(asdict(PROJECT.config.summaries)),
+        settings=lambda wildcards: as_json(of_group(PROJECT.config.summaries)),
         code=code_of("summaries"),
     shell:
         "parascale summarise --run {wildcards.run:q} > {log:q} 2>&1"

@@ -32,8 +32,6 @@ rule job_report:
     resources:
         nodes=0,
     params:
-        results=PATHS.results,
-        work=PATHS.under_way,
         code=code_of("report"),
     shell:
         "parascale report --run {wildcards.run:q} > {log:q} 2>&1"
@@ -84,8 +82,6 @@ rule report:
     resources:
         nodes=0,
     params:
-        results=PATHS.results,
-        work=PATHS.under_way,
         # Functions: Snakemake takes the braces of a text for wildcards.
         title=lambda wildcards: PROJECT.config.title,
         runs=list(PROJECT.runs),
@@ -109,8 +105,6 @@ rule crate:
     resources:
         nodes=0,
     params:
-        project=str(HOME),
-        results=PATHS.results,
         title=lambda wildcards: PROJECT.config.title,
         code=code_of("report"),
     shell:

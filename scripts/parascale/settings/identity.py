@@ -16,7 +16,7 @@ import json
 import operator
 import os
 
-from parascale.settings.options import CONDUCT, LAYOUT, RECIPE, walk
+from parascale.settings.options import CONDUCT, DECISIONS, LAYOUT, RECIPE, declared, walk
 from parascale.settings.workload import Model, Workload
 
 SCALED = ("scaling", "workload.optim.lr_scaling")  # their effect is in the batch and the rate
@@ -40,6 +40,19 @@ def settings(run, *decisions):
         if setting.decides in decisions and (value := read(run)) != setting.told.before:
             found[key] = os.path.basename(value) if setting.told.path else _plain(value)
     return found
+
+
+def of_group(group, *decisions):
+    """Name → plain value of the settings of a group, as a dataset's `source`, that decide one of `decisions`; default: any.
+
+    Paths are among them: data is made from what lies there.
+    """
+    values = {name: (setting, getattr(group, name)) for name, setting in declared(type(group)).items()}
+    return {
+        name: _plain(value)
+        for name, (setting, value) in values.items()
+        if setting.decides in (decisions or DECISIONS) and value != setting.told.before
+    }
 
 
 @functools.cache
