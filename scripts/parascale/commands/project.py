@@ -1,5 +1,6 @@
 """`parascale check` and `parascale schema`: whether a machine can run a project, and what can be set in it."""
 
+import json
 from pathlib import Path
 
 import click
@@ -9,7 +10,7 @@ from parascale.cli import Location, named, project_options, run_option, with_pro
 from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.storage import storage_warnings
-from parascale.settings.reference import fill
+from parascale.settings.reference import fill, schemas
 
 PINS = Path(__file__).resolve().parents[3] / "envs/requirements.txt"
 PAGE = PINS.parents[1] / "config/README.md"
@@ -36,23 +37,27 @@ def check(project, name, pins):
 @click.option(
     "--page", type=Location(), default=PAGE, show_default="config/README.md", help="The page that holds the tables."
 )
-@click.option("--write", is_flag=True, help="Bring the page up to date; otherwise it is printed.")
-@click.option("--check", "checked", is_flag=True, help="Exit with 1 where the page is not what would be written.")
+@click.option("--write", is_flag=True, help="Bring the page and the schemas up to date; otherwise the page is printed.")
+@click.option("--check", "checked", is_flag=True, help="Exit with 1 where one of them is not what would be written.")
 @project_options
 def schema(find, page, write, checked):
-    """Print or write the tables of config/README.md, which explain every setting.
+    """Print or write the tables of config/README.md, which explain every setting, and the JSON schemas beside it in schema/, by
+    which editors complete and check the files of config/.
 
     \b
     Example: parascale schema --write
     """
-    old = page.read_text(encoding="utf-8")
-    new = fill(old)
-    if write:
-        write_text(page, new)
-    elif checked:
-        if new != old:
-            print(f"{page} is out of date: parascale schema --write")
-        return int(new != old)
-    else:
-        print(new, end="")
-    return 0
+    files = {page: fill(page.read_text(encoding="utf-8"))}
+    for name, content in schemas().items():
+        files[page.parent / f"schema/{name}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    if not (write or checked):
+        print(files[page], end="")
+        return 0
+    outdated = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in outdated:
+        if write:
+            path.parent.mkdir(exist_ok=True)
+            write_text(path, files[path])
+        else:
+            print(f"{path} is out of date: parascale schema --write")
+    return int(checked and bool(outdated))
