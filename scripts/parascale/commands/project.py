@@ -9,7 +9,9 @@ from parascale import slurm
 from parascale.cli import Location, named, project_options, run_option, with_project
 from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
+from parascale.launch.preflight import check_root, preflight
 from parascale.launch.storage import storage_warnings
+from parascale.settings.pretrained import Pretrained
 from parascale.settings.reference import fill, schemas
 
 PINS = Path(__file__).resolve().parents[3] / "envs/requirements.txt"
@@ -23,12 +25,22 @@ PAGE = PINS.parents[1] / "config/README.md"
 def check(project, name, pins):
     """Say whether this machine has what runs need, what to install where it has not, and which files storage will delete.
 
+    Where Slurm answers, account and partition are checked too; `parascale plan --check` has the budget. Together this is what the
+    workflow refuses before its first job.
+
     \b
     Example: parascale check --run ddp
     """
     runs = [named("run", each, project.runs, project.config.runs) for each in name]
     check_environment(pins, project.site, runs, in_job=slurm.job_id() is not None)
     print(f"environment: {len(read_pins(pins))} pinned versions as tested, device {project.site.device}")
+    for workload in [run.workload for run in runs] or project.workloads.values():
+        if workload.data.pretrained:
+            Pretrained(workload.data.pretrained).check(weights=workload.model.pretrained is not None)
+    if project.site.partitions and slurm.partitions():
+        check_root(project.config.root)
+        preflight(project.site, project.config.account, project.config.partition)
+        print(f"Slurm: {project.site.name} takes jobs")
     for warning in storage_warnings(project.site, project.root):
         print(f"warning: {warning}")
 
