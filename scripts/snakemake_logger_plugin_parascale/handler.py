@@ -70,7 +70,10 @@ class LogHandler(LogHandlerBase):
     def _finish(self):
         if self.common_settings.dryrun and not self.failed:
             plan = plan_of(self.workflow, self.planner)
-            write(plan, self.planner.project.paths.results)
+            try:
+                write(plan, self.planner.project.paths.results)
+            except OSError as error:  # such as of a checkout that is read-only, while nobody has said where results go
+                logger.warning(f"the plan is shown but not kept: {error}")
             logger.info("\n" + tables.text(plan))
         elif self.ledger is not None:
             self.show()

@@ -35,14 +35,25 @@ def test_each_kind_of_setting_is_told_with_its_value_default_and_meaning():
         assert row in page.splitlines()
 
 
-def test_an_outdated_page_is_found_and_written_anew(tmp_path):
-    page = tmp_path / "README.md"
+def test_what_is_outdated_is_found_and_written_anew(tmp_path):
+    page, schema = tmp_path / "README.md", tmp_path / "schema/site.json"
     page.write_text(f"before\n{EMPTY}after\n")
     checked = command(page, "--check")
-    assert checked.returncode == 1 and "is out of date" in checked.stdout
+    assert checked.returncode == 1 and f"{page} is out of date: parascale schema --write" in checked.stdout
+    assert not schema.exists(), "a check writes nothing"
     assert command(page, "--write").returncode == 0
     assert command(page, "--check").returncode == 0
     assert page.read_text().startswith("before\n") and page.read_text().endswith("after\n"), "words by hand stay"
+    schema.write_text("{}")
+    checked = command(page, "--check")
+    assert (checked.returncode, checked.stdout) == (1, f"{schema} is out of date: parascale schema --write\n")
+
+
+def test_without_an_order_the_page_is_printed_and_nothing_written(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(EMPTY)
+    assert command(page).stdout == reference.fill(EMPTY)
+    assert page.read_text() == EMPTY and list(tmp_path.iterdir()) == [page]
 
 
 @pytest.mark.parametrize("page", ["no table", EMPTY + EMPTY, EMPTY.replace("table: site", "table: sites")])

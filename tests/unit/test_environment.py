@@ -20,6 +20,7 @@ from parascale.launch import environment
 from parascale.launch.environment import check_environment, driver_version, problems, read_pins
 from parascale.launch.preflight import check_root
 from parascale.settings import Layout, Site, load_project_file
+from tests.command import parascale
 
 ROOT = Path(__file__).parents[2]
 CPU = Site("here")
@@ -185,3 +186,15 @@ def test_the_command_is_quick_and_imports_no_torch():
     assert done.returncode == 0, done.stderr
     assert "pinned versions as tested" in done.stdout
     assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
+
+
+def test_a_pretrained_model_that_is_not_there_is_told(tmp_path):
+    """As the workflow does before its first job, which a workflow that is imported as a module leaves to this verb."""
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads/w.yaml").write_text(
+        "task: summarisation\ntraining: {steps: 2}\nmodel: {kind: pretrained}\ndata: {text: {tokenizer: pretrained, pretrained: ../t5}}\n"
+    )
+    (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tw\n")
+    (tmp_path / "mine.yaml").write_text("runs: runs.tsv\nworkloads: workloads\n")
+    done = parascale("check", "--config", tmp_path / "mine.yaml", "--base", ROOT / "config")
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and str(tmp_path / "t5") in done.stderr

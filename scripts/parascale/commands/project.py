@@ -1,5 +1,6 @@
 """`parascale check` and `parascale schema`: whether a machine can run a project, and what can be set in it."""
 
+import json
 from pathlib import Path
 
 import click
@@ -8,8 +9,10 @@ from parascale import slurm
 from parascale.cli import Location, named, project_options, run_option, with_project
 from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
+from parascale.launch.preflight import check_root, preflight
 from parascale.launch.storage import storage_warnings
-from parascale.settings.reference import fill
+from parascale.settings.pretrained import Pretrained
+from parascale.settings.reference import fill, schemas
 
 PINS = Path(__file__).resolve().parents[3] / "envs/requirements.txt"
 PAGE = PINS.parents[1] / "config/README.md"
@@ -22,12 +25,22 @@ PAGE = PINS.parents[1] / "config/README.md"
 def check(project, name, pins):
     """Check that this machine has what the runs need, and warn of files that storage will delete.
 
+    Where Slurm answers, account and partition are checked too; `parascale plan --check` has the budget. Together this is what the
+    workflow refuses before its first job.
+
     \b
     Example: parascale check --run ddp
     """
     runs = [named("run", each, project.runs, project.config.runs) for each in name]
     check_environment(pins, project.site, runs, in_job=slurm.job_id() is not None)
     print(f"environment: {len(read_pins(pins))} pinned versions as tested, device {project.site.device}")
+    for workload in [run.workload for run in runs] or project.workloads.values():
+        if workload.data.pretrained:
+            Pretrained(workload.data.pretrained).check(weights=workload.model.pretrained is not None)
+    if project.site.partitions and slurm.partitions():
+        check_root(project.config.root)
+        preflight(project.site, project.config.account, project.config.partition)
+        print(f"Slurm: {project.site.name} takes jobs")
     for warning in storage_warnings(project.site, project.root):
         print(f"warning: {warning}")
 
@@ -36,23 +49,27 @@ def check(project, name, pins):
 @click.option(
     "--page", type=Location(), default=PAGE, show_default="config/README.md", help="The page that holds the tables."
 )
-@click.option("--write", is_flag=True, help="Update the page instead of printing it.")
-@click.option("--check", "checked", is_flag=True, help="Exit with 1 if the page is out of date.")
+@click.option("--write", is_flag=True, help="Update the page and the schemas instead of printing it.")
+@click.option("--check", "checked", is_flag=True, help="Exit with 1 if one of them is out of date.")
 @project_options
 def schema(find, page, write, checked):
-    """Print or write the tables of config/README.md, which explain every setting.
+    """Print or write the tables of config/README.md, which explain every setting, and the JSON schemas beside it in schema/, by
+    which editors complete and check the files of config/.
 
     \b
     Example: parascale schema --write
     """
-    old = page.read_text(encoding="utf-8")
-    new = fill(old)
-    if write:
-        write_text(page, new)
-    elif checked:
-        if new != old:
-            print(f"{page} is out of date: parascale schema --write")
-        return int(new != old)
-    else:
-        print(new, end="")
-    return 0
+    files = {page: fill(page.read_text(encoding="utf-8"))}
+    for name, content in schemas().items():
+        files[page.parent / f"schema/{name}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    if not (write or checked):
+        print(files[page], end="")
+        return 0
+    outdated = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in outdated:
+        if write:
+            path.parent.mkdir(exist_ok=True)
+            write_text(path, files[path])
+        else:
+            print(f"{path} is out of date: parascale schema --write")
+    return int(checked and bool(outdated))

@@ -8,6 +8,7 @@ import dataclasses
 import re
 import typing
 
+from pydantic import TypeAdapter
 from pydantic_core import PydanticUndefined
 
 from parascale.errors import ConfigError
@@ -19,6 +20,8 @@ from parascale.settings.workload import TASKS, Model, Workload
 
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", list: "list", dict: "mapping"}
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "le": "maximum"}
 FOLDED = "\n<details><summary>For experts</summary>\n\n", "\n</details>\n"
 
 
@@ -46,19 +49,77 @@ def fill(page):
 
 def schemas():
     """Name of a kind of YAML file → its JSON schema (draft 2020-12), by which editors complete and check it."""
-    base = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    tasks = []
-    for name, task in TASKS.items():
-        schema = adapter(task).json_schema(ref_template=f"#/$defs/{name}/$defs/{{model}}")
-        models = {kind: adapter(settings).json_schema() for kind, (of, settings) in _kinds().items() if of == name}
-        schema["properties"]["model"] = {"anyOf": list(models.values())}
-        tasks.append(_as_file(schema, ["extends"]))
     return {
-        "config": base | _as_file(adapter(Config).json_schema()),
-        "site": base | _as_file(adapter(Site).json_schema()),
-        "workload": base
-        | {"$defs": dict(zip(TASKS, tasks, strict=True)), "anyOf": [{"$ref": f"#/$defs/{name}"} for name in TASKS]},
+        "config": _whole({"config": Config})[0] | {"title": "Configuration"},
+        "site": _as_file(_whole({"site": Site})[0]) | {"title": "Site"},
+        "workload": _workload_schema(),
     }
+
+
+def _workload_schema():
+    """A task, and within it a kind of model, decides which keys there are; a file that `extends` another may leave both to it."""
+    kinds = _kinds()
+    made = {name: settings for name, (_, settings) in kinds.items()}
+    _, shared = _whole(TASKS | made)
+    named = {name: {"$ref": f"#/$defs/{settings.__name__}"} for name, settings in (TASKS | made).items()}
+    shared.pop(Model.__name__)
+    for name, task in TASKS.items():
+        own = {kind: named[kind] for kind, (of, _) in kinds.items() if of == name}
+        schema = _as_file(shared[task.__name__])
+        description = schema["properties"]["model"]["description"]
+        schema["properties"]["model"] = {"description": description, **_model_schema(name, own)}
+        schema["properties"]["extends"] = {"type": "string", "description": "the workload that this one changes"}
+    task = {"enum": list(TASKS), "description": declared(Workload)["task"].field.description}
+    choices = [_where("task", {"const": name}, named[name]) for name in TASKS]
+    untold = {"not": {"required": ["task"]}}
+    usual = named[Workload.variant({}, {}).task]
+    choices += [
+        {"if": {**untold, "required": ["extends"]}, "then": {"anyOf": [named[name] for name in TASKS]}},
+        {"if": {"not": {"anyOf": [{"required": ["task"]}, {"required": ["extends"]}]}}, "then": usual},
+    ]
+    schema = {"$schema": DRAFT, "title": "Workload", "type": "object", "properties": {"task": task}}
+    return schema | {"allOf": choices, "$defs": shared}
+
+
+def _model_schema(task, kinds):
+    """The model of a task: `kinds` are references to the settings of each kind, by name."""
+    from parascale.families import settings_of
+
+    own_class = {"pattern": ":"}
+    kind = {"anyOf": [{"enum": list(kinds)}, {"type": "string", **own_class}]}
+    kind["description"] = declared(Model)["kind"].field.description
+    usual = {"$ref": f"#/$defs/{settings_of(task, None).__name__}"}
+    choices = [_where("kind", {"const": name}, reference) for name, reference in kinds.items()]
+    choices += [
+        _where("kind", own_class, usual),
+        {"if": {"not": {"required": ["kind"]}}, "then": {"anyOf": list(kinds.values())}},
+    ]
+    return {"type": "object", "properties": {"kind": kind}, "allOf": choices}
+
+
+def _where(key, value, then):
+    """What holds where a key is there with such a value."""
+    return {"if": {"required": [key], "properties": {key: value}}, "then": then}
+
+
+def _whole(classes):
+    """(the schema of the first class of settings, definitions that all of them share by the names of classes)."""
+    inputs = [(name, "validation", adapter(kind)) for name, kind in classes.items()]
+    _, made = TypeAdapter.json_schemas(inputs, ref_template="#/$defs/{model}")
+    shared = _plain(made["$defs"])
+    first = next(iter(classes.values())).__name__
+    rest = {name: schema for name, schema in shared.items() if name != first}
+    return {"$schema": DRAFT, **shared[first], "$defs": rest}, shared
+
+
+def _plain(schema):
+    """A schema in the words of the standard: pydantic's own say of a union's bounds, and of titles what the keys say already."""
+    if isinstance(schema, list):
+        return [_plain(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    titled = isinstance(schema.get("title"), str)
+    return {BOUNDS.get(key, key): _plain(value) for key, value in schema.items() if not (titled and key == "title")}
 
 
 def _kinds():
@@ -68,11 +129,10 @@ def _kinds():
     return {name: (kind.task, settings_of(kind.task, name)) for name, kind in kinds().items()}
 
 
-def _as_file(schema, more=()):
-    """A schema without the name that the file gives, and with other keys (texts) that a file may hold."""
-    schema["properties"].pop("name", None)
-    schema["properties"] |= {key: {"type": "string"} for key in more}
-    schema["required"] = [key for key in schema.get("required", ()) if key != "name"]
+def _as_file(schema):
+    """A schema without the name, which the file's own name gives."""
+    del schema["properties"]["name"]
+    schema["required"].remove("name")
     return schema
 
 
