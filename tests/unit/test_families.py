@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from parascale import families
+from parascale.checkpoint.export import words_of
 from parascale.errors import CheckpointError, ConfigError
 from parascale.families.build import model_class
-from parascale.families.export import words_of
 from parascale.parallel.parallelize import PLANS
 from parascale.plan.memory import peak_memory, total
 from parascale.plan.predict import DataFacts, predict

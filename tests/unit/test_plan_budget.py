@@ -12,7 +12,7 @@ from parascale import slurm
 from parascale.plan import actual, budget, tables
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.planner import Planner
-from parascale.plan.predict import DataFacts, charged_core_hours, predict, runtime_minutes, verdict
+from parascale.plan.predict import DataFacts, charged_core_hours, predict, time_limit, verdict
 from parascale.plan.schedule import wall_hours
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.config import Budget, Config
@@ -176,9 +176,9 @@ def test_a_remedy_makes_it_fit():
 
 def test_time_limits_grow_and_are_cut():
     run = Run("r", dataclasses.replace(WORKLOAD, training=LanguageTraining(steps=300_000)))
-    first, second, last = (runtime_minutes(run, JURECA, attempt, facts=FACTS) for attempt in (1, 2, 99))
+    first, second, last = (time_limit(predict(run, JURECA, facts=FACTS), JURECA, attempt) for attempt in (1, 2, 99))
     assert first < second <= last == 24 * 60 and first % 5 == 0
-    assert runtime_minutes(run, JURECA, 99, "dc-gpu-devel", facts=FACTS) == 120
+    assert time_limit(predict(run, JURECA, facts=FACTS), JURECA, 99, "dc-gpu-devel") == 120
 
 
 def test_unknown_stays_unknown():

@@ -4,7 +4,7 @@ import torch
 
 from parascale.checkpoint.pieces import read_whole
 from parascale.errors import CheckpointError
-from parascale.families.export import words_of
+from parascale.families import kinds, part_of
 from parascale.settings import run_from_dict
 
 
@@ -35,6 +35,18 @@ def _workload(source):
     if source.run_record is None:
         raise CheckpointError(f"{source.folder}: run.json is needed beside the checkpoint to know the model's settings")
     return run_from_dict(source.run_record["settings"]).workload
+
+
+def words_of(kind):
+    """The module `export` of the family of a model kind, as `families/language/export.py` has it.
+
+    Raises CheckpointError for a kind without an equal in `transformers`.
+    """
+    words = part_of(kind, "export")
+    if words is None:
+        exported = ", ".join(name for name, kind in kinds().items() if kind.export)
+        raise CheckpointError(f"transformers has no equal of model.kind = {kind}; only {exported} is exported")
+    return words
 
 
 class Zeros:

@@ -64,10 +64,3 @@ def check_files(folder, files, threads=1):
     for (name, entry), found in zip(files.items(), sums, strict=True):
         if found != entry["xxh3"]:
             raise CheckpointError(f"{folder}: {name} is damaged (its checksum differs from {MANIFEST})")
-
-
-def verify(folder, threads=1):
-    """The facts of a checkpoint whose every file is there with the right checksum, else CheckpointError that names it."""
-    manifest = read_manifest(folder)
-    check_files(folder, manifest["files"], threads)
-    return manifest["facts"]

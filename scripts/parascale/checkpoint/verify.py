@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from parascale.checkpoint import read
+from parascale.checkpoint.export import words_of
 from parascale.checkpoint.load import fill
 from parascale.checkpoint.manifest import MANIFEST, check_files, read_manifest
 from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, index_name
@@ -17,7 +18,6 @@ from parascale.errors import CheckpointError
 from parascale.evaluation.evaluate import split_sums
 from parascale.evaluation.task import open_task
 from parascale.families.build import build_model
-from parascale.families.export import words_of
 from parascale.files import read_json
 from parascale.settings import run_from_dict
 

@@ -7,13 +7,14 @@ import sys
 import time
 from dataclasses import dataclass
 
+from parascale import slurm
 from parascale.launch import rendezvous
 from parascale.launch.binding import cores_of_ranks, visible_devices
 from parascale.launch.channel import Failure, Node, Report
 from parascale.launch.nsight import nsight_command
 from parascale.launch.peers import SETTLE_SECONDS, TICK_SECONDS, Peers
 from parascale.launch.process import FAILED, STOPPED, TERMINATED
-from parascale.launch.workers import Worker, Workers, host_name, root_cause
+from parascale.launch.workers import Worker, Workers, root_cause
 
 # Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.
 GRACE_SECONDS = 100.0
@@ -97,10 +98,10 @@ def run_node(launch, place):
 def _meet(launch, place, wait):
     """(Peers, (torch's address, torch's port), what holds that port) once every node is there."""
     if launch.nodes > 1 and place.address != "127.0.0.1":
-        rendezvous.interface_addresses(launch.site.network, host_name())
+        rendezvous.interface_addresses(launch.site.network, slurm.node_name())
     devices = visible_devices(launch.site, launch.processes, os.environ.get("CUDA_VISIBLE_DEVICES"))
     detail = f"{_threads(launch)} threads a process" + (f", GPUs {devices}" if devices else "")
-    me = Node(place.node, host_name(), place.address, launch.processes, detail)
+    me = Node(place.node, slurm.node_name(), place.address, launch.processes, detail)
     if place.node:
         first, channel, port = rendezvous.join_meeting(me, place, wait)
         return Peers(me, [first], {0: channel}), (channel.peer, port), contextlib.nullcontext()
@@ -174,7 +175,7 @@ def _watch(launch, workers, peers, stop):
         workers.poll()
         peers.listen()
         if (stop.asked or peers.stopping) and stop_at is None:
-            print(f"{host_name()}: stopping, ranks have {launch.grace:.0f} s to save their state", flush=True)
+            print(f"{slurm.node_name()}: stopping, ranks have {launch.grace:.0f} s to save their state", flush=True)
             workers.stop()
             peers.ask_stop()
             stop_at = time.monotonic()
@@ -208,7 +209,7 @@ def _settled(workers):
 
 
 def _overdue(worker, reason):
-    return Failure(worker.rank, host_name(), reason, str(worker.log), time.time(), False)
+    return Failure(worker.rank, slurm.node_name(), reason, str(worker.log), time.time(), False)
 
 
 def _explain(failures):

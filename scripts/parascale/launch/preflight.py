@@ -30,10 +30,12 @@ def preflight(site, account=None, partition=None, reservation=None):
     """Raise RequirementError where Slurm would refuse jobs, or would keep them waiting for ever."""
     _check_account(site, account)
     if reservation:
-        _check_reservation(reservation)
+        _record(
+            "reservation", reservation, ", nor any other; leave --slurm-reservation out, or ask who runs the course"
+        )
     name = default_partition(site, partition)
-    if name:
-        _check_partition(name)
+    if name and (state := _record("partition", name).get("State", "UP")) != "UP":
+        raise RequirementError(f"partition {name} is {state}: it starts no jobs now; choose another or wait")
 
 
 def _check_account(site, account):
@@ -49,20 +51,9 @@ def _check_account(site, account):
         raise RequirementError(f"you have no account `{account}` here{nearest(account, known)}")
 
 
-def _check_reservation(name):
-    known = slurm.records("reservation")
+def _record(kind, name, without=""):
+    """Slurm's record of a partition or reservation. without: what to do where there is none of its kind at all."""
+    known = slurm.records(kind)
     if name not in known:
-        raise RequirementError(
-            f"there is no reservation `{name}`{nearest(name, known)}"
-            if known
-            else f"there is no reservation `{name}`, nor any other; leave --slurm-reservation out, or ask who runs the course"
-        )
-
-
-def _check_partition(name):
-    known = slurm.records("partition")
-    if name not in known:
-        raise RequirementError(f"there is no partition `{name}` here{nearest(name, known)}")
-    record = known[name]
-    if record.get("State", "UP") != "UP":
-        raise RequirementError(f"partition {name} is {record['State']}: it starts no jobs now; choose another or wait")
+        raise RequirementError(f"there is no {kind} `{name}` here{nearest(name, known) if known else without}")
+    return known[name]

@@ -19,6 +19,7 @@ from parascale.launch.process import STOPPED, die_with_parent
 
 ABORT_SECONDS = 2.0  # for a rank that is ended to write its stack into its log
 TAIL_BYTES = 4096
+KILLED = " (killed from outside: the machine ran out of memory, or someone killed it)"
 
 
 def root_cause(failures):
@@ -92,12 +93,12 @@ class Worker:
         reason, when = self._exception()
         code = self.returncode
         if reason is None and code < 0:
-            reason = f"ended by {signal.Signals(-code).name}" + (_killed_hint() if code == -signal.SIGKILL else "")
+            reason = f"ended by {signal.Signals(-code).name}" + (KILLED if code == -signal.SIGKILL else "")
         elif reason is None:
             reason = f"exit code {code}" + (f": {line}" if (line := last_line(self.log)) else "")
         # A library may abort a process because a peer is gone; every other signal comes from outside.
         certain = code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
-        return Failure(self.rank, host_name(), reason, str(self.log), when or self.ended, certain)
+        return Failure(self.rank, slurm.node_name(), reason, str(self.log), when or self.ended, certain)
 
     def _exception(self):
         """Message and time that torch's `@record` left, if it did."""
@@ -160,18 +161,9 @@ class Workers:
             time.sleep(0.05)
 
 
-def host_name():
-    """This node's name."""
-    return slurm.node_name()
-
-
 def last_line(path):
     """The last line of a log that says anything."""
     with open(path, "rb") as handle:
         handle.seek(max(0, handle.seek(0, os.SEEK_END) - TAIL_BYTES))
         lines = [line.strip() for line in handle.read().decode("utf-8", "replace").splitlines()]
     return next((line for line in reversed(lines) if line and not line.startswith("---")), "")
-
-
-def _killed_hint():
-    return " (killed from outside: the machine ran out of memory, or someone killed it)"

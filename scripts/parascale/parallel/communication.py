@@ -22,6 +22,7 @@ import torch.distributed as dist
 from parascale.errors import RequirementError
 from parascale.parallel.mesh import AXES, make_mesh, set_timeout
 
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive")
 COLUMNS = (
     "operation",
     "group",
@@ -38,16 +39,8 @@ PROBE_ELEMENTS = 1 << 16  # what a link is tried with
 
 def bus_factor(operation, ranks):
     """Bus bandwidth over algorithm bandwidth for `ranks` ranks (nccl-tests, PERFORMANCE.md)."""
-    return {
-        "all_reduce": 2 * (ranks - 1) / ranks,
-        "all_gather": (ranks - 1) / ranks,
-        "reduce_scatter": (ranks - 1) / ranks,
-        "broadcast": 1.0,
-        "send_receive": 1.0,
-    }[operation]
-
-
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive")
+    others = (ranks - 1) / ranks
+    return {"all_reduce": 2 * others, "all_gather": others, "reduce_scatter": others}.get(operation, 1.0)
 
 
 def sizes_between(smallest, largest):

@@ -1,6 +1,6 @@
 """Data parallelism (DDP): every rank holds the whole model and a share of the samples; gradients are averaged.
 
-The loss is divided by the global count of targets, so gradients must be summed: `loss_factor` undoes DDP's average.
+The loss is divided by the global count of targets, so gradients must be summed: `train.step` undoes DDP's average.
 """
 
 from torch.nn.parallel import DistributedDataParallel
@@ -12,8 +12,3 @@ def replicate(model, mesh):
     return DistributedDataParallel(
         model, device_ids=device_ids, process_group=mesh.data_devices.get_group(), gradient_as_bucket_view=True
     )
-
-
-def loss_factor(mesh):
-    """What each rank's loss is multiplied with so that the averaged gradient is the sum."""
-    return mesh.layout.data_parallel

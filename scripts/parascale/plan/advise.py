@@ -138,8 +138,7 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
         return f"Model and optimizer states ({states:.1f} GB) fit one GPU: start with DDP."
     if used(fsdp=gpus) < limit:
         return f"Model and optimizer states ({states:.1f} GB) do not fit one GPU, but a share of them does: start with FSDP."
-    deep = sizes.layers * sizes.block > 64 * sizes.block and sizes.layers >= gpus
-    if deep:
+    if sizes.layers > 64 and sizes.layers >= gpus:
         return "The model is very deep: deal its layers out with PP, and share the rest with FSDP (3-D where TP is needed too)."
     return "Not even one layer and its activations fit one GPU: split matrices with TP inside a node, with FSDP or PP across nodes (3-D)."
 

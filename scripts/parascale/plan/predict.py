@@ -107,11 +107,6 @@ def charged_core_hours(site, nodes, wall_seconds, cores=None):
     return held * wall_seconds / 3600
 
 
-def runtime_minutes(run, site, attempt=1, partition=None, calibration=None, facts=None):
-    """The time limit to ask for, in minutes; see `time_limit`."""
-    return time_limit(predict(run, site, calibration, facts), site, attempt, partition)
-
-
 def time_limit(prediction, site, attempt=1, partition=None):
     """Minutes: expected time × safety × attempt, in steps of 5 minutes, cut to the partition's limit."""
     longest = limits.max_hours(site, partition)

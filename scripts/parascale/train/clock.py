@@ -4,7 +4,7 @@ import time
 from contextlib import contextmanager
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from parascale.errors import RequirementError
 from parascale.files import atomic_path, write_json
@@ -70,10 +70,11 @@ class Clock:
 
 
 class ChosenSteps:
-    """Calls its `start` before the first and `stop` after the last of the steps from `first` to `last`, both included."""
+    """Calls `start` before the first and `stop` after the last of the steps from `first` to `last`, both included."""
 
-    def __init__(self, first, last):
-        self.first, self.last, self.started = first, last, False
+    def __init__(self, first, last, start, stop):
+        self.first, self.last, self.start, self.stop = first, last, start, stop
+        self.started = False
 
     def begin_step(self, step):
         """Start with the first of the steps, or where a run that was stopped goes on between them."""
@@ -92,33 +93,14 @@ class StepProfiler(ChosenSteps):
     """PyTorch's profile of the steps: trace.json.gz and operators.json, those that took longest, in `folder`."""
 
     def __init__(self, folder, first, last):
-        super().__init__(first, last)
-        self.folder = folder
+        self.folder, self.profile = folder, profile()  # of the CPU, and of the GPU where there is one
+        super().__init__(first, last, self.profile.start, self._write)
 
-    def start(self):
-        """Watch the CPU, and the GPU where there is one."""
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        self.profile = profile(activities=activities)
-        self.profile.start()
-
-    def stop(self):
-        """Write what was seen."""
+    def _write(self):
         self.profile.stop()
         with atomic_path(self.folder / "trace.json.gz") as partial:
             self.profile.export_chrome_trace(str(partial))
         write_json(self.folder / "operators.json", _longest(self.profile.key_averages()))
-
-
-class NsightRange(ChosenSteps):
-    """Tells Nsight Systems, which the launcher has put around this process, which steps to collect."""
-
-    def start(self):
-        """Collect from now on."""
-        torch.cuda.profiler.start()
-
-    def stop(self):
-        """Collect no more."""
-        torch.cuda.profiler.stop()
 
 
 def profiler(job, lead):
@@ -129,7 +111,8 @@ def profiler(job, lead):
     if job.run.profiler == "nsight":
         if job.site.device != "cuda":
             raise RequirementError("`profiler: nsight` needs GPUs; use `profiler: torch`")
-        return NsightRange(*steps)
+        # Nsight Systems, which the launcher has put around this process, collects nothing else.
+        return ChosenSteps(*steps, torch.cuda.profiler.start, torch.cuda.profiler.stop)
     return StepProfiler(job.work / "profile", *steps) if lead else None
 
 

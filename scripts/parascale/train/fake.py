@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
+from parascale.families.sizes import MicroBatch
 from parascale.parallel import ddp, make_mesh, parallelize, pipeline
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss
@@ -214,7 +215,7 @@ def _stepper(run, vocabulary, mesh, fake):
 def _fix_shapes(schedule, run):
     """Tell the stages what they will receive: otherwise they would ask their neighbours, which do not exist."""
     layout = run.layout
-    samples, window = micro_batch(run), run.workload.training.window
+    samples, window = MicroBatch.of(run).samples, run.workload.training.window
     sequence = window // layout.tp if layout.tp > 1 and layout.sequence_parallel else window
     # Under autocast the residual stream stays fp32; FSDP's policy computes in bf16 alone.
     bf16 = run.precision == "bf16" and layout.uses_fsdp
@@ -236,14 +237,8 @@ def _fix_shapes(schedule, run):
     schedule._warmup_p2p = choose_given_shapes
 
 
-def micro_batch(run):
-    """Samples that a rank computes at once."""
-    layout = run.layout
-    return -(-run.global_batch // (layout.data_parallel * run.workload.training.accumulate * layout.micro_batches))
-
-
 def _batches(run):
     """One global batch's share of a rank: `accumulate` parts of (*inputs, labels)."""
-    samples = micro_batch(run) * run.layout.micro_batches
+    samples = MicroBatch.of(run).samples * run.layout.micro_batches
     arrays = empty_batch(run.workload, samples)
     return [tuple(map(torch.tensor, arrays)) for _ in range(run.workload.training.accumulate)]

@@ -47,7 +47,7 @@ class Recorder:
         lines = [line for line in self.steps() if line["step"] < first_step]
         if last_line and (not lines or lines[-1]["step"] < last_line["step"]):
             lines.append(last_line)
-        write_text(self.steps_path, "".join(json.dumps(line) + "\n" for line in lines))
+        _write_lines(self.steps_path, lines)
         self.handle = open(self.steps_path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
         self.first_step, self.last_step = first_step, first_step - 1
         attempts = self.attempts()
@@ -65,7 +65,7 @@ class Recorder:
                 **(allocation or {}),
             }
         )
-        self._write_attempts(attempts)
+        _write_lines(self.attempts_path, attempts)
         self.events.begin(attempts[0]["started"], steps, lines)
 
     def add_step(self, line):
@@ -88,7 +88,7 @@ class Recorder:
         self.handle = None
         attempts = self.attempts()
         attempts[-1] |= _ended(self.started, time.time(), outcome, self.last_step)
-        self._write_attempts(attempts)
+        _write_lines(self.attempts_path, attempts)
         self.events.close()
 
     def steps(self):
@@ -98,9 +98,6 @@ class Recorder:
     def attempts(self):
         """All attempts, the current one last."""
         return read_json_lines(self.attempts_path) if self.attempts_path.exists() else []
-
-    def _write_attempts(self, attempts):
-        write_text(self.attempts_path, "".join(json.dumps(line) + "\n" for line in attempts))
 
 
 class Progress:
@@ -177,6 +174,10 @@ def summarise(run, site, steps, attempts, facts):
         "bubble_expected": layout.bubble / (1 + layout.bubble) if layout.pp > 1 else None,
         "core_hours": site.cores_per_node * layout.nodes * wall_seconds / 3600,
     }
+
+
+def _write_lines(path, lines):
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _ended(started, end, outcome, last_step):

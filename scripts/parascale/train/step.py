@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from parascale.parallel import ddp
 from parascale.train.loss import all_reduce, computation_context, count_targets
 from parascale.train.optim import clip, finish_gradients, gradient_norm
 
@@ -90,7 +89,8 @@ class Stepper:
             with self.clock.phase("forward"):
                 loss = self.loss(module(*inputs), labels)
             with self.clock.phase("backward"):
-                (loss * ddp.loss_factor(self.mesh) if wrapped else loss).backward()
+                # DDP averages gradients over ranks; the loss is divided already, so they must be summed.
+                (loss * self.mesh.layout.data_parallel if wrapped else loss).backward()
         return loss.detach()
 
     def report(self, local_loss, targets, norm):
