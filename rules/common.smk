@@ -1,4 +1,4 @@
-# Needs: the configuration. Makes: what all rules share, which is reading and looking up; nothing is computed here.
+# Needs: the configuration. Makes: what all rules share. It only reads and looks up; it computes nothing.
 
 import json
 import os
@@ -42,7 +42,7 @@ def configuration_files():
     return [near(file) for file in (*(file for file in own if file not in given.configfiles), *given.configfiles)]
 
 
-# Imported as a module, the configuration is the other workflow's, and so is the folder that jobs run in.
+# If imported as a module, the configuration and the working directory are those of the other workflow.
 HOME = Path(str(workflow.current_basedir.get_path_or_uri(secret_free=True))).parent
 FILES = configuration_files()
 BASES = [file.parent for file in FILES[:1]] + [near(HOME / "config")]
@@ -53,7 +53,7 @@ snakemake_logger_plugin_parascale.follow(workflow, PLANNER)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
 RUNS = PROJECT.runs | PLANNER.probes
-# What the job of each run asks for, its time limit apart.
+# What the job of each run requests, except its time limit.
 ASKED = {
     name: resources(run.layout, PROJECT.site, None, PROJECT.config.partition, PROJECT.config.account)
     for name, run in RUNS.items()
@@ -90,7 +90,7 @@ def before_the_first_job():
             preflight(PROJECT.site, PROJECT.config.account, PROJECT.config.partition, reservation)
         for job in workflow.dag.needrun_jobs():
             if "run" in job.wildcards.keys():
-                # A job of a workflow that was killed may still be at it.
+                # A job of a killed workflow may still be writing it.
                 _, work = PATHS.places({"parity_run": "parity", "probe": "probe"}.get(job.rule.name, "run"))
                 Lease(work(job.wildcards.run)).wait_for_holder()
             if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):
