@@ -1,12 +1,12 @@
-# Needs: finished runs. Makes: their checkpoints as files that any library opens, and the proof that these are the same
+# Needs: finished runs. Makes: their checkpoints as files that any library opens, and the proof that they are the same
 # models, below results/checkpoints/; on request, how two of them differ, below results/comparisons/.
 
 
 rule convert_checkpoint:
-    # A run appears as a whole, and summary.json last.
+    # A run appears as a whole, with summary.json as its last file.
     input:
         PATHS.run("{run}") / "summary.json",
-    # The form of the weights' files depends on their size, so the one that is written last stands for all.
+    # The number of weight files depends on their size, so the last file stands for all.
     output:
         PATHS.checkpoint("{run}") / "checkpoint.json",
     log:
@@ -51,7 +51,7 @@ rule checkpoints:
         [PATHS.checkpoint(name) / "verify.json" for name in PROJECT.runs],
 
 
-# Two runs, on request: `ddp-vs-single.svg` and the like. What differs most comes first.
+# Two runs, on request: `ddp-vs-single.svg` and the like. The largest differences come first.
 rule compare_checkpoints:
     input:
         first=PATHS.run("{first}") / "summary.json",

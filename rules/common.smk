@@ -1,4 +1,4 @@
-# Needs: the configuration. Makes: what all rules share, which is reading and looking up; nothing is computed here.
+# Needs: the configuration. Makes: what all rules share. It only reads and looks up; it computes nothing.
 
 import json
 import os
@@ -50,7 +50,7 @@ def home():
     return folder if folder.is_dir() else Path(parascale.__file__).parents[2]
 
 
-# Imported as a module, the configuration is the other workflow's, and so is the folder that jobs run in.
+# If imported as a module, the configuration and the working directory are those of the other workflow.
 HOME = home()
 FILES = configuration_files()
 BASES = [file.parent for file in FILES[:1]] + [near(HOME / "config")]
@@ -61,7 +61,7 @@ snakemake_logger_plugin_parascale.follow(workflow, PLANNER)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
 RUNS = PROJECT.runs | PLANNER.probes
-# What the job of each run asks for, its time limit apart.
+# What the job of each run requests, except its time limit.
 ASKED = {
     name: resources(run.layout, PROJECT.site, None, PROJECT.config.partition, PROJECT.config.account)
     for name, run in RUNS.items()
@@ -102,7 +102,7 @@ def before_the_first_job():
             preflight(PROJECT.site, PROJECT.config.account, PROJECT.config.partition, reservation)
         for job in workflow.dag.needrun_jobs():
             if kind := snakemake_logger_plugin_parascale.trained_by(job.rule):
-                # A job of a workflow that was killed may still be at it.
+                # A job of a workflow that was killed may still be writing it.
                 _, work = PATHS.places(kind)
                 Lease(work(job.wildcards.run)).wait_for_holder()
             if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):

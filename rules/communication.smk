@@ -1,11 +1,11 @@
 # Needs: nothing but the machine. Makes: the speed of collective operations for each shape (nodes × processes) in the run
 # table, and along the dimensions of each mesh that has several, below results/communication/. It is also the preflight: it
-# fails with the name of the rank or link that does not work.
+# fails and names the rank or link that does not work.
 
 
 # One run of each shape and mesh stands for it, and gives the job its resources.
 SHAPES = list(shapes(PROJECT).values())
-# What the report shows: it waits for no measurement, but has those that were made.
+# The report shows the measurements that exist, and does not wait for others.
 MEASURED = [name for name in SHAPES if (PATHS.results / f"communication/{name}.csv").exists()]
 
 
@@ -22,7 +22,7 @@ rule measure_communication:
         PATHS.results / "benchmarks/communication/{run}.tsv"
     wildcard_constraints:
         run=pattern(SHAPES),
-    # A timed job has its node to itself.
+    # A timed job gets the whole node.
     threads: PROJECT.site.cores_per_node
     resources:
         **resources_of(),

@@ -1,5 +1,5 @@
 # Needs: an index of images, or flat tokens. Makes: the same data in every format, proof that it is the same, and how fast
-# each is read here, below results/data/ and results/loaders/.
+# this machine reads each, below results/data/ and results/loaders/.
 
 
 rule convert_shard:
@@ -15,8 +15,8 @@ rule convert_shard:
         dataset=pattern(IMAGE_DATA),
         format=pattern(IMAGE_FORMATS),
         shard=pattern(SHARDS),
-    # What is no part of a finished shard is a resource: a changed parameter would have all shards made again. For the same
-    # reason bad samples fail no shard, whose record Snakemake would remove, but gather_shards.
+    # Settings that do not change a finished shard are resources: a changed parameter would make all shards again. For a
+    # similar reason, bad samples fail gather_shards and not the shard, whose record Snakemake would remove.
     resources:
         **one_node(60),
         reading_threads=PROJECT.config.formats.threads,
@@ -100,7 +100,7 @@ rule benchmark_loaders:
         LOGS / "loaders/{dataset}.log",
     benchmark:
         PATHS.results / "benchmarks/loaders/{dataset}.tsv"
-    # All of them: what runs beside a measurement spoils it.
+    # All cores: other jobs would disturb the measurement.
     threads: PROJECT.site.cores_per_node
     resources:
         **one_node(30),

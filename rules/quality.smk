@@ -1,4 +1,4 @@
-# Needs: finished runs of summarisers. Makes: summaries of their test splits and how good they are, below results/summaries/.
+# Needs: finished runs of summarisers. Makes: summaries of their test splits and their scores, below results/summaries/.
 
 SUMMARIES = [PATHS.summaries(name) for name in SUMMARISERS]
 

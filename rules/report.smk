@@ -2,9 +2,9 @@
 # of each job.
 
 
-# What the report needs to know of runs that left nothing.
+# What the report needs to know about runs without results.
 TABLE = as_json({key: getattr(PROJECT.config, key) for key in ("site", "runs", "workloads", "sites")})
-# What builds it by hand, of what there is: rule `report` waits for every run, and those that failed left records as well.
+# Builds the report by hand from what there is: rule `report` waits for every run, but failed runs left records too.
 REPORT_COMMAND = f"{PARASCALE} report {CONFIGURATION}"
 
 
@@ -93,7 +93,7 @@ rule report:
         "parascale report > {log:q} 2>&1"
 
 
-# The results as a Workflow Run RO-Crate, on request: so that a reproduction can be published.
+# The results as a Workflow Run RO-Crate, on request, to publish a reproduction.
 rule crate:
     input:
         REPORT,

@@ -1,6 +1,6 @@
-# Needs: prepared data. Makes: trained runs below results/runs/, one rule a strategy, so that job tables and profiles
-# speak of strategies. A run under way lies in work/, which no rule declares: Snakemake empties declared outputs before
-# it tries a failed job again, and a training continues where it stopped.
+# Needs: prepared data. Makes: trained runs below results/runs/, with one rule per strategy, so that job tables and profiles
+# name strategies. An unfinished run is in work/, which no rule declares: Snakemake empties declared outputs before
+# it tries a failed job again, but a training continues where it stopped.
 
 
 rule train:
@@ -14,7 +14,7 @@ rule train:
         devices=PATHS.run("{run}") / "device.csv",
         events=PATHS.run("{run}") / "events.out.tfevents.parascale",
         summary=PATHS.run("{run}") / "summary.json",
-        # A run that is evaluated leaves best/ as well. Its last file, summary.json, stands for that.
+        # A run with evaluation also leaves best/. Its last file, summary.json, stands for that.
         checkpoint=directory(PATHS.run("{run}") / "checkpoint"),
     log:
         LOGS / "train/{run}.log",
@@ -22,7 +22,7 @@ rule train:
         PATHS.results / "benchmarks/train/{run}.tsv"
     wildcard_constraints:
         run=NONE,
-    # A timed run has its node to itself.
+    # A timed run gets the whole node.
     threads: PROJECT.site.cores_per_node
     resources:
         **resources_of(),

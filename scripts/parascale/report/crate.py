@@ -42,7 +42,7 @@ RESULTS = (
 RESULTS += ("communication/*.csv", "benchmarks/**/*.tsv")
 WEIGHTS = ("runs/*/best/**/*", "runs/*/checkpoint/**/*")
 FORMATS = mimetypes.MimeTypes()  # what Python knows itself, the same on every machine
-FORMATS.types_map[1] |= {".jsonl": "application/jsonl", ".yaml": "application/yaml", ".md": "text/markdown"}
+FORMATS.types_map[1].update({".jsonl": "application/jsonl", ".yaml": "application/yaml", ".md": "text/markdown"})
 
 
 def pack(project, results, target, title, weights=False):
