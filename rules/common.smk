@@ -198,7 +198,7 @@ def pretrained_of(wildcards):
 
 def begins_pretrained(wildcards):
     """Whether a run's weights begin as those of a pretrained model: its tokenizer alone serves others too."""
-    return "run" in wildcards.keys() and RUNS[wildcards.run].workload.model.kind == "pretrained"
+    return "run" in wildcards.keys() and RUNS[wildcards.run].workload.model.pretrained is not None
 
 
 def pretrained_files(weights):

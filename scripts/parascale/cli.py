@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 from parascale import __version__
 from parascale.errors import ConfigError, ParascaleError
 from parascale.settings import load_project_file, strict
+from parascale.settings.yaml_files import merged
 
 CONFIGURATION = Path("config/config.yaml")  # which is also where a project's folder is known by
 # Verb → its module in `parascale.commands`. A verb's module is loaded when the verb is called, or asked for help.
@@ -94,7 +95,8 @@ def open_project(files=(), overrides=(), root=None, bases=()):
     that holds a Snakefile and `config/config.yaml`: the process works there from then on, and its own configuration comes
     first, as in Snakemake.
     """
-    values = dict(overrides) | ({} if root is None else {"root": str(root)})
+    pairs = [*overrides, *([] if root is None else [("root", str(root))])]
+    values = functools.reduce(merged, ({key: value} for key, value in pairs), {})
     if bases:
         return load_project_file(*files, overrides=values, bases=bases)
     folder = next((each for each in _upwards() if _is_project(each)), None)

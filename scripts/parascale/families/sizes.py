@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from parascale.families import part_of
 
-IMPORTED_BY_NAME = ("*/sizes.py",)  # for parascale.provenance
 BACKWARD = 2  # a backward pass costs twice a forward pass: gradients of inputs and of weights
 
 
