@@ -99,7 +99,7 @@ def open_project(files=(), overrides=(), root=None, bases=()):
     values = functools.reduce(merged, ({key: value} for key, value in pairs), {})
     if bases:
         return load_project_file(*files, overrides=values, bases=bases)
-    folder = next((each for each in _upwards() if _is_project(each)), None)
+    folder = next((each for each in (Path.cwd(), *Path.cwd().parents) if _is_project(each)), None)
     if folder:
         os.chdir(folder)
         own = CONFIGURATION.resolve()
@@ -210,12 +210,6 @@ def configuration_words(context):
     ]
     words += [word for base in given["bases"] for word in ("--base", str(base))]
     return words + (["--root", str(given["root"])] if given["root"] else [])
-
-
-def _upwards():
-    """The current folder and those above it."""
-    here = Path.cwd()
-    return [here, *here.parents]
 
 
 def _is_read():

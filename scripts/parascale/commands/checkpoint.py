@@ -80,11 +80,10 @@ def inspect(find, folder, name, tensors, as_json):
     """
     if bool(folder) == bool(name):
         raise click.UsageError("name either a run with --run, or a FOLDER")
-    from parascale.checkpoint.inspect import as_text
-    from parascale.checkpoint.inspect import inspect as look_into
+    from parascale.checkpoint import inspect as inspection
 
-    found = look_into(folder or source_of(find(), name))
-    print(json.dumps(found, indent=2) if as_json else as_text(found, tensors))
+    found = inspection.inspect(folder or source_of(find(), name))
+    print(json.dumps(found, indent=2) if as_json else inspection.as_text(found, tensors))
     return 0 if found["whole"] else 1
 
 
@@ -117,11 +116,10 @@ def compare(find, folders, name, which, rows, facts, figure):
         project = find()
         which = which or project.config.checkpoints.which
         folders = [project.paths.run(named("run", each, project.runs, project.config.runs).run) for each in name]
-    from parascale.checkpoint.compare import as_text
-    from parascale.checkpoint.compare import compare as compare_folders
+    from parascale.checkpoint import compare as comparison
 
-    result = compare_folders(*map(str, folders), Checkpoints(which=which or "best"))
-    print(as_text(result, rows))
+    result = comparison.compare(*map(str, folders), Checkpoints(which=which or "best"))
+    print(comparison.as_text(result, rows))
     if facts:
         write_json(facts, result)
     if figure:
@@ -139,14 +137,13 @@ def verify(project, name):
     \b
     Example: parascale checkpoint verify --run fsdp
     """
-    from parascale.checkpoint.verify import require_identical
-    from parascale.checkpoint.verify import verify as prove
+    from parascale.checkpoint import verify as proof
 
     source, converted = source_of(project, name), project.paths.checkpoint(name)
     data = project.runs[name].workload.data
-    result = prove(source, converted, project.paths.data(data.dataset, data.format))
+    result = proof.verify(source, converted, project.paths.data(data.dataset, data.format))
     write_json(converted / "verify.json", result)
-    require_identical(result)
+    proof.require_identical(result)
     for form, found in result["forms"].items():
         print(f"{result['run']}: {form} is identical, {found['tensors']} tensors, test loss {found['test_loss']:.6f}")
 

@@ -38,11 +38,13 @@ RESULTS = (
     "probes/*/*.json*",
     "plan/*",
     "comparisons/*",
+    "communication/*.csv",
+    "benchmarks/**/*.tsv",
 )
-RESULTS += ("communication/*.csv", "benchmarks/**/*.tsv")
 WEIGHTS = ("runs/*/best/**/*", "runs/*/checkpoint/**/*")
-FORMATS = mimetypes.MimeTypes()  # what Python knows itself, the same on every machine
-FORMATS.types_map[1].update({".jsonl": "application/jsonl", ".yaml": "application/yaml", ".md": "text/markdown"})
+# Those that Python knows itself, the same on every machine, and three more.
+FORMATS = mimetypes.MimeTypes().types_map[True]
+FORMATS |= {".jsonl": "application/jsonl", ".yaml": "application/yaml", ".md": "text/markdown"}
 
 
 def pack(project, results, target, title, weights=False):
@@ -96,7 +98,7 @@ def _add_results(crate, results, patterns):
 
 
 def _add_file(crate, path, place):
-    kind = FORMATS.types_map[1].get(path.suffix)
+    kind = FORMATS.get(path.suffix)
     properties = {"name": str(place), "contentSize": str(path.stat().st_size)}
     if str(place) == TRAINING:  # what an action was done with is no mere file
         properties |= {"@type": ["File", "SoftwareSourceCode"], "version": __version__}

@@ -33,24 +33,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Spread:
-    """One figure of a run that was repeated."""
+    """One figure of a run that was repeated: its values, their arithmetic mean, the smallest and the largest."""
 
     values: tuple
-
-    @property
-    def mean(self):
-        """The arithmetic mean."""
-        return math.fsum(self.values) / len(self.values)
-
-    @property
-    def low(self):
-        """The smallest."""
-        return min(self.values)
-
-    @property
-    def high(self):
-        """The largest."""
-        return max(self.values)
+    mean: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -78,7 +66,9 @@ class Member:
     def spread(self, figure):
         """Spread of `figure(record)` over the runs that have it, or None."""
         values = tuple(value for value in map(figure, self.records) if value is not None)
-        return Spread(values) if values else None
+        if not values:
+            return None
+        return Spread(values, math.fsum(values) / len(values), min(values), max(values))
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,6 @@ class JobReport:
     operators: list
     report: Report
 
-    @property
-    def energy(self):
-        """Joules of all its GPUs, or None."""
-        return energy_joules(self.devices)
-
 
 def load_job(results, work, name):
     """The JobReport of a run, finished or under way. Raises ParascaleError where it left nothing."""
@@ -92,8 +87,8 @@ def facts(job):
     if record.run is not None and record.cores and (seconds := _wall_seconds(record)):
         hours = record.cores * seconds / 3600
         rows.append(("Core-hours", numbers.significant(hours), hours))
-    if job.energy is not None:
-        rows.append(("Energy of the GPUs", numbers.energy(job.energy), job.energy))
+    if (energy := energy_joules(job.devices)) is not None:
+        rows.append(("Energy of the GPUs", numbers.energy(energy), energy))
     if summary is not None:
         rows += [
             (

@@ -10,13 +10,9 @@ def significant(value, digits=3):
         return ""
     if value == 0:
         return "0"
-    decimals = max(0, digits - 1 - exponent(value, digits))
+    exponent = int(f"{value:.{digits - 1}e}".split("e")[1])  # once the value is rounded
+    decimals = max(0, digits - 1 - exponent)
     return f"{value:,.{decimals}f}"
-
-
-def exponent(value, digits=3):
-    """The decimal exponent of `value` once it is rounded to `digits` digits."""
-    return int(f"{value:.{digits - 1}e}".split("e")[1])
 
 
 def fixed(value, decimals):

@@ -4,25 +4,6 @@ import math
 
 from parascale.files import csv_text
 
-MEASURED = (
-    "work",
-    "work_unit",
-    "seconds",
-    "wall_seconds",
-    "rate",
-    "train_loss",
-    "validation_loss",
-    "test_loss",
-    "peak_memory_bytes",
-    "core_hours",
-    "energy_joules",
-    "gpu_utilisation",
-    "validation_accuracy",
-    "validation_top5",
-    "test_accuracy",
-    "test_top5",
-    "parameters",
-)
 PERPLEXITIES = {f"{split}_perplexity": f"{split}_loss" for split in ("train", "validation", "test")}
 ROUGE = ("rouge1", "rouge2", "rougeL")
 LAYOUT = ("nodes", "world_size", "dp", "fsdp", "tp", "pp")
@@ -55,12 +36,9 @@ def _row(record, comparison):
         run, layout = record.run, record.run.layout
         row |= {"workload": run.workload.name, "strategy": run.strategy, "engine": run.engine, "seed": run.seed}
         row |= {name: getattr(layout, name) for name in LAYOUT}
-    if record.attempts:
-        row["attempts"] = len(record.attempts)
     if record.done:
-        row |= _figures(record)
-        row["attempts"] = record.summary.attempts or row["attempts"]
-        row |= {"speedup": comparison.speedup, "efficiency": comparison.efficiency}
+        row |= _figures(record) | {"speedup": comparison.speedup, "efficiency": comparison.efficiency}
+    row["attempts"] = row["attempts"] or len(record.attempts) or None
     if record.parity is not None:
         row |= {"parity": record.parity.verdict, "loss_difference": record.parity.loss_difference}
     return row
@@ -68,7 +46,7 @@ def _row(record, comparison):
 
 def _figures(record):
     """What a finished run measured, and what follows from it."""
-    figures = {name: getattr(record.summary, name) for name in MEASURED}
+    figures = {name: getattr(record.summary, name) for name in COLUMNS if hasattr(record.summary, name)}
     figures |= {name: perplexity(record, figures[loss]) for name, loss in PERPLEXITIES.items()}
     if record.summaries:
         figures |= {f"beam_{name}": record.summaries["beam"][name] for name in ROUGE}

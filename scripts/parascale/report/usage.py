@@ -17,10 +17,6 @@ ROWS = 64  # devices of a heat map
 PAUSE = 10  # a gap of more than so many intervals lies between attempts, and is cut out
 
 
-def _megahertz(value):
-    return f"{value:,.0f} MHz"
-
-
 def _flow(value):
     return f"{numbers.memory(value)}/s"
 
@@ -51,10 +47,10 @@ class Metric:
 METRICS = (
     Metric("gpu", "utilisation", "GPU use", numbers.percent, heat=True),
     Metric("gpu", "memory_bytes", "GPU memory", numbers.memory, heat=True),
-    Metric("gpu", "power_watts", "GPU power", lambda value: f"{value:,.0f} W", heat=True),
-    Metric("gpu", "temperature_celsius", "GPU temperature", lambda value: f"{value:.0f} °C"),
-    Metric("gpu", "clock_mhz", "GPU clock", _megahertz),
-    Metric("gpu", "memory_clock_mhz", "GPU memory clock", _megahertz),
+    Metric("gpu", "power_watts", "GPU power", "{:,.0f} W".format, heat=True),
+    Metric("gpu", "temperature_celsius", "GPU temperature", "{:.0f} °C".format),
+    Metric("gpu", "clock_mhz", "GPU clock", "{:,.0f} MHz".format),
+    Metric("gpu", "memory_clock_mhz", "GPU memory clock", "{:,.0f} MHz".format),
     Metric("rank", "cores_busy", "Busy cores of a process", numbers.significant, heat=True),
     Metric("rank", "memory_bytes", "Memory of a process", numbers.memory, heat=True),
     Metric("host", "utilisation", "Use of a node's cores", numbers.percent),
