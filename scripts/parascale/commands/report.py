@@ -19,7 +19,11 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 @click.command()
 @run_option("The report of this run alone, finished or not: NAME.html and NAME.pdf.")
 @click.option("--only", multiple=True, metavar="NAME", help="Compare these runs; may be given several times.")
-@click.option("--everything", is_flag=True, help="Compare whatever left something, and not what the run table names.")
+@click.option(
+    "--everything",
+    is_flag=True,
+    help="Whatever left something, not what the run table names; of --only, all that was measured.",
+)
 @click.option("--output", type=Location(), metavar="DIR", help="[default: results/report, and its jobs/ with --run]")
 @with_project
 def report(project, name, only, everything, output):
@@ -37,7 +41,7 @@ def report(project, name, only, everything, output):
         return
     output = output or project.paths.report
     if everything:
-        records = write_comparison(project, output, None, None, None)
+        records = write_comparison(project, output, list(only) or None, None, None)
     else:
         datasets = [dataset for dataset in project.datasets if dataset not in project.pair_datasets]
         measured = list(shapes(project).values())
