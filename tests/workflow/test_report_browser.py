@@ -40,7 +40,8 @@ def pages(tmp_path_factory):
     job = results / "report/jobs/ddp.html"
     write_text(job, render_job(_job(results, work)))
     runs = [*(entry.run.run for entry in fakes[:-1]), "not-started"]  # the last one is left out, which is said
-    report = build_report(root, "--title", "A report with everything", "--runs", *runs)
+    only = [word for run in runs for word in ("--only", run)]
+    report = build_report(root, "--set", "title=A report with everything", *only)
     return {"report": report / "index.html", "job": job}
 
 

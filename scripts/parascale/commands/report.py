@@ -19,7 +19,7 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 @click.command()
 @run_option("The report of this run alone, finished or not: NAME.html and NAME.pdf.")
 @click.option("--only", multiple=True, metavar="NAME", help="Compare only this run; repeat for several.")
-@click.option("--everything", is_flag=True, help="Compare every run with results, not only those of the run table.")
+@click.option("--everything", is_flag=True, help="Everything with results, not only what the run table names.")
 @click.option("--output", type=Location(), metavar="DIR", help="[default: results/report, and its jobs/ with --run]")
 @with_project
 def report(project, name, only, everything, output):
@@ -37,7 +37,7 @@ def report(project, name, only, everything, output):
         return
     output = output or project.paths.report
     if everything:
-        records = write_comparison(project, output, None, None, None)
+        records = write_comparison(project, output, list(only) or None, None, None)
     else:
         datasets = [dataset for dataset in project.datasets if dataset not in project.pair_datasets]
         measured = list(shapes(project).values())
