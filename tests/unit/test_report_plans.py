@@ -68,7 +68,7 @@ def test_the_page_advises_a_layout_and_says_why(root):
     page = (root / "results/report/index.html").read_text()
     advised = page[page.index("Which layout next") :]
     assert "start with" in advised or "memory" in advised
-    assert "each GPU keeps the whole model" in advised and "rest on: history" in advised
+    assert "every GPU holds the full model" in advised and "rest on: history" in advised
 
 
 def test_every_advised_layout_is_in_a_file_in_the_order_of_the_page(root):

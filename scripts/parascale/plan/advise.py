@@ -88,7 +88,7 @@ def reason(run, site, prediction):
     if not any(kinds):
         words.append("one GPU does all the work and waits for nobody")
     if layout.dp > 1 and layout.fsdp == 1:
-        words.append("each GPU keeps the whole model and trains on its own samples; only gradients travel")
+        words.append("every GPU holds the full model and trains on its own samples; only gradients are exchanged")
     if layout.fsdp > 1:
         words.append(f"weights, gradients and optimizer are shared out over {layout.fsdp} GPUs and fetched when needed")
     if layout.fsdp > 1 and layout.dp > 1:

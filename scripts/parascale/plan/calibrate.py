@@ -14,7 +14,7 @@ from functools import cached_property
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json, read_json_lines, write_json
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
-from parascale.plan.time import COMPUTING, Rates, step_work
+from parascale.plan.time import COMPUTING, NAMES, Rates, step_work
 from parascale.settings import identity, run_from_dict
 
 SCHEMA_VERSION = 1
@@ -168,24 +168,23 @@ def fit(prior, equations):
     minimise Σ (Σ amount·prior·x / seconds − 1)² + TRUST·Σ (x / common − 1)², by coordinate descent, x ≥ SMALLEST·common.
     common is the factor by which the prior is off as a whole, so that a slow machine is slow in all it does.
     """
-    names = [item.name for item in dataclasses.fields(Rates)]
     rows = [
-        [amounts.get(name, 0.0) * getattr(prior, name) / seconds for name in names]
+        [amounts.get(name, 0.0) * getattr(prior, name) / seconds for name in NAMES]
         for amounts, seconds in equations
         if seconds > 0
     ]
     common = statistics.median(1 / sum(row) for row in rows if sum(row) > 0)
     # The normal equations: however many rows, a round takes as long. In units of the common factor, so that trust means
     # the same on a fast and on a slow machine.
-    count = range(len(names))
+    count = range(len(NAMES))
     products = [[common**2 * sum(row[i] * row[j] for row in rows) for j in count] for i in count]
     sums = [common * sum(row[i] for row in rows) for i in count]
-    factors = [1.0] * len(names)
+    factors = [1.0] * len(NAMES)
     for _ in range(ROUNDS):
         for i in count:
             rest = sum(products[i][j] * factors[j] for j in count if j != i)
             factors[i] = max(SMALLEST, (sums[i] - rest + TRUST) / (products[i][i] + TRUST))
-    return Rates(**{name: getattr(prior, name) * common * factor for name, factor in zip(names, factors, strict=True)})
+    return Rates(**{name: getattr(prior, name) * common * factor for name, factor in zip(NAMES, factors, strict=True)})
 
 
 def _equations(observation, site):
@@ -195,9 +194,8 @@ def _equations(observation, site):
     if sizes is None:
         return []
     work = step_work(run, sizes, site.device)
-    unit = Rates(**{item.name: 1.0 for item in dataclasses.fields(Rates)})
-    shared = unit.shared(site, run.layout.processes_per_node)
-    amounts = {item.name: getattr(work, item.name) * getattr(shared, item.name) for item in dataclasses.fields(Rates)}
+    shared = Rates(**dict.fromkeys(NAMES, 1.0)).shared(site, run.layout.processes_per_node)
+    amounts = {name: getattr(work, name) * getattr(shared, name) for name in NAMES}
     crowding = site.crowding(run.layout.processes_per_node)
     for name in COMPUTING:
         amounts[name] *= max(1 + work.bubble, work.balance * crowding) / crowding

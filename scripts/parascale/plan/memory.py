@@ -58,15 +58,15 @@ def total(parts):
 def rank_stages(layout, layers):
     """For each pipeline rank the list of its Stages, placed as `parascale.parallel.pipeline` places them."""
     size, rest = divmod(layers, layout.stages)
-
-    def stage(index):
-        return Stage(size + (index < rest), index == 0, index == layout.stages - 1, in_flight(layout, index))
-
-    if layout.stages == layout.pp:
-        return [[stage(rank)] for rank in range(layout.pp)]
-    if layout.pipeline_schedule == "ZBVZeroBubble":
-        return [[stage(rank), stage(layout.stages - 1 - rank)] for rank in range(layout.pp)]
-    return [[stage(rank), stage(rank + layout.pp)] for rank in range(layout.pp)]
+    last = layout.stages - 1
+    stages = [
+        Stage(size + (index < rest), index == 0, index == last, in_flight(layout, index)) for index in range(last + 1)
+    ]
+    first, second = stages[: layout.pp], stages[layout.pp :]
+    if not second:
+        return [[stage] for stage in first]
+    v_shaped = layout.pipeline_schedule == "ZBVZeroBubble"
+    return [list(pair) for pair in zip(first, reversed(second) if v_shaped else second, strict=True)]
 
 
 def in_flight(layout, stage):

@@ -40,6 +40,9 @@ class Kinds:
     network_messages: float = 0.0
 
 
+NAMES = tuple(item.name for item in fields(Kinds))
+
+
 @dataclass(frozen=True)
 class Work(Kinds):
     """What one rank does in one optimizer step.
@@ -94,9 +97,7 @@ class Rates(Kinds):
         cores, threads, crowding = site.cores_per_node or 1, site.threads(processes), site.crowding(processes)
         others = (min(cores, processes * threads) - 1) / max(1, cores - 1)
         scales = {"flops": 1 / threads, "optimizer_elements": 1 / threads, "contended_flops": others / threads}
-        return Rates(
-            **{item.name: getattr(self, item.name) * crowding * scales.get(item.name, 1.0) for item in fields(self)}
-        )
+        return Rates(**{name: getattr(self, name) * crowding * scales.get(name, 1.0) for name in NAMES})
 
 
 def step_work(run, sizes, device):
