@@ -206,7 +206,9 @@ def configuration_words(context):
     given = context.params
     words = [word for file in given["files"] for word in ("--config", str(file))]
     words += [
-        word for key, value in given["overrides"] for word in ("--set", f"{key}={json.dumps(value, default=str)}")
+        word
+        for key, value in given["overrides"]
+        for word in ("--set", f"{key}={json.dumps(value, default=str, ensure_ascii=False)}")
     ]
     words += [word for base in given["bases"] for word in ("--base", str(base))]
     return words + (["--root", str(given["root"])] if given["root"] else [])

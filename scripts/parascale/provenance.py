@@ -13,6 +13,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -59,23 +60,37 @@ CODE = {
         "data/sampler.py",
     ),
     "language_model": ("data/text.py",),
-    "summarisation": ("data/text.py", "data/pairs.py"),
-    "classification": ("data/classes.py",),
+    "summarisation": ("data/text.py", "data/pairs.py", "settings/pretrained.py"),
+    "classification": ("data/classes.py", "data/jpeg.py"),
     "lightning": ("train/lightning.py",),
     "parity": ("train/parity.py",),
     "summaries": ("evaluation/summaries.py",),  # the model, and how its data is read, count in the training before it
-    "checkpoints": ("checkpoint/*.py", "families/*/export.py"),
+    "checkpoints": (
+        "checkpoint/convert.py",
+        "checkpoint/export.py",
+        "checkpoint/load.py",
+        "checkpoint/manifest.py",
+        "checkpoint/metadata.py",
+        "checkpoint/pieces.py",
+        "checkpoint/read.py",
+        "checkpoint/source.py",
+        "checkpoint/stream.py",
+        "checkpoint/verify.py",
+        "checkpoint/writers.py",
+        "families/*/export.py",
+    ),
     "loaders": ("data/advice.py", "data/benchmark.py", "data/cases.py", "data/measure.py", "data/formats/*.py"),
     "communication": ("parallel/communication.py",),
     "calibration": ("plan/calibrate.py",),
-    "report": ("report/**/*", "plan/*.py"),
+    "report": ("report/**/*", "plan/*.py", "checkpoint/matrix.py"),
 }
 
 
 def code_of(*results, families=(), files=()):
     """The hex sha256 of what the code does that decides results of some kinds, keys of `CODE`.
 
-    families: those whose modules of models count too. files: more of them, as a class of the user's own.
+    families: those whose modules of models count too. files: more of them, as a class of the user's own, with what they import
+    from their own folders.
     Raises ConfigError for a file that is missing or is no Python.
     """
     patterns = [pattern for result in results for pattern in CODE[result]]
@@ -84,8 +99,26 @@ def code_of(*results, families=(), files=()):
         file for pattern in patterns for file in PACKAGE.glob(pattern) if file.suffix in (".py", ".html", ".css", ".js")
     }
     lines = sorted(f"{file.relative_to(PACKAGE)} {_digest(file)}" for file in found)
-    lines += [f"{os.path.basename(file)} {_digest(file)}" for file in files]
+    lines += [f"{os.path.basename(file)} {_digest(file)}" for file in _with_neighbours(files)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _with_neighbours(files):
+    """Files, and those that they import from their own folders, directly or not."""
+    found = [str(file) for file in files]
+    for file in found:
+        for name in re.findall(r"^\s*(?:from|import)\s+(\w+)", _text(file), re.MULTILINE):
+            beside = os.path.join(os.path.dirname(file), f"{name}.py")
+            if os.path.isfile(beside) and beside not in found:
+                found.append(beside)
+    return found
+
+
+def _text(file):
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read as Python: {error}") from None
 
 
 @functools.cache

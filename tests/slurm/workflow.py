@@ -65,7 +65,7 @@ class Workflow:
         if pause is not None:
             (self.folder / "box/slow.py").write_text(SLOW_MODEL)
             (self.folder / "box/brake").touch()
-            slow = {"kind": "box/slow.py:SlowModel", "options": {"pause": pause}}
+            slow = {"kind": "../slow.py:SlowModel", "options": {"pause": pause}}
             workloads["tiny"] = {**WORKLOADS["tiny"], "model": WORKLOADS["tiny"]["model"] | slow}
         for name, settings in workloads.items():
             (self.folder / f"box/workloads/{name}.yaml").write_text(yaml.safe_dump(settings))

@@ -154,6 +154,7 @@ def test_numbers_are_taken_as_people_write_them(given_, taken):
         (("optim", "betas"), [0.9, "high"], r"`optim.betas\[1\]` must be a number, not `high`"),
         (("optim",), None, "optim. must be a mapping of keys, not None"),
         (("training", "steps"), True, "must be a whole number, not True"),
+        (("optim", "lr"), True, "`optim.lr` must be a number, not True"),
         (("training", "steps"), 1e3, "must be a whole number, not 1000.0"),
     ],
 )

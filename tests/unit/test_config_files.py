@@ -195,6 +195,10 @@ def test_a_pretrained_model_takes_nothing_of_the_one_it_replaces(project, tmp_pa
         ({"a": {**WORKLOAD, "data": {"dataset": "../raw"}}}, "`data.dataset` = `../raw` must be letters"),
         ({"a": {**WORKLOAD, "data": None}}, "data. must be a mapping of keys, not None"),
         ({"a": ["steps"]}, "a.yaml: must be a mapping of keys"),
+        (
+            {"a": {"task": "clasification", "model": {"depths": [1]}}},
+            "`task` = `clasification` is not known; did you mean",
+        ),
     ],
 )
 def test_a_wrong_workload_names_its_file_and_the_remedy(project, workloads, message):

@@ -141,11 +141,11 @@ def test_a_file_is_flushed_while_it_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(files_module, "FLUSH_BYTES", 1 << 20)
     monkeypatch.setattr(os, "fdatasync", lambda handle: flushed.append(os.fstat(handle).st_size) or flush(handle))
     with open_flushed(tmp_path / "large") as handle:
-        for number in range(200):
-            handle.write(bytes([number]) * 100_000)
-        assert handle.tell() == 20_000_000
-    assert (tmp_path / "large").read_bytes() == b"".join(bytes([number]) * 100_000 for number in range(200))
-    assert flushed and flushed[0] < 10_000_000
+        for number in range(250):
+            handle.write(bytes([number]) * 300_000)
+        assert handle.tell() == 75_000_000
+    assert (tmp_path / "large").read_bytes() == b"".join(bytes([number]) * 300_000 for number in range(250))
+    assert flushed and flushed[0] < 37_500_000
 
 
 def test_an_error_of_the_disk_behind_a_write_is_raised(tmp_path, monkeypatch):

@@ -140,7 +140,7 @@ def test_advice_in_words(write, call):
     assert code == 0 and text.startswith("Model and optimizer states (0.0 GB) fit one GPU: start with DDP."), text
     assert re.search(r"\d+ layouts for 8 GPUs of here, by time; rests on formula", text)
     assert [int(number) for number in re.findall(r"^ +(\d+)\. ", text, re.MULTILINE)] == [1, 2, 3]
-    assert re.search(r"1\. \w+ \(.*=.*\): 0\.\d GB a GPU: fits, .* ms a step, .* h, .* core-h\n     each GPU", text)
+    assert re.search(r"1\. \w+ \(.*=.*\): 0\.\d GB a GPU: fits, .* ms a step, .* h, .* core-h\n     every GPU", text)
     code, text = call("advise", "--workload", "w", "--gpus", "7")
     assert code == 1 and "error: 7 GPUs do not fill whole nodes of here" in text, text
 

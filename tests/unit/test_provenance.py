@@ -152,7 +152,9 @@ UNDECIDING = {
     "families/*/export.py": "the end of a training",
     "checkpoint/*": "state, which is checked when it is read",
     "data/formats/*": "the same bytes in every format, verified",
-    "data/*": "preparation, whose result is known by its checksums",
+    "data/__init__.py": "names what a room offers",
+    "data/[bdfhimnpv]*.py": "preparation and measuring, whose results are known by their checksums",
+    "data/[act][!l]*.py": "preparation and measuring, whose results are known by their checksums",
     "evaluation/generate.py": "after a training",
     "evaluation/summaries.py": "after a training",
     "launch/*": "starting processes",
@@ -247,6 +249,15 @@ def test_training_moves_with_its_code_and_not_with_that_of_others(copied):
     assert copied("families/images/modules.py", "\nchanged = True\n")[0] == text
     assert copied()[1] != images
     assert copied("train/lightning.py", "\nchanged = True\n") == copied()
+
+
+def test_what_a_class_of_the_user_s_own_imports_from_its_folder_counts_too(tmp_path):
+    (tmp_path / "mine.py").write_text("import torch\nfrom parts import Part\n")
+    (tmp_path / "parts.py").write_text("import more\n")
+    (tmp_path / "more.py").write_text("x = 1\n")
+    before = provenance.code_of(files=[tmp_path / "mine.py"])
+    (tmp_path / "more.py").write_text("x = 12\n")
+    assert provenance.code_of(files=[tmp_path / "mine.py"]) != before
 
 
 def test_the_text_of_an_error_decides_nothing(digest):

@@ -97,7 +97,7 @@ def test_a_bad_sample_stops_the_manifest_and_skipping_it_converts_nothing_again(
     mine = image_folder(measured.folder / "mine")
     (mine / "train/cat/3.jpg").write_bytes(b"")
     (measured.folder / "config/workloads/mine.yaml").write_text(
-        "task: classification\ndata: {source: {kind: files, location: mine}}\ntraining: {steps: 1}\n"
+        "task: classification\ndata: {source: {kind: files, location: ../../mine}}\ntraining: {steps: 1}\n"
     )
     accepted = (SETTINGS, SETTINGS.replace("shards: 2", "shards: 2, bad_samples: skip"))
     manifest = "results/data/mine/hdf5/manifest.json"

@@ -76,7 +76,7 @@ def test_a_workflow_that_fails_says_how_to_see_what_there_is(project):
     project.edit("scripts/parascale/report/pdf.py", "import", 'raise SystemExit("broken")\nimport')
     page = "results/report/jobs/single.html"
     told = project.snakemake(*ONLY, "--force", "--retries", "0", "--", page, fails=True)
-    command = told.partition("The report of what there is: ")[2].partition("\n")[0]
+    command = told.partition("To build the report of what there is: ")[2].partition("\n")[0]
     (project.folder / PAGE).unlink(missing_ok=True)
     subprocess.run(command, shell=True, cwd=project.folder, check=True, capture_output=True)
     rows = csv.DictReader((project.folder / "results/report/summary.csv").open())

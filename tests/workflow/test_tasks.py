@@ -13,7 +13,7 @@ WORKLOADS = {
 title: Tiny summaries
 task: summarisation
 data:
-  source: {kind: files, location: text, files: {train: train.jsonl, validation: validation.jsonl, test: test.jsonl}}
+  source: {kind: files, location: ../../text, files: {train: train.jsonl, validation: validation.jsonl, test: test.jsonl}}
 model: {kind: encoder_decoder, dim: 16, heads: 2, layers: 1, hidden: 32}
 optim: {lr: 5.0e-3}
 training: {window: 12, summary_window: 6, global_batch: 8, steps: 12}

@@ -67,6 +67,8 @@ def download(project, workload, attempts, force):
     found, attempts = workload.data, attempts or ATTEMPTS
     output = project.paths.raw(found.dataset)
     if workload.of_images:
+        if force:
+            raise click.UsageError(f"--force is for text: remove {output} to download images again")
         download_images(found.source, found.images, output, attempts)
         return
     raw = download_text(found.source, output, attempts=attempts, force=force)

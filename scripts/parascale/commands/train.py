@@ -8,7 +8,7 @@ import click
 
 from parascale import slurm
 from parascale.cli import run_option, with_project
-from parascale.errors import Interrupted
+from parascale.errors import ConfigError, Interrupted
 from parascale.launch import STOPPED
 from parascale.plan import calibrate
 from parascale.plan.planner import Planner
@@ -34,6 +34,12 @@ def train(project, name, kind):
     Exit codes: 0 finished; 75 stopped with its state saved; 1 failed.
     """
     run = Planner(project).run(name, kind)
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != run.layout.world_size:
+        raise ConfigError(
+            f"run {name} has {run.layout.world_size} processes, but {started} were started: `parascale launch --run {name}` starts "
+            "them all"
+        )
     from parascale.train import loop  # not before it is needed, because torch loads slowly
     from parascale.train.job import job_of
 

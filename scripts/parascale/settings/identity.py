@@ -5,7 +5,7 @@
     comparing   recipe, but for the seed, and for the batch where scaling is weak
     pricing     whatever decides a run's speed: all but labels, seed and where it starts from
 
-Recipes hold effective values, the global batch and the peak learning rate that follow from the scaling, not how they were
+Recipes hold effective values, as the global batch and the peak learning rate that follow from the scaling, not how they were
 arrived at. A setting that was added later and has the value that earlier results had (`option(before=...)`) is left out.
 """
 
@@ -27,7 +27,10 @@ def recipe(run):
     decided = settings(run, RECIPE)
     for key in SCALED:
         decided.pop(key, None)
-    return decided | {"workload.training.global_batch": run.global_batch, "workload.optim.lr": run.peak_lr}
+    decided |= {"workload.training.global_batch": run.global_batch, "workload.optim.lr": run.peak_lr}
+    if (width := getattr(run.workload.model, "hidden_width", None)) is not None:
+        decided["workload.model.hidden"] = width
+    return decided
 
 
 def settings(run, *decisions):
@@ -66,6 +69,12 @@ def _known(run, workload, model):
     ]
 
 
+@functools.cache
+def _paths(run, workload, model):
+    """The Settings of runs of such classes that are paths."""
+    return [each for each in walk(run, variants={Workload: workload, Model: model}) if each.told.path]
+
+
 def kind_of_device(site):
     """What computes, as far as results differ by it: the GPU's name, or `cpu`."""
     return site.gpu or site.device if site.device != "cpu" else site.device
@@ -94,7 +103,7 @@ def threads(run, site):
 
 def speed_of(run):
     """What decides a run's speed: runs of equal text may share a price."""
-    decided = settings(run, RECIPE, LAYOUT, CONDUCT)
+    decided = settings(run, RECIPE, LAYOUT, CONDUCT) | _places(run)
     for key in ("seed", "baseline", "init_from"):
         decided.pop(key, None)
     return json.dumps(decided, sort_keys=True)
@@ -102,7 +111,7 @@ def speed_of(run):
 
 def configuration_of(run):
     """What repetitions of a run share, mostly with other seeds: recipe but for the seed, layout and conduct."""
-    decided = recipe(run) | settings(run, LAYOUT, CONDUCT) | {"scaling": run.scaling}
+    decided = recipe(run) | settings(run, LAYOUT, CONDUCT) | _places(run) | {"scaling": run.scaling}
     return json.dumps({key: value for key, value in decided.items() if key not in ("seed", "baseline")}, sort_keys=True)
 
 
@@ -142,6 +151,12 @@ def numbered(runs):
         seen[same] = seen.get(same, 0) + 1
         result[name] = dataclasses.replace(run, repeat=seen[same]) if seen[same] > 1 else run
     return result
+
+
+def _places(run):
+    """What tells other data and other models apart that the recipe does not: the workload's name, and where things lie."""
+    keys = [each.key for each in _paths(type(run), type(run.workload), type(run.workload.model))]
+    return {"workload.name": run.workload.name} | {key: operator.attrgetter(key)(run) for key in keys}
 
 
 def _plain(value):

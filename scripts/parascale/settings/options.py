@@ -36,7 +36,7 @@ def _number(value):
         return value
 
 
-Number = Annotated[float, BeforeValidator(_number)]
+Number = Annotated[float, Strict(), BeforeValidator(_number)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -143,7 +143,7 @@ def project_words(values, files, bases):
         files, read = (), {}
     given = {key: value for key, value in values.items() if key not in read or read[key] != value}
     words = [("--config", str(file)) for file in files] + [("--base", str(base)) for base in bases]
-    words += [("--set", f"{key}={json.dumps(value)}") for key, value in given.items()]
+    words += [("--set", f"{key}={json.dumps(value, ensure_ascii=False)}") for key, value in given.items()]
     return [word for pair in words for word in pair]
 
 

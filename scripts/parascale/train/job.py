@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from parascale.families import families as all_families
 from parascale.families import families_of
 from parascale.provenance import training_code
 from parascale.settings import Run, Site, identity
@@ -63,5 +64,6 @@ def code_of_run(run):
     """Digest of the code that decides a run's numbers: of what every training does, its task, engine and family, and a class of
     the user's own."""
     path, _, own = run.workload.model.kind.partition(":")
-    families = () if own else families_of(run.workload.model.kind)
+    # A class of the user's own may build on any of ours.
+    families = tuple(all_families()) if own else families_of(run.workload.model.kind)
     return training_code(run.workload.task, run.engine, families, (path,) if own else ())
