@@ -30,8 +30,7 @@ def settings_of(task, kind):
     """The class of settings of a kind of model; of the task's usual kind for a class of the user's own, or an unknown one."""
     known = kinds()
     if not isinstance(kind, str) or kind not in known:
-        usual = {each.task: name for name, each in known.items() if each.usual}
-        kind = usual.get(task) or next(iter(usual.values()))  # an unknown task is told where it is read
+        kind = next(name for name, each in known.items() if each.task == task and each.usual)
     return part_of(kind, "settings")
 
 

@@ -31,6 +31,10 @@ INTERFACES = {
 
 def read_pins(path):
     """Package → version for what a run needs directly, from the list of pins."""
+    if not Path(path).is_file():
+        raise RequirementError(
+            f"{path}: no such file; install the package from its checkout: pip install -e <checkout>"
+        )
     pins, section = {}, ""
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         if line.startswith("# ---"):

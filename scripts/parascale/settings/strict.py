@@ -43,8 +43,10 @@ def load(kind, values, where, prefix=""):
         return adapter(kind).validate_python(values)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        # A key that is missing may be there, misspelt: what is unknown is said first.
-        first = next((each for each in errors if each["type"] == "unexpected_keyword_argument"), errors[0])
+        # A key that is missing may be there, misspelt: what is unknown is said first. But what stands at the top decides which
+        # keys its groups know.
+        unknown = (each for each in errors if each["type"] == "unexpected_keyword_argument")
+        first = errors[0] if errors[0]["type"] == "literal_error" else next(unknown, errors[0])
         raise ConfigError(_said(first, kind, values, where, prefix)) from None
 
 

@@ -49,7 +49,9 @@ class Model:
         # Families build on these settings: they are found when a model is read, not before.
         from parascale.families import settings_of
 
-        return settings_of(beside.get("task", LANGUAGE_MODEL), values.get("kind"))
+        task = beside.get("task")
+        known = isinstance(task, str) and task in TASKS
+        return settings_of(task if known else LANGUAGE_MODEL, values.get("kind"))
 
     def check(self, run):
         """Raise ConfigError where the model cannot be trained as a run wants it."""
