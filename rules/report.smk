@@ -88,7 +88,7 @@ rule report:
         datasets=CONVERTED,
         measured=MEASURED,
         table=lambda wildcards: TABLE,
-        code=code_of("report"),
+        code=code_of("report", "comparison"),
     shell:
         "parascale report > {log:q} 2>&1"
 

@@ -82,7 +82,8 @@ CODE = {
     "loaders": ("data/advice.py", "data/benchmark.py", "data/cases.py", "data/measure.py", "data/formats/*.py"),
     "communication": ("parallel/communication.py",),
     "calibration": ("plan/calibrate.py",),
-    "report": ("report/**/*", "plan/*.py", "checkpoint/matrix.py"),
+    "report": ("report/**/*", "plan/*.py"),
+    "comparison": ("checkpoint/matrix.py",),  # besides `report`, what only the page of all runs shows
 }
 
 
