@@ -1,16 +1,19 @@
 # The commands of the project; `make help` lists them.
-# The first call builds the environment in .venv from envs/requirements-dev.txt; later calls update it when pins
-# change. Needs Python 3.11 or later (to choose another than `python3`: make run PYTHON=python3.12) and a package index.
+# `make install` builds the environment in .venv from envs/requirements-dev.txt, and so does every command that needs it; later
+# calls update it when pins change. Needs Python 3.11 or later (to choose another than `python3`: make run PYTHON=python3.12) and
+# a package index.
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint test-slow test-slurm test-gpu clean
+.PHONY: help install run test lint test-slow test-slurm test-gpu clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' Makefile
+
+install: $(INSTALLED) ## make the environment in .venv
 
 run: $(INSTALLED) ## run the default matrix on this machine and write results/report/index.html
 	$(BIN)/snakemake --profile profiles/local

@@ -16,7 +16,7 @@ _parascale_machine=${SYSTEMNAME:-$(cat /etc/FZJ/systemname 2>/dev/null)}
 case $_parascale_machine in
   jureca* | juwels* | jupiter*) ;;
   *)
-    echo "envs/jsc.sh: this is neither JURECA, JUWELS nor JUPITER; elsewhere 'make' builds .venv" >&2
+    echo "envs/jsc.sh: this is neither JURECA, JUWELS nor JUPITER; elsewhere 'make install' builds .venv" >&2
     unset _parascale_folder _parascale_machine
     return 1 2>/dev/null || exit 1
     ;;

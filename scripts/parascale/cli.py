@@ -175,13 +175,17 @@ def project_options(verb):
         type=Location(),
         multiple=True,
         metavar="FILE",
-        help="Configuration file; later files override earlier ones.  [default: config/config.yaml of the project]",
+        help="Configuration file, on top of the project's config/config.yaml; later files override earlier ones.",
     )
     @click.option(
-        "--set", "overrides", type=Override(), multiple=True, help="Set a key of the configuration; the value is YAML."
+        "--set",
+        "overrides",
+        type=Override(),
+        multiple=True,
+        help="Set a key of the configuration to a YAML value; a dotted key is given nested: 'budget={core_hours: 10}'.",
     )
     @click.option(
-        "--root", type=Location(), metavar="DIR", help="Folder above results/ and work/: short for --set root=DIR."
+        "--root", type=Location(), metavar="DIR", help="Folder that holds results/ and work/: short for --set root=DIR."
     )
     @click.option("--base", "bases", type=Location(), multiple=True, hidden=True, help="Set by the rules.")
     @functools.wraps(verb)

@@ -36,7 +36,7 @@ def checkpoint():
 def convert(find, folders, name, to, form, without_optimizer, **given):
     """Convert a sharded checkpoint of any layout into single files or a transformers folder, or back.
 
-    The target is a folder that appears whole or not at all; what stands there is replaced. Memory stays below --memory,
+    The target is a folder that appears whole or not at all; an existing target is replaced. Memory stays below --memory,
     however large the model.
 
     \b

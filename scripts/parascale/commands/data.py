@@ -135,9 +135,9 @@ def index(project, workload):
 def convert(project, workload, form, shard, gather, threads):
     """Write a dataset in another format: images from their index, tokens from the flat arrays.
 
-    Without --shard and --gather, all of it, continuing where an earlier conversion stopped. A workflow gives each shard a
-    job of its own (--shard 0, --shard 1, …) and then ties them together (--gather). Bad samples are left out of their
-    shard, which is finished work all the same; whether they may be left out is asked in the end, by --gather.
+    Without --shard and --gather, it writes everything and continues where an earlier conversion stopped. The workflow
+    writes each shard in a job of its own (--shard 0, --shard 1, …) and then their manifest (--gather). A shard leaves out
+    bad samples and still counts as finished; --gather then fails, or lists them in the manifest (`formats.bad_samples`).
 
     \b
     Example: parascale data convert --dataset shapes --format arrow
@@ -168,9 +168,9 @@ def convert(project, workload, form, shard, gather, threads):
 @click.option("--format", "form", type=FORMATS, required=True, help="The format to verify.")
 @with_dataset
 def verify(project, workload, form):
-    """Prove that converted data equals its source, sample by sample. The proof is written only if every sample does.
+    """Prove that converted data equals its source, sample by sample.
 
-    Writes `verify.json` beside the manifest.
+    If every sample is equal, it writes `verify.json` beside the manifest.
 
     \b
     Example: parascale data verify --dataset shapes --format arrow
@@ -195,8 +195,9 @@ def verify(project, workload, form):
 def benchmark(project, workload, forms):
     """Measure how fast this machine reads each format of a dataset, and recommend one.
 
-    Measured are the formats that the configuration names, and tokens as they are. Writes results/loaders/DATASET.csv, a
-    row a format and way of reading, and beside it a JSON with the machine, its ceilings and the advice.
+    It measures the formats that the configuration names, and for text also the unconverted tokens. It writes
+    results/loaders/DATASET.csv, one row for each format and way of reading, and beside it a JSON file with the machine, its
+    limits and the recommendation.
 
     \b
     Example: parascale data benchmark --dataset shapes

@@ -19,7 +19,11 @@ from parascale.settings.run import PRECISIONS, Run
 
 @click.command()
 @run_option("Only this run; repeat for several.  [default: all of the run table]", multiple=True)
-@click.option("--check", is_flag=True, help="Exit with 1 unless all runs fit, in time and within the budget.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Exit with 1 unless every run fits in memory and time, and all together stay within the budget.",
+)
 @click.option("--exact", is_flag=True, help="Also measure memory with the real code on fake tensors.")
 @click.option(
     "--actual", "table", type=Location(), metavar="CSV", help="Write planned and charged figures of finished runs."

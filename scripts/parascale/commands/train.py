@@ -19,7 +19,7 @@ KINDS = ("run", "parity", "probe")
 
 
 @click.command()
-@run_option("The run, of the run table; of a probe its name.", required=True)
+@run_option("Name of a run in the run table, or of a probe.", required=True)
 @click.option("--kind", type=click.Choice(KINDS), default="run", help="The run itself, its parity run, or a probe.")
 @with_project
 def train(project, name, kind):

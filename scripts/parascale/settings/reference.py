@@ -8,7 +8,7 @@ import dataclasses
 import re
 import typing
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from pydantic_core import PydanticUndefined
 
 from parascale.errors import ConfigError
@@ -147,7 +147,8 @@ def _of_workloads(kinds):
         for setting in walk(settings, "model."):
             if setting.key != "model.kind":
                 whose.setdefault((setting.key, setting.owner), (setting, []))[1].append(name)
-    kind = dataclasses.replace(declared(Model)["kind"], key="model.kind")
+    kind = declared(Model)["kind"]  # a file may leave it out, because the task has a usual kind
+    kind = dataclasses.replace(kind, key="model.kind", field=Field(None, description=kind.field.description))
     return [(("",), declared(Workload)["task"]), (("",), kind)] + [
         ((", ".join(f"`{name}`" for name in names) if len(names) not in (len(TASKS), len(kinds)) else "",), setting)
         for setting, names in sorted(whose.values(), key=lambda each: each[0].key.partition(".")[0])
