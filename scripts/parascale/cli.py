@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import importlib
-import json
 import os
 import select
 import sys
@@ -17,6 +16,7 @@ from click.shell_completion import CompletionItem
 from parascale import __version__
 from parascale.errors import ConfigError, ParascaleError
 from parascale.settings import load_project_file, strict
+from parascale.settings.project import command_words
 from parascale.settings.yaml_files import merged
 
 CONFIGURATION = Path("config/config.yaml")  # which is also where a project's folder is known by
@@ -208,13 +208,7 @@ def with_project(verb):
 def configuration_words(context):
     """The words of a command line that name the project which a context was called with."""
     given = context.params
-    words = [word for file in given["files"] for word in ("--config", str(file))]
-    words += [
-        word
-        for key, value in given["overrides"]
-        for word in ("--set", f"{key}={json.dumps(value, default=str, ensure_ascii=False)}")
-    ]
-    words += [word for base in given["bases"] for word in ("--base", str(base))]
+    words = command_words(given["files"], given["overrides"], given["bases"])
     return words + (["--root", str(given["root"])] if given["root"] else [])
 
 

@@ -40,6 +40,8 @@ def settings(run, *decisions):
     """
     found = {}
     for key, setting, read in _known(type(run), type(run.workload), type(run.workload.model)):
+        if setting.told.path and not key.endswith(".kind"):
+            continue
         if setting.decides in decisions and (value := read(run)) != setting.told.before:
             found[key] = os.path.basename(value) if setting.told.path else _plain(value)
     return found
@@ -60,19 +62,9 @@ def of_group(group, *decisions):
 
 @functools.cache
 def _known(run, workload, model):
-    """(dotted key, Setting, function that reads it from a run) of each setting of runs of such classes, paths aside."""
+    """(dotted key, Setting, function that reads it from a run) of each setting of runs of such classes."""
     settings = walk(run, variants={Workload: workload, Model: model})
-    return [
-        (each.key, each, operator.attrgetter(each.key))
-        for each in settings
-        if "[]" not in each.key and (not each.told.path or each.key.endswith(".kind"))
-    ]
-
-
-@functools.cache
-def _paths(run, workload, model):
-    """The Settings of runs of such classes that are paths."""
-    return [each for each in walk(run, variants={Workload: workload, Model: model}) if each.told.path]
+    return [(each.key, each, operator.attrgetter(each.key)) for each in settings if "[]" not in each.key]
 
 
 def kind_of_device(site):
@@ -155,8 +147,8 @@ def numbered(runs):
 
 def _places(run):
     """What tells other data and other models apart that the recipe does not: the workload's name, and where things lie."""
-    keys = [each.key for each in _paths(type(run), type(run.workload), type(run.workload.model))]
-    return {"workload.name": run.workload.name} | {key: operator.attrgetter(key)(run) for key in keys}
+    known = _known(type(run), type(run.workload), type(run.workload.model))
+    return {"workload.name": run.workload.name} | {key: read(run) for key, setting, read in known if setting.told.path}
 
 
 def _plain(value):

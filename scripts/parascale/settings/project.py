@@ -142,8 +142,13 @@ def project_words(values, files, bases):
     if not read.keys() <= values.keys():  # another workflow's, which has ours as a part
         files, read = (), {}
     given = {key: value for key, value in values.items() if key not in read or read[key] != value}
+    return command_words(files, given.items(), bases)
+
+
+def command_words(files, overrides, bases):
+    """The words of a command line for configuration files, pairs of a key and its value, and `bases`."""
     words = [("--config", str(file)) for file in files] + [("--base", str(base)) for base in bases]
-    words += [("--set", f"{key}={json.dumps(value, ensure_ascii=False)}") for key, value in given.items()]
+    words += [("--set", f"{key}={json.dumps(value, default=str, ensure_ascii=False)}") for key, value in overrides]
     return [word for pair in words for word in pair]
 
 
@@ -201,7 +206,7 @@ def load_workload(folder, name):
 
 
 def run_from_dict(values):
-    """The Run that `dataclasses.asdict` made a mapping of (what a rule hands to a script)."""
+    """The Run that `dataclasses.asdict` made a mapping of (what a record holds)."""
     return strict.load(Run, values, "run settings")
 
 

@@ -1,4 +1,4 @@
-"""What a training process is told, put together from a project or from what a rule hands over."""
+"""What a training process is told, put together from a project."""
 
 from dataclasses import dataclass
 from pathlib import Path
