@@ -8,13 +8,16 @@ from concurrent.futures import ProcessPoolExecutor
 
 import click
 
-from parascale.cli import Location, run_option, with_project
+from parascale.cli import OutputFile, run_option, with_project
+from parascale.data.named_files import missing_data
 from parascale.plan import actual, calibrate, limits
 from parascale.plan import advise as advice_of
 from parascale.plan.planner import Planner
 from parascale.plan.predict import data_facts
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
+
+COUNT = click.IntRange(min=1)
 
 
 @click.command()
@@ -26,7 +29,7 @@ from parascale.settings.run import PRECISIONS, Run
 )
 @click.option("--exact", is_flag=True, help="Also measure memory with the real code on fake tensors.")
 @click.option(
-    "--actual", "table", type=Location(), metavar="CSV", help="Write planned and charged figures of finished runs."
+    "--actual", "table", type=OutputFile(), metavar="CSV", help="Write planned and charged figures of finished runs."
 )
 @with_project
 def plan(project, name, check, exact, table):
@@ -48,6 +51,8 @@ def plan(project, name, check, exact, table):
     planner, names = Planner(project), name or list(project.runs)
     for each in names:
         planner.run(each)  # a name that is not known is told before anything is printed
+    for line in missing_data(project.datasets):
+        print(f"warning: {line}")
     for each in names:
         print(describe(each, planner))
         if exact:
@@ -134,11 +139,11 @@ def measure_rank(run, vocabulary, rank):
 @click.command()
 @click.option("--workload", required=True, metavar="NAME", help="The workload.")
 @click.option("--site", "machine", metavar="NAME", help="The site.  [default: the configuration's]")
-@click.option("--gpus", type=int, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
+@click.option("--gpus", type=COUNT, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
 @click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", help="The precision.")
 @click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="What to rank by.")
-@click.option("--vocabulary", type=int, help="Entries of the vocabulary, if the data is not prepared.")
-@click.option("--top", type=int, default=10, help="Number of layouts to show.")
+@click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary, if the data is not prepared.")
+@click.option("--top", type=COUNT, default=10, help="Number of layouts to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print all layouts as JSON.")
 @with_project
 def advise(project, workload, machine, gpus, precision, by, vocabulary, top, as_json):

@@ -3,8 +3,8 @@
 import click
 
 from parascale.cli import named, run_option, with_project
-from parascale.errors import ConfigError
-from parascale.files import write_json
+from parascale.errors import ConfigError, DataError
+from parascale.files import read_json, write_json
 from parascale.plan import calibrate as prices
 from parascale.plan.planner import Planner
 
@@ -14,9 +14,14 @@ BATCH = 32  # documents at once; the summaries do not depend on it
 @click.command()
 @run_option("A finished run.", required=True)
 @click.option("--prompt", required=True, help="The text to continue.")
-@click.option("--tokens", "count", type=int, default=40, help="Number of tokens to add.")
-@click.option("--temperature", type=float, default=0.8, help="0: always the most likely token; higher: more random.")
-@click.option("--seed", type=int, default=1, help="Seed of the random choice.")
+@click.option("--tokens", "count", type=click.IntRange(min=1), default=40, help="Number of tokens to add.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.8,
+    help="0: always the most likely token; higher: more random.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=1, help="Seed of the random choice.")
 @click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Checkpoint to use.")
 @click.option("--allow-unknown", is_flag=True, help="Allow the model to write <unk>.")
 @with_project
@@ -26,6 +31,9 @@ def generate(project, name, prompt, count, temperature, seed, which, allow_unkno
     \b
     Example: parascale generate --run single --prompt "the function returns a"
     """
+    require_finished(project, name, "language_model")
+    if not prompt.strip():
+        raise click.UsageError("--prompt is empty: give the words to continue")
     import torch
 
     from parascale.checkpoint.load import load_run
@@ -56,6 +64,7 @@ def summarise(project, name, device):
     \b
     Example: parascale summarise --run summary-single
     """
+    require_finished(project, name, "summarisation")
     import torch
 
     from parascale.checkpoint.load import load_run
@@ -89,6 +98,11 @@ def parity(project, name):
     from parascale.train.parity import compare_folders
 
     run, folder = named("run", name, project.runs, project.config.runs), project.paths.parity
+    for each in (name, run.baseline):
+        if not (folder(each) / "summary.json").is_file():
+            raise DataError(
+                f"{folder(each)}: no finished parity run; `parascale launch --run {each} --kind parity` makes it"
+            )
     verdict = compare_folders(folder(name), folder(run.baseline), run.workload.model.dropout)
     write_json(folder(name) / "verdict.json", verdict)
     print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
@@ -106,7 +120,10 @@ def calibrate(project, probes):
     \b
     Example: parascale calibrate
     """
-    folders = [project.paths.probe(name) for name in probes or Planner(project).probes]
+    planner = Planner(project)
+    folders = [project.paths.probe(name) for name in probes or planner.probes]
+    for name in probes:
+        planner.run(name, "probe")  # a name that is not known is told with the nearest
     for folder in folders:
         if not (folder / "summary.json").is_file():
             raise ConfigError(f"{folder} holds no finished run (summary.json)")
@@ -118,3 +135,19 @@ def calibrate(project, probes):
     for observation in observations:
         phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in observation.phases.items() if seconds)
         print(f"{observation.run}: {1000 * observation.step_seconds:.1f} ms a step ({phases})")
+
+
+def require_finished(project, name, task):
+    """Raise ParascaleError unless a run has finished (one that the table no longer has, too) and trained a model for `task`."""
+    described = project.paths.run(name) / "run.json"
+    if described.is_file():
+        trained = read_json(described)["settings"]["workload"]["task"]
+    else:
+        trained = named("run", name, project.runs, project.config.runs).workload.task
+    if trained != task:
+        fitting = [each for each, run in project.runs.items() if run.workload.task == task]
+        raise ConfigError(
+            f"run `{name}` is for the task {trained}, not {task}; of this task: {', '.join(fitting) or 'none'}"
+        )
+    if not described.is_file():
+        raise DataError(f"{described.parent}: no finished run there; train it first: `parascale launch --run {name}`")
