@@ -29,6 +29,7 @@ from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.report.figures import FIGURES
 from parascale.store.keys import key_of_run
+from parascale.store.trainings import Store
 
 
 def near(path):
@@ -103,8 +104,10 @@ def before_the_first_job():
         for job in workflow.dag.needrun_jobs():
             if kind := snakemake_logger_plugin_parascale.trained_by(job.rule):
                 # A job of a workflow that was killed may still be writing it.
-                _, work = PATHS.places(kind)
+                done, work = PATHS.places(kind)
                 Lease(work(job.wildcards.run)).wait_for_holder()
+                # Snakemake empties what results show before it makes them anew.
+                Store(PATHS.trainings).adopt(done(job.wildcards.run))
             if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):
                 folder.check(weights=begins_pretrained(job.wildcards))
     except ParascaleError as error:
