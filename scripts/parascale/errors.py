@@ -13,6 +13,10 @@ class DataError(ParascaleError):
     """Input data is missing, empty, corrupt or of the wrong kind."""
 
 
+class DamagedError(ParascaleError, ValueError):
+    """A file of JSON is empty, cut short or otherwise not what was written."""
+
+
 class DownloadError(DataError):
     """A source could not be fetched; nothing half-written was left behind."""
 

@@ -85,6 +85,7 @@ def train(job, make_steps=None):
             steps,
         )
         with monitored(job, state.processes):
+            session.evaluate_due()
             (make_steps or _engine(run.engine))(session)
 
             # --- last evaluation
@@ -171,13 +172,23 @@ class Session:
         """Learning rate of a step."""
         return learning_rate(step, self.steps, self.run.peak_lr, self.run.workload.optim)
 
-    def end_step(self, step, result):
-        """After the new weights: look at the numbers, evaluate, save, record. Raises Interrupted where the run is to stop.
+    def evaluate_due(self):
+        """Evaluate the step after which the checkpoint was saved that the run continues from, where that did not come to it."""
+        saved = self.state.saved
+        if saved.get("due"):
+            step = saved["step"]
+            self.state.add_step(saved["line"] | self._validate(step))
 
+    def end_step(self, step, result):
+        """After the new weights: look at the numbers, save, evaluate, record. Raises Interrupted where the run is to stop.
+
+        Saved first, so that what happens to a long evaluation costs no step; a run that is to stop leaves it to the next start.
         The clock is read first and runs on: what recording takes counts as `other` of the next step. What evaluating and
         saving take stands beside the steps.
         """
         training, last = self.run.workload.training, step == self.steps
+        stop = result.stop and not last
+        due = training.evaluate and (last or _is_multiple(step, training.evaluate_every))
         line = {
             "step": step,
             self.run.workload.unit: result.targets,
@@ -191,13 +202,13 @@ class Session:
         with self.clock.paused():
             if self.profiler is not None:
                 self.profiler.end_step(step)
-            if training.evaluate and (last or _is_multiple(step, training.evaluate_every)):
+            if last or stop or result.save or _is_multiple(step, training.checkpoint_every):
+                line |= self.state.checkpoint(step, line, due)
+            if due and not stop:
                 line |= self._validate(step)
-            if last or result.stop or result.save or _is_multiple(step, training.checkpoint_every):
-                line |= self.state.checkpoint(step, line)
         self.state.add_step(line)
         self.progress.update(line)
-        if result.stop and not last:
+        if stop:
             self.state.end("stopped")
             raise Interrupted(
                 f"run {self.run.run} was asked to stop after step {step} of {self.steps}; a new start continues there"
@@ -240,7 +251,7 @@ def _refuse_non_finite(run, where, figures):
     if not all(map(math.isfinite, figures.values())):
         said = ", ".join(f"{name} {value}" for name, value in figures.items())
         raise TrainingError(
-            f"run {run.run}, {where}: {said}. Weights before this step are in the last checkpoint. Try a lower `optim.lr`, a "
+            f"run {run.run}, {where}: {said}. What was saved until then is kept. Try a lower `optim.lr`, a "
             "slower rise to it, or precision fp32"
         )
 
