@@ -57,8 +57,7 @@ class Prediction:
 
 def data_facts(run, paths=None):
     """The DataFacts of a run: from the prepared data below `paths`, else from what its workload expects."""
-    data = run.workload.data
-    return facts_of(paths.data(data.dataset, data.format) if paths else None, run)
+    return facts_of(paths.data_of(run) if paths else None, run)
 
 
 def facts_of(folder, run):

@@ -62,6 +62,8 @@ def train(job, make_steps=None):
         # --- resume
         state = RunState(job, model, stepper.optimizers)
         first_step = state.begin(steps, task.outputs, task.excluded)
+        if first_step is None:  # another job finished it, and there is nothing to do
+            return stop_processes()
         stack.enter_context(_failure_noted(state))
         progress = stack.enter_context(Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit))
         parts = read_batches(samples, _local_samples(sampler, first_step, steps, run, mesh), task.workers)
@@ -96,7 +98,7 @@ def train(job, make_steps=None):
 
         # --- publish
         state.publish()
-    stop_processes()
+    return stop_processes()
 
 
 def _engine(name):
