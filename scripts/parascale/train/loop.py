@@ -192,9 +192,13 @@ class Session:
         with self.clock.paused():
             if self.profiler is not None:
                 self.profiler.end_step(step)
-            if training.evaluate and (last or _is_multiple(step, training.evaluate_every)):
+            evaluating = training.evaluate and (last or _is_multiple(step, training.evaluate_every))
+            saving = last or result.stop or result.save or _is_multiple(step, training.checkpoint_every)
+            if evaluating or saving:
+                self.state.model.share_buffers()
+            if evaluating:
                 line |= self._validate(step)
-            if last or result.stop or result.save or _is_multiple(step, training.checkpoint_every):
+            if saving:
                 line |= self.state.checkpoint(step, line)
         self.state.add_step(line)
         self.progress.update(line)
