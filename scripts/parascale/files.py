@@ -115,6 +115,18 @@ def read_json_lines(path):
     return values
 
 
+def append_line(path, line):
+    """Append a line to a file and flush it to disk. If a crash cut off the last line there, this one still has its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with full_disk_is_an_error(path), open(path, "a+b") as handle:
+        size = handle.seek(0, os.SEEK_END)
+        if size and os.pread(handle.fileno(), 1, size - 1) != b"\n":
+            line = f"\n{line}"
+        handle.write(f"{line}\n".encode())
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
 def sync_path(path):
     """Flush one file or folder entry to disk."""
     handle = os.open(path, os.O_RDONLY)

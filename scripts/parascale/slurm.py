@@ -121,6 +121,23 @@ def ask_steps_to_stop():
     subprocess.run(["scancel", "--signal=TERM", job_id()], timeout=ANSWER_SECONDS)
 
 
+# --- jobs that this user has submitted
+
+
+def waiting_or_running(name):
+    """{id: comment} of the jobs of this name that have not ended.
+
+    RequirementError where Slurm does not answer: who submits in spite of that may train twice.
+    """
+    lines = _ask(["squeue", "--noheader", f"--name={name}", "--format=%i|%k"]).splitlines()
+    return dict(line.split("|", 1) for line in lines)
+
+
+def described(job):
+    """What Slurm says of a job, as text by field; empty where it does not answer, or has forgotten the job (`MinJobAge`)."""
+    return fields(_told(["scontrol", "show", "job", job, "--oneliner"], GLANCE_SECONDS))
+
+
 # --- the machine
 
 

@@ -107,7 +107,7 @@ def test_exact_memory_stands_beside_the_formula(write, call):
 def test_what_was_charged_stands_beside_what_was_foretold(write, call, tmp_path):
     write()
     code, text = call("plan", "--actual", "none.csv")
-    assert (code, text) == (0, f"0 finished runs: {tmp_path}/none.csv\n")
+    assert (code, text) == (0, f"0 runs: {tmp_path}/none.csv\n")
     folder = tmp_path / "results/runs/single"
     folder.mkdir(parents=True)
     foretold = {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 71.1}
@@ -115,7 +115,7 @@ def test_what_was_charged_stands_beside_what_was_foretold(write, call, tmp_path)
     (folder / "run.json").write_text(json.dumps({"run": "single", "site": site, "prediction": foretold}))
     (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2400.0, "core_hours": 85.3}))
     code, text = call("plan", "--actual", "actual.csv")
-    assert (code, text) == (0, f"1 finished runs: {tmp_path}/actual.csv\n")
+    assert (code, text) == (0, f"1 run: {tmp_path}/actual.csv\n")
     with open(tmp_path / "actual.csv", encoding="utf-8") as table:
         (row,) = csv.DictReader(table)
     assert (row["run"], row["basis"], row["core_hours_charged"], row["ratio"]) == ("single", "probe", "85.3", "1.2")

@@ -4,26 +4,10 @@ A dry run asks none of them. Whether the jobs keep within the partition's limits
 them still have to run (`parascale.plan.limits`).
 """
 
-from pathlib import Path
-
 from parascale import slurm
 from parascale.errors import RequirementError
 from parascale.launch.resources import default_partition
-from parascale.settings.paths import defaulted, expanded
 from parascale.settings.strict import nearest
-
-
-def check_root(root):
-    """Raise RequirementError where results would lie beside the code only because a variable is not set.
-
-    root: of the configuration, as it stands there. For a dry run, as on a laptop, the folder beside the code is right.
-    """
-    missing = defaulted(root)
-    if missing and not Path(expanded(root, "root")).is_absolute():
-        raise RequirementError(
-            f"`root` = `{root}`, but ${missing[0]} is not set: results would lie below the current folder. Set it (on the "
-            "JSC machines: `jutil env activate -p <project>`), or name a folder: --config root=<folder>"
-        )
 
 
 def preflight(site, account=None, partition=None, reservation=None):

@@ -40,6 +40,11 @@ class Paths:
         """What is not: runs, and the logs of their ranks."""
         return self.root / "work"
 
+    @property
+    def store(self):
+        """What no rule declares, so that no start empties it: what was submitted, and which site the root belongs to."""
+        return self.root / "store"
+
     def raw(self, dataset):
         """What was downloaded."""
         return self.results / "data" / dataset / "raw"
