@@ -66,6 +66,17 @@ class Lease:
                 raise TrainingError(f"{self.path.parent} is being written by {_described(now)}. {self.remedy}")
         return holder["time"]
 
+    def wait(self):
+        """Wait until nobody holds the lease, and say once who does."""
+        told = False
+        while True:
+            try:
+                return self.wait_for_holder()
+            except TrainingError as error:
+                if not told:
+                    print(f"waits: {error}", flush=True)
+                told = True
+
     def release(self):
         """Give the lease back."""
         self.stopped.set()

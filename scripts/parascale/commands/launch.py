@@ -18,6 +18,7 @@ from parascale.launch.local import run_nodes_here
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
 from parascale.launch.process import die_with_parent
 from parascale.launch.resources import cores_of
+from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.settings import Site, load_site, strict
 from parascale.settings.yaml_files import read_yaml
@@ -94,6 +95,9 @@ def planned_launch(find, name, kind, site, words):
     run = Planner(project).run(name, "run" if kind == "communication" else kind)
     verb = ["communication"] if kind == "communication" else ["train", "--kind", kind]
     site = site or project.site
+    if kind in KINDS and slurm.job_id() is None:
+        # What an earlier start of the workflow left is at it. In a job of Slurm's, waiting would be charged.
+        Lease(project.paths.places(kind)[1](name)).wait()
     planned = Launch(
         command=("-m", "parascale", *verb, "--run", name, *words),
         nodes=run.layout.nodes,

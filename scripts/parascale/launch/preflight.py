@@ -6,7 +6,6 @@ them still have to run (`parascale.plan.limits`).
 
 from parascale import slurm
 from parascale.errors import RequirementError
-from parascale.launch.resources import default_partition
 from parascale.settings.strict import nearest
 
 
@@ -17,7 +16,7 @@ def preflight(site, account=None, partition=None, reservation=None):
         _record(
             "reservation", reservation, ", nor any other; leave --slurm-reservation out, or ask who runs the course"
         )
-    name = default_partition(site, partition)
+    name = site.partition_or_first(partition)
     if name and (state := _record("partition", name).get("State", "UP")) != "UP":
         raise RequirementError(f"partition {name} is {state}: it starts no jobs now; choose another or wait")
 
