@@ -105,11 +105,27 @@ class RootExecutor(Executor):
             self._submit_again(job_info.job)
 
     def report_job_error(self, job_info, msg=None, **more):
-        """A job has ended badly; if it was another's, it is ours' turn."""
-        if (job_info.aux or {}).get("ours", True):
-            super().report_job_error(job_info, msg, **more)
+        """A job has ended badly; if it was another's, it is ours' turn. What stopped on its way goes on without using up a retry,
+        and what would fail again is not tried again."""
+        job, identity = job_info.job, job_info.external_jobid
+        if not (job_info.aux or {}).get("ours", True):
+            self._submit_again(job)
+        elif identity and self._has_stopped_on_its_way(job, identity):
+            self.logger.info(f"Slurm job {identity} of {job.name} stopped with its state saved: it is submitted again.")
+            self._submit_again(job)
         else:
-            self._submit_again(job_info.job)
+            if identity and slurm.is_hopeless(identity):
+                self.logger.info(f"Slurm job {identity} of {job.name} would fail again: it is not submitted again.")
+                job.attempt = 1 + job.restart_times
+            super().report_job_error(job_info, msg, **more)
+
+    def _has_stopped_on_its_way(self, job, identity):
+        """Whether a training made steps and saved its state. A plain `scancel` says that it shall not go on: that is a failure."""
+        training = training_of(job)
+        if training is None or slurm.described(identity).get("JobState") == "CANCELLED":
+            return False
+        _, work = self.paths.places(training.kind)
+        return submissions.stopped_with_progress(work(training.run), identity)
 
     def _submit_again(self, job):
         self._job_submission_executor.submit(self.run_job, job)

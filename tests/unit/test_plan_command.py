@@ -72,8 +72,8 @@ def call(tmp_path):
         ({"config": "budget: {core_hours: 0.5}\n", "arguments": ["--run", "single"]}, 1, "core_hours"),
         ({"dim": 8192}, 1, "single: does not fit; it would with"),
         ({"config": "partition: dc-gpu-devel\n"}, 1, "wide: asks for 8 nodes; partition dc-gpu-devel"),
-        ({"config": "partition: dc-gpo\n"}, 1, "did you mean `dc-gpu`"),
-        ({"arguments": ["--run", "sinle"]}, 1, "did you mean `single`"),
+        ({"config": "partition: dc-gpo\n"}, 78, "did you mean `dc-gpu`"),
+        ({"arguments": ["--run", "sinle"]}, 78, "did you mean `single`"),
         ({"steps": 10_000_000}, 0, "will continue in several jobs"),
     ],
 )
@@ -142,7 +142,7 @@ def test_advice_in_words(write, call):
     assert [int(number) for number in re.findall(r"^ +(\d+)\. ", text, re.MULTILINE)] == [1, 2, 3]
     assert re.search(r"1\. \w+ \(.*=.*\): 0\.\d GB a GPU: fits, .* ms a step, .* h, .* core-h\n     every GPU", text)
     code, text = call("advise", "--workload", "w", "--gpus", "7")
-    assert code == 1 and "error: 7 GPUs do not fill whole nodes of here" in text, text
+    assert code == 78 and "error: 7 GPUs do not fill whole nodes of here" in text, text
 
 
 def test_advice_can_be_ranked_by_what_it_costs(write, advise):

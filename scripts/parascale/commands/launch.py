@@ -63,7 +63,7 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     Example: parascale launch --processes 2 --site local -- script.py --its-own option
 
     Exit codes: 0 done; 75 stopped by request with its state saved, start again to continue; 143 stopped by request
-    without saving; 1 failed: the last lines name rank, host, reason and log.
+    without saving; 1 failed: the last lines name rank, host, reason and log; 78 failed, and would fail again.
     """
     if (node is None) != (meet is None):
         raise click.UsageError("--node and --meet go together")
