@@ -28,7 +28,7 @@ from parascale.launch.root import check_root, take_root
 from parascale.launch.storage import storage_warnings
 from parascale.plan.planner import Planner
 from parascale.report.figures import FIGURES
-from parascale.train.job import key_of_run
+from parascale.store.keys import key_of_run
 from snakemake_slurm_parascale import refuse_shared_jobs, take_up_jobs
 
 
@@ -146,8 +146,7 @@ def stage(target, files):
 
 def data_of(wildcards):
     """The prepared data that a run reads."""
-    data = RUNS[wildcards.run].workload.data
-    return PATHS.data(data.dataset, data.format) / "manifest.json"
+    return PATHS.data_of(RUNS[wildcards.run]) / "manifest.json"
 
 
 def own_files(wildcards):
@@ -224,8 +223,7 @@ def starts():
     """A function from wildcards to the checkpoint that a run begins from, where it names another run; none where no run does."""
 
     def start(wildcards):
-        name = PROJECT.runs[wildcards.run].init_from
-        return [PATHS.run(name) / "checkpoint"] if name else []
+        return PATHS.start_of(PROJECT.runs[wildcards.run]) or []
 
     return start if any(run.init_from for run in PROJECT.runs.values()) else []
 

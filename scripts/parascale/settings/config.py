@@ -90,7 +90,7 @@ class Config:
 
     root: str = option(
         ".",
-        "folder that holds `results/` and `work/`; `$VARIABLES` are expanded, `${NAME:-other}` with a default. Default: the "
+        "folder that holds `results/`, `work/` and `store/`; `$VARIABLES` are expanded, `${NAME:-other}` with a default. Default: the "
         "working directory of the workflow",
         path=True,
     )
