@@ -29,6 +29,7 @@ from parascale.launch.storage import storage_warnings
 from parascale.plan.planner import Planner
 from parascale.report.figures import FIGURES
 from parascale.store.keys import key_of_run
+from parascale.store.trainings import Store
 from snakemake_slurm_parascale import refuse_shared_jobs, take_up_jobs
 
 
@@ -105,6 +106,10 @@ def before_the_first_job():
             refuse_shared_jobs(workflow)
         take_root(PATHS, PROJECT.site)
         for job in workflow.dag.needrun_jobs():
+            if kind := snakemake_logger_plugin_parascale.trained_by(job.rule):
+                # Snakemake empties what results show before it makes them anew.
+                done, _ = PATHS.places(kind)
+                Store(PATHS.trainings).adopt(done(job.wildcards.run))
             if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):
                 folder.check(weights=begins_pretrained(job.wildcards))
     except ParascaleError as error:
