@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from parascale.data.loader import read_batches
 from parascale.data.sampler import Sampler, share
-from parascale.errors import Interrupted, TrainingError
+from parascale.errors import DivergedError, Interrupted
 from parascale.evaluation.task import Task, open_task
 from parascale.families.build import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
@@ -220,7 +220,7 @@ class Session:
     def means(self, split, title):
         """({`loss` and the task's metrics: mean over the targets}, number of targets) of a whole split, the same on every rank.
 
-        title: what an error calls this evaluation. Raises TrainingError where a figure is no number.
+        title: what an error calls this evaluation. Raises DivergedError where a figure is no number.
         """
         self.watchdog.feed()
         run, mesh, task = self.run, self.mesh, self.task
@@ -235,10 +235,10 @@ class Session:
 
 
 def _refuse_non_finite(run, where, figures):
-    """Raise TrainingError where a figure is no number: nothing after it would mean anything."""
+    """Raise DivergedError where a figure is no number: nothing after it would mean anything."""
     if not all(map(math.isfinite, figures.values())):
         said = ", ".join(f"{name} {value}" for name, value in figures.items())
-        raise TrainingError(
+        raise DivergedError(
             f"run {run.run}, {where}: {said}. Weights before this step are in the last checkpoint. Try a lower `optim.lr`, a "
             "slower rise to it, or precision fp32"
         )
