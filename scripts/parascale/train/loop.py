@@ -13,13 +13,12 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from parascale.data.loader import read_batches
 from parascale.data.sampler import Sampler, share
-from parascale.errors import Interrupted, TrainingError
-from parascale.evaluation.evaluate import split_sums
+from parascale.errors import DivergedError, Interrupted
 from parascale.evaluation.task import Task, open_task
 from parascale.families.build import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
 from parascale.train.clock import Clock, profiler
-from parascale.train.loss import GlobalLoss, all_reduce, computation_context
+from parascale.train.loss import GlobalLoss, all_reduce, evaluate
 from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
 from parascale.train.process import Watchdog, listen_for_signals, peak_memory
@@ -204,7 +203,10 @@ class Session:
         with self.clock.paused():
             if self.profiler is not None:
                 self.profiler.end_step(step)
-            if last or stop or result.save or _is_multiple(step, training.checkpoint_every):
+            saving = last or stop or result.save or _is_multiple(step, training.checkpoint_every)
+            if due or saving:
+                self.state.model.share_buffers()
+            if saving:
                 line |= self.state.checkpoint(step, line, due)
             if due and not stop:
                 line |= self._validate(step)
@@ -228,31 +230,25 @@ class Session:
     def means(self, split, title):
         """({`loss` and the task's metrics: mean over the targets}, number of targets) of a whole split, the same on every rank.
 
-        title: what an error calls this evaluation. Raises TrainingError where a figure is no number.
+        title: what an error calls this evaluation. Raises DivergedError where a figure is no number.
         """
         self.watchdog.feed()
-        run, model, mesh, task = self.run, self.state.model, self.mesh, self.task
-        ranks, metrics = run.layout.data_parallel, task.metrics
-        batch = run.workload.training.evaluation_batch or math.ceil(run.global_batch / ranks)
-        model.train(False)
-        with computation_context(run, mesh.device.type):
-            samples, counted = task.splits[split], metrics.values()
-            total = split_sums(model.logits, samples, mesh.data_rank, ranks, batch, mesh.device, counted, task.workers)
+        run, mesh, task = self.run, self.mesh, self.task
+        total = evaluate(run, self.state.model, task.splits[split], task.metrics.values(), task.workers)
         if mesh.coordinate("tp") != 0:
             total.zero_()  # ranks of a tensor-parallel group computed the same samples
         all_reduce(total, mesh)
-        model.train()
         loss, targets, *others = total.tolist()
-        figures = {name: value / targets for name, value in zip(("loss", *metrics), (loss, *others), strict=True)}
+        figures = {name: value / targets for name, value in zip(("loss", *task.metrics), (loss, *others), strict=True)}
         _refuse_non_finite(run, title, figures)
         return figures, int(targets)
 
 
 def _refuse_non_finite(run, where, figures):
-    """Raise TrainingError where a figure is no number: nothing after it would mean anything."""
+    """Raise DivergedError where a figure is no number: nothing after it would mean anything."""
     if not all(map(math.isfinite, figures.values())):
         said = ", ".join(f"{name} {value}" for name, value in figures.items())
-        raise TrainingError(
+        raise DivergedError(
             f"run {run.run}, {where}: {said}. What was saved until then is kept. Try a lower `optim.lr`, a "
             "slower rise to it, or precision fp32"
         )
