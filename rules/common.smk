@@ -28,7 +28,8 @@ from parascale.launch.storage import storage_warnings
 from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.report.figures import FIGURES
-from parascale.train.job import key_of_run
+from parascale.store.keys import key_of_run
+from parascale.store.trainings import Store
 
 
 def near(path):
@@ -103,8 +104,10 @@ def before_the_first_job():
         for job in workflow.dag.needrun_jobs():
             if kind := snakemake_logger_plugin_parascale.trained_by(job.rule):
                 # A job of a workflow that was killed may still be writing it.
-                _, work = PATHS.places(kind)
+                done, work = PATHS.places(kind)
                 Lease(work(job.wildcards.run)).wait_for_holder()
+                # Snakemake empties what results show before it makes them anew.
+                Store(PATHS.trainings).adopt(done(job.wildcards.run))
             if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):
                 folder.check(weights=begins_pretrained(job.wildcards))
     except ParascaleError as error:
@@ -146,8 +149,7 @@ def stage(target, files):
 
 def data_of(wildcards):
     """The prepared data that a run reads."""
-    data = RUNS[wildcards.run].workload.data
-    return PATHS.data(data.dataset, data.format) / "manifest.json"
+    return PATHS.data_of(RUNS[wildcards.run]) / "manifest.json"
 
 
 def own_files(wildcards):
@@ -224,8 +226,7 @@ def starts():
     """A function from wildcards to the checkpoint that a run begins from, where it names another run; none where no run does."""
 
     def start(wildcards):
-        name = PROJECT.runs[wildcards.run].init_from
-        return [PATHS.run(name) / "checkpoint"] if name else []
+        return PATHS.start_of(PROJECT.runs[wildcards.run]) or []
 
     return start if any(run.init_from for run in PROJECT.runs.values()) else []
 

@@ -115,6 +115,16 @@ def read_json_lines(path):
     return values
 
 
+def link_or_copy(source, target):
+    """Another name for a file; a copy where the filesystem has no hard links, or not between these folders."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        shutil.copy2(source, target)
+
+
 def sync_path(path):
     """Flush one file or folder entry to disk."""
     handle = os.open(path, os.O_RDONLY)

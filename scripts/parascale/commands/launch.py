@@ -21,6 +21,7 @@ from parascale.launch.resources import cores_of
 from parascale.plan.planner import Planner
 from parascale.settings import Site, load_site, strict
 from parascale.settings.yaml_files import read_yaml
+from parascale.train.job import job_of, published
 
 LAUNCHER = [sys.executable, "-m", "parascale", "launch"]
 COUNT = click.IntRange(min=1)
@@ -69,7 +70,9 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     if not (name or command):
         raise click.UsageError("name a run with --run, or a Python program after --")
     with contextlib.chdir("."):  # the program's own paths are relative to the folder of its user
-        planned, planned_gpus = planned_launch(find, name, kind, site, configuration_words(context))
+        planned, planned_gpus, job = planned_launch(find, name, kind, site, configuration_words(context))
+        if job and not in_step and not command and published(job):
+            return 0
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
     if command:
         chosen = dataclasses.replace(chosen, command=command)
@@ -80,12 +83,12 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
 
 
 def planned_launch(find, name, kind, site, words):
-    """(Launch, GPUs asked for on each node) that the project plans for a run; without a name, (of one process, None).
+    """(Launch, GPUs asked for on each node, Job) that the project plans for a run; without a name, (of one process, None, None).
 
     words: of the command line, which name the project. The process is in the project's folder afterwards.
     """
     if not name:
-        return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None
+        return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None, None
     if site and Path(site).suffix == ".yaml":
         raise click.UsageError("--run trains for a site of the project: name it without .yaml")
     words += ["--set", f"site={site}"] if site else []
@@ -105,7 +108,8 @@ def planned_launch(find, name, kind, site, words):
         cores=cores_of(run.layout, site),
         nsight=bool(run.profile) and run.profiler == "nsight",
     )
-    return planned, run.layout.gpus_per_node
+    job = None if kind == "communication" else job_of(dataclasses.replace(project, site=site), run, kind)
+    return planned, run.layout.gpus_per_node, job
 
 
 def chosen_site(site, find):

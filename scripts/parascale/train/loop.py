@@ -15,12 +15,11 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from parascale.data.loader import Feed, read_batches
 from parascale.data.sampler import Sampler, share
 from parascale.errors import Interrupted, TrainingError
-from parascale.evaluation.evaluate import split_sums
 from parascale.evaluation.task import Task, open_task
 from parascale.families.build import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
 from parascale.train.clock import Clock, profiler
-from parascale.train.loss import GlobalLoss, all_reduce, computation_context
+from parascale.train.loss import GlobalLoss, all_reduce, evaluate
 from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
 from parascale.train.process import Watchdog, garbage_kept, listen_for_signals, peak_memory
@@ -67,6 +66,8 @@ def train(job, make_steps=None):
         # --- resume
         state = RunState(job, model, stepper.optimizers)
         first_step = state.begin(steps, task.outputs, task.excluded)
+        if first_step is None:  # another job finished it, and there is nothing to do
+            return stop_processes()
         stack.enter_context(_failure_noted(state))
         progress = stack.enter_context(Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit))
         parts = read_batches(samples, _local_samples(sampler, first_step, steps, run, mesh), task.workers)
@@ -101,7 +102,7 @@ def train(job, make_steps=None):
 
         # --- publish
         state.publish()
-    stop_processes()
+    return stop_processes()
 
 
 def _engine(name):
@@ -247,19 +248,13 @@ class Session:
         title: what an error calls this evaluation. Raises TrainingError where a figure is no number.
         """
         self.watchdog.feed()
-        run, model, mesh, task = self.run, self.state.model, self.mesh, self.task
-        ranks, metrics = run.layout.data_parallel, task.metrics
-        batch = run.workload.training.evaluation_batch or math.ceil(run.global_batch / ranks)
-        model.train(False)
-        with computation_context(run, mesh.device.type):
-            samples, counted = task.splits[split], metrics.values()
-            total = split_sums(model.logits, samples, mesh.data_rank, ranks, batch, mesh.device, counted, task.workers)
+        run, mesh, task = self.run, self.mesh, self.task
+        total = evaluate(run, self.state.model, task.splits[split], task.metrics.values(), task.workers)
         if mesh.coordinate("tp") != 0:
             total.zero_()  # ranks of a tensor-parallel group computed the same samples
         all_reduce(total, mesh)
-        model.train()
         loss, targets, *others = total.tolist()
-        figures = {name: value / targets for name, value in zip(("loss", *metrics), (loss, *others), strict=True)}
+        figures = {name: value / targets for name, value in zip(("loss", *task.metrics), (loss, *others), strict=True)}
         _refuse_non_finite(run, title, figures)
         return figures, int(targets)
 
