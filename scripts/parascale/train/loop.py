@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from parascale.data.loader import Feed, read_batches
 from parascale.data.sampler import Sampler, share
-from parascale.errors import Interrupted, TrainingError
+from parascale.errors import DivergedError, Interrupted
 from parascale.evaluation.task import Task, open_task
 from parascale.families.build import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
@@ -183,7 +183,7 @@ class Session:
 
         Where something is due (the end, a stop, an evaluation, a checkpoint) its own numbers are read at once. What recording
         takes is time of the step under way; what evaluating and saving take stands beside the steps.
-        Raises TrainingError for a loss or norm that is no number, and Interrupted where the run is to stop.
+        Raises DivergedError for a loss or norm that is no number, and Interrupted where the run is to stop.
         """
         training, last = self.run.workload.training, step == self.steps
         self.feed.read_ahead()
@@ -194,14 +194,15 @@ class Session:
         if self.profiler is not None:
             with self.clock.paused():
                 self.profiler.end_step(step)
-        evaluate = training.evaluate and (last or _is_multiple(step, training.evaluate_every))
-        save = last or result.stop or result.save or _is_multiple(step, training.checkpoint_every)
-        if evaluate or save:
+        evaluating = training.evaluate and (last or _is_multiple(step, training.evaluate_every))
+        saving = last or result.stop or result.save or _is_multiple(step, training.checkpoint_every)
+        if evaluating or saving:
             with self.clock.paused():
                 line, self.unread = self.unread(), None
-                if evaluate:
+                self.state.model.share_buffers()
+                if evaluating:
                     line |= self._validate(step)
-                if save:
+                if saving:
                     line |= self.state.checkpoint(step, line)
             self._record(line)
         if result.stop and not last:
@@ -245,7 +246,7 @@ class Session:
     def means(self, split, title):
         """({`loss` and the task's metrics: mean over the targets}, number of targets) of a whole split, the same on every rank.
 
-        title: what an error calls this evaluation. Raises TrainingError where a figure is no number.
+        title: what an error calls this evaluation. Raises DivergedError where a figure is no number.
         """
         self.watchdog.feed()
         run, mesh, task = self.run, self.mesh, self.task
@@ -260,10 +261,10 @@ class Session:
 
 
 def _refuse_non_finite(run, where, figures):
-    """Raise TrainingError where a figure is no number: nothing after it would mean anything."""
+    """Raise DivergedError where a figure is no number: nothing after it would mean anything."""
     if not all(map(math.isfinite, figures.values())):
         said = ", ".join(f"{name} {value}" for name, value in figures.items())
-        raise TrainingError(
+        raise DivergedError(
             f"run {run.run}, {where}: {said}. Weights before this step are in the last checkpoint. Try a lower `optim.lr`, a "
             "slower rise to it, or precision fp32"
         )
