@@ -14,8 +14,8 @@ import click
 import yaml
 from click.shell_completion import CompletionItem
 
-from parascale import __version__
-from parascale.errors import ConfigError, ParascaleError
+from parascale import __version__, slurm
+from parascale.errors import HOPELESS, ConfigError, ParascaleError
 from parascale.settings import load_project_file, strict
 from parascale.settings.project import command_words
 from parascale.settings.yaml_files import merged
@@ -48,6 +48,7 @@ VERBS = {
     "plan": "plan",
     "report": "report",
     "schema": "project",
+    "store": "store",
     "summarise": "results",
     "train": "train",
     "watch": "report",
@@ -55,8 +56,8 @@ VERBS = {
 
 
 class Verbs(click.Group):
-    """The verbs. A ParascaleError that reaches this becomes one line, `error: ...`, and exit code 1, and so does a file that
-    cannot be read or written."""
+    """The verbs. A ParascaleError that reaches this becomes one line, `error: ...`, and its exit code; so does a file or folder
+    that cannot be read or written, with exit code 1."""
 
     def list_commands(self, context):
         return list(VERBS)
@@ -76,7 +77,7 @@ class Verbs(click.Group):
             code = super().invoke(context)
         except ParascaleError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
-            code = 1
+            code = error.exit_code
         except BrokenPipeError:
             code = 1
             if _is_read():  # another pipe broke
@@ -92,6 +93,8 @@ class Verbs(click.Group):
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr, flush=True)
             code = 130
+        if code == HOPELESS:
+            slurm.note_hopeless()
         context.exit(code or 0)
 
 

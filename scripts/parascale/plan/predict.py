@@ -57,8 +57,7 @@ class Prediction:
 
 def data_facts(run, paths=None):
     """The DataFacts of a run: from the prepared data below `paths`, else from what its workload expects."""
-    data = run.workload.data
-    return facts_of(paths.data(data.dataset, data.format) if paths else None, run)
+    return facts_of(paths.data_of(run) if paths else None, run)
 
 
 def facts_of(folder, run):
@@ -236,15 +235,17 @@ def run_steps(run, facts):
 def _evaluation_seconds(run, work, phases, facts, steps, crowding):
     """Evaluations on the validation split, and on the test split as if it were as long; 0 where no size is known yet.
 
-    A batch takes what the forward passes of a step take. The stages of a pipeline take turns, so fewer share cores.
+    A batch takes what the forward passes of a step take. The stages of a pipeline compute one piece after the other side by
+    side; where a rank holds two, they take turns, so fewer share cores.
     """
-    training, stages = run.workload.training, run.layout.pp
+    training, layout = run.workload.training, run.layout
     if not training.evaluate or facts.validation_samples is None:
         return 0.0
     times = 1 + (steps // training.evaluate_every if training.evaluate_every else 1)
     batches = math.ceil(facts.validation_samples / run.global_batch)
     alone = phases["compute"] / (1 + BACKWARD) / max(1.0, work.balance * crowding)
-    return times * batches * alone * work.balance * stages * max(1.0, crowding / stages)
+    longest = 1.0 if layout.stages == layout.pp else work.balance * layout.pp
+    return times * batches * alone * max(longest, work.balance * crowding)
 
 
 def _saving_seconds(run, vocabulary, steps, site):

@@ -71,6 +71,17 @@ class Run:
         batch = self.workload.training.global_batch
         return batch * self.layout.data_parallel if self.scaling == "weak" else batch
 
+    @property
+    def micro_batch(self):
+        """The most samples that a rank trains on at once: of its share of a step, one part, or one micro-batch of that."""
+        parts = self.layout.data_parallel * self.layout.micro_batches * self.workload.training.accumulate
+        return math.ceil(self.global_batch / parts)
+
+    @property
+    def evaluation_batch(self):
+        """Samples that a rank evaluates at once. What fits in training fits without a backward pass."""
+        return self.workload.training.evaluation_batch or self.micro_batch
+
     def optimizer_steps(self, samples):
         """Optimizer steps of the whole training, where the train split has so many samples."""
         training = self.workload.training
