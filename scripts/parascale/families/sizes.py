@@ -45,12 +45,11 @@ class MicroBatch:
     def of(cls, run, device="cuda"):
         """A micro-batch of a run. bf16 is FSDP's own policy where FSDP holds the parameters, else autocast."""
         layout = run.layout
-        parts = layout.data_parallel * layout.micro_batches * run.workload.training.accumulate
         split = layout.tp > 1 and layout.sequence_parallel
         autocast = run.precision == "bf16" and not layout.uses_fsdp
         number = {"fp32": 4, "fp64": 8}.get(run.precision)
         numbers = (number, number, number) if number else (4, 2, 4 if autocast else 2)
-        return cls(share(run.global_batch, parts), layout.tp, split, *numbers, autocast, device)
+        return cls(share(run.global_batch, run.parts), layout.tp, split, *numbers, autocast, device)
 
 
 class Sizes:

@@ -116,7 +116,7 @@ def step_work(run, sizes, device):
 
 def _rank_work(run, sizes, device, stages):
     layout, rank = run.layout, RankMemory(run, sizes, device, stages)
-    parts, blocks = layout.micro_batches * run.workload.training.accumulate, rank.blocks
+    parts, blocks = run.micro_batches, rank.blocks
     samples = rank.batch.samples * parts
     forward = blocks * sizes.block_flops
     recomputed = forward if layout.activation_checkpointing else 0
@@ -167,7 +167,7 @@ def _pipeline_transfers(work, run, rank):
     if layout.pp == 1:
         return work
     borders = sum((not stage.first) + (not stage.last) for stage in rank.stages)
-    count = borders * layout.micro_batches * run.workload.training.accumulate
+    count = borders * run.micro_batches
     return work.plus(link_of(layout, "pp"), count * rank.boundary, count)
 
 
