@@ -19,6 +19,7 @@ def attempt(folder, first, last, **begin):
     record.begin(first, ["host"], None, **begin)
     for step in range(first, last + 1):
         record.add_step(line(step))
+    record.sync()
     record.handle.close()
     return record
 
@@ -61,7 +62,7 @@ def test_the_clock_covers_all_time_but_what_is_beside_the_steps(monkeypatch):
             now[0] += 2.0
         with clock.paused():
             now[0] += beside
-        read = clock.read()
+        read = clock.cut()()
         return read["total"], read["forward"], read["other"]
 
     assert step(beside=0.0) == (2.5, 2.0, 0.5)

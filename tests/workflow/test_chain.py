@@ -68,15 +68,29 @@ def test_each_run_was_sampled_and_has_a_report_of_its_own(finished):
         assert [event.step for event in found.Scalars("loss")] == list(range(1, 31))
 
 
-def test_a_trained_model_continues_a_text(finished):
-    """The command of the guide, run where the project is: the prompt comes first, then words of the text."""
-    command = [sys.executable, "-m", "parascale", "generate", "--run", "single", "--prompt", "w1 w2", "--tokens", "6"]
+def test_a_trained_model_continues_texts(finished, tmp_path):
+    """The command of the guide, run where the project is: the prompt comes first, then words of the text; a file of prompts, in
+    batches, from a converted checkpoint, gives the same."""
+    (tmp_path / "prompts.txt").write_text("w1 w2\n\nw3\n")
+    common = [sys.executable, "-m", "parascale", "generate", "--run", "single", "--tokens", "6"]
     environment = {**os.environ, "PYTHONPATH": str(finished.folder / "scripts")}
-    result = subprocess.run(command, cwd=finished.folder, env=environment, capture_output=True, text=True)
+
+    def generate(*words):
+        return subprocess.run([*common, *words], cwd=finished.folder, env=environment, capture_output=True, text=True)
+
+    result = generate("--prompt", "w1 w2")
     assert result.returncode == 0, result.stderr
     words = result.stdout.split()
     assert words[:2] == ["w1", "w2"] and 2 < len(words) <= 8  # ends of lines are among the six that were added
     assert set(words) <= {f"w{number}" for number in range(50)}
+    result = generate(
+        "--prompts", str(tmp_path / "prompts.txt"), "--batch", "2", "--checkpoint", "results/runs/single/best"
+    )
+    assert result.returncode == 0 and "2 texts" in result.stderr and "tokens/s" in result.stderr, result.stderr
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert first["prompt"] == "w1 w2" and first["text"].split() == words and second["text"].startswith("w3")
+    refused = generate("--prompts", "none.txt")
+    assert refused.returncode == 1 and "none.txt: No such file" in refused.stderr and "Traceback" not in refused.stderr
 
 
 def test_a_second_run_has_nothing_to_do(finished):

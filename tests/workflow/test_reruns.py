@@ -269,7 +269,7 @@ def project(tmp_path_factory):
         project = FinishedProject(folder, TARGETS)
         project.jobs = project.make(FILES, RESULTS)
         yield project
-    provenance.training_code.cache_clear()
+    provenance.training_modules.cache_clear()
 
 
 def trains(job):

@@ -18,9 +18,11 @@ from parascale.launch.local import run_nodes_here
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
 from parascale.launch.process import die_with_parent
 from parascale.launch.resources import cores_of
+from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.settings import Site, load_site, strict
 from parascale.settings.yaml_files import read_yaml
+from parascale.train.job import job_of, published
 
 LAUNCHER = [sys.executable, "-m", "parascale", "launch"]
 COUNT = click.IntRange(min=1)
@@ -62,14 +64,16 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     Example: parascale launch --processes 2 --site local -- script.py --its-own option
 
     Exit codes: 0 done; 75 stopped by request with its state saved, start again to continue; 143 stopped by request
-    without saving; 1 failed: the last lines name rank, host, reason and log.
+    without saving; 1 failed: the last lines name rank, host, reason and log; 78 failed, and would fail again.
     """
     if (node is None) != (meet is None):
         raise click.UsageError("--node and --meet go together")
     if not (name or command):
         raise click.UsageError("name a run with --run, or a Python program after --")
     with contextlib.chdir("."):  # the program's own paths are relative to the folder of its user
-        planned, planned_gpus = planned_launch(find, name, kind, site, configuration_words(context))
+        planned, planned_gpus, job = planned_launch(find, name, kind, site, configuration_words(context))
+        if job and not in_step and not command and published(job):
+            return 0
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
     if command:
         chosen = dataclasses.replace(chosen, command=command)
@@ -80,12 +84,12 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
 
 
 def planned_launch(find, name, kind, site, words):
-    """(Launch, GPUs asked for on each node) that the project plans for a run; without a name, (of one process, None).
+    """(Launch, GPUs asked for on each node, Job) that the project plans for a run; without a name, (of one process, None, None).
 
     words: of the command line, which name the project. The process is in the project's folder afterwards.
     """
     if not name:
-        return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None
+        return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None, None
     if site and Path(site).suffix == ".yaml":
         raise click.UsageError("--run trains for a site of the project: name it without .yaml")
     words += ["--set", f"site={site}"] if site else []
@@ -94,6 +98,9 @@ def planned_launch(find, name, kind, site, words):
     run = Planner(project).run(name, "run" if kind == "communication" else kind)
     verb = ["communication"] if kind == "communication" else ["train", "--kind", kind]
     site = site or project.site
+    if kind in KINDS and slurm.job_id() is None:
+        # What an earlier start of the workflow left is at it. In a job of Slurm's, waiting would be charged.
+        Lease(project.paths.places(kind)[1](name)).wait()
     planned = Launch(
         command=("-m", "parascale", *verb, "--run", name, *words),
         nodes=run.layout.nodes,
@@ -105,7 +112,8 @@ def planned_launch(find, name, kind, site, words):
         cores=cores_of(run.layout, site),
         nsight=bool(run.profile) and run.profiler == "nsight",
     )
-    return planned, run.layout.gpus_per_node
+    job = None if kind == "communication" else job_of(dataclasses.replace(project, site=site), run, kind)
+    return planned, run.layout.gpus_per_node, job
 
 
 def chosen_site(site, find):

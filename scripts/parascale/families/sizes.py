@@ -49,7 +49,7 @@ class MicroBatch:
         autocast = run.precision == "bf16" and not layout.uses_fsdp
         number = {"fp32": 4, "fp64": 8}.get(run.precision)
         numbers = (number, number, number) if number else (4, 2, 4 if autocast else 2)
-        return cls(share(run.global_batch, run.parts), layout.tp, split, *numbers, autocast, device)
+        return cls(run.micro_batch, layout.tp, split, *numbers, autocast, device)
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,10 @@ class Sizes:
     def boundary_bytes(self, batch):
         """What goes from a block to the next: checkpointing keeps it, and a pipeline sends it."""
         raise NotImplementedError
+
+    def forward_bytes(self, batch):
+        """The most that a block holds in a forward pass without a backward pass."""
+        return 2 * self.working_bytes(batch)
 
     def working_bytes(self, batch):
         """Gradients of activations that the backward pass of the last block holds at once."""

@@ -71,8 +71,7 @@ class Prediction:
 
 def data_facts(run, paths=None):
     """The DataFacts of a run: from the prepared data below `paths`, else from what its workload expects."""
-    data = run.workload.data
-    return facts_of(paths.data(data.dataset, data.format) if paths else None, run)
+    return facts_of(paths.data_of(run) if paths else None, run)
 
 
 def facts_of(folder, run):
@@ -266,7 +265,8 @@ def _time(prediction, run, site, calibration, sizes, facts):
     if same:
         beside = {"beside the steps": same[1]}
     else:
-        evaluation = forward_seconds(work, rates, site, run.layout.processes_per_node)
+        turns = run.layout.stages > run.layout.pp
+        evaluation = forward_seconds(work, rates, site, run.layout.processes_per_node, turns)
         beside = _beside(run, site, facts, steps, seconds, evaluation)
     extra = sum(beside.values())
     deviations = calibration.deviation(run, site, work, fitted), MODEL_ERROR["history"] if same else BESIDE_ERROR

@@ -90,15 +90,19 @@ def step_seconds(work, rates, site, processes):
     return phases
 
 
-def forward_seconds(work, rates, site, processes):
-    """Seconds of the forward passes of a step alone, as an evaluation makes them: the stages of a pipeline take turns."""
+def forward_seconds(work, rates, site, processes, turns=False):
+    """Seconds of the forward passes of a step alone, as an evaluation makes them.
+
+    The stages of a pipeline compute one piece after the other side by side; turns: a rank holds two, so that they take turns.
+    """
     prices = Prices.at(rates, site, processes)
     passes = [
         rank.blocks * (prices.load(rank.forward, work.overlaps) + prices.transfer(rank.split))
         + prices.load(rank.ends_forward, work.overlaps)
         for rank in work.ranks
     ]
-    return work.micro_batches * sum(passes) * max(1.0, prices.crowding / len(work.ranks))
+    longest = sum(passes) if turns else max(passes)
+    return work.micro_batches * max(longest, prices.crowding * sum(passes) / len(passes))
 
 
 def rank_time(rank, work, prices):

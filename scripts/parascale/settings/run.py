@@ -81,6 +81,16 @@ class Run:
         """Pieces that the global batch is cut into, over all data-parallel ranks and their micro-batches."""
         return self.layout.data_parallel * self.micro_batches
 
+    @property
+    def micro_batch(self):
+        """The most samples that a rank trains on at once: of its share of a step, one part, or one micro-batch of that."""
+        return math.ceil(self.global_batch / self.parts)
+
+    @property
+    def evaluation_batch(self):
+        """Samples that a rank evaluates at once. What fits in training fits without a backward pass."""
+        return self.workload.training.evaluation_batch or self.micro_batch
+
     def optimizer_steps(self, samples):
         """Optimizer steps of the whole training, where the train split has so many samples."""
         training = self.workload.training

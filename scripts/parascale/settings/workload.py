@@ -146,7 +146,7 @@ class Training:
     )
     evaluation_batch: int | None = option(
         None,
-        "samples per evaluation step on each rank; default: a rank's share of `global_batch`",
+        "samples that a rank evaluates at once; default: as many as it trains on at once",
         CONDUCT,
         low=1,
         expert=True,

@@ -20,6 +20,7 @@ from parascale.train.events import Events
 
 SCHEMA_VERSION = 1
 LOG_SECONDS = 10.0
+WRITE_SECONDS = 0.25  # lines of steps that follow each other faster are written together
 
 
 class Recorder:
@@ -31,6 +32,7 @@ class Recorder:
         self.attempts_path = folder / "attempts.jsonl"
         self.events = Events(folder)
         self.handle = None
+        self.unwritten, self.written = [], 0.0
         # Not now: loading libraries and data is part of a job, and charged.
         self.started = psutil.Process().create_time()
         self.first_step = None
@@ -69,14 +71,21 @@ class Recorder:
         self.events.begin(attempts[0]["started"], steps, lines)
 
     def add_step(self, line):
-        """Append one step's line; at once in the file, so that a watcher sees it."""
-        self.handle.write(json.dumps(line) + "\n")
-        self.handle.flush()
-        self.events.add(line)
+        """Append one step's line, so that a watcher soon sees it."""
+        self.unwritten.append(line)
         self.last_step = line["step"]
+        if time.monotonic() - self.written > WRITE_SECONDS:
+            self._write()
+
+    def _write(self):
+        self.handle.writelines(json.dumps(line) + "\n" for line in self.unwritten)
+        self.handle.flush()
+        self.events.add(self.unwritten)
+        self.unwritten, self.written = [], time.monotonic()
 
     def sync(self):
         """Flush the lines so far to disk, before a checkpoint says that their steps are done."""
+        self._write()
         os.fsync(self.handle.fileno())
 
     def end(self, outcome):

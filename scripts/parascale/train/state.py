@@ -2,7 +2,8 @@
 
 work/runs/<run>/   run.json (identity), steps.jsonl, attempts.jsonl, lease.json,
                    checkpoints/step-…/ (resumable, the last `keep`), best/step-…/ (weights of the best validation loss)
-results/runs/<run>/   the same, published as a whole at the end
+store/trainings/<key>/   the same, kept as a whole at the end
+results/runs/<run>/   published from there
 """
 
 import copy
@@ -19,10 +20,13 @@ from parascale import provenance
 from parascale.checkpoint import store
 from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError
-from parascale.files import read_json, write_json
+from parascale.files import link_or_copy, read_json, write_json
 from parascale.lease import Lease
 from parascale.settings import identity
+from parascale.store.keys import modules_of_run
+from parascale.store.trainings import Store
 from parascale.train import monitor
+from parascale.train.job import show_kept
 from parascale.train.process import peak_memory
 from parascale.train.record import SCHEMA_VERSION, Recorder, summarise
 
@@ -52,10 +56,14 @@ class RunState:
     def begin(self, steps, outputs, excluded):
         """Take the run over, continue from its newest whole checkpoint if there is one; returns the first step to do.
 
+        None: another job has finished this training meanwhile, and it is published.
+
         outputs: entries of the vocabulary, or classes. excluded: split → {reason: samples that are not trained on}.
         """
         self.steps, self.outputs, self.excluded = steps, outputs, excluded
-        died_at = on_lead(self.mesh, self._take_over)
+        died_at, finished = on_lead(self.mesh, self._take_over)
+        if finished:
+            return None
         self.parameters = self._count_parameters()
         first_step = self._resume(steps) + 1
         places = gather(self.mesh, (socket.gethostname(), os.getpid()))
@@ -70,10 +78,18 @@ class RunState:
         return first_step
 
     def _take_over(self):
-        """Hold the lease of the work folder; what was begun with other settings or code steps aside, and comes back with them."""
+        """Hold the lease of the work folder; what was begun with other settings or code steps aside, and comes back with them.
+
+        Returns when the holder before, if it died, gave its last sign, and whether the training is finished.
+        """
         job, work, name = self.job, self.job.work, self.job.run.run
-        parts = identity.continuation_of(job.run, job.site, job.code_digest, self._data())
+        parts = identity.continuation_of(job.run, job.site, job.code_digest, job.known_data)
         died_at, begun = self._hold()
+        if show_kept(job):  # it ended while this job waited for the lease
+            self.lease.release()
+            if not begun:
+                shutil.rmtree(work)
+            return died_at, True
         before, earlier = begun.get("continuation", {}), _aside(work, parts)
         changed = identity.changes(before, parts)
         if set(changed) == {"code"} and job.other_code:
@@ -98,7 +114,7 @@ class RunState:
             # What was foretold before the first step: later attempts know more, and would flatter the plan.
             self.job = dataclasses.replace(job, prediction=begun["prediction"])
         write_json(work / "run.json", {"continuation": parts, **self._description()})
-        return died_at
+        return died_at, False
 
     def _hold(self):
         """Hold the lease of the work folder. Returns the time of the last sign of a holder that died, and what was begun there."""
@@ -106,11 +122,6 @@ class RunState:
         self.lease = Lease(self.job.work)
         path = self.job.work / "run.json"
         return self.lease.acquire(), read_json(path) if path.exists() else {}
-
-    def _data(self):
-        """What is known of the data, and of the checkpoint that the run starts from."""
-        data = (self.job.data / "manifest.json").read_text(encoding="utf-8")
-        return [data] if self.job.start is None else [data, store.read_manifest(self.job.start)["files"]]
 
     def _description(self):
         """What run.json holds from the start on."""
@@ -124,7 +135,9 @@ class RunState:
             "global_batch": run.global_batch,
             "steps": self.steps,
             "code_digest": self.job.code_digest,
-            "key": identity.key_of(run, self.job.site, self.job.code_digest, self._data()),
+            "code": modules_of_run(run),
+            "data": identity.digest_of(self.job.known_data),
+            "key": self.job.key,
             "git_commit": provenance.git_commit(),
             "versions": provenance.versions() | {"cuda": torch.version.cuda},
             "prediction": self.job.prediction,
@@ -235,7 +248,7 @@ class RunState:
         store.load(store.whole_checkpoints(self.job.work / "best")[0], self.model, [])
 
     def publish(self):
-        """Make the finished run a result: link every file into the output folder, summary.json last, then drop the work."""
+        """Keep the finished run as a whole under its key, show it as a result, then drop the work."""
         self.saver.wait()
         waited = torch.tensor(self.waiting_seconds, dtype=torch.float64, device=self.mesh.device)
         peak = torch.tensor([peak_memory(self.mesh.device)], dtype=torch.int64, device=self.mesh.device)
@@ -245,19 +258,26 @@ class RunState:
         if not self.lead:
             return
         bubble = (waited[0] / waited[1]).item() if self.model.pipeline is not None else None
-        facts = self.facts | {
-            "parameters": self.parameters,
-            "peak_memory_bytes": int(peak),
-            "bubble_measured": bubble,
-        }
+        facts = {"parameters": self.parameters, "peak_memory_bytes": int(peak), "bubble_measured": bubble}
         self.record.end("finished")
+        kept, output, key = Store(self.job.store), self.job.output, self.job.key
+        with kept.keeping(key, f"{output.parent.name}/{output.name}") as folder:
+            self._fill(folder, self.facts | facts)
+        kept.show(key, output, self.job.run)
+        self.lease.release()
+        shutil.rmtree(self.job.work)
+
+    def _fill(self, folder, facts):
+        """Put all that is kept of the finished run into a folder. Checkpoints are links, since they are large."""
+        for kind, name in (("checkpoints", "checkpoint"), ("best", "best")):
+            for newest in store.whole_checkpoints(self.job.work / kind)[:1]:
+                shutil.copytree(newest, folder / name, copy_function=link_or_copy)
+        if (profile := self.job.work / "profile").is_dir():
+            shutil.copytree(profile, folder / "profile")
+        for path in (self.record.steps_path, self.record.events.path):
+            shutil.copyfile(path, folder / path.name)
         attempts = self.record.attempts()
-        output = self.job.output
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "summary.json").unlink(missing_ok=True)
-        facts |= monitor.publish(self.job.work, output / "device.csv")
-        summary = summarise(self.job.run, self.job.site, self.record.steps(), attempts, facts)
-        description = self._description() | {
+        ended = {
             "parameters": self.parameters,
             "vocabulary": self.outputs,
             "excluded": self.excluded,
@@ -265,19 +285,10 @@ class RunState:
             "job_ids": sorted({attempt["job_id"] for attempt in attempts if attempt["job_id"]}),
             "attempts": attempts,
         }
-        for kind, name in (("checkpoints", "checkpoint"), ("best", "best")):
-            shutil.rmtree(output / name, ignore_errors=True)
-            for newest in store.whole_checkpoints(self.job.work / kind)[:1]:
-                shutil.copytree(newest, output / name, copy_function=os.link)
-        shutil.rmtree(output / "profile", ignore_errors=True)
-        if (profile := self.job.work / "profile").is_dir():
-            shutil.copytree(profile, output / "profile")
-        write_json(output / "run.json", description)
-        for path in (self.record.steps_path, self.record.events.path):
-            shutil.copyfile(path, output / path.name)
-        write_json(output / "summary.json", summary)
-        self.lease.release()
-        shutil.rmtree(self.job.work)
+        write_json(folder / "run.json", self._description() | ended)
+        facts |= monitor.publish(self.job.work, folder / "device.csv")
+        summary = summarise(self.job.run, self.job.site, self.record.steps(), attempts, facts)
+        write_json(folder / "summary.json", summary)
 
 
 def _aside(work, continuation):

@@ -102,6 +102,11 @@ class ImageSizes(Sizes):
         """Of the largest result, and of what it came from."""
         return 2 * batch.samples * max(each.results for each in self.blocks[-1]) * batch.compute
 
+    def forward_bytes(self, batch):
+        """What goes into the block with the largest result, its shortcut, and what its last convolution and norm give."""
+        largest = max(each.results for block in (self.stem, *self.blocks) for each in block)
+        return 4 * batch.samples * largest * batch.compute
+
     def ends_bytes(self, batch):
         """The image, the stem, and max pooling; under autocast the stem's weights too."""
         kept = sum(each.kept for each in self.stem) + self.pooled + self.pixels

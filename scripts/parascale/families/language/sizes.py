@@ -152,6 +152,13 @@ class TransformerSizes(Sizes):
         inner = self.tokens(batch) * (self.model.hidden_width // batch.tp + self.model.dim) * batch.compute
         return inner + self.boundary_bytes(batch)
 
+    def forward_bytes(self, batch):
+        """The stream, its norm, and the feed-forward layer: what its activation takes and gives, or gate, up and product."""
+        inner = (
+            (3 if self.model.activation == "swiglu" else 2) * self.tokens(batch) * self.model.hidden_width // batch.tp
+        )
+        return self.boundary_bytes(batch) + self.tokens(batch) * self.model.dim * batch.residual + inner * batch.compute
+
     def ends_bytes(self, batch):
         """The last norm's, and the output layer's input."""
         return (self.norm_bytes(batch) if self.model.pre_norm else 0) + self.split_bytes(batch)

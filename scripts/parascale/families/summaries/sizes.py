@@ -75,6 +75,10 @@ class EncoderDecoderSizes(Sizes):
         """Of the half with the longer text."""
         return max(half.working_bytes(batch) for half in self.halves)
 
+    def forward_bytes(self, batch):
+        """Of the half with the longer text; the decoder holds the memory of the documents too."""
+        return max(half.forward_bytes(batch) for half in self.halves) + self.halves[0].split_bytes(batch)
+
     def ends_bytes(self, batch):
         """The last norms', the memory, and the output layer's input."""
         return sum(half.ends_bytes(batch) for half in self.halves)
