@@ -59,6 +59,7 @@ CODE = {
         "evaluation/task.py",
         "data/loader.py",
         "data/sampler.py",
+        "settings/stages.py",
     ),
     "language_model": ("data/text.py",),
     "summarisation": ("data/text.py", "data/pairs.py", "settings/pretrained.py"),
