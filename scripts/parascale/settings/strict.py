@@ -28,7 +28,7 @@ UNION_ARMS = ("str", "list[any]")  # pydantic names the type that it tried as if
 # What others call our words: there the nearest spelling would be another thing (fp16 is no fp64).
 MEANT = {
     "bf16": ("fp8", "fp16", "float8", "float16", "bfloat16", "half", "amp", "mixed"),
-    "fp32": ("float32", "float", "tf32", "full"),
+    "fp32": ("float32", "float", "full"),
     "fp64": ("float64", "double"),
     "cuda": ("gpu", "nvidia"),
     "subword": ("bpe", "sentencepiece"),
