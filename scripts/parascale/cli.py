@@ -13,8 +13,8 @@ import click
 import yaml
 from click.shell_completion import CompletionItem
 
-from parascale import __version__
-from parascale.errors import ConfigError, ParascaleError
+from parascale import __version__, slurm
+from parascale.errors import HOPELESS, ConfigError, ParascaleError
 from parascale.settings import load_project_file, strict
 from parascale.settings.project import command_words
 from parascale.settings.yaml_files import merged
@@ -42,7 +42,7 @@ VERBS = {
 
 
 class Verbs(click.Group):
-    """The verbs. A ParascaleError that reaches this becomes one line, `error: ...`, and exit code 1."""
+    """The verbs. A ParascaleError that reaches this becomes one line, `error: ...`, and its exit code."""
 
     def list_commands(self, context):
         return list(VERBS)
@@ -62,7 +62,7 @@ class Verbs(click.Group):
             code = super().invoke(context)
         except ParascaleError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
-            code = 1
+            code = error.exit_code
         except BrokenPipeError:
             code = 1
             if _is_read():  # another pipe broke
@@ -73,6 +73,8 @@ class Verbs(click.Group):
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr, flush=True)
             code = 130
+        if code == HOPELESS:
+            slurm.note_hopeless()
         context.exit(code or 0)
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from parascale.errors import RequirementError
+from parascale.errors import FullDiskError
 
 BLOCK_BYTES = 1 << 20
 SPACE_REMEDY = "Free some space or set another `root` in the configuration."
@@ -115,6 +115,18 @@ def read_json_lines(path):
     return values
 
 
+def append_line(path, line):
+    """Append a line to a file and flush it to disk. If a crash cut off the last line there, this one still has its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with full_disk_is_an_error(path), open(path, "a+b") as handle:
+        size = handle.seek(0, os.SEEK_END)
+        if size and os.pread(handle.fileno(), 1, size - 1) != b"\n":
+            line = f"\n{line}"
+        handle.write(f"{line}\n".encode())
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
 def link_or_copy(source, target):
     """Another name for a file; a copy where the filesystem has no hard links, or not between these folders."""
     try:
@@ -156,13 +168,13 @@ def tree_bytes(path):
 
 
 def require_space(folder, needed_bytes, purpose, remedy=SPACE_REMEDY):
-    """Raise RequirementError, which says what to do, unless the filesystem of `folder` has room for `needed_bytes`."""
+    """Raise FullDiskError, which says what to do, unless the filesystem of `folder` has room for `needed_bytes`."""
     folder = Path(folder)
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
-        raise RequirementError(
+        raise FullDiskError(
             f"not enough room in {folder} for {purpose}: {needed_bytes / 2**20:,.0f} MiB are needed, "
             f"{free / 2**20:,.0f} MiB are free. {remedy}"
         )
@@ -170,7 +182,7 @@ def require_space(folder, needed_bytes, purpose, remedy=SPACE_REMEDY):
 
 @contextmanager
 def atomic_folder(target):
-    """Yield a new folder that becomes `target` on success (see `atomic_path`). A full disk is a RequirementError."""
+    """Yield a new folder that becomes `target` on success (see `atomic_path`). A full disk is a FullDiskError."""
     with full_disk_is_an_error(target), atomic_path(target) as partial:
         partial.mkdir()
         yield partial
@@ -178,13 +190,13 @@ def atomic_folder(target):
 
 @contextmanager
 def full_disk_is_an_error(target):
-    """Turn the system's errors of a full disk or quota, met while `target` is written, into a RequirementError."""
+    """Turn the system's errors of a full disk or quota, met while `target` is written, into a FullDiskError."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise RequirementError(
+        raise FullDiskError(
             f"{target}: the disk or its quota is full ({error.strerror}). Nothing half-written was left there. Free some "
             "space or set another `root` in the configuration, then run again."
         ) from error

@@ -7,6 +7,7 @@ A job that Slurm begins anew, because it lost the node, may meet its own former 
 longer sees it. The later start takes the lease, and begins once the former must have seen that.
 """
 
+import getpass
 import os
 import socket
 import sys
@@ -26,8 +27,10 @@ LOOK_SECONDS = 0.5
 class Lease:
     """The right to write into a folder (of a run under way, or of a conversion), from `acquire` to `release`."""
 
-    def __init__(self, folder):
-        self.path = folder / "lease.json"
+    def __init__(self, folder, remedy="Wait for it, or cancel that job, and start again."):
+        """remedy: what to do where somebody else holds it."""
+        self.path, self.remedy = folder / "lease.json", remedy
+        self.since = time.strftime("%F %T")
         self.stopped = threading.Event()
         self.thread = None
 
@@ -60,11 +63,19 @@ class Lease:
             if now is None:
                 break
             if now["time"] != holder["time"]:
-                raise TrainingError(
-                    f"{self.path.parent} is being written by {_described(now)}. "
-                    "Wait for it, or cancel that job, and start again."
-                )
+                raise TrainingError(f"{self.path.parent} is being written by {_described(now)}. {self.remedy}")
         return holder["time"]
+
+    def wait(self):
+        """Wait until nobody holds the lease, and say once who does."""
+        told = False
+        while True:
+            try:
+                return self.wait_for_holder()
+            except TrainingError as error:
+                if not told:
+                    print(f"waits: {error}", flush=True)
+                told = True
 
     def release(self):
         """Give the lease back."""
@@ -102,7 +113,7 @@ class Lease:
             return read_json(self.path)
 
     def _write(self):
-        write_json(self.path, _own_start() | {"time": time.time()})
+        write_json(self.path, _own_start() | {"user": getpass.getuser(), "since": self.since, "time": time.time()})
 
 
 def _own_start():
@@ -138,7 +149,8 @@ def _end_process(reason):
 
 def _described(holder):
     job = f" (job {holder['job_id']})" if holder["job_id"] else ""
-    return f"process {holder['pid']} on {holder['host']}{job}"
+    since = f", of {holder['user']} since {holder['since']}" if "user" in holder else ""
+    return f"process {holder['pid']} on {holder['host']}{job}{since}"
 
 
 def _is_alive(pid):

@@ -65,6 +65,19 @@ def train_and_look(settings):
     return facts | {"heads": sorted(heads), "graphs": compiled_graphs()}
 
 
+def train_and_note_buffers(settings):
+    """Train; for each evaluation on this rank the values of the model's buffers, by name."""
+    seen, evaluate = [], loop.evaluate
+
+    def noted(run, model, *arguments):
+        seen.append({name: buffer.tolist() for part in model.parts for name, buffer in part.named_buffers()})
+        return evaluate(run, model, *arguments)
+
+    loop.evaluate = noted
+    train_settings(settings)
+    return seen
+
+
 def compiled_graphs():
     """How many graphs `torch.compile` has made in this process; its module, slow to load, is not loaded for the answer."""
     dynamo = sys.modules.get("torch._dynamo.utils")

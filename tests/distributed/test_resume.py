@@ -141,6 +141,33 @@ def test_what_was_begun_with_other_settings_steps_aside_and_comes_back(make_sett
     assert not list(work.parent.glob("run*"))
 
 
+def test_conduct_and_labels_lose_no_step(make_settings, tmp_path):
+    """When state is saved and what a training is called changes no number: each start goes on where the one before stopped."""
+    whole, settings = make_settings("whole"), make_settings("run")
+    train(whole, tmp_path / "whole")
+    stop_at(3, settings, tmp_path / "first")
+    settings["run"]["workload"]["training"]["checkpoint_every"] = 2
+    stop_at(5, settings, tmp_path / "saved otherwise")
+    settings["run"]["workload"]["title"] = "Another"
+    train(settings, tmp_path / "called otherwise")
+    assert_same_bits(settings, whole)
+    attempts = read_json(Path(settings["output"]) / "run.json")["attempts"]
+    assert [attempt["first_step"] for attempt in attempts] == [1, 4, 6]
+
+
+def test_a_training_that_another_job_finished_meanwhile_is_published(make_settings, tmp_path):
+    """It is found once the lease is held, by the first rank for all; what another job began besides stays."""
+    settings = make_settings("run", LAYOUTS["ddp"])
+    train(settings, tmp_path / "first")
+    output = Path(settings["output"])
+    before = read_json(output / "run.json")
+    shutil.rmtree(output)
+    train(settings, tmp_path / "second")
+    said = (tmp_path / "second/log-0.txt").read_text()
+    assert "published in" in said and "step" not in said
+    assert read_json(output / "run.json") == before and not Path(settings["work"]).exists()
+
+
 def test_edited_code_begins_anew_unless_it_is_to_continue(make_settings, tmp_path):
     """A record says which code began what another one continued."""
     settings = make_settings("run")

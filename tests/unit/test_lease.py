@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -35,6 +36,16 @@ def test_a_living_holder_is_named(tmp_path):
     assert second.acquire() is None
     second.release()
     assert not second.path.exists()
+
+
+def test_who_waits_goes_on_when_the_holder_has_ended(tmp_path, capfd):
+    first = Lease(tmp_path)
+    first.acquire()
+    threading.Timer(0.5, first.release).start()
+    started = time.monotonic()
+    Lease(tmp_path).wait()
+    assert 0.4 < time.monotonic() - started < 5
+    assert capfd.readouterr().out.count("waits: ") == 1
 
 
 def test_a_dead_process_of_this_host_is_seen_at_once(tmp_path):

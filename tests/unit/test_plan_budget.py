@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale import slurm
+from parascale import slurm, submissions
 from parascale.plan import actual, budget, tables
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.planner import Planner
@@ -16,6 +16,7 @@ from parascale.plan.predict import DataFacts, charged_core_hours, predict, time_
 from parascale.plan.schedule import wall_hours
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.config import Budget, Config
+from parascale.settings.paths import Paths
 from parascale.settings.project import Project
 from parascale.settings.workload import LanguageTraining
 
@@ -231,7 +232,8 @@ def test_sacct_is_summed(tmp_path):
     """A job that was requeued is charged for each start; without accounting the record speaks."""
     parsed = slurm.parse_sacct("7|2|256|1800\n7|2|256|600\n8|1|128|60\n")
     assert parsed["7"] == slurm.Charged(2, 256, 2400.0)
-    folder = tmp_path / "runs" / "a"
+    paths = Paths(tmp_path)
+    folder = paths.run("a")
     folder.mkdir(parents=True)
     described = {
         "run": "a",
@@ -241,9 +243,29 @@ def test_sacct_is_summed(tmp_path):
     }
     (folder / "run.json").write_text(json.dumps(described))
     (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2300.0, "core_hours": 163.6}))
-    (row,) = actual.compare(tmp_path, accounting=lambda ids: parsed)
+    (row,) = actual.compare(paths, JURECA, accounting=lambda ids: parsed)
     assert row.core_hours_charged == pytest.approx(2 * 128 * 2400 / 3600) and row.source == "sacct" and row.ratio == 1.2
-    (row,) = actual.compare(tmp_path, accounting=lambda ids: {})
+    (row,) = actual.compare(paths, JURECA, accounting=lambda ids: {})
     assert row.core_hours_charged == 163.6 and row.source == "record"
     actual.write_csv([row], tmp_path / "actual.csv")
     assert (tmp_path / "actual.csv").read_text().splitlines()[1].startswith("a,probe,")
+
+
+def test_every_job_that_was_submitted_is_charged(tmp_path):
+    """One that died before its record began, one whose record was erased, and a run that never finished; not those of earlier
+    settings, nor of other kinds."""
+    paths, hour = Paths(tmp_path), slurm.Charged(1, 128, 3600.0)
+    folder = paths.run("a")
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"site": dataclasses.asdict(JURECA), "job_ids": ["4"]}))
+    (folder / "summary.json").write_text(json.dumps({"wall_seconds": 3600.0, "core_hours": 128.0}))
+    jobs = [("1", "run", "a", "old"), ("2", "run", "a", "new"), ("3", "run", "a", "new"), ("4", "run", "a", "new")]
+    for job, kind, run, key in [*jobs, ("5", "run", "b", "b"), ("6", "parity", "a", "new"), ("7", "run", "waits", "c")]:
+        submissions.note(paths.store, job, "train_single", kind, run, key)
+    with open(paths.store / submissions.FILE, "a") as file:
+        file.write('{"job_id": "8", "ki')  # the machine died
+    submissions.note(paths.store, "9", "train_single", "run", "b", "b")
+    asked = {"2": hour, "3": hour, "4": hour, "5": hour, "9": hour}
+    rows = actual.compare(paths, JURECA, accounting=lambda ids: {job: asked[job] for job in ids if job in asked})
+    assert [(row.run, row.source, row.core_hours_charged) for row in rows] == [("a", "sacct", 384), ("b", "sacct", 256)]
+    assert rows[1].hours_actual == 2 and rows[1].seconds_actual is None

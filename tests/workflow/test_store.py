@@ -1,5 +1,7 @@
 """What was trained is trained once: whatever Snakemake deletes, a finished training is published again from the store."""
 
+import shutil
+
 from parascale.files import read_json, sha256
 
 from .small_project import SmallProject
@@ -38,12 +40,15 @@ def test_a_training_is_paid_for_once(tmp_path):
     assert len(first[2]) == 1
 
     set_lr("5.0e-3", "4.0e-3")
+    assert "runs: 1 × `optim.lr` 0.005 → 0.004: train_ddp (ddp)" in project.snakemake(SUMMARY, "-n")
     assert "not trained again" not in train()
     assert result()[1] != first[1]
     set_lr("4.0e-3", "5.0e-3")
     project.edit("config/workloads/tiny.yaml", "title: Tiny", "title: Small")
+    assert "runs: 1 × kept in the store: published in seconds: train_ddp (ddp)" in project.snakemake(SUMMARY, "-n")
     assert "not trained again" in train()
     assert result() == first
 
+    shutil.rmtree(tmp_path / "store")  # as if these results were there before it
     project.snakemake(SUMMARY, "--forcerun", "train_ddp")
     assert result() == first

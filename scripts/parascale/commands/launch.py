@@ -18,6 +18,7 @@ from parascale.launch.local import run_nodes_here
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
 from parascale.launch.process import die_with_parent
 from parascale.launch.resources import cores_of
+from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.settings import Site, load_site, strict
 from parascale.settings.yaml_files import read_yaml
@@ -63,7 +64,7 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     Example: parascale launch --processes 2 --site local -- script.py --its-own option
 
     Exit codes: 0 done; 75 stopped by request with its state saved, start again to continue; 143 stopped by request
-    without saving; 1 failed: the last lines name rank, host, reason and log.
+    without saving; 1 failed: the last lines name rank, host, reason and log; 78 failed, and would fail again.
     """
     if (node is None) != (meet is None):
         raise click.UsageError("--node and --meet go together")
@@ -97,6 +98,9 @@ def planned_launch(find, name, kind, site, words):
     run = Planner(project).run(name, "run" if kind == "communication" else kind)
     verb = ["communication"] if kind == "communication" else ["train", "--kind", kind]
     site = site or project.site
+    if kind in KINDS and slurm.job_id() is None:
+        # What an earlier start of the workflow left is at it. In a job of Slurm's, waiting would be charged.
+        Lease(project.paths.places(kind)[1](name)).wait()
     planned = Launch(
         command=("-m", "parascale", *verb, "--run", name, *words),
         nodes=run.layout.nodes,

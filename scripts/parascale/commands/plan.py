@@ -13,6 +13,7 @@ from parascale.plan import actual, calibrate, limits
 from parascale.plan import advise as advice_of
 from parascale.plan.planner import Planner
 from parascale.plan.predict import data_facts
+from parascale.report.numbers import plural
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
 
@@ -26,7 +27,11 @@ from parascale.settings.run import PRECISIONS, Run
 )
 @click.option("--exact", is_flag=True, help="Also measure memory with the real code on fake tensors.")
 @click.option(
-    "--actual", "table", type=Location(), metavar="CSV", help="Write planned and charged figures of finished runs."
+    "--actual",
+    "table",
+    type=Location(),
+    metavar="CSV",
+    help="Write planned and charged figures of the runs that were charged.",
 )
 @with_project
 def plan(project, name, check, exact, table):
@@ -38,12 +43,12 @@ def plan(project, name, check, exact, table):
     Example: parascale plan                        every run's prediction
     Example: parascale plan --check                exit code 1 if a run does not fit or all exceed the budget
     Example: parascale plan --exact --run ddp      memory by the real code on fake tensors
-    Example: parascale plan --actual report.csv    finished runs: planned and charged
+    Example: parascale plan --actual report.csv    runs that were charged: planned and actual
     """
     if table:
-        rows = actual.compare(project.paths.results)
+        rows = actual.compare(project.paths, project.site)
         actual.write_csv(rows, table)
-        print(f"{len(rows)} finished runs: {table}")
+        print(f"{plural(len(rows), 'run')}: {table}")
         return 0
     planner, names = Planner(project), name or list(project.runs)
     for each in names:

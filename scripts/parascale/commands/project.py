@@ -9,7 +9,8 @@ from parascale import slurm
 from parascale.cli import Location, named, project_options, run_option, with_project
 from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
-from parascale.launch.preflight import check_root, preflight
+from parascale.launch.preflight import preflight
+from parascale.launch.root import check_root
 from parascale.launch.storage import storage_warnings
 from parascale.settings.pretrained import Pretrained
 from parascale.settings.reference import fill, schemas

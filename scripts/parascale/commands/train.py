@@ -32,7 +32,7 @@ def train(project, name, kind):
     Example: parascale train --run single
     Example: torchrun --nproc-per-node 2 -m -- parascale train --run ddp
 
-    Exit codes: 0 finished; 75 stopped with its state saved; 1 failed.
+    Exit codes: 0 finished; 75 stopped with its state saved; 1 failed; 78 failed, and would fail again.
     """
     run = Planner(project).run(name, kind)
     started = int(os.environ.get("WORLD_SIZE", "1"))

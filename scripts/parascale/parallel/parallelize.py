@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -64,6 +65,15 @@ class ParallelModel:
     def logits(self, *inputs):
         """Logits of a batch without a backward pass, on ranks that have the last stage; None on others."""
         return self.pipeline.forward(*inputs) if self.pipeline is not None else self.parts[0](*inputs)
+
+    @torch.no_grad()
+    def share_buffers(self):
+        """Every data-parallel rank takes those of the first: running statistics differ where batch norm is each rank's own."""
+        if self.mesh.layout.data_parallel > 1:
+            group = self.mesh.data_devices.get_group()
+            for part in self.parts:
+                for buffer in part.buffers():
+                    dist.broadcast(tying.local(buffer), group=group, group_src=0)
 
     def train(self, mode=True):
         """Switch all parts to training or evaluation."""

@@ -7,6 +7,7 @@ from parascale.plan import calibrate
 from parascale.plan.predict import data_facts, predict, time_limit
 from parascale.plan.probes import probes
 from parascale.settings import strict
+from parascale.store.reasons import Reasons
 
 
 class Planner:
@@ -16,6 +17,7 @@ class Planner:
         self.project = project
         self.site = project.site
         self._predictions, self._workloads = {}, {}
+        self._reasons = Reasons(project)
 
     @functools.cached_property
     def calibration(self):
@@ -67,6 +69,10 @@ class Planner:
             run = self.run(name, kind)
             self._predictions[name, kind] = predict(run, self.site, self.calibration, self._facts(run))
         return self._predictions[name, kind]
+
+    def reason(self, name, kind="run", ready=True):
+        """The Reason why a run of a kind has to run. ready: whether what it reads is there, and not to be made anew."""
+        return self._reasons.of(self.run(name, kind), kind, ready)
 
     def runtime_minutes(self, name, attempt=1, kind="run", partition=None):
         """The time limit that a run's job asks for at its `attempt` (from 1)."""

@@ -79,6 +79,11 @@ class Budget:
     """What the project may spend, in core-hours as they are charged."""
 
     core_hours: Number | None = option(None, "a workflow that is expected to cost more does not start", above=0.0)
+    repeated_core_hours: Number | None = option(
+        1000.0,
+        "a workflow that would train again what cost more, because settings, code or data changed, does not start; `null`: no limit",
+        low=0.0,
+    )
     quota: Number | None = option(
         None, "the project's quota: plans show their share of it, and warn when they exceed it", above=0.0
     )

@@ -37,7 +37,7 @@ class Paths:
 
     @property
     def store(self):
-        """What was trained once and charged, whatever `results` shows of it."""
+        """What was trained once and charged, whatever `results` shows of it: no rule declares it, and no start empties it."""
         return self.root / "store"
 
     @property

@@ -109,6 +109,10 @@ class Site:
         None, "files and folders that a project may have there; the workflow warns in time", low=1
     )
 
+    def partition_or_first(self, name=None):
+        """The name of the partition that jobs go to: the one asked for, else the site's first; None where it names none."""
+        return name or (self.partitions[0].name if self.partitions else None)
+
     def threads(self, processes):
         """Cores that each of `processes` processes of a node computes with."""
         return self.threads_per_process or max(1, (self.cores_per_node or 1) // processes)

@@ -12,15 +12,9 @@ def key_of_run(run, site):
     return identity.key_of(run, site, code_of_run(run))
 
 
-def planned_key(run, site, paths):
-    """The key that a run's training has if it starts now; None where its data, or the run that it starts from, is not there.
-
-    paths: the Paths of its project.
-    """
-    try:
-        return identity.key_of(run, site, code_of_run(run), data_known(paths.data_of(run), paths.start_of(run)))
-    except FileNotFoundError:
-        return None
+def key_of(run, site, known):
+    """The key of a run's finished training. known: what `data_known` gave."""
+    return identity.key_of(run, site, code_of_run(run), known)
 
 
 def data_known(folder, start=None):

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from parascale.data.loader import read_batches
 from parascale.data.sampler import Sampler, share
-from parascale.errors import Interrupted, TrainingError
+from parascale.errors import DivergedError, Interrupted
 from parascale.evaluation.task import Task, open_task
 from parascale.families.build import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
@@ -192,9 +192,13 @@ class Session:
         with self.clock.paused():
             if self.profiler is not None:
                 self.profiler.end_step(step)
-            if training.evaluate and (last or _is_multiple(step, training.evaluate_every)):
+            evaluating = training.evaluate and (last or _is_multiple(step, training.evaluate_every))
+            saving = last or result.stop or result.save or _is_multiple(step, training.checkpoint_every)
+            if evaluating or saving:
+                self.state.model.share_buffers()
+            if evaluating:
                 line |= self._validate(step)
-            if last or result.stop or result.save or _is_multiple(step, training.checkpoint_every):
+            if saving:
                 line |= self.state.checkpoint(step, line)
         self.state.add_step(line)
         self.progress.update(line)
@@ -216,7 +220,7 @@ class Session:
     def means(self, split, title):
         """({`loss` and the task's metrics: mean over the targets}, number of targets) of a whole split, the same on every rank.
 
-        title: what an error calls this evaluation. Raises TrainingError where a figure is no number.
+        title: what an error calls this evaluation. Raises DivergedError where a figure is no number.
         """
         self.watchdog.feed()
         run, mesh, task = self.run, self.mesh, self.task
@@ -231,10 +235,10 @@ class Session:
 
 
 def _refuse_non_finite(run, where, figures):
-    """Raise TrainingError where a figure is no number: nothing after it would mean anything."""
+    """Raise DivergedError where a figure is no number: nothing after it would mean anything."""
     if not all(map(math.isfinite, figures.values())):
         said = ", ".join(f"{name} {value}" for name, value in figures.items())
-        raise TrainingError(
+        raise DivergedError(
             f"run {run.run}, {where}: {said}. Weights before this step are in the last checkpoint. Try a lower `optim.lr`, a "
             "slower rise to it, or precision fp32"
         )
