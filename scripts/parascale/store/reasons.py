@@ -79,7 +79,7 @@ class Reasons:
         try:
             before = run_from_dict(record["settings"])
             site = strict.load(Site, record["site"], "site")
-        except ParascaleError:
+        except (ParascaleError, KeyError):
             return "recorded by another version of parascale"
         changed = identity.changes(identity.recipe(before), identity.recipe(run))
         devices = {"device": tuple(map(identity.kind_of_device, (site, self.site)))}
