@@ -51,6 +51,7 @@ CODE = {
         "parallel/mesh.py",
         "parallel/parallelize.py",
         "parallel/pipeline.py",
+        "parallel/precision.py",
         "parallel/tensor.py",
         "parallel/tying.py",
         "families/build.py",

@@ -47,7 +47,7 @@ class MicroBatch:
         layout = run.layout
         split = layout.tp > 1 and layout.sequence_parallel
         autocast = run.precision == "bf16" and not layout.uses_fsdp
-        number = {"fp32": 4, "fp64": 8}.get(run.precision)
+        number = {"fp32": 4, "tf32": 4, "fp64": 8}.get(run.precision)
         numbers = (number, number, number) if number else (4, 2, 4 if autocast else 2)
         return cls(run.micro_batch, layout.tp, split, *numbers, autocast, device)
 

@@ -240,7 +240,7 @@ def _changes(run):
                 f"training.accumulate = {training.accumulate * factor}",
                 with_training(accumulate=training.accumulate * factor),
             )
-    if run.precision == "fp32":
+    if run.precision in ("fp32", "tf32"):
         yield "precision = bf16", dataclasses.replace(run, precision="bf16")
     for factor in (2, 4, 8, 16):
         words = f"{factor} × as many nodes, with fsdp = {layout.fsdp * factor}"

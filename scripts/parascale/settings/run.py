@@ -10,7 +10,7 @@ from parascale.settings.layout import Layout
 from parascale.settings.options import CONDUCT, LAYOUT, RECIPE, SITE, chosen, option, required, section, settings
 from parascale.settings.workload import Workload
 
-Precision = Literal["fp32", "fp64", "bf16"]
+Precision = Literal["fp32", "tf32", "fp64", "bf16"]
 PRECISIONS = get_args(Precision)
 
 
@@ -22,7 +22,9 @@ class Run:
     workload: chosen(Workload) = required("name of a workload")
     layout: Layout = section(Layout, "how the run is spread")
     precision: Precision = option(
-        "fp32", "precision of the computation; bf16 keeps weights, summed gradients and optimizer state in fp32"
+        "fp32",
+        "precision of the computation. tf32: fp32 whose products GPUs round to 10 bits; bf16 keeps weights, summed gradients and "
+        "optimizer state in fp32",
     )
     engine: Literal["native", "lightning"] = option("native", "training loop: ours or PyTorch Lightning's", LAYOUT)
     scaling: Literal["strong", "weak"] = option(
