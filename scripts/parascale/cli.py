@@ -35,6 +35,7 @@ VERBS = {
     "plan": "plan",
     "report": "report",
     "schema": "project",
+    "store": "store",
     "summarise": "results",
     "train": "train",
     "watch": "report",

@@ -22,6 +22,7 @@ from parascale.files import read_json, write_json
 RENEW_SECONDS = 5.0
 STALE_SECONDS = 20.0  # several renewals, and the delay with which a parallel filesystem shows a change
 LOOK_SECONDS = 0.5
+KEYS = ("host", "pid", "job_id", "restarts")  # what tells one holder from another
 
 
 class Lease:
@@ -102,15 +103,26 @@ class Lease:
             # A disk that is full, or a file system that hangs, may be well again at the next turn.
             with suppress(OSError):
                 holder = self._holder()
-                if holder and not _is_own(holder):
+                if holder and holder["pid"] and not _is_own(holder):
                     _end_process(f"{self.path.parent} is now written by {_described(holder)}")
                     return
                 self._write()
 
     def _holder(self):
-        """What the lease says of its holder; None where there is none."""
+        """What the lease says of its holder; None where there is none.
+
+        A damaged lease tells no more than when it was written: if it has a living holder, that soon writes it anew.
+        """
         with suppress(FileNotFoundError):
-            return read_json(self.path)
+            try:
+                holder = read_json(self.path)
+                return {name: holder[name] for name in KEYS} | {
+                    "pid": int(holder["pid"]),
+                    "time": float(holder["time"]),
+                }
+            except (ValueError, KeyError, TypeError) as error:
+                print(f"{self.path.parent}: the lease is damaged ({error}); its holder is unknown", flush=True)
+                return dict.fromkeys(KEYS) | {"time": self.path.stat().st_mtime}
 
     def _write(self):
         write_json(self.path, _own_start() | {"user": getpass.getuser(), "since": self.since, "time": time.time()})

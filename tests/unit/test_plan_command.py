@@ -89,7 +89,7 @@ def test_every_run_is_described(write, call):
     code, text = call("plan")
     assert code == 0 and "single (single): rests on formula" in text and "wide (multi_node)" in text, text
     assert re.search(r"memory \d+\.\d\d GB a process: fits \(parameters", text)
-    assert re.search(r"1,000 steps of .* ms .*\n +\d+\.\d\d h in all, \d+\.\d\d core-h", text)
+    assert re.search(r"1,000 steps of .* ms .*\n +\d+\.\d\d h in all \(.* in 80 of 100 runs\), \d+\.\d\d core-h", text)
 
 
 @pytest.mark.slow
