@@ -170,6 +170,7 @@ def test_killed_at_any_moment_it_finishes_when_started_again(tmp_path):
         assert steps == list(range(1, 301))
 
 
+@pytest.mark.slow
 def test_failed_runs_are_rows_of_the_report(tmp_path):
     """The same target builds it of what there is, and the exit code says that not everything finished."""
     project = SmallProject(tmp_path)
