@@ -37,6 +37,11 @@ RUNS = {
     "pp-2": (1, 2, 5_100, 15),
     "naive-2": (1, 2, 5_100, 15),
     "three-d-8": (2, 8, 5_100, 15),
+    "lightning-1": (1, 1, 5_100, 15),
+    "lightning-4": (1, 4, 5_100, 15),
+    "lightning-8": (2, 8, 5_100, 15),
+    "local-sgd-4": (1, 4, 5_100, 15),
+    "local-sgd-8": (2, 8, 5_100, 15),
     "course-1": (1, 1, 163_174, 360),
     "course-4": (1, 4, 40_794, 95),
     "course-8": (2, 8, 20_397, 50),
@@ -155,12 +160,12 @@ def check_plan(project, runs, parity, *arguments, unknown=()):
 
 
 def test_fresh_and_forced_all_is_counted(project):
-    """Of runs whose data is known: nodes × (steps / 10 + 100) s × 128 cores. WikiText-2 takes 11 nodes, GPT-2 3, the Llamas 3
-    and 4, and the parity runs of all 40."""
+    """Of runs whose data is known: nodes × (steps / 10 + 100) s × 128 cores. WikiText-2 takes 18 nodes, GPT-2 3, the Llamas 3
+    and 4, and the parity runs of all 47."""
     fresh = check_plan(project, RUNS, RUNS, unknown=UNKNOWN)
     xsum = (187.5 + 100) + (46.9 + 100) + 2 * (23.5 + 100) + 6 * (1594.2 + 100)
     imagewoof = (98.8 + 100) + (24.7 + 100) + 2 * (12.4 + 100) + 5 * (35.3 + 100)
-    seconds = 11 * 610 + xsum + imagewoof + 3 * 200 + 3 * 110 + 4 * 105 + 40 * 102
+    seconds = 18 * 610 + xsum + imagewoof + 3 * 200 + 3 * 110 + 4 * 105 + 47 * 102
     assert fresh["core_hours_expected"] == pytest.approx(128 * seconds / 3600)
     finish(project, lambda path: "data" in path.parts)
     known = check_plan(project, RUNS, RUNS)
