@@ -18,6 +18,7 @@ from parascale.errors import DivergedError, Interrupted
 from parascale.evaluation.task import Task, open_task
 from parascale.families.build import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
+from parascale.parallel.precision import set_arithmetic
 from parascale.train.clock import Clock, profiler
 from parascale.train.loss import GlobalLoss, all_reduce, evaluate
 from parascale.train.monitor import monitored
@@ -43,8 +44,7 @@ def train(job, make_steps=None):
     with ExitStack() as stack:
         # --- who am I
         stop_requested = listen_for_signals()
-        torch.use_deterministic_algorithms(run.deterministic)
-        torch.backends.cudnn.benchmark = not run.deterministic
+        set_arithmetic(run)
         device = start_processes(job.site.device, job.timeout_seconds)
         mesh = make_mesh(run.layout, device, job.timeout_seconds)
         watchdog = stack.enter_context(Watchdog(job.timeout_seconds, alone=mesh.devices is None))

@@ -28,6 +28,7 @@ from parascale.lease import Lease
 from parascale.settings import identity
 from parascale.store.keys import modules_of_run
 from parascale.store.trainings import Store
+from parascale.store.unfinished import ASIDE
 from parascale.train import monitor
 from parascale.train.job import show_kept
 from parascale.train.process import peak_memory
@@ -343,4 +344,4 @@ def _best_steps(folders):
 
 def _aside(work, continuation):
     """Where a run under way is kept while another one with the same name is made."""
-    return work.with_name(f"{work.name}.superseded-{identity.digest_of(continuation)[:12]}")
+    return work.with_name(f"{work.name}{ASIDE}{identity.digest_of(continuation)[:12]}")
