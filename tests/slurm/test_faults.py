@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
+from schedule import struck
 from workflow import Workflow, assert_resumed_without_loss
 from workloads import STEPS
 
@@ -154,6 +156,15 @@ def test_a_plain_scancel_is_a_failed_attempt(cluster, disturbed):
     workflow.until(lambda: f"SLURM-job '{second}' failed" in workflow.log, "the last failed attempt", timeout=60)
     workflow.wait(timeout=300, succeeds=False)
     assert len(run.checkpoints()) > 0
+
+
+@pytest.mark.slow
+def test_a_schedule_of_faults(cluster, undisturbed, small_disk, tmp_path):
+    """Drawn from one number, as `schedule.py` does at length."""
+    roots = {undisturbed(name).root for name in RUNS}
+    whole = SimpleNamespace(root=roots.pop(), run=undisturbed)
+    injections = struck(5, cluster, tmp_path, small_disk, whole, names=tuple(RUNS), count=5)
+    assert sum(injection.seconds is not None for injection in injections) >= 3, injections
 
 
 @pytest.mark.slow
