@@ -8,7 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import click
 
-from parascale.cli import Location, project_options, run_option, with_project
+from parascale.cli import Location, OutputFile, project_options, run_option, with_project
+from parascale.data.named_files import missing_data
 from parascale.plan import actual, calibrate, limits, score
 from parascale.plan import advise as advice_of
 from parascale.plan.planner import Planner
@@ -16,6 +17,8 @@ from parascale.plan.predict import data_facts
 from parascale.report.numbers import plural
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
+
+COUNT = click.IntRange(min=1)
 
 BASES = {
     "formula": "nothing was observed on this machine; constants of its kind",
@@ -36,7 +39,7 @@ BASES = {
 @click.option(
     "--actual",
     "table",
-    type=Location(),
+    type=OutputFile(),
     metavar="CSV",
     help="Write planned and charged figures of the runs that were charged.",
 )
@@ -69,6 +72,8 @@ def plan(context, find, name, check, exact, table, explain):
         return 0
     for each in names:
         planner.run(each)  # a name that is not known is told before anything is printed
+    for line in missing_data(project.datasets):
+        print(f"warning: {line}")
     for each in names:
         print(describe(each, planner))
         if exact:
@@ -221,13 +226,13 @@ def measure_rank(run, vocabulary, rank):
 @click.command()
 @click.option("--workload", required=True, metavar="NAME", help="The workload.")
 @click.option("--site", "machine", metavar="NAME", help="The site.  [default: the configuration's]")
-@click.option("--gpus", type=int, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
+@click.option("--gpus", type=COUNT, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
 @click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", help="The precision.")
 @click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="What to rank by.")
-@click.option("--global-batch", type=click.IntRange(1), help="Samples of a step.  [default: the workload's]")
+@click.option("--global-batch", type=COUNT, help="Samples of a step.  [default: the workload's]")
 @click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
-@click.option("--vocabulary", type=int, help="Entries of the vocabulary, if the data is not prepared.")
-@click.option("--top", type=int, default=10, help="Number of layouts to show.")
+@click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary, if the data is not prepared.")
+@click.option("--top", type=COUNT, default=10, help="Number of layouts to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print all layouts as JSON.")
 @with_project
 def advise(project, workload, machine, gpus, precision, by, global_batch, scaling, vocabulary, top, as_json):
