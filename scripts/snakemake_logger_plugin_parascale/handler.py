@@ -138,6 +138,8 @@ def start(workflow, planner):
         budget.check(plan)
     except budget.BudgetError as error:
         raise WorkflowError(f"{tables.text(plan)}\n{error}") from None
+    # Under `--quiet progress` Snakemake tells nobody that jobs end. It prints as little as before: that is up to its own filter.
+    workflow.scheduler.print_progress = True
     for handler in _handlers(workflow):
         handler.ledger = Ledger(plan, results / "plan" / "events.jsonl", planner)
         if handler.view is not None:
@@ -149,22 +151,25 @@ def start(workflow, planner):
 
 def plan_of(workflow, planner):
     """The Plan of what still has to run."""
-    results = planner.project.paths.results
+    events, site = planner.project.paths.results / "plan" / "events.jsonl", planner.site.name
     slots, is_cores = capacity(workflow)
     return budget.make_plan(
         pending_jobs(workflow),
         planner,
-        history=budget.rule_history(results / "plan" / "events.jsonl", planner.site.name),
+        history=budget.rule_history(events, site),
         capacity=slots,
         capacity_is_cores=is_cores,
         site=limits.live_site(planner.site, submits(workflow)),
+        spent=budget.spent(events, site),
     )
 
 
 def write(plan, results):
-    """`plan.json` and `plan.html`. No rule reads them, so that planning makes nothing stale."""
+    """`plan.json`, and `plan.html`, which stays when nothing has to run. No rule reads them, so that planning makes nothing stale."""
+    page = results / "plan" / "plan.html"
     write_json(results / "plan" / "plan.json", plan.as_dict())
-    write_text(results / "plan" / "plan.html", tables.page(plan))
+    if plan.jobs or not page.is_file():
+        write_text(page, tables.page(plan))
 
 
 def _handlers(workflow):
