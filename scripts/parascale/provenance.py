@@ -55,6 +55,7 @@ CODE = {
         "parallel/tensor.py",
         "parallel/tying.py",
         "families/build.py",
+        "families/dropout.py",
         "evaluation/evaluate.py",
         "evaluation/task.py",
         "data/loader.py",
