@@ -268,7 +268,7 @@ def test_every_job_that_was_submitted_is_charged(tmp_path):
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"site": dataclasses.asdict(JURECA), "job_ids": ["4"]}))
     (folder / "summary.json").write_text(json.dumps({"wall_seconds": 3600.0, "core_hours": 128.0}))
-    jobs = [("1", "run", "a", "old"), ("2", "run", "a", "new"), ("3", "run", "a", "new"), ("4", "run", "a", "new")]
+    jobs = [("2", "run", "a", "new"), ("1", "run", "a", "old"), ("3", "run", "a", "new"), ("4", "run", "a", "new")]
     for job, kind, run, key in [*jobs, ("5", "run", "b", "b"), ("6", "parity", "a", "new"), ("7", "run", "waits", "c")]:
         submissions.note(paths.store, job, "train_single", kind, run, key)
     with open(paths.store / submissions.FILE, "a") as file:

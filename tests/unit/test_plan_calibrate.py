@@ -69,7 +69,7 @@ def test_no_probe_is_a_run_of_the_table():
     found = probes(runs, JURECA)
     for name, probe in found.items():
         probe.check()
-        JURECA.check_layout(probe.layout)
+        JURECA.check_run(probe)
         assert "@" in name and probe.global_batch < WORKLOAD.training.global_batch
         assert probe.workload.training.steps == STEPS and not probe.workload.training.evaluate
     worlds = {(probe.layout.nodes, probe.layout.data_parallel, probe.layout.tp) for probe in found.values()}

@@ -142,3 +142,18 @@ def test_the_command_scores_a_table(capsys):
     parascale.main(arguments, standalone_mode=False)
     text = capsys.readouterr().out
     assert len(text.splitlines()) > len(ROWS) and "megatron" in text
+
+
+def test_the_layout_that_is_predicted_best_is_the_published_best():
+    """Wherever a source compares layouts of one model on as many GPUs of one machine: within 5 % of its best."""
+    groups = {}
+    for row, scored in zip(ROWS, score.score(TABLES / "runs.csv", TABLES / "machines.csv"), strict=True):
+        key = tuple(row[name] for name in ("source", "machine", "gpus", "model", "window"))
+        groups.setdefault(key, []).append(scored)
+    compared = {
+        key: members for key, members in groups.items() if len(members) > 1 and key[0] in ("kempner", "nanotron")
+    }
+    assert len(compared) >= 3
+    for key, members in compared.items():
+        chosen = max(members, key=lambda each: each.predicted)
+        assert chosen.published >= 0.95 * max(each.published for each in members), key

@@ -8,7 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import click
 
-from parascale.cli import Location, project_options, run_option, with_project
+from parascale.cli import Location, OutputFile, project_options, run_option, with_project
+from parascale.data.named_files import missing_data
 from parascale.plan import actual, calibrate, limits, score
 from parascale.plan import advise as advice_of
 from parascale.plan.planner import Planner
@@ -16,6 +17,8 @@ from parascale.plan.predict import data_facts
 from parascale.report.numbers import plural
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
+
+COUNT = click.IntRange(min=1)
 
 BASES = {
     "formula": "nothing was observed on this machine; constants of its kind",
@@ -36,7 +39,7 @@ BASES = {
 @click.option(
     "--actual",
     "table",
-    type=Location(),
+    type=OutputFile(),
     metavar="CSV",
     help="Write planned and charged figures of the runs that were charged.",
 )
@@ -69,6 +72,8 @@ def plan(context, find, name, check, exact, table, explain):
         return 0
     for each in names:
         planner.run(each)  # a name that is not known is told before anything is printed
+    for line in missing_data(project.datasets):
+        print(f"warning: {line}")
     for each in names:
         print(describe(each, planner))
         if exact:
@@ -221,25 +226,35 @@ def measure_rank(run, vocabulary, rank):
 @click.command()
 @click.option("--workload", required=True, metavar="NAME", help="The workload.")
 @click.option("--site", "machine", metavar="NAME", help="The site.  [default: the configuration's]")
-@click.option("--gpus", type=int, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
+@click.option("--gpus", type=COUNT, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
 @click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", help="The precision.")
 @click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="What to rank by.")
-@click.option("--vocabulary", type=int, help="Entries of the vocabulary, if the data is not prepared.")
-@click.option("--top", type=int, default=10, help="Number of layouts to show.")
+@click.option("--global-batch", type=COUNT, help="Samples of a step.  [default: the workload's]")
+@click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
+@click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary, if the data is not prepared.")
+@click.option("--top", type=COUNT, default=10, help="Number of layouts to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print all layouts as JSON.")
 @with_project
-def advise(project, workload, machine, gpus, precision, by, vocabulary, top, as_json):
+def advise(project, workload, machine, gpus, precision, by, global_batch, scaling, vocabulary, top, as_json):
     """Rank the layouts for a number of GPUs, with their memory and the reason in words.
 
     \b
     Example: parascale advise --workload lm-small --site jureca --gpus 8
+    Example: parascale advise --workload lm-small --site jureca --gpus 64 --scaling
     """
     site = load_site(project.config, machine) if machine else project.site
     workload = load_workload(project.config.workloads, workload)
+    if global_batch:
+        training = dataclasses.replace(workload.training, global_batch=global_batch)
+        workload = dataclasses.replace(workload, training=training)
     facts = data_facts(Run(run="advice", workload=workload), project.paths)
     if vocabulary:
         facts = dataclasses.replace(facts, vocabulary=vocabulary)
     known = calibrate.known(project.paths, site.name)
+    if scaling:
+        steps = advice_of.scaling(workload, site, gpus, precision, known, facts)
+        print("\n".join(scaling_lines(steps)))
+        return
     ranked = advice_of.advise(workload, site, gpus, precision, known, facts, by)
     if as_json:
         print(json.dumps([as_dict(advice) for advice in ranked], indent=2))
@@ -255,19 +270,37 @@ def advise(project, workload, machine, gpus, precision, by, vocabulary, top, as_
         print(f"{number:3}. {line(advice)}\n     {advice.reason}")
 
 
+def scaling_lines(steps):
+    """The best layout on each number of GPUs: time, cost, and where more GPUs stop paying."""
+    lines = [f"{'GPUs':>6} {'hours':>9} {'core-h':>10} {'efficiency':>10}  best layout"]
+    for step in steps:
+        said = step.advice.prediction
+        mark = "  <- the knee: twice as many GPUs are hardly faster" if step.knee else ""
+        lines.append(
+            f"{step.gpus:6,} {said.wall_seconds / 3600:9.2f} {said.core_hours:10.1f} {step.efficiency:10.0%}  {line(step.advice).split(':')[0]}{mark}"
+        )
+        if step.free_from:
+            lines.append(f"       {step.gpus} GPUs cost what {step.free_from} costs here: whole nodes are charged")
+    return lines
+
+
 def line(advice):
     """One layout and its figures."""
     layout, foretold = advice.layout, advice.prediction
     degrees = " ".join(f"{axis}={degree}" for axis, degree in layout.dimensions.items())
     if layout.pp > 1:
         degrees += f" micro_batches={layout.micro_batches}"
+    if (accumulate := advice.run.workload.training.accumulate) > 1:
+        degrees += f" accumulate={accumulate}"
+    if layout.activation_checkpointing:
+        degrees += " activation_checkpointing"
     memory = "memory unknown"
     if foretold.memory_bytes is not None:
         memory = f"{foretold.memory_bytes / 1e9:.1f} GB a GPU: {foretold.fits}"
     step = "" if foretold.step_seconds is None else f", {1000 * foretold.step_seconds:.1f} ms a step"
     hours = foretold.core_hours
     cost = "" if hours is None else f", {foretold.wall_seconds / 3600:.2f} h, {hours:.1f} core-h"
-    return f"{layout.strategy()} ({degrees or 'one GPU'}): {memory}{step}{cost}"
+    return f"{layout.strategy()} ({degrees.strip() or 'one GPU'}): {memory}{step}{cost}"
 
 
 def as_dict(advice):
@@ -275,6 +308,7 @@ def as_dict(advice):
     return {
         "strategy": advice.layout.strategy(),
         "layout": dataclasses.asdict(advice.layout),
+        "accumulate": advice.run.workload.training.accumulate,
         "reason": advice.reason,
         "prediction": advice.prediction.as_dict(),
     }

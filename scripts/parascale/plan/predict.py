@@ -204,7 +204,7 @@ def find_remedy(run, site, vocabulary, capacity):
     for words, changed in _changes(run):
         try:
             changed.check()
-            site.check_layout(changed.layout)
+            site.check_run(changed)
         except ParascaleError:
             continue
         if total(memory_parts(changed, site, vocabulary)) < FITS_BELOW * capacity:

@@ -30,7 +30,7 @@ class Run:
     scaling: Literal["strong", "weak"] = option(
         "strong", "`strong`: the global batch is fixed; `weak`: the batch of a data-parallel rank is fixed"
     )
-    seed: int = option(1, "seed of initial weights, sample order and dropout", low=0)
+    seed: int = option(1, "seed of initial weights, sample order and dropout", low=0, high=2**63)
     baseline: str | None = option(
         None,
         "run of the same workload that this run is compared with (speed-up, efficiency, parity); default: the first one on one process",
@@ -126,6 +126,8 @@ class Run:
             raise ConfigError(f"profile = `{self.profile}` must be a step, or the first and the last one: `5-7`")
         if self.profile is not None and self.profile_steps[0] > self.profile_steps[1]:
             raise ConfigError(f"profile = `{self.profile}` ends before it begins")
+        if self.profile is not None and training.steps is not None and self.profile_steps[1] > training.steps:
+            raise ConfigError(f"profile = `{self.profile}` is outside of training.steps = {training.steps}")
         parts = self.parts
         if self.global_batch < parts:
             raise ConfigError(

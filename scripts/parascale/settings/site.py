@@ -132,8 +132,11 @@ class Site:
             return 1.0
         return max(1.0, processes * self.threads(processes) / (self.cores_per_node or 1))
 
-    def check_layout(self, layout):
-        """Raise ConfigError where a layout asks for more than a node of this machine has."""
+    def check_run(self, run):
+        """Raise ConfigError where a run asks for more than this machine has."""
+        layout = run.layout
+        if run.profile and run.profiler == "nsight" and self.device == "cpu":
+            raise ConfigError(f"profiler = nsight needs GPUs, and {self.name} has none: take torch")
         if self.gpus_per_node and layout.gpus_per_node > self.gpus_per_node:
             raise ConfigError(
                 f"gpus_per_node = {layout.gpus_per_node}, but a node of {self.name} has {self.gpus_per_node} GPUs"
