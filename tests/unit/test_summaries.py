@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 import torch
-
 from rouge_score.rouge_scorer import RougeScorer
 
 from parascale.data.pairs import Pairs, prepare_pairs
