@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,13 +23,15 @@ from parascale.settings.pretrained import Pretrained
 from parascale.data.named_files import local_files
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
-from parascale.launch.preflight import check_root, preflight
+from parascale.launch.preflight import preflight
 from parascale.launch.resources import cores_of, node_resources, resources
+from parascale.launch.root import check_root, take_root
 from parascale.launch.storage import storage_warnings
-from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.report.figures import FIGURES
-from parascale.train.job import key_of_run
+from parascale.store.keys import key_of_run
+from parascale.store.trainings import Store
+from snakemake_slurm_parascale import refuse_shared_jobs, take_up_jobs
 
 
 def near(path):
@@ -58,6 +61,7 @@ PROJECT = load_project(config, FILES, BASES)
 PATHS = PROJECT.paths
 PLANNER = Planner(PROJECT)
 snakemake_logger_plugin_parascale.follow(workflow, PLANNER)
+take_up_jobs(PROJECT)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
 RUNS = PROJECT.runs | PLANNER.probes
@@ -100,11 +104,13 @@ def before_the_first_job():
             check_root(PROJECT.config.root)
             reservation = workflow.executor_settings.reservation
             preflight(PROJECT.site, PROJECT.config.account, PROJECT.config.partition, reservation)
+            refuse_shared_jobs(workflow)
+        take_root(PATHS, PROJECT.site)
         for job in workflow.dag.needrun_jobs():
             if kind := snakemake_logger_plugin_parascale.trained_by(job.rule):
-                # A job of a workflow that was killed may still be writing it.
-                _, work = PATHS.places(kind)
-                Lease(work(job.wildcards.run)).wait_for_holder()
+                # Snakemake empties what results show before it makes them anew.
+                done, _ = PATHS.places(kind)
+                Store(PATHS.trainings).adopt(done(job.wildcards.run))
             if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):
                 folder.check(weights=begins_pretrained(job.wildcards))
     except ParascaleError as error:
@@ -146,8 +152,7 @@ def stage(target, files):
 
 def data_of(wildcards):
     """The prepared data that a run reads."""
-    data = RUNS[wildcards.run].workload.data
-    return PATHS.data(data.dataset, data.format) / "manifest.json"
+    return PATHS.data_of(RUNS[wildcards.run]) / "manifest.json"
 
 
 def own_files(wildcards):
@@ -224,8 +229,7 @@ def starts():
     """A function from wildcards to the checkpoint that a run begins from, where it names another run; none where no run does."""
 
     def start(wildcards):
-        name = PROJECT.runs[wildcards.run].init_from
-        return [PATHS.run(name) / "checkpoint"] if name else []
+        return PATHS.start_of(PROJECT.runs[wildcards.run]) or []
 
     return start if any(run.init_from for run in PROJECT.runs.values()) else []
 

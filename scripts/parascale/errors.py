@@ -1,24 +1,46 @@
 """Errors that a user can act on. Their message says what is wrong, where, and what to do."""
 
+FAILED = 1
+# "Configuration error" of sysexits.h: the same start would fail in the same way until somebody changes something.
+HOPELESS = 78
+
 
 class ParascaleError(Exception):
-    """Base of every error raised on purpose; the command prints it without a traceback and exits with 1."""
+    """Base of every error raised on purpose; the command prints it without a traceback and exits with `exit_code`."""
+
+    exit_code = FAILED
 
 
 class ConfigError(ParascaleError):
     """A key, value or table of the configuration is wrong."""
 
+    exit_code = HOPELESS
+
 
 class DataError(ParascaleError):
     """Input data is missing, empty, corrupt or of the wrong kind."""
+
+    exit_code = HOPELESS
+
+
+class DamagedError(ParascaleError, ValueError):
+    """A file of JSON is empty, cut short or otherwise not what was written."""
 
 
 class DownloadError(DataError):
     """A source could not be fetched; nothing half-written was left behind."""
 
+    exit_code = FAILED
+
 
 class RequirementError(ParascaleError):
     """The machine lacks what a run needs: a version, a driver, a distributed API, disk space."""
+
+
+class FullDiskError(RequirementError):
+    """The disk, or the quota on it, has no room."""
+
+    exit_code = HOPELESS
 
 
 class CheckpointError(ParascaleError):
@@ -26,7 +48,13 @@ class CheckpointError(ParascaleError):
 
 
 class TrainingError(ParascaleError):
-    """A training cannot go on: a loss that is not finite, a rank that failed."""
+    """A training cannot go on: a rank that failed, another that writes its files."""
+
+
+class DivergedError(TrainingError):
+    """A loss or gradient that is not finite: a retry would compute the same."""
+
+    exit_code = HOPELESS
 
 
 class Interrupted(ParascaleError):

@@ -14,10 +14,10 @@ import os
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from parascale.errors import RequirementError
+from parascale.errors import DamagedError, FullDiskError
 
 BLOCK_BYTES = 1 << 20
 SPACE_REMEDY = "Free some space or set another `root` in the configuration."
@@ -104,17 +104,53 @@ def csv_text(columns, rows):
 
 
 def read_json(path):
-    """The value in a JSON file."""
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+    """The value in a JSON file; DamagedError where it holds none."""
+    return _parsed(Path(path).read_bytes(), path)
 
 
-def read_json_lines(path):
-    """The values of a JSON Lines file. A last line cut short by a crash is left out, any other is an error."""
-    *whole, tail = Path(path).read_bytes().split(b"\n")
-    values = [json.loads(line) for line in whole]
-    with suppress(json.JSONDecodeError, UnicodeDecodeError):  # a cut may fall inside a character
-        values += [json.loads(tail)] if tail else []
+def read_json_lines(path, readable=False):
+    """The values of a JSON Lines file. A last line cut short by a crash is left out, any other is a DamagedError.
+
+    readable: leave out every line that is no JSON, for readers that count what is lost.
+    """
+    lines = Path(path).read_bytes().split(b"\n")
+    values = []
+    for number, line in enumerate(lines, 1):
+        try:
+            values += [_parsed(line, f"{path}, line {number}")] if line or number < len(lines) else []
+        except DamagedError:
+            if not readable and number < len(lines):
+                raise
     return values
+
+
+def _parsed(content, place):
+    try:
+        return json.loads(content.decode())
+    except ValueError as error:  # of JSON, or of a cut inside a character
+        raise DamagedError(f"{place} is damaged: not valid JSON ({error})") from None
+
+
+def append_line(path, line):
+    """Append a line to a file and flush it to disk. If a crash cut off the last line there, this one still has its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with full_disk_is_an_error(path), open(path, "a+b") as handle:
+        size = handle.seek(0, os.SEEK_END)
+        if size and os.pread(handle.fileno(), 1, size - 1) != b"\n":
+            line = f"\n{line}"
+        handle.write(f"{line}\n".encode())
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def link_or_copy(source, target):
+    """Another name for a file; a copy where the filesystem has no hard links, or not between these folders."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        shutil.copy2(source, target)
 
 
 def sync_path(path):
@@ -148,13 +184,13 @@ def tree_bytes(path):
 
 
 def require_space(folder, needed_bytes, purpose, remedy=SPACE_REMEDY):
-    """Raise RequirementError, which says what to do, unless the filesystem of `folder` has room for `needed_bytes`."""
+    """Raise FullDiskError, which says what to do, unless the filesystem of `folder` has room for `needed_bytes`."""
     folder = Path(folder)
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
-        raise RequirementError(
+        raise FullDiskError(
             f"not enough room in {folder} for {purpose}: {needed_bytes / 2**20:,.0f} MiB are needed, "
             f"{free / 2**20:,.0f} MiB are free. {remedy}"
         )
@@ -162,7 +198,7 @@ def require_space(folder, needed_bytes, purpose, remedy=SPACE_REMEDY):
 
 @contextmanager
 def atomic_folder(target):
-    """Yield a new folder that becomes `target` on success (see `atomic_path`). A full disk is a RequirementError.
+    """Yield a new folder that becomes `target` on success (see `atomic_path`). A full disk is a FullDiskError.
 
     What killed attempts left beside `target` is removed: a living one holds a lock on its folder.
     """
@@ -197,13 +233,13 @@ def _locked(folder):
 
 @contextmanager
 def full_disk_is_an_error(target):
-    """Turn the system's errors of a full disk or quota, met while `target` is written, into a RequirementError."""
+    """Turn the system's errors of a full disk or quota, met while `target` is written, into a FullDiskError."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise RequirementError(
+        raise FullDiskError(
             f"{target}: the disk or its quota is full ({error.strerror}). Nothing half-written was left there. Free some "
             "space or set another `root` in the configuration, then run again."
         ) from error

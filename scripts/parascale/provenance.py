@@ -51,6 +51,7 @@ CODE = {
         "parallel/mesh.py",
         "parallel/parallelize.py",
         "parallel/pipeline.py",
+        "parallel/precision.py",
         "parallel/tensor.py",
         "parallel/tying.py",
         "families/build.py",
@@ -58,6 +59,7 @@ CODE = {
         "evaluation/task.py",
         "data/loader.py",
         "data/sampler.py",
+        "settings/stages.py",
     ),
     "language_model": ("data/text.py",),
     "summarisation": ("data/text.py", "data/pairs.py", "settings/pretrained.py"),
@@ -88,7 +90,17 @@ CODE = {
 
 
 def code_of(*results, families=(), files=()):
-    """The hex sha256 of what the code does that decides results of some kinds, keys of `CODE`.
+    """The hex sha256 of what the code does that decides results of some kinds (see `modules_of`)."""
+    return digest_of_modules(modules_of(*results, families=families, files=files))
+
+
+def digest_of_modules(modules):
+    """The hex sha256 of what `modules_of` gave."""
+    return hashlib.sha256("\n".join(f"{name} {digest}" for name, digest in modules.items()).encode()).hexdigest()
+
+
+def modules_of(*results, families=(), files=()):
+    """Module → hex sha256 of what its code does, of those that decide results of some kinds, keys of `CODE`.
 
     families: those whose modules of models count too. files: more of them, as a class of the user's own, with what they import
     from their own folders.
@@ -99,9 +111,8 @@ def code_of(*results, families=(), files=()):
     found = {
         file for pattern in patterns for file in PACKAGE.glob(pattern) if file.suffix in (".py", ".html", ".css", ".js")
     }
-    lines = sorted(f"{file.relative_to(PACKAGE)} {_digest(file)}" for file in found)
-    lines += [f"{os.path.basename(file)} {_digest(file)}" for file in _with_neighbours(files)]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    ours = sorted((str(file.relative_to(PACKAGE)), _digest(file)) for file in found)
+    return dict(ours) | {os.path.basename(file): _digest(file) for file in _with_neighbours(files)}
 
 
 def _with_neighbours(files):
@@ -123,10 +134,10 @@ def _text(file):
 
 
 @functools.cache
-def training_code(task, engine, families, files=()):
-    """Digest of the code that decides the numbers of a training. Once a process: thousands of runs share few kinds."""
+def training_modules(task, engine, families, files=()):
+    """`modules_of` a training's numbers. Once a process: thousands of runs share few kinds."""
     more = ("lightning",) if engine == "lightning" else ()
-    return code_of("training", task, *more, families=families, files=files)
+    return modules_of("training", task, *more, families=families, files=files)
 
 
 def git_commit():

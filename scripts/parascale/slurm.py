@@ -17,6 +17,7 @@ from parascale.errors import RequirementError
 FIELD = re.compile(r"(\w+)=(\S*)")
 DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 ANSWER_SECONDS = 60  # where the answer is needed
+HOPELESS_COMMENT = "would_fail_again"
 GLANCE_SECONDS = 10  # where a plan is only better for it
 
 
@@ -119,6 +120,43 @@ def srun_command(command, nodes, site, gpus):
 def ask_steps_to_stop():
     """Send SIGTERM to the job's steps: without --batch or --full it reaches them alone."""
     subprocess.run(["scancel", "--signal=TERM", job_id()], timeout=ANSWER_SECONDS)
+
+
+def cancel(job):
+    """End a job."""
+    _told(["scancel", job], ANSWER_SECONDS)
+
+
+def note_hopeless():
+    """Write into the comment of this process's job that it would fail again, for who decides about a retry.
+
+    Snakemake's processes between Slurm and ours hand on no exit code, and a full disk takes no file. One process tells it: not
+    the ranks, nor the launchers of nodes but the first.
+    """
+    if job_id() and "RANK" not in os.environ and os.environ.get("SLURM_NODEID", "0") == "0":
+        _told(["scontrol", "update", f"jobid={job_id()}", f"comment={HOPELESS_COMMENT}"], GLANCE_SECONDS)
+
+
+# --- jobs that this user has submitted
+
+
+def is_hopeless(job):
+    """Whether a job that has ended said that it would fail again; False where Slurm does not say."""
+    return described(job).get("Comment") == HOPELESS_COMMENT
+
+
+def waiting_or_running(name):
+    """{id: comment} of the jobs of this name that have not ended.
+
+    RequirementError where Slurm does not answer: who submits in spite of that may train twice.
+    """
+    lines = _ask(["squeue", "--noheader", f"--name={name}", "--format=%i|%k"]).splitlines()
+    return dict(line.split("|", 1) for line in lines)
+
+
+def described(job):
+    """What Slurm says of a job, as text by field; empty where it does not answer, or has forgotten the job (`MinJobAge`)."""
+    return fields(_told(["scontrol", "show", "job", job, "--oneliner"], GLANCE_SECONDS))
 
 
 # --- the machine

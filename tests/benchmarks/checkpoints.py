@@ -208,7 +208,7 @@ def stall(work, behind):
     }  # fmt: skip
     name = "behind" if behind else "waiting"
     run = strict.load(Run, {"run": name, "workload": workload, "baseline": name}, "benchmark")
-    folders = {key: str(work / key / name) for key in ("work", "output", "results")}
+    folders = {key: str(work / key / name) for key in ("work", "output", "results", "store")}
     for folder in folders.values():
         shutil.rmtree(folder, ignore_errors=True)
     job = Job(

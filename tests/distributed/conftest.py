@@ -9,7 +9,8 @@ import pytest
 from parascale.files import sha256, write_json
 from parascale.settings import Site, Workload, strict
 from parascale.settings.run import Run
-from parascale.train.job import Job, code_of_run
+from parascale.store.keys import code_of_run
+from parascale.train.job import Job
 
 from .examine import train_settings
 from .harness import run_on_ranks
@@ -104,6 +105,7 @@ def settings_below(tokens):
             work=folder / "work" / name,
             output=folder / "results" / name,
             results=folder / "results",
+            store=folder / "store" / name,  # of its own: tests train the same settings under several names
             timeout_seconds=timeout,
             code_digest=code_of_run(run),
         )

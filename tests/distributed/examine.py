@@ -65,6 +65,19 @@ def train_and_look(settings):
     return facts | {"heads": sorted(heads), "graphs": compiled_graphs()}
 
 
+def train_and_note_buffers(settings):
+    """Train; for each evaluation on this rank the values of the model's buffers, by name."""
+    seen, evaluate = [], loop.evaluate
+
+    def noted(run, model, *arguments):
+        seen.append({name: buffer.tolist() for part in model.parts for name, buffer in part.named_buffers()})
+        return evaluate(run, model, *arguments)
+
+    loop.evaluate = noted
+    train_settings(settings)
+    return seen
+
+
 def compiled_graphs():
     """How many graphs `torch.compile` has made in this process; its module, slow to load, is not loaded for the answer."""
     dynamo = sys.modules.get("torch._dynamo.utils")
@@ -190,9 +203,33 @@ def first_loss(settings):
         (model,), ((*inputs, labels),) = session.stepper.model.parts, batches
         smoothing = session.run.workload.training.label_smoothing
         expected = cross_entropy(model(*inputs), labels, label_smoothing=smoothing).item()
-        return session.stepper.step(batches).loss, expected
+        return session.stepper.step(batches).read()[1], expected
 
     return look_at_session(settings, compare)
+
+
+class Planted(Exception):
+    """A failure that a test has planted."""
+
+
+def train_and_fail_in_evaluation(settings, step, told):
+    """Train until the evaluation after `step`; there, every rank fails, or is told to stop. Returns how the training ended."""
+    means = loop.Session.means
+
+    def fail(session, split, title):
+        if title != f"validation after step {step}":
+            return means(session, split, title)
+        if told:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return means(session, split, title)
+        raise Planted("planted")
+
+    loop.Session.means = fail
+    try:
+        train_settings(settings)
+    except (Interrupted, Planted) as end:
+        return str(end)
+    raise AssertionError("the training went on to its end")
 
 
 def train_until_told_to_stop(settings, step, rank):
@@ -210,3 +247,62 @@ def train_until_told_to_stop(settings, step, rank):
     except Interrupted as stop:
         return str(stop)
     raise AssertionError("the training was not interrupted")
+
+
+class Waits(TorchDispatchMode):
+    """Counts reads of tensors' values by the host, each of which would wait for a GPU."""
+
+    READERS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__")
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.reading = 0, False
+
+    def __enter__(self):
+        self.originals = {name: getattr(torch.Tensor, name) for name in self.READERS}
+        for name, original in self.originals.items():
+            setattr(torch.Tensor, name, self._counted(original))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        for name, original in self.originals.items():
+            setattr(torch.Tensor, name, original)
+        return super().__exit__(*error)
+
+    def _counted(self, original):
+        def reader(tensor, *arguments):
+            before, self.reading = self.reading, True  # a reader may call another one, or an operator
+            self.calls += not before
+            try:
+                return original(tensor, *arguments)
+            finally:
+                self.reading = before
+
+        return reader
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
+        # Sizes that an operator computes are read by the host as well.
+        if function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            self.calls += not self.reading
+        return function(*arguments, **(keywords or {}))
+
+
+def train_and_count_waits(settings):
+    """Train; the reads of tensors' values in each step, and after it, as two lists."""
+    counts = [], []
+
+    def counting(function, into):
+        def counted(*arguments, **keywords):
+            with Waits() as waits:
+                result = function(*arguments, **keywords)
+            into.append(waits.calls)
+            return result
+
+        return counted
+
+    loop.Stepper.step = counting(loop.Stepper.step, counts[0])
+    loop.Session.end_step = counting(loop.Session.end_step, counts[1])
+    loop.RunState.checkpoint = lambda state, step, line: {}
+    loop.RunState.publish = lambda state: None
+    train_settings(settings)
+    return counts

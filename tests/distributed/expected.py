@@ -21,7 +21,7 @@ PLACES = {
 }
 # Blocks of each stage, by layers and stages.
 BLOCKS = {(4, 1): [[0, 1, 2, 3]], (4, 2): [[0, 1], [2, 3]], (3, 2): [[0, 1], [2]], (4, 4): [[0], [1], [2], [3]]}
-SMALL_SUMS = 3  # of a step, over all ranks: counts of targets, gradient norm, loss
+SMALL_SUMS = 2  # of a step, over all ranks: targets with what processes want, gradient norm with the loss
 MOMENTS = {"adamw": 2, "sgd": 1}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from parascale.settings import Site, run_from_dict, strict
 from parascale.train.job import Job
 
-PLACES = ("data", "work", "output", "results", "start")
+PLACES = ("data", "work", "output", "results", "store", "start")
 
 
 def plain(job):

@@ -21,7 +21,7 @@ from parascale.train.parity import compare_folders
 
 from . import tasks
 from .cases import but_slow, comparisons, ranks_of
-from .examine import train_and_look, train_settings
+from .examine import train_and_look, train_and_note_buffers, train_settings
 from .harness import run_on_ranks
 from .jobs import job_from_settings
 
@@ -101,6 +101,18 @@ def test_a_rank_with_its_own_batch_norm_is_no_comparison(images, make_settings, 
     verdict = compare_folders(settings["output"], single(**keys)["output"])
     assert verdict["verdict"] == "not comparable" and "its own batch norm" in verdict["reason"]
     assert verdict["loss_difference"] > 1e-4, "statistics were synchronised after all"
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2}, {"fsdp": 2}], ids=str)
+def test_ranks_with_their_own_batch_norm_evaluate_what_is_saved(layout, images, make_settings, tmp_path):
+    """Statistics of the first rank: at every evaluation, on all ranks, and in the checkpoint."""
+    keys = {"task": "classification", "data": str(images), **tasks.CLASSIFICATION}
+    settings = make_settings("case", layout | {"sync_batch_norm": False}, **keys)
+    first, second = run_on_ranks(train_and_note_buffers, 2, tmp_path / "ranks", settings)
+    assert len(first) == 2 and first == second
+    *_, last = first
+    saved = read.read(Path(settings["output"]) / "checkpoint", [f"model.{name}" for name in last])
+    assert last == {name: saved[f"model.{name}"].tolist() for name in last}
 
 
 @pytest.mark.parametrize("name", but_slow(["ddp 2", "fsdp 2", "tp 2"], {"ddp 2", "tp 2"}))

@@ -21,14 +21,14 @@ LAYOUTS = {
 
 
 def measured_with_data(settings, ranks):
-    """Peak bytes of live tensor storages on this process, in the group of all."""
+    """Peak bytes of live tensor storages on this process, in a step and in an evaluation, in the group of all."""
     from parascale.parallel import start_processes, stop_processes
     from parascale.train.fake import measure_with_data
 
     start_processes("cpu", 60.0)
-    peak = measure_with_data(run_from_dict(settings), VOCABULARY).peak_bytes
+    found = measure_with_data(run_from_dict(settings), VOCABULARY)
     stop_processes()
-    return peak
+    return found.peak_bytes, found.evaluation_bytes
 
 
 @pytest.mark.parametrize("name", but_slow(LAYOUTS, {"tp", "fsdp × tp"}))
@@ -39,4 +39,4 @@ def test_fake_tensors_weigh_what_real_ones_do(name, tmp_path):
     real = run_on_ranks(measured_with_data, ranks, tmp_path, settings, ranks)
     with ProcessPoolExecutor(1, SERVER, max_tasks_per_child=1) as pool:
         fake = [pool.submit(measured, settings, VOCABULARY, rank).result() for rank in range(ranks)]
-    assert fake == [pytest.approx(peak, rel=0.02) for peak in real]
+    assert fake == [pytest.approx(peaks, rel=0.02) for peaks in real]

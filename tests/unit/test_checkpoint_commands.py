@@ -52,6 +52,15 @@ def test_a_run_is_loaded_in_one_process(which, run):
         assert torch.equal(loaded(tokens), model.eval()(tokens))
 
 
+@pytest.mark.parametrize("form", ["safetensors", "pt"])
+def test_a_run_is_loaded_from_what_it_was_converted_to(form, run, tmp_path):
+    folder, model = run
+    assert command("convert", folder / "checkpoint", tmp_path / "out", "--to", form)[0] == 0
+    _, loaded = load_run(folder, converted=tmp_path / "out")
+    expected, found = model.state_dict(), loaded.state_dict()
+    assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_weights_of_another_model_are_named(run):
     folder, _ = run
     record = read_json(folder / "run.json")

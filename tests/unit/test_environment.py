@@ -18,7 +18,7 @@ from parascale import cli
 from parascale.errors import RequirementError
 from parascale.launch import environment
 from parascale.launch.environment import check_environment, driver_version, problems, read_pins
-from parascale.launch.preflight import check_root
+from parascale.launch.root import check_root
 from parascale.settings import Layout, Site, load_project_file
 from tests.command import parascale
 

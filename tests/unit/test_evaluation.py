@@ -54,11 +54,21 @@ def test_all_ranks_make_the_same_number_of_forward_passes(model):
 
 def test_a_continuation_is_the_likeliest_token_each_time_and_never_a_forbidden_one(model):
     context = [1, 2, 3]
-    chosen = list(continue_tokens(model, context, 9, 6, 0, None, forbidden=[0]))
+    (chosen,) = continue_tokens(model, [context], 9, 6, 0, [None], forbidden=[0])
     for number in chosen:
         logits = model(torch.tensor([context[-6:]]))[0, -1]
         logits[0] = -torch.inf
         assert number == int(logits.argmax())
         context.append(number)
-    drawn = [list(continue_tokens(model, [1], 5, 6, 1.0, torch.Generator().manual_seed(3))) for _ in range(2)]
-    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_text_continues_in_the_same_way_alone_and_among_others(model, temperature):
+    """Of other lengths too: shorter texts are filled up, and longer ones than the window are cut."""
+    prompts = [[1], [1, 2, 3], [4, 3, 2, 1, 0, 4, 3, 2]]
+
+    def continued(some):
+        generators = [torch.Generator().manual_seed(3) for _ in some]
+        return continue_tokens(model, some, 5, 6, temperature, generators)
+
+    assert continued(prompts) == [continued([prompt])[0] for prompt in prompts]

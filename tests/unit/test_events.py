@@ -21,7 +21,7 @@ def write(folder, first, last, steps, before=()):
     events = Events(folder)
     events.begin(1000.0, steps, before)
     for step in range(first, last + 1):
-        events.add(line(step))
+        events.add([line(step)])
     events.close()
     return events.path
 
@@ -40,7 +40,7 @@ def test_tensorboard_reads_every_value(tmp_path_factory, losses):
     events = Events(folder)
     events.begin(1000.0, 1, [])
     for step, loss in enumerate(losses, 1):
-        events.add(line(10**step, loss=loss) if step < 9 else line(step, loss=loss))
+        events.add([line(10**step, loss=loss) if step < 9 else line(step, loss=loss)])
     events.close()
     found = read(folder).Scalars("loss")
     assert [event.value for event in found] == pytest.approx(losses, rel=1e-6)
@@ -68,7 +68,7 @@ def test_a_watcher_sees_a_step_as_soon_as_it_is_done(tmp_path):
     events = Events(tmp_path)
     events.begin(1000.0, 2, [])
     for step in (1, 2):
-        events.add(line(step))
+        events.add([line(step)])
         assert [event.step for event in read(tmp_path).Scalars("loss")] == list(range(1, step + 1))
     events.close()
 
@@ -78,7 +78,7 @@ def test_a_long_run_stays_small_and_keeps_its_evaluations(tmp_path):
     events = Events(tmp_path)
     events.begin(1000.0, steps, [])
     for step in range(1, steps + 1):
-        events.add(line(step, **({"validation_loss": 1.0} if step == 7 else {})))
+        events.add([line(step, **({"validation_loss": 1.0} if step == 7 else {}))])
     events.close()
     found = read(tmp_path)
     assert POINTS - 1 <= len(found.Scalars("loss")) <= POINTS + 1

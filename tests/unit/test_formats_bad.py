@@ -123,7 +123,7 @@ def test_a_damaged_pixel_is_found_by_decoding(mixed, tmp_path):
     place = GOOD.index(b"\xff\xc4")
     damaged = GOOD[: place + 5] + bytes(12) + GOOD[place + 17 :]
     index = mixed(damaged)
-    convert(index, "set", "binary", Formats(threads=2), tmp_path / "header")
+    convert(index, "set", "binary", Formats(threads=2, check="header"), tmp_path / "header")
     with pytest.raises(DataError, match=r"train/3: it cannot be decoded"):
         convert(index, "set", "binary", Formats(threads=2, check="decode"), tmp_path / "decode")
 

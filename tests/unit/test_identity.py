@@ -119,9 +119,12 @@ def test_the_device_the_code_and_the_data_are_part_of_a_key():
 def test_rows_that_are_the_same_are_numbered():
     run = run_of("transformer_lm")
     rows = {name: dataclasses.replace(run, run=name) for name in ("a", "b", "c")} | {
-        "d": dataclasses.replace(run, run="d", seed=2)
+        "other seed": dataclasses.replace(run, run="d", seed=2),
+        "watched": dataclasses.replace(run, run="e", profile="5-7"),
     }
-    assert [each.repeat for each in identity.numbered(rows).values()] == [1, 2, 3, 1]
+    assert [each.repeat for each in identity.numbered(rows).values()] == [1, 2, 3, 1, 4]
+    keys = {identity.key_of(each, SITES, "code") for each in identity.numbered(rows).values()}
+    assert len(keys) == len(rows), "rows never share a key"
 
 
 @pytest.fixture

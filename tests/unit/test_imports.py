@@ -14,18 +14,19 @@ ROOT = Path(__file__).parents[2] / "scripts/parascale"
 ALLOWED = {
     "settings": {"families"},  # the registry alone, and when a model is read: families build on settings
     "families": {"settings"},
-    "plan": {"settings", "families"},
+    "store": {"settings", "families", "checkpoint"},
+    "plan": {"settings", "families", "store"},
     "report": {"settings"},
     "launch": {"settings"},
     "data": {"settings"},
     "evaluation": {"settings", "data", "families"},
     "checkpoint": {"settings", "data", "families", "evaluation"},
     "parallel": {"settings", "families"},
-    "train": {"settings", "data", "families", "evaluation", "checkpoint", "parallel"},
+    "train": {"settings", "data", "families", "evaluation", "checkpoint", "parallel", "store"},
 }
 ALLOWED["commands"] = set(ALLOWED)  # the verbs, which nothing but the command loads
 BESIDE = {"cli.py": {"settings"}}  # modules beside the rooms that may import from one
-WITHOUT_TORCH = ("settings", "families", "plan", "report", "launch", "data", "commands")
+WITHOUT_TORCH = ("settings", "families", "store", "plan", "report", "launch", "data", "commands")
 # What is imported only where it is used: torch's DataLoader, and of families what is no settings and no sizes.
 NEEDS_TORCH = re.compile(r"parascale\.(data\.loader|families\.(build|\w+\.(\w*modules|export)))")
 SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sshare")

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -37,6 +38,16 @@ def test_a_living_holder_is_named(tmp_path):
     assert not second.path.exists()
 
 
+def test_who_waits_goes_on_when_the_holder_has_ended(tmp_path, capfd):
+    first = Lease(tmp_path)
+    first.acquire()
+    threading.Timer(0.5, first.release).start()
+    started = time.monotonic()
+    Lease(tmp_path).wait()
+    assert 0.4 < time.monotonic() - started < 5
+    assert capfd.readouterr().out.count("waits: ") == 1
+
+
 def test_a_dead_process_of_this_host_is_seen_at_once(tmp_path):
     number = os.spawnlp(os.P_NOWAIT, "true", "true")
     os.waitpid(number, 0)
@@ -55,6 +66,22 @@ def test_a_holder_on_another_host_is_dead_when_it_gives_no_sign(tmp_path):
     lease = Lease(tmp_path)
     assert lease.acquire() == last_sign
     lease.release()
+
+
+@pytest.mark.parametrize("content", ["", '{"host": "else', "[]", '{"time": 1}'])
+def test_a_damaged_lease_is_its_holders_as_long_as_that_lives(content, tmp_path, capsys):
+    """Who holds it is not known until it is renewed; once it is not, it is free."""
+    first = Lease(tmp_path)
+    first.acquire()
+    first.path.write_text(content)
+    with pytest.raises(TrainingError, match=rf"is being written by process {os.getpid()}"):
+        Lease(tmp_path).acquire()
+    first.release()
+    first.path.write_text(content)
+    second = Lease(tmp_path)
+    assert second.acquire() == pytest.approx(time.time(), abs=3 * module.STALE_SECONDS)
+    second.release()
+    assert "the lease is damaged" in capsys.readouterr().out
 
 
 def test_who_was_thought_dead_ends_and_leaves_the_other_alone(tmp_path, monkeypatch):

@@ -72,8 +72,8 @@ def call(tmp_path):
         ({"config": "budget: {core_hours: 0.5}\n", "arguments": ["--run", "single"]}, 1, "core_hours"),
         ({"dim": 8192}, 1, "single: does not fit; it would with"),
         ({"config": "partition: dc-gpu-devel\n"}, 1, "wide: asks for 8 nodes; partition dc-gpu-devel"),
-        ({"config": "partition: dc-gpo\n"}, 1, "did you mean `dc-gpu`"),
-        ({"arguments": ["--run", "sinle"]}, 1, "did you mean `single`"),
+        ({"config": "partition: dc-gpo\n"}, 78, "did you mean `dc-gpu`"),
+        ({"arguments": ["--run", "sinle"]}, 78, "did you mean `single`"),
         ({"steps": 10_000_000}, 0, "will continue in several jobs"),
     ],
 )
@@ -89,7 +89,7 @@ def test_every_run_is_described(write, call):
     code, text = call("plan")
     assert code == 0 and "single (single): rests on formula" in text and "wide (multi_node)" in text, text
     assert re.search(r"memory \d+\.\d\d GB a process: fits \(parameters", text)
-    assert re.search(r"1,000 steps of .* ms .*\n +\d+\.\d\d h in all, \d+\.\d\d core-h", text)
+    assert re.search(r"1,000 steps of .* ms .*\n +\d+\.\d\d h in all \(.* in 80 of 100 runs\), \d+\.\d\d core-h", text)
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_exact_memory_stands_beside_the_formula(write, call):
 def test_what_was_charged_stands_beside_what_was_foretold(write, call, tmp_path):
     write()
     code, text = call("plan", "--actual", "none.csv")
-    assert (code, text) == (0, f"0 finished runs: {tmp_path}/none.csv\n")
+    assert (code, text) == (0, f"0 runs: {tmp_path}/none.csv\n")
     folder = tmp_path / "results/runs/single"
     folder.mkdir(parents=True)
     foretold = {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 71.1}
@@ -115,7 +115,7 @@ def test_what_was_charged_stands_beside_what_was_foretold(write, call, tmp_path)
     (folder / "run.json").write_text(json.dumps({"run": "single", "site": site, "prediction": foretold}))
     (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2400.0, "core_hours": 85.3}))
     code, text = call("plan", "--actual", "actual.csv")
-    assert (code, text) == (0, f"1 finished runs: {tmp_path}/actual.csv\n")
+    assert (code, text) == (0, f"1 run: {tmp_path}/actual.csv\n")
     with open(tmp_path / "actual.csv", encoding="utf-8") as table:
         (row,) = csv.DictReader(table)
     assert (row["run"], row["basis"], row["core_hours_charged"], row["ratio"]) == ("single", "probe", "85.3", "1.2")
@@ -142,7 +142,7 @@ def test_advice_in_words(write, call):
     assert [int(number) for number in re.findall(r"^ +(\d+)\. ", text, re.MULTILINE)] == [1, 2, 3]
     assert re.search(r"1\. \w+ \(.*=.*\): 0\.\d GB a GPU: fits, .* ms a step, .* h, .* core-h\n     every GPU", text)
     code, text = call("advise", "--workload", "w", "--gpus", "7")
-    assert code == 1 and "error: 7 GPUs do not fill whole nodes of here" in text, text
+    assert code == 78 and "error: 7 GPUs do not fill whole nodes of here" in text, text
 
 
 def test_advice_can_be_ranked_by_what_it_costs(write, advise):
@@ -151,7 +151,7 @@ def test_advice_can_be_ranked_by_what_it_costs(write, advise):
     for measure, column in (("time", "wall_seconds"), ("core_hours", "core_hours")):
         ranked = json.loads(advise("--workload", "w", "--gpus", "8", "--by", measure, "--json"))
         values = [entry["prediction"][column] for entry in ranked if entry["prediction"]["fits"] == "fits"]
-        assert len(values) > 5 and all(before <= 1.03 * after for before, after in itertools.pairwise(values))
+        assert len(values) > 5 and all(before <= 1.1001 * after for before, after in itertools.pairwise(values))
     assert "by core_hours" in advise("--workload", "w", "--gpus", "8", "--by", "core_hours")
 
 

@@ -4,14 +4,16 @@ import dataclasses
 import multiprocessing
 import statistics
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from parascale.families import kinds
 from parascale.families.sizes import model_sizes
-from parascale.plan.memory import PARTS, peak_memory, rank_memory, rank_stages, total
-from parascale.settings import Layout, Model, Run, Workload, make, run_from_dict
+from parascale.plan.memory import PARTS, RankMemory, peak_memory, rank_memory, rank_stages, total
+from parascale.settings import Layout, Model, Run, Workload, load_project_file, make, run_from_dict
 
+CONFIG = Path(__file__).parents[2] / "config"
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["parascale.train.fake"])
 
@@ -60,19 +62,25 @@ def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, **layou
 
 
 def measured(settings, vocabulary, rank):
-    """Peak bytes of a rank, in a process of its own."""
+    """Peak bytes of a rank in a step and in an evaluation, in a process of its own."""
     from parascale.train.fake import measure
 
-    return measure(run_from_dict(settings), vocabulary, rank).peak_bytes
+    found = measure(run_from_dict(settings), vocabulary, rank)
+    return found.peak_bytes, found.evaluation_bytes
 
 
 def ratio(run, vocabulary, pipeline_rank):
-    """Formula over measurement for the first process of a pipeline rank."""
+    """Formula over measurement for a step of the first process of a pipeline rank."""
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     formula = total(rank_memory(run, sizes, "cpu", rank_stages(run.layout, sizes.layers)[pipeline_rank]))
+    return formula / peaks(run, vocabulary, pipeline_rank)[0]
+
+
+def peaks(run, vocabulary, pipeline_rank):
+    """Bytes on fake tensors of the first process of a pipeline rank, in a step and in an evaluation."""
     rank = pipeline_rank * (run.layout.world_size // run.layout.pp)
     with ProcessPoolExecutor(1, SERVER, max_tasks_per_child=1) as pool:
-        return formula / pool.submit(measured, dataclasses.asdict(run), vocabulary, rank).result()
+        return pool.submit(measured, dataclasses.asdict(run), vocabulary, rank).result()
 
 
 SMALL = {
@@ -121,10 +129,7 @@ CLASSIFIERS = {
 def test_formula_is_the_real_step_of_xresnet(name):
     """What its kernels take for themselves is not in the formula: within 15 %."""
     run = CLASSIFIERS[name]
-    formula = total(peak_memory(run, 10, "cpu"))
-    with ProcessPoolExecutor(1, SERVER, max_tasks_per_child=1) as pool:
-        measurement = pool.submit(measured, dataclasses.asdict(run), 10, 0).result()
-    assert formula / measurement == pytest.approx(1.0, abs=0.15)
+    assert total(peak_memory(run, 10, "cpu")) / peaks(run, 10, 0)[0] == pytest.approx(1.0, abs=0.15)
 
 
 LARGE = {
@@ -163,6 +168,42 @@ def test_formula_up_to_7_billion_parameters_and_512_ranks():
     median, worst = statistics.median(ordered), ordered[-1]
     print(f"{len(ordered)} ranks: median {median:.1%}, largest {worst:.1%}")
     assert median <= 0.10 and worst <= 0.20, errors
+
+
+SHIPPED = {
+    f"{run.workload.name}, {name}": run
+    for files in (["config.yaml"], ["config.yaml", "strategies.yaml"], ["config.yaml", "jureca.yaml"])
+    for name, run in load_project_file(*(CONFIG / file for file in files)).runs.items()
+    if run.engine == "native" and not run.average_every
+}
+QUICK = (
+    "lm-small, single",
+    "lm-small, hsdp",
+    "lm-small, three-d",
+    "summary-small, summary-tp",
+    "images-small, images-hsdp",
+)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in SHIPPED])
+def test_evaluation_takes_what_the_formula_says_and_less_than_the_training(name):
+    """Of each shipped row: within 10 % on first and last pipeline rank. A training that fits is not lost when it is evaluated."""
+    run = SHIPPED[name]
+    outputs = run.workload.data.expected_outputs or 4000
+    sizes = model_sizes(run.workload.model, outputs, *run.workload.sizes)
+    for rank in sorted({0, run.layout.pp - 1}):
+        formula = RankMemory(run, sizes, "cpu", rank_stages(run.layout, sizes.layers)[rank]).evaluation()
+        step, evaluation = peaks(run, outputs, rank)
+        assert total(formula) == pytest.approx(evaluation, rel=0.1)
+        assert evaluation < step
+
+
+def test_a_larger_batch_of_evaluation_is_planned():
+    run = make_run(GPT)
+    training = dataclasses.replace(run.workload.training, evaluation_batch=256)
+    larger = dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
+    assert total(peak_memory(larger, VOCABULARY, "cpu")) > 2 * total(peak_memory(run, VOCABULARY, "cpu"))
 
 
 def test_sharding_divides_states():

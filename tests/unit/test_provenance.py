@@ -164,6 +164,7 @@ UNDECIDING = {
     "train/[cegmprsw]*.py": "clock, events, gauges, monitor, progress, record, staging, watchdog",
     "*.py": "files, errors, leases, telemetry",
     "plan/*": "predictions",
+    "store/*": "what is kept of finished trainings",
 }
 
 
@@ -226,7 +227,7 @@ def copied(tmp_path):
     """A function: digests of trainings (task, engine, families) in a copy of the package in which a module was changed."""
     shutil.copytree(provenance.PACKAGE, tmp_path / "parascale", ignore=shutil.ignore_patterns("__pycache__"))
     code = (
-        "from parascale.provenance import training_code as code; "
+        "from parascale.provenance import digest_of_modules, training_modules; code = lambda *kind: digest_of_modules(training_modules(*kind)); "
         "print(code('language_model', 'native', ('language',)), code('classification', 'native', ('images',)))"
     )
 

@@ -55,7 +55,7 @@ class FinishedProject:
     def _workflow(self):
         """The workflow with its jobs, as a dry run sees it; the rules' Python runs in this process."""
         here, imported_from, prefix = Path.cwd(), sys.path.copy(), shell._process_prefix
-        provenance.training_code.cache_clear()
+        provenance.training_modules.cache_clear()
         quiet = types.OutputSettings(dryrun=True, quiet={types.Quietness.ALL})
         try:
             with SnakemakeApi(quiet) as api:

@@ -68,15 +68,29 @@ def test_each_run_was_sampled_and_has_a_report_of_its_own(finished):
         assert [event.step for event in found.Scalars("loss")] == list(range(1, 31))
 
 
-def test_a_trained_model_continues_a_text(finished):
-    """The command of the guide, run where the project is: the prompt comes first, then words of the text."""
-    command = [sys.executable, "-m", "parascale", "generate", "--run", "single", "--prompt", "w1 w2", "--tokens", "6"]
+def test_a_trained_model_continues_texts(finished, tmp_path):
+    """The command of the guide, run where the project is: the prompt comes first, then words of the text; a file of prompts, in
+    batches, from a converted checkpoint, gives the same."""
+    (tmp_path / "prompts.txt").write_text("w1 w2\n\nw3\n")
+    common = [sys.executable, "-m", "parascale", "generate", "--run", "single", "--tokens", "6"]
     environment = {**os.environ, "PYTHONPATH": str(finished.folder / "scripts")}
-    result = subprocess.run(command, cwd=finished.folder, env=environment, capture_output=True, text=True)
+
+    def generate(*words):
+        return subprocess.run([*common, *words], cwd=finished.folder, env=environment, capture_output=True, text=True)
+
+    result = generate("--prompt", "w1 w2")
     assert result.returncode == 0, result.stderr
     words = result.stdout.split()
     assert words[:2] == ["w1", "w2"] and 2 < len(words) <= 8  # ends of lines are among the six that were added
     assert set(words) <= {f"w{number}" for number in range(50)}
+    result = generate(
+        "--prompts", str(tmp_path / "prompts.txt"), "--batch", "2", "--checkpoint", "results/runs/single/best"
+    )
+    assert result.returncode == 0 and "2 texts" in result.stderr and "tokens/s" in result.stderr, result.stderr
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert first["prompt"] == "w1 w2" and first["text"].split() == words and second["text"].startswith("w3")
+    refused = generate("--prompts", "none.txt")
+    assert refused.returncode == 1 and "none.txt: No such file" in refused.stderr and "Traceback" not in refused.stderr
 
 
 def test_a_second_run_has_nothing_to_do(finished):
@@ -136,22 +150,37 @@ def test_of_a_run_without_evaluation_the_last_checkpoint_is_converted(tmp_path):
 
 
 def test_killed_at_any_moment_it_finishes_when_started_again(tmp_path):
-    """kill -9 of everything at several moments; a training that had begun goes on from a step above 0."""
+    """kill -9 of everything, and of Snakemake alone, at several moments; a training that had begun goes on from a step above 0.
+
+    Where Snakemake alone is killed, what it started goes on, and the next start waits for it.
+    """
     project = SmallProject(tmp_path)
     project.edit("config/workloads/tiny.yaml", "steps: 30", "steps: 300")
-    for seconds in (3, 6, 9, 12):
+    for seconds, kill in ((4, os.killpg), (8, os.kill), (10, os.killpg), (12, os.kill)):
         process = project.start()
         time.sleep(seconds)
-        os.killpg(process.pid, signal.SIGKILL)
+        kill(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        project.snakemake("--unlock")
     project.snakemake()
     rows = list(csv.DictReader((tmp_path / "results/report/summary.csv").open()))
     assert [row["status"] for row in rows] == ["done", "done"]
     for name in ("single", "ddp"):
         steps = [json.loads(line)["step"] for line in (tmp_path / f"results/runs/{name}/steps.jsonl").open()]
         assert steps == list(range(1, 301))
+
+
+@pytest.mark.slow
+def test_failed_runs_are_rows_of_the_report(tmp_path):
+    """The same target builds it of what there is, and the exit code says that not everything finished."""
+    project = SmallProject(tmp_path)
+    tiny = (tmp_path / "config/workloads/tiny.yaml").read_text()
+    (tmp_path / "config/workloads/wild.yaml").write_text(tiny.replace("5.0e-3", "1.0e+30"))
+    project.edit("config/tiny.tsv", "ddp\ttiny\t2\t2\n", "wild\twild\t1\t1\n")
+    project.snakemake(fails=True)
+    rows = list(csv.DictReader((tmp_path / "results/report/summary.csv").open()))
+    assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("wild", "failed")]
+    assert "loss nan" in (tmp_path / "logs/train/wild.log").read_text()
 
 
 def test_a_dry_run_takes_less_than_five_seconds(tmp_path):

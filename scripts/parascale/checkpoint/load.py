@@ -2,24 +2,29 @@
 
 from pathlib import Path
 
-from parascale.checkpoint import read
-from parascale.checkpoint.source import WEIGHTS
+from parascale.checkpoint.pieces import read_whole
+from parascale.checkpoint.source import WEIGHTS, open_source
 from parascale.errors import CheckpointError
 from parascale.families.build import build_model
 from parascale.files import read_json
 from parascale.settings import run_from_dict
 
 
-def load_run(folder, which="best"):
-    """(Run, model in evaluation mode, on the CPU) of a finished run's folder. which: best | last."""
+def load_run(folder, which="best", converted=None):
+    """(Run, model in evaluation mode, on the CPU) of a finished run's folder.
+
+    which: best | last. converted: folder of a converted checkpoint of that run, in any of `source.FORMS`, to read instead.
+    """
     folder = Path(folder)
     if not (folder / "run.json").is_file():
         raise CheckpointError(f"{folder}: no finished run there; train it first (its name is a row of the run table)")
     description = read_json(folder / "run.json")
     run = run_from_dict(description["settings"])
     model = build_model(run.workload.model, description["vocabulary"], *run.workload.sizes)
-    place = folder / run.checkpoint_folder(which)
-    return run, fill(model, read.read(place, [name for name in read.tensors(place) if name.startswith(WEIGHTS)]), place)
+    place = Path(converted) if converted else folder / run.checkpoint_folder(which)
+    with open_source(place) as source:
+        tensors = {name: read_whole(tensor) for name, tensor in source.tensors.items() if name.startswith(WEIGHTS)}
+    return run, fill(model, tensors, place)
 
 
 def fill(model, tensors, origin):

@@ -21,7 +21,7 @@ def write_comparison(project, output, names, datasets, measured):
     results, work = project.paths.results, project.paths.under_way
     records = load_records(results, work, names, project)
     shown = {record.name for record in records}
-    compared = actual.compare(results, [record.name for record in records if record.done])
+    compared = actual.compare(project.paths, project.site, [record.name for record in records])
     report = build_report(
         records,
         project.config.title,

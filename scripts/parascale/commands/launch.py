@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -18,12 +19,15 @@ from parascale.launch.local import run_nodes_here
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
 from parascale.launch.process import die_with_parent
 from parascale.launch.resources import cores_of
+from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.settings import Site, load_site, strict
 from parascale.settings.yaml_files import read_yaml
+from parascale.train.job import job_of, published
 
 LAUNCHER = [sys.executable, "-m", "parascale", "launch"]
 COUNT = click.IntRange(min=1)
+SECONDS = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -34,15 +38,19 @@ COUNT = click.IntRange(min=1)
 )  # fmt: skip
 @click.option("--nodes", type=COUNT, help="Machines.  [default: 1]")
 @click.option("--processes", type=COUNT, help="Processes on each node.  [default: 1]")
-@click.option("--gpus", type=int, help="GPUs to request on each node.  [default: one per process]")
+@click.option("--gpus", type=COUNT, help="GPUs to request on each node.  [default: one per process]")
 @click.option("--site", metavar="SITE", help="A site's name or its YAML file.  [default: the project's]")
 @click.option("--cores", type=COUNT, help="Cores of a node to use.  [default: those of the job]")
-@click.option("--timeout", type=float, help="Seconds within which all ranks must end after the first.  [default: 300]")
-@click.option("--grace", type=float, default=GRACE_SECONDS, help="Seconds for a rank to save its state when stopped.")
+@click.option(
+    "--timeout", type=SECONDS, help="Seconds within which all ranks must end after the first.  [default: 300]"
+)
+@click.option("--grace", type=SECONDS, default=GRACE_SECONDS, help="Seconds for a rank to save its state when stopped.")
 @click.option("--logs", type=Location(), metavar="DIR", help="Folder for the logs of the ranks.  [default: logs]")
 @click.option("--nsight", is_flag=True, help="Profile every process with Nsight Systems; its reports go to --logs.")
 @click.option("--in-step", is_flag=True, hidden=True, help="Set by the launcher inside an srun task.")
-@click.option("--node", type=int, help="To start by hand, once on each machine: number of this node, from 0.")
+@click.option(
+    "--node", type=click.IntRange(min=0), help="To start by hand, once on each machine: number of this node, from 0."
+)
 @click.option("--meet", metavar="HOST:PORT", help="With --node: where node 0 listens.")
 @click.option(
     "--secret-file",
@@ -62,15 +70,28 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     Example: parascale launch --processes 2 --site local -- script.py --its-own option
 
     Exit codes: 0 done; 75 stopped by request with its state saved, start again to continue; 143 stopped by request
-    without saving; 1 failed: the last lines name rank, host, reason and log.
+    without saving; 1 failed: the last lines name rank, host, reason and log; 78 failed, and would fail again.
     """
     if (node is None) != (meet is None):
         raise click.UsageError("--node and --meet go together")
+    if meet and not re.fullmatch(r".+:\d+", meet):
+        raise click.UsageError(f"--meet {meet}: give the host and port of node 0, HOST:PORT")
     if not (name or command):
         raise click.UsageError("name a run with --run, or a Python program after --")
     with contextlib.chdir("."):  # the program's own paths are relative to the folder of its user
-        planned, planned_gpus = planned_launch(find, name, kind, site, configuration_words(context))
+        planned, planned_gpus, job = planned_launch(find, name, kind, site, configuration_words(context))
+        if job and not in_step and not command and published(job):
+            return 0
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
+    if name and not command and (chosen.nodes, chosen.processes) != (planned.nodes, planned.processes):
+        raise click.UsageError(
+            f"run {name} has {planned.nodes} × {planned.processes} processes (nodes × each), not {chosen.nodes} × {chosen.processes}: "
+            "its row of the run table says so"
+        )
+    if (node or 0) >= chosen.nodes:
+        raise click.UsageError(f"--node {node}: nodes count from 0, and there are {chosen.nodes}")
+    if command and not command[0].startswith("-") and not Path(command[0]).is_file():
+        raise click.UsageError(f"{command[0]}: no such Python program")
     if command:
         chosen = dataclasses.replace(chosen, command=command)
     check_node(chosen.site)
@@ -80,12 +101,12 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
 
 
 def planned_launch(find, name, kind, site, words):
-    """(Launch, GPUs asked for on each node) that the project plans for a run; without a name, (of one process, None).
+    """(Launch, GPUs asked for on each node, Job) that the project plans for a run; without a name, (of one process, None, None).
 
     words: of the command line, which name the project. The process is in the project's folder afterwards.
     """
     if not name:
-        return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None
+        return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None, None
     if site and Path(site).suffix == ".yaml":
         raise click.UsageError("--run trains for a site of the project: name it without .yaml")
     words += ["--set", f"site={site}"] if site else []
@@ -94,6 +115,9 @@ def planned_launch(find, name, kind, site, words):
     run = Planner(project).run(name, "run" if kind == "communication" else kind)
     verb = ["communication"] if kind == "communication" else ["train", "--kind", kind]
     site = site or project.site
+    if kind in KINDS and slurm.job_id() is None:
+        # What an earlier start of the workflow left is at it. In a job of Slurm's, waiting would be charged.
+        Lease(project.paths.places(kind)[1](name)).wait()
     planned = Launch(
         command=("-m", "parascale", *verb, "--run", name, *words),
         nodes=run.layout.nodes,
@@ -105,7 +129,8 @@ def planned_launch(find, name, kind, site, words):
         cores=cores_of(run.layout, site),
         nsight=bool(run.profile) and run.profiler == "nsight",
     )
-    return planned, run.layout.gpus_per_node
+    job = None if kind == "communication" else job_of(dataclasses.replace(project, site=site), run, kind)
+    return planned, run.layout.gpus_per_node, job
 
 
 def chosen_site(site, find):

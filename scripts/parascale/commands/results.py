@@ -1,10 +1,14 @@
 """Verbs for what runs left: `generate`, `summarise`, `parity` and `calibrate`. Torch loads slowly, so only where it is needed."""
 
+import json
+import sys
+import time
+
 import click
 
-from parascale.cli import named, run_option, with_project
-from parascale.errors import ConfigError
-from parascale.files import write_json
+from parascale.cli import Location, named, run_option, with_project
+from parascale.errors import ConfigError, DataError
+from parascale.files import read_json, write_json
 from parascale.plan import calibrate as prices
 from parascale.plan.planner import Planner
 
@@ -12,20 +16,36 @@ BATCH = 32  # documents at once; the summaries do not depend on it
 
 
 @click.command()
-@run_option("A finished run.", required=True)
-@click.option("--prompt", required=True, help="The text to continue.")
-@click.option("--tokens", "count", type=int, default=40, help="Number of tokens to add.")
-@click.option("--temperature", type=float, default=0.8, help="0: always the most likely token; higher: more random.")
-@click.option("--seed", type=int, default=1, help="Seed of the random choice.")
+@run_option("A finished run of a language model.", required=True)
+@click.option("--prompt", help="The text to continue.")
+@click.option("--prompts", type=Location(), metavar="FILE", help="Texts to continue, one a line.")
+@click.option("--batch", type=click.IntRange(1), default=16, help="Texts continued at once.")
+@click.option("--tokens", "count", type=click.IntRange(1), default=40, help="Number of tokens to add.")
+@click.option(
+    "--temperature", type=click.FloatRange(0), default=0.8, help="0: always the most likely token; higher: more random."
+)
+@click.option("--seed", type=click.IntRange(0), default=1, help="Seed of the random choice, the same for every text.")
 @click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Checkpoint to use.")
+@click.option("--checkpoint", type=Location(), metavar="DIR", help="A converted checkpoint of the run to use instead.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device that computes.  [default: the site's]")
 @click.option("--allow-unknown", is_flag=True, help="Allow the model to write <unk>.")
 @with_project
-def generate(project, name, prompt, count, temperature, seed, which, allow_unknown):
-    """Continue a text with the language model of a run, in one process, whatever its layout was.
+def generate(project, name, prompt, prompts, batch, count, temperature, seed, which, checkpoint, device, allow_unknown):
+    """Continue texts with the language model of a run, in one process, whatever its layout was.
+
+    Of a file, each line gives one line of JSON with `prompt` and `text`. A text continues in the same way alone and among others.
 
     \b
     Example: parascale generate --run single --prompt "the function returns a"
+    Example: parascale generate --run single --prompts prompts.txt --checkpoint results/checkpoints/single > texts.jsonl
     """
+    if (prompt is None) == (prompts is None):
+        raise ConfigError("give one of --prompt TEXT and --prompts FILE")
+    require_finished(project, name, "language_model")
+    if prompt is not None and not prompt.strip():
+        raise ConfigError("--prompt is empty: give the words to continue")
+    texts = [prompt] if prompts is None else _lines(prompts)
+
     import torch
 
     from parascale.checkpoint.load import load_run
@@ -33,14 +53,42 @@ def generate(project, name, prompt, count, temperature, seed, which, allow_unkno
     from parascale.data.tokenize import UNKNOWN_ID
     from parascale.evaluation.generate import continue_tokens
 
-    run, model = load_run(project.paths.run(name), which)
+    run, model = load_run(project.paths.run(name), which, checkpoint)
+    model.to(device or project.site.device)
     data, window = run.workload.data, run.workload.training.window
     tokens = Tokens(project.paths.data(data.dataset, data.format))
-    begun = [int(number) for number in tokens.encode(prompt)]
-    generator = torch.Generator().manual_seed(seed)
-    forbidden = [] if allow_unknown else [UNKNOWN_ID]
-    chosen = continue_tokens(model, begun, count, window, temperature, generator, forbidden)
-    print(tokens.decode([*begun, *chosen]))
+    begun = [tokens.encode(text).tolist() for text in texts]
+    for number, (text, numbers) in enumerate(zip(texts, begun, strict=True), 1):
+        if not numbers:
+            raise ConfigError(f"prompt {number} ({text!r}) has no token to begin with")
+    forbidden, started = [] if allow_unknown else [UNKNOWN_ID], time.perf_counter()
+    for first in range(0, len(begun), batch):
+        some = begun[first : first + batch]
+        generators = [torch.Generator().manual_seed(seed) for _ in some]
+        added = continue_tokens(model, some, count, window, temperature, generators, forbidden)
+        for text, head, tail in zip(texts[first:], some, added):  # noqa: B905 (the texts go on)
+            whole = tokens.decode([*head, *tail])
+            print(
+                whole if prompts is None else json.dumps({"prompt": text, "text": whole}, ensure_ascii=False),
+                flush=True,
+            )
+    if prompts is not None:
+        seconds = time.perf_counter() - started
+        rate = count * len(texts) / seconds
+        print(f"{len(texts):,} texts, {rate:,.0f} tokens/s in batches of {batch}", file=sys.stderr)
+
+
+def _lines(path):
+    """The lines of a file of prompts that say something."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"--prompts {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--prompts {path} is not UTF-8: save it as UTF-8 text, one prompt a line") from None
+    if not lines:
+        raise ConfigError(f"--prompts {path} holds no text: write one prompt a line")
+    return lines
 
 
 @click.command()
@@ -56,6 +104,7 @@ def summarise(project, name, device):
     \b
     Example: parascale summarise --run summary-single
     """
+    require_finished(project, name, "summarisation")
     import torch
 
     from parascale.checkpoint.load import load_run
@@ -89,6 +138,11 @@ def parity(project, name):
     from parascale.train.parity import compare_folders
 
     run, folder = named("run", name, project.runs, project.config.runs), project.paths.parity
+    for each in (name, run.baseline):
+        if not (folder(each) / "summary.json").is_file():
+            raise DataError(
+                f"{folder(each)}: no finished parity run; `parascale launch --run {each} --kind parity` makes it"
+            )
     verdict = compare_folders(folder(name), folder(run.baseline), run.workload.model.dropout)
     write_json(folder(name) / "verdict.json", verdict)
     print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
@@ -106,7 +160,10 @@ def calibrate(project, probes):
     \b
     Example: parascale calibrate
     """
-    folders = [project.paths.probe(name) for name in probes or Planner(project).probes]
+    planner = Planner(project)
+    folders = [project.paths.probe(name) for name in probes or planner.probes]
+    for name in probes:
+        planner.run(name, "probe")  # a name that is not known is told with the nearest
     for folder in folders:
         if not (folder / "summary.json").is_file():
             raise ConfigError(f"{folder} holds no finished run (summary.json)")
@@ -118,3 +175,19 @@ def calibrate(project, probes):
     for observation in observations:
         phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in observation.phases.items() if seconds)
         print(f"{observation.run}: {1000 * observation.step_seconds:.1f} ms a step ({phases})")
+
+
+def require_finished(project, name, task):
+    """Raise ParascaleError unless a run has finished (one that the table no longer has, too) and trained a model for `task`."""
+    described = project.paths.run(name) / "run.json"
+    if described.is_file():
+        trained = read_json(described)["settings"]["workload"]["task"]
+    else:
+        trained = named("run", name, project.runs, project.config.runs).workload.task
+    if trained != task:
+        fitting = [each for each, run in project.runs.items() if run.workload.task == task]
+        raise ConfigError(
+            f"run `{name}` is for the task {trained}, not {task}; of this task: {', '.join(fitting) or 'none'}"
+        )
+    if not described.is_file():
+        raise DataError(f"{described.parent}: no finished run there; train it first: `parascale launch --run {name}`")

@@ -8,12 +8,14 @@ import click
 
 from parascale import slurm
 from parascale.cli import run_option, with_project
+from parascale.commands.store import trim
 from parascale.errors import ConfigError, Interrupted
 from parascale.launch import STOPPED
 from parascale.plan import calibrate
 from parascale.plan.planner import Planner
 from parascale.plan.predict import facts_of, predict
 from parascale.settings.paths import Paths
+from parascale.train.job import job_of, published
 
 KINDS = ("run", "parity", "probe")
 
@@ -31,7 +33,7 @@ def train(project, name, kind):
     Example: parascale train --run single
     Example: torchrun --nproc-per-node 2 -m -- parascale train --run ddp
 
-    Exit codes: 0 finished; 75 stopped with its state saved; 1 failed.
+    Exit codes: 0 finished; 75 stopped with its state saved; 1 failed; 78 failed, and would fail again.
     """
     run = Planner(project).run(name, kind)
     started = int(os.environ.get("WORLD_SIZE", "1"))
@@ -40,14 +42,19 @@ def train(project, name, kind):
             f"run {name} has {run.layout.world_size} processes, but {started} were started: `parascale launch --run {name}` starts "
             "them all"
         )
+    job = job_of(project, run, kind)
+    # Of several processes the first decides for all, once they have met: the store may change while they start.
+    if started == 1 and published(job):
+        return 0
     from parascale.train import loop  # not before it is needed, because torch loads slowly
-    from parascale.train.job import job_of
 
     try:
-        loop.train(foretold(job_of(project, run, kind)))
+        loop.train(foretold(job))
     except Interrupted as stop:
         print(stop, file=sys.stderr, flush=True)
         return STOPPED
+    if os.environ.get("RANK", "0") == "0":
+        trim(project)
     return 0
 
 

@@ -42,9 +42,10 @@ def check(data, depth="header"):
         raise BadImage("the file is empty")
     if depth == "none":
         return "unknown"
+    space = _check_markers(data) if data[:2] == START else _check_other(data)
     if depth == "decode":
         opened(data)
-    return _check_markers(data) if data[:2] == START else _check_other(data)
+    return space
 
 
 def decode(data):

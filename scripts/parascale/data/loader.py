@@ -1,5 +1,7 @@
 """Readers behind torch's DataLoader. The one module of this package that imports torch, so import it where it is used."""
 
+from itertools import islice
+
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -75,6 +77,40 @@ def read_batches(samples, chosen, workers=0):
             yield tuple(map(torch.from_numpy, samples.batch(numbers)))
     else:
         yield from map(tuple, DataLoader(WholeBatches(samples), batch_size=None, sampler=chosen, num_workers=workers))
+
+
+class Feed:
+    """The batches of a rank on its device, `count` parts a step. On a GPU a stream of its own copies them from pinned memory.
+
+    parts: iterator over tuples of tensors on the CPU.
+    """
+
+    def __init__(self, parts, count, device):
+        self.parts, self.count, self.device = parts, count, device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.ahead = None
+
+    def take(self):
+        """The parts of the next step."""
+        step, self.ahead = self.ahead or self._read(), None
+        if self.stream is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_stream(self.stream)
+            for tensor in (tensor for part in step for tensor in part):
+                tensor.record_stream(current)  # its memory may not be taken again before the step has used it
+        return step
+
+    def read_ahead(self):
+        """Read and copy those of the step after, while a GPU computes the one that has been started."""
+        if self.stream is not None:
+            self.ahead = self._read()
+
+    def _read(self):
+        step = list(islice(self.parts, self.count))
+        if self.stream is None:
+            return step
+        with torch.cuda.stream(self.stream):
+            return [tuple(tensor.pin_memory().to(self.device, non_blocking=True) for tensor in part) for part in step]
 
 
 def image_loader(reader, batches, workers=0, start_method=None):

@@ -52,8 +52,15 @@ def split_sums(logits, samples, rank, ranks, batch, device, metrics=(), workers=
     filled = [numbers if len(numbers) else np.zeros(1, dtype=np.int64) for numbers in chosen]
     for numbers, parts in zip(chosen, read_batches(samples, filled, workers), strict=True):
         *inputs, labels = (part.to(device) for part in parts)
-        output = logits(*inputs)
-        if output is not None and len(numbers):
-            sums = [summed_loss(output, labels), (labels >= 0).sum(), *(metric(output, labels) for metric in metrics)]
-            total += torch.stack([value.double() for value in sums])
+        sums = _batch_sums(logits(*inputs), labels, metrics)
+        if sums is not None and len(numbers):
+            total += sums
     return total
+
+
+def _batch_sums(logits, labels, metrics):
+    """What a batch adds to the total, or None without logits: those are gone when the next batch's are made."""
+    if logits is None:
+        return None
+    sums = [summed_loss(logits, labels), (labels >= 0).sum(), *(metric(logits, labels) for metric in metrics)]
+    return torch.stack([value.double() for value in sums])

@@ -1,22 +1,33 @@
-"""Continuing a text with a trained language model, one token at a time."""
+"""Continuing texts with a trained language model, one token at a time, several texts at once."""
 
 import torch
 
 
 @torch.no_grad()
-def continue_tokens(model, tokens, count, window, temperature, generator, forbidden=()):
-    """Yield `count` more token numbers after `tokens` (a list).
+def continue_tokens(model, prompts, count, window, temperature, generators, forbidden=()):
+    """Lists of `count` token numbers that follow each of `prompts` (lists of token numbers), whatever stands beside it.
 
-    model: (1, T) tokens → (1, T, V) logits, in evaluation mode. It sees the last `window` tokens. temperature 0 takes the
-    likeliest token each time; above, tokens are drawn by `generator`. forbidden: numbers that are never chosen.
+    model: (B, T) tokens → (B, T, V) logits, causal and in evaluation mode. It sees the last `window` tokens of each text.
+    temperature 0 takes the likeliest token each time; above, tokens are drawn by the text's own of `generators` (on the CPU).
+    forbidden: numbers that are never chosen.
     """
-    context = list(tokens)
+    device = next(model.parameters()).device
+    texts = [list(prompt) for prompt in prompts]
     for _ in range(count):
-        logits_V = model(torch.tensor([context[-window:]]))[0, -1].float()
-        logits_V[list(forbidden)] = -torch.inf
+        seen = [torch.tensor(text[-window:]) for text in texts]
+        lengths_B = torch.tensor([len(each) for each in seen])
+        # What fills up a shorter text stands behind it, where a causal model does not look.
+        filled_BT = torch.nn.utils.rnn.pad_sequence(seen, batch_first=True)
+        logits_BV = model(filled_BT.to(device))[torch.arange(len(texts)), lengths_B - 1].float().cpu()
+        logits_BV[:, list(forbidden)] = -torch.inf
         if temperature == 0:
-            chosen = int(logits_V.argmax())
+            chosen = logits_BV.argmax(-1).tolist()
         else:
-            chosen = int(torch.multinomial((logits_V / temperature).softmax(-1), 1, generator=generator))
-        context.append(chosen)
-        yield chosen
+            odds_BV = (logits_BV / temperature).softmax(-1)
+            chosen = [
+                int(torch.multinomial(odds_V, 1, generator=generator))
+                for odds_V, generator in zip(odds_BV, generators, strict=True)
+            ]
+        for text, number in zip(texts, chosen, strict=True):
+            text.append(number)
+    return [text[-count:] for text in texts]

@@ -79,6 +79,7 @@ class Failure:
     log: str | None
     time: float  # seconds since 1970
     certain: bool  # cannot be the consequence of another rank's failure
+    hopeless: bool = False  # the same start would fail again
 
     def __str__(self):
         if self.rank is None:

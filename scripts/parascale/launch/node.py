@@ -8,12 +8,13 @@ import time
 from dataclasses import dataclass
 
 from parascale import slurm
+from parascale.errors import FAILED
 from parascale.launch import rendezvous
 from parascale.launch.binding import cores_of_ranks, visible_devices
 from parascale.launch.channel import Failure, Node, Report
 from parascale.launch.nsight import nsight_command
 from parascale.launch.peers import SETTLE_SECONDS, TICK_SECONDS, Peers
-from parascale.launch.process import FAILED, STOPPED, TERMINATED
+from parascale.launch.process import STOPPED, TERMINATED
 from parascale.launch.workers import Worker, Workers, root_cause
 
 # Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.

@@ -2,8 +2,10 @@
 
 import time
 
+from parascale.errors import FAILED, HOPELESS
 from parascale.launch.channel import Failure, Report, Stopping
-from parascale.launch.process import FAILED, STOPPED, TERMINATED
+from parascale.launch.process import STOPPED, TERMINATED
+from parascale.launch.workers import root_cause
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail because of it to say so
@@ -89,7 +91,8 @@ class Peers:
         return Report(FAILED, [Failure(None, self._nodes[node].host, reason, None, time.time(), True)])
 
     def _together(self):
-        """One code for all: a failure before a stop, a stop before success."""
+        """One code for all: a failure before a stop, a stop before success; of a failure, whether its first cause would come again."""
         codes = [report.code for report in self._reports.values()]
         failures = [failure for report in self._reports.values() for failure in report.failures]
-        return Report(next((code for code in (FAILED, TERMINATED, STOPPED) if code in codes), 0), failures)
+        code = next((code for code in (FAILED, TERMINATED, STOPPED) if code in codes), 0)
+        return Report(HOPELESS if code == FAILED and failures and root_cause(failures).hopeless else code, failures)

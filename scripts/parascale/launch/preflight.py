@@ -4,26 +4,9 @@ A dry run asks none of them. Whether the jobs keep within the partition's limits
 them still have to run (`parascale.plan.limits`).
 """
 
-from pathlib import Path
-
 from parascale import slurm
 from parascale.errors import RequirementError
-from parascale.launch.resources import default_partition
-from parascale.settings.paths import defaulted, expanded
 from parascale.settings.strict import nearest
-
-
-def check_root(root):
-    """Raise RequirementError where results would lie beside the code only because a variable is not set.
-
-    root: of the configuration, as it stands there. For a dry run, as on a laptop, the folder beside the code is right.
-    """
-    missing = defaulted(root)
-    if missing and not Path(expanded(root, "root")).is_absolute():
-        raise RequirementError(
-            f"`root` = `{root}`, but ${missing[0]} is not set: results would lie below the current folder. Set it (on the "
-            "JSC machines: `jutil env activate -p <project>`), or name a folder: --config root=<folder>"
-        )
 
 
 def preflight(site, account=None, partition=None, reservation=None):
@@ -33,7 +16,7 @@ def preflight(site, account=None, partition=None, reservation=None):
         _record(
             "reservation", reservation, ", nor any other; leave --slurm-reservation out, or ask who runs the course"
         )
-    name = default_partition(site, partition)
+    name = site.partition_or_first(partition)
     if name and (state := _record("partition", name).get("State", "UP")) != "UP":
         raise RequirementError(f"partition {name} is {state}: it starts no jobs now; choose another or wait")
 

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 
-FAILED = 1
 # "Temporary failure, try again later" of sysexits.h: asked to stop, state is saved, a new start continues from it.
 STOPPED = 75
 # Told to stop by SIGTERM, and ended before it could say that its state was saved.

@@ -23,8 +23,7 @@ def node_resources(site, minutes, partition=None, account=None, gpus=0):
     wanted = {"nodes": 1, "cpus_per_task": site.cores_per_node, "mem_mb": 0, "runtime": minutes}
     if gpus and site.gpus_per_node:
         wanted["gres"] = f"gpu:{gpus}"
-    partition = default_partition(site, partition)
-    if partition:
+    if partition := site.partition_or_first(partition):
         wanted["slurm_partition"] = partition
     if account:
         wanted["slurm_account"] = account
@@ -36,8 +35,3 @@ def cores_of(layout, site):
     if site.threads_per_process is None:
         return site.cores_per_node
     return layout.processes_per_node * site.threads_per_process
-
-
-def default_partition(site, partition=None):
-    """The partition that was asked for, else the site's first, else None."""
-    return partition or (site.partitions[0].name if site.partitions else None)

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from parascale import slurm
+from parascale.errors import HOPELESS
 from parascale.launch.channel import Failure
 from parascale.launch.process import STOPPED, die_with_parent
 
@@ -98,7 +99,9 @@ class Worker:
             reason = f"exit code {code}" + (f": {line}" if (line := last_line(self.log)) else "")
         # A library may abort a process because a peer is gone; every other signal comes from outside.
         certain = code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
-        return Failure(self.rank, slurm.node_name(), reason, str(self.log), when or self.ended, certain)
+        return Failure(
+            self.rank, slurm.node_name(), reason, str(self.log), when or self.ended, certain, code == HOPELESS
+        )
 
     def _exception(self):
         """Message and time that torch's `@record` left, if it did."""

@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from parascale.errors import ConfigError
 from parascale.families.build import initialise
 from parascale.parallel import batch_norm, ddp, fsdp, tensor, tying
+from parascale.settings.stages import held_stages
 
 PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
 
@@ -65,6 +67,15 @@ class ParallelModel:
         """Logits of a batch without a backward pass, on ranks that have the last stage; None on others."""
         return self.pipeline.forward(*inputs) if self.pipeline is not None else self.parts[0](*inputs)
 
+    @torch.no_grad()
+    def share_buffers(self):
+        """Every data-parallel rank takes those of the first: running statistics differ where batch norm is each rank's own."""
+        if self.mesh.layout.data_parallel > 1:
+            group = self.mesh.data_devices.get_group()
+            for part in self.parts:
+                for buffer in part.buffers():
+                    dist.broadcast(tying.local(buffer), group=group, group_src=0)
+
     def train(self, mode=True):
         """Switch all parts to training or evaluation."""
         for part in self.parts:
@@ -82,7 +93,7 @@ def parallelize(build, run, mesh, loss, clock, timeout_seconds):
         whole = build()
     check_plans(type(whole), layout)
     tied = tying.tied_names(whole)
-    indices = _pipeline().stage_indices(layout, mesh.coordinate("pp")) if layout.pp > 1 else [0]
+    indices = held_stages(layout, mesh.coordinate("pp")) if layout.pp > 1 else [0]
     parts = [_make_part(build, run, mesh, tied, index) for index in indices]
     for part in parts:
         _materialise(part, build, run, mesh, tied)

@@ -1,8 +1,11 @@
-"""Plan against actual: what was predicted for finished runs beside what they took and were charged."""
+"""Plan against actual: what was predicted for runs beside what they took and were charged.
+
+Every job counts that was submitted for a run: those too that died before its record began, or whose record is lost.
+"""
 
 from dataclasses import asdict, dataclass, fields
 
-from parascale import slurm
+from parascale import slurm, submissions
 from parascale.files import csv_text, read_json, write_text
 from parascale.plan.predict import charged_core_hours
 from parascale.settings import Site, strict
@@ -26,16 +29,21 @@ class Compared:
     source: str
 
 
-def compare(results, runs=None, accounting=slurm.charged):
-    """A list of Compared, one for each finished run below `results/runs`, by name; charged as the run's own site charges.
+def compare(paths, site, runs=None, accounting=slurm.charged):
+    """A list of Compared, one for each run that finished or was submitted to Slurm, by name.
 
-    runs: names, of finished runs alone (default: all). accounting: function from job ids to {id: slurm.Charged}.
+    paths: of the project, and site: the project's, which charges what a run without a record was charged; one with a record is
+    charged as its own site charges. runs: names, of these alone (default: all). accounting: function from job ids to
+    {id: slurm.Charged}.
     """
-    names = sorted(path.parent.name for path in (results / "runs").glob("*/summary.json")) if runs is None else runs
-    folders = [results / "runs" / name for name in names]
-    described = {folder: read_json(folder / "run.json") for folder in folders}
-    jobs = accounting(sorted({job for values in described.values() for job in _job_ids(values)}))
-    return [_compared(folder, values, jobs) for folder, values in described.items()]
+    submitted = submissions.jobs_of_runs(paths.store)
+    if runs is None:
+        runs = sorted({path.parent.name for path in paths.run("").glob("*/summary.json")} | submitted.keys())
+    records = {name: _record(paths, name) for name in runs}
+    ids = {name: _job_ids(values, submitted.get(name, [])) for name, (values, _) in records.items()}
+    jobs = accounting(sorted({job for each in ids.values() for job in each}))
+    rows = [_compared(name, *records[name], site, ids[name], jobs) for name in runs]
+    return [row for row in rows if records[row.run][1] or row.core_hours_charged is not None]
 
 
 def write_csv(compared, path):
@@ -43,18 +51,27 @@ def write_csv(compared, path):
     write_text(path, csv_text([item.name for item in fields(Compared)], map(asdict, compared)))
 
 
-def _compared(folder, values, jobs):
-    summary, foretold = read_json(folder / "summary.json"), values.get("prediction") or {}
-    site = strict.load(Site, values["site"], str(folder / "run.json"))
-    ids = _job_ids(values)
-    if ids and all(identity in jobs for identity in ids):
-        source, seconds = "sacct", sum(jobs[identity].seconds for identity in ids)
-        charged = sum(charged_core_hours(site, jobs[i].nodes, jobs[i].seconds, jobs[i].cores) for i in ids)
+def _record(paths, name):
+    """(run.json, summary.json) of a run, finished or under way; empty where there is none."""
+    for folder in (paths.run(name), paths.work(name)):
+        if (folder / "run.json").is_file():
+            summary = folder / "summary.json"
+            return read_json(folder / "run.json"), read_json(summary) if summary.is_file() else {}
+    return {}, {}
+
+
+def _compared(name, values, summary, site, ids, jobs):
+    foretold = values.get("prediction") or {}
+    site = strict.load(Site, values["site"], f"run.json of {name}") if values else site
+    found = [jobs[identity] for identity in ids if identity in jobs]
+    if found and all(identity in jobs for identity in _job_ids(values)):
+        source, seconds = "sacct", sum(job.seconds for job in found)
+        charged = sum(charged_core_hours(site, job.nodes, job.seconds, job.cores) for job in found)
     else:
         source, seconds, charged = "record", summary.get("wall_seconds"), summary.get("core_hours")
     predicted = foretold.get("wall_seconds")
     return Compared(
-        run=values["run"],
+        run=name,
         basis=foretold.get("basis"),
         seconds_predicted=foretold.get("seconds"),
         seconds_actual=summary.get("seconds"),
@@ -69,6 +86,6 @@ def _compared(folder, values, jobs):
     )
 
 
-def _job_ids(values):
-    """A run's jobs in Slurm, each once."""
-    return list(dict.fromkeys(str(job) for job in values.get("job_ids") or [] if job))
+def _job_ids(values, submitted=()):
+    """A run's jobs in Slurm, each once: those of its record, and those that were submitted."""
+    return list(dict.fromkeys([*(str(job) for job in values.get("job_ids") or [] if job), *submitted]))

@@ -1,20 +1,23 @@
 """What the jobs that still have to run will cost, and whether the project may spend it.
 
 A job is priced from the prediction of its run, or from how long the same rule took before; where neither is known, its
-expectation is unknown, and the plan says so. At worst every attempt of a job lasts until its time limit.
+expectation is unknown, and the plan says so. At worst a training takes what 95 of 100 do when nodes fail at the site's rate, and any
+other job its time limit.
 """
 
+import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
-from parascale.errors import ConfigError, ParascaleError
+from parascale.errors import ParascaleError, few
 from parascale.files import read_json_lines
 from parascale.plan import limits
 from parascale.plan.predict import charged_core_hours
 from parascale.plan.schedule import wall_hours
 
 SCHEMA_VERSION = 1
+KEPT = "store"  # basis of the price of a training that is there already
 NAMED = 3  # jobs that a sentence names; the rest it counts
 
 
@@ -49,7 +52,10 @@ class PlannedJob:
 
 @dataclass(frozen=True)
 class PricedJob(PlannedJob):
-    """A row of `plan.json`: hours of wall time and core-hours as charged; None is unknown. gpus: on all nodes together."""
+    """A row of `plan.json`: hours of wall time and core-hours as charged; None is unknown. gpus: on all nodes together.
+
+    why: of a training, why it has to run. repeats: core-hours of the finished training that it takes the place of.
+    """
 
     run: str | None = None
     strategy: str | None = None
@@ -61,11 +67,16 @@ class PricedJob(PlannedJob):
     basis: str | None = None
     note: str | None = None
     remedy: str | None = None
+    why: str | None = None
+    repeats: float = 0.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Priced jobs and what they come to. capacity: slots that may be taken at once; None: all."""
+    """Priced jobs and what they come to. capacity: slots that may be taken at once; None: all.
+
+    cap: core-hours that it may cost. repeats_cap: core-hours of finished trainings that it may repeat.
+    """
 
     site: str
     jobs: tuple
@@ -74,6 +85,7 @@ class Plan:
     violations: tuple
     quota: float | None
     cap: float | None
+    repeats_cap: float | None
     capacity: int | None
     capacity_is_cores: bool = False
 
@@ -89,7 +101,11 @@ def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=Fals
     """
     site = site or planner.site
     budget = planner.project.config.budget
-    priced = tuple(price(job, planner, history or {}) for job in jobs)
+    priced, kept = [], set()  # ids of trainings that are only published
+    for job in jobs:
+        priced.append(price(job, planner, history or {}, kept.issuperset(job.after)))
+        if priced[-1].basis == KEPT:
+            kept.add(job.id)
     violations = []
     for job in jobs:
         request = limits.Request(_title(job), job.nodes, job.gpus, job.limit_hours)
@@ -97,22 +113,26 @@ def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=Fals
     limited = wall_hours(priced, capacity) if capacity else None
     totals = {**_totals(priced), "wall_hours_at_once": wall_hours(priced), "wall_hours_limited": limited}
     said = tuple(_unknown(priced)), tuple(violations)
-    return Plan(site.name, priced, totals, *said, budget.quota, budget.core_hours, capacity, capacity_is_cores)
+    caps = budget.core_hours, budget.repeated_core_hours
+    return Plan(site.name, tuple(priced), totals, *said, budget.quota, *caps, capacity, capacity_is_cores)
 
 
-def price(job, planner, history):
-    """The PricedJob of a PlannedJob."""
+def price(job, planner, history, ready=True):
+    """The PricedJob of a PlannedJob. ready: whether the files that it reads are there and stay as they are."""
     run = job.wildcards.get("run")
     kind = job.kind
-    hours = fits = basis = note = remedy = None
-    worst = None if job.limit_hours is None else job.limit_hours * job.attempts
+    hours = fits = basis = note = remedy = reason = None
+    worst = job.limit_hours
     if job.nodes == 0:
         hours = worst = 0.0
     elif kind is not None:
         prediction = planner.prediction(run, kind)
         fits, basis, note, remedy = prediction.fits, prediction.basis, prediction.unknown, prediction.remedy
+        reason = planner.reason(run, kind, ready)
         hours = None if prediction.wall_seconds is None else prediction.wall_seconds / 3600
-        worst = _worst_hours(job, run, kind, planner)
+        worst = planner.worst_hours(run, kind) or worst
+        if reason.kept:
+            hours, worst, basis, note = 0.0, 0.0, KEPT, None
     elif job.rule in history:
         hours, basis = history[job.rule], "history"
     else:
@@ -133,18 +153,9 @@ def price(job, planner, history):
         basis=basis,
         note=note,
         remedy=remedy,
+        why=reason and reason.words,
+        repeats=reason.repeats if reason else 0.0,
     )
-
-
-def _worst_hours(job, run, kind, planner):
-    """Hours of all attempts of a training at their time limits, which grow; a limit that somebody set does not."""
-    if job.limit_hours is None:
-        return None
-    try:
-        minutes = [planner.runtime_minutes(run, attempt, kind, job.partition) for attempt in range(1, job.attempts + 1)]
-    except ConfigError:  # of a partition that is not there: it is refused as such
-        return job.limit_hours * job.attempts
-    return sum(minutes) / 60 if minutes[0] / 60 == job.limit_hours else job.limit_hours * job.attempts
 
 
 def rows(plan):
@@ -168,6 +179,12 @@ def check(plan):
         raise BudgetError(
             f"this workflow is expected to cost {expected:,.2f} core-h, more than budget.core_hours = {plan.cap:,g}. "
             "Run less (name targets on the command line), or raise budget.core_hours in the configuration"
+        )
+    repeats = plan.totals["core_hours_repeated"]
+    if plan.repeats_cap is not None and repeats > plan.repeats_cap:
+        raise BudgetError(
+            f"this workflow would repeat {repeats:,.2f} core-h of finished trainings, more than budget.repeated_core_hours = "
+            f"{plan.repeats_cap:,g}. Undo what changed, or allow it: --config budget='{{repeated_core_hours: {math.ceil(repeats)}}}'"
         )
 
 
@@ -212,6 +229,7 @@ def _totals(jobs):
         **{name: summed(name) for name in ("hours_expected", "hours_worst", "core_hours_expected", "core_hours_worst")},
         "node_hours_expected": summed("hours_expected", lambda job: job.nodes),
         "gpu_hours_expected": summed("hours_expected", lambda job: job.gpus),
+        "core_hours_repeated": summed("repeats"),
     }
 
 
@@ -222,8 +240,16 @@ def _unknown(jobs):
         if job.nodes and job.hours_expected is None:
             reasons[job.note].append(_title(job))
     for note, titles in reasons.items():
-        more = f" and {len(titles) - NAMED:,} more" if len(titles) > NAMED else ""
-        yield f"{', '.join(titles[:NAMED])}{more}: {note}"
+        yield f"{few(titles, NAMED)}: {note}"
+
+
+def reasons(plan):
+    """A sentence for each reason why trainings run, in the plan's order."""
+    jobs = defaultdict(list)
+    for job in plan.jobs:
+        if job.why:
+            jobs[job.why].append(_title(job))
+    return [f"{len(titles):,} × {why}: {few(titles, NAMED)}" for why, titles in jobs.items()]
 
 
 def _range_of(jobs):

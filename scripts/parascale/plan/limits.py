@@ -22,8 +22,7 @@ def find_partition(site, name=None):
     """The Partition called `name`, or the site's first; None where the site names none."""
     if not site.partitions:
         return None
-    if name is None:
-        return site.partitions[0]
+    name = site.partition_or_first(name)
     for partition in site.partitions:
         if partition.name == name:
             return partition

@@ -7,6 +7,7 @@ A step has a few moments at which memory can peak; each is a sum of parts, and t
 - `block`   the backward pass of the last block: FSDP holds the block and gathers the next
 - `reduce`  that block is done: FSDP holds its gradient twice, to reduce it
 - `end`     the backward pass ends: all gradients, one block's activations, what is left of FSDP's root
+- `evaluation`  between steps: no gradients but DDP's buckets, and nothing is kept but what one block holds, or the logits
 
 Sources: states of AdamW from Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054, section 3.1 (here fp32 weights,
 gradients and two moments: 16 bytes a parameter); activations from the model's family; micro-batches in flight from
@@ -17,6 +18,7 @@ the real code on fake tensors (`parascale.train.fake`).
 from dataclasses import dataclass, replace
 
 from parascale.families.sizes import MicroBatch, model_sizes, share
+from parascale.settings.stages import held_stages, stage_blocks
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 OPTIMIZER_COPIES = {"adamw": 2, "sgd": 1}
@@ -47,7 +49,9 @@ def peak_memory(run, vocabulary, device):
 
 def rank_memory(run, sizes, device, stages):
     """{part: bytes} at the peak of a rank that holds `stages`."""
-    return max(RankMemory(run, sizes, device, stages).moments().values(), key=total)
+    rank = RankMemory(run, sizes, device, stages)
+    moments = list(rank.moments().values())
+    return max([*moments, rank.evaluation()] if run.workload.training.evaluate else moments, key=total)
 
 
 def total(parts):
@@ -56,17 +60,14 @@ def total(parts):
 
 
 def rank_stages(layout, layers):
-    """For each pipeline rank the list of its Stages, placed as `parascale.parallel.pipeline` places them."""
-    size, rest = divmod(layers, layout.stages)
+    """For each pipeline rank the list of its Stages."""
     last = layout.stages - 1
-    stages = [
-        Stage(size + (index < rest), index == 0, index == last, in_flight(layout, index)) for index in range(last + 1)
-    ]
-    first, second = stages[: layout.pp], stages[layout.pp :]
-    if not second:
-        return [[stage] for stage in first]
-    v_shaped = layout.pipeline_schedule == "ZBVZeroBubble"
-    return [list(pair) for pair in zip(first, reversed(second) if v_shaped else second, strict=True)]
+
+    def stage(index):
+        blocks = len(stage_blocks(layers, layout.stages, index))
+        return Stage(blocks, index == 0, index == last, in_flight(layout, index))
+
+    return [[stage(index) for index in held_stages(layout, rank)] for rank in range(layout.pp)]
 
 
 def in_flight(layout, stage):
@@ -119,6 +120,27 @@ class RankMemory:
         if self.fsdp:
             moments["gather"], moments["reduce"] = self._gather(), self._reduce()
         return moments
+
+    def evaluation(self):
+        """{part: bytes} at the peak of an evaluation: in a block, or where the logits meet their logarithms."""
+        batch = replace(self.batch, samples=self.run.evaluation_batch)
+        logits = self.sizes.logits_bytes(batch, self.layout.tp > 1 and self.layout.loss_parallel) if self.last else 0
+        narrow = batch.compute / 4 if batch.compute < 4 else 0
+        # Autocast keeps what it has cast until the evaluation ends.
+        cast = self.weight_copies * self.blocks + (self.head * batch.compute if batch.autocast else 0)
+        gathered = held = self._gathered()
+        moments = []
+        if self.frees:
+            # The root, held twice while the first block is gathered; then each block beside the one before.
+            arriving = 2 * (self.root + self.unit_elements) * batch.compute
+            moments.append(self._parts(cast + self.sizes.boundary_bytes(batch), buffers=arriving))
+            held = (self.root + 2 * min(self.unit_elements, round(self.block_elements))) * batch.compute
+        moments += [
+            self._parts(cast + self.sizes.forward_bytes(batch), buffers=held),
+            # As the output layer gives them, in fp32 for the loss, and their logarithms.
+            self._parts(cast, logits=(2 + narrow + self._split_copies()) * logits, buffers=gathered),
+        ]
+        return max(moments, key=total) | {"gradients": self._buckets()}
 
     def _loss(self):
         return self._parts(self._activations(), logits=self._logit_copies() * self.logits, buffers=self._gathered())
@@ -209,15 +231,14 @@ class RankMemory:
 
         Without a pipeline nobody keeps the output itself; the split loss works on one copy more.
         """
+        if not self.pipeline:
+            return 3 + self._split_copies()
+        flying = max(stage.in_flight for stage in self.stages if stage.last or not self.last)
+        return 2 + 2 * flying + self._split_copies()
+
+    def _split_copies(self):
         layout = self.layout
-        copies = (
-            3
-            if not self.pipeline
-            else 2 + 2 * max(stage.in_flight for stage in self.stages if stage.last or not self.last)
-        )
-        if layout.tp > 1:
-            copies += 1 if layout.loss_parallel else 1 / layout.tp
-        return copies
+        return 0 if layout.tp == 1 else 1 if layout.loss_parallel else 1 / layout.tp
 
     def _head_gradient(self):
         return self.head * (self.batch.compute if self.fsdp else self.batch.parameter)
@@ -232,10 +253,12 @@ class RankMemory:
             if layout.micro_batches <= max(stage.in_flight for stage in self.stages):
                 return 0
             return self.elements * REDUCE_BYTES if self.fsdp else self.elements * self.batch.parameter
-        buckets = layout.dp > 1 and not self.fsdp and not self.run.average_every
-        if buckets or self.run.workload.training.accumulate > 1:
-            return self.sharded * self.batch.parameter
-        return 0
+        return self.sharded * self.batch.parameter if self.run.workload.training.accumulate > 1 else self._buckets()
+
+    def _buckets(self):
+        """Bytes of DDP's."""
+        held = self.layout.dp > 1 and not self.fsdp and not self.run.average_every
+        return self.sharded * self.batch.parameter if held else 0
 
     def _gathered(self):
         """FSDP that does not free: all parameters lie there whole."""

@@ -2,7 +2,7 @@
 
 import html
 
-from parascale.plan.budget import rows, warnings
+from parascale.plan.budget import reasons, rows, warnings
 
 COLUMNS = ("rule", "strategy", "jobs", "nodes", "GPUs", "hours", "node-h", "GPU-h", "core-h", "core-h at worst")
 NOTHING = "Nothing has to run: 0 core-h."
@@ -52,6 +52,9 @@ def remarks(plan):
         said.append(f"Rests on: {', '.join(bases)}")
     if totals["jobs_without_limit"]:
         said.append(f"{totals['jobs_without_limit']} jobs ask for no time limit: the worst case leaves them out")
+    if totals["core_hours_repeated"]:
+        said.append(f"Repeats {totals['core_hours_repeated']:,.2f} core-h of finished trainings")
+    said += [f"runs: {line}" for line in reasons(plan)]
     said += [f"unknown: {line}" for line in plan.unknown]
     said += [f"warning: {line}" for line in warnings(plan)]
     return said + [f"can never start: {line}" for line in plan.violations]

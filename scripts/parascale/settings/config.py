@@ -74,11 +74,28 @@ class Parity:
     precision: Literal["fp32", "fp64"] = option("fp32", "precision of the comparison; fp64 is stricter")
 
 
+@settings(CONDUCT)
+class Keeping:
+    """The store of finished trainings."""
+
+    gigabytes: Number | None = option(
+        100.0,
+        "finished trainings that no result shows, and no run of the table asks for, are kept up to this size in GB; those used longest "
+        "ago go first. `null`: all stay",
+        low=0.0,
+    )
+
+
 @settings(SITE)
 class Budget:
     """What the project may spend, in core-hours as they are charged."""
 
     core_hours: Number | None = option(None, "a workflow that is expected to cost more does not start", above=0.0)
+    repeated_core_hours: Number | None = option(
+        1000.0,
+        "a workflow that would train again what cost more, because settings, code or data changed, does not start; `null`: no limit",
+        low=0.0,
+    )
     quota: Number | None = option(
         None, "the project's quota: plans show their share of it, and warn when they exceed it", above=0.0
     )
@@ -90,7 +107,7 @@ class Config:
 
     root: str = option(
         ".",
-        "folder that holds `results/` and `work/`; `$VARIABLES` are expanded, `${NAME:-other}` with a default. Default: the "
+        "folder that holds `results/`, `work/` and `store/`; `$VARIABLES` are expanded, `${NAME:-other}` with a default. Default: the "
         "working directory of the workflow",
         path=True,
     )
@@ -106,6 +123,7 @@ class Config:
     formats: Formats = section(Formats, "how data is converted")
     loaders: Loaders = section(Loaders, "the benchmark of readers")
     summaries: Summaries = section(Summaries, "how summaries are written and judged")
+    store: Keeping = section(Keeping, "the store of finished trainings")
     budget: Budget = section(Budget, "what the project may spend")
     monitor: Monitor = section(Monitor, "how a running training is watched")
     continue_with_other_code: bool = option(

@@ -121,6 +121,16 @@ def conduct_difference(run, other):
     )
 
 
+def with_conduct_of(run, other):
+    """The settings of a run as plain values, its conduct as that of another run of the same recipe; paths are its own."""
+    values = dataclasses.asdict(run)
+    for key, setting, read in _known(type(run), type(run.workload), type(run.workload.model)):
+        if setting.decides == CONDUCT and key != "baseline" and not setting.told.path:
+            *groups, name = key.split(".")
+            functools.reduce(operator.getitem, groups, values)[name] = _plain(read(other))
+    return values
+
+
 def changes(old, new, ignored=()):
     """Key → (old value, new value) of what differs between two mappings; None where a key is missing."""
     keys = dict.fromkeys([*old, *new])
@@ -135,11 +145,12 @@ def in_words(changed):
 
 
 def numbered(runs):
-    """Runs by name, each with the number of the repeat that it is: rows of the same recipe and layout are repeats."""
+    """Runs by name, each with the number of the repeat that it is: rows that train the same in the same layout are repeats,
+    however they are watched or saved."""
     seen, result = {}, {}
     for name, run in runs.items():
-        # Equal settings make equal text; digests would cost a large table seconds.
-        same = repr(dataclasses.replace(run, run="", baseline=None, repeat=1))
+        # Equal settings make equal text, without the cost of a digest.
+        same = repr((recipe(run), settings(run, LAYOUT), run.workload.data.dataset, run.workload.model.kind))
         seen[same] = seen.get(same, 0) + 1
         result[name] = dataclasses.replace(run, repeat=seen[same]) if seen[same] > 1 else run
     return result

@@ -39,7 +39,8 @@ class Layout:
     )
     sync_batch_norm: bool = option(
         True,
-        "batch norm uses the samples of all ranks; otherwise each rank uses its own, so every layout is a different training",
+        "batch norm uses the samples of all ranks; otherwise each rank uses its own, so every layout is a different training, and "
+        "the first rank's statistics are evaluated and saved",
     )
     compile: bool = option(False, "compile each block with `torch.compile`")
 

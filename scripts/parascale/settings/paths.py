@@ -36,6 +36,16 @@ class Paths:
         return self.root / "results"
 
     @property
+    def store(self):
+        """What was trained once and charged, whatever `results` shows of it: no rule declares it, and no start empties it."""
+        return self.root / "store"
+
+    @property
+    def trainings(self):
+        """Finished trainings under their keys."""
+        return self.store / "trainings"
+
+    @property
     def under_way(self):
         """What is not: runs, and the logs of their ranks."""
         return self.root / "work"
@@ -47,6 +57,14 @@ class Paths:
     def data(self, dataset, format):
         """A dataset in one format."""
         return self.results / "data" / dataset / format
+
+    def data_of(self, run):
+        """The prepared data that a Run reads."""
+        return self.data(run.workload.data.dataset, run.workload.data.format)
+
+    def start_of(self, run):
+        """The checkpoint that a Run begins from, of another run; None where it begins anew."""
+        return self.run(run.init_from) / "checkpoint" if run.init_from else None
 
     def run(self, run):
         """A finished run."""

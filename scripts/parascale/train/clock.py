@@ -2,6 +2,7 @@
 
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch.profiler import profile
@@ -13,60 +14,74 @@ OPERATORS = 20  # of a profile's table
 
 
 class Clock:
-    """Adds up seconds by phase until `read()`, which empties it. What no phase covers becomes `other`.
+    """Adds up seconds by phase until `cut()`. What no phase covers becomes `other`.
 
-    Times are of the CPU's clock or, on a GPU, of events on its stream.
+    Times are of the CPU's clock or, on a GPU, of events on its stream, which are read when the stream has passed them: nothing
+    here waits for the GPU.
     """
 
     def __init__(self, device):
-        self.cuda = device.type == "cuda"
+        if device.type == "cuda":
+            self.now, self.between = _record_event, _seconds_between_events
+        else:
+            self.now, self.between = time.perf_counter, _seconds_between
         self.reset()
 
     def reset(self):
         """Start a new step now."""
-        self.seconds = {}
-        self.events = []
-        self.started = time.perf_counter()
+        self.phases, self.runs, self.started = [], [], self.now()
 
     @contextmanager
     def phase(self, name):
         """Count the body's time to `name`. Phases do not nest, except those of stages within `pipeline`."""
-        if self.cuda:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            yield
-            end.record()
-            self.events.append((name, start, end))
-        else:
-            start = time.perf_counter()
-            yield
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        start = self.now()
+        yield
+        self.phases.append((name, start, self.now()))
 
     @contextmanager
     def paused(self):
         """The body's time belongs to no step: it is recorded beside them, or not at all."""
-        started = time.perf_counter()
+        self.runs.append((self.started, self.now()))
         yield
-        self.started += time.perf_counter() - started
+        self.started = self.now()
 
-    def read(self):
-        """Seconds by phase with `total` and `other`, and a new step begins.
+    def cut(self):
+        """End a step and begin the next; returns a function that gives the `seconds_of` the one that ended."""
+        now = self.now()
+        seconds = partial(seconds_of, self.phases, [*self.runs, (self.started, now)], self.between)
+        self.phases, self.runs, self.started = [], [], now
+        return seconds
 
-        In a pipeline, what a rank's stages did not compute while the schedule ran is `bubble`: waiting and sending.
-        """
-        if self.cuda:
-            torch.cuda.synchronize()
-            for name, start, end in self.events:
-                self.seconds[name] = self.seconds.get(name, 0.0) + start.elapsed_time(end) / 1000
-        seconds = {
-            name: self.seconds.get(name, 0.0) for name in ("data", "forward", "backward", "communication", "optimizer")
-        }
-        if "pipeline" in self.seconds:
-            seconds["bubble"] = max(0.0, self.seconds["pipeline"] - seconds["forward"] - seconds["backward"])
-        total = time.perf_counter() - self.started
-        seconds["other"] = max(0.0, total - sum(seconds.values()))
-        self.reset()
-        return {"total": total, **seconds}
+
+def seconds_of(phases, runs, between):
+    """Seconds by phase with `total` and `other`.
+
+    phases: (name, start, end). runs: (start, end) of the stretches that the step consists of. between: (start, end) → seconds.
+    In a pipeline, what a rank's stages did not compute while the schedule ran is `bubble`: waiting and sending.
+    """
+    seconds = dict.fromkeys(("data", "forward", "backward", "communication", "optimizer"), 0.0)
+    for name, start, end in phases:
+        seconds[name] = seconds.get(name, 0.0) + between(start, end)
+    if (scheduled := seconds.pop("pipeline", None)) is not None:
+        seconds["bubble"] = max(0.0, scheduled - seconds["forward"] - seconds["backward"])
+    total = sum(between(*run) for run in runs)
+    seconds["other"] = max(0.0, total - sum(seconds.values()))
+    return {"total": total, **seconds}
+
+
+def _record_event():
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds_between_events(start, end):
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+def _seconds_between(start, end):
+    return end - start
 
 
 class ChosenSteps:

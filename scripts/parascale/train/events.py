@@ -32,9 +32,9 @@ class Events:
             self._add(handle, lines)
         self.handle = open(self.path, "ab")  # noqa: SIM115 (open as long as the run)
 
-    def add(self, line):
-        """Append one step, a line of `steps.jsonl`; at once in the file, so that a watcher sees it."""
-        self._add(self.handle, [line])
+    def add(self, lines):
+        """Append steps, lines of `steps.jsonl`."""
+        self._add(self.handle, lines)
         self.handle.flush()
 
     def close(self):

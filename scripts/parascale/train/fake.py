@@ -25,10 +25,9 @@ from torch.utils._pytree import tree_leaves
 
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model
-from parascale.families.sizes import MicroBatch
 from parascale.parallel import ddp, make_mesh, parallelize, pipeline
 from parascale.train.clock import Clock
-from parascale.train.loss import GlobalLoss
+from parascale.train.loss import GlobalLoss, evaluate
 from parascale.train.optim import make_optimizers
 from parascale.train.step import Stepper
 
@@ -94,21 +93,19 @@ class Uncounted:
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes of live tensor storages on one rank: between steps, and at the peak within a step."""
+    """Bytes of live tensor storages on one rank: between steps, and at the peaks within a step and within an evaluation."""
 
     rank: int
     resting_bytes: int
     peak_bytes: int
+    evaluation_bytes: int
 
 
 class DatalessStepper(Stepper):
     """A Stepper that never looks at a value, because there is none."""
 
     def agree(self, batches, stop, save):
-        return torch.ones((), dtype=torch.float64, device=self.mesh.device), False, False
-
-    def report(self, local_loss, targets, norm):
-        return 0.0, 0, 0.0
+        return torch.ones((), dtype=torch.float64, device=self.mesh.device), None
 
 
 def measure(run, vocabulary, rank=0):
@@ -139,7 +136,25 @@ def _measure_steps(run, vocabulary, mesh, storages, fake):
         for _ in range(STEPS):
             storages.peak = storages.live
             stepper.step(batches)
-        return Measured(mesh.rank, storages.live, storages.peak)
+        resting = storages.live
+        peaks = [storages.peak]
+        storages.peak = resting
+        evaluate(run, stepper.model, EmptySamples(run))
+        return Measured(mesh.rank, resting, *peaks, storages.peak)
+
+
+class EmptySamples:
+    """Samples without data, for each rank two batches of its evaluation: the second meets what the first leaves."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def __len__(self):
+        return 2 * self.run.evaluation_batch * self.run.layout.data_parallel
+
+    def batch(self, numbers):
+        """(*inputs, labels) of so many samples."""
+        return empty_batch(self.run.workload, len(numbers))
 
 
 @contextmanager
@@ -208,19 +223,20 @@ def _stepper(run, vocabulary, mesh, fake):
 
     model = parallelize(build, run, mesh, loss, clock, TIMEOUT_SECONDS)
     if model.pipeline is not None and fake:
-        _fix_shapes(model.pipeline.schedule, run)
+        _fix_shapes(model.pipeline, run)
     return DatalessStepper(run, model, make_optimizers(model, run.workload.optim), loss, clock)
 
 
-def _fix_shapes(schedule, run):
+def _fix_shapes(pipeline, run):
     """Tell the stages what they will receive: otherwise they would ask their neighbours, which do not exist."""
-    layout = run.layout
-    samples, window = MicroBatch.of(run).samples, run.workload.training.window
+    layout, schedule = run.layout, pipeline.schedule
+    samples, window = run.micro_batch, run.workload.training.window
     sequence = window // layout.tp if layout.tp > 1 and layout.sequence_parallel else window
     # Under autocast the residual stream stays fp32; FSDP's policy computes in bf16 alone.
     bf16 = run.precision == "bf16" and layout.uses_fsdp
     kind = torch.bfloat16 if bf16 else torch.float64 if run.precision == "fp64" else torch.float32
-    hidden = (torch.empty(samples, sequence, run.workload.model.dim, dtype=kind, device="meta", requires_grad=True),)
+    shape = sequence, run.workload.model.dim
+    hidden = (torch.empty(samples, *shape, dtype=kind, device="meta", requires_grad=True),)
     tokens = (torch.empty(samples, window, dtype=torch.int64, device="meta"),)
     for stage in schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]:
         stage._user_meta = _StageMeta(
@@ -235,10 +251,11 @@ def _fix_shapes(schedule, run):
             stage._inference_mode = InferenceMode.STATIC
 
     schedule._warmup_p2p = choose_given_shapes
+    pipeline._receive = lambda rank: torch.empty(run.evaluation_batch, *shape, dtype=kind)
 
 
 def _batches(run):
     """One global batch's share of a rank: `accumulate` parts of (*inputs, labels)."""
-    samples = MicroBatch.of(run).samples * run.layout.micro_batches
+    samples = run.micro_batch * run.layout.micro_batches
     arrays = empty_batch(run.workload, samples)
     return [tuple(map(torch.tensor, arrays)) for _ in range(run.workload.training.accumulate)]

@@ -1,12 +1,15 @@
 """What a training process is told, put together from a project."""
 
+import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from parascale.families import families as all_families
-from parascale.families import families_of
-from parascale.provenance import training_code
+from parascale.errors import TrainingError
+from parascale.lease import Lease
 from parascale.settings import Run, Site, identity
+from parascale.store.keys import code_of_run, data_known
+from parascale.store.trainings import Store, StoreError, record_in
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,7 @@ class Job:
     """One training.
 
     data: folder of tokens. work: folder of the run under way. output: folder that the finished run is published to.
-    results: folder of all results, where a plan finds its calibration.
+    results: folder of all results, where a plan finds its calibration. store: folder of finished trainings by their keys.
     code_digest: of the code that decides a training's numbers. prediction: what the plan foretold, or None.
     start: checkpoint of the run that this one begins from (`init_from`), or None. allocation: what Slurm says of the job
     that trains, or None. sample_seconds: interval of the samples of devices; None takes none.
@@ -27,6 +30,7 @@ class Job:
     work: Path
     output: Path
     results: Path
+    store: Path
     timeout_seconds: float
     code_digest: str
     prediction: dict | None = None
@@ -35,35 +39,70 @@ class Job:
     sample_seconds: float | None = None
     other_code: bool = False
 
+    @property
+    def known_data(self):
+        """What is known of the data, and of the checkpoint that the run starts from."""
+        return data_known(self.data, self.start)
+
+    @property
+    def key(self):
+        """The key of the finished training."""
+        return identity.key_of(self.run, self.site, self.code_digest, self.known_data)
+
 
 def job_of(project, run, kind="run"):
     """The Job of a run of a project: of its table, or made from one. kind: `run`, `parity` or `probe`."""
     output, work = project.paths.places(kind)
-    data = run.workload.data
     return Job(
         run=run,
         site=project.site,
-        data=project.paths.data(data.dataset, data.format),
+        data=project.paths.data_of(run),
         work=work(run.run),
         output=output(run.run),
         results=project.paths.results,
+        store=project.paths.trainings,
         timeout_seconds=project.config.timeout_seconds,
         code_digest=code_of_run(run),
-        start=project.paths.run(run.init_from) / "checkpoint" if run.init_from else None,
+        start=project.paths.start_of(run),
         sample_seconds=project.config.monitor.interval_seconds,
         other_code=project.config.continue_with_other_code,
     )
 
 
-def key_of_run(run, site):
-    """The key of a run's training before its data is there, by which a workflow knows whether a finished one is still true."""
-    return identity.key_of(run, site, code_of_run(run))
+def published(job):
+    """Publish the finished training of a job's key, if the store has one, and say so; whether that is all there is to do.
+
+    For a start of the run, before its processes: needs no torch.
+    """
+    if not job.data.is_dir() or not show_kept(job):
+        return False
+    if record_in(job.work).get("key") == job.key:  # its end was cut off after it was kept
+        lease = Lease(job.work)
+        with suppress(TrainingError):  # or it is just ending
+            lease.acquire()
+            lease.release()
+            shutil.rmtree(job.work)
+    return True
 
 
-def code_of_run(run):
-    """Digest of the code that decides a run's numbers: of what every training does, its task, engine and family, and a class of
-    the user's own."""
-    path, _, own = run.workload.model.kind.partition(":")
-    # A class of the user's own may build on any of ours.
-    families = tuple(all_families()) if own else families_of(run.workload.model.kind)
-    return training_code(run.workload.task, run.engine, families, (path,) if own else ())
+def show_kept(job):
+    """Show the finished training of a job's key, if the store has one, as the job's result; whether there was one.
+
+    One that is damaged is set aside, which is said.
+    """
+    store, name = Store(job.store), job.run.run
+    kept = store.finished(job.key)
+    if kept is None:
+        return False
+    try:
+        store.check(kept)
+    except StoreError as error:
+        store.set_aside(kept.key, str(error))
+        return False
+    store.show(kept.key, job.output, job.run)
+    print(
+        f"{name}: finished on {kept.finished} as {kept.place}, for {kept.core_hours:,.2f} core-h, and kept as {kept.key[:12]}: "
+        f"published in {job.output}, not trained again",
+        flush=True,
+    )
+    return True

@@ -13,11 +13,10 @@ from lightning.pytorch.plugins.environments import LightningEnvironment, TorchEl
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.utils.data import DataLoader, IterableDataset
 
-from parascale.train.optim import clip, gradient_norm
+from parascale.train.optim import clip
 from parascale.train.process import listen_for_signals
-from parascale.train.step import StepResult
 
-PRECISIONS = {"fp32": "32-true", "fp64": "64-true", "bf16": "bf16-mixed"}
+PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "fp64": "64-true", "bf16": "bf16-mixed"}
 
 
 def make_steps(session):
@@ -98,7 +97,8 @@ class Steps(LightningModule):
 
     def _begin(self, parts):
         self.session.begin_step(self.next_step)
-        self.targets, *self.wishes = self.stepper.agree(parts, *self.session.wishes())
+        self.wishes = self.session.wishes()
+        self.targets, self.agreed = self.stepper.agree(parts, *self.wishes)
         self.stepper.loss.targets = self.targets
         self.loss = torch.zeros((), dtype=torch.float64, device=self.session.mesh.device)
 
@@ -113,9 +113,9 @@ class Steps(LightningModule):
     def on_before_optimizer_step(self, optimizer):
         """All parts are done: clip by the norm of the whole gradient."""
         with self.session.clock.phase("communication"):
-            self.norm = gradient_norm(self.stepper.model)
+            self.figures = self.stepper.report(self.loss, self.targets)
         self.open_phase.enter_context(self.session.clock.phase("optimizer"))
-        clip(self.stepper.model, self.norm, self.stepper.clip_norm)
+        clip(self.stepper.model, self.figures[0], self.stepper.clip_norm)
 
     def optimizer_step(self, *arguments, **keywords):
         """The update itself; the phase was opened when the gradient was whole."""
@@ -127,7 +127,5 @@ class Steps(LightningModule):
         number, parts = batch
         if number + 1 < len(parts):
             return
-        with self.session.clock.phase("communication"):
-            loss, targets, norm = self.stepper.report(self.loss, self.targets, self.norm)
-        self.session.end_step(self.next_step, StepResult(loss, targets, norm, *self.wishes))
+        self.session.end_step(self.next_step, self.stepper.result(self.figures, self.agreed, *self.wishes))
         self.next_step += 1

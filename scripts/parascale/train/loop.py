@@ -1,5 +1,6 @@
 """The training loop, top to bottom: who am I, data, model, resume, steps, last evaluation, publish."""
 
+import gc
 import hashlib
 import math
 import time
@@ -11,22 +12,26 @@ import numpy as np
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from parascale.data.loader import read_batches
+from parascale.data.loader import Feed, read_batches
 from parascale.data.sampler import Sampler, share
-from parascale.errors import Interrupted, TrainingError
-from parascale.evaluation.evaluate import split_sums
+from parascale.errors import DivergedError, Interrupted
 from parascale.evaluation.task import Task, open_task
 from parascale.families.build import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
+from parascale.parallel.precision import set_arithmetic
 from parascale.train.clock import Clock, profiler
-from parascale.train.loss import GlobalLoss, all_reduce, computation_context
+from parascale.train.loss import GlobalLoss, all_reduce, evaluate
 from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
-from parascale.train.process import Watchdog, listen_for_signals, peak_memory
+from parascale.train.process import Watchdog, garbage_kept, listen_for_signals, peak_memory
 from parascale.train.record import Progress
 from parascale.train.stage import staged
 from parascale.train.state import RunState
 from parascale.train.step import Stepper
+
+GARBAGE_STEPS = (
+    50  # all ranks collect garbage after the same steps: one that did so on its own would let the others wait
+)
 
 
 @record  # leaves the exception where the launcher finds it
@@ -39,8 +44,7 @@ def train(job, make_steps=None):
     with ExitStack() as stack:
         # --- who am I
         stop_requested = listen_for_signals()
-        torch.use_deterministic_algorithms(run.deterministic)
-        torch.backends.cudnn.benchmark = not run.deterministic
+        set_arithmetic(run)
         device = start_processes(job.site.device, job.timeout_seconds)
         mesh = make_mesh(run.layout, device, job.timeout_seconds)
         watchdog = stack.enter_context(Watchdog(job.timeout_seconds, alone=mesh.devices is None))
@@ -62,9 +66,12 @@ def train(job, make_steps=None):
         # --- resume
         state = RunState(job, model, stepper.optimizers)
         first_step = state.begin(steps, task.outputs, task.excluded)
+        if first_step is None:  # another job finished it, and there is nothing to do
+            return stop_processes()
         stack.enter_context(_failure_noted(state))
         progress = stack.enter_context(Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit))
         parts = read_batches(samples, _local_samples(sampler, first_step, steps, run, mesh), task.workers)
+        feed = Feed(parts, training.accumulate, device)
         profile = profiler(job, mesh.rank == 0)
         model.train()
 
@@ -75,7 +82,7 @@ def train(job, make_steps=None):
             clock,
             watchdog,
             task,
-            parts,
+            feed,
             stepper,
             state,
             progress,
@@ -84,7 +91,8 @@ def train(job, make_steps=None):
             first_step,
             steps,
         )
-        with monitored(job, state.processes):
+        with monitored(job, state.processes), garbage_kept():
+            session.evaluate_due()
             (make_steps or _engine(run.engine))(session)
 
             # --- last evaluation
@@ -95,7 +103,7 @@ def train(job, make_steps=None):
 
         # --- publish
         state.publish()
-    stop_processes()
+    return stop_processes()
 
 
 def _engine(name):
@@ -128,7 +136,7 @@ class Session:
     clock: Clock
     watchdog: Watchdog
     task: Task
-    parts: object  # iterator over this rank's batches of training, in the order in which they are computed
+    feed: Feed  # of this rank's batches of training, in the order in which they are computed
     stepper: Stepper
     state: RunState
     progress: Progress
@@ -136,6 +144,7 @@ class Session:
     stop_requested: object  # function: whether this process was asked to stop
     first_step: int
     steps: int
+    unread: object = None  # function that gives the line of the step before, of which the numbers are not read yet
 
     @property
     def run(self):
@@ -160,8 +169,7 @@ class Session:
         Steps are asked for one after the other, so that what comes next can be read ahead.
         """
         with self.clock.phase("data"):
-            parts = [next(self.parts) for _ in range(self.run.workload.training.accumulate)]
-            return [tuple(tensor.to(self.mesh.device) for tensor in part) for part in parts]
+            return self.feed.take()
 
     def wishes(self):
         """Whether this process wants to stop, and a checkpoint saved, after the step that begins. One asks for all."""
@@ -171,37 +179,70 @@ class Session:
         """Learning rate of a step."""
         return learning_rate(step, self.steps, self.run.peak_lr, self.run.workload.optim)
 
-    def end_step(self, step, result):
-        """After the new weights: look at the numbers, evaluate, save, record. Raises Interrupted where the run is to stop.
+    def evaluate_due(self):
+        """Evaluate the step after which the checkpoint was saved that the run continues from, where that did not come to it."""
+        saved = self.state.saved
+        if saved.get("due"):
+            step = saved["step"]
+            self.state.add_step(saved["line"] | self._validate(step))
 
-        The clock is read first and runs on: what recording takes counts as `other` of the next step. What evaluating and
-        saving take stands beside the steps.
+    def end_step(self, step, result):
+        """After a step has been started: record the one before, whose numbers are there by now, and do what is due after this one.
+
+        Where something is due (the end, a stop, an evaluation, a checkpoint) its own numbers are read at once. It is saved
+        before it is evaluated, so that what happens to a long evaluation costs no step. What recording
+        takes is time of the step under way; what evaluating and saving take stands beside the steps.
+        Raises DivergedError for a loss or norm that is no number, and Interrupted where the run is to stop.
         """
         training, last = self.run.workload.training, step == self.steps
-        line = {
-            "step": step,
-            self.run.workload.unit: result.targets,
-            "loss": result.loss,
-            "lr": self.lr(step),
-            "grad_norm": result.grad_norm,
-            "seconds": self.clock.read(),
-            "memory_bytes": peak_memory(self.mesh.device),
-        }
-        _refuse_non_finite(self.run, f"step {step}", {"loss": result.loss, "gradient norm": result.grad_norm})
-        with self.clock.paused():
-            if self.profiler is not None:
+        stop = result.stop and not last
+        self.feed.read_ahead()
+        self._record_unread()
+        if step % GARBAGE_STEPS == 0:
+            gc.collect()
+        self.unread = partial(self._line, step, result, self.clock.cut())
+        if self.profiler is not None:
+            with self.clock.paused():
                 self.profiler.end_step(step)
-            if training.evaluate and (last or _is_multiple(step, training.evaluate_every)):
-                line |= self._validate(step)
-            if last or result.stop or result.save or _is_multiple(step, training.checkpoint_every):
-                line |= self.state.checkpoint(step, line)
-        self.state.add_step(line)
-        self.progress.update(line)
-        if result.stop and not last:
+        due = training.evaluate and (last or _is_multiple(step, training.evaluate_every))
+        saving = last or stop or result.save or _is_multiple(step, training.checkpoint_every)
+        if due or saving:
+            with self.clock.paused():
+                line, self.unread = self.unread(), None
+                self.state.model.share_buffers()
+                if saving:
+                    line |= self.state.checkpoint(step, line, due)
+                if due and not stop:  # else the next start begins with it
+                    line |= self._validate(step)
+            self._record(line)
+        if stop:
             self.state.end("stopped")
             raise Interrupted(
                 f"run {self.run.run} was asked to stop after step {step} of {self.steps}; a new start continues there"
             )
+
+    def _line(self, step, result, seconds):
+        """The record of a step, as soon as it is done. seconds: function that gives those of its phases."""
+        norm, loss, targets = result.read()
+        _refuse_non_finite(self.run, f"step {step}", {"loss": loss, "gradient norm": norm})
+        return {
+            "step": step,
+            self.run.workload.unit: targets,
+            "loss": loss,
+            "lr": self.lr(step),
+            "grad_norm": norm,
+            "seconds": seconds(),
+            "memory_bytes": peak_memory(self.mesh.device),
+        }
+
+    def _record_unread(self):
+        if self.unread is not None:
+            line, self.unread = self.unread(), None
+            self._record(line)
+
+    def _record(self, line):
+        self.state.add_step(line)
+        self.progress.update(line)
 
     def _validate(self, step):
         """Validation figures after a step; keeps the weights if they are the best so far. Returns what the step's line gains."""
@@ -215,32 +256,26 @@ class Session:
     def means(self, split, title):
         """({`loss` and the task's metrics: mean over the targets}, number of targets) of a whole split, the same on every rank.
 
-        title: what an error calls this evaluation. Raises TrainingError where a figure is no number.
+        title: what an error calls this evaluation. Raises DivergedError where a figure is no number.
         """
         self.watchdog.feed()
-        run, model, mesh, task = self.run, self.state.model, self.mesh, self.task
-        ranks, metrics = run.layout.data_parallel, task.metrics
-        batch = run.workload.training.evaluation_batch or math.ceil(run.global_batch / ranks)
-        model.train(False)
-        with computation_context(run, mesh.device.type):
-            samples, counted = task.splits[split], metrics.values()
-            total = split_sums(model.logits, samples, mesh.data_rank, ranks, batch, mesh.device, counted, task.workers)
+        run, mesh, task = self.run, self.mesh, self.task
+        total = evaluate(run, self.state.model, task.splits[split], task.metrics.values(), task.workers)
         if mesh.coordinate("tp") != 0:
             total.zero_()  # ranks of a tensor-parallel group computed the same samples
         all_reduce(total, mesh)
-        model.train()
         loss, targets, *others = total.tolist()
-        figures = {name: value / targets for name, value in zip(("loss", *metrics), (loss, *others), strict=True)}
+        figures = {name: value / targets for name, value in zip(("loss", *task.metrics), (loss, *others), strict=True)}
         _refuse_non_finite(run, title, figures)
         return figures, int(targets)
 
 
 def _refuse_non_finite(run, where, figures):
-    """Raise TrainingError where a figure is no number: nothing after it would mean anything."""
+    """Raise DivergedError where a figure is no number: nothing after it would mean anything."""
     if not all(map(math.isfinite, figures.values())):
         said = ", ".join(f"{name} {value}" for name, value in figures.items())
-        raise TrainingError(
-            f"run {run.run}, {where}: {said}. Weights before this step are in the last checkpoint. Try a lower `optim.lr`, a "
+        raise DivergedError(
+            f"run {run.run}, {where}: {said}. What was saved until then is kept. Try a lower `optim.lr`, a "
             "slower rise to it, or precision fp32"
         )
 

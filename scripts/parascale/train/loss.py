@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.tensor.parallel import loss_parallel
 
 from parascale.data.text import IGNORED
-from parascale.evaluation.evaluate import summed_loss
+from parascale.evaluation.evaluate import split_sums, summed_loss
 
 
 class GlobalLoss:
@@ -47,3 +47,15 @@ def computation_context(run, device_type):
         if run.layout.tp > 1 and run.layout.loss_parallel:
             stack.enter_context(loss_parallel())
         yield
+
+
+def evaluate(run, model, samples, metrics=(), workers=0):
+    """This rank's sums over its share of `samples`, as `split_sums` gives them, by a ParallelModel that trains afterwards."""
+    mesh, ranks = model.mesh, run.layout.data_parallel
+    model.train(False)
+    with computation_context(run, mesh.device.type):
+        total = split_sums(
+            model.logits, samples, mesh.data_rank, ranks, run.evaluation_batch, mesh.device, metrics, workers
+        )
+    model.train()
+    return total

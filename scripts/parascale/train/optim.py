@@ -1,15 +1,16 @@
 """Optimizer, learning rate, and clipping by the norm of the whole gradient."""
 
 import math
+from collections import defaultdict
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_
 
 from parascale.parallel.tying import local, sum_tied_gradients
 from parascale.settings.workload import Cycle
 
+SMALL = 4096  # elements whose squares are added up in single precision as well as in rows
 FALL = 1e-5  # the rate that a cycle falls to, relative to its highest
 
 
@@ -99,26 +100,31 @@ def finish_gradients(model):
 
 
 @torch.no_grad()
-def gradient_norm(model):
-    """The 2-norm of the whole gradient over all ranks' shards and stages, each element once; a float64 scalar tensor.
+def squared_norm(model):
+    """This rank's part of the square of the whole gradient's 2-norm, a float64 scalar tensor: the sum over ranks has each element of
+    all shards and stages once. Where ranks train apart (local SGD) it is that of this rank's own gradient.
 
     Rows are added up in double precision: in single precision the sum over a large matrix is off by 1e-4, and differently
-    so for every way of splitting it. Where ranks train apart (local SGD) it is this rank's own norm.
+    so for every way of splitting it.
     """
     # Of a parameter tied across stages one copy counts: the first, which stands on another rank where it is not here.
     copies = {id(second) for _, second in model.split_ties if second is not None}
-    gradients = [p.grad for _, p in model.named_parameters() if p.grad is not None and id(p) not in copies]
-    mesh = model.mesh
-    ranks_of_a_stage = 1 if model.ranks_differ else mesh.world_size // mesh.layout.pp
-    # Norms of rows first: they are short enough for single precision, and converting every element would take far longer.
-    rows = [torch.linalg.vector_norm(local(gradient), dim=-1) for gradient in gradients]
-    norms = torch.stack(torch._foreach_norm(rows, 2, torch.float64))
+    ranks_of_a_stage = 1 if model.ranks_differ else model.mesh.world_size // model.mesh.layout.pp
     # Each element lies on all ranks of its stage but for those that hold other shards: it counts once in the sum.
-    shares = [_shards(gradient) / ranks_of_a_stage for gradient in gradients]
-    squares = norms.square().dot(torch.tensor(shares, dtype=torch.float64, device=mesh.device))
-    if mesh.devices is not None and not model.ranks_differ:
-        dist.all_reduce(squares)
-    return squares.sqrt()
+    by_share = defaultdict(list)
+    for _, parameter in model.named_parameters():
+        if parameter.grad is not None and id(parameter) not in copies:
+            by_share[_shards(parameter.grad) / ranks_of_a_stage].append(local(parameter.grad))
+    return sum(share * _sum_of_squares(gradients) for share, gradients in by_share.items())
+
+
+def _sum_of_squares(tensors):
+    # Norms of rows first: they are short enough for single precision, and converting every element would take far longer.
+    rows = [torch.linalg.vector_norm(tensor, dim=-1).flatten() for tensor in tensors if tensor.numel() > SMALL]
+    small = [tensor for tensor in tensors if tensor.numel() <= SMALL]
+    if small:
+        rows.append(torch.stack(torch._foreach_norm(small)))
+    return torch.cat(rows).double().square().sum()
 
 
 def _shards(gradient):

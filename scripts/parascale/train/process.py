@@ -1,11 +1,13 @@
 """The process of a rank: where it stands, how it is asked to stop, how it ends when it hangs, what memory it took."""
 
 import faulthandler
+import gc
 import os
 import resource
 import signal
 import sys
 import time
+from contextlib import contextmanager
 
 import torch
 
@@ -56,6 +58,19 @@ class Watchdog:
         # Beside peers it stays after an error: where one of them hangs, this process may not get to its end either.
         if kind is None or self.alone or issubclass(kind, (Interrupted, KeyboardInterrupt)):
             faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def garbage_kept():
+    """While the body runs, Python collects no cyclic garbage unless it is told to, and then looks at none of what is there now."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def peak_memory(device):

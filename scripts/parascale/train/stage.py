@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import torch.distributed as dist
 
-from parascale.errors import RequirementError
+from parascale.errors import FullDiskError
 from parascale.files import atomic_path, tree_bytes
 from parascale.train.process import place
 
@@ -45,12 +45,12 @@ def place_in_ram(work_folder, first_rank):
 
 
 def copy_to_ram(folder, copy):
-    """Copy a dataset into memory, whole or not at all. RequirementError where it does not fit."""
+    """Copy a dataset into memory, whole or not at all. FullDiskError where it does not fit."""
     for left in [copy, *RAM.glob(f".{copy.name}.*")]:  # by an attempt that was killed while it copied
         shutil.rmtree(left, ignore_errors=True)
     needed, free = tree_bytes(folder), free_bytes()
     if needed > free:
-        raise RequirementError(
+        raise FullDiskError(
             f"{folder} takes {needed / 2**20:,.0f} MiB, but {RAM} of {os.uname().nodename} has room for {free / 2**20:,.0f} MiB: "
             "leave out `data.stage: ram`, or train on nodes with more memory"
         )

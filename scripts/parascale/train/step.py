@@ -9,21 +9,42 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from parascale.train.loss import all_reduce, computation_context, count_targets
-from parascale.train.optim import clip, finish_gradients, gradient_norm
+from parascale.train.optim import clip, finish_gradients, squared_norm
+
+
+class Figures:
+    """Numbers of a device on their way to the host: `read` waits for them alone, and for nothing that was started later."""
+
+    def __init__(self, values):
+        self.host, self.arrived = values, None
+        if values.is_cuda:
+            self.host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
+
+    def read(self):
+        """The numbers, as a list."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.host.tolist()
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step reports: mean loss over `targets` target tokens of all ranks, and the norm of the whole gradient.
+    """What a step reports.
 
+    figures: norm of the whole gradient, mean loss, and number of targets of all ranks that it is the mean of.
     stop, save: whether any process wants to stop, or a checkpoint saved, after this step.
     """
 
-    loss: float
-    targets: int
-    grad_norm: float
+    figures: Figures
     stop: bool
     save: bool
+
+    def read(self):
+        """(norm of the gradient, loss, targets); waits until the step is done."""
+        norm, loss, targets = self.figures.read()
+        return norm, loss, int(targets)
 
 
 class Stepper:
@@ -42,31 +63,42 @@ class Stepper:
 
         stop, save: what this process wants to happen after the step; the result says whether any process does.
         """
-        targets, stopping, saving = self.agree(batches, stop, save)
+        targets, agreed = self.agree(batches, stop, save)
         self.loss.targets = targets
         local_loss = self._forward_backward(batches)
         with self.clock.phase("communication"):
             finish_gradients(self.model)
-            norm = gradient_norm(self.model)
+            figures = self.report(local_loss, targets)
         with self.clock.phase("optimizer"):
-            clip(self.model, norm, self.clip_norm)
+            clip(self.model, figures[0], self.clip_norm)
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-        with self.clock.phase("communication"):
-            loss, count, norm = self.report(local_loss, targets, norm)
-        return StepResult(loss, count, norm, stopping, saving)
+        return self.result(figures, agreed, stop, save)
 
     def agree(self, batches, stop, save):
-        """The divisor of the loss, and whether to stop and to save after this step: one small sum over all ranks."""
+        """The divisor of the loss, and how many processes want to stop and to save, as Figures: one small sum over all ranks.
+
+        None instead of Figures for a process alone.
+        """
         device = self.mesh.device
         with self.clock.phase("communication"):
             local = sum(count_targets(labels, device) for *_, labels in batches)
             if self.mesh.devices is None:
-                return local, stop, save
-            wishes = torch.tensor([stop, save], dtype=torch.float64, device=device)
+                return local, None
+            wishes = torch.tensor([stop, save], dtype=torch.float64).to(device, non_blocking=True)
             agreed = all_reduce(torch.cat([(local * self.counts).reshape(1), wishes]), self.mesh)
-            return (local if self.run.average_every else agreed[0]), *(agreed[1:] > 0).tolist()
+            return local if self.run.average_every else agreed[0], Figures(agreed[1:])
+
+    @staticmethod
+    def result(figures, agreed, stop, save):
+        """The StepResult of what `report` and `agree` returned and of what this process wants, when all of the step is started.
+
+        That is the one time that the host waits: a GPU comes to the agreement long before it is done with the step.
+        """
+        figures = Figures(figures)
+        wishes = (stop, save) if agreed is None else (number > 0 for number in agreed.read())
+        return StepResult(figures, *wishes)
 
     def _forward_backward(self, batches):
         """Gradients of all parts of the batch, added up; returns this rank's part of the mean loss, on the device."""
@@ -93,15 +125,17 @@ class Stepper:
                 (loss * self.mesh.layout.data_parallel if wrapped else loss).backward()
         return loss.detach()
 
-    def report(self, local_loss, targets, norm):
-        """Loss, count and norm as numbers: the same on every rank."""
+    def report(self, local_loss, targets):
+        """Norm of the gradient, loss and number of targets, the same on every rank: a tensor, from one sum over all ranks.
+
+        Ranks that train apart keep a norm of their own.
+        """
         ranks = self.mesh.layout.data_parallel if self.run.average_every else 1
-        values = torch.stack([local_loss * self.reports / ranks, (targets * self.counts).double(), norm.double()])
-        if self.mesh.devices is not None:
-            # Every rank knows the global count and norm, unless ranks train apart.
-            all_reduce(values[: 2 if self.run.average_every else 1], self.mesh)
-        loss, count, norm = values.tolist()
-        return loss, int(count if self.run.average_every or self.mesh.devices is None else targets), norm
+        values = torch.stack([squared_norm(self.model), local_loss * self.reports / ranks, targets.double()])
+        # Every rank knows the global count, unless ranks train apart.
+        all_reduce(values[1:] if self.run.average_every else values[:2], self.mesh)
+        values[0].sqrt_()
+        return values
 
     @torch.no_grad()
     def average_parameters(self):

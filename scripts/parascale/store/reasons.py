@@ -1,0 +1,95 @@
+"""Why a training has to run: what changed since the one that results show, or that it is kept already."""
+
+import functools
+from contextlib import suppress
+from dataclasses import dataclass
+
+from parascale.errors import ParascaleError, few
+from parascale.files import read_json
+from parascale.settings import Site, identity, run_from_dict, strict
+from parascale.settings.options import LAYOUT
+from parascale.store.keys import data_known, key_of, modules_of_run
+from parascale.store.trainings import Store, record_in
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a training runs, in words. kept: the store has it, so that it is only published. repeats: core-hours of the finished
+    training that it takes the place of."""
+
+    words: str
+    kept: bool = False
+    repeats: float = 0.0
+
+
+KEPT = Reason("kept in the store: published in seconds", kept=True)
+
+
+class Reasons:
+    """Answers for the runs of a project, from its results and its store as they are when first asked."""
+
+    def __init__(self, project):
+        self.paths, self.site = project.paths, project.site
+        self.store = Store(self.paths.trainings)
+        self.known = functools.cache(data_known)  # runs share few data
+
+    def of(self, run, kind, ready=True):
+        """The Reason for a Run of a kind (`run`, `parity` or `probe`).
+
+        ready: whether its data, and the checkpoint that it begins from, are there and stay as they are.
+        """
+        try:
+            known = self.known(self.paths.data_of(run), self.paths.start_of(run)) if ready else None
+        except FileNotFoundError:
+            known = None
+        if known is not None and self.store.finished(key_of(run, self.site, known)):
+            return KEPT
+        output, work = (place(run.run) for place in self.paths.places(kind))
+        record, hours = self._finished(output)
+        if unfinished := record_in(work):
+            if not self._changes(unfinished, run, known, resharded=True):
+                return Reason("continues what was begun", repeats=hours)
+            record = record or unfinished
+        if not record:
+            return Reason("new")
+        missing = "a file of its result is missing" if ready else "what it reads is made anew"
+        return Reason(self._changes(record, run, known) or missing, repeats=hours)
+
+    def _finished(self, output):
+        """(record, core-hours) of the last finished training that was shown in a folder; ({}, 0.0) where there was none."""
+        kept = self._last.get(f"{output.parent.name}/{output.name}")
+        for folder in (output, kept and kept.folder):
+            with suppress(
+                TypeError, FileNotFoundError, ValueError, AttributeError
+            ):  # there is none, or it is not whole
+                return read_json(folder / "run.json"), read_json(folder / "summary.json").get("core_hours") or 0.0
+        return {}, 0.0
+
+    @functools.cached_property
+    def _last(self):
+        """Place → the Kept that was last used there."""
+        return {kept.place: kept for kept in self.store.all()}
+
+    def _changes(self, record, run, known, resharded=False):
+        """What changed since a record (`run.json`) was written, in words; empty where nothing did.
+
+        known: of the data; None compares none. resharded: another layout is no change.
+        """
+        try:
+            before = run_from_dict(record["settings"])
+            site = strict.load(Site, record["site"], "site")
+        except (ParascaleError, KeyError):
+            return "recorded by another version of parascale"
+        changed = identity.changes(identity.recipe(before), identity.recipe(run))
+        devices = {"device": tuple(map(identity.kind_of_device, (site, self.site)))}
+        if not resharded:
+            changed |= identity.changes(identity.settings(before, LAYOUT), identity.settings(run, LAYOUT))
+            changed |= {"repeat": (before.repeat, run.repeat)}
+            devices |= {"threads": (identity.threads(before, site), identity.threads(run, self.site))}
+        words = [identity.in_words({key: pair for key, pair in (changed | devices).items() if pair[0] != pair[1]})]
+        then, now = record.get("code", {}), modules_of_run(run)
+        if edited := sorted(identity.changes(then, now)):
+            words.append(f"training code: {few(edited, 3)}" if then else "training code")
+        if known is not None and record.get("data") not in (None, identity.digest_of(known)):
+            words.append("its data")
+        return ", ".join(filter(None, words))

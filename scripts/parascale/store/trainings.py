@@ -1,0 +1,213 @@
+"""Finished trainings under their keys, in a folder that no rule declares.
+
+<root>/store/trainings/<key>/   what results show of a training (run.json, summary.json, steps.jsonl, …, checkpoint/, best/), and
+                                training.json: what it is, and the checksum of every file
+<key>.partial/                  one that is being put there        <key>.damaged/   one whose checksums were wrong
+
+Snakemake empties a folder of results before it makes them anew. What lies here stays until it is freed, and a start that
+finds its key here shows it instead of training again. Results are hard links to it, so that both take the room of one.
+"""
+
+import dataclasses
+import os
+import shutil
+from collections import defaultdict
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from parascale.checkpoint.manifest import MANIFEST as CHECKPOINT
+from parascale.checkpoint.manifest import check_files, read_manifest
+from parascale.errors import CheckpointError, ConfigError, ParascaleError
+from parascale.files import (
+    atomic_path,
+    full_disk_is_an_error,
+    link_or_copy,
+    read_json,
+    sha256,
+    sync_path,
+    sync_tree,
+    tree_bytes,
+    write_json,
+)
+from parascale.settings import identity, run_from_dict
+
+MANIFEST = "training.json"
+SCHEMA_VERSION = 1
+TREES = ("checkpoint", "best", "profile")  # what a training leaves besides single files
+READERS = 4  # files of a checkpoint that are read at once
+NEEDED = ("run.json", "summary.json", f"checkpoint/{CHECKPOINT}")
+
+
+class StoreError(ParascaleError):
+    """A training in the store is damaged, or there is none of a key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A training in the store. place: where results show it (`runs/ddp`, `parity/ddp`). finished: ISO 8601."""
+
+    folder: Path
+    key: str
+    place: str
+    finished: str
+    core_hours: float
+    bytes: int
+
+    @property
+    def used(self):
+        """When it was last shown, in seconds since the epoch."""
+        return (self.folder / MANIFEST).stat().st_mtime
+
+
+class Store:
+    """The finished trainings in `folder`."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+
+    def finished(self, key):
+        """The Kept of a key; None where there is none, or its manifest cannot be read. Its files are not: `check` does that."""
+        try:
+            values = read_json(self.folder / key / MANIFEST)
+            told = (values[name] for name in ("place", "finished", "core_hours", "bytes"))
+            return Kept(self.folder / key, key, *told)
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def all(self):
+        """Every Kept, the one that was used longest ago first."""
+        keys = [path.parent.name for path in self.folder.glob(f"*/{MANIFEST}") if not path.parent.suffix]
+        return sorted(filter(None, map(self.finished, keys)), key=lambda kept: kept.used)
+
+    @contextmanager
+    def keeping(self, key, place):
+        """Yield a folder to put a finished training into; at the end it is whole under its key, or not there at all."""
+        partial = self.folder / f"{key}.partial"
+        with full_disk_is_an_error(self.folder / key):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            yield partial
+            write_json(partial / MANIFEST, _described(partial, key, place))
+            sync_tree(partial)
+            if self.finished(key):  # by another job, meanwhile
+                shutil.rmtree(partial)
+            else:
+                if (self.folder / key).exists():
+                    self.set_aside(key, f"{self.folder / key / MANIFEST} is missing or damaged")
+                partial.rename(self.folder / key)
+            sync_path(self.folder)
+
+    def adopt(self, shown):
+        """Keep a finished training that lies nowhere but in a folder of results; says whether there was one."""
+        if not all((shown / name).is_file() for name in NEEDED):
+            return False
+        key = record_in(shown).get("key")
+        if key is None or self.finished(key):
+            return False
+        with self.keeping(key, f"{shown.parent.name}/{shown.name}") as folder:
+            for path in _files(shown):
+                shutil.copyfile(path, folder / path.name)
+            for name in filter(lambda name: (shown / name).is_dir(), TREES):
+                shutil.copytree(shown / name, folder / name, copy_function=link_or_copy)
+        return True
+
+    def check(self, kept):
+        """Raise StoreError, which names the file, unless every file of a training is what it was."""
+        try:
+            for name, entry in read_json(kept.folder / MANIFEST)["files"].items():
+                path = kept.folder / name
+                if not path.is_file() or path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
+                    raise StoreError(f"{path} is missing or damaged")
+            for tree in _checkpoints(kept.folder):
+                check_files(tree, read_manifest(tree)["files"], READERS)
+        except CheckpointError as error:
+            raise StoreError(str(error)) from None
+
+    def set_aside(self, key, reason):
+        """Take a damaged training out of its key's place, and say so."""
+        aside = self.folder / f"{key}.damaged"
+        shutil.rmtree(aside, ignore_errors=True)
+        (self.folder / key).rename(aside)
+        print(f"store: {reason}. This finished training is set aside as {aside}", flush=True)
+
+    def show(self, key, output, run):
+        """Make a training the result of `run` in the folder `output`: every file, summary.json last.
+
+        Names and labels are those of `run`, its conduct is as it was when it was trained.
+        """
+        folder = self.folder / key
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "summary.json").unlink(missing_ok=True)
+        for name in TREES:
+            if (folder / name).is_dir():
+                with atomic_path(output / name) as partial:
+                    shutil.copytree(folder / name, partial, copy_function=link_or_copy)
+            else:
+                shutil.rmtree(output / name, ignore_errors=True)
+        for path in _files(folder):
+            if path.name not in (MANIFEST, "run.json", "summary.json"):
+                with atomic_path(output / path.name) as partial:
+                    shutil.copyfile(path, partial)
+        record, summary = read_json(folder / "run.json"), read_json(folder / "summary.json")
+        write_json(output / "run.json", record | {"run": run.run, "settings": _settings(run, record["settings"])})
+        write_json(output / "summary.json", summary | {"run": run.run, "workload": run.workload.name})
+        os.utime(folder / MANIFEST)
+
+    def free(self, kept):
+        """Remove a training; results that show it stay."""
+        gone = kept.folder.with_suffix(".partial")  # so that no start finds half of it
+        shutil.rmtree(gone, ignore_errors=True)
+        kept.folder.rename(gone)
+        shutil.rmtree(gone)
+
+
+def shown_places(results):
+    """Key → places (`runs/ddp`) of the trainings that the folder `results/` shows. Probes are not among them: their results are
+    prices, and are kept without them."""
+    found = defaultdict(list)
+    for path in sorted([*results.glob("runs/*/run.json"), *results.glob("parity/*/run.json")]):
+        found[record_in(path.parent).get("key")].append(f"{path.parts[-3]}/{path.parts[-2]}")
+    return dict(found)
+
+
+def record_in(folder):
+    """The `run.json` of a folder; empty where there is none, or it is not whole."""
+    try:
+        record = read_json(folder / "run.json")
+    except (FileNotFoundError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _described(folder, key, place):
+    """What the manifest of a training holds. A checkpoint's own manifest has the checksums of its other files."""
+    inside = _checkpoints(folder)
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [path for path in paths if path.name == CHECKPOINT or not any(tree in path.parents for tree in inside)]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "key": key,
+        "place": place,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "core_hours": read_json(folder / "summary.json")["core_hours"],
+        "bytes": tree_bytes(folder),
+        "files": {
+            str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files
+        },
+    }
+
+
+def _checkpoints(folder):
+    return [path.parent for path in folder.glob(f"*/{CHECKPOINT}")]
+
+
+def _files(folder):
+    return [path for path in sorted(folder.iterdir()) if path.is_file()]
+
+
+def _settings(run, trained):
+    try:
+        return identity.with_conduct_of(run, run_from_dict(trained))
+    except ConfigError:  # of another version, which had other settings
+        return dataclasses.asdict(run)

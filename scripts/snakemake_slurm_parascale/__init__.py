@@ -1,0 +1,36 @@
+"""Slurm jobs of a root: each is written down, one that an earlier start left is taken up, none is submitted twice.
+
+A layer over snakemake-executor-plugin-slurm 2.8.0, which submits and watches. The Snakefile lays it on with
+`take_up_jobs(PROJECT)`, so that profiles name the plugin itself and its options stay (`executor: slurm`, `slurm-…`).
+"""
+
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+from parascale.errors import ConfigError, few
+from snakemake_logger_plugin_parascale import trained_by
+from snakemake_slurm_parascale.executor import RootExecutor, training_of
+
+__all__ = ["RootExecutor", "refuse_shared_jobs", "take_up_jobs", "training_of"]
+
+
+def take_up_jobs(project):
+    """Have the jobs that this process submits to Slurm be those of the project's root."""
+    plugin = ExecutorPluginRegistry().get_plugin("slurm")
+    plugin.executor = type(
+        "Executor", (RootExecutor,), {"paths": project.paths, "silence": project.config.timeout_seconds}
+    )
+
+
+def refuse_shared_jobs(workflow):
+    """Raise ConfigError where an array or a group would hold trainings: nobody could tell them apart in the queue, and when one
+    stops, others would stop or start with it."""
+    rules = {job.rule for job in workflow.dag.needrun_jobs() if trained_by(job.rule)}
+    grouped = sorted(rule.name for rule in rules if rule.group)
+    chosen = {name.strip() for name in (workflow.executor_settings.array_jobs or "").replace(";", ",").split(",")}
+    arrayed = sorted(rule.name for rule in rules if chosen & {rule.name, "all"})
+    for names, what in ((grouped, "group"), (arrayed, "Slurm array")):
+        if names:
+            raise ConfigError(
+                f"each training is a Slurm job of its own, so that it can stop and continue alone: take {few(names)} out of its "
+                f"{what} (`groups`, `slurm-array-jobs`; instead of `all`, name rules that train nothing)"
+            )

@@ -1,0 +1,144 @@
+"""Why a training has to run, in words; what it repeats is counted, and refused above a bound."""
+
+import dataclasses
+import shutil
+
+import pytest
+
+from parascale.files import write_json, write_text
+from parascale.plan import budget, tables
+from parascale.plan.planner import Planner
+from parascale.settings import Layout, identity
+from parascale.store.keys import data_known, key_of, modules_of_run
+from parascale.store.trainings import Store
+
+from .test_plan_budget import jobs, project
+from .test_store import fill
+
+CODE = "training code: "
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A project whose run `single` was trained, for 2.5 core-hours; a function that gives the project with other `limits`."""
+    made = project(tmp_path)
+    run, paths = made.runs["single"], made.paths
+    # What a plan reads of the data.
+    splits = {split: {"tokens": 10_000} for split in ("train", "validation")}
+    write_json(paths.data_of(run) / "manifest.json", {"vocabulary": 5000, "splits": splits})
+    record(made, paths.run("single"))
+    return lambda **limits: project(tmp_path, **limits)
+
+
+def record(made, folder, run=None, **changes):
+    """A finished training as its record has it."""
+    run, site = run or made.runs["single"], made.site
+    known = data_known(made.paths.data_of(run))
+    key = key_of(run, site, known)
+    fill(folder, run, key)
+    values = {"run": run.run, "key": key, "settings": dataclasses.asdict(run), "site": dataclasses.asdict(site)}
+    values |= {"code": modules_of_run(run), "data": identity.digest_of(known)}
+    write_json(folder / "run.json", values | changes)
+    return key
+
+
+def changed(run, **values):
+    optim = dataclasses.replace(run.workload.optim, **values)
+    return dataclasses.replace(run, workload=dataclasses.replace(run.workload, optim=optim))
+
+
+def other_data(made):
+    write_text(made.paths.data_of(made.runs["single"]) / "manifest.json", '{"vocabulary": 4000}')
+
+
+def other_code(made):
+    code = modules_of_run(made.runs["single"]) | {"train/step.py": "0", "parallel/fsdp.py": "1"}
+    shutil.rmtree(made.paths.run("single"))
+    record(made, made.paths.run("single"), code=code)
+
+
+def nothing(made):
+    pass
+
+
+CASES = [
+    ("new", lambda made: shutil.rmtree(made.paths.run("single")), lambda run: run, "new", 0.0),
+    ("a setting", nothing, lambda run: changed(run, lr=2e-3), "`optim.lr` 0.001 → 0.002", 2.5),
+    (
+        "the layout",
+        nothing,
+        lambda run: dataclasses.replace(run, layout=Layout(gpus_per_node=2, dp=2)),
+        "`layout.gpus_per_node` 1 → 2, `layout.dp` 1 → 2",
+        2.5,
+    ),
+    ("code", other_code, lambda run: run, CODE + "parallel/fsdp.py, train/step.py", 2.5),
+    ("data", other_data, lambda run: run, "its data", 2.5),
+    ("the repeat", nothing, lambda run: dataclasses.replace(run, repeat=2), "`repeat` 1 → 2", 2.5),
+    (
+        "a file",
+        lambda made: shutil.rmtree(made.paths.run("single") / "best"),
+        lambda run: run,
+        "a file of its result is missing",
+        2.5,
+    ),
+    (
+        "a title",
+        lambda made: Store(made.paths.trainings).adopt(made.paths.run("single")),
+        lambda run: run,
+        "kept in the store: published in seconds",
+        0.0,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "change", "words", "repeats"), [pytest.param(*rest, id=name) for name, *rest in CASES]
+)
+def test_the_reason_names_what_changed(trained, prepare, change, words, repeats):
+    made = trained()
+    prepare(made)
+    made.runs["single"] = change(made.runs["single"])
+    reason = Planner(made).reason("single")
+    assert (reason.words, reason.repeats, reason.kept) == (words, repeats, words.startswith("kept"))
+
+
+def test_a_training_whose_result_was_deleted_is_known_by_the_store(trained):
+    made = trained()
+    assert Store(made.paths.trainings).adopt(made.paths.run("single"))
+    shutil.rmtree(made.paths.run("single"))
+    made.runs["single"] = changed(made.runs["single"], lr=2e-3)
+    assert Planner(made).reason("single").words == "`optim.lr` 0.001 → 0.002"
+
+
+@pytest.mark.parametrize("text", ["", '{"settings"', "[]", "{}"])
+def test_a_record_that_is_not_whole_stands_in_no_plans_way(trained, text):
+    made = trained()
+    for folder in (made.paths.run("single"), made.paths.work("single")):
+        write_text(folder / "run.json", text)
+    assert Planner(made).reason("single").words in ("new", "recorded by another version of parascale")
+
+
+def test_what_is_begun_and_continues_says_so(trained):
+    made = trained()
+    run = made.runs["single"]
+    record(made, made.paths.work("single"), changed(run, lr=2e-3))
+    assert Planner(made).reason("single").words == "a file of its result is missing"
+    made.runs["single"] = dataclasses.replace(changed(run, lr=2e-3), layout=Layout(gpus_per_node=2, dp=2))
+    assert Planner(made).reason("single").words == "continues what was begun"
+
+
+def test_a_plan_prices_what_is_kept_at_nothing_and_refuses_to_repeat_much(trained):
+    made = trained(repeated_core_hours=2.0)
+    training = dataclasses.replace(jobs()[2], after=())
+    plan = budget.make_plan([training], Planner(made))
+    with pytest.raises(budget.BudgetError, match=r"repeat 2\.50 core-h .* budget='\{repeated_core_hours: 3\}'"):
+        budget.check(plan)
+    said = tables.text(plan)
+    assert "Repeats 2.50 core-h of finished trainings" in said
+    assert "runs: 1 × a file of its result is missing: train_single (single)" in said
+    assert Store(made.paths.trainings).adopt(made.paths.run("single"))
+    (priced,) = budget.make_plan([training], Planner(made)).jobs
+    assert (priced.core_hours_expected, priced.basis) == (0.0, "store")
+    # Its data is made anew: nobody knows yet whether that is the same.
+    _, second = budget.make_plan([jobs()[1], jobs()[2]], Planner(made)).jobs
+    assert second.core_hours_expected > 0 and second.why == "what it reads is made anew"

@@ -1,0 +1,120 @@
+"""A finished training lies whole under its key or not at all, is shown under today's names, and never shown damaged."""
+
+import dataclasses
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from parascale.checkpoint.manifest import describe_files, write_manifest
+from parascale.files import read_json, write_json
+from parascale.settings import Run, make
+from parascale.store.trainings import Store, StoreError, shown_places
+
+KEY = "a" * 64
+
+
+def run_of(name="one", workload="w", **settings):
+    return make(Run, run=name, workload={"name": workload, "title": workload}, **settings)
+
+
+def fill(folder, run, key=KEY):
+    """What a finished training leaves."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for tree in ("checkpoint", "best"):
+        (folder / tree).mkdir()
+        (folder / tree / "weights").write_bytes(os.urandom(100))
+        write_manifest(folder / tree, {"step": 3}, describe_files(folder / tree, ["weights"]))
+    (folder / "steps.jsonl").write_text("{}\n")
+    write_json(folder / "run.json", {"run": run.run, "key": key, "settings": dataclasses.asdict(run)})
+    write_json(folder / "summary.json", {"run": run.run, "workload": run.workload.name, "core_hours": 2.5})
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store that holds the training of KEY."""
+    store = Store(tmp_path / "store")
+    with store.keeping(KEY, "runs/one") as folder:
+        fill(folder, run_of(profile="1-2"))
+    return store
+
+
+def test_what_is_kept_is_known_and_whole(store):
+    kept = store.finished(KEY)
+    assert store.all() == [kept] and (kept.place, kept.core_hours) == ("runs/one", 2.5) and kept.bytes > 200
+    store.check(kept)
+    assert store.finished("b" * 64) is None
+
+
+def test_what_is_cut_off_while_it_is_put_there_is_not_kept(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(KeyboardInterrupt), store.keeping(KEY, "runs/one") as folder:
+        fill(folder, run_of())
+        raise KeyboardInterrupt
+    assert store.finished(KEY) is None and store.all() == []
+    with store.keeping(KEY, "runs/one") as folder:
+        fill(folder, run_of())
+    assert [entry.name for entry in tmp_path.iterdir()] == [KEY]
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_it_is_shown_under_the_names_of_today_and_with_the_conduct_of_then(store, tmp_path, monkeypatch, linked):
+    def refuse(*paths):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    if not linked:
+        monkeypatch.setattr(os, "link", refuse)
+    output = tmp_path / "results/runs/two"
+    fill(output, run_of("before"), "b" * 64)
+    (output / "profile").mkdir()  # of what was shown before
+    store.show(KEY, output, run_of("two", "new name", baseline="three"))
+    record, summary = (read_json(output / name) for name in ("run.json", "summary.json"))
+    assert (record["run"], summary["run"], summary["workload"]) == ("two", "two", "new name")
+    settings = record["settings"]
+    assert (settings["workload"]["title"], settings["baseline"], settings["profile"]) == ("new name", "three", "1-2")
+    assert not (output / "profile").exists() and not (output / "training.json").exists()
+    ours, kept = ((place / "best/weights").stat() for place in (output, store.finished(KEY).folder))
+    assert (ours.st_ino == kept.st_ino) == linked
+    assert shown_places(tmp_path / "results") == {KEY: ["runs/two"]}
+
+
+@pytest.mark.parametrize("name", ["best/weights", "checkpoint/checkpoint.json", "run.json", "steps.jsonl"])
+@pytest.mark.parametrize("how", ["changed", "missing"])
+def test_what_is_damaged_is_named_and_never_shown(store, name, how):
+    kept = store.finished(KEY)
+    path = kept.folder / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink() if how == "missing" else path.write_bytes(content)
+    with pytest.raises(StoreError, match=path.name.split(".")[0]):
+        store.check(kept)
+    store.set_aside(KEY, "it is damaged")
+    assert store.finished(KEY) is None and store.all() == [] and Path(f"{kept.folder}.damaged").is_dir()
+
+
+@pytest.mark.parametrize("text", [None, "", '{"key": ', "[]"])
+def test_without_a_whole_manifest_nothing_is_kept_and_the_next_end_makes_way(store, text, capsys):
+    manifest = store.finished(KEY).folder / "training.json"
+    manifest.unlink() if text is None else manifest.write_text(text)
+    assert store.finished(KEY) is None and store.all() == []
+    with store.keeping(KEY, "runs/one") as folder:
+        fill(folder, run_of())
+    store.check(store.finished(KEY))
+    assert "training.json is missing or damaged. This finished training is set aside" in capsys.readouterr().out
+
+
+def test_what_only_results_show_is_taken_in(tmp_path):
+    store, shown = Store(tmp_path / "store"), tmp_path / "results/runs/one"
+    fill(shown, run_of())
+    assert store.adopt(shown) and not store.adopt(shown)
+    store.check(store.finished(KEY))
+    (shown / "checkpoint/checkpoint.json").unlink()
+    assert not Store(tmp_path / "other").adopt(shown), "it is not whole"
+
+
+def test_what_is_freed_is_gone_and_its_results_stay(store, tmp_path):
+    output = tmp_path / "results/runs/one"
+    store.show(KEY, output, run_of())
+    store.free(store.finished(KEY))
+    assert list(store.folder.iterdir()) == [] and (output / "best/weights").is_file()
