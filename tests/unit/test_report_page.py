@@ -25,7 +25,7 @@ def test_rebuilding_gives_the_same_bytes(matrix_report):
     names = [*(entry.run.run for entry in matrix()), "zero-bubble"]
     words = ["--root", matrix_report, "--output", matrix_report / "report", "--set", "title=A title & more"]
     parascale("report", *words, *(word for name in names for word in ("--only", name)), check=True)
-    assert len(before) == 4 + len(FIGURES)
+    assert len(before) == 5 + len(FIGURES)
     assert {path: path.read_bytes() for path in before} == before
 
 
