@@ -32,7 +32,7 @@ onstart:
 
 
 onerror:
-    print(f"Not everything finished. To build the report of what there is: {REPORT_COMMAND}", file=sys.stderr)
+    report_what_there_is()
 
 
 rule all:

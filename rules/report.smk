@@ -4,8 +4,16 @@
 
 # What the report needs to know about runs without results.
 TABLE = as_json({key: getattr(PROJECT.config, key) for key in ("site", "runs", "workloads", "sites")})
-# Builds the report by hand from what there is: rule `report` waits for every run, but failed runs left records too.
-REPORT_COMMAND = f"{PARASCALE} report {CONFIGURATION}"
+
+
+def report_what_there_is():
+    """Build the report after a failure, if it was asked for: its rule waits for every run, but failed runs are rows too.
+
+    Of a module Snakemake does not run `onerror`: the other workflow says `onerror: parascale.report_what_there_is()`.
+    """
+    if any(str(REPORT) in map(str, job.output) for job in workflow.dag.needrun_jobs()):
+        print("Not everything finished. The report shows what there is:", file=sys.stderr, flush=True)
+        subprocess.run(f"{PARASCALE} report {CONFIGURATION}", shell=True, stdout=sys.stderr)
 
 
 rule job_report:

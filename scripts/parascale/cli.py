@@ -1,6 +1,7 @@
 """The command `parascale`: its verbs, the options that they share, and how they end."""
 
 import contextlib
+import errno
 import functools
 import importlib
 import os
@@ -20,6 +21,18 @@ from parascale.settings.project import command_words
 from parascale.settings.yaml_files import merged
 
 CONFIGURATION = Path("config/config.yaml")  # which is also where a project's folder is known by
+# A user can mend these; any other error of the system is one of ours, and its traceback is shown.
+OF_THE_DISK = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENAMETOOLONG,
+}
+REMEDY = "make room or choose another place, such as with --root"
 # Verb → its module in `parascale.commands`. A verb's module is loaded when the verb is called, or asked for help.
 VERBS = {
     "advise": "plan",
@@ -35,6 +48,7 @@ VERBS = {
     "plan": "plan",
     "report": "report",
     "schema": "project",
+    "store": "store",
     "summarise": "results",
     "train": "train",
     "watch": "report",
@@ -42,7 +56,8 @@ VERBS = {
 
 
 class Verbs(click.Group):
-    """The verbs. A ParascaleError that reaches this becomes one line, `error: ...`, and its exit code."""
+    """The verbs. A ParascaleError that reaches this becomes one line, `error: ...`, and its exit code; so does a file or folder
+    that cannot be read or written, with exit code 1."""
 
     def list_commands(self, context):
         return list(VERBS)
@@ -70,6 +85,11 @@ class Verbs(click.Group):
             else:
                 # `parascale … | head`: the reader has what it wanted, and what is still buffered has nowhere to go.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
+            if error.errno not in OF_THE_DISK or error.filename is None:
+                raise
+            print(f"error: {error.filename}: {error.strerror}; {REMEDY}", file=sys.stderr, flush=True)
+            code = 1
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr, flush=True)
             code = 130
@@ -135,6 +155,20 @@ class Location(click.Path):
         return Path.cwd() / super().convert(value, parameter, context)
 
 
+class OutputFile(Location):
+    """A file to write, which replaces one that is there. A folder is refused: it would be replaced too."""
+
+    def __init__(self):
+        super().__init__(dir_okay=False)
+
+
+class OutputFolder(Location):
+    """A folder to write into, there already or not."""
+
+    def __init__(self):
+        super().__init__(file_okay=False)
+
+
 class Override(click.ParamType):
     """KEY=VALUE of the configuration, as (key, the YAML value)."""
 
@@ -187,7 +221,10 @@ def project_options(verb):
         help="Set a key of the configuration to a YAML value; a dotted key is given nested: 'budget={core_hours: 10}'.",
     )
     @click.option(
-        "--root", type=Location(), metavar="DIR", help="Folder that holds results/ and work/: short for --set root=DIR."
+        "--root",
+        type=OutputFolder(),
+        metavar="DIR",
+        help="Folder that holds results/ and work/: short for --set root=DIR.",
     )
     @click.option("--base", "bases", type=Location(), multiple=True, hidden=True, help="Set by the rules.")
     @functools.wraps(verb)

@@ -23,6 +23,10 @@ class DataError(ParascaleError):
     exit_code = HOPELESS
 
 
+class DamagedError(ParascaleError, ValueError):
+    """A file of JSON is empty, cut short or otherwise not what was written."""
+
+
 class DownloadError(DataError):
     """A source could not be fetched; nothing half-written was left behind."""
 

@@ -12,10 +12,10 @@ import os
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from parascale.errors import FullDiskError
+from parascale.errors import DamagedError, FullDiskError
 
 BLOCK_BYTES = 1 << 20
 SPACE_REMEDY = "Free some space or set another `root` in the configuration."
@@ -102,17 +102,31 @@ def csv_text(columns, rows):
 
 
 def read_json(path):
-    """The value in a JSON file."""
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+    """The value in a JSON file; DamagedError where it holds none."""
+    return _parsed(Path(path).read_bytes(), path)
 
 
-def read_json_lines(path):
-    """The values of a JSON Lines file. A last line cut short by a crash is left out, any other is an error."""
-    *whole, tail = Path(path).read_bytes().split(b"\n")
-    values = [json.loads(line) for line in whole]
-    with suppress(json.JSONDecodeError, UnicodeDecodeError):  # a cut may fall inside a character
-        values += [json.loads(tail)] if tail else []
+def read_json_lines(path, readable=False):
+    """The values of a JSON Lines file. A last line cut short by a crash is left out, any other is a DamagedError.
+
+    readable: leave out every line that is no JSON, for readers that count what is lost.
+    """
+    lines = Path(path).read_bytes().split(b"\n")
+    values = []
+    for number, line in enumerate(lines, 1):
+        try:
+            values += [_parsed(line, f"{path}, line {number}")] if line or number < len(lines) else []
+        except DamagedError:
+            if not readable and number < len(lines):
+                raise
     return values
+
+
+def _parsed(content, place):
+    try:
+        return json.loads(content.decode())
+    except ValueError as error:  # of JSON, or of a cut inside a character
+        raise DamagedError(f"{place} is damaged: not valid JSON ({error})") from None
 
 
 def append_line(path, line):

@@ -22,6 +22,7 @@ from parascale.files import read_json, write_json
 RENEW_SECONDS = 5.0
 STALE_SECONDS = 20.0  # several renewals, and the delay with which a parallel filesystem shows a change
 LOOK_SECONDS = 0.5
+KEYS = ("host", "pid", "job_id", "restarts")  # what tells one holder from another
 
 
 class Lease:
@@ -39,7 +40,7 @@ class Lease:
 
         Returns the last sign of life (seconds since the epoch) of a holder that died or gave way, else None.
         """
-        holder = self._holder()
+        holder = self.holder()
         last_sign = self._replace(holder) if _is_former_start(holder) else self.wait_for_holder()
         self._write()
         self.thread = threading.Thread(target=self._renew, daemon=True)
@@ -51,7 +52,7 @@ class Lease:
 
         Raises TrainingError that names the holder when it gives a sign of life.
         """
-        holder = self._holder()
+        holder = self.holder()
         if holder is None or (holder["host"] == socket.gethostname() and not _is_alive(holder["pid"])):
             return holder and holder["time"]
         watched = time.monotonic()
@@ -59,7 +60,7 @@ class Lease:
             if time.time() - holder["time"] > 10 * STALE_SECONDS:
                 break  # clocks of nodes agree to far better than this
             time.sleep(LOOK_SECONDS)
-            now = self._holder()
+            now = self.holder()
             if now is None:
                 break
             if now["time"] != holder["time"]:
@@ -90,7 +91,7 @@ class Lease:
         held_since = time.monotonic()
         while time.monotonic() - held_since < STALE_SECONDS:
             time.sleep(LOOK_SECONDS)
-            now = self._holder()
+            now = self.holder()
             if now is None or not _is_own(now):
                 # The former was about to renew when we wrote. It looks before it writes, so the next time it sees us.
                 former, held_since = now or former, time.monotonic()
@@ -101,16 +102,25 @@ class Lease:
         while not self.stopped.wait(RENEW_SECONDS):
             # A disk that is full, or a file system that hangs, may be well again at the next turn.
             with suppress(OSError):
-                holder = self._holder()
-                if holder and not _is_own(holder):
+                holder = self.holder()
+                if holder and holder["pid"] and not _is_own(holder):
                     _end_process(f"{self.path.parent} is now written by {_described(holder)}")
                     return
                 self._write()
 
-    def _holder(self):
-        """What the lease says of its holder; None where there is none."""
+    def holder(self):
+        """What the lease says of its holder; None where there is none.
+
+        A damaged lease tells no more than when it was written: if it has a living holder, that soon writes it anew.
+        """
         with suppress(FileNotFoundError):
-            return read_json(self.path)
+            try:
+                holder = read_json(self.path)
+                known = {name: holder[name] for name in KEYS}
+                return holder | known | {"pid": int(holder["pid"]), "time": float(holder["time"])}
+            except (ValueError, KeyError, TypeError) as error:
+                print(f"{self.path.parent}: the lease is damaged ({error}); its holder is unknown", flush=True)
+                return dict.fromkeys(KEYS) | {"time": self.path.stat().st_mtime}
 
     def _write(self):
         write_json(self.path, _own_start() | {"user": getpass.getuser(), "since": self.since, "time": time.time()})

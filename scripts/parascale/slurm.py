@@ -122,6 +122,11 @@ def ask_steps_to_stop():
     subprocess.run(["scancel", "--signal=TERM", job_id()], timeout=ANSWER_SECONDS)
 
 
+def cancel(job):
+    """End a job."""
+    _told(["scancel", job], ANSWER_SECONDS)
+
+
 def note_hopeless():
     """Write into the comment of this process's job that it would fail again, for who decides about a retry.
 

@@ -34,14 +34,9 @@ def noted(store):
 
 def jobs_of_runs(store):
     """Run → ids of the jobs that were submitted for it with the settings that it had last."""
-    jobs, keys = {}, {}
-    for line in noted(store):
-        if line["kind"] != "run":
-            continue
-        if keys.setdefault(line["run"], line["key"]) != line["key"]:
-            keys[line["run"]], jobs[line["run"]] = line["key"], []
-        jobs.setdefault(line["run"], []).append(line["job_id"])
-    return jobs
+    lines = [line for line in noted(store) if line["kind"] == "run"]
+    last = {line["run"]: line["key"] for line in lines}
+    return {run: [line["job_id"] for line in lines if (line["run"], line["key"]) == (run, last[run])] for run in last}
 
 
 def stopped_with_progress(work, job_id):

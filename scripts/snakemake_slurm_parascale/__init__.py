@@ -16,7 +16,9 @@ __all__ = ["RootExecutor", "refuse_shared_jobs", "take_up_jobs", "training_of"]
 def take_up_jobs(project):
     """Have the jobs that this process submits to Slurm be those of the project's root."""
     plugin = ExecutorPluginRegistry().get_plugin("slurm")
-    plugin.executor = type("Executor", (RootExecutor,), {"paths": project.paths})
+    plugin.executor = type(
+        "Executor", (RootExecutor,), {"paths": project.paths, "silence": project.config.timeout_seconds}
+    )
 
 
 def refuse_shared_jobs(workflow):

@@ -1,6 +1,7 @@
 """The executor of a root."""
 
 import hashlib
+import time
 from dataclasses import dataclass
 
 from snakemake_executor_plugin_slurm import Executor
@@ -9,6 +10,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from parascale import slurm, submissions
 from parascale.errors import ParascaleError
+from parascale.lease import Lease
 from snakemake_logger_plugin_parascale import trained_by
 
 
@@ -31,11 +33,13 @@ class RootExecutor(Executor):
     """Submits the jobs of one root, under one name in the queue, whoever starts the workflow and however often."""
 
     paths = None  # parascale.settings.paths.Paths
+    silence = None  # seconds without a sign of life after which a training that Slurm calls running is dead
 
     def __post_init__(self, test_mode=False):
         super().__post_init__(test_mode)
         # The plugin makes up a name for each start, and asks for the state of jobs of that name alone.
         root = hashlib.sha256(str(self.paths.root.resolve()).encode()).hexdigest()[:8]
+        self.signs = {}  # job → (its training's last sign of life, when we first saw that)
         self.run_uuid = f"{self.workflow.executor_settings.jobname_prefix or 'parascale'}_{root}"
 
     def clean_old_logs(self):
@@ -96,6 +100,32 @@ class RootExecutor(Executor):
             submissions.note(self.paths.store, job_info.external_jobid, job.name, **vars(training) if training else {})
         except (OSError, ParascaleError) as error:  # the job is in the queue: it is watched in any case
             self.logger.warning(f"Slurm job {job_info.external_jobid} of {job.name} could not be written down: {error}")
+
+    async def check_active_jobs(self, active_jobs):
+        """Ask Slurm for the state of jobs, once those are cancelled that are dead: where its daemon on a node was killed, or all
+        processes hang, Slurm calls a job running until its time limit."""
+        for job_info in active_jobs:
+            if self._is_silent(job_info):
+                identity = job_info.external_jobid
+                self.logger.warning(
+                    f"Slurm job {identity} of {job_info.job.name} has given no sign of life for {self.silence:.0f} s: cancelled."
+                )
+                slurm.cancel(identity)
+        async for job_info in super().check_active_jobs(active_jobs):
+            yield job_info
+
+    def _is_silent(self, job_info):
+        """Whether the training of a job has begun, not ended, and not renewed its lease for too long, by our own clock."""
+        training, identity = training_of(job_info.job), job_info.external_jobid
+        lease = training and Lease(self.paths.places(training.kind)[1](training.run)).holder()
+        if not lease or lease["job_id"] != identity:
+            self.signs.pop(identity, None)
+            return False
+        sign, since = self.signs.get(identity, (None, None))
+        if sign != lease["time"]:
+            self.signs[identity] = lease["time"], time.monotonic()
+            return False
+        return time.monotonic() - since > self.silence
 
     def report_job_success(self, job_info):
         """A job has ended well; if it was another's, it is ours' turn."""

@@ -208,6 +208,30 @@ def first_loss(settings):
     return look_at_session(settings, compare)
 
 
+class Planted(Exception):
+    """A failure that a test has planted."""
+
+
+def train_and_fail_in_evaluation(settings, step, told):
+    """Train until the evaluation after `step`; there, every rank fails, or is told to stop. Returns how the training ended."""
+    means = loop.Session.means
+
+    def fail(session, split, title):
+        if title != f"validation after step {step}":
+            return means(session, split, title)
+        if told:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return means(session, split, title)
+        raise Planted("planted")
+
+    loop.Session.means = fail
+    try:
+        train_settings(settings)
+    except (Interrupted, Planted) as end:
+        return str(end)
+    raise AssertionError("the training went on to its end")
+
+
 def train_until_told_to_stop(settings, step, rank):
     """Train; rank `rank` gets SIGTERM in optimizer step `step`. Returns the message of the Interrupted that follows."""
     begin_step = loop.Session.begin_step

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,12 @@ from parascale.train.parity import TOLERANCES, compare_folders
 
 from .cases import but_slow, pp, ranks_of
 from .conftest import TOKENS
-from .examine import evaluate_checkpoint, train_settings, train_until_told_to_stop
+from .examine import (
+    evaluate_checkpoint,
+    train_and_fail_in_evaluation,
+    train_settings,
+    train_until_told_to_stop,
+)
 from .harness import run_on_ranks
 
 LAYOUTS = {
@@ -26,6 +32,12 @@ LAYOUTS = {
     "tp": {"tp": 2},
     "pp": pp(2, 4, "1F1B"),
 }
+
+
+SUMMARISED = (
+    *("work", "steps", "train_loss", "validation_loss", "best_validation_loss", "best_step", "test_loss"),
+    "evaluated_tokens",
+)
 
 
 def train(settings, folder):
@@ -41,16 +53,20 @@ def stop_at(step, settings, folder):
 
 def numbers(folder):
     """What a run's numbers are, without its times: losses, norms, learning rates, tokens, by step."""
-    kept = ("step", "tokens", "loss", "lr", "grad_norm")
-    return [{key: line[key] for key in kept} for line in read_json_lines(Path(folder) / "steps.jsonl")]
+    kept = ("step", "tokens", "loss", "lr", "grad_norm", "validation_loss")
+    return [{key: line.get(key) for key in kept} for line in read_json_lines(Path(folder) / "steps.jsonl")]
 
 
 def assert_same_bits(settings, expected):
-    """Every recorded number and every weight is the same to the last bit."""
+    """Every recorded number, every figure of the summary and every weight, the last and the best, is the same to the last bit."""
     assert numbers(settings["output"]) == numbers(expected["output"])
-    ours, theirs = (weights(Path(place["output"]) / "checkpoint") for place in (settings, expected))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    summaries = [read_json(Path(place["output"]) / "summary.json") for place in (settings, expected)]
+    figures = [{key: value for key, value in each.items() if key in SUMMARISED} for each in summaries]
+    assert figures[0] == figures[1]
+    for name in ("checkpoint", "best"):
+        ours, theirs = (weights(Path(place["output"]) / name) for place in (settings, expected))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def weights(folder):
@@ -107,6 +123,109 @@ def test_a_run_keeps_what_was_foretold_before_its_first_step(make_settings, tmp_
         settings = make_settings(name, LAYOUTS[after]) | {"prediction": {"seconds": 2.0}}
         train(settings, tmp_path / f"{name}-after")
         assert read_json(Path(settings["output"]) / "run.json")["prediction"] == {"seconds": kept}
+
+
+EVALUATED = {"checkpoint_every": 5, "evaluate_every": 5}
+ENGINES = {"native": {"layout": LAYOUTS["fsdp"]}, "lightning": {"layout": LAYOUTS["ddp"], "engine": "lightning"}}
+# how the training ends, the step whose evaluation it is → what the next start continues with
+ENDS = {
+    "it fails in an evaluation": (train_and_fail_in_evaluation, (10, False), 11),
+    "it fails in the last evaluation": (train_and_fail_in_evaluation, (20, False), 21),
+    "it is told to stop in an evaluation": (train_and_fail_in_evaluation, (10, True), 12),
+    "it is told to stop in the step before": (train_until_told_to_stop, (10, 0), 11),
+}
+
+
+@pytest.fixture(scope="module", params=but_slow(ENGINES, {"lightning"}))
+def evaluated(request, settings_below, tmp_path_factory):
+    """(keys of a run that is evaluated on its way, settings of that run trained without a fault)."""
+    keys, folder = ENGINES[request.param] | {"training": EVALUATED}, tmp_path_factory.mktemp("evaluated")
+    whole = settings_below(folder, "whole", **keys)
+    train(whole, folder / "ranks")
+    return keys, whole
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_due_is_saved_before_it_is_evaluated(end, evaluated, make_settings, tmp_path):
+    """A continuation evaluates first what was still to be evaluated, and nothing tells it from a run that nobody disturbed."""
+    (keys, whole), (function, arguments, first) = evaluated, ENDS[end]
+    settings = make_settings("run", **keys)
+    run_on_ranks(function, ranks_of(keys["layout"]), tmp_path / "ends", settings, *arguments)
+    train(settings, tmp_path / "again")
+    attempts = read_json(Path(settings["output"]) / "run.json")["attempts"]
+    assert [attempt["first_step"] for attempt in attempts] == [1, first]
+    assert_same_bits(settings, whole)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def lie(path):
+    path.write_text(path.read_text().replace('"step": 7', '"step": 8'))
+
+
+# file, damage → step that the next start continues with, what it says; stopped after step 7, saved and evaluated every 3 steps
+DAMAGES = [
+    ("run.json", empty, 8, "the settings that it was begun with come from step-000000007"),
+    ("run.json", Path.unlink, 8, "run.json is missing"),
+    ("steps.jsonl", empty, 8, "the lines of 6 steps are lost"),
+    ("attempts.jsonl", cut, 8, "1 attempts come from the last checkpoint"),
+    ("checkpoints/step-000000007/checkpoint.json", lie, 7, "is damaged: its own checksum differs"),
+    ("checkpoints/step-000000007/checkpoint.json", empty, 7, "is damaged: not valid JSON"),
+    ("checkpoints/step-000000007/.metadata", cut, 7, ".metadata is damaged"),
+    ("best/step-000000006/__0_0.distcp", flip, 7, "__0_0.distcp is damaged"),
+]
+
+
+@pytest.fixture(scope="module")
+def interrupted(settings_below, tmp_path_factory):
+    """(keys of a run, settings of the whole one, settings of the one that was told to stop after step 7)."""
+    keys, folder = {"training": {"checkpoint_every": 3, "evaluate_every": 3}}, tmp_path_factory.mktemp("interrupted")
+    whole, stopped = (settings_below(folder, name, **keys) for name in ("whole", "run"))
+    train(whole, folder / "ranks")
+    stop_at(7, stopped, folder / "stopped")
+    return keys, whole, stopped
+
+
+@pytest.mark.parametrize(("name", "damage", "first", "said"), DAMAGES)
+def test_whatever_is_damaged_is_named_and_costs_at_most_one_checkpoint(
+    name, damage, first, said, interrupted, make_settings, tmp_path
+):
+    keys, whole, stopped = interrupted
+    settings = make_settings("run", **keys)
+    shutil.copytree(stopped["work"], settings["work"])
+    path = Path(settings["work"], name)
+    damage(path)
+    train(settings, tmp_path / "again")
+    assert said in (tmp_path / "again/log-0.txt").read_text()
+    attempts = read_json(Path(settings["output"]) / "run.json")["attempts"]
+    assert [attempt["first_step"] for attempt in attempts] == [1, first]
+    if name == "steps.jsonl":
+        assert attempts[-1]["lost_lines"] == 6
+        assert numbers(settings["output"]) == numbers(whole["output"])[6:]
+    else:
+        assert_same_bits(settings, whole)
+
+
+def test_checkpoints_without_a_record_are_not_taken_for_another_trainings(interrupted, make_settings, tmp_path):
+    """Their own settings stand in them."""
+    keys, _, stopped = interrupted
+    settings = make_settings("run", optim={"lr": 1e-3}, **keys)
+    shutil.copytree(stopped["work"], settings["work"])
+    Path(settings["work"], "run.json").unlink()
+    stop_at(2, settings, tmp_path / "other")
+    assert "`optim.lr` 0.003 → 0.001 changed since" in (tmp_path / "other/log-0.txt").read_text()
 
 
 @pytest.mark.parametrize(("before", "after"), [("fsdp", "tp"), ("pp", "single"), ("ddp", "pp")])

@@ -190,8 +190,9 @@ class Cluster:
         return self.run(["sbatch", "--parsable", account, *arguments], cwd).stdout.strip()
 
     def state(self, job: str) -> str:
-        """What squeue says of a job: PENDING, RUNNING, COMPLETED, … ("" of one that ended more than MinJobAge ago)"""
-        listing = self.run(["squeue", "--noheader", "--states=all", "--format=%i %T"]).stdout
+        """What squeue says of a job: PENDING, RUNNING, COMPLETED, … ("" of one that ended more than MinJobAge ago, and of all
+        while the controller does not answer)"""
+        listing = self.run(["squeue", "--noheader", "--states=all", "--format=%i %T"], check=False).stdout
         return dict(line.split() for line in listing.splitlines()).get(job, "")
 
     def wait(self, job: str, *states: str, timeout: float = 60) -> str:

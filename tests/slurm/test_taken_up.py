@@ -1,5 +1,7 @@
 """A workflow that died is taken up: the jobs that it left are watched, none is submitted twice, and all that is charged is known."""
 
+import re
+
 import pytest
 from workflow import Workflow
 
@@ -22,33 +24,76 @@ def submitted(workflow, run):
     return [line["job_id"] for line in submissions.noted(Paths(workflow.root).store) if line["run"] == run]
 
 
-def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow):
-    """One runs and one is pending; after a new start without `--unlock` each training is paid for once."""
+def ended(cluster, workflow):
+    """Check that what was written down are the jobs that Slurm charges, to the second."""
+    lines = submissions.noted(Paths(workflow.root).store)
+    name = cluster.sacct(lines[-1]["job_id"])["JobName"]
+    command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--name={name}", "--format=JobIDRaw"]
+    assert {line["job_id"] for line in lines} == set(cluster.run(command).stdout.split())
+
+
+@pytest.fixture
+def one_node(cluster):
+    """Only the first node takes jobs, until the function that this is has been called."""
+    others = list(cluster.nodes)[1:]
+
+    def change(*words):
+        for node in others:
+            cluster.run(["scontrol", "update", f"nodename={node}", *words])
+
+    change("state=drain", "reason=test")
+    yield lambda: others and (change("state=resume"), others.clear())
+    if others:
+        change("state=resume")
+
+
+def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_node, tmp_path):
+    """One runs and one is pending; after a new start without `--unlock` each training is paid for once.
+
+    Meanwhile others are refused: one on the same root, and one on another root whose end must not take the pending job's log.
+    """
     single, other = workflow.run("single"), workflow.run("other")
     workflow.start(single.target)
     workflow.when(single.checkpoints, "a checkpoint")
-    for node in list(cluster.nodes)[1:]:
-        cluster.run(["scontrol", "update", f"nodename={node}", "state=drain", "reason=test"])
-    try:
-        workflow.kill()
-        workflow.start(single.target, other.target)
-        workflow.when(lambda: submitted(workflow, "other"), "the other is submitted")
-        (pending,) = submitted(workflow, "other")
-        assert cluster.state(pending) == "PENDING"
-        workflow.kill()
-        workflow.full_speed()
-        workflow.start(single.target, other.target)
-        workflow.when(lambda: workflow.log.count("is taken up") == 3, "both are taken up")
-    finally:
-        for node in list(cluster.nodes)[1:]:
-            cluster.run(["scontrol", "update", f"nodename={node}", "state=resume"])
+    workflow.kill()
+    workflow.start(single.target, other.target)
+    workflow.when(lambda: submitted(workflow, "other"), "the other is submitted")
+    (pending,) = submitted(workflow, "other")
+    assert cluster.state(pending) == "PENDING"
+    for root, options, said in (
+        (workflow.root, [], r"is being written by process \d+ on jrlogin01, of \w+ since .* workflow on the same root"),
+        (tmp_path / "mistyped", ["--slurm-reservation", "cuorse"], r"there is no reservation `cuorse`"),
+    ):
+        refused = workflow.beside(root)
+        refused.start(refused.run("single").target, options=options)
+        assert refused.process.wait(timeout=120) != 0 and re.search(said, refused.log), refused.log
+    workflow.kill()
+    workflow.full_speed()
+    workflow.start(single.target, other.target)
+    workflow.when(lambda: workflow.log.count("is taken up") == 3, "both are taken up")
+    one_node()
     workflow.wait(timeout=300)
     assert [len(submitted(workflow, run)) for run in ("single", "other")] == [1, 1]
     assert [len(run.attempts()) for run in (single, other)] == [1, 1]
-    assert "--unlock" not in workflow.log
-    every = {line["job_id"] for line in submissions.noted(Paths(workflow.root).store)}
-    everything = cluster.run(
-        ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobIDRaw,JobName"]
-    ).stdout
-    name = cluster.sacct(pending)["JobName"]
-    assert every == {line.split("|")[0] for line in everything.splitlines() if line.split("|")[1] == name}
+    ended(cluster, workflow)
+
+
+@pytest.mark.slow
+def test_a_job_with_other_settings_ends_before_the_new_one_is_submitted(cluster, workflow):
+    """Two never write the same work. The one with the old settings may be stopped, and its state is kept."""
+    run = workflow.run("single")
+    workflow.start(run.target)
+    workflow.when(run.checkpoints, "a checkpoint")
+    workflow.kill()
+    (first,) = submitted(workflow, "single")
+    path = workflow.folder / "box/workloads/tiny.yaml"
+    path.write_text(path.read_text().replace("lr: 0.002", "lr: 0.001"))
+    workflow.start(run.target)
+    workflow.when(lambda: f"scancel --signal=TERM {first}" in workflow.log, "who is at work is told")
+    assert submitted(workflow, "single") == [first]
+    cluster.run(["scancel", "--signal=TERM", first])
+    workflow.full_speed()
+    workflow.wait(timeout=300)
+    assert len(submitted(workflow, "single")) == 2
+    assert [attempt["first_step"] for attempt in run.attempts()] == [1]
+    ended(cluster, workflow)

@@ -95,11 +95,11 @@ class Workflow:
 
     # ---- Snakemake
 
-    def start(self, *targets, profile="jureca", options=()):
-        """Start Snakemake on the login node as a user does; only values of configuration and site differ."""
+    def start(self, *targets, profile="jureca", options=(), settings=()):
+        """Start Snakemake on the login node as a user does; only values of configuration and site differ, and `settings`."""
         command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", *map(str, options)]
         values = [f"root={self.root}", "sites=box/sites", "workloads=box/workloads", "runs=box/runs.tsv"]
-        values += ["formats={images: [hdf5], tokens: [arrow]}", "loaders={seconds: 0.05}"]
+        values += ["formats={images: [hdf5], tokens: [arrow]}", "loaders={seconds: 0.05}", *settings]
         if profile != "local":
             command += ["--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "10"]
             values.append(f"account={self.cluster.shape.account}")

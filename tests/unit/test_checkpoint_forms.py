@@ -14,7 +14,7 @@ from parascale.checkpoint import read
 from parascale.checkpoint.compare import compare
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.inspect import as_text, inspect
-from parascale.checkpoint.manifest import MANIFEST
+from parascale.checkpoint.manifest import MANIFEST, write_manifest
 from parascale.checkpoint.pieces import read_whole
 from parascale.checkpoint.source import open_source
 from parascale.checkpoint.stream import Streaming
@@ -96,7 +96,7 @@ def test_writers_keep_every_bit_at_any_block_size(tmp_path_factory, tensors, mem
         assert_same(load_form(folder, form), expected)
     assert_same(contents(folder), expected)
     assert_same(dict(torch.load(folder / "model.pt", weights_only=True, mmap=True)), tensors)
-    (folder / MANIFEST).write_text('{"facts": {}, "files": {}}')
+    write_manifest(folder, {}, {})
     for form in ("safetensors", "pt", "sharded"):
         with open_source(folder, form) as source:
             assert_same({name: read_whole(tensor) for name, tensor in source.tensors.items()}, expected)
@@ -222,7 +222,7 @@ def test_comparison_finds_the_tensor_that_differs(saved, tmp_path):
         tensors["blocks.1.feed_forward.up.weight"][3, 4] += 0.5
         held = {name: Held(tensor) for name, tensor in tensors.items()}
         write_safetensors(tmp_path, "model", held, Streaming(1 << 20, 1, progress), 10**9, {})
-    (tmp_path / MANIFEST).write_text('{"facts": {}, "files": {}}')
+    write_manifest(tmp_path, {}, {})
     found = compare(saved / "checkpoint", tmp_path, SMALL)
     worst = found["tensors"][0]
     assert worst["tensor"] == "blocks.1.feed_forward.up.weight"

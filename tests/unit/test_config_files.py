@@ -61,8 +61,8 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ("run workload nodez\na small 1\n", r"runs.tsv, line 2: unknown column `nodez`; did you mean `nodes`"),
-        (["run workload", "a small"], r"unknown column `run workload`.*tabs separate columns"),
+        ("run workload nodez\na small 1\n", r"runs.tsv, line 1: unknown column `nodez`; did you mean `nodes`"),
+        (["run workload", "a small"], r"line 1: tabs separate columns, but this line has spaces"),
         ("run workload dp dp\na small 1 1\n", "column `dp` stands twice"),
         ("run workload\na small 1\n", "line 2: 3 cells, but the header has 2"),
         ("run workload\n\n# note\na small\na small\n", "line 5: run `a` stands twice"),
@@ -214,7 +214,8 @@ def test_a_dataset_is_named_after_its_workload_unless_it_says_otherwise(project)
 
 
 @pytest.mark.parametrize(
-    "difference", [{"text": {"lowercase": True}}, {"source": {"name": "other"}}, {"source": {"location": "elsewhere"}}]
+    "difference",
+    [{"text": {"lowercase": True}}, {"source": {"name": "docstrings"}}, {"source": {"location": "elsewhere"}}],
 )
 def test_one_dataset_cannot_mean_two_things(project, difference):
     shared = {"dataset": "shared"}

@@ -161,7 +161,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_spent(changes, mes
 
 
 def test_a_class_of_ones_own_answers_for_its_own_sizes(tmp_path):
-    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "mine.py").write_text("class Mine: ...")
     run(model={"kind": f"{tmp_path}/mine.py:Mine", "heads": 3}).check()
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale import files as files_module
-from parascale.errors import RequirementError
+from parascale.errors import DamagedError, RequirementError
 from parascale.files import (
     atomic_path,
     open_flushed,
@@ -174,7 +174,7 @@ def test_json_lines_cut_anywhere_give_all_whole_lines_before_the_cut(tmp_path_fa
 
 def test_a_broken_line_before_the_last_is_an_error(tmp_path):
     (tmp_path / "steps.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(DamagedError, match="line 2 is damaged"):
         read_json_lines(tmp_path / "steps.jsonl")
 
 

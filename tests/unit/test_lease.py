@@ -68,6 +68,22 @@ def test_a_holder_on_another_host_is_dead_when_it_gives_no_sign(tmp_path):
     lease.release()
 
 
+@pytest.mark.parametrize("content", ["", '{"host": "else', "[]", '{"time": 1}'])
+def test_a_damaged_lease_is_its_holders_as_long_as_that_lives(content, tmp_path, capsys):
+    """Who holds it is not known until it is renewed; once it is not, it is free."""
+    first = Lease(tmp_path)
+    first.acquire()
+    first.path.write_text(content)
+    with pytest.raises(TrainingError, match=rf"is being written by process {os.getpid()}"):
+        Lease(tmp_path).acquire()
+    first.release()
+    first.path.write_text(content)
+    second = Lease(tmp_path)
+    assert second.acquire() == pytest.approx(time.time(), abs=3 * module.STALE_SECONDS)
+    second.release()
+    assert "the lease is damaged" in capsys.readouterr().out
+
+
 def test_who_was_thought_dead_ends_and_leaves_the_other_alone(tmp_path, monkeypatch):
     """As when a node hangs for longer than the others wait."""
     reasons = []

@@ -12,12 +12,13 @@ from parascale import slurm, submissions
 from parascale.plan import actual, budget, tables
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.planner import Planner
-from parascale.plan.predict import DataFacts, charged_core_hours, predict, time_limit, verdict
+from parascale.plan.predict import DataFacts, charged_core_hours, predict, time_limit, verdict, worst_seconds
 from parascale.plan.schedule import wall_hours
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.config import Budget, Config
 from parascale.settings.paths import Paths
 from parascale.settings.project import Project
+from parascale.settings.site import Assumed
 from parascale.settings.workload import LanguageTraining
 
 JURECA = strict.load(
@@ -81,8 +82,9 @@ def test_sums_are_those_by_hand(tmp_path):
     plan = budget.make_plan(jobs(), planner)
     hours = {name: planner.prediction(name).wall_seconds / 3600 for name in ("single", "ddp-8")}
     assert plan.totals["core_hours_expected"] == pytest.approx(128 * hours["single"] + 256 * hours["ddp-8"])
-    # A limit of half an hour is not the planner's: somebody set it, and every attempt has it.
-    assert plan.totals["core_hours_worst"] == pytest.approx(128 * 1 + 128 * 0.5 * 4 + 256 * 0.5 * 4)
+    worst = {name: planner.worst_hours(name) for name in hours}
+    assert plan.totals["core_hours_worst"] == pytest.approx(128 * 1 + 128 * worst["single"] + 256 * worst["ddp-8"])
+    assert all(hours[name] < worst[name] < 3 * hours[name] for name in hours)
     assert plan.totals["gpu_hours_expected"] == pytest.approx(hours["single"] + 8 * hours["ddp-8"])
     assert plan.totals["node_hours_expected"] == pytest.approx(hours["single"] + 2 * hours["ddp-8"])
     assert plan.totals["wall_hours_at_once"] == pytest.approx(max(hours.values()))
@@ -93,15 +95,22 @@ def test_sums_are_those_by_hand(tmp_path):
     json.dumps(known.as_dict(), allow_nan=False)
 
 
-def test_limits_that_grow_with_the_attempt_are_summed(tmp_path):
-    """A training is given longer each time, up to the partition's limit; at worst all attempts last so long."""
+def test_limits_grow_with_the_attempt_and_the_worst_with_failures(tmp_path):
+    """A training is given longer each time. At worst costs what failures at the site's rate do, not every attempt's limit."""
     planner = Planner(project(tmp_path))
-    limits = [planner.runtime_minutes("single", attempt) / 60 for attempt in (1, 2, 3, 4)]
-    assert limits == sorted(limits) and limits[0] < limits[-1]
-    job = budget.PlannedJob(1, "train_single", {"run": "single"}, gpus=1, limit_hours=limits[0], attempts=4, kind="run")
-    (priced,) = budget.make_plan([job], planner).jobs
-    assert priced.hours_worst == pytest.approx(sum(limits))
-    assert (priced.strategy, priced.run) == ("single", "single")
+    limits = [planner.runtime_minutes("single", attempt) for attempt in (1, 2, 3, 4)]
+    assert limits == [limits[0] * attempt for attempt in (1, 2, 3, 4)]
+    long = dataclasses.replace(WORKLOAD, training=LanguageTraining(steps=10_000_000))
+    run = Run("r", long, Layout(nodes=2, gpus_per_node=4, dp=8))
+    foretold = predict(run, JURECA, facts=FACTS)
+    calm, stormy = (
+        worst_seconds(foretold, run, dataclasses.replace(JURECA, assumed=Assumed(failures_per_node_day=rate)))
+        for rate in (0.0, 1.0)
+    )
+    days = foretold.limit_seconds / 86400
+    assert calm == foretold.limit_seconds and days > 0.3
+    lost = (stormy - calm) / (15 * 60 + JURECA.assumed.startup_seconds)
+    assert 2 * days <= lost < 2 * days + 4 * (2 * days) ** 0.5 + 1
 
 
 def test_columns_that_others_read(tmp_path):
@@ -259,7 +268,7 @@ def test_every_job_that_was_submitted_is_charged(tmp_path):
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"site": dataclasses.asdict(JURECA), "job_ids": ["4"]}))
     (folder / "summary.json").write_text(json.dumps({"wall_seconds": 3600.0, "core_hours": 128.0}))
-    jobs = [("1", "run", "a", "old"), ("2", "run", "a", "new"), ("3", "run", "a", "new"), ("4", "run", "a", "new")]
+    jobs = [("2", "run", "a", "new"), ("1", "run", "a", "old"), ("3", "run", "a", "new"), ("4", "run", "a", "new")]
     for job, kind, run, key in [*jobs, ("5", "run", "b", "b"), ("6", "parity", "a", "new"), ("7", "run", "waits", "c")]:
         submissions.note(paths.store, job, "train_single", kind, run, key)
     with open(paths.store / submissions.FILE, "a") as file:

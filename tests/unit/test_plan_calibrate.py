@@ -3,22 +3,23 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from parascale.families.sizes import model_sizes
 from parascale.plan import calibrate
-from parascale.plan.calibrate import Calibration, Observation, fit, formula_rates
+from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.memory import peak_memory, total
 from parascale.plan.predict import predict
 from parascale.plan.probes import STEPS, probes
-from parascale.plan.time import COMPUTING, Rates, step_work
+from parascale.plan.rates import formula_rates
+from parascale.plan.time import step_seconds
+from parascale.plan.work import step_work
 from parascale.settings import Layout, Model, Run, Site, make
 from parascale.settings.paths import Paths
 from parascale.settings.workload import LanguageTraining
 from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD
 
 LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1)
+WIDE = Site("wide", cores_per_node=64, threads_per_process=1)
 
 
 @pytest.mark.parametrize(
@@ -35,38 +36,22 @@ def test_bubbles(layout, bubble):
     assert layout.bubble == pytest.approx(bubble)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.floats(0.01, 100), st.floats(0.2, 5), st.integers(1, 4))
-def test_a_fit_finds_the_prices_that_made_the_times(speed, skew, count):
-    """Times made with known prices come back, on sizes that the fit has not seen."""
-    prior = formula_rates(JURECA, "fp32")
-    true = Rates(
-        **{**{k: v * speed for k, v in dataclasses.asdict(prior).items()}, "flops": prior.flops * speed * skew}
-    )
-    sizes = [{"flops": 1e9 * scale, "passes": 10 * scale**0.5} for scale in (1, 4, 64, 1000)[: count + 1]]
-    price = lambda amounts, rates: sum(amount * getattr(rates, name) for name, amount in amounts.items())  # noqa: E731
-    fitted = fit(prior, [(amounts, price(amounts, true)) for amounts in sizes])
-    assert all(value > 0 for value in dataclasses.asdict(fitted).values())
-    for amounts in sizes:
-        assert price(amounts, fitted) == pytest.approx(price(amounts, true), rel=0.1)
-
-
 def test_a_calibration_is_kept_and_used(tmp_path):
     """Saved and loaded the same; a run seen before is foretold from history, another from the fit."""
     run = Run("seen", WORKLOAD)
     observation = Observation(
         "run", "seen", dataclasses.asdict(run), 5000, 0.5, {"forward": 0.2, "backward": 0.3}, None, 7.0
     )
-    path = tmp_path / "calibration" / "jureca.json"
-    calibrate.save(Calibration("jureca", (observation,)), path)
-    loaded = calibrate.load(path, "jureca")
-    assert loaded == Calibration("jureca", (observation,))
-    again = predict(dataclasses.replace(run, run="again", seed=5), JURECA, loaded, FACTS)
+    path = tmp_path / "calibration" / "laptop.json"
+    calibrate.save(Calibration("laptop", (observation,)), path)
+    loaded = calibrate.load(path, "laptop")
+    assert loaded == Calibration("laptop", (observation,))
+    again = predict(dataclasses.replace(run, run="again", seed=5), LAPTOP, loaded, FACTS)
     assert again.basis == "history" and again.step_seconds == 0.5 and again.wall_seconds == 507.0
     other = dataclasses.replace(
         run, workload=dataclasses.replace(WORKLOAD, training=LanguageTraining(steps=10, global_batch=128))
     )
-    assert predict(other, JURECA, loaded, FACTS).step_seconds > 0.5
+    assert 0.7 < predict(other, LAPTOP, loaded, FACTS).step_seconds < 1.1
 
 
 LAYOUTS = [
@@ -84,7 +69,7 @@ def test_no_probe_is_a_run_of_the_table():
     found = probes(runs, JURECA)
     for name, probe in found.items():
         probe.check()
-        JURECA.check_layout(probe.layout)
+        JURECA.check_run(probe)
         assert "@" in name and probe.global_batch < WORKLOAD.training.global_batch
         assert probe.workload.training.steps == STEPS and not probe.workload.training.evaluate
     worlds = {(probe.layout.nodes, probe.layout.data_parallel, probe.layout.tp) for probe in found.values()}
@@ -119,7 +104,8 @@ def test_start_up_saving_and_constant_memory_are_measured():
     saved = calibrate.saved_bytes(two, 5000)
     assert assumed.save_gigabytes_per_second == pytest.approx(saved / 0.2 / 1e9)
     crowd = predict(Run("four", WORKLOAD, Layout(gpus_per_node=4, dp=4)), LAPTOP, calibration, FACTS)
-    assert crowd.wall_seconds - crowd.seconds == pytest.approx(2 * 6.0 + 0.2)
+    best = 0.2 / 3  # weights without the optimizer's two copies, after the evaluation on the way
+    assert crowd.wall_seconds - crowd.seconds == pytest.approx(2 * 6.0 + 0.2 + best)
     assert crowd.memory["libraries"] == pytest.approx(4 * 10**8)
 
 
@@ -137,8 +123,8 @@ def test_a_plan_rests_on_what_it_was_made_from():
         for precision in ("fp32", "bf16")
     }
     assert bases == {
-        ("w", "fp32"): "history",
-        ("other", "fp32"): "probe",
+        ("w", "fp32"): "fit",
+        ("other", "fp32"): "fit",
         ("w", "bf16"): "formula",
         ("other", "bf16"): "formula",
     }
@@ -152,31 +138,36 @@ def test_a_damaged_record_teaches_nothing_and_disturbs_nobody(tmp_path):
     assert calibrate.known(Paths(tmp_path), "laptop") == Calibration("laptop")
 
 
-def work(layout, device="cpu", model=WORKLOAD.model):
+def work(layout, site=LAPTOP, model=WORKLOAD.model):
     """The Work of a step in a layout."""
     run = Run("r", dataclasses.replace(WORKLOAD, model=model), layout)
-    return step_work(run, model_sizes(model, 5000, WORKLOAD.training.window), device)
+    return step_work(run, model_sizes(model, 5000, WORKLOAD.training.window), site)
 
 
 def test_stages_of_different_length_wait_for_less():
     """The last stage has the output layer: while it waits for the first micro-batch, the others compute less than it does."""
-    layout = Layout(gpus_per_node=2, pp=2, micro_batches=4)
-    uneven, even = work(layout), work(layout, model=make(Model, dim=1024, heads=4, layers=2, hidden=65536))
-    assert uneven.bubble < even.bubble < layout.bubble == 0.25
-    assert uneven.balance < even.balance < 1
+    layout, rates = Layout(gpus_per_node=2, pp=2, micro_batches=4), formula_rates(WIDE, "fp32")
+    even = make(Model, dim=1024, heads=4, layers=2, hidden=65536)
+    waits = {}
+    for name, model in (("uneven", WORKLOAD.model), ("even", even)):
+        phases = step_seconds(work(layout, WIDE, model), rates, WIDE, 2)
+        waits[name] = phases["bubble"] / phases["compute"]
+    assert waits["uneven"] < waits["even"] < 1.3 * layout.bubble
 
 
 def test_processes_that_share_cores_fill_each_others_waiting():
     """Four processes on two cores take twice as long as their mean, and the pipeline's waiting costs nothing on top."""
-    layout = Layout(gpus_per_node=4, dp=2, pp=2, micro_batches=4)
-    rates, share = formula_rates(LAPTOP, "fp32"), work(layout)
-    phases = rates.seconds(share, LAPTOP, 4)
-    alone = sum(getattr(share, name) * getattr(rates, name) for name in COMPUTING)
-    assert phases["compute"] == pytest.approx(max(1, 2 * share.balance) * alone)
-    assert phases["compute"] + phases["bubble"] == pytest.approx(max(2 * share.balance, 1 + share.bubble) * alone)
+    layout = Layout(gpus_per_node=4, dp=2, pp=2, micro_batches=16)
+    share, rates = work(layout), formula_rates(LAPTOP, "fp32")
+    crowded = step_seconds(share, rates, LAPTOP, 4)
+    alone = step_seconds(share, rates, dataclasses.replace(WIDE, cores_per_node=4), 4)
+    assert crowded["bubble"] < alone["bubble"] and alone["compute"] < crowded["compute"] <= 2 * alone["compute"]
 
 
 def test_between_nodes_every_gpu_has_a_link_of_its_own():
     """Four GPUs of each node carry a quarter of the gradients each."""
-    wide, narrow = (work(Layout(nodes=2, gpus_per_node=gpus, dp=2 * gpus), "cuda").network_bytes for gpus in (4, 1))
+    wide, narrow = (
+        work(Layout(nodes=2, gpus_per_node=gpus, dp=2 * gpus), JURECA).ranks[0].gradients.network_bytes
+        for gpus in (4, 1)
+    )
     assert wide == pytest.approx(narrow / 4 * (7 / 8) / (1 / 2))

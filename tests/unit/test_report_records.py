@@ -8,9 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from parascale import submissions
 from parascale.report import build_report, load_records, render_page
 from parascale.report.records import found_runs
 from parascale.report.summary import COLUMNS, summary_csv, summary_rows
+from parascale.settings.paths import Paths
 from tests.unit.fake_results import SITE, fake, write_results
 
 
@@ -151,11 +153,13 @@ def test_a_run_without_results_is_shown_with_what_the_run_table_says(tmp_path):
     broken = fake("ddp", dp=2, gpus_per_node=2)
     results, work = write_results(tmp_path, [fake("single", verdict="baseline"), broken])
     (results / "runs/ddp/run.json").write_text("{")
-    project = SimpleNamespace(runs={"tp-4": planned, "ddp": broken.run}, site=SITE)
+    project = SimpleNamespace(runs={"tp-4": planned, "ddp": broken.run}, site=SITE, paths=Paths(tmp_path))
+    submissions.note(tmp_path / "store", "17", "train_tp", "run", "tp-4", "key")  # it died before its record began
     report = build_report(load_records(results, work, ["single", "ddp", "tp-4", "unknown"], project), "Title")
     rows = {row["run"]: row for row in summary_rows(report)}
     known = ("status", "workload", "strategy", "world_size", "tp", "seed", "seconds", "speedup")
     assert [rows["tp-4"][name] for name in known] == ["missing", "lm-small", "tp", 4, 4, 7, None, None]
     assert [rows["ddp"][name] for name in known] == ["missing", "lm-small", "ddp", 2, 1, 1, None, None]
     assert rows["unknown"]["strategy"] is None
-    assert "tp 4" in render_page(report)
+    page = render_page(report)
+    assert "tp 4" in page and "no record, but submitted as Slurm job 17" in page

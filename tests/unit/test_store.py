@@ -9,7 +9,7 @@ import pytest
 from parascale.checkpoint.manifest import describe_files, write_manifest
 from parascale.files import read_json, write_json
 from parascale.settings import Run, make
-from parascale.store.trainings import Store, StoreError, shown_keys
+from parascale.store.trainings import Store, StoreError, shown_places
 
 KEY = "a" * 64
 
@@ -75,7 +75,7 @@ def test_it_is_shown_under_the_names_of_today_and_with_the_conduct_of_then(store
     assert not (output / "profile").exists() and not (output / "training.json").exists()
     ours, kept = ((place / "best/weights").stat() for place in (output, store.finished(KEY).folder))
     assert (ours.st_ino == kept.st_ino) == linked
-    assert shown_keys(tmp_path / "results") == {KEY}
+    assert shown_places(tmp_path / "results") == {KEY: ["runs/two"]}
 
 
 @pytest.mark.parametrize("name", ["best/weights", "checkpoint/checkpoint.json", "run.json", "steps.jsonl"])

@@ -150,22 +150,37 @@ def test_of_a_run_without_evaluation_the_last_checkpoint_is_converted(tmp_path):
 
 
 def test_killed_at_any_moment_it_finishes_when_started_again(tmp_path):
-    """kill -9 of everything at several moments; a training that had begun goes on from a step above 0."""
+    """kill -9 of everything, and of Snakemake alone, at several moments; a training that had begun goes on from a step above 0.
+
+    Where Snakemake alone is killed, what it started goes on, and the next start waits for it.
+    """
     project = SmallProject(tmp_path)
     project.edit("config/workloads/tiny.yaml", "steps: 30", "steps: 300")
-    for seconds in (3, 6, 9, 12):
+    for seconds, kill in ((4, os.killpg), (8, os.kill), (10, os.killpg), (12, os.kill)):
         process = project.start()
         time.sleep(seconds)
-        os.killpg(process.pid, signal.SIGKILL)
+        kill(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        project.snakemake("--unlock")
     project.snakemake()
     rows = list(csv.DictReader((tmp_path / "results/report/summary.csv").open()))
     assert [row["status"] for row in rows] == ["done", "done"]
     for name in ("single", "ddp"):
         steps = [json.loads(line)["step"] for line in (tmp_path / f"results/runs/{name}/steps.jsonl").open()]
         assert steps == list(range(1, 301))
+
+
+@pytest.mark.slow
+def test_failed_runs_are_rows_of_the_report(tmp_path):
+    """The same target builds it of what there is, and the exit code says that not everything finished."""
+    project = SmallProject(tmp_path)
+    tiny = (tmp_path / "config/workloads/tiny.yaml").read_text()
+    (tmp_path / "config/workloads/wild.yaml").write_text(tiny.replace("5.0e-3", "1.0e+30"))
+    project.edit("config/tiny.tsv", "ddp\ttiny\t2\t2\n", "wild\twild\t1\t1\n")
+    project.snakemake(fails=True)
+    rows = list(csv.DictReader((tmp_path / "results/report/summary.csv").open()))
+    assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("wild", "failed")]
+    assert "loss nan" in (tmp_path / "logs/train/wild.log").read_text()
 
 
 def test_a_dry_run_takes_less_than_five_seconds(tmp_path):

@@ -45,6 +45,10 @@ onstart:
     parascale.before_the_first_job()
 
 
+onerror:
+    parascale.report_what_there_is()
+
+
 module parascale:
     snakefile:
         "{snakefile}"

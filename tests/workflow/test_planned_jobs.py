@@ -52,7 +52,7 @@ def test_planned_jobs_are_the_executed_ones(tmp_path):
 
 @pytest.mark.slow
 def test_plans_rest_on_probes_and_then_on_what_ran(tmp_path):
-    """`calibrate` observes the machine; a finished run is history for the other runs of its workload."""
+    """`calibrate` observes the machine; a finished run is no history of other runs, whose probes were fitted."""
     project = SmallProject(tmp_path)
     rests = re.compile(r"Rests on: (.*)")
     assert rests.search(project.snakemake("-n"))[1] == "formula"
@@ -66,7 +66,7 @@ def test_plans_rest_on_probes_and_then_on_what_ran(tmp_path):
     (job,) = [
         job for job in json.loads((tmp_path / "results/plan/plan.json").read_text())["jobs"] if job["run"] == "ddp"
     ]
-    assert job["basis"] == "history" and job["hours_expected"] > 0
+    assert job["basis"] == "probe" and job["hours_expected"] > 0
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ TOLD = [
     ("site link between nodes", setting(SITE, "network_link.microseconds", 3)),
     ("site network", setting(SITE, "network.interface", "ib0")),
     ("site environment", setting(SITE, "environment", {"NCCL_IB_TIMEOUT": 50})),
-    ("site assumed efficiency", setting(SITE, "assumed.efficiency", 0.5)),
+    ("site rate of failures", setting(SITE, "assumed.failures_per_node_day", 0.5)),
     ("site assumed start-up", setting(SITE, "assumed.startup_seconds", 90)),
     ("site charges", setting(SITE, "charges", "cores")),
     ("site partitions", setting(SITE, "partitions", [{"name": "batch", "max_hours": 6, "max_nodes": 8}])),

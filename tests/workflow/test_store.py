@@ -15,9 +15,9 @@ def test_a_training_is_paid_for_once(tmp_path):
     """Its job fails late, a setting is changed and changed back, a second job comes: every time the same bits, without a step."""
     project = SmallProject(tmp_path)
 
-    def train(**options):
+    def train(fails=False):
         """Snakemake; returns what the launcher said."""
-        project.snakemake(SUMMARY, **options)
+        project.snakemake(SUMMARY, fails=fails)
         return (tmp_path / "logs/train/ddp.log").read_text()
 
     def result():
@@ -40,7 +40,9 @@ def test_a_training_is_paid_for_once(tmp_path):
     assert len(first[2]) == 1
 
     set_lr("5.0e-3", "4.0e-3")
-    assert "runs: 1 × `optim.lr` 0.005 → 0.004: train_ddp (ddp)" in project.snakemake(SUMMARY, "-n")
+    refused = project.snakemake(SUMMARY, "--config", "budget={repeated_core_hours: 0}", fails=True)
+    assert "runs: 1 × `optim.lr` 0.005 → 0.004: train_ddp (ddp)" in refused and "would repeat" in refused
+    assert result() == first, "what is refused deletes nothing"
     assert "not trained again" not in train()
     assert result()[1] != first[1]
     set_lr("4.0e-3", "5.0e-3")

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from parascale.checkpoint import export
-from parascale.checkpoint.manifest import describe_files, write_manifest
+from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.checkpoint.memory import peak_growth
 from parascale.checkpoint.pieces import bytes_of
 from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, open_source
@@ -38,6 +38,8 @@ def convert(folder, target, settings, forms, form=None):
     target = Path(target)
     if Path(folder).resolve() == target.resolve():
         raise CheckpointError(f"{folder} cannot be converted into itself; name another target")
+    if target.is_file() or (target.is_dir() and any(target.iterdir()) and not (target / MANIFEST).is_file()):
+        raise CheckpointError(f"{target} would be replaced, but is no checkpoint; name another target")
     with open_source(folder, form, settings.threads) as source, full_disk_is_an_error(target):
         contents = {name: _contents(source, settings, name) for name in forms}
         total = sum(bytes_of(tensor) for parts in contents.values() for part in parts for tensor in part.values())

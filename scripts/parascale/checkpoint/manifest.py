@@ -1,6 +1,12 @@
-"""`checkpoint.json`: what makes a folder a whole checkpoint. It is written last and holds the checksum of every other file."""
+"""`checkpoint.json`: what makes a folder a whole checkpoint. It is written last and holds the checksum of every other file.
+
+It also holds a checksum of itself, so that no bit of a checkpoint changes unseen. Manifests of schema 1 had none: they are
+read still, and what they say of their files and, by the folder's name, of their step is checked. A manifest of today's schema
+without a checksum, or one of schema 1 with one, is damaged.
+"""
 
 import json
+import re
 from pathlib import Path
 
 import xxhash
@@ -10,7 +16,8 @@ from parascale.errors import CheckpointError
 from parascale.files import BLOCK_BYTES, read_json, write_json
 
 MANIFEST = "checkpoint.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+UNSEALED = {"schema_version", "facts", "files"}  # the keys of a manifest of schema 1
 
 
 def checksum(path):
@@ -34,19 +41,33 @@ def describe_files(folder, names, threads=1):
 
 def write_manifest(folder, facts, files):
     """Make a written folder a checkpoint. facts: JSON values to keep. files: what `describe_files` gave."""
-    write_json(Path(folder) / MANIFEST, {"schema_version": SCHEMA_VERSION, "facts": facts, "files": files})
+    manifest = {"schema_version": SCHEMA_VERSION, "facts": facts, "files": files}
+    write_json(Path(folder) / MANIFEST, manifest | {"xxh3": _seal(manifest)})
 
 
 def read_manifest(folder):
-    """{facts, files} of a checkpoint folder; CheckpointError where it is none."""
+    """{facts, files} of a checkpoint folder; CheckpointError where it is none, is damaged, or has another step's name."""
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise CheckpointError(f"{folder}: not a whole checkpoint ({MANIFEST} is missing)")
     try:
         manifest = read_json(path)
-        return {"facts": manifest["facts"], "files": manifest["files"]}
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        sealed = manifest.pop("xxh3", None)
+        if manifest.keys() != UNSEALED or sealed != (_seal(manifest) if manifest["schema_version"] != 1 else None):
+            raise CheckpointError(f"{path} is damaged: its own checksum differs")
+        facts, files = manifest["facts"], manifest["files"]
+        named = re.fullmatch(r"step-(\d+)", path.parent.name)
+        if named and int(named[1]) != facts["step"]:
+            raise CheckpointError(f"{path} is of step {facts['step']}, not of the step that its folder names")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
+    return {"facts": facts, "files": files}
+
+
+def _seal(manifest):
+    """The checksum of a manifest's values, however they are written down."""
+    read_back = json.loads(json.dumps(manifest))  # where every key is text
+    return xxhash.xxh3_128_hexdigest(json.dumps(read_back, sort_keys=True).encode())
 
 
 def check_files(folder, files, threads=1):

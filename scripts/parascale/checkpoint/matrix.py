@@ -1,6 +1,5 @@
 """The matrix of conversions for reports: from which layout, into which form, at what cost. Needs no torch."""
 
-import json
 from pathlib import Path
 
 from parascale.errors import CheckpointError
@@ -30,7 +29,7 @@ def _rows(path):
             | {"logits_difference": found.get("logits_difference")}
             for form, found in proof["forms"].items()
         ]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is damaged or of another version ({type(error).__name__}: {error}); remove it and verify again"
         ) from None

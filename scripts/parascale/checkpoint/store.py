@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from parascale.checkpoint.manifest import MANIFEST, check_files, describe_files, read_manifest, write_manifest
 from parascale.checkpoint.metadata import INDEX, load_tensors, read_index, save_tensors
-from parascale.checkpoint.ranks import together
+from parascale.checkpoint.ranks import on_lead, together
 from parascale.errors import CheckpointError, ParascaleError
 from parascale.files import require_space, sync_tree
 
@@ -114,15 +114,21 @@ class Saver:
         return together(self.mesh, work, "could not be written", self.group)
 
 
+def check(folder, mesh):
+    """The facts of a checkpoint of which every byte is as it was written. Called by every rank; CheckpointError on all otherwise."""
+    manifest = on_lead(mesh, lambda: read_manifest(folder))
+    together(mesh, lambda: check_files(folder, _share(manifest["files"], mesh)), "cannot be loaded")
+    return manifest["facts"]
+
+
 def load(folder, model, optimizers):
     """Fill model and optimizers from a whole checkpoint of any layout. Called by every rank; returns its facts.
 
     Raises CheckpointError, on every rank, for a folder that is damaged or that another model saved.
     """
     mesh = model.mesh
-    manifest = read_manifest(folder)
+    facts = check(folder, mesh)
     state = state_dict(model, optimizers)
-    together(mesh, lambda: check_files(folder, _share(manifest["files"], mesh)), "cannot be loaded")
     shapes = {name: list(value.shape) for name, value in state.items()}
     wanted = together(mesh, lambda: shapes, "cannot be loaded")
     wanted = {name: shape for part in wanted for name, shape in part.items()}
@@ -132,7 +138,7 @@ def load(folder, model, optimizers):
     state = {key: value for key, value in state.items() if key.startswith(own)}
     together(mesh, lambda: load_tensors(state, folder), "cannot be loaded")
     _put(model, optimizers, _below(own, state))
-    return manifest["facts"]
+    return facts
 
 
 def whole_checkpoints(folder):

@@ -5,11 +5,12 @@ import json
 
 import click
 
-from parascale.cli import Location, named, project_options, run_option, with_project
+from parascale.cli import Location, OutputFile, named, project_options, run_option, with_project
 from parascale.files import atomic_path, write_json
 from parascale.settings import strict
 from parascale.settings.config import CHECKPOINT_FORMS, Checkpoints
 
+FIGURES = (".svg", ".png", ".pdf")
 TARGETS, SOURCES = (*CHECKPOINT_FORMS, "sharded"), ("sharded", "safetensors", "pt")
 
 
@@ -95,10 +96,10 @@ def inspect(find, folder, name, tensors, as_json):
     type=click.Choice(["best", "last"]),
     help="Checkpoint of the runs.  [default: the project's with --run, otherwise best]",
 )
-@click.option("--rows", type=int, default=15, help="Number of tensors to print.")
-@click.option("--json", "facts", type=Location(), metavar="FILE", help="Write all figures to this file.")
+@click.option("--rows", type=click.IntRange(min=0), default=15, help="Number of tensors to print.")
+@click.option("--json", "facts", type=OutputFile(), metavar="FILE", help="Write all figures to this file.")
 @click.option(
-    "--figure", type=Location(), metavar="FILE", help="Draw the differences of the layers, as .svg, .png or .pdf."
+    "--figure", type=OutputFile(), metavar="FILE", help="Draw the differences of the layers, as .svg, .png or .pdf."
 )
 @project_options
 def compare(find, folders, name, which, rows, facts, figure):
@@ -112,6 +113,8 @@ def compare(find, folders, name, which, rows, facts, figure):
     """
     if sorted((len(folders), len(name))) != [0, 2]:
         raise click.UsageError("name either two runs, with --run each, or the folders A and B")
+    if figure and figure.suffix not in FIGURES:
+        raise click.UsageError(f"--figure {figure.name}: its ending must be one of {', '.join(FIGURES)}")
     if name:
         project = find()
         which = which or project.config.checkpoints.which

@@ -4,21 +4,28 @@ import os
 
 import click
 
-from parascale.cli import Location, named, run_option, with_project
+from parascale.cli import OutputFile, named, run_option, with_project
 from parascale.errors import ConfigError
 from parascale.files import csv_text, write_text
 from parascale.settings import Layout
+
+COUNT = click.IntRange(min=1)
 
 
 @click.command()
 @run_option("Also measure along the dimensions of this run's mesh.  [default: one group of all processes]")
 @click.option(
-    "--output", type=Location(), metavar="CSV", help="Table to write.  [default: results/communication/NAME.csv]"
+    "--output", type=OutputFile(), metavar="CSV", help="Table to write.  [default: results/communication/NAME.csv]"
 )
-@click.option("--smallest", type=int, default=1 << 10, help="Bytes of the smallest tensor.")
-@click.option("--largest", type=int, default=1 << 26, help="Bytes of the largest tensor.")
-@click.option("--repeats", type=int, default=10, help="Timed calls; the median counts.")
-@click.option("--timeout", type=float, default=20.0, help="Seconds within which a rank or link must answer.")
+@click.option("--smallest", type=COUNT, default=1 << 10, help="Bytes of the smallest tensor.")
+@click.option("--largest", type=COUNT, default=1 << 26, help="Bytes of the largest tensor.")
+@click.option("--repeats", type=COUNT, default=10, help="Timed calls; the median counts.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=20.0,
+    help="Seconds within which a rank or link must answer.",
+)
 @with_project
 def communication(project, name, output, smallest, largest, repeats, timeout):
     """Measure collective operations between processes. A preflight first names ranks or links that fail.

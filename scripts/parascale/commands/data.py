@@ -12,6 +12,7 @@ from parascale.files import write_json
 from parascale.settings import load_workload
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
 
+COUNT = click.IntRange(min=1)
 FORMATS = click.Choice(list(dict.fromkeys([*IMAGE_FORMATS, *TOKEN_FORMATS])))
 
 
@@ -48,7 +49,7 @@ def with_dataset(verb):
 
 
 @data.command()
-@click.option("--attempts", type=int, help="Attempts to download without progress.  [default: 5]")
+@click.option("--attempts", type=COUNT, help="Attempts to download without progress.  [default: 5]")
 @click.option("--force", is_flag=True, help="Download again even if the data is there.")
 @with_dataset
 def download(project, workload, attempts, force):
@@ -128,9 +129,9 @@ def index(project, workload):
 
 @data.command()
 @click.option("--format", "form", type=FORMATS, required=True, help="The format to write.")
-@click.option("--shard", type=int, help="Images: write only this shard.")
+@click.option("--shard", type=click.IntRange(min=0), help="Images: write only this shard.")
 @click.option("--gather", is_flag=True, help="Images: write the manifest of finished shards.")
-@click.option("--threads", type=int, help="Overrides `formats.threads`.")
+@click.option("--threads", type=COUNT, help="Overrides `formats.threads`.")
 @with_dataset
 def convert(project, workload, form, shard, gather, threads):
     """Write a dataset in another format: images from their index, tokens from the flat arrays.
@@ -148,7 +149,12 @@ def convert(project, workload, form, shard, gather, threads):
     from parascale.data.images import ImageIndex
     from parascale.data.text import Tokens
 
+    require_format(workload, form)
     settings, dataset = project.config.formats, workload.data.dataset
+    if not workload.of_images and (gather or shard is not None):
+        raise click.UsageError("--shard and --gather are for images: tokens are converted at once")
+    if shard is not None and shard >= settings.shards:
+        raise click.UsageError(f"--shard {shard}: shards count from 0, and `formats.shards` = {settings.shards}")
     if threads:
         settings = dataclasses.replace(settings, threads=threads)
     source, output = source_of(project, workload), project.paths.data(dataset, form)
@@ -179,6 +185,7 @@ def verify(project, workload, form):
     from parascale.data.text import Tokens
     from parascale.data.verify import verify_images, verify_tokens
 
+    require_format(workload, form)
     dataset, source = workload.data.dataset, source_of(project, workload)
     folder = project.paths.data(dataset, form)
     if workload.of_images:
@@ -190,7 +197,7 @@ def verify(project, workload, form):
 
 
 @data.command()
-@click.option("--format", "forms", multiple=True, metavar="FORMAT", help="Only this format; repeat for several.")
+@click.option("--format", "forms", multiple=True, type=FORMATS, help="Only this format; repeat for several.")
 @with_dataset
 def benchmark(project, workload, forms):
     """Measure how fast this machine reads each format of a dataset, and recommend one.
@@ -241,3 +248,11 @@ def benchmark(project, workload, forms):
 def source_of(project, workload):
     """The folder that a dataset is read or converted from: the index of its images, or its tokens."""
     return project.paths.data(workload.data.dataset, "index" if workload.of_images else workload.data.format)
+
+
+def require_format(workload, form):
+    """Raise ConfigError for a format that data of this kind is not converted into."""
+    offered = () if workload.of_pairs else IMAGE_FORMATS if workload.of_images else TOKEN_FORMATS
+    if form not in offered:
+        kind = "pairs" if workload.of_pairs else "images" if workload.of_images else "tokens"
+        raise ConfigError(f"{kind} are not written as {form}. Their formats: {', '.join(offered) or 'one alone'}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from parascale.cli import Location, run_option, with_project
+from parascale.cli import OutputFile, OutputFolder, named, run_option, with_project
 from parascale.errors import DataError, RequirementError
 from parascale.files import atomic_path, read_json, read_json_lines
 
@@ -21,7 +21,7 @@ def export():
 
 
 @export.command()
-@click.option("--output", type=Location(), metavar="ZIP", help="[default: results/crate/parascale.crate.zip]")
+@click.option("--output", type=OutputFile(), metavar="ZIP", help="[default: results/crate/parascale.crate.zip]")
 @click.option("--weights", is_flag=True, help="Include checkpoints.")
 @with_project
 def crate(project, output, weights):
@@ -42,7 +42,7 @@ def crate(project, output, weights):
 
 @export.command()
 @run_option("A finished run.", required=True)
-@click.option("--output", type=Location(), metavar="DIR", help="Folder to write.  [default: results/wandb/NAME]")
+@click.option("--output", type=OutputFolder(), metavar="DIR", help="Folder to write.  [default: results/wandb/NAME]")
 @click.option("--project", "collection", default="parascale", metavar="NAME", help="Project at Weights & Biases.")
 @with_project
 def wandb(project, name, output, collection):
@@ -54,15 +54,18 @@ def wandb(project, name, output, collection):
     \b
     Example: parascale export wandb --run ddp
     """
+    folder, output = project.paths.run(name), output or project.paths.results / "wandb" / name
+    if not (folder / "summary.json").is_file():
+        named("run", name, project.runs, project.config.runs)
+        raise DataError(f"{folder}: no finished run (summary.json is missing)")
+    if output.is_dir() and any(output.iterdir()) and not (output / "wandb").is_dir():
+        raise DataError(f"{output} would be replaced, but is no export of a run; name another folder")
     try:
         import wandb as library
     except ImportError:
         raise RequirementError(
             "the package `wandb` is not installed: pip install wandb, into the environment of this command"
         ) from None
-    folder, output = project.paths.run(name), output or project.paths.results / "wandb" / name
-    if not (folder / "summary.json").is_file():
-        raise DataError(f"{folder}: no finished run (summary.json is missing)")
     with atomic_path(output) as partial:
         partial.mkdir()
         log_steps(library, folder, partial, collection)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from parascale.train.job import job_of, published
 
 LAUNCHER = [sys.executable, "-m", "parascale", "launch"]
 COUNT = click.IntRange(min=1)
+SECONDS = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -36,15 +38,19 @@ COUNT = click.IntRange(min=1)
 )  # fmt: skip
 @click.option("--nodes", type=COUNT, help="Machines.  [default: 1]")
 @click.option("--processes", type=COUNT, help="Processes on each node.  [default: 1]")
-@click.option("--gpus", type=int, help="GPUs to request on each node.  [default: one per process]")
+@click.option("--gpus", type=COUNT, help="GPUs to request on each node.  [default: one per process]")
 @click.option("--site", metavar="SITE", help="A site's name or its YAML file.  [default: the project's]")
 @click.option("--cores", type=COUNT, help="Cores of a node to use.  [default: those of the job]")
-@click.option("--timeout", type=float, help="Seconds within which all ranks must end after the first.  [default: 300]")
-@click.option("--grace", type=float, default=GRACE_SECONDS, help="Seconds for a rank to save its state when stopped.")
+@click.option(
+    "--timeout", type=SECONDS, help="Seconds within which all ranks must end after the first.  [default: 300]"
+)
+@click.option("--grace", type=SECONDS, default=GRACE_SECONDS, help="Seconds for a rank to save its state when stopped.")
 @click.option("--logs", type=Location(), metavar="DIR", help="Folder for the logs of the ranks.  [default: logs]")
 @click.option("--nsight", is_flag=True, help="Profile every process with Nsight Systems; its reports go to --logs.")
 @click.option("--in-step", is_flag=True, hidden=True, help="Set by the launcher inside an srun task.")
-@click.option("--node", type=int, help="To start by hand, once on each machine: number of this node, from 0.")
+@click.option(
+    "--node", type=click.IntRange(min=0), help="To start by hand, once on each machine: number of this node, from 0."
+)
 @click.option("--meet", metavar="HOST:PORT", help="With --node: where node 0 listens.")
 @click.option(
     "--secret-file",
@@ -68,6 +74,8 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     """
     if (node is None) != (meet is None):
         raise click.UsageError("--node and --meet go together")
+    if meet and not re.fullmatch(r".+:\d+", meet):
+        raise click.UsageError(f"--meet {meet}: give the host and port of node 0, HOST:PORT")
     if not (name or command):
         raise click.UsageError("name a run with --run, or a Python program after --")
     with contextlib.chdir("."):  # the program's own paths are relative to the folder of its user
@@ -75,6 +83,15 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
         if job and not in_step and not command and published(job):
             return 0
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
+    if name and not command and (chosen.nodes, chosen.processes) != (planned.nodes, planned.processes):
+        raise click.UsageError(
+            f"run {name} has {planned.nodes} × {planned.processes} processes (nodes × each), not {chosen.nodes} × {chosen.processes}: "
+            "its row of the run table says so"
+        )
+    if (node or 0) >= chosen.nodes:
+        raise click.UsageError(f"--node {node}: nodes count from 0, and there are {chosen.nodes}")
+    if command and not command[0].startswith("-") and not Path(command[0]).is_file():
+        raise click.UsageError(f"{command[0]}: no such Python program")
     if command:
         chosen = dataclasses.replace(chosen, command=command)
     check_node(chosen.site)

@@ -8,8 +8,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 import click
 
-from parascale.cli import Location, run_option, with_project
-from parascale.plan import actual, calibrate, limits
+from parascale.cli import Location, OutputFile, project_options, run_option, with_project
+from parascale.data.named_files import missing_data
+from parascale.plan import actual, calibrate, limits, score
 from parascale.plan import advise as advice_of
 from parascale.plan.planner import Planner
 from parascale.plan.predict import data_facts
@@ -17,8 +18,17 @@ from parascale.report.numbers import plural
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
 
+COUNT = click.IntRange(min=1)
 
-@click.command()
+BASES = {
+    "formula": "nothing was observed on this machine; constants of its kind",
+    "fit": "prices fitted to other runs of this machine",
+    "probe": "prices fitted to runs of this workload, precision and kind of layout",
+    "history": "finished runs that differ in name and seed alone",
+}
+
+
+@click.group(invoke_without_command=True)
 @run_option("Only this run; repeat for several.  [default: all of the run table]", multiple=True)
 @click.option(
     "--check",
@@ -29,12 +39,14 @@ from parascale.settings.run import PRECISIONS, Run
 @click.option(
     "--actual",
     "table",
-    type=Location(),
+    type=OutputFile(),
     metavar="CSV",
     help="Write planned and charged figures of the runs that were charged.",
 )
-@with_project
-def plan(project, name, check, exact, table):
+@click.option("--explain", metavar="RUN", help="Where the seconds and bytes of a run come from.")
+@project_options
+@click.pass_context
+def plan(context, find, name, check, exact, table, explain):
     """Plan the runs: memory, time, core-hours; and compare finished runs with their plans.
 
     The plan covers every run, finished or not, and no other jobs; `snakemake -n` shows what is left to do.
@@ -44,20 +56,57 @@ def plan(project, name, check, exact, table):
     Example: parascale plan --check                exit code 1 if a run does not fit or all exceed the budget
     Example: parascale plan --exact --run ddp      memory by the real code on fake tensors
     Example: parascale plan --actual report.csv    runs that were charged: planned and actual
+    Example: parascale plan --explain ddp          where its seconds and bytes come from
     """
+    if context.invoked_subcommand:
+        return 0
+    project = find()
     if table:
         rows = actual.compare(project.paths, project.site)
         actual.write_csv(rows, table)
         print(f"{plural(len(rows), 'run')}: {table}")
         return 0
     planner, names = Planner(project), name or list(project.runs)
+    if explain:
+        print(explanation(explain, planner))
+        return 0
     for each in names:
         planner.run(each)  # a name that is not known is told before anything is printed
+    for line in missing_data(project.datasets):
+        print(f"warning: {line}")
     for each in names:
         print(describe(each, planner))
         if exact:
             print(f"    {exact_memory(each, planner)}")
     return judge(names, planner) if check else 0
+
+
+@plan.command("score")
+@click.argument("table", type=Location(), metavar="TABLE.csv")
+@click.option("--machines", type=Location(), required=True, metavar="CSV", help="The machines that the table names.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def score_verb(table, machines, as_json):
+    """Predict published trainings, each as an uncalibrated run without evaluation, and compare.
+
+    An empty cell is the default. tuned: true is predicted with torch.compile.
+
+    \b
+    Example: parascale plan score runs.csv --machines machines.csv
+    """
+    scored = score.score(table, machines)
+    errors = score.errors(scored)
+    if as_json:
+        print(json.dumps({"rows": [dataclasses.asdict(row) for row in scored], "errors": errors}, indent=2))
+        return
+    print(f"{'source':12} {'model':16} {'predicted':>10} {'published':>10} {'ratio':>6}  fits")
+    for row in scored:
+        published = ("", "") if row.published is None else (f"{row.published:,.0f}", f"{row.ratio:.2f}")
+        print(
+            f"{row.source:12} {row.model:16} {row.predicted:>10,.0f} {published[0]:>10} {published[1]:>6}  {row.fits}"
+        )
+    print("tokens/s off by, in the median and at worst:")
+    for name, error in errors.items():
+        print(f"  {name:12} {error['median']:6.1%} {error['worst']:6.1%}   of {error['rows']} rows")
 
 
 def describe(name, planner):
@@ -72,10 +121,48 @@ def describe(name, planner):
     if foretold.wall_seconds is not None:
         phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in foretold.phases.items() if seconds)
         lines.append(f"{foretold.steps:,} steps of {1000 * foretold.step_seconds:.1f} ms ({phases})")
-        lines.append(f"{foretold.wall_seconds / 3600:.2f} h in all, {foretold.core_hours:.2f} core-h")
+        low, high = foretold.wall_low / 3600, foretold.wall_high / 3600
+        lines.append(
+            f"{foretold.wall_seconds / 3600:.2f} h in all ({low:.2f} to {high:.2f} in 80 of 100 runs), {foretold.core_hours:.2f} core-h"
+        )
     if foretold.unknown:
         lines.append(f"unknown: {foretold.unknown}")
     return "\n    ".join(lines)
+
+
+def explanation(name, planner):
+    """Where a run's seconds and bytes come from, in lines."""
+    run, foretold = planner.run(name), planner.prediction(name)
+    lines = [f"{name} ({run.strategy}) rests on {foretold.basis}: {BASES[foretold.basis]}"]
+    if foretold.phases:
+        whole = sum(foretold.phases.values())
+        lines.append(f"a step of {1000 * foretold.step_seconds:.2f} ms, by the model:")
+        lines += [
+            f"  {phase:15} {1000 * seconds:10.2f} ms {seconds / whole:6.1%}"
+            for phase, seconds in foretold.phases.items()
+            if seconds
+        ]
+    if foretold.wall_seconds is not None:
+        parts = {f"{foretold.steps:,} steps": foretold.seconds, **foretold.beside}
+        lines.append(f"a job of {foretold.wall_seconds / 3600:.3f} h:")
+        lines += [f"  {part:15} {seconds:10,.1f} s" for part, seconds in parts.items()]
+        low, high = foretold.wall_low / 3600, foretold.wall_high / 3600
+        lines.append(
+            f"  80 of 100 such runs take {low:.3f} to {high:.3f} h; 95 of 100 less than {foretold.limit_seconds / 3600:.3f} h"
+        )
+    if foretold.memory:
+        lines.append(f"memory of the process that needs most, {foretold.memory_bytes / 1e9:.2f} GB: {foretold.fits}")
+        lines += [f"  {part:15} {size / 1e9:10.3f} GB" for part, size in foretold.memory.items() if size]
+    if planner.site.device == "cuda" and foretold.phases:
+        lines += ceilings(name, planner)
+    return "\n".join(lines + ([f"unknown: {foretold.unknown}"] if foretold.unknown else []))
+
+
+def ceilings(name, planner):
+    """The utilisation that a run's step can reach, and what each switch would change, in lines."""
+    reached = planner.ceiling(name)
+    lines = [f"ceiling: {reached['now']:.1%} of the peak rate as useful operations; with"]
+    return lines + [f"  {switch:35} {value:6.1%}" for switch, value in reached.items() if switch != "now"]
 
 
 def judge(names, planner):
@@ -139,25 +226,35 @@ def measure_rank(run, vocabulary, rank):
 @click.command()
 @click.option("--workload", required=True, metavar="NAME", help="The workload.")
 @click.option("--site", "machine", metavar="NAME", help="The site.  [default: the configuration's]")
-@click.option("--gpus", type=int, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
+@click.option("--gpus", type=COUNT, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
 @click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", help="The precision.")
 @click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="What to rank by.")
-@click.option("--vocabulary", type=int, help="Entries of the vocabulary, if the data is not prepared.")
-@click.option("--top", type=int, default=10, help="Number of layouts to show.")
+@click.option("--global-batch", type=COUNT, help="Samples of a step.  [default: the workload's]")
+@click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
+@click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary, if the data is not prepared.")
+@click.option("--top", type=COUNT, default=10, help="Number of layouts to show.")
 @click.option("--json", "as_json", is_flag=True, help="Print all layouts as JSON.")
 @with_project
-def advise(project, workload, machine, gpus, precision, by, vocabulary, top, as_json):
+def advise(project, workload, machine, gpus, precision, by, global_batch, scaling, vocabulary, top, as_json):
     """Rank the layouts for a number of GPUs, with their memory and the reason in words.
 
     \b
     Example: parascale advise --workload lm-small --site jureca --gpus 8
+    Example: parascale advise --workload lm-small --site jureca --gpus 64 --scaling
     """
     site = load_site(project.config, machine) if machine else project.site
     workload = load_workload(project.config.workloads, workload)
+    if global_batch:
+        training = dataclasses.replace(workload.training, global_batch=global_batch)
+        workload = dataclasses.replace(workload, training=training)
     facts = data_facts(Run(run="advice", workload=workload), project.paths)
     if vocabulary:
         facts = dataclasses.replace(facts, vocabulary=vocabulary)
     known = calibrate.known(project.paths, site.name)
+    if scaling:
+        steps = advice_of.scaling(workload, site, gpus, precision, known, facts)
+        print("\n".join(scaling_lines(steps)))
+        return
     ranked = advice_of.advise(workload, site, gpus, precision, known, facts, by)
     if as_json:
         print(json.dumps([as_dict(advice) for advice in ranked], indent=2))
@@ -173,19 +270,37 @@ def advise(project, workload, machine, gpus, precision, by, vocabulary, top, as_
         print(f"{number:3}. {line(advice)}\n     {advice.reason}")
 
 
+def scaling_lines(steps):
+    """The best layout on each number of GPUs: time, cost, and where more GPUs stop paying."""
+    lines = [f"{'GPUs':>6} {'hours':>9} {'core-h':>10} {'efficiency':>10}  best layout"]
+    for step in steps:
+        said = step.advice.prediction
+        mark = "  <- the knee: twice as many GPUs are hardly faster" if step.knee else ""
+        lines.append(
+            f"{step.gpus:6,} {said.wall_seconds / 3600:9.2f} {said.core_hours:10.1f} {step.efficiency:10.0%}  {line(step.advice).split(':')[0]}{mark}"
+        )
+        if step.free_from:
+            lines.append(f"       {step.gpus} GPUs cost what {step.free_from} costs here: whole nodes are charged")
+    return lines
+
+
 def line(advice):
     """One layout and its figures."""
     layout, foretold = advice.layout, advice.prediction
     degrees = " ".join(f"{axis}={degree}" for axis, degree in layout.dimensions.items())
     if layout.pp > 1:
         degrees += f" micro_batches={layout.micro_batches}"
+    if (accumulate := advice.run.workload.training.accumulate) > 1:
+        degrees += f" accumulate={accumulate}"
+    if layout.activation_checkpointing:
+        degrees += " activation_checkpointing"
     memory = "memory unknown"
     if foretold.memory_bytes is not None:
         memory = f"{foretold.memory_bytes / 1e9:.1f} GB a GPU: {foretold.fits}"
     step = "" if foretold.step_seconds is None else f", {1000 * foretold.step_seconds:.1f} ms a step"
     hours = foretold.core_hours
     cost = "" if hours is None else f", {foretold.wall_seconds / 3600:.2f} h, {hours:.1f} core-h"
-    return f"{layout.strategy()} ({degrees or 'one GPU'}): {memory}{step}{cost}"
+    return f"{layout.strategy()} ({degrees.strip() or 'one GPU'}): {memory}{step}{cost}"
 
 
 def as_dict(advice):
@@ -193,6 +308,7 @@ def as_dict(advice):
     return {
         "strategy": advice.layout.strategy(),
         "layout": dataclasses.asdict(advice.layout),
+        "accumulate": advice.run.workload.training.accumulate,
         "reason": advice.reason,
         "prediction": advice.prediction.as_dict(),
     }

@@ -21,7 +21,13 @@ PAGE = PINS.parents[1] / "config/README.md"
 
 @click.command()
 @run_option("A run whose needs of torch are checked too; may be given several times.", multiple=True)
-@click.option("--pins", type=Location(), default=PINS, show_default="envs/requirements.txt", help="The list of pins.")
+@click.option(
+    "--pins",
+    type=Location(exists=True, dir_okay=False),
+    default=PINS,
+    show_default="envs/requirements.txt",
+    help="The list of pins.",
+)
 @with_project
 def check(project, name, pins):
     """Check that this machine has what the runs need, and warn of files that storage will delete.
@@ -48,7 +54,11 @@ def check(project, name, pins):
 
 @click.command()
 @click.option(
-    "--page", type=Location(), default=PAGE, show_default="config/README.md", help="The page that holds the tables."
+    "--page",
+    type=Location(exists=True, dir_okay=False),
+    default=PAGE,
+    show_default="config/README.md",
+    help="The page that holds the tables.",
 )
 @click.option("--write", is_flag=True, help="Update the page and the schemas instead of printing it.")
 @click.option("--check", "checked", is_flag=True, help="Exit with 1 if one of them is out of date.")

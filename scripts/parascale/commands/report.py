@@ -6,11 +6,12 @@ import time
 
 import click
 
-from parascale.cli import Location, run_option, with_project
+from parascale.cli import OutputFolder, named, run_option, with_project
 from parascale.commands.communication import shapes
 from parascale.commands.comparison import write_comparison
 from parascale.files import write_text
 from parascale.report.live import Watcher
+from parascale.report.records import found_runs
 from parascale.report.terminal import shown
 
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
@@ -20,7 +21,9 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 @run_option("The report of this run alone, finished or not: NAME.html and NAME.pdf.")
 @click.option("--only", multiple=True, metavar="NAME", help="Compare only this run; repeat for several.")
 @click.option("--everything", is_flag=True, help="Everything with results, not only what the run table names.")
-@click.option("--output", type=Location(), metavar="DIR", help="[default: results/report, and its jobs/ with --run]")
+@click.option(
+    "--output", type=OutputFolder(), metavar="DIR", help="[default: results/report, and its jobs/ with --run]"
+)
 @with_project
 def report(project, name, only, everything, output):
     """Build the comparison report from the records of the runs in the run table; it names runs without results.
@@ -32,6 +35,9 @@ def report(project, name, only, everything, output):
     Example: parascale report
     Example: parascale report --run ddp
     """
+    known = {*project.runs, *found_runs(project.paths.results, project.paths.under_way)}
+    for each in [*([name] if name else []), *only]:
+        named("run", each, dict.fromkeys(sorted(known)), project.config.runs)
     if name:
         write_job_report(project, name, output or project.paths.report / "jobs")
         return
@@ -59,7 +65,7 @@ def write_job_report(project, name, output):
 
 
 @click.command()
-@click.option("--every", type=float, default=2.0, help="Seconds between updates.")
+@click.option("--every", type=click.FloatRange(min=0.1), default=2.0, help="Seconds between updates.")
 @click.option("--once", is_flag=True, help="Print once; the default if the output is not a terminal.")
 @with_project
 def watch(project, every, once):

@@ -7,8 +7,8 @@ import time
 import click
 
 from parascale.cli import Location, named, run_option, with_project
-from parascale.errors import ConfigError
-from parascale.files import write_json
+from parascale.errors import ConfigError, DataError
+from parascale.files import read_json, write_json
 from parascale.plan import calibrate as prices
 from parascale.plan.planner import Planner
 
@@ -24,7 +24,7 @@ BATCH = 32  # documents at once; the summaries do not depend on it
 @click.option(
     "--temperature", type=click.FloatRange(0), default=0.8, help="0: always the most likely token; higher: more random."
 )
-@click.option("--seed", type=int, default=1, help="Seed of the random choice, the same for every text.")
+@click.option("--seed", type=click.IntRange(0), default=1, help="Seed of the random choice, the same for every text.")
 @click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Checkpoint to use.")
 @click.option("--checkpoint", type=Location(), metavar="DIR", help="A converted checkpoint of the run to use instead.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device that computes.  [default: the site's]")
@@ -41,6 +41,9 @@ def generate(project, name, prompt, prompts, batch, count, temperature, seed, wh
     """
     if (prompt is None) == (prompts is None):
         raise ConfigError("give one of --prompt TEXT and --prompts FILE")
+    require_finished(project, name, "language_model")
+    if prompt is not None and not prompt.strip():
+        raise ConfigError("--prompt is empty: give the words to continue")
     texts = [prompt] if prompts is None else _lines(prompts)
 
     import torch
@@ -51,10 +54,6 @@ def generate(project, name, prompt, prompts, batch, count, temperature, seed, wh
     from parascale.evaluation.generate import continue_tokens
 
     run, model = load_run(project.paths.run(name), which, checkpoint)
-    if run.workload.task != "language_model":
-        raise ConfigError(
-            f"run {name} is no language model (its task is {run.workload.task}): nothing to continue a text with"
-        )
     model.to(device or project.site.device)
     data, window = run.workload.data, run.workload.training.window
     tokens = Tokens(project.paths.data(data.dataset, data.format))
@@ -105,6 +104,7 @@ def summarise(project, name, device):
     \b
     Example: parascale summarise --run summary-single
     """
+    require_finished(project, name, "summarisation")
     import torch
 
     from parascale.checkpoint.load import load_run
@@ -138,6 +138,11 @@ def parity(project, name):
     from parascale.train.parity import compare_folders
 
     run, folder = named("run", name, project.runs, project.config.runs), project.paths.parity
+    for each in (name, run.baseline):
+        if not (folder(each) / "summary.json").is_file():
+            raise DataError(
+                f"{folder(each)}: no finished parity run; `parascale launch --run {each} --kind parity` makes it"
+            )
     verdict = compare_folders(folder(name), folder(run.baseline), run.workload.model.dropout)
     write_json(folder(name) / "verdict.json", verdict)
     print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
@@ -155,7 +160,10 @@ def calibrate(project, probes):
     \b
     Example: parascale calibrate
     """
-    folders = [project.paths.probe(name) for name in probes or Planner(project).probes]
+    planner = Planner(project)
+    folders = [project.paths.probe(name) for name in probes or planner.probes]
+    for name in probes:
+        planner.run(name, "probe")  # a name that is not known is told with the nearest
     for folder in folders:
         if not (folder / "summary.json").is_file():
             raise ConfigError(f"{folder} holds no finished run (summary.json)")
@@ -167,3 +175,19 @@ def calibrate(project, probes):
     for observation in observations:
         phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in observation.phases.items() if seconds)
         print(f"{observation.run}: {1000 * observation.step_seconds:.1f} ms a step ({phases})")
+
+
+def require_finished(project, name, task):
+    """Raise ParascaleError unless a run has finished (one that the table no longer has, too) and trained a model for `task`."""
+    described = project.paths.run(name) / "run.json"
+    if described.is_file():
+        trained = read_json(described)["settings"]["workload"]["task"]
+    else:
+        trained = named("run", name, project.runs, project.config.runs).workload.task
+    if trained != task:
+        fitting = [each for each, run in project.runs.items() if run.workload.task == task]
+        raise ConfigError(
+            f"run `{name}` is for the task {trained}, not {task}; of this task: {', '.join(fitting) or 'none'}"
+        )
+    if not described.is_file():
+        raise DataError(f"{described.parent}: no finished run there; train it first: `parascale launch --run {name}`")

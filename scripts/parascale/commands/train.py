@@ -8,6 +8,7 @@ import click
 
 from parascale import slurm
 from parascale.cli import run_option, with_project
+from parascale.commands.store import trim
 from parascale.errors import ConfigError, Interrupted
 from parascale.launch import STOPPED
 from parascale.plan import calibrate
@@ -52,6 +53,8 @@ def train(project, name, kind):
     except Interrupted as stop:
         print(stop, file=sys.stderr, flush=True)
         return STOPPED
+    if os.environ.get("RANK", "0") == "0":
+        trim(project)
     return 0
 
 

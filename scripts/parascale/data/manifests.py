@@ -1,9 +1,8 @@
 """Folders of data that say in `manifest.json` what they hold: reading it, and comparing it with what is there."""
 
-import json
 from pathlib import Path
 
-from parascale.errors import DataError
+from parascale.errors import DamagedError, DataError
 from parascale.files import read_json, sha256
 
 MANIFEST = "manifest.json"
@@ -17,8 +16,8 @@ def manifest_in(folder, missing, remedy):
         return read_json(path)
     except FileNotFoundError:
         raise DataError(f"{folder}: {missing}") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}: not valid JSON ({error}); {remedy}") from None
+    except DamagedError as error:
+        raise DataError(f"{error}; {remedy}") from None
 
 
 def require_whole(path, facts, remedy, every_byte=False):

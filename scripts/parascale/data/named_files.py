@@ -37,6 +37,30 @@ def local_files(source, most=MOST_LISTED):
     return named if len(named) <= most else []
 
 
+def missing_data(datasets):
+    """Yield, in words, what datasets (name → Data) take from this machine and is not there. What is fetched is not looked for."""
+    for name, data in datasets.items():
+        yield from (f"dataset `{name}`: {said}" for said in _missing(data.source))
+
+
+def _missing(source):
+    if source.kind != "files" and not source.location:
+        return
+    try:
+        folder = expanded(source.location or "", "data.source.location")
+        if folder and not os.path.isdir(folder):
+            yield f"{folder}: no such folder (`data.source.location`)"
+            return
+        for split, entry in source.files.items():
+            for path in (sliced(pattern)[0] for pattern in as_list(entry)):
+                if os.path.isdir(os.path.join(folder, path)):
+                    yield f"{os.path.join(folder, path)}: a folder; name its files, such as `{path}/*.txt` (`data.source.files.{split}`)"
+                elif next(matches(folder, path), None) is None:
+                    yield f"{os.path.join(folder, path)}: no such file (`data.source.files.{split}`)"
+    except ConfigError as error:
+        yield str(error)
+
+
 def matches(folder, pattern):
     """The paths of the files that one path or glob means, one after the other, in no order."""
     path = expanded(pattern, "data.source.files")

@@ -16,9 +16,13 @@ A model class may *offer plans*, which are plain data and which `parascale.paral
 A layout that needs a plan which a model does not offer is refused, naming those that it has.
 """
 
+import ast
 import functools
 import pkgutil
 from importlib import import_module
+
+from parascale.errors import ConfigError
+from parascale.settings.strict import nearest
 
 
 def kinds():
@@ -58,6 +62,21 @@ def part_of(kind, part):
     module, _, name = place.partition(":")
     found = import_module(f"{family.__name__}.{module}")
     return getattr(found, name) if name else found
+
+
+def check_class(path, name, kind):
+    """Raise ConfigError where the user's file of a model `kind` has no such name. The file is read, not run: it may load torch."""
+    try:
+        nodes = list(ast.iter_child_nodes(ast.parse(path.read_bytes())))
+    except SyntaxError as error:
+        raise ConfigError(f"model.kind = `{kind}`: `{path}`, line {error.lineno}: not Python: {error.msg}") from None
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    aliases = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    stored = {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
+    if name not in {*classes, *stored, *(alias.asname or alias.name for alias in aliases)} and all(
+        alias.name != "*" for alias in aliases
+    ):
+        raise ConfigError(f"model.kind = `{kind}`: `{path}` has no class `{name}`{nearest(name, classes)}")
 
 
 @functools.cache

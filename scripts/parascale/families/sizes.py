@@ -47,9 +47,43 @@ class MicroBatch:
         layout = run.layout
         split = layout.tp > 1 and layout.sequence_parallel
         autocast = run.precision == "bf16" and not layout.uses_fsdp
-        number = {"fp32": 4, "fp64": 8}.get(run.precision)
+        number = {"fp32": 4, "tf32": 4, "fp64": 8}.get(run.precision)
         numbers = (number, number, number) if number else (4, 2, 4 if autocast else 2)
         return cls(run.micro_batch, layout.tp, split, *numbers, autocast, device)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product: `rows × inner` by `inner × outputs`; a convolution as one, over the places of its output."""
+
+    rows: float
+    inner: float
+    outputs: float
+
+    @property
+    def flops(self):
+        """Operations, of multiplication and addition as two."""
+        return 2 * self.rows * self.inner * self.outputs
+
+    @property
+    def elements(self):
+        """Elements that it reads and writes."""
+        return self.rows * self.inner + self.inner * self.outputs + self.rows * self.outputs
+
+
+@dataclass(frozen=True)
+class Operations:
+    """What a rank computes in a forward pass of a micro-batch.
+
+    attention: operations that flash attention performs (masked places not). moved: bytes that all else moves to and from memory.
+    kernels: how many are started. element: bytes of an element in a product.
+    """
+
+    products: tuple = ()
+    attention: float = 0.0
+    moved: float = 0.0
+    kernels: int = 0
+    element: int = 2
 
 
 class Sizes:
@@ -71,6 +105,8 @@ class Sizes:
     unit: float = 1.0  # the most that FSDP gathers at once, as part of a block
     block_flops: float  # operations of a block's forward pass on one sample
     ends_flops: float  # of what stands outside of the blocks
+    norms: int = 0  # those of batches: what ranks tell each other of each, in `statistics` elements of all together
+    statistics: int = 0
     targets: int = 1  # labels of a sample that enter the loss
 
     @property
@@ -88,6 +124,14 @@ class Sizes:
     def flops_per_target(self):
         """Useful operations to train on one target token, or one image; padding counts as if it were tokens."""
         return (1 + BACKWARD) * (self.layers * self.block_flops + self.ends_flops) / self.targets
+
+    def block_operations(self, batch, fused):
+        """Operations of a block. fused: `torch.compile` joins what moves memory."""
+        raise NotImplementedError
+
+    def ends_operations(self, batch, fused):
+        """Operations of what stands outside of the blocks, and of the loss."""
+        raise NotImplementedError
 
     def block_bytes(self, batch):
         """Kept by one block for the backward pass of a MicroBatch; autocast's copies of weights apart."""

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from parascale.errors import ConfigError
 from parascale.families.build import initialise
 from parascale.parallel import batch_norm, ddp, fsdp, tensor, tying
+from parascale.settings.stages import held_stages
 
 PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
 
@@ -92,7 +93,7 @@ def parallelize(build, run, mesh, loss, clock, timeout_seconds):
         whole = build()
     check_plans(type(whole), layout)
     tied = tying.tied_names(whole)
-    indices = _pipeline().stage_indices(layout, mesh.coordinate("pp")) if layout.pp > 1 else [0]
+    indices = held_stages(layout, mesh.coordinate("pp")) if layout.pp > 1 else [0]
     parts = [_make_part(build, run, mesh, tied, index) for index in indices]
     for part in parts:
         _materialise(part, build, run, mesh, tied)

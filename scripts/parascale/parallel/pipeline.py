@@ -10,33 +10,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from parascale.parallel.mesh import set_timeout
+from parascale.settings.stages import held_stages, stage_blocks, stage_rank
 
-V_SCHEDULES = ("ZBVZeroBubble",)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
-
-
-def stage_indices(layout, rank):
-    """The stages that pipeline rank `rank` holds, in ascending order.
-
-    Loops place stages r, r + pp; V-shaped schedules r and n − 1 − r, so that the last stage is on rank 0.
-    """
-    if layout.stages == layout.pp:
-        return [rank]
-    if layout.pipeline_schedule in V_SCHEDULES:
-        return [rank, layout.stages - 1 - rank]
-    return [rank, rank + layout.pp]
-
-
-def stage_rank(layout, stage):
-    """The pipeline rank that holds `stage`."""
-    return next(rank for rank in range(layout.pp) if stage in stage_indices(layout, rank))
-
-
-def stage_blocks(blocks, stages, stage):
-    """The block numbers of `stage`: as even as possible, the remainder to the first stages."""
-    size, rest = divmod(blocks, stages)
-    start = stage * size + min(stage, rest)
-    return range(start, start + size + (stage < rest))
 
 
 def cut(model, stage, stages):
@@ -79,7 +55,7 @@ class Pipeline:
         self.layout = layout
         self.device = mesh.device
         self.group = mesh.devices.get_group("pp")
-        self.indices = stage_indices(layout, mesh.coordinate("pp"))
+        self.indices = held_stages(layout, mesh.coordinate("pp"))
         self.parts = dict(zip(self.indices, parts, strict=True))
         self.first = 0 in self.indices
         self.last = layout.stages - 1 in self.indices

@@ -1,8 +1,8 @@
 """Every layout for a number of GPUs, ranked by time, with what memory says and why, in plain words."""
 
-import dataclasses
+import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parascale.errors import ConfigError, ParascaleError
 from parascale.families.sizes import model_sizes
@@ -10,9 +10,10 @@ from parascale.plan.predict import FITS_BELOW, Prediction, capacity_bytes, memor
 from parascale.settings import Layout, Run
 
 ORDER = ("fits", "unknown", "risky", "does not fit")
-MICRO_BATCHES = (32, 16, 8, 4, 2, 1)  # tried in this order, times the number of stages
+MICRO_BATCHES = tuple(2**power for power in range(11))  # times the number of stages, or what the workload accumulates
 GIGA = 1e9
-NEAR = 1.03  # factor within which two predictions are as good as equal
+NEAR = 1.1  # predictions within this factor are as good as equal: layouts of one model and machine share most of their errors
+WORTH = 0.7  # a doubling of GPUs pays where it takes less than this part of the time
 STATE_BYTES = 16  # fp32 weight, gradient and AdamW's two moments
 
 
@@ -33,24 +34,115 @@ class RankedLayout:
 def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None, by="time"):
     """All layouts of `workload` on `gpus` GPUs (processes, on CPUs) as a list of RankedLayout, the best first.
 
+    Each is tried with what it may be cut into (micro-batches, accumulation) and with recomputation, and stands with what is best.
     by: `time` or `core_hours`. Raises ConfigError where the site has no such number of GPUs on whole nodes.
     """
+    measure = {"time": "wall_seconds", "core_hours": "core_hours"}[by]
     found = []
     for layout in layouts(workload, site, gpus):
-        run = Run(run="advice", workload=workload, layout=layout, precision=precision)
-        prediction = predict(run, site, calibration, facts, remedy=False)
-        if prediction.fits in ("risky", "does not fit"):
-            saving = dataclasses.replace(run, layout=dataclasses.replace(layout, activation_checkpointing=True))
-            saved = predict(saving, site, calibration, facts, remedy=False)
-            if ORDER.index(saved.fits) < ORDER.index(prediction.fits):
-                run, prediction = saving, saved
-        found.append(RankedLayout(run, prediction, reason(run, site, prediction)))
+        tried = _tried(workload, layout, precision, lambda run: predict(run, site, calibration, facts, remedy=False))
+        found.append(min(tried, key=lambda pair: _quality(pair[1], measure)))
     if not found:
         raise ConfigError(
             f"no layout of workload {workload.name} takes {gpus} GPUs: degrees must divide heads and batch"
         )
-    measure = {"time": "wall_seconds", "core_hours": "core_hours"}[by]
-    return sorted(found, key=lambda advice: _rank(advice, measure))
+    ranked = _ranked(found, measure)
+    return [RankedLayout(run, foretold, reason(run, site, foretold, ranked[0][1])) for run, foretold in ranked]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The best layout on a number of GPUs. efficiency: speed-up over that of the first Step, of the ideal. free_from: the fewest GPUs
+    that an hour costs as much of; None where it costs less. knee: the last Step that is worth its GPUs."""
+
+    gpus: int
+    advice: RankedLayout
+    efficiency: float
+    free_from: int | None
+    knee: bool = False
+
+
+def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None):
+    """Steps from 1 to `gpus` GPUs, each twice the one before, as far as a layout fits, with the knee marked.
+
+    The knee is the last number of GPUs up to which each doubling takes less than WORTH of the time before.
+    """
+    found = []
+    for count in (2**power for power in range(gpus.bit_length())):
+        if site.gpus_per_node and count > site.gpus_per_node and count % site.gpus_per_node:
+            continue
+        try:
+            best = advise(workload, site, count, precision, calibration, facts)[0]
+        except ConfigError:
+            continue
+        if best.prediction.fits in ("fits", "unknown") and best.prediction.wall_seconds is not None:
+            found.append((count, best))
+    if not found:
+        raise ConfigError(f"no number of GPUs up to {gpus} has a layout of workload {workload.name} with a known price")
+    least, first = found[0][0], found[0][1].prediction.wall_seconds
+    per_node = site.gpus_per_node if site.charges == "whole_nodes" else None
+    steps = [
+        Step(
+            count,
+            best,
+            least * first / (count * best.prediction.wall_seconds),
+            least if per_node and least < count == per_node else None,
+        )
+        for count, best in found
+    ]
+    pays = [
+        after.advice.prediction.wall_seconds < WORTH * before.advice.prediction.wall_seconds
+        for before, after in itertools.pairwise(steps)
+    ]
+    knee = pays.index(False) if False in pays else len(steps) - 1
+    return [replace(step, knee=number == knee and len(steps) > 1) for number, step in enumerate(steps)]
+
+
+def _tried(workload, layout, precision, foretell):
+    """(Run, Prediction) of what is worth trying: larger micro-batches first, smaller ones until one fits; with and without recomputation.
+
+    A pipeline's micro-batches shorten its bubble as well, so all of their numbers are tried.
+    """
+    saved_already = False
+    for saving in (False, True):
+        for run in _cuts(workload, replace(layout, activation_checkpointing=saving), precision):
+            foretold = foretell(run)
+            yield run, foretold
+            fits = foretold.fits in ("fits", "unknown")
+            saved_already |= fits and run.workload.training.accumulate == workload.training.accumulate
+            if fits and layout.pp == 1:
+                break
+        if saved_already:  # recomputing would only take longer
+            return
+
+
+def _cuts(workload, layout, precision):
+    """Runs with fewer and fewer samples at once, as far as the batch allows; a naive pipeline where it allows no other."""
+    training, cuts = workload.training, []
+    for factor in MICRO_BATCHES:
+        if layout.pp > 1:
+            cuts.append((replace(layout, micro_batches=factor * layout.pp), training))
+        else:
+            cuts.append((layout, replace(training, accumulate=factor * training.accumulate)))
+    valid = [*itertools.takewhile(_is_valid, (_run(workload, *cut, precision) for cut in cuts))]
+    return valid or [*filter(_is_valid, [_run(workload, layout, training, precision)])]
+
+
+def _run(workload, layout, training, precision):
+    return Run("advice", replace(workload, training=training), layout, precision)
+
+
+def _is_valid(run):
+    try:
+        run.check()
+    except ParascaleError:
+        return False
+    return True
+
+
+def _quality(foretold, measure):
+    value = getattr(foretold, measure)
+    return ORDER.index(foretold.fits), math.inf if value is None else value
 
 
 def layouts(workload, site, gpus):
@@ -64,25 +156,12 @@ def layouts(workload, site, gpus):
                 layout = Layout(
                     nodes=nodes, gpus_per_node=gpus // nodes, dp=gpus // tp // pp // fsdp, fsdp=fsdp, tp=tp, pp=pp
                 )
-                chosen = next(_valid(workload, layout), None)
-                if chosen is not None:
-                    yield chosen
+                if _cuts(workload, layout, "fp32"):
+                    yield layout
 
 
-def _valid(workload, layout):
-    """The layout with as many micro-batches as the batch allows, if the workload can be trained so at all."""
-    counts = [count * layout.pp for count in MICRO_BATCHES] if layout.pp > 1 else [1]
-    for count in counts:
-        candidate = dataclasses.replace(layout, micro_batches=count)
-        try:
-            Run(run="advice", workload=workload, layout=candidate).check()
-        except ParascaleError:
-            continue
-        yield candidate
-
-
-def reason(run, site, prediction):
-    """Why this layout is good or bad here, for somebody who has never trained on several GPUs."""
+def reason(run, site, prediction, best=None):
+    """Why this layout is good or bad here, for somebody who has never trained on several GPUs. best: the Prediction of the first."""
     layout, words = run.layout, []
     kinds = [layout.data_parallel > 1, layout.tp > 1, layout.pp > 1]
     if not any(kinds):
@@ -101,6 +180,13 @@ def reason(run, site, prediction):
         words.append("intermediate values are computed twice to save memory")
     if prediction.phases:
         words += _where_time_goes(prediction.phases)
+    if best and best is not prediction and best.step_seconds and prediction.fits == best.fits:
+        slower = prediction.step_seconds / best.step_seconds
+        words.append(
+            f"a step takes {slower:.2f} × that of the first layout"
+            if slower > NEAR
+            else "about as fast as the first layout, which is simpler"
+        )
     if prediction.fits == "does not fit":
         need, have = prediction.memory_bytes / GIGA, prediction.capacity_bytes / GIGA
         words.append(f"it needs {need:.0f} GB of the {have:.0f} GB of a GPU")
@@ -124,15 +210,11 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
         return None
     states = STATE_BYTES * sizes.count / GIGA
     limit = FITS_BELOW * capacity
-    one_sample = dataclasses.replace(
-        workload, training=dataclasses.replace(workload.training, global_batch=gpus, accumulate=1)
-    )
+    one_sample = replace(workload, training=replace(workload.training, global_batch=gpus, accumulate=1))
 
     def used(**degrees):
         layout = Layout(gpus_per_node=gpus, activation_checkpointing=True, **degrees)
-        return sum(
-            memory_parts(dataclasses.replace(run, workload=one_sample, layout=layout), site, vocabulary).values()
-        )
+        return sum(memory_parts(replace(run, workload=one_sample, layout=layout), site, vocabulary).values())
 
     if used(dp=gpus) < limit:
         return f"Model and optimizer states ({states:.1f} GB) fit one GPU: start with DDP."
@@ -143,18 +225,20 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
     return "Not even one layer and its activations fit one GPU: split matrices with TP inside a node, with FSDP or PP across nodes (3-D)."
 
 
-def _rank(advice, measure):
-    value = getattr(advice.prediction, measure)
-    # Among near equals the simpler one: fewer kinds of parallelism, then less splitting.
-    near = math.inf if value is None else round(math.log(value) / math.log(NEAR))
-    layout = advice.layout
-    simple = (
-        sum(degree > 1 for degree in (layout.dp, layout.fsdp, layout.tp, layout.pp)),
-        layout.tp,
-        layout.pp,
-        layout.fsdp,
-    )
-    return (ORDER.index(advice.prediction.fits), near, simple, value)
+def _ranked(found, measure):
+    """Pairs of Run and Prediction, the best first; among those that formulas cannot tell apart, the simpler one."""
+    ordered, ranked = sorted(found, key=lambda pair: _quality(pair[1], measure)), []
+    while ordered:
+        place, least = _quality(ordered[0][1], measure)
+        near = [pair for pair in ordered if _quality(pair[1], measure) <= (place, NEAR * least)]
+        ranked += sorted(near, key=lambda pair: (_splits(pair[0].layout), _quality(pair[1], measure)))
+        ordered = ordered[len(near) :]
+    return ranked
+
+
+def _splits(layout):
+    """How far a layout is from plain data parallelism: kinds of parallelism, then PP, TP and FSDP."""
+    return len(layout.dimensions), layout.pp, layout.tp, layout.fsdp
 
 
 def _divisors(number):

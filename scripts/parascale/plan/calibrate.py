@@ -6,6 +6,7 @@ anew whenever a plan is made, so that every further record refines them.
 """
 
 import dataclasses
+import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -14,14 +15,19 @@ from functools import cached_property
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json, read_json_lines, write_json
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
-from parascale.plan.time import COMPUTING, NAMES, Rates, step_work
+from parascale.plan.rates import formula_rates
+from parascale.plan.work import link_of, step_work
 from parascale.settings import identity, run_from_dict
 
 SCHEMA_VERSION = 1
 WARM_UP = 5  # first steps that are left out: allocators, caches and compilers settle
-TRUST = 0.002  # weight of the formula's prices against one observation's equation
-ROUNDS = 400
-SMALLEST = 0.02  # a price never falls below this part of the others' common factor
+OWN, OTHERS = 0.05, 0.2  # deviation of the logarithm of an observed step: of the same workload, of another one
+MOST = 64  # different runs that a fit weighs: it says then what it says of thousands
+# Deviation of the logarithm of seconds that no price explains, by what a prediction rests on. formula: of GPUs, the residuals of
+# published trainings (tests/unit/test_plan_published.py); of CPUs, whose cores differ more, of this project's own machines.
+MODEL_ERROR = {"history": 0.05, "probe": 0.10, "fit": 0.2, "formula": 0.15}
+FORMULA_ON_CPUS = 0.5
+AXES = ("dp", "fsdp", "tp", "pp")
 
 
 @dataclass(frozen=True)
@@ -53,24 +59,42 @@ class Calibration:
     observations: tuple = ()
 
     def basis(self, run):
-        """What the Rates for a run rest on: `history` of finished runs of its workload, a `probe`, or the `formula` alone.
+        """What the price of a run rests on.
 
-        What was seen of other workloads is a probe of the machine; what was seen in other precisions is nothing.
+        `history`: finished runs that differ in name and seed alone. `probe`: runs of its workload in its precision, and of each kind
+        of parallelism that it has, over the same link. `fit`: other runs of this machine. `formula`: nothing that was observed.
         """
-        return self._seen(run)[1]
+        if self.same(run):
+            return "history"
+        own, others = self._seen(run)
+        if not (own or others):
+            return "formula"
+        known = {kind for observation in own for kind in _kinds(observation.resolved.layout)}
+        return "probe" if own and known >= _kinds(run.layout) else "fit"
 
     def _seen(self, run):
-        """(the observations that speak of a run, their basis): those of its workload in its precision, else those of others in it.
+        """(the observations of its workload, those of others) of those that compute as `run` does.
 
-        Looked up once for a workload and precision: plans of thousands of runs ask for each.
+        Precision, determinism and compiling decide how fast a machine computes. Looked up once for each: plans of thousands ask.
         """
-        wanted = "seen", run.workload.name, run.precision
+        wanted = "seen", run.workload.name, *_computes(run)
         if wanted not in self._found:
-            seen = [o for o in self.observations if o.resolved.precision == run.precision]
+            seen = [o for o in self._different if _computes(o.resolved) == _computes(run)]
             own = [o for o in seen if o.resolved.workload.name == run.workload.name]
-            basis = "history" if any(o.source == "run" for o in own) else "probe" if seen else "formula"
-            self._found[wanted] = own or seen, basis
+            others = [o for o in seen if o.resolved.workload.name != run.workload.name]
+            self._found[wanted] = own, others
         return self._found[wanted]
+
+    @cached_property
+    def _different(self):
+        """One observation of each set of runs that are equally fast, with the median of their steps."""
+        groups = defaultdict(list)
+        for observation in self.observations:
+            groups[identity.speed_of(observation.resolved)].append(observation)
+        return [
+            dataclasses.replace(group[0], step_seconds=statistics.median(each.step_seconds for each in group))
+            for group in groups.values()
+        ]
 
     def same(self, run):
         """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
@@ -117,98 +141,59 @@ class Calibration:
         lists = {"startup_seconds": starts, "save_gigabytes_per_second": saves, "library_gigabytes": constants}
         return {name: statistics.median(values) for name, values in lists.items() if values}
 
-    def rates(self, site, run):
-        """The Rates of `site` for a run: fitted to what was observed of its workload, else of others, in its precision.
-
-        Where nothing was, the formula's; None where that is not known either.
-        """
-        wanted = "rates", run.workload.name, run.precision
+    def rates(self, site, run, sample_bytes=0):
+        """(the Rates of `site` for a run, or None where a data sheet lacks the peak rate; the Fitted that they are part of, or None)."""
+        wanted = "rates", run.workload.name, *_computes(run)
         if wanted not in self._found:
-            prior = formula_rates(site, run.precision)
-            seen = self._seen(run)[0] if prior else []
-            equations = [row for observation in seen for row in _equations(observation, site)]
-            self._found[wanted] = fit(prior, equations) if equations else prior
+            self._found[wanted] = self._fitted(site, run, sample_bytes)
         return self._found[wanted]
 
+    def _fitted(self, site, run, sample_bytes):
+        prior = formula_rates(site, run.precision, sample_bytes)
+        own, others = self._seen(run)
+        seen = [_seen_step(each, site, OWN) for each in own[-MOST:]]
+        seen += [_seen_step(each, site, OTHERS) for each in others[-MOST:]] if len(own) < MOST else []
+        seen = [each for each in seen if each is not None]
+        if prior is None or not seen:
+            return prior, None
+        from parascale.plan.fit import fit  # needs numpy, which a plan without observations does not
 
-def formula_rates(site, precision):
-    """Rates from a site's data sheet and what it assumes; None where no peak rate is known for the precision.
+        fitted = fit(prior, seen, site)
+        return fitted.rates, fitted
 
-    AdamW reads weight, gradient and two moments and writes three of them: 7 × 4 bytes an element.
-    """
-    assumed = site.assumed
-    if site.device == "cuda":
-        if precision not in site.peak_tflops or site.memory_gigabytes_per_second is None:
-            return None
-        flops = site.peak_tflops[precision] * 1e12 * assumed.efficiency
-        memory = site.memory_gigabytes_per_second * 1e9
-    else:
-        flops = assumed.core_gigaflops * 1e9 / (2 if precision == "fp64" else 1)
-        memory = assumed.core_gigabytes_per_second * 1e9
-    return Rates(
-        steps=assumed.step_milliseconds / 1e3,
-        samples=assumed.sample_microseconds / 1e6,
-        flops=1 / flops,
-        contended_flops=assumed.contention / flops,
-        passes=assumed.pass_microseconds / 1e6,
-        split_passes=assumed.split_pass_microseconds / 1e6,
-        shard_passes=assumed.shard_pass_microseconds / 1e6,
-        optimizer_elements=7 * 4 / memory,
-        node_bytes=1 / (site.node_link.gigabytes_per_second * 1e9),
-        node_messages=site.node_link.microseconds / 1e6,
-        network_bytes=1 / (site.network_link.gigabytes_per_second * 1e9),
-        network_messages=site.network_link.microseconds / 1e6,
-    )
+    def deviation(self, run, site, work, fitted):
+        """Standard deviation of the logarithm of a step's predicted seconds. fitted: what `rates` gave."""
+        basis = self.basis(run)
+        error = FORMULA_ON_CPUS if basis == "formula" and site.device == "cpu" else MODEL_ERROR[basis]
+        if fitted is None or basis == "history":
+            return error
+        return math.hypot(error, fitted.spread, fitted.deviation(work, site, run.layout.processes_per_node))
 
 
-def fit(prior, equations):
-    """The Rates that explain the observed seconds best, held near `prior` where observations say nothing.
-
-    equations: list of ({price: amount}, seconds). Least squares of the relative errors over the prices' factors x:
-    minimise Σ (Σ amount·prior·x / seconds − 1)² + TRUST·Σ (x / common − 1)², by coordinate descent, x ≥ SMALLEST·common.
-    common is the factor by which the prior is off as a whole, so that a slow machine is slow in all it does.
-    """
-    rows = [
-        [amounts.get(name, 0.0) * getattr(prior, name) / seconds for name in NAMES]
-        for amounts, seconds in equations
-        if seconds > 0
-    ]
-    common = statistics.median(1 / sum(row) for row in rows if sum(row) > 0)
-    # The normal equations: however many rows, a round takes as long. In units of the common factor, so that trust means
-    # the same on a fast and on a slow machine.
-    count = range(len(NAMES))
-    products = [[common**2 * sum(row[i] * row[j] for row in rows) for j in count] for i in count]
-    sums = [common * sum(row[i] for row in rows) for i in count]
-    factors = [1.0] * len(NAMES)
-    for _ in range(ROUNDS):
-        for i in count:
-            rest = sum(products[i][j] * factors[j] for j in count if j != i)
-            factors[i] = max(SMALLEST, (sums[i] - rest + TRUST) / (products[i][i] + TRUST))
-    return Rates(**{name: getattr(prior, name) * common * factor for name, factor in zip(NAMES, factors, strict=True)})
+def _computes(run):
+    return run.precision, run.deterministic, run.layout.compile
 
 
-def _equations(observation, site):
-    """Sums of prices that an observed run says the seconds of: phases where one process did all, else the whole step."""
-    run = observation.resolved
+def _kinds(layout):
+    """What a layout does that a probe can show: each way to be spread, and over which link."""
+    return {(axis, link_of(layout, axis)) for axis in AXES if getattr(layout, axis) > 1}
+
+
+def _seen_step(observation, site, deviation):
+    """What an observed run says of prices: its phases where one process did all, else the whole step; None without a formula."""
+    run, phases = observation.resolved, observation.phases
     sizes = model_sizes(run.workload.model, observation.vocabulary, *run.workload.sizes)
-    if sizes is None:
-        return []
-    work = step_work(run, sizes, site.device)
-    shared = Rates(**dict.fromkeys(NAMES, 1.0)).shared(site, run.layout.processes_per_node)
-    amounts = {name: getattr(work, name) * getattr(shared, name) for name in NAMES}
-    crowding = site.crowding(run.layout.processes_per_node)
-    for name in COMPUTING:
-        amounts[name] *= max(1 + work.bubble, work.balance * crowding) / crowding
-    if run.layout.world_size > 1:
-        return [(amounts, observation.step_seconds)]
-    phases = observation.phases
-    groups = (
-        (COMPUTING, phases.get("forward", 0.0) + phases.get("backward", 0.0)),
-        (("optimizer_elements",), phases.get("optimizer", 0.0)),
-        (("samples",), phases.get("data", 0.0)),
-        (("steps",), phases.get("communication", 0.0) + phases.get("other", 0.0)),
-    )
-    return [({name: amounts[name] for name in names}, seconds) for names, seconds in groups if seconds > 0]
+    if sizes is None or not observation.step_seconds:
+        return None
+    seconds = {"step": observation.step_seconds}
+    if run.layout.world_size == 1 and site.device == "cpu":
+        computing = phases.get("forward", 0.0) + phases.get("backward", 0.0)
+        found = {"compute": computing, "optimizer": phases.get("optimizer", 0.0), "data": phases.get("data", 0.0)}
+        rest = observation.step_seconds - sum(found.values())
+        seconds = {name: value for name, value in {**found, "other": rest}.items() if value > 0}
+    from parascale.plan.fit import Seen
+
+    return Seen(step_work(run, sizes, site), run.layout.processes_per_node, seconds, deviation)
 
 
 def saved_bytes(run, vocabulary):

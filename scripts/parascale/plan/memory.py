@@ -18,6 +18,7 @@ the real code on fake tensors (`parascale.train.fake`).
 from dataclasses import dataclass, replace
 
 from parascale.families.sizes import MicroBatch, model_sizes, share
+from parascale.settings.stages import held_stages, stage_blocks
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 OPTIMIZER_COPIES = {"adamw": 2, "sgd": 1}
@@ -59,17 +60,14 @@ def total(parts):
 
 
 def rank_stages(layout, layers):
-    """For each pipeline rank the list of its Stages, placed as `parascale.parallel.pipeline` places them."""
-    size, rest = divmod(layers, layout.stages)
+    """For each pipeline rank the list of its Stages."""
     last = layout.stages - 1
-    stages = [
-        Stage(size + (index < rest), index == 0, index == last, in_flight(layout, index)) for index in range(last + 1)
-    ]
-    first, second = stages[: layout.pp], stages[layout.pp :]
-    if not second:
-        return [[stage] for stage in first]
-    v_shaped = layout.pipeline_schedule == "ZBVZeroBubble"
-    return [list(pair) for pair in zip(first, reversed(second) if v_shaped else second, strict=True)]
+
+    def stage(index):
+        blocks = len(stage_blocks(layers, layout.stages, index))
+        return Stage(blocks, index == 0, index == last, in_flight(layout, index))
+
+    return [[stage(index) for index in held_stages(layout, rank)] for rank in range(layout.pp)]
 
 
 def in_flight(layout, stage):

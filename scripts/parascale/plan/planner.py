@@ -1,10 +1,12 @@
 """Predictions for the runs of a project, each made once: rules, the logger plugin and verbs ask the same one."""
 
+import dataclasses
 import functools
 
 from parascale.errors import ConfigError
+from parascale.families.sizes import model_sizes
 from parascale.plan import calibrate
-from parascale.plan.predict import data_facts, predict, time_limit
+from parascale.plan.predict import data_facts, predict, time_limit, worst_seconds
 from parascale.plan.probes import probes
 from parascale.settings import strict
 from parascale.store.reasons import Reasons
@@ -77,3 +79,42 @@ class Planner:
     def runtime_minutes(self, name, attempt=1, kind="run", partition=None):
         """The time limit that a run's job asks for at its `attempt` (from 1)."""
         return time_limit(self.prediction(name, kind), self.site, attempt, partition)
+
+    def worst_hours(self, name, kind="run"):
+        """Hours of a run where nodes fail at the site's rate (see `worst_seconds`), or None."""
+        seconds = worst_seconds(self.prediction(name, kind), self.run(name, kind), self.site)
+        return None if seconds is None else seconds / 3600
+
+    def ceiling(self, name):
+        """{switch: model FLOPS utilisation} of a run's step: `now`, and with one switch changed at a time. None of it is a promise.
+
+        Useful operations over those that the GPUs could perform at their peak rate (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
+        """
+        run, facts = self.run(name), self._facts(self.run(name))
+        changed = {"now": run}
+        changed["torch.compile off" if run.layout.compile else "torch.compile on"] = _with(
+            run, compile=not run.layout.compile
+        )
+        saving = run.layout.activation_checkpointing
+        changed["recomputation off" if saving else "recomputation on"] = _with(run, activation_checkpointing=not saving)
+        if run.layout.uses_fsdp and run.layout.reshard_after_forward:
+            changed["parameters kept after forward"] = _with(run, reshard_after_forward=False)
+        samples = run.global_batch // run.parts
+        if samples > 1:
+            training = run.workload.training
+            smaller = dataclasses.replace(training, accumulate=training.accumulate * samples)
+            changed["micro-batches of one sample"] = dataclasses.replace(
+                run, workload=dataclasses.replace(run.workload, training=smaller)
+            )
+        peak = self.site.peak_tflops[run.precision] * 1e12
+        found = {}
+        for words, each in changed.items():
+            foretold = predict(each, self.site, self.calibration, facts, remedy=False)
+            targets = model_sizes(each.workload.model, facts.vocabulary, *each.workload.sizes).targets
+            useful = foretold.flops_per_token * each.global_batch * targets
+            found[words] = useful / foretold.step_seconds / each.layout.world_size / peak
+        return found
+
+
+def _with(run, **switches):
+    return dataclasses.replace(run, layout=dataclasses.replace(run.layout, **switches))

@@ -5,34 +5,44 @@ import math
 from dataclasses import dataclass
 
 from parascale.errors import ParascaleError
-from parascale.families.sizes import BACKWARD, model_sizes
+from parascale.families.sizes import model_sizes
 from parascale.files import read_json
 from parascale.plan import limits
-from parascale.plan.calibrate import Calibration, saved_bytes
-from parascale.plan.memory import peak_memory, total
-from parascale.plan.time import step_work
+from parascale.plan.calibrate import MODEL_ERROR, Calibration, saved_bytes
+from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
+from parascale.plan.time import forward_seconds, step_seconds
+from parascale.plan.work import step_work
 
 FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequences may end a run
-SAFETY = {"formula": 3.0, "probe": 1.5, "history": 1.3}  # time limit over expected time
+# Quantiles of the normal distribution: a price lies between low and high in 80 of 100 runs, and below its limit in 95.
+RANGE, LIMIT = 1.2816, 1.6449
+BESIDE_ERROR = 0.4  # deviation of the logarithm of start-up, evaluation and saving, where no run was seen to do them
+IMAGE_BYTES = 1e5  # of a JPEG that is not there yet
+VALIDATION_PART = 0.1  # of the train split, where the data is not prepared yet
 ROUNDED_MINUTES = 5
 SEEN = ("train", "validation")  # splits whose size a plan needs
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a plan must know of the data: entries of the vocabulary (or classes), samples of the train and validation splits."""
+    """What a plan must know of the data: entries of the vocabulary (or classes), samples of the train and validation splits.
+
+    sample_bytes: of a compressed image, in the mean; 0 of text.
+    """
 
     vocabulary: int | None
     train_samples: int | None = None
     validation_samples: int | None = None
+    sample_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Frozen into `run.json` before a run starts. What is unknown is None, and `unknown` says why.
 
-    seconds: training steps alone; wall_seconds: with start-up and evaluation. memory: bytes by part of the rank that
-    needs most. fits: fits | risky | does not fit | unknown. basis: formula | probe | history.
+    seconds: training steps alone; wall_seconds: with what `beside` names (seconds of start-up, evaluation, saving). wall_low, wall_high:
+    80 of 100 runs lie between; 95 of 100 last no longer than limit_seconds. memory: bytes by part of the rank that needs most.
+    fits: fits | risky | does not fit | unknown. basis: formula | fit | probe | history (see `Calibration.basis`).
     """
 
     basis: str
@@ -41,6 +51,10 @@ class Prediction:
     phases: dict | None = None
     seconds: float | None = None
     wall_seconds: float | None = None
+    wall_low: float | None = None
+    wall_high: float | None = None
+    limit_seconds: float | None = None
+    beside: dict | None = None
     core_hours: float | None = None
     memory: dict | None = None
     memory_bytes: int | None = None
@@ -65,12 +79,17 @@ def facts_of(folder, run):
     data, workload = run.workload.data, run.workload
     manifest = folder / "manifest.json" if folder else None
     if manifest is None or not manifest.is_file():
-        samples = data.expected.train_samples
-        return DataFacts(data.expected_outputs, workload.windows_in(data.expected_tokens) or samples, None)
+        samples, tokens = data.expected.train_samples, data.expected_tokens
+        train = workload.windows_in(tokens) or samples
+        evaluated = samples if tokens is None else tokens / workload.training.window
+        validation = None if evaluated is None else math.ceil(VALIDATION_PART * evaluated)
+        return DataFacts(data.expected_outputs, train, validation, IMAGE_BYTES if workload.of_images else 0)
     values = read_json(manifest)
     splits = values["splits"]
     if workload.of_images:
-        return DataFacts(len(values["classes"]), *(splits.get(name, {}).get("samples") for name in SEEN))
+        samples = sum(split["samples"] for split in splits.values())
+        size = values.get("sample_bytes", 0) / max(1, samples)
+        return DataFacts(len(values["classes"]), *(splits.get(name, {}).get("samples") for name in SEEN), size)
     if workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
         return DataFacts(values["vocabulary"], *(splits[name]["documents"] for name in SEEN))
     validation = max(1, math.ceil((splits["validation"]["tokens"] - 1) / workload.training.window))
@@ -107,13 +126,41 @@ def charged_core_hours(site, nodes, wall_seconds, cores=None):
 
 
 def time_limit(prediction, site, attempt=1, partition=None):
-    """Minutes: expected time × safety × attempt, in steps of 5 minutes, cut to the partition's limit."""
+    """Minutes: what 95 of 100 runs take × attempt, in steps of 5 minutes, cut to the partition's limit."""
     longest = limits.max_hours(site, partition)
     if prediction.wall_seconds is None:
         return math.floor(60 * (longest or site.assumed.unknown_hours))
-    minutes = prediction.wall_seconds / 60 * SAFETY[prediction.basis] * attempt
-    rounded = ROUNDED_MINUTES * math.ceil(minutes / ROUNDED_MINUTES)
+    rounded = attempt * ROUNDED_MINUTES * math.ceil(prediction.limit_seconds / 60 / ROUNDED_MINUTES)
     return rounded if longest is None else min(rounded, math.floor(60 * longest))
+
+
+def worst_seconds(prediction, run, site):
+    """What 95 of 100 runs take when nodes fail at the site's rate; None where the time is unknown.
+
+    Failures are a Poisson process. Each costs a start and half of what is trained between two checkpoints.
+    """
+    if prediction.wall_seconds is None:
+        return None
+    training = run.workload.training
+    longest = training.checkpoint_minutes * 60 if training.checkpoint_minutes else math.inf
+    if training.checkpoint_every:
+        longest = min(longest, training.checkpoint_every * prediction.step_seconds)
+    lost = min(longest, prediction.seconds) / 2 + site.assumed.startup_seconds
+    mean = site.assumed.failures_per_node_day * run.layout.nodes * prediction.limit_seconds / 86400
+    return prediction.limit_seconds + lost * _poisson_quantile(mean, 0.95)
+
+
+def _poisson_quantile(mean, probability):
+    """The least count that is not exceeded with a probability; of large means by the normal distribution."""
+    if mean > 100:
+        return mean + LIMIT * math.sqrt(mean)
+    count, term = 0, math.exp(-mean)
+    reached = term
+    while reached < probability:
+        count += 1
+        term *= mean / count
+        reached += term
+    return count
 
 
 def capacity_bytes(run, site):
@@ -157,7 +204,7 @@ def find_remedy(run, site, vocabulary, capacity):
     for words, changed in _changes(run):
         try:
             changed.check()
-            site.check_layout(changed.layout)
+            site.check_run(changed)
         except ParascaleError:
             continue
         if total(memory_parts(changed, site, vocabulary)) < FITS_BELOW * capacity:
@@ -193,7 +240,7 @@ def _changes(run):
                 f"training.accumulate = {training.accumulate * factor}",
                 with_training(accumulate=training.accumulate * factor),
             )
-    if run.precision == "fp32":
+    if run.precision in ("fp32", "tf32"):
         yield "precision = bf16", dataclasses.replace(run, precision="bf16")
     for factor in (2, 4, 8, 16):
         words = f"{factor} × as many nodes, with fsdp = {layout.fsdp * factor}"
@@ -201,28 +248,44 @@ def _changes(run):
 
 
 def _time(prediction, run, site, calibration, sizes, facts):
-    rates = calibration.rates(site, run)
+    rates, fitted = calibration.rates(site, run, facts.sample_bytes)
     steps = run_steps(run, facts)
     if rates is None:
         known = f"peak_tflops.{run.precision} and memory_gigabytes_per_second"
         return dataclasses.replace(prediction, steps=steps, unknown=f"time: site {site.name} does not state {known}")
-    work = step_work(run, sizes, site.device)
-    phases = rates.seconds(work, site, run.layout.processes_per_node)
-    same = calibration.same(run)
-    step_seconds = same[0] if same else sum(phases.values())
-    basis = "history" if same else calibration.basis(run)
-    prediction = dataclasses.replace(prediction, basis=basis, steps=steps, step_seconds=step_seconds, phases=phases)
+    work, same = step_work(run, sizes, site), calibration.same(run)
+    phases = step_seconds(work, rates, site, run.layout.processes_per_node)
+    step = same[0] if same else sum(phases.values())
+    prediction = dataclasses.replace(prediction, steps=steps, step_seconds=step, phases=phases)
     if steps is None:
         return dataclasses.replace(
             prediction, unknown="steps: prepare the data, or give data.expected.train_tokens in the workload"
         )
-    seconds = steps * step_seconds
-    crowding = site.crowding(run.layout.processes_per_node)
-    beside = site.assumed.startup_seconds * crowding + _saving_seconds(run, facts.vocabulary, steps, site)
-    beside += _evaluation_seconds(run, work, phases, facts, steps, crowding)
-    wall = seconds + (same[1] if same else beside)
-    core_hours = charged_core_hours(site, run.layout.nodes, wall, _cores_asked(run, site))
-    return dataclasses.replace(prediction, seconds=seconds, wall_seconds=wall, core_hours=core_hours)
+    seconds = steps * step
+    if same:
+        beside = {"beside the steps": same[1]}
+    else:
+        turns = run.layout.stages > run.layout.pp
+        evaluation = forward_seconds(work, rates, site, run.layout.processes_per_node, turns)
+        beside = _beside(run, site, facts, steps, seconds, evaluation)
+    extra = sum(beside.values())
+    deviations = calibration.deviation(run, site, work, fitted), MODEL_ERROR["history"] if same else BESIDE_ERROR
+
+    def quantile(z):
+        """The logarithms of both parts are normal; they are added as if they were high together, which is the careful side."""
+        return seconds * math.exp(z * deviations[0]) + extra * math.exp(z * deviations[1])
+
+    wall = seconds + extra
+    return dataclasses.replace(
+        prediction,
+        seconds=seconds,
+        wall_seconds=wall,
+        wall_low=quantile(-RANGE),
+        wall_high=quantile(RANGE),
+        limit_seconds=quantile(LIMIT),
+        beside=beside,
+        core_hours=charged_core_hours(site, run.layout.nodes, wall, _cores_asked(run, site)),
+    )
 
 
 def run_steps(run, facts):
@@ -232,26 +295,25 @@ def run_steps(run, facts):
     return run.optimizer_steps(facts.train_samples)
 
 
-def _evaluation_seconds(run, work, phases, facts, steps, crowding):
-    """Evaluations on the validation split, and on the test split as if it were as long; 0 where no size is known yet.
+def _beside(run, site, facts, steps, seconds, forward):
+    """{what: seconds} beside the training steps. forward: seconds of the forward passes of a global batch.
 
-    A batch takes what the forward passes of a step take. The stages of a pipeline compute one piece after the other side by
-    side; where a rank holds two, they take turns, so fewer share cores.
+    Evaluations are on the validation split, and one is on the test split as if it were as long; each may be the best so far, and then
+    saves weights. State is saved every so many steps and minutes, and at the end.
     """
-    training, layout = run.workload.training, run.layout
-    if not training.evaluate or facts.validation_samples is None:
-        return 0.0
-    times = 1 + (steps // training.evaluate_every if training.evaluate_every else 1)
-    batches = math.ceil(facts.validation_samples / run.global_batch)
-    alone = phases["compute"] / (1 + BACKWARD) / max(1.0, work.balance * crowding)
-    longest = 1.0 if layout.stages == layout.pp else work.balance * layout.pp
-    return times * batches * alone * max(longest, work.balance * crowding)
-
-
-def _saving_seconds(run, vocabulary, steps, site):
-    """Resumable checkpoints on the way, and the one of the end."""
-    saves = math.ceil(steps / (run.workload.training.checkpoint_every or steps))
-    return saves * saved_bytes(run, vocabulary) / (site.assumed.save_gigabytes_per_second * 1e9)
+    training, crowding = run.workload.training, site.crowding(run.layout.processes_per_node)
+    rate, state = site.assumed.save_gigabytes_per_second * 1e9, saved_bytes(run, facts.vocabulary)
+    evaluations = 1 + (steps // training.evaluate_every if training.evaluate_every else 1) if training.evaluate else 0
+    batches = math.ceil((facts.validation_samples or 0) / run.global_batch)
+    saves = math.ceil(steps / (training.checkpoint_every or steps))
+    if training.checkpoint_minutes:
+        saves = max(saves, 1 + math.floor(seconds / 60 / training.checkpoint_minutes))
+    weights = state / (1 + OPTIMIZER_COPIES[run.workload.optim.name])
+    return {
+        "start-up": site.assumed.startup_seconds * crowding,
+        "evaluation": evaluations * batches * forward,
+        "saving": (saves * state + max(0, evaluations - 1) * weights) / rate,
+    }
 
 
 def _cores_asked(run, site):

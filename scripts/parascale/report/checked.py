@@ -5,7 +5,7 @@ import json
 
 from pydantic import TypeAdapter, ValidationError
 
-from parascale.errors import ParascaleError
+from parascale.errors import DamagedError, ParascaleError
 from parascale.files import read_json
 
 SCHEMA_VERSION = 1
@@ -22,8 +22,8 @@ def read_record(path, read=read_json):
         return read(path)
     except FileNotFoundError:
         raise RecordError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: damaged: {error}") from None
+    except DamagedError as error:
+        raise RecordError(str(error)) from None
 
 
 def typed(kind, values, path):

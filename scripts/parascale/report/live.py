@@ -61,13 +61,13 @@ class Live:
 
     def update(self):
         """Read what is new. Files that are not there yet, or are being replaced, are read next time."""
-        with suppress(OSError, json.JSONDecodeError, ParascaleError, KeyError):
+        with suppress(OSError, ParascaleError, KeyError):
             self.described = read_json(self.folder / "run.json")
             self.run = run_from_dict(self.described["settings"])
-        with suppress(OSError, json.JSONDecodeError):
+        with suppress(OSError, ParascaleError):
             self.attempts = read_json_lines(self.folder / "attempts.jsonl")
         self.lease = None
-        with suppress(OSError, json.JSONDecodeError):
+        with suppress(OSError, ParascaleError):
             self.lease = read_json(self.folder / "lease.json")
         self._read_steps()
         for path in sample_files(self.folder):
@@ -82,7 +82,10 @@ class Live:
             self.recent.clear()
             self.step, self.last, self.validation = 0, {}, None
         for text in lines:
-            line = json.loads(text)
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue  # damaged; the run's next attempt counts what is lost
             self.step, self.last = line["step"], line
             self.recent.append(line)
             if line.get("validation_loss") is not None:

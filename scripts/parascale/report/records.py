@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from parascale.errors import ParascaleError
+from parascale import submissions
+from parascale.errors import ParascaleError, few
 from parascale.files import read_json_lines
 from parascale.report.checked import RecordError, read_record, typed
 from parascale.settings import Run, Site, run_from_dict
@@ -137,13 +138,18 @@ def load_records(results, work, names=None, project=None):
     if names is None:
         names = found_runs(results, work)
     records = [_load_record(results, work, name) for name in names]
-    planned = project.runs if project is not None else {}
-    return [
-        replace(record, run=planned[record.name], site=project.site)
-        if record.run is None and record.name in planned
-        else record
-        for record in records
-    ]
+    submitted = submissions.jobs_of_runs(project.paths.store) if project is not None else {}
+    return records if project is None else [_completed(record, project, submitted) for record in records]
+
+
+def _completed(record, project, submitted):
+    """A record with what the project knows of a run that left none. submitted: run → ids of its jobs."""
+    if record.run is None and record.name in project.runs:
+        record = replace(record, run=project.runs[record.name], site=project.site)
+    if record.status == "missing" and record.name in submitted:
+        said = f"no record, but submitted as Slurm job {few(submitted[record.name])}"
+        record = replace(record, notes=(said, *record.notes))
+    return record
 
 
 def found_runs(results, work):
@@ -166,7 +172,7 @@ def _natural(name):
 def _load_record(results, work, name):
     finished, under_way = results / "runs" / name, work / "runs" / name
     parity, notes = _parity(results / "parity" / name / "verdict.json")
-    if finished.is_dir():
+    if (finished / "summary.json").is_file() or (finished.is_dir() and not under_way.is_dir()):
         summaries = results / "summaries" / f"{name}.json"
         return _finished(name, finished, parity, notes, read_record(summaries) if summaries.is_file() else {})
     if under_way.is_dir():

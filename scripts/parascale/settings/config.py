@@ -74,6 +74,18 @@ class Parity:
     precision: Literal["fp32", "fp64"] = option("fp32", "precision of the comparison; fp64 is stricter")
 
 
+@settings(CONDUCT)
+class Keeping:
+    """The store of finished trainings."""
+
+    gigabytes: Number | None = option(
+        100.0,
+        "finished trainings that no result shows, and no run of the table asks for, are kept up to this size in GB; those used longest "
+        "ago go first. `null`: all stay",
+        low=0.0,
+    )
+
+
 @settings(SITE)
 class Budget:
     """What the project may spend, in core-hours as they are charged."""
@@ -111,6 +123,7 @@ class Config:
     formats: Formats = section(Formats, "how data is converted")
     loaders: Loaders = section(Loaders, "the benchmark of readers")
     summaries: Summaries = section(Summaries, "how summaries are written and judged")
+    store: Keeping = section(Keeping, "the store of finished trainings")
     budget: Budget = section(Budget, "what the project may spend")
     monitor: Monitor = section(Monitor, "how a running training is watched")
     continue_with_other_code: bool = option(

@@ -1,13 +1,17 @@
 """Where data comes from and how text is prepared."""
 
+import re
 from typing import ClassVar, Literal
 
 from parascale.errors import ConfigError
 from parascale.settings.formats import ImageFormat, Images, ReadCalls
 from parascale.settings.options import CONDUCT, RECIPE, SITE, option, section, settings
+from parascale.settings.strict import nearest
 
 Split = Literal["train", "validation", "test"]
 SPLITS = ("train", "validation", "test")
+BUILTIN = ("documentation", "docstrings", "shapes")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @settings(RECIPE)
@@ -54,7 +58,9 @@ class Source:
     )
 
     def check(self, where, of_images=False):
-        """Raise ConfigError, beginning with `where`, for a `content` that nothing would make anything of."""
+        """Raise ConfigError, beginning with `where`, for settings that nothing would make anything of."""
+        if not self.location:
+            self._check_kind(where)
         if self.content == "files":
             return
         said = f"{where}: `data.source.content: {self.content}`"
@@ -69,6 +75,30 @@ class Source:
             raise ConfigError(
                 f"{said} takes its splits from the list of articles: leave out `split` in `urls`, and choose rows with "
                 "`data.source.files`"
+            )
+
+    def _check_kind(self, where):
+        """Raise ConfigError where a kind lacks what it cannot do without."""
+        if self.kind == "builtin" and self.name is not None and self.name not in BUILTIN:
+            raise ConfigError(
+                f"{where}: `data.source.name` = `{self.name}` is not built in{nearest(self.name, BUILTIN)}"
+            )
+        if self.kind == "files" and not self.files:
+            raise ConfigError(
+                f"{where}: a source of kind `files` needs `data.source.files`: split → path, such as `{{train: my/*.txt}}`"
+            )
+        if self.kind == "url" and not self.urls:
+            raise ConfigError(
+                f"{where}: a source of kind `url` needs `data.source.urls`: a list of `{{url, sha256, split}}`"
+            )
+        if self.kind == "hub" and not self.name:
+            raise ConfigError(
+                f"{where}: a source of kind `hub` needs `data.source.name`, the data set's id such as `Salesforce/wikitext`"
+            )
+        if self.kind == "hub" and not COMMIT.fullmatch(self.revision or ""):
+            raise ConfigError(
+                f"{where}: `data.source.revision` = `{self.revision}` must be a commit, 40 hex digits: a branch or tag moves, and "
+                f"with it data under finished results. The commits are at https://huggingface.co/datasets/{self.name}/commits/main"
             )
 
 

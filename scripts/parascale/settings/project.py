@@ -112,7 +112,7 @@ def load_project(values, files=(), bases=("config",)):
             raise ConfigError(f"{place}: run `{run.run}` stands twice in the table")
         try:
             run.check()
-            site.check_layout(run.layout)
+            site.check_run(run)
         except ConfigError as error:
             raise ConfigError(f"{place}: run `{run.run}`: {error}") from None
         runs[run.run] = run
@@ -124,6 +124,8 @@ def load_project(values, files=(), bases=("config",)):
     untrained = {name: find_workload(name) for name in config.loaders.workloads if name not in trained}
     project = Project(config, site, runs, untrained)
     _check_datasets(project.workloads)
+    if "$" not in config.root and project.root.exists() and not project.root.is_dir():
+        raise ConfigError(f"{places.of(('root',))}: `root` = `{config.root}` is a file; it must be a folder")
     return project
 
 
@@ -242,6 +244,8 @@ def _check_starts(runs, where):
                 )
             if start in chain:
                 raise ConfigError(f"{where}: init_from goes in a circle: {' → '.join([*chain, start])}")
+            if runs[start].workload.model != runs[chain[-1]].workload.model:
+                raise ConfigError(f"{where}: run `{chain[-1]}`: init_from `{start}` trains another model")
             chain.append(start)
 
 

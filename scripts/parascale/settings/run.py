@@ -10,7 +10,7 @@ from parascale.settings.layout import Layout
 from parascale.settings.options import CONDUCT, LAYOUT, RECIPE, SITE, chosen, option, required, section, settings
 from parascale.settings.workload import Workload
 
-Precision = Literal["fp32", "fp64", "bf16"]
+Precision = Literal["fp32", "tf32", "fp64", "bf16"]
 PRECISIONS = get_args(Precision)
 
 
@@ -22,13 +22,15 @@ class Run:
     workload: chosen(Workload) = required("name of a workload")
     layout: Layout = section(Layout, "how the run is spread")
     precision: Precision = option(
-        "fp32", "precision of the computation; bf16 keeps weights, summed gradients and optimizer state in fp32"
+        "fp32",
+        "precision of the computation. tf32: fp32 whose products GPUs round to 10 bits; bf16 keeps weights, summed gradients and "
+        "optimizer state in fp32",
     )
     engine: Literal["native", "lightning"] = option("native", "training loop: ours or PyTorch Lightning's", LAYOUT)
     scaling: Literal["strong", "weak"] = option(
         "strong", "`strong`: the global batch is fixed; `weak`: the batch of a data-parallel rank is fixed"
     )
-    seed: int = option(1, "seed of initial weights, sample order and dropout", low=0)
+    seed: int = option(1, "seed of initial weights, sample order and dropout", low=0, high=2**63)
     baseline: str | None = option(
         None,
         "run of the same workload that this run is compared with (speed-up, efficiency, parity); default: the first one on one process",
@@ -72,10 +74,19 @@ class Run:
         return batch * self.layout.data_parallel if self.scaling == "weak" else batch
 
     @property
+    def micro_batches(self):
+        """Forward passes that a rank makes in a step: of a pipeline's micro-batches, times accumulation."""
+        return self.layout.micro_batches * self.workload.training.accumulate
+
+    @property
+    def parts(self):
+        """Pieces that the global batch is cut into, over all data-parallel ranks and their micro-batches."""
+        return self.layout.data_parallel * self.micro_batches
+
+    @property
     def micro_batch(self):
         """The most samples that a rank trains on at once: of its share of a step, one part, or one micro-batch of that."""
-        parts = self.layout.data_parallel * self.layout.micro_batches * self.workload.training.accumulate
-        return math.ceil(self.global_batch / parts)
+        return math.ceil(self.global_batch / self.parts)
 
     @property
     def evaluation_batch(self):
@@ -115,7 +126,9 @@ class Run:
             raise ConfigError(f"profile = `{self.profile}` must be a step, or the first and the last one: `5-7`")
         if self.profile is not None and self.profile_steps[0] > self.profile_steps[1]:
             raise ConfigError(f"profile = `{self.profile}` ends before it begins")
-        parts = layout.data_parallel * layout.micro_batches * training.accumulate
+        if self.profile is not None and training.steps is not None and self.profile_steps[1] > training.steps:
+            raise ConfigError(f"profile = `{self.profile}` is outside of training.steps = {training.steps}")
+        parts = self.parts
         if self.global_batch < parts:
             raise ConfigError(
                 f"global_batch = {self.global_batch} cannot be cut into dp × fsdp × micro_batches × accumulate = {parts} parts"

@@ -13,6 +13,7 @@ WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
 LAYOUT_COLUMNS = declared(Layout)
 RUN_COLUMNS = {name: setting for name, setting in declared(Run).items() if name != "layout"}
+COLUMNS = [*RUN_COLUMNS, *LAYOUT_COLUMNS]
 
 
 class Place:
@@ -36,9 +37,6 @@ def read_rows(path):
         values, layout = {}, {}
         for column, cell in row.items():
             setting = LAYOUT_COLUMNS.get(column) or RUN_COLUMNS.get(column)
-            if setting is None:
-                hint = strict.nearest(column, [*RUN_COLUMNS, *LAYOUT_COLUMNS])
-                raise ConfigError(f"{place}: unknown column `{column}`{hint} (tabs separate columns)")
             if cell not in EMPTY:
                 given = layout if column in LAYOUT_COLUMNS else values
                 given[column] = _typed(setting, cell, place, column)
@@ -56,14 +54,27 @@ def _lines(path):
     reader = csv.reader((line for _, line in numbered), delimiter="\t", quoting=csv.QUOTE_NONE)
     header = [cell.strip() for cell in next(reader, [])]
     for column in header:
+        where = f"{path}, line {numbered[0][0]}"
         if header.count(column) > 1:
-            raise ConfigError(f"{path}: column `{column}` stands twice in the header")
+            raise ConfigError(f"{where}: column `{column}` stands twice in the header")
+        if column not in COLUMNS:
+            _refuse_other_separators(header, where)
+            raise ConfigError(f"{where}: unknown column `{column}`{strict.nearest(column, COLUMNS)}")
     for (number, _), cells in zip(numbered[1:], reader, strict=True):
+        if len(header) > 1:
+            _refuse_other_separators(cells, f"{path}, line {number}")
         if len(cells) > len(header):
             raise ConfigError(f"{path}, line {number}: {len(cells)} cells, but the header has {len(header)}")
         starts = [1 + sum(len(before) + 1 for before in cells[:index]) for index in range(len(cells))]
         place = Place(path, number, dict(zip(header, starts, strict=False)))
         yield dict(zip(header, (cell.strip() for cell in cells), strict=False)), place
+
+
+def _refuse_other_separators(cells, where):
+    """Raise ConfigError for a line that is one cell, but holds what others separate cells with."""
+    for separator, name in ((",", "commas"), (";", "semicolons"), (" ", "spaces")):
+        if len(cells) == 1 and separator in cells[0].strip():
+            raise ConfigError(f"{where}: tabs separate columns, but this line has {name}")
 
 
 def _typed(setting, cell, place, column):

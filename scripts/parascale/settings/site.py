@@ -39,25 +39,34 @@ class Network:
 class Assumed:
     """What a plan takes for granted of a machine until a calibration has measured it."""
 
-    efficiency: Number = option(0.35, "fraction of the peak rate that a training reaches", above=0.0, high=1.0)
     core_gigaflops: Number = option(15.0, "rate of one core, in runs on CPUs", above=0.0)
     core_gigabytes_per_second: Number = option(5.0, "memory bandwidth of one core", above=0.0)
-    pass_microseconds: Number = option(200.0, "time to start the operations of one block, of any size", above=0.0)
+    kernel_microseconds: Number = option(12.0, "time to start an operation, in runs on CPUs", above=0.0)
     split_pass_microseconds: Number = option(
         5000.0,
-        "additional time per pass with tensor parallelism, whose operations handle split matrices",
+        "additional time per pass through a block with tensor parallelism, in runs on CPUs: operations handle split matrices",
         above=0.0,
     )
     shard_pass_microseconds: Number = option(
-        2000.0, "additional time per pass through a block with FSDP: gathering, laying out, freeing", above=0.0
+        2000.0,
+        "additional time per pass through a block with FSDP, in runs on CPUs: gathering, laying out, freeing",
+        above=0.0,
     )
     contention: Number = option(
         0.2,
         "slowdown of a core when all cores of a CPU node compute: they share caches and memory",
         above=0.0,
     )
-    sample_microseconds: Number = option(20.0, "time to read, decode and hand over a sample", above=0.0)
-    step_milliseconds: Number = option(3.0, "time of a step beyond computation and communication", above=0.0)
+    sample_microseconds: Number = option(20.0, "time to read and hand over a sample", above=0.0)
+    decode_megabytes_per_second: Number = option(
+        32.0, "rate at which one core decodes, crops and resizes JPEG images", above=0.0
+    )
+    failures_per_node_day: Number = option(
+        0.01, "failures of a node in a day: what an expected cost may grow by at worst", low=0.0
+    )
+    step_milliseconds: Number = option(
+        3.0, "time of a step beyond computation and communication, in runs on CPUs", above=0.0
+    )
     startup_seconds: Number = option(30.0, "time from the start of a job to its first step", above=0.0)
     save_gigabytes_per_second: Number = option(0.5, "rate of saving and of checking a checkpoint", above=0.0)
     library_gigabytes: Number = option(
@@ -123,8 +132,11 @@ class Site:
             return 1.0
         return max(1.0, processes * self.threads(processes) / (self.cores_per_node or 1))
 
-    def check_layout(self, layout):
-        """Raise ConfigError where a layout asks for more than a node of this machine has."""
+    def check_run(self, run):
+        """Raise ConfigError where a run asks for more than this machine has."""
+        layout = run.layout
+        if run.profile and run.profiler == "nsight" and self.device == "cpu":
+            raise ConfigError(f"profiler = nsight needs GPUs, and {self.name} has none: take torch")
         if self.gpus_per_node and layout.gpus_per_node > self.gpus_per_node:
             raise ConfigError(
                 f"gpus_per_node = {layout.gpus_per_node}, but a node of {self.name} has {self.gpus_per_node} GPUs"

@@ -24,6 +24,19 @@ KINDS = {
     "list": "a list",
     "dataclass": "a mapping of keys",
 }
+UNION_ARMS = ("str", "list[any]")  # pydantic names the type that it tried as if it were a key
+# What others call our words: there the nearest spelling would be another thing (fp16 is no fp64).
+MEANT = {
+    "bf16": ("fp8", "fp16", "float8", "float16", "bfloat16", "half", "amp", "mixed"),
+    "fp32": ("float32", "float", "full"),
+    "fp64": ("float64", "double"),
+    "cuda": ("gpu", "nvidia"),
+    "subword": ("bpe", "sentencepiece"),
+    "hub": ("huggingface", "hf"),
+    "url": ("web", "http", "https"),
+    "language_model": ("lm", "gpt"),
+    "nsight": ("nsys",),
+}
 BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "above"),
@@ -90,14 +103,16 @@ def nearest(word, allowed):
     allowed = [str(item) for item in allowed]
     if not allowed:
         return ". There is none yet"
-    match = difflib.get_close_matches(word, allowed, n=1, cutoff=0.6)
+    meant = {item for item, words in MEANT.items() if word.lower() in words}
+    known = [item for item in allowed if item in meant or item.lower() == word.lower()]
+    match = known or ([] if meant else difflib.get_close_matches(word, allowed, n=1, cutoff=0.6))
     hint = f"; did you mean `{match[0]}`?" if match else ""
     return f"{hint} Allowed: {', '.join(allowed)}" if hint else f". Allowed: {', '.join(allowed)}"
 
 
 def _said(error, kind, values, where, prefix):
     """One of pydantic's errors in our words."""
-    place = [part for part in error["loc"] if part != "[key]"]
+    place = [part for part in error["loc"] if part not in ("[key]", *UNION_ARMS)]
     key = prefix + _dotted(place)
     start = where.of(tuple(place)) if hasattr(where, "of") else where
     of_key = error["loc"][-1:] == ("[key]",)
@@ -121,6 +136,8 @@ def _said(error, kind, values, where, prefix):
         return f"{start}: `{key}` is empty. Allowed: {', '.join(_choices(hint))}"
     if name == "finite_number":
         return f"{start}: `{key}` = {given} must be a finite number"
+    if place and not isinstance(place[-1], str) and not isinstance(values, list) and name.startswith("invalid_key"):
+        return f"{start}: its keys must be text, not {_shown(place[-1])}"
     wanted = KINDS.get(name.partition("_")[0])
     return f"{start}: `{key}` must be {wanted}, not {_shown(given)}" if wanted else f"{start}: `{key}`: {error['msg']}"
 

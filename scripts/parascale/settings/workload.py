@@ -55,12 +55,13 @@ class Model:
 
     def check(self, run):
         """Raise ConfigError where the model cannot be trained as a run wants it."""
-        from parascale.families import kinds
+        from parascale.families import check_class, kinds
 
         path, _, own = self.kind.partition(":")
         if own:
             if not Path(path).is_file():
                 raise ConfigError(f"model.kind = `{self.kind}`: no such file `{path}`")
+            check_class(Path(path), own, self.kind)
             return  # a class of the user's own checks its own sizes
         known, task = kinds(), run.workload.task
         if self.kind not in known:
@@ -136,7 +137,7 @@ class Training:
     accumulate: int = option(
         1, "parts into which a rank divides its share of a step (gradient accumulation)", LAYOUT, low=1
     )
-    steps: int | None = option(None, "optimizer steps; give this or `epochs`", low=1)
+    steps: int | None = option(None, "optimizer steps; give this or `epochs`", low=1, high=10**9)
     epochs: Number | None = option(None, "passes over the train split; give this or `steps`", above=0.0)
     evaluate: bool = option(
         True, "evaluate on the validation and test splits, and keep the weights of the best validation loss"
@@ -174,7 +175,7 @@ class Training:
 class LanguageTraining(Training):
     """Training on windows of text."""
 
-    window: int = option(64, "tokens per sample", low=2)
+    window: int = option(64, "tokens per sample", low=2, high=10**7)
     stride: int | None = option(
         None,
         "tokens from one training window to the next; default: `window` (no overlap). 1 is the "
@@ -187,7 +188,7 @@ class LanguageTraining(Training):
 class SummaryTraining(Training):
     """Training on pairs of a document and its summary."""
 
-    window: int = option(64, "tokens of a document", low=2)
+    window: int = option(64, "tokens of a document", low=2, high=10**7)
     summary_window: int = option(
         32, "most tokens of a summary, including its end; pairs with longer summaries are left out", low=2
     )

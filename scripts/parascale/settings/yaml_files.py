@@ -73,6 +73,8 @@ def extended(folder, path, seen):
     base = values.pop("extends", None)
     if base is None:
         return values, places
+    if not isinstance(base, str):
+        raise ConfigError(f"{places.of(('extends',))}: `extends` must be the name of a workload, not {base!r}")
     if base in seen:
         raise ConfigError(f"{places.of(('extends',))}: `extends` goes in a circle: {' → '.join([*seen, base])}")
     below, marks = extended(folder, named_file(folder, base, "workload"), [*seen, base])
@@ -159,6 +161,8 @@ def _marks(node, path, keys=()):
 def named_file(folder, name, what):
     """The path of `<folder>/<name>.yaml`. Raises ConfigError, with the nearest name that there is, where it is missing."""
     path = Path(folder) / f"{name}.yaml"
+    if not Path(folder).is_dir():
+        raise ConfigError(f"{folder}: no such folder (key `{what}s`)")
     if not path.is_file():
         known = sorted(entry.stem for entry in Path(folder).glob("*.yaml"))
         raise ConfigError(f"{path}: no such {what}{strict.nearest(str(name), known)}")

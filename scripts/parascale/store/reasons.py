@@ -30,6 +30,7 @@ class Reasons:
     def __init__(self, project):
         self.paths, self.site = project.paths, project.site
         self.store = Store(self.paths.trainings)
+        self.known = functools.cache(data_known)  # runs share few data
 
     def of(self, run, kind, ready=True):
         """The Reason for a Run of a kind (`run`, `parity` or `probe`).
@@ -37,7 +38,7 @@ class Reasons:
         ready: whether its data, and the checkpoint that it begins from, are there and stay as they are.
         """
         try:
-            known = data_known(self.paths.data_of(run), self.paths.start_of(run)) if ready else None
+            known = self.known(self.paths.data_of(run), self.paths.start_of(run)) if ready else None
         except FileNotFoundError:
             known = None
         if known is not None and self.store.finished(key_of(run, self.site, known)):
@@ -78,7 +79,7 @@ class Reasons:
         try:
             before = run_from_dict(record["settings"])
             site = strict.load(Site, record["site"], "site")
-        except ParascaleError:
+        except (ParascaleError, KeyError):
             return "recorded by another version of parascale"
         changed = identity.changes(identity.recipe(before), identity.recipe(run))
         devices = {"device": tuple(map(identity.kind_of_device, (site, self.site)))}

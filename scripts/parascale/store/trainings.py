@@ -11,6 +11,7 @@ finds its key here shows it instead of training again. Results are hard links to
 import dataclasses
 import os
 import shutil
+from collections import defaultdict
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -155,12 +156,13 @@ class Store:
         shutil.rmtree(gone)
 
 
-def shown_keys(results):
-    """The keys of the trainings that the folder `results/` shows."""
-    found = set()
-    for path in (*results.glob("runs/*/run.json"), *results.glob("parity/*/run.json")):
-        found.add(read_json(path).get("key"))
-    return found
+def shown_places(results):
+    """Key → places (`runs/ddp`) of the trainings that the folder `results/` shows. Probes are not among them: their results are
+    prices, and are kept without them."""
+    found = defaultdict(list)
+    for path in sorted([*results.glob("runs/*/run.json"), *results.glob("parity/*/run.json")]):
+        found[read_json(path).get("key")].append(f"{path.parts[-3]}/{path.parts[-2]}")
+    return dict(found)
 
 
 def _kept(folder):

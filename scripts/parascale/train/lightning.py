@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from parascale.train.optim import clip
 from parascale.train.process import listen_for_signals
 
-PRECISIONS = {"fp32": "32-true", "fp64": "64-true", "bf16": "bf16-mixed"}
+PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "fp64": "64-true", "bf16": "bf16-mixed"}
 
 
 def make_steps(session):

@@ -18,6 +18,7 @@ from parascale.errors import DivergedError, Interrupted
 from parascale.evaluation.task import Task, open_task
 from parascale.families.build import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
+from parascale.parallel.precision import set_arithmetic
 from parascale.train.clock import Clock, profiler
 from parascale.train.loss import GlobalLoss, all_reduce, evaluate
 from parascale.train.monitor import monitored
@@ -43,8 +44,7 @@ def train(job, make_steps=None):
     with ExitStack() as stack:
         # --- who am I
         stop_requested = listen_for_signals()
-        torch.use_deterministic_algorithms(run.deterministic)
-        torch.backends.cudnn.benchmark = not run.deterministic
+        set_arithmetic(run)
         device = start_processes(job.site.device, job.timeout_seconds)
         mesh = make_mesh(run.layout, device, job.timeout_seconds)
         watchdog = stack.enter_context(Watchdog(job.timeout_seconds, alone=mesh.devices is None))
@@ -92,6 +92,7 @@ def train(job, make_steps=None):
             steps,
         )
         with monitored(job, state.processes), garbage_kept():
+            session.evaluate_due()
             (make_steps or _engine(run.engine))(session)
 
             # --- last evaluation
@@ -178,14 +179,23 @@ class Session:
         """Learning rate of a step."""
         return learning_rate(step, self.steps, self.run.peak_lr, self.run.workload.optim)
 
+    def evaluate_due(self):
+        """Evaluate the step after which the checkpoint was saved that the run continues from, where that did not come to it."""
+        saved = self.state.saved
+        if saved.get("due"):
+            step = saved["step"]
+            self.state.add_step(saved["line"] | self._validate(step))
+
     def end_step(self, step, result):
         """After a step has been started: record the one before, whose numbers are there by now, and do what is due after this one.
 
-        Where something is due (the end, a stop, an evaluation, a checkpoint) its own numbers are read at once. What recording
+        Where something is due (the end, a stop, an evaluation, a checkpoint) its own numbers are read at once. It is saved
+        before it is evaluated, so that what happens to a long evaluation costs no step. What recording
         takes is time of the step under way; what evaluating and saving take stands beside the steps.
         Raises DivergedError for a loss or norm that is no number, and Interrupted where the run is to stop.
         """
         training, last = self.run.workload.training, step == self.steps
+        stop = result.stop and not last
         self.feed.read_ahead()
         self._record_unread()
         if step % GARBAGE_STEPS == 0:
@@ -194,18 +204,18 @@ class Session:
         if self.profiler is not None:
             with self.clock.paused():
                 self.profiler.end_step(step)
-        evaluating = training.evaluate and (last or _is_multiple(step, training.evaluate_every))
-        saving = last or result.stop or result.save or _is_multiple(step, training.checkpoint_every)
-        if evaluating or saving:
+        due = training.evaluate and (last or _is_multiple(step, training.evaluate_every))
+        saving = last or stop or result.save or _is_multiple(step, training.checkpoint_every)
+        if due or saving:
             with self.clock.paused():
                 line, self.unread = self.unread(), None
                 self.state.model.share_buffers()
-                if evaluating:
-                    line |= self._validate(step)
                 if saving:
-                    line |= self.state.checkpoint(step, line)
+                    line |= self.state.checkpoint(step, line, due)
+                if due and not stop:  # else the next start begins with it
+                    line |= self._validate(step)
             self._record(line)
-        if result.stop and not last:
+        if stop:
             self.state.end("stopped")
             raise Interrupted(
                 f"run {self.run.run} was asked to stop after step {step} of {self.steps}; a new start continues there"
@@ -265,7 +275,7 @@ def _refuse_non_finite(run, where, figures):
     if not all(map(math.isfinite, figures.values())):
         said = ", ".join(f"{name} {value}" for name, value in figures.items())
         raise DivergedError(
-            f"run {run.run}, {where}: {said}. Weights before this step are in the last checkpoint. Try a lower `optim.lr`, a "
+            f"run {run.run}, {where}: {said}. What was saved until then is kept. Try a lower `optim.lr`, a "
             "slower rise to it, or precision fp32"
         )
 

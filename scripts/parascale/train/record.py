@@ -32,32 +32,36 @@ class Recorder:
         self.attempts_path = folder / "attempts.jsonl"
         self.events = Events(folder)
         self.handle = None
+        self.attempts = []  # the current one last
+        self.known_steps = 0  # whose lines the record should hold
         self.unwritten, self.written = [], 0.0
         # Not now: loading libraries and data is part of a job, and charged.
         self.started = psutil.Process().create_time()
         self.first_step = None
         self.last_step = None
 
-    def begin(self, first_step, hosts, died_at, last_line=None, allocation=None, steps=1):
+    def begin(self, first_step, hosts, died_at, saved=None, allocation=None, steps=1):
         """Start an attempt that continues with optimizer step `first_step`.
 
         Lines of steps that were done after the last checkpoint are dropped: those steps are done again.
-        last_line: of the checkpoint's own step, which is missing where the attempt before died just after saving.
+        saved: what the checkpoint keeps: the `line` of its own step, which is missing where the attempt before died just
+        after saving; whether its evaluation is `due`, whose line comes with it; and, as `recorded`, what `kept` gave.
         died_at: when the attempt before, if it left no end, gave its last sign (seconds since the epoch).
         allocation: what Slurm says of the job, as `slurm.allocation` has it. steps: of the whole run.
         """
-        lines = [line for line in self.steps() if line["step"] < first_step]
-        if last_line and (not lines or lines[-1]["step"] < last_line["step"]):
+        saved = saved or {}
+        due, last_line, recorded = saved.get("due", False), saved.get("line"), saved.get("recorded", {})
+        lines = [line for line in self.steps() if line["step"] < first_step - due]
+        if last_line and not due and (not lines or lines[-1]["step"] < last_line["step"]):
             lines.append(last_line)
+        self.known_steps = recorded["steps"] - due if recorded else len(lines)
+        if lost := self.known_steps - len(lines):
+            print(f"{self.steps_path} is damaged: the lines of {lost} steps are lost; the attempt's record says so")
         _write_lines(self.steps_path, lines)
         self.handle = open(self.steps_path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
         self.first_step, self.last_step = first_step, first_step - 1
-        attempts = self.attempts()
-        if attempts and "end" not in attempts[-1]:
-            # It was killed: nobody wrote its end.
-            end = max(died_at or 0.0, attempts[-1]["started"])
-            attempts[-1] |= _ended(attempts[-1]["started"], end, "killed", None)
-        attempts.append(
+        self.attempts = _closed(self._known_attempts(recorded.get("attempts", [])), died_at)
+        self.attempts.append(
             {
                 "start": _iso(self.started),
                 "started": self.started,
@@ -67,15 +71,20 @@ class Recorder:
                 **(allocation or {}),
             }
         )
-        _write_lines(self.attempts_path, attempts)
-        self.events.begin(attempts[0]["started"], steps, lines)
+        _write_lines(self.attempts_path, self.attempts)
+        self.events.begin(self.attempts[0]["started"], steps, lines)
 
     def add_step(self, line):
         """Append one step's line, so that a watcher soon sees it."""
         self.unwritten.append(line)
         self.last_step = line["step"]
+        self.known_steps += 1
         if time.monotonic() - self.written > WRITE_SECONDS:
             self._write()
+
+    def kept(self):
+        """What a checkpoint keeps of the record, its own step counted: enough to know later what is lost of it."""
+        return {"steps": self.known_steps + 1, "attempts": self.attempts}
 
     def _write(self):
         self.handle.writelines(json.dumps(line) + "\n" for line in self.unwritten)
@@ -95,18 +104,23 @@ class Recorder:
         self.sync()
         self.handle.close()
         self.handle = None
-        attempts = self.attempts()
-        attempts[-1] |= _ended(self.started, time.time(), outcome, self.last_step)
-        _write_lines(self.attempts_path, attempts)
+        self.attempts[-1] |= _ended(self.started, time.time(), outcome, self.last_step)
+        if lost := self.known_steps - len(self.steps()):
+            self.attempts[-1]["lost_lines"] = lost
+        _write_lines(self.attempts_path, self.attempts)
         self.events.close()
 
     def steps(self):
         """All whole lines of steps."""
-        return read_json_lines(self.steps_path) if self.steps_path.exists() else []
+        return _whole_lines(self.steps_path, "step")
 
-    def attempts(self):
-        """All attempts, the current one last."""
-        return read_json_lines(self.attempts_path) if self.attempts_path.exists() else []
+    def _known_attempts(self, kept):
+        """The attempts of the file, and those that a checkpoint has kept and the file has lost."""
+        found = _whole_lines(self.attempts_path, "started")
+        every = {attempt["started"]: attempt for attempt in (*kept, *found)}
+        if lost := len(every) - len(found):
+            print(f"{self.attempts_path} is damaged: {lost} attempts come from the last checkpoint")
+        return [every[started] for started in sorted(every)]
 
 
 class Progress:
@@ -183,6 +197,21 @@ def summarise(run, site, steps, attempts, facts):
         "bubble_expected": layout.bubble / (1 + layout.bubble) if layout.pp > 1 else None,
         "core_hours": site.cores_per_node * layout.nodes * wall_seconds / 3600,
     }
+
+
+def _whole_lines(path, key):
+    """The lines of a file that are whole: mappings with a `key`."""
+    lines = read_json_lines(path, readable=True) if path.exists() else []
+    return [line for line in lines if isinstance(line, dict) and key in line]
+
+
+def _closed(attempts, died_at):
+    """The attempts, each with an end: one that was killed ended, at the latest, when its lease was last renewed, or the next began."""
+    latest = [*(attempt["started"] for attempt in attempts[1:]), died_at or 0.0]
+    for attempt, end in zip(attempts, latest, strict=False):
+        if "end" not in attempt:
+            attempt |= _ended(attempt["started"], max(end, attempt["started"]), "killed", None)
+    return attempts
 
 
 def _write_lines(path, lines):

@@ -12,19 +12,23 @@ import os
 import shutil
 import socket
 import time
+from contextlib import suppress
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from parascale import provenance
 from parascale.checkpoint import store
+from parascale.checkpoint.manifest import read_manifest
 from parascale.checkpoint.ranks import gather, on_lead
-from parascale.errors import CheckpointError, ConfigError
+from parascale.errors import CheckpointError, ConfigError, DamagedError
 from parascale.files import link_or_copy, read_json, write_json
 from parascale.lease import Lease
 from parascale.settings import identity
 from parascale.store.keys import modules_of_run
 from parascale.store.trainings import Store
+from parascale.store.unfinished import ASIDE
 from parascale.train import monitor
 from parascale.train.job import show_kept
 from parascale.train.process import peak_memory
@@ -49,7 +53,7 @@ class RunState:
         self.waiting_seconds = [0.0, 0.0]  # bubble and total, for the mean over ranks
         self.last_checkpoint = time.monotonic()
         self.continued_code = None  # digest of the other code that began what we continue, where that is asked for
-        self.last_line = None  # of the step after which the checkpoint that we continue from was saved
+        self.saved = {}  # facts of the checkpoint that we continue from
 
     # --- begin
 
@@ -72,7 +76,7 @@ class RunState:
             allocation = dict(self.job.allocation or {})
             if self.continued_code:
                 allocation["continued_code"] = self.continued_code
-            self.record.begin(first_step, list(dict.fromkeys(self.hosts)), died_at, self.last_line, allocation, steps)
+            self.record.begin(first_step, list(dict.fromkeys(self.hosts)), died_at, self.saved, allocation, steps)
             if first_step > 1:
                 print(f"{self.job.run.run}: continues with step {first_step} of {steps}", flush=True)
         return first_step
@@ -113,6 +117,7 @@ class RunState:
         if begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(job.run.layout):
             # What was foretold before the first step: later attempts know more, and would flatter the plan.
             self.job = dataclasses.replace(job, prediction=begun["prediction"])
+        self.continuation = parts
         write_json(work / "run.json", {"continuation": parts, **self._description()})
         return died_at, False
 
@@ -120,8 +125,7 @@ class RunState:
         """Hold the lease of the work folder. Returns the time of the last sign of a holder that died, and what was begun there."""
         self.job.work.mkdir(parents=True, exist_ok=True)
         self.lease = Lease(self.job.work)
-        path = self.job.work / "run.json"
-        return self.lease.acquire(), read_json(path) if path.exists() else {}
+        return self.lease.acquire(), _begun(self.job.work)
 
     def _description(self):
         """What run.json holds from the start on."""
@@ -154,15 +158,19 @@ class RunState:
 
     def _resume(self, steps):
         """Load the newest checkpoint that is whole, or the one of another run to start from; returns its step, else 0."""
-        for folder in store.whole_checkpoints(self.job.work / "checkpoints"):
+        for folder in on_lead(self.mesh, lambda: store.whole_checkpoints(self.job.work / "checkpoints")):
             try:
-                facts = store.load(folder, self.model, self.optimizers)
+                # Before the model changes: without the best weights that it names, nobody could go on from a checkpoint.
+                facts = on_lead(self.mesh, partial(read_manifest, folder))["facts"]
+                if (best := facts["evaluation"]["best_step"]) is not None:
+                    store.check(self._best(best), self.mesh)
+                self.saved = store.load(folder, self.model, self.optimizers)
             except CheckpointError as error:
                 if self.lead:
                     print(f"{error}; trying the checkpoint before it", flush=True)
                 continue
-            self.facts, self.last_line = facts["evaluation"], facts["line"]
-            return facts["step"]
+            self.facts = self.saved["evaluation"]
+            return self.saved["step"]
         return self._start_from(self.job.start, steps) if self.job.start is not None else 0
 
     def _start_from(self, folder, steps):
@@ -174,6 +182,10 @@ class RunState:
                 "give its workload more `training.steps`"
             )
         return facts["step"]
+
+    def _best(self, step):
+        """The folder of the weights after `step`, which had the best validation loss of all until then."""
+        return store.step_folder(self.job.work / "best", step)
 
     # --- on the way
 
@@ -191,7 +203,7 @@ class RunState:
         loss, best = figures["loss"], self.facts["best_validation_loss"]
         if best is None or loss < best:
             self.facts |= {"best_validation_loss": loss, "best_step": step}
-            self._save("best", step, [], keep=1)
+            self._save("best", step, [])
 
     def note_test(self, figures, targets):
         """Keep the figures of the best weights on the test split."""
@@ -206,17 +218,21 @@ class RunState:
         minutes = self.job.run.workload.training.checkpoint_minutes
         return self.lead and minutes is not None and time.monotonic() - self.last_checkpoint > 60 * minutes
 
-    def checkpoint(self, step, line):
-        """Save everything that a continuation needs, the step's own line too; returns what that line gains."""
+    def checkpoint(self, step, line, due):
+        """Save everything that a continuation needs, the step's own line too; returns what that line gains.
+
+        due: the step is still to be evaluated, by a continuation before anything else.
+        """
         started = time.perf_counter()
+        more = {"line": line, "due": due}
         if self.lead:
             self.record.sync()
-        self._save("checkpoints", step, self.optimizers, keep=self.job.run.workload.training.keep, line=line)
+            more |= {"recorded": self.record.kept(), "continuation": self.continuation}
+        self._save("checkpoints", step, self.optimizers, **more)
         self.last_checkpoint = time.monotonic()
         return {"checkpoint_seconds": time.perf_counter() - started}
 
-    def _save(self, kind, step, optimizers, keep, **more):
-        folder = self.job.work / kind
+    def _save(self, kind, step, optimizers, **more):
         facts = {
             "run": self.job.run.run,
             "step": step,
@@ -224,13 +240,17 @@ class RunState:
             "layout": dataclasses.asdict(self.job.run.layout),
             **more,
         }
+        # A copy, because the facts go on changing while the checkpoint is written.
+        facts = copy.deepcopy(facts)
 
         def drop_old():
-            for old in store.whole_checkpoints(folder)[keep:]:
+            kept = store.whole_checkpoints(self.job.work / "checkpoints")
+            keep = self.job.run.workload.training.keep
+            named = {self._best(best) for best in (facts["evaluation"]["best_step"], *_best_steps(kept[:keep])) if best}
+            for old in (*kept[keep:], *set(store.whole_checkpoints(self.job.work / "best")) - named):
                 shutil.rmtree(old)
 
-        # A copy, because the facts go on changing while the checkpoint is written.
-        self.saver.save(store.step_folder(folder, step), self.model, optimizers, copy.deepcopy(facts), drop_old)
+        self.saver.save(store.step_folder(self.job.work / kind, step), self.model, optimizers, facts, drop_old)
 
     # --- end
 
@@ -245,7 +265,7 @@ class RunState:
     def load_best(self):
         """Give the model the weights of its best validation loss."""
         self.saver.wait()
-        store.load(store.whole_checkpoints(self.job.work / "best")[0], self.model, [])
+        store.load(self._best(self.facts["best_step"]), self.model, [])
 
     def publish(self):
         """Keep the finished run as a whole under its key, show it as a result, then drop the work."""
@@ -269,14 +289,16 @@ class RunState:
 
     def _fill(self, folder, facts):
         """Put all that is kept of the finished run into a folder. Checkpoints are links, since they are large."""
-        for kind, name in (("checkpoints", "checkpoint"), ("best", "best")):
-            for newest in store.whole_checkpoints(self.job.work / kind)[:1]:
-                shutil.copytree(newest, folder / name, copy_function=link_or_copy)
+        checkpoints = {"checkpoint": store.whole_checkpoints(self.job.work / "checkpoints")[0]}
+        if (best := self.facts["best_step"]) is not None:
+            checkpoints["best"] = self._best(best)
+        for name, checkpoint in checkpoints.items():
+            shutil.copytree(checkpoint, folder / name, copy_function=link_or_copy)
         if (profile := self.job.work / "profile").is_dir():
             shutil.copytree(profile, folder / "profile")
         for path in (self.record.steps_path, self.record.events.path):
             shutil.copyfile(path, folder / path.name)
-        attempts = self.record.attempts()
+        attempts = self.record.attempts
         ended = {
             "parameters": self.parameters,
             "vocabulary": self.outputs,
@@ -291,6 +313,35 @@ class RunState:
         write_json(folder / "summary.json", summary)
 
 
+def _begun(work):
+    """What run.json says of a run under way, if there is one; where that is lost or damaged, what its newest whole checkpoint keeps.
+
+    Raises CheckpointError where nothing tells with which settings the checkpoints were made.
+    """
+    try:
+        return read_json(work / "run.json")
+    except (FileNotFoundError, DamagedError) as error:
+        reason = "run.json is missing" if isinstance(error, FileNotFoundError) else str(error)
+    folders = store.whole_checkpoints(work / "checkpoints")
+    for folder in folders:
+        with suppress(CheckpointError, KeyError):
+            continuation = read_manifest(folder)["facts"]["continuation"]
+            print(f"{work}: {reason}; the settings that it was begun with come from {folder.name}", flush=True)
+            return {"continuation": continuation}
+    if folders:
+        raise CheckpointError(
+            f"{work}: {reason}, and no whole checkpoint tells with which settings it was begun. To begin anew, remove this folder"
+        )
+    return {}
+
+
+def _best_steps(folders):
+    """The step of the best weights that each checkpoint names."""
+    for folder in folders:
+        with suppress(CheckpointError):
+            yield read_manifest(folder)["facts"]["evaluation"]["best_step"]
+
+
 def _aside(work, continuation):
     """Where a run under way is kept while another one with the same name is made."""
-    return work.with_name(f"{work.name}.superseded-{identity.digest_of(continuation)[:12]}")
+    return work.with_name(f"{work.name}{ASIDE}{identity.digest_of(continuation)[:12]}")

@@ -19,14 +19,15 @@ def fetch(source, output, attempts=None):
     folder = location(source) if source.location else Path.cwd()
     if source.files:
         splits = named_splits(source.files, folder)
-    elif not source.location:
-        raise ConfigError(
-            "a source of kind `files` needs `data.source.files`: split → path, such as `{train: my/*.txt}`"
-        )
     elif (folder / MANIFEST).exists():
         splits = _splits_of_raw(Raw(folder))
     else:
         splits = guessed_splits(folder)
+    for split, entries in splits.items():
+        if not any(entry["bytes"] for entry in entries):
+            raise DataError(
+                f"{', '.join(entry['path'] for entry in entries[:3])}: empty, so the {split} split has nothing"
+            )
     with atomic_folder(output) as partial:
         write_manifest(partial, source, {"folder": str(folder.absolute())}, splits)
 

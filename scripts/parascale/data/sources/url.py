@@ -80,8 +80,6 @@ def placed(urls, pieces, folder):
 
 def checked_urls(urls):
     """Raise ConfigError unless every entry has an address and a sha256, and a split only where it is one file."""
-    if not urls:
-        raise ConfigError("a source of kind `url` needs `data.source.urls`: a list of `{url, sha256, split}`")
     for number, entry in enumerate(urls):
         where = f"data.source.urls[{number}]"
         if not isinstance(entry, dict):

@@ -12,7 +12,7 @@ class XResNet(Model):
     """A residual network; the defaults are xresnet50's."""
 
     kind: str = option("xresnet", "`xresnet`, or your own class by its path (`small.py:SmallModel`)", path=True)
-    dim: int = option(64, "channels at the end of the stem (64 in xresnet50)", low=1)
+    dim: int = option(64, "channels at the end of the stem (64 in xresnet50)", low=1, high=10**5)
     depths: list[int] = option([3, 4, 6, 3], "blocks of each stage; the default is xresnet50's")
     norm: Literal["batch", "group"] = option("batch", "`batch`: BatchNorm; `group`: GroupNorm")
     norm_eps: Number = option(1e-5, "epsilon of the norms", above=0.0)

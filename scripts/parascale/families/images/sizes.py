@@ -7,7 +7,7 @@ convolution's input.
 import math
 from dataclasses import dataclass
 
-from parascale.families.sizes import Sizes
+from parascale.families.sizes import Operations, Product, Sizes
 
 EXPANSION = 4  # channels of a block's output over those of its 3 × 3 convolution
 INDEX_BYTES = 8  # max pooling keeps where each maximum stood
@@ -38,6 +38,10 @@ class Convolution:
         """Elements that it gives of one image."""
         return self.outputs * self.places
 
+    def product(self, samples):
+        """Its Product."""
+        return Product(samples * self.places, self.inputs * self.size**2, self.outputs)
+
     @property
     def kept(self):
         """Elements that it keeps of one image."""
@@ -60,12 +64,31 @@ class ImageSizes(Sizes):
                 side, inputs = math.ceil(side / stride), EXPANSION * (width << stage)
         elements = [sum(each.parameters for each in block) for block in self.blocks]
         self.layers = len(self.blocks)
+        if model.norm == "batch":
+            convolutions = [*self.stem, *(each for block in self.blocks for each in block)]
+            self.norms, self.statistics = len(convolutions), sum(2 * each.outputs for each in convolutions)
         self.block_whole = self.cast = sum(elements) / self.layers
         self.unit = max(elements) / self.block_whole
         self.embedding_whole = sum(each.parameters for each in self.stem)
         self.head = classes * (inputs + 1)
         self.block_flops = 2 * sum(each.weights * each.places for block in self.blocks for each in block) / self.layers
         self.ends_flops = 2 * sum(each.weights * each.places for each in self.stem) + 2 * self.head
+
+    def block_operations(self, batch, fused):
+        """Of the mean block: its products one after the other count in full, divided by the number of blocks."""
+        return self._operations([each for block in self.blocks for each in block], batch, fused, self.layers)
+
+    def ends_operations(self, batch, fused):
+        """Of the stem and the head."""
+        return self._operations(self.stem, batch, fused, 1)
+
+    def _operations(self, convolutions, batch, fused, blocks):
+        """A norm reads its input twice and writes, a ReLU reads and writes; joined, they read once less."""
+        products = tuple(each.product(batch.samples / blocks) for each in convolutions)
+        results = sum(each.results * (3 + (0 if fused else 2) * each.follows) for each in convolutions) * batch.samples
+        return Operations(
+            products, 0.0, results * batch.compute / blocks, 3 * len(convolutions) // blocks, batch.compute
+        )
 
     def block_bytes(self, batch):
         """Of the mean block."""

@@ -11,10 +11,10 @@ from parascale.settings.workload import Model
 class Transformer(Model):
     """Sizes and switches of a Transformer."""
 
-    dim: int = option(128, "width of the hidden states", low=1)
+    dim: int = option(128, "width of the hidden states", low=1, high=10**6)
     heads: int = option(4, "attention heads; must divide `dim`", low=1)
     kv_heads: int | None = option(None, "key and value heads (grouped-query attention); default: `heads`", low=1)
-    layers: int = option(2, "Transformer blocks; in an encoder-decoder, blocks of each half", low=1)
+    layers: int = option(2, "Transformer blocks; in an encoder-decoder, blocks of each half", low=1, high=10**4)
     hidden: int | None = option(None, "width of the feed-forward layer; default: 4 × `dim`", low=1)
     dropout: Number = option(0.0, "dropout probability; parity runs switch it off", low=0.0, high=0.99)
     tied: bool = option(False, "input embedding and output layer share one matrix")

@@ -8,7 +8,7 @@ layers count.
 
 from dataclasses import dataclass
 
-from parascale.families.sizes import Sizes, share
+from parascale.families.sizes import Operations, Product, Sizes, share
 
 STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
 
@@ -54,6 +54,14 @@ def kv_width(model):
     return (model.kv_heads or model.heads) * (model.dim // model.heads)
 
 
+def products_of(matrices, tokens, tp):
+    """The Products of matrices with `tokens` rows, of a rank of `tp`."""
+    return tuple(
+        Product(tokens, matrix.inputs / (1 if matrix.columns else tp), matrix.outputs / (tp if matrix.columns else 1))
+        for matrix in matrices
+    )
+
+
 def split_and_whole(matrices):
     """Elements that tensor parallelism splits, and those that each rank holds whole."""
     biases = {columns: sum(m.outputs for m in matrices if m.bias and m.columns == columns) for columns in (True, False)}
@@ -66,10 +74,10 @@ def norm_elements(model):
 
 
 class TransformerSizes(Sizes):
-    """The language model, or one half of an encoder-decoder, for samples of `window` tokens."""
+    """The language model, or one half of an encoder-decoder, for samples of `window` tokens. causal: a token sees those before it."""
 
-    def __init__(self, model, vocabulary, window):
-        self.model, self.vocabulary, self.window = model, vocabulary, window
+    def __init__(self, model, vocabulary, window, causal=True):
+        self.model, self.vocabulary, self.window, self.causal = model, vocabulary, window, causal
         matrices, norm = block_matrices(model), norm_elements(model)
         self.layers, self.tied, self.targets = model.layers, model.tied, window
         self.embedding_split = self.head = vocabulary * model.dim
@@ -88,6 +96,29 @@ class TransformerSizes(Sizes):
     def stream(self, batch):
         """Tokens of the residual stream that a rank holds."""
         return self.tokens(batch) // batch.tp if batch.sequence_parallel else self.tokens(batch)
+
+    def block_operations(self, batch, fused):
+        """Each norm and each sum of the residual stream reads and writes it; so does the activation, and rotary positions."""
+        model, tokens = self.model, self.tokens(batch)
+        gated, rotary = model.activation == "swiglu", model.position == "rotary"
+        stream = self.stream(batch) * model.dim * ((8 if fused else 10) * batch.residual + 4 * bool(model.dropout))
+        inner = model.hidden_width * ((3 if fused else 5) if gated else 2)
+        turned = (model.dim + kv_width(model)) * (2 if fused else 8) if rotary else 0
+        moved = stream + tokens * (inner + turned + 4 * model.dim) // batch.tp * batch.compute
+        if batch.autocast:
+            moved += self.stream(batch) * model.dim * 4 * (batch.compute + batch.residual)
+        # Scores and their product with values, of half of the places where a token sees those before it alone.
+        attention = 4 * tokens * self.window * model.dim / batch.tp * (0.5 if self.causal else 1.0)
+        products = products_of(block_matrices(model), tokens, batch.tp)
+        others = 8 + 3 * gated + 8 * rotary + 6 * batch.autocast
+        return Operations(products, attention, moved, len(products) + (4 if fused else others), batch.compute)
+
+    def ends_operations(self, batch, fused):
+        """Output layer and loss: eager, the logits are copied to fp32, and read and written for logarithms and gradients."""
+        tokens, width = self.tokens(batch), self.vocabulary / batch.tp
+        element = 2 * batch.compute if fused else batch.compute + 8
+        moved = tokens * width * element + 6 * self.stream(batch) * self.model.dim * batch.residual
+        return Operations((Product(tokens, self.model.dim, width),), 0.0, moved, 6 if fused else 12, batch.compute)
 
     def block_bytes(self, batch):
         """Its norms, inputs of products, attention, and feed-forward layer."""

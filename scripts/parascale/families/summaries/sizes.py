@@ -6,9 +6,10 @@ from parascale.families.language.sizes import (
     attention_matrices,
     kv_width,
     norm_elements,
+    products_of,
     split_and_whole,
 )
-from parascale.families.sizes import Sizes
+from parascale.families.sizes import Operations, Sizes
 
 
 class EncoderDecoderSizes(Sizes):
@@ -17,7 +18,8 @@ class EncoderDecoderSizes(Sizes):
     def __init__(self, model, vocabulary, window, summary_window):
         self.model = model
         encoder, decoder = self.halves = [
-            TransformerSizes(model, vocabulary, size) for size in (window, summary_window)
+            TransformerSizes(model, vocabulary, size, causal)
+            for size, causal in ((window, False), (summary_window, True))
         ]
         across = attention_matrices(model, key_bias=False)
         self.layers, self.tied, self.targets = model.layers, model.tied, summary_window
@@ -33,6 +35,26 @@ class EncoderDecoderSizes(Sizes):
         self.block_flops = encoder.block_flops + decoder.block_flops + window * (key + value)
         self.block_flops += summary_window * (query + result + 4 * window * model.dim)
         self.ends_flops = decoder.ends_flops
+
+    def block_operations(self, batch, fused):
+        """Of both halves, and of the attention across, whose keys and values are of the documents."""
+        encoder, decoder = (half.block_operations(batch, fused) for half in self.halves)
+        documents, summaries = (half.tokens(batch) for half in self.halves)
+        query, key, value, result = attention_matrices(self.model, key_bias=False)
+        across = products_of((query, result), summaries, batch.tp) + products_of((key, value), documents, batch.tp)
+        attention = 4 * summaries * self.halves[0].window * self.model.dim / batch.tp
+        moved = self.halves[1].stream(batch) * self.model.dim * 5 * batch.residual
+        return Operations(
+            encoder.products + decoder.products + across,
+            encoder.attention + decoder.attention + attention,
+            encoder.moved + decoder.moved + moved,
+            encoder.kernels + decoder.kernels + decoder.kernels // 2,
+            batch.compute,
+        )
+
+    def ends_operations(self, batch, fused):
+        """Of the summaries; the documents' embedding and norm are little beside it."""
+        return self.halves[1].ends_operations(batch, fused)
 
     def block_bytes(self, batch):
         """Of both halves, and of the attention across: its norm, query, keys, values and result. The memory comes extra."""

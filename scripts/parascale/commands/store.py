@@ -1,0 +1,146 @@
+"""`parascale store`: what was trained, what of it results show, and what may go."""
+
+import shutil
+from contextlib import suppress
+
+import click
+
+from parascale.cli import with_project
+from parascale.errors import ConfigError
+from parascale.plan.planner import Planner
+from parascale.store.keys import data_known, key_of
+from parascale.store.trainings import Kept, Store, shown_places
+from parascale.store.unfinished import unfinished
+
+GB = 1e9
+SHORT = 12  # digits of a key that a table shows
+FEWEST = 4  # that name one on the command line
+
+
+@click.group()
+def store():
+    """Finished trainings by their keys, and unfinished ones."""
+
+
+@store.command(name="list")
+@with_project
+def list_(project):
+    """Show every training that is kept: its key, what it is, when it ended, its core-hours and size, and where results show it.
+
+    Below them are the unfinished ones. One whose settings changed stepped aside; it goes on when they are changed back.
+
+    \b
+    Example: parascale store list
+    """
+    trainings, shown = Store(project.paths.trainings).all(), shown_places(project.paths.results)
+    rows = [[*_words(kept), ", ".join(shown.get(kept.key, ["-"]))] for kept in trainings]
+    rows += [
+        [*_words(each), "stepped aside" if each.aside else "unfinished"] for each in unfinished(project.paths.under_way)
+    ]
+    if rows:
+        _print_table([("key", "training", "finished", "core-h", "GB", "shown as"), *rows])
+    unused = sum(kept.bytes for kept in trainings if kept.key not in shown)
+    bound = project.config.store.gigabytes
+    print(
+        f"{len(trainings)} finished trainings, {sum(kept.core_hours for kept in trainings):,.2f} core-h. No result shows "
+        f"{unused / GB:,.3g} GB of them" + ("" if bound is None else f"; the bound is store.gigabytes = {bound:,g}")
+    )
+
+
+@store.command()
+@click.argument("keys", nargs=-1, metavar="[KEY ...]")
+@click.option("--unused", is_flag=True, help="All that no result shows, and what stepped aside.")
+@click.option(
+    "--to", "gigabytes", type=click.FloatRange(min=0), metavar="GB", help="What no result shows, down to this size."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@with_project
+def free(project, keys, unused, gigabytes, yes):
+    """Remove trainings from the store. Results that show them stay, but a training that is freed has to be paid for again.
+
+    KEY is the beginning of a key, or the name of an unfinished training, as `parascale store list` shows them.
+
+    \b
+    Example: parascale store free 3f9ac0d1
+    Example: parascale store free --unused
+    Example: parascale store free --to 50 --yes
+    """
+    if not (keys or unused or gigabytes is not None):
+        raise click.UsageError("say what to free: a key, --unused or --to")
+    found, begun = Store(project.paths.trainings), unfinished(project.paths.under_way)
+    chosen = [_named(key, [*found.all(), *begun]) for key in keys]
+    if unused or gigabytes is not None:
+        chosen += _surplus(found, project, 0 if unused else gigabytes)
+    chosen += [each for each in begun if unused and each.aside]
+    chosen = list(dict.fromkeys(chosen))
+    if not chosen:
+        print("nothing to free")
+        return
+    _print_table([("key", "training", "finished", "core-h", "GB"), *map(_words, chosen)])
+    hours = sum(each.core_hours or 0.0 for each in chosen)
+    if not yes:
+        click.confirm(f"Free these {len(chosen)}, which took {hours:,.2f} core-h?", abort=True)
+    for each in chosen:
+        found.free(each) if isinstance(each, Kept) else shutil.rmtree(each.folder)
+    print(f"freed {sum(each.bytes for each in chosen) / GB:,.3g} GB")
+
+
+def trim(project):
+    """Free what was used longest ago until what no result shows is within `store.gigabytes`.
+
+    What the run table asks for stays: while its job waits for its turn, no result may show it.
+    """
+    found, bound = Store(project.paths.trainings), project.config.store.gigabytes
+    with suppress(OSError):  # another job frees the same
+        if bound is not None and sum(kept.bytes for kept in found.all()) > bound * GB:
+            wanted = _wanted(project)
+            for kept in _surplus(found, project, bound):
+                if kept.key not in wanted:
+                    print(f"store: frees {kept.place} ({kept.key[:SHORT]}), which no result shows", flush=True)
+                    found.free(kept)
+
+
+def _surplus(found, project, gigabytes):
+    """What has to go, the one used longest ago first, for what no result shows to take no more than so many GB."""
+    shown = shown_places(project.paths.results)
+    unused = [kept for kept in found.all() if kept.key not in shown]
+    excess = sum(kept.bytes for kept in unused) - gigabytes * GB
+    surplus = []
+    for kept in unused:
+        if excess <= 0:
+            break
+        surplus.append(kept)
+        excess -= kept.bytes
+    return surplus
+
+
+def _wanted(project):
+    """Keys of the trainings that the run table asks for, of those whose data is there."""
+    planner, paths, keys = Planner(project), project.paths, set()
+    for run in [planner.run(name, kind) for name in project.runs for kind in ("run", "parity")]:
+        with suppress(FileNotFoundError):
+            keys.add(key_of(run, project.site, data_known(paths.data_of(run), paths.start_of(run))))
+    return keys
+
+
+def _named(word, known):
+    """The one training that a word of the command line names."""
+    names = [each for each in known if word in (each.place, each.folder.name)]
+    keys = [each for each in known if isinstance(each, Kept) and len(word) >= FEWEST and each.key.startswith(word)]
+    chosen = keys or names
+    if len(chosen) != 1:
+        raise ConfigError(f"`{word}` names {len(chosen)} trainings, not one; `parascale store list` shows them")
+    return chosen[0]
+
+
+def _words(each):
+    """The cells of a training, finished or not."""
+    key, end = (each.key[:SHORT], each.finished) if isinstance(each, Kept) else ("-", f"began {each.began or '?'}")
+    hours = "?" if each.core_hours is None else f"{each.core_hours:,.2f}"
+    return [key, each.place, end, hours, f"{each.bytes / GB:,.3g}"]
+
+
+def _print_table(rows):
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

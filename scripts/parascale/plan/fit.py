@@ -1,0 +1,132 @@
+"""The prices that observed steps speak for, each with its uncertainty.
+
+A price is its prior times a factor whose logarithm is normal around 0. The fit finds the most probable factors: it minimises
+
+    Σ ρ((log predicted − log observed) / deviation) + Σ (log factor / belief)²
+
+by Levenberg and Marquardt's method, with the very model that predicts. ρ grows linearly beyond 2 deviations (Huber 1964,
+doi:10.1214/aoms/1177703732), so that a probe that was disturbed decides little. The inverse of the matrix of second derivatives is the
+covariance of the factors' logarithms (Laplace's approximation).
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from parascale.plan.rates import gpu_kind
+from parascale.plan.time import step_seconds
+
+# What is fitted together → (prices, belief on CPUs, belief on GPUs): the standard deviation of the logarithm of the prior's error.
+FITTED = {
+    "compute": (("flops", "attention", "contended"), 1.0, 0.2),
+    "memory": (("moved",), 1.0, 0.2),
+    "start": (("kernels",), 1.0, 0.6),
+    "splits": (("splits",), 1.0, 0.6),
+    "shards": (("shards",), 1.0, 0.6),
+    "node bandwidth": (("node_bytes",), 1.0, 0.4),
+    "node latency": (("node_messages",), 1.5, 0.8),
+    "network bandwidth": (("network_bytes",), 1.0, 0.5),
+    "network latency": (("network_messages",), 1.5, 0.8),
+    "step": (("steps",), 1.0, 1.0),
+    "samples": (("samples",), 1.5, 1.5),
+}
+# A device is never faster than its data sheet: the least factor where the prior is that part of the peak.
+AT_PEAK = {"compute": "product", "memory": "memory", "node bandwidth": "node", "network bandwidth": "network"}
+LARGEST = math.log(100.0)
+HUBER = 2.0
+ROUNDS = 25
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An observed step: its Work, processes a node, seconds in all or {phase: seconds}, and the deviation of their logarithm."""
+
+    work: object
+    processes: int
+    seconds: dict
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Rates, and the covariance of the logarithms of the factors in FITTED. spread: deviation of what was fitted from the model."""
+
+    rates: object
+    covariance: np.ndarray = field(compare=False)
+    spread: float
+
+    def deviation(self, work, site, processes):
+        """Standard deviation of the logarithm of a step's seconds, as the prices are uncertain."""
+        gradient = _gradient(lambda rates: math.log(_total(step_seconds(work, rates, site, processes))), self.rates)
+        return math.sqrt(max(0.0, gradient @ self.covariance @ gradient))
+
+
+def fit(prior, seen, site):
+    """The Fitted Rates of a `site` after a list of Seen, from `prior` Rates."""
+    names = list(FITTED)
+    belief = np.array([FITTED[name][1 if site.device == "cpu" else 2] for name in names])
+    lowest = np.array([_lowest(name, site) for name in names])
+    factors, damping = np.zeros(len(names)), 1e-3
+    residuals = _residuals(prior, factors, seen, site)
+    for _ in range(ROUNDS):
+        slopes = np.array(
+            [(_residuals(prior, factors + step, seen, site) - residuals) / 1e-4 for step in 1e-4 * np.eye(len(names))]
+        ).T
+        weights = np.minimum(1.0, HUBER / np.maximum(np.abs(residuals), 1e-9))
+        curvature = slopes.T @ (weights[:, None] * slopes) + np.diag(belief**-2.0)
+        downhill = slopes.T @ (weights * residuals) + factors / belief**2
+        step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), downhill)
+        tried = np.clip(factors - step, lowest, LARGEST)
+        after = _residuals(prior, tried, seen, site)
+        if _loss(after, tried / belief) > _loss(residuals, factors / belief):
+            damping *= 10
+            continue
+        moved = np.abs(tried - factors).max()
+        factors, residuals, damping = tried, after, damping / 5
+        if moved < 1e-3:
+            break
+    errors = np.sort(np.abs(residuals * np.array([each.deviation for each in seen for _ in each.seconds])))
+    spread = float(1.48 * np.median(errors))  # of a normal distribution, from its median absolute deviation
+    return Fitted(prior.scaled(_by_price(factors)), np.linalg.inv(curvature), spread)
+
+
+def _lowest(name, site):
+    part = gpu_kind(site).get(AT_PEAK.get(name), 0.01)
+    return math.log(part)
+
+
+def _by_price(factors):
+    return {
+        price: math.exp(factor)
+        for (prices, *_), factor in zip(FITTED.values(), factors, strict=True)
+        for price in prices
+    }
+
+
+def _residuals(prior, factors, seen, site):
+    """Logarithms of predicted over observed seconds, in deviations."""
+    rates = prior.scaled(_by_price(factors))
+    found = []
+    for each in seen:
+        predicted = step_seconds(each.work, rates, site, each.processes)
+        for name, seconds in each.seconds.items():
+            value = _total(predicted) if name == "step" else predicted[name]
+            found.append(math.log(max(value, 1e-9) / seconds) / each.deviation)
+    return np.array(found)
+
+
+def _loss(residuals, beliefs):
+    size = np.abs(residuals)
+    return np.where(size < HUBER, size**2, HUBER * (2 * size - HUBER)).sum() + (beliefs**2).sum()
+
+
+def _gradient(function, rates):
+    """Change of a function of Rates with the logarithm of each factor."""
+    before = function(rates)
+    steps = (rates.scaled(dict.fromkeys(prices, 1.0001)) for prices, *_ in FITTED.values())
+    return np.array([(function(changed) - before) / 1e-4 for changed in steps])
+
+
+def _total(phases):
+    return sum(phases.values())

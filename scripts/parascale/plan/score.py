@@ -1,0 +1,124 @@
+"""Published trainings beside what plans say of them: each row of a table is priced as an uncalibrated run."""
+
+import csv
+import statistics
+from dataclasses import dataclass
+
+from parascale.errors import ConfigError
+from parascale.families.sizes import model_sizes
+from parascale.plan.predict import DataFacts, predict
+from parascale.settings import Layout, Model, Run, Site, Workload, strict
+from parascale.settings.workload import LanguageTraining
+
+MODEL = ("dim", "heads", "kv_heads", "layers", "hidden", "tied", "norm", "position", "activation", "bias")
+LAYOUT = ("gpus_per_node", "dp", "fsdp", "tp", "pp", "micro_batches", "schedule")
+TRAINING = ("window", "global_batch", "accumulate")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A row: tokens a second and GPU. published: None of a run that ended without memory, or states no rate."""
+
+    source: str
+    model: str
+    predicted: float | None
+    published: float | None
+    ratio: float | None
+    fits: str
+
+
+def score(table, machines):
+    """A list of Scored for the rows of a CSV file, in its order. machines: CSV file of the machines that it names."""
+    sites = {row["machine"]: site_of(row) for row in read(machines)}
+    return [score_row(row, sites, f"{table}, line {line}") for line, row in enumerate(read(table), 2)]
+
+
+def read(path):
+    """Rows of a CSV file as mappings, empty cells left out."""
+    try:
+        with open(path, encoding="utf-8", newline="") as handle:
+            return [{key: value for key, value in row.items() if value} for row in csv.DictReader(handle)]
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+
+
+def site_of(row):
+    """The Site of a row of machines: rates from data sheets, links per direction and GPU."""
+
+    def link(name):
+        return {"gigabytes_per_second": float(row[name]), "microseconds": 5.0}
+
+    values = {
+        "name": row["machine"],
+        "device": "cuda",
+        "gpu": row.get("gpu", row["machine"]),
+        "gpus_per_node": int(row["gpus_per_node"]),
+        "gpu_memory_gb": float(row["gpu_memory_gb"]),
+        "peak_tflops": {"bf16": float(row["bf16_tflops"])},
+        "memory_gigabytes_per_second": float(row["memory_gigabytes_per_second"]),
+        "node_link": link("node_link_gigabytes_per_second"),
+        "network_link": link("network_link_gigabytes_per_second_per_gpu"),
+    }
+    return strict.load(Site, values, f"machine {row['machine']}")
+
+
+def run_of(row, site, where):
+    """The Run of a row, as a training of ours: one step, no evaluation, compiled where the source's code was."""
+    layout = {name: row[name] for name in LAYOUT if name in row}
+    world = int(row.get("gpus", 1))
+    held = min(world, int(layout.setdefault("gpus_per_node", site.gpus_per_node)))
+    layout |= {
+        "gpus_per_node": held,
+        "nodes": max(1, world // held),
+        "activation_checkpointing": row.get("activation_checkpointing", "none") not in ("none", "false"),
+        "compile": row.get("tuned") == "true",
+    }
+    model = {name: row[name] for name in MODEL if name in row}
+    training = {name: row[name] for name in TRAINING if name in row} | {"steps": 1, "evaluate": False}
+    workload = Workload.variant({}, {})
+    values = {
+        "name": row.get("model", "model"),
+        "model": strict.load(Model.variant({}, {}), _plain(model), where),
+        "training": strict.load(LanguageTraining, _plain(training), where),
+    }
+    layout = strict.load(Layout, _plain(layout), where)
+    return Run("row", strict.load(workload, values, where), layout, row.get("precision", "bf16"))
+
+
+def score_row(row, sites, where):
+    """The Scored of a row. Raises ConfigError for a machine that is not known, or settings that are none."""
+    if row["machine"] not in sites:
+        raise ConfigError(f"{where}: machine `{row['machine']}` is not in the table of machines")
+    site = sites[row["machine"]]
+    run = run_of(row, site, where)
+    vocabulary = int(row["vocabulary"])
+    prediction = predict(run, site, facts=DataFacts(vocabulary), remedy=False)
+    targets = model_sizes(run.workload.model, vocabulary, *run.workload.sizes).targets
+    published = float(row["tokens_per_second_per_gpu"]) if "tokens_per_second_per_gpu" in row else None
+    predicted = run.global_batch * targets / prediction.step_seconds / run.layout.world_size
+    ratio = predicted / published if published else None
+    return Scored(row.get("source", ""), row.get("model", ""), predicted, published, ratio, prediction.fits)
+
+
+def errors(scored):
+    """{source: (median, worst) of the relative errors of its rates}, and of all under `all`."""
+    groups = {"all": [each for each in scored if each.ratio]}
+    for each in groups["all"]:
+        groups.setdefault(each.source, []).append(each)
+    said = {}
+    for name, members in groups.items():
+        off = [abs(each.ratio - 1) for each in members]
+        if off:
+            said[name] = {"rows": len(off), "median": statistics.median(off), "worst": max(off)}
+    return said
+
+
+def _plain(values):
+    """Cells as the numbers, truths and words that settings take."""
+    return {key: _value(text) if isinstance(text, str) else text for key, text in values.items()}
+
+
+def _value(text):
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.lstrip("-").isdigit() else text

@@ -1,0 +1,262 @@
+"""What each rank of a run does in a step: amounts without prices.
+
+Sources of the formulas:
+
+- collectives of S bytes over p ranks in rings: an all-gather or reduce-scatter sends (p − 1)/p S in p − 1 messages, an all-reduce
+  twice that; over several nodes an all-reduce takes as few messages as a tree: Thakur, Rabenseifner and Gropp 2005,
+  doi:10.1177/1094342005051521
+- the backward pass of a product is two products, over which the wave of tiles is spread anew; flash attention computes its scores
+  again: 2.5 times its forward pass (Dao 2023, arXiv:2307.08691, section 3.1)
+- tensor parallelism: four collectives of the residual stream a block and direction with a split sequence, which weigh as two
+  all-reduces do without: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from parascale.families.sizes import BACKWARD
+from parascale.plan.memory import OPTIMIZER_COPIES, REDUCE_BYTES, RankMemory, rank_stages
+from parascale.plan.rates import gpu_kind
+
+ATTENTION_BACKWARD = 2.5
+BUCKET_BYTES = 25 * 2**20  # DDP's default
+UPDATE_BYTES = 12  # of an element's gradient, in fp32, that clipping reads twice and writes
+
+
+class Load(NamedTuple):
+    """What a device computes without waiting for others. The last three are the host's work of starting it."""
+
+    flops: float = 0.0
+    attention: float = 0.0
+    moved: float = 0.0
+    kernels: float = 0.0
+    splits: float = 0.0
+    shards: float = 0.0
+
+    def plus(self, other, times=1.0):
+        """This Load and another so many times."""
+        return Load(*(mine + times * more for mine, more in zip(self, other, strict=True)))
+
+
+class Transfer(NamedTuple):
+    """Bytes and messages that a rank sends, one after the other, over each link."""
+
+    node_bytes: float = 0.0
+    node_messages: float = 0.0
+    network_bytes: float = 0.0
+    network_messages: float = 0.0
+
+    def times(self, count):
+        """It so often."""
+        return Transfer(*(count * amount for amount in self))
+
+    def plus(self, other):
+        """Both."""
+        return Transfer(*map(sum, zip(self, other, strict=True)))
+
+
+NOTHING = Transfer()
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """A step of one rank. forward, backward: a block's, of one micro-batch; ends: of what stands outside of the blocks.
+
+    split: bare transfers of a block's forward pass by tensor parallelism; split_backward: of its backward pass. gather, reduce: of an
+    FSDP unit; root_gather and root_reduce of what stands outside. gradients: all that DDP, or FSDP in a pipeline, exchanges once a step.
+    sends: to the next stages and back, of a micro-batch. chunks: stages that the rank holds.
+    """
+
+    blocks: float
+    forward: Load
+    backward: Load
+    ends_forward: Load
+    ends_backward: Load
+    update: Load
+    samples: float
+    split: Transfer = NOTHING
+    split_backward: Transfer = NOTHING
+    gather: Transfer = NOTHING
+    reduce: Transfer = NOTHING
+    root_gather: Transfer = NOTHING
+    root_reduce: Transfer = NOTHING
+    gathers_again: bool = False
+    gradients: Transfer = NOTHING
+    buckets: int = 1
+    sends: Transfer = NOTHING
+    normalise: Transfer = NOTHING
+
+
+@dataclass(frozen=True)
+class Work:
+    """A step of a run: the work of each pipeline rank.
+
+    fill: part of the other ranks' time for one micro-batch that the longest one waits in a step. interference: see `gpus.yaml`.
+    overlaps: whether a device computes while it communicates. workers: processes of a rank that read samples ahead.
+    """
+
+    ranks: tuple
+    micro_batches: int
+    fill: float
+    interference: float
+    overlaps: bool
+    workers: int = 0
+
+
+def step_work(run, sizes, site):
+    """The Work of a step of `run` at `site`."""
+    layout, kind = run.layout, gpu_kind(site)
+    ranks = (RankMemory(run, sizes, site.device, stages) for stages in rank_stages(layout, sizes.layers))
+    fill = layout.bubble * layout.micro_batches / max(1, layout.pp - 1)
+    fill *= run.workload.training.accumulate
+    work = tuple(_rank_work(run, sizes, kind, rank) for rank in ranks)
+    workers = getattr(run.workload.training, "workers", 0)
+    return Work(work, run.micro_batches, fill, kind["interference"], site.device != "cpu", workers)
+
+
+def _rank_work(run, sizes, kind, rank):
+    layout, fused, batch = run.layout, run.layout.compile, rank.batch
+    forward, backward = _loads(sizes.block_operations(batch, fused), kind["wave"])
+    if layout.activation_checkpointing:
+        backward = backward.plus(forward)
+    if layout.tp > 1:
+        forward = forward._replace(splits=1.0)
+        backward = backward._replace(splits=BACKWARD + layout.activation_checkpointing)
+    if layout.uses_fsdp:
+        forward, backward = forward._replace(shards=1.0), backward._replace(shards=1.0)
+    ends = _loads(sizes.ends_operations(batch, fused), kind["wave"]) if rank.last else (Load(), Load())
+    optimizer = rank.sharded * (UPDATE_BYTES + batch.parameter * (3 + 2 * OPTIMIZER_COPIES[run.workload.optim.name]))
+    collectives = _tensor_collectives(run, rank)
+    return RankWork(
+        blocks=rank.blocks,
+        forward=forward,
+        backward=backward,
+        ends_forward=ends[0],
+        ends_backward=ends[1],
+        update=Load(moved=optimizer),
+        samples=batch.samples * run.micro_batches,
+        split=collectives,
+        split_backward=collectives.times(1 + layout.activation_checkpointing),
+        sends=_sends(run, rank),
+        normalise=_batch_norm(run, sizes, rank),
+        **_data_transfers(run, rank),
+    )
+
+
+def _loads(operations, wave):
+    """(forward, backward) of Operations; a product's last wave of tiles is half empty in the mean, and never wider than the product."""
+    flops = waste = back = moved = 0.0
+    for product in operations.products:
+        rows, inner, outputs = product.rows, product.inner, product.outputs
+        flops += product.flops
+        waste += 2 * inner * min(wave, rows * outputs)
+        back += 2 * (outputs * min(wave, rows * inner) + rows * min(wave, inner * outputs))
+        moved += product.elements * operations.element
+    beside = operations.moved
+    return (
+        Load(flops + waste, operations.attention, beside + moved, operations.kernels),
+        Load(
+            BACKWARD * flops + back,
+            ATTENTION_BACKWARD * operations.attention,
+            BACKWARD * (beside + moved),
+            BACKWARD * operations.kernels,
+        ),
+    )
+
+
+def _data_transfers(run, rank):
+    """DDP: an all-reduce of all gradients. FSDP: gathers before use, and reduces after; HSDP both. In a pipeline once a step."""
+    layout, batch = run.layout, rank.batch
+    if not layout.uses_fsdp:
+        size = rank.elements * batch.parameter
+        every = run.average_every or 1
+        gradients = all_reduce(layout, "dp", size).times(1 / every)
+        return {"gradients": gradients, "buckets": max(1, math.ceil(size / BUCKET_BYTES))}
+    again = layout.reshard_after_forward and layout.pp == 1
+
+    def gather(elements):
+        return half_ring(layout, "fsdp", elements * batch.compute)
+
+    def reduce(elements):
+        shard = elements / layout.fsdp * REDUCE_BYTES
+        return half_ring(layout, "fsdp", elements * REDUCE_BYTES).plus(all_reduce(layout, "dp", shard))
+
+    block, root = rank.block_elements, rank.root
+    if layout.pp > 1:
+        whole = gather(block).plus(reduce(block)).times(rank.blocks).plus(gather(root)).plus(reduce(root))
+        return {"gradients": whole, "buckets": 1}
+    return {
+        "gather": gather(block),
+        "reduce": reduce(block),
+        "root_gather": gather(root),
+        "root_reduce": reduce(root),
+        "gathers_again": again,
+    }
+
+
+def _tensor_collectives(run, rank):
+    """A block's forward pass: it reduces twice and (with a split sequence) gathers twice."""
+    return half_ring(run.layout, "tp", rank.sizes.split_bytes(rank.batch)).times(4) if run.layout.tp > 1 else NOTHING
+
+
+def _batch_norm(run, sizes, rank):
+    """Statistics of all ranks' samples: two small collectives a norm, forward and backward."""
+    layout = run.layout
+    if layout.data_parallel == 1 or not (run.workload.model.counts_batches and layout.sync_batch_norm):
+        return NOTHING
+    axis = "fsdp" if layout.fsdp > 1 else "dp"
+    return all_reduce(layout, axis, 4 * sizes.statistics / sizes.norms).times(2 * sizes.norms)
+
+
+def _sends(run, rank):
+    """The residual stream to the next stage and its gradient back, for a micro-batch."""
+    layout = run.layout
+    if layout.pp == 1:
+        return NOTHING
+    borders = sum((not stage.first) + (not stage.last) for stage in rank.stages)
+    return _on(link_of(layout, "pp"), borders * rank.boundary, borders)
+
+
+def half_ring(layout, axis, size):
+    """An all-gather or a reduce-scatter that leaves, or takes, `size` bytes on each rank of an axis.
+
+    Between nodes there are as many rings as a node has ranks of the axis, each over a network link of its own with its part of the
+    bytes, as NCCL has it where each GPU has such a link.
+    """
+    ranks = getattr(layout, axis)
+    if ranks == 1:
+        return NOTHING
+    sent, within = size * (ranks - 1) / ranks, _within_node(layout, axis)
+    nodes = ranks // within
+    if nodes == 1:
+        return _on("node", sent, ranks - 1)
+    return Transfer(0.0, float(ranks - nodes), sent / within, float(nodes - 1))
+
+
+def all_reduce(layout, axis, size):
+    """An all-reduce of `size` bytes over an axis: in rings, with as few messages between nodes as a tree takes."""
+    ring, nodes = half_ring(layout, axis, size).times(2), getattr(layout, axis) // _within_node(layout, axis)
+    if nodes == 1:
+        return ring
+    steps = 2 * math.ceil(math.log2(nodes))
+    return ring._replace(network_messages=steps, node_messages=2 * (_within_node(layout, axis) - 1))
+
+
+def _within_node(layout, axis):
+    """Ranks of an axis that one node holds."""
+    return max(1, min(getattr(layout, axis), layout.processes_per_node // _inner(layout, axis)))
+
+
+def _on(link, size, messages):
+    return Transfer(size, messages) if link == "node" else Transfer(0.0, 0.0, size, messages)
+
+
+def link_of(layout, axis):
+    """Which link an axis's slowest neighbours share: tp is numbered fastest, then fsdp, dp, pp."""
+    return "node" if _inner(layout, axis) * getattr(layout, axis) <= layout.processes_per_node else "network"
+
+
+def _inner(layout, axis):
+    """Distance between neighbours of an axis in the numbering of ranks."""
+    return {"tp": 1, "fsdp": layout.tp, "dp": layout.tp * layout.fsdp, "pp": layout.tp * layout.fsdp * layout.dp}[axis]

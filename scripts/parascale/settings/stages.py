@@ -1,0 +1,27 @@
+"""Which part of a model each pipeline rank holds: training cuts the model so, and a plan counts it so."""
+
+V_SCHEDULES = ("ZBVZeroBubble",)
+
+
+def held_stages(layout, rank):
+    """The stages that pipeline rank `rank` holds, in ascending order.
+
+    Loops place stages r, r + pp; V-shaped schedules r and n − 1 − r, so that the last stage is on rank 0.
+    """
+    if layout.stages == layout.pp:
+        return [rank]
+    if layout.pipeline_schedule in V_SCHEDULES:
+        return [rank, layout.stages - 1 - rank]
+    return [rank, rank + layout.pp]
+
+
+def stage_rank(layout, stage):
+    """The pipeline rank that holds `stage`."""
+    return next(rank for rank in range(layout.pp) if stage in held_stages(layout, rank))
+
+
+def stage_blocks(blocks, stages, stage):
+    """The block numbers of `stage`: as even as possible, the remainder to the first stages."""
+    size, rest = divmod(blocks, stages)
+    start = stage * size + min(stage, rest)
+    return range(start, start + size + (stage < rest))

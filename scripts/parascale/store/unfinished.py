@@ -1,0 +1,43 @@
+"""Trainings that are not finished: those under way, and those that stepped aside when their settings changed."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from parascale.files import read_json, read_json_lines, tree_bytes
+
+ASIDE = ".superseded-"  # between a run's name and a digest of the settings that it was begun with
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A training below `work/`. place: `runs/ddp`, or `runs/ddp.superseded-…` of one that stepped aside. began: ISO 8601, or None.
+    core_hours: of its attempts that ended, None where its record does not say."""
+
+    folder: Path
+    place: str
+    began: str | None
+    core_hours: float | None
+    bytes: int
+
+    @property
+    def aside(self):
+        """Whether it stepped aside, and comes back only with the settings that it was begun with."""
+        return ASIDE in self.place
+
+
+def unfinished(under_way):
+    """Every Unfinished below the folder `work/`."""
+    folders = [path for kind in ("runs", "parity", "probes") for path in sorted(under_way.glob(f"{kind}/*"))]
+    return [_read(folder) for folder in folders if folder.is_dir() and not folder.name.startswith(".")]
+
+
+def _read(folder):
+    began = hours = None
+    with suppress(OSError, ValueError, KeyError, TypeError):  # of a record that is not whole
+        attempts, record = read_json_lines(folder / "attempts.jsonl"), read_json(folder / "run.json")
+        began = datetime.fromtimestamp(attempts[0]["started"], UTC).isoformat(timespec="seconds")
+        cores = record["site"]["cores_per_node"] * record["settings"]["layout"]["nodes"]
+        hours = cores * sum(attempt.get("seconds", 0.0) for attempt in attempts) / 3600
+    return Unfinished(folder, f"{folder.parent.name}/{folder.name}", began, hours, tree_bytes(folder))

@@ -1,0 +1,387 @@
+"""A schedule of faults on a real Slurm, drawn from one number: trainings in several layouts are struck, again and again.
+
+    python tests/slurm/schedule.py --seed 7                      one schedule; the same number strikes the same runs in the same way
+    python tests/slurm/schedule.py --seed 1-8 --record out.jsonl several, one after the other; every injection a line of out.jsonl
+    python tests/slurm/schedule.py --table out.jsonl             the outcomes by fault and layout, as Markdown
+
+Each schedule starts the workflow with one run per layout and strikes every run once its job has begun and a checkpoint is
+there. Passes only if, in the end, every run has the numbers and weights of one that nothing disturbed, bit for bit; if every
+workflow that ended early named a cause; if no process is left; and if the jobs written down are those that Slurm charged.
+Needs what tests/slurm/README.md names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+import daemons
+from cluster import Cluster
+from shape import Shape
+from workflow import Workflow, assert_same_numbers
+from workloads import STEPS
+
+from parascale import submissions
+from parascale.errors import ParascaleError
+from parascale.settings.paths import Paths
+
+LAYOUTS = {
+    "single": {},
+    "ddp": {"gpus_per_node": 2, "dp": 2},
+    "fsdp": {"gpus_per_node": 2, "fsdp": 2},
+    "tp": {"gpus_per_node": 2, "tp": 2},
+    "pp": {"gpus_per_node": 2, "pp": 2, "micro_batches": 2},
+    "nodes": {"nodes": 2, "dp": 2},
+}
+DAMAGED = "newest checkpoint damaged"
+PAUSE = 3.0  # seconds that a step takes until every fault has struck
+TIMEOUT = 45  # `timeout_seconds` of the workflow: how long a rank may wait for another
+LATEST = (
+    300 + 2 * TIMEOUT
+)  # seconds in which a struck run must have begun again: Slurm takes up to 200 to see some losses
+REMEDY = re.compile(r"^.*(?:error: |Error|failed|No space left|signal|CANCELLED|TERM).*$", re.MULTILINE)
+
+
+def rows(names):
+    """Rows of the run table, one for each layout."""
+    return [{"run": name, **LAYOUTS[name], "deterministic": "true", "baseline": name} for name in names]
+
+
+@dataclass
+class Injection:
+    """One fault: what strikes which run, after how many begun attempts of it, and in how many seconds that had begun again."""
+
+    seed: int
+    fault: str
+    layout: str
+    begun: int | None = None
+    seconds: float | None = None
+    outcome: str = "not struck: the run ended before"
+
+
+class Schedule:
+    """The injections of one seed, and the workflow that they strike."""
+
+    def __init__(self, seed, cluster, workflow, disk, names=tuple(LAYOUTS), count=14, faults=None):
+        self.cluster, self.workflow, self.disk, self.names = cluster, workflow, disk, names
+        self.draw = random.Random(seed)
+        pairs = list(product(faults or FAULTS, names))
+        self.draw.shuffle(pairs)
+        self.injections = [Injection(seed, *pair) for pair in pairs[:count]]
+        self.later, self.struck_at, self.causes = [], {}, []
+
+    def run(self, latest=1200):
+        """Strike, wait for the end, and check it. Returns the injections."""
+        deadline = time.monotonic() + latest
+        self._start()
+        while any(self._open(name) for name in self.names):
+            self._tick(deadline)
+            for name in self.names:
+                injection = self._open(name)
+                if injection and self._is_ready(name, injection):
+                    say(f"seed {injection.seed}: {injection.fault} strikes {name}")
+                    injection.begun = self._begun(name)
+                    self.struck_at[id(injection)] = time.monotonic()
+                    FAULTS[injection.fault](self, name)
+        self.workflow.full_speed()
+        while self.workflow.process.poll() != 0 or self.later:
+            self._tick(deadline)
+        self._check()
+        return self.injections
+
+    # ---- watching
+
+    def _start(self):
+        targets = [self.workflow.run(name).target for name in self.names]
+        options = ("--retries", 20, "--slurm-init-seconds-before-status-checks", 3)
+        self.workflow.start(*targets, options=options, settings=(f"timeout_seconds={TIMEOUT}",))
+
+    def _tick(self, deadline):
+        """Repair what is due, start the workflow again where it ended, and see who has recovered."""
+        time.sleep(0.3)
+        assert time.monotonic() < deadline, f"not at its end: {self.injections}\n{self.workflow.story()[-6000:]}"
+        for due in [each for each in self.later if each[0] < time.monotonic()]:
+            self.later.remove(due)
+            due[1]()
+        if self.workflow.process.poll() not in (None, 0) and not self.later:
+            causes = REMEDY.findall(self.workflow.story())
+            assert causes, self.workflow.story()
+            self.causes.append(causes[-1].strip()[:200])
+            assert len(self.causes) < 10, self.causes
+            self._start()
+        for injection in self.injections:
+            if injection.begun is not None and injection.seconds is None:
+                waited = time.monotonic() - self.struck_at[id(injection)]
+                passing = injection.fault in PASSING and waited > PASSING[injection.fault]
+                if passing or self._begun(injection.layout) > injection.begun or self._is_done(injection.layout):
+                    injection.seconds, injection.outcome = round(waited, 1), "went on"
+                assert waited < LATEST, f"hangs since {waited:.0f} s: {injection}\n{self.workflow.story()[-6000:]}"
+
+    def _open(self, name):
+        """The injection that a run waits for, or has not recovered from yet; None where there is none."""
+        if self._is_done(name):
+            return None
+        mine = [each for each in self.injections if each.layout == name]
+        return next((each for each in mine if each.seconds is None), None)
+
+    def _is_ready(self, name, injection):
+        needed = 2 if injection.fault == DAMAGED else 1  # one to damage, and the one before it
+        if injection.begun is not None or len(self.workflow.run(name).checkpoints()) < needed:
+            return False
+        job, layout = self.job(name), LAYOUTS[name]
+        processes = layout.get("gpus_per_node", 1) * layout.get("nodes", 1)
+        return bool(job) and self.cluster.state(job) == "RUNNING" and len(self.ranks(name)) == processes
+
+    def _is_done(self, name):
+        return self.workflow.run(name).target.exists()
+
+    def _begun(self, name):
+        """How many attempts of a run have begun; none while its files are being moved."""
+        run = self.workflow.run(name)
+        with suppress(OSError, ParascaleError):
+            return len(run.attempts()) if self._is_done(name) else run.begun()
+        return 0
+
+    def job(self, name):
+        """Id of the last job that was submitted for a run."""
+        noted = [line["job_id"] for line in submissions.noted(Paths(self.workflow.root).store) if line["run"] == name]
+        return noted[-1] if noted else None
+
+    def ranks(self, name):
+        """(node, process number on this computer) of every training process of a run's job."""
+        return self._processes(name, lambda line: "-m parascale train" in line and line.startswith("/"))
+
+    def _processes(self, name, wanted):
+        found = [
+            (node, self.cluster.nodes[node].processes(f"SLURM_JOB_ID={self.job(name)}")) for node in self.cluster.nodes
+        ]
+        return [(node, number) for node, lines in found for number, line in lines.items() if wanted(line)]
+
+    def after(self, seconds, action):
+        """Do something later."""
+        self.later.append((time.monotonic() + seconds, action))
+
+    # ---- faults
+
+    def kill_rank(self, name):
+        signal_all([self.draw.choice(self.ranks(name))], signal.SIGKILL)
+
+    def kill_launcher(self, name):
+        """One process needs no launcher: there it is the process itself."""
+        launchers = self._processes(name, lambda line: "-m parascale launch" in line and line.startswith("/"))
+        signal_all(launchers[:1] or self.ranks(name), signal.SIGKILL)
+
+    def kill_slurmd(self, name):
+        """Slurm gives the job other nodes, while the ranks on the old one train on; then the node is repaired."""
+        node = self.draw.choice(self.ranks(name))[0]
+        self.cluster.kill_slurmd(node)
+        self.after(60, lambda: self._repair(node))
+
+    def kill_slurmstepd(self, name):
+        """Nobody is left who would tell Slurm of the job's end."""
+        node = self.draw.choice(self.ranks(name))[0]
+        daemon = self.cluster.on_node(node, ["pkill", "-KILL", "-x", "slurmstepd"], cwd="/")
+        subprocess.run(daemon, check=False)
+
+    def kill_node(self, name):
+        node = self.draw.choice(self.ranks(name))[0]
+        self.cluster.kill_node(node)
+        self.after(30, lambda: self._repair(node))
+
+    def scancel(self, name):
+        self.cluster.run(["scancel", self.job(name)], check=False)
+
+    def terminate(self, name):
+        self.cluster.run(["scancel", "--signal=TERM", self.job(name)], check=False)
+
+    def stop_rank(self, name):
+        """A rank hangs until others have given it up; a process that is alone goes on after a while."""
+        victims = [self.draw.choice(self.ranks(name))]
+        signal_all(victims, signal.SIGSTOP)
+        if len(self.ranks(name)) == 1:
+            self.after(15, lambda: signal_all(victims, signal.SIGCONT))
+
+    def damage_newest(self, name):
+        """One bit of one file of the newest checkpoint, its manifest included; then the job dies."""
+        processes = self.ranks(name)
+        signal_all(processes, signal.SIGSTOP)  # what is newest now stays so
+        path = self.draw.choice(sorted(self.workflow.run(name).checkpoints()[-1].iterdir()))
+        content = bytearray(path.read_bytes())
+        content[self.draw.randrange(len(content))] ^= 1 << self.draw.randrange(8)
+        path.write_bytes(content)
+        signal_all(processes, signal.SIGKILL)
+
+    def kill_snakemake(self, name):
+        self.workflow.kill()
+        self._start()
+
+    def fill_disk(self, name):
+        filler = self.disk / "filler"
+
+        def fill():
+            with open(filler, "ab", buffering=0) as handle:
+                if free := shutil.disk_usage(self.disk).free:
+                    os.posix_fallocate(handle.fileno(), handle.seek(0, os.SEEK_END), free)
+
+        fill()
+        for seconds in range(3, 12, 3):
+            self.after(seconds, fill)
+        self.after(12, lambda: filler.unlink(missing_ok=True))
+
+    def kill_slurmctld(self, name):
+        login = self.cluster.login
+        controllers = [(login, number) for number, line in login.processes().items() if line.startswith("slurmctld")]
+        signal_all(controllers, signal.SIGKILL)
+        self.after(20, lambda: daemons.start(login, self.cluster.directory, ["slurmctld", "-D"]))
+
+    def _repair(self, node):
+        self.cluster.kill_node(node)
+        self.cluster.restart_node(node, timeout=120)
+
+    # ---- the end
+
+    def _check(self):
+        undisturbed = self.workflow.undisturbed
+        for name in self.names:
+            run = self.workflow.run(name)
+            assert [line["step"] for line in run.steps()] == list(range(1, STEPS + 1)), name
+            assert all(attempt["first_step"] > 1 for attempt in run.attempts()[1:]), run.attempts()
+            assert_same_numbers(run, undisturbed.run(name))
+        until = time.monotonic() + 30
+        while (left := self._left()) and time.monotonic() < until:
+            time.sleep(0.5)
+        assert not left, f"these outlive their jobs: {left}"
+        noted = {line["job_id"] for line in submissions.noted(Paths(self.workflow.root).store)}
+        listing = [
+            "sacct",
+            "--allocations",
+            "--noheader",
+            "--parsable2",
+            "--format=JobIDRaw,JobName",
+            "--starttime=now-1days",
+        ]
+        charged = [line.split("|") for line in self.cluster.run(listing).stdout.splitlines()]
+        names = {name for job, name in charged if job in noted}
+        assert noted == {job for job, name in charged if name in names}, (noted, charged)
+
+    def _left(self):
+        return [
+            line for node in self.cluster.nodes.values() for line in node.processes().values() if "parascale" in line
+        ]
+
+
+# Faults that a run may survive without beginning again, and the seconds after which it has.
+PASSING = {"SIGSTOP": 2 * TIMEOUT, "Snakemake -9": 30, "disk full": 30, "slurmctld away": 40}
+FAULTS = {
+    "rank -9": Schedule.kill_rank,
+    "launcher -9": Schedule.kill_launcher,
+    "slurmd -9": Schedule.kill_slurmd,
+    "slurmstepd -9": Schedule.kill_slurmstepd,
+    "node lost": Schedule.kill_node,
+    "scancel": Schedule.scancel,
+    "TERM": Schedule.terminate,
+    "SIGSTOP": Schedule.stop_rank,
+    DAMAGED: Schedule.damage_newest,
+    "Snakemake -9": Schedule.kill_snakemake,
+    "disk full": Schedule.fill_disk,
+    "slurmctld away": Schedule.kill_slurmctld,
+}
+
+
+def signal_all(processes, number):
+    """Send a signal to (machine, process number) pairs; those that have ended are passed over."""
+    for _, process in processes:
+        try:
+            os.kill(process, number)
+        except ProcessLookupError:
+            continue
+
+
+def say(text):
+    print(f"{time.strftime('%X')} {text}", flush=True)
+
+
+def undisturbed_runs(cluster, folder, names):
+    """The workflow of the same runs on this computer, without Slurm and without a fault, at its end."""
+    workflow = Workflow(cluster, folder, rows(names))
+    workflow.start(*(workflow.run(name).target for name in names), profile="local").wait(timeout=1200)
+    return workflow
+
+
+def struck(seed, cluster, folder, disk, undisturbed, **choices):
+    """Run the schedule of a seed; its injections. A schedule that does not pass raises AssertionError."""
+    names = choices.setdefault("names", tuple(LAYOUTS))
+    data, root = undisturbed.root / "results/data", disk / f"seed-{seed}"
+    with Workflow(cluster, folder / f"seed-{seed}", rows(names), PAUSE, data, root) as workflow:
+        workflow.undisturbed = undisturbed
+        return Schedule(seed, cluster, workflow, disk, **choices).run()
+
+
+def table(lines):
+    """Markdown: how often each fault struck each layout, and the longest time until the run had begun again."""
+    counts = Counter((line["fault"], line["layout"]) for line in lines if line["seconds"] is not None)
+    text = [f"| fault | {' | '.join(LAYOUTS)} | longest, s |", "| --- |" + " --- |" * (len(LAYOUTS) + 1)]
+    for fault in FAULTS:
+        longest = max((line["seconds"] for line in lines if line["fault"] == fault and line["seconds"]), default=None)
+        text.append(f"| {fault} | {' | '.join(str(counts[fault, name]) for name in LAYOUTS)} | {longest or '–'} |")
+    return "\n".join([*text, f"\n{sum(counts.values())} injections."])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", help="a number, or the first and the last: 1-8")
+    parser.add_argument("--count", type=int, default=14, help="injections of a schedule (%(default)s)")
+    parser.add_argument("--fault", action="append", choices=FAULTS, help="draw from these only (several times)")
+    parser.add_argument("--layout", action="append", choices=LAYOUTS, help="strike these only (several times)")
+    parser.add_argument("--record", type=Path, help="append every injection to this file")
+    parser.add_argument("--table", type=Path, help="show the outcomes of such a file")
+    given = parser.parse_args()
+    if given.table:
+        print(table([json.loads(line) for line in given.table.read_text().splitlines()]))
+        return 0
+    first, _, last = (given.seed or "1").partition("-")
+    names = tuple(given.layout or LAYOUTS)
+    folder = Path(tempfile.mkdtemp(prefix="schedule-"))
+    disk, failed = folder / "disk", 0
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "tmpfs", str(disk)], check=True)
+    try:
+        with Cluster(folder / "cluster", Shape(nodes=9)) as cluster:
+            undisturbed = undisturbed_runs(cluster, folder / "undisturbed", names)
+            say("the runs that nothing disturbs have ended")
+            for seed in range(int(first), int(last or first) + 1):
+                try:
+                    injections = struck(
+                        seed, cluster, folder, disk, undisturbed, names=names, count=given.count, faults=given.fault
+                    )
+                except Exception as error:  # whatever one schedule ends with, the next one begins
+                    failed += 1
+                    say(f"seed {seed} FAILED: {type(error).__name__}: {error}")
+                    continue
+                say(
+                    f"seed {seed}: {sum(each.seconds is not None for each in injections)} injections, weights bit-equal"
+                )
+                if given.record:
+                    with open(given.record, "a", encoding="utf-8") as handle:
+                        handle.writelines(json.dumps(asdict(each)) + "\n" for each in injections)
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=False)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Prices fitted to steps that were made with known prices and noise: what a probe shows comes back, and ranges hold what they promise."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from parascale.families.sizes import model_sizes
+from parascale.plan.calibrate import Calibration, Observation
+from parascale.plan.fit import FITTED
+from parascale.plan.predict import DataFacts, predict
+from parascale.plan.probes import probes
+from parascale.plan.rates import formula_rates
+from parascale.plan.time import step_seconds
+from parascale.plan.work import step_work
+from parascale.settings import Layout, Model, Run, Site, Workload, make
+from parascale.settings.site import Link
+from parascale.settings.workload import LanguageTraining
+
+NOISE = 0.05
+VOCABULARY = 32_000
+FACTS = DataFacts(VOCABULARY)
+CLUSTER = Site(
+    "cluster",
+    device="cuda",
+    gpu="A100",
+    gpus_per_node=4,
+    gpu_memory_gb=80.0,
+    peak_tflops={"bf16": 312.0},
+    memory_gigabytes_per_second=2039.0,
+    node_link=Link(300.0, 5.0),
+    network_link=Link(12.5, 5.0),
+)
+CPUS = Site("cpus", cores_per_node=64, threads_per_process=1)
+LAYOUTS = [
+    Layout(),
+    Layout(gpus_per_node=4, dp=4),
+    Layout(gpus_per_node=4, tp=4),
+    Layout(gpus_per_node=4, fsdp=4),
+    Layout(nodes=2, gpus_per_node=4, fsdp=8),
+    Layout(nodes=16, gpus_per_node=4, fsdp=64),
+    Layout(nodes=128, gpus_per_node=4, dp=4, fsdp=32, tp=4),
+    Layout(nodes=4, gpus_per_node=4, dp=4, pp=4, micro_batches=16),
+]
+
+
+def workload(dim, layers, window, batch):
+    model = make(Model, dim=dim, heads=dim // 64, layers=layers)
+    return make(
+        Workload,
+        name="w",
+        model=model,
+        training=LanguageTraining(steps=1000, window=window, global_batch=batch, evaluate=False),
+    )
+
+
+class Truth:
+    """A machine whose prices are off the prior's by random factors, and what runs on it take."""
+
+    def __init__(self, site, precision, seed):
+        self.site, self.random = site, random.Random(seed)
+        prior = formula_rates(site, precision)
+        widths = {"cuda": 2, "cpu": 1}[site.device]
+        self.factors = {name: math.exp(self.random.gauss(0, 0.7 * fitted[widths])) for name, fitted in FITTED.items()}
+        for name in ("compute", "memory", "node bandwidth", "network bandwidth"):  # the data sheet is a bound
+            self.factors[name] = max(1.0, self.factors[name]) if site.device == "cuda" else self.factors[name]
+        self.rates = prior.scaled(
+            {price: self.factors[name] for name, (prices, *_) in FITTED.items() for price in prices}
+        )
+
+    def phases(self, run, rates=None):
+        sizes = model_sizes(run.workload.model, VOCABULARY, *run.workload.sizes)
+        return step_seconds(
+            step_work(run, sizes, self.site), rates or self.rates, self.site, run.layout.processes_per_node
+        )
+
+    def seconds(self, run):
+        return sum(self.phases(run).values())
+
+    def observe(self, run):
+        noise = math.exp(self.random.gauss(0, NOISE))
+        phases = self.phases(run)
+        seen = {"forward": phases["compute"], "optimizer": phases["optimizer"], "data": phases["data"]}
+        seen = {name: noise * value for name, value in seen.items()}
+        return Observation("probe", run.run, dataclasses.asdict(run), VOCABULARY, noise * sum(phases.values()), seen)
+
+
+def table(site, dim, precision):
+    """Runs of a site, of which some are probed."""
+    layouts = [layout for layout in LAYOUTS if site.device == "cuda" or layout.world_size <= 8]
+    small = site.device == "cpu"
+    each = workload(dim, 4 if small else 16, 64 if small else 2048, 16 if small else 2048)
+    return {f"r{number}": Run(f"r{number}", each, layout, precision) for number, layout in enumerate(layouts)}
+
+
+@pytest.mark.parametrize(
+    ("site", "precision", "dim"), [(CLUSTER, "bf16", 1024), (CLUSTER, "bf16", 4096), (CPUS, "fp32", 256)]
+)
+def test_prices_that_move_a_probe_come_back(site, precision, dim):
+    """Those that change a probe by over 20 % when they are doubled, within 10 %; of the others, the uncertainty covers the truth."""
+    strong, covered = [], []
+    for seed in range(6):
+        truth = Truth(site, precision, seed)
+        run = table(site, dim, precision)
+        seen = tuple(truth.observe(each) for each in probes(run, site).values())
+        rates, fitted = Calibration(site.name, seen).rates(site, run["r0"])
+        for index, (name, (prices, *_)) in enumerate(FITTED.items()):
+            moved = max(_moved(truth, each.resolved, prices) for each in seen)
+            error = math.log(getattr(rates, prices[0]) / getattr(truth.rates, prices[0]))
+            (strong if moved > 0.2 else covered).append((name, seed, error, math.sqrt(fitted.covariance[index, index])))
+    assert strong and covered
+    print(
+        site.name,
+        dim,
+        len(strong),
+        sorted((round(error, 2), round(deviation, 2), name) for name, _, error, deviation in strong),
+    )
+    assert sum(abs(error) > math.log(1.1) for _, _, error, _ in strong) <= 0.1 * len(strong)
+    assert sum(abs(error) < 2.5 * deviation for _, _, error, deviation in covered) >= 0.9 * len(covered)
+
+
+def _moved(truth, run, prices):
+    """By which part a step of a run is longer where prices are half as high again."""
+    dearer = sum(truth.phases(run, truth.rates.scaled(dict.fromkeys(prices, 1.5))).values())
+    return dearer / truth.seconds(run) - 1
+
+
+def test_ranges_hold_80_of_100_runs():
+    """At least 160 of 200 runs that were not probed lie between low and high."""
+    inside = total = 0
+    for seed in range(29):
+        truth = Truth(CLUSTER, "bf16", 100 + seed)
+        runs = table(CLUSTER, (1024, 2048)[seed % 2], "bf16")
+        seen = tuple(truth.observe(each) for each in list(probes(runs, CLUSTER).values()))
+        calibration = Calibration(CLUSTER.name, seen)
+        for run in list(runs.values())[1:]:
+            foretold = predict(run, CLUSTER, calibration, FACTS, remedy=False)
+            wall = foretold.steps * truth.seconds(run) * math.exp(truth.random.gauss(0, NOISE)) + sum(
+                foretold.beside.values()
+            )
+            inside += foretold.wall_low <= wall <= foretold.wall_high
+            total += 1
+    print(inside, total)
+    assert total >= 200 and inside / total >= 0.8

@@ -1,0 +1,159 @@
+"""Predicted rates beside published ones: fitted on some sources, scored on others; and the command that scores any table."""
+
+import itertools
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parascale.families.sizes import model_sizes
+from parascale.plan import score
+from parascale.plan.rates import formula_rates, gpu_kind
+from parascale.plan.time import step_seconds
+from parascale.plan.work import step_work
+from tests.unit.test_plan_memory import LLAMA_7B, make_run
+
+TABLES = Path(__file__).parent / "published"
+SITES = {row["machine"]: score.site_of(row) for row in score.read(TABLES / "machines.csv")}
+ROWS = score.read(TABLES / "runs.csv")
+MEDIAN, WORST = 0.09, 0.30
+
+
+def apart(row):
+    """nanotron's pipelines, and its data-parallel run (see README.md beside the table)."""
+    return row["source"] == "nanotron" and (row["pp"] != "1" or row["dp"] == "16")
+
+
+class Row:
+    """A published row, and its tokens a second for constants other than those of its kind of GPU."""
+
+    def __init__(self, row):
+        self.site, self.half = SITES[row["machine"]], row["half"]
+        self.run = run = score.run_of(row, self.site, "table")
+        sizes = model_sizes(run.workload.model, int(row["vocabulary"]), *run.workload.sizes)
+        self.work, self.rates = step_work(run, sizes, self.site), formula_rates(self.site, "bf16")
+        self.tokens = run.global_batch * run.workload.training.window / run.layout.world_size
+        self.published, self.kind = float(row["tokens_per_second_per_gpu"]), gpu_kind(self.site)
+
+    def error(self, product):
+        """Logarithm of predicted over published. product: part of the peak rate that matrix products reach."""
+        rates = self.rates.scaled({"flops": self.kind["product"] / product})
+        phases = step_seconds(self.work, rates, self.site, self.run.layout.processes_per_node)
+        return math.log(self.tokens / sum(phases.values()) / self.published)
+
+
+def fitted(rows):
+    """The part of the peak with the least squares of errors over rows of one kind of GPU."""
+    return min((sum(row.error(part / 100) ** 2 for row in rows), part / 100) for part in range(56, 86))[1]
+
+
+def test_what_is_fitted_on_some_sources_holds_for_the_others():
+    """Both ways, with a split that was frozen before: tokens a second in the median within 9 %, at worst 30 %."""
+    rows, off = [Row(row) for row in ROWS if not apart(row)], []
+    for half, names in itertools.product("ab", {tuple(row.kind["names"]) for row in rows}):
+        same = [row for row in rows if tuple(row.kind["names"]) == names]
+        product = fitted([row for row in same if row.half == half])
+        off += [abs(math.expm1(row.error(product))) for row in same if row.half != half]
+    print(f"{len(off)} rows: median {statistics.median(off):.3f}, worst {max(off):.3f}")
+    assert len(off) == len(rows) >= 27
+    assert statistics.median(off) <= MEDIAN and max(off) <= WORST
+
+
+def test_shipped_constants_are_as_good():
+    scored = [
+        each
+        for each, row in zip(score.score(TABLES / "runs.csv", TABLES / "machines.csv"), ROWS, strict=True)
+        if not apart(row)
+    ]
+    every = score.errors(scored)["all"]
+    assert every["median"] <= MEDIAN and every["worst"] <= WORST, every
+
+
+def step(run, site, vocabulary=32_000):
+    """{phase: seconds} of a step by the formula."""
+    sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
+    phases = step_seconds(step_work(run, sizes, site), formula_rates(site, "bf16"), site, run.layout.processes_per_node)
+    return phases, sizes.flops_per_target * run.global_batch * run.workload.training.window
+
+
+def utilisation(run, site):
+    """Model FLOPS utilisation."""
+    phases, flops = step(run, site)
+    return flops / sum(phases.values()) / run.layout.world_size / (site.peak_tflops["bf16"] * 1e12)
+
+
+def seven_billion(batch, nodes=1, **layout):
+    run = make_run(LLAMA_7B, "bf16", window=2048, batch=batch, compile=True, **layout)
+    return replace(run, layout=replace(run.layout, nodes=nodes, gpus_per_node=run.layout.gpus_per_node // nodes))
+
+
+def test_larger_micro_batches_use_a_gpu_better():
+    """MosaicML's 7B goes from 46.6 to 64 % of the peak between 1 and 6 samples."""
+    one, six = (utilisation(seven_billion(8 * samples, fsdp=8), SITES["a100-80"]) for samples in (1, 6))
+    assert six > 1.2 * one
+
+
+def test_fsdp_that_leaves_the_node_is_not_free():
+    """KempnerForge: 54 % of the peak within a node of four, 44 % outside of it; a slow network costs more."""
+    site = SITES["h200x4"]
+    slow = replace(site, network_link=replace(site.network_link, gigabytes_per_second=3.0))
+    inside = utilisation(seven_billion(8, fsdp=4), site)
+    outside = [utilisation(seven_billion(32, nodes=4, fsdp=16), each) for each in (site, slow)]
+    assert inside > 1.02 * outside[0] and outside[0] > 1.5 * outside[1]
+
+
+def test_fsdp_over_512_gpus_waits_for_its_network():
+    """The more ranks, the longer its rings: what was hidden on 64 GPUs is not on 1,024."""
+    few, many = (
+        utilisation(seven_billion(2 * ranks, nodes=ranks // 8, fsdp=ranks), SITES["a100-80"]) for ranks in (64, 1024)
+    )
+    assert many < 0.92 * few
+
+
+def test_constants_of_cpus_price_no_gpu():
+    """What a site assumes of its CPUs changes nothing on GPUs."""
+    site = SITES["a100-80"]
+    assumed = {
+        "split_pass_microseconds": 1e6,
+        "shard_pass_microseconds": 1e6,
+        "kernel_microseconds": 1e5,
+        "core_gigaflops": 1e-3,
+    }
+    other = replace(site, assumed=replace(site.assumed, step_milliseconds=1e5, **assumed))
+    for layout in ({"tp": 8}, {"fsdp": 8}):
+        assert step(seven_billion(8, **layout), site) == step(seven_billion(8, **layout), other)
+
+
+def test_the_command_scores_a_table(capsys):
+    """In the table's order, then median and worst by source."""
+    from parascale.cli import parascale
+
+    arguments = ["plan", "score", str(TABLES / "runs.csv"), "--machines", str(TABLES / "machines.csv")]
+    parascale.main([*arguments, "--json"], standalone_mode=False)
+    values = json.loads(capsys.readouterr().out)
+    assert [row["model"] for row in values["rows"]] == [row["model"] for row in ROWS]
+    assert {"source", "model", "predicted", "published", "ratio", "fits"} <= set(values["rows"][0])
+    for row in values["rows"]:
+        assert row["ratio"] == pytest.approx(row["predicted"] / row["published"])
+    assert set(values["errors"]) == {"all", *(row["source"] for row in ROWS)}
+    parascale.main(arguments, standalone_mode=False)
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) > len(ROWS) and "megatron" in text
+
+
+def test_the_layout_that_is_predicted_best_is_the_published_best():
+    """Wherever a source compares layouts of one model on as many GPUs of one machine: within 5 % of its best."""
+    groups = {}
+    for row, scored in zip(ROWS, score.score(TABLES / "runs.csv", TABLES / "machines.csv"), strict=True):
+        key = tuple(row[name] for name in ("source", "machine", "gpus", "model", "window"))
+        groups.setdefault(key, []).append(scored)
+    compared = {
+        key: members for key, members in groups.items() if len(members) > 1 and key[0] in ("kempner", "nanotron")
+    }
+    assert len(compared) >= 3
+    for key, members in compared.items():
+        chosen = max(members, key=lambda each: each.predicted)
+        assert chosen.published >= 0.95 * max(each.published for each in members), key

@@ -1,0 +1,43 @@
+"""A job that Slurm calls running while nothing of its training lives is cancelled, and no other."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from parascale.files import write_json
+from snakemake_slurm_parascale import RootExecutor
+
+LEASE = {"host": "jrc0001", "pid": 1, "restarts": 0}
+
+
+# lease: job, seconds between its renewals; seconds that we look on → whether the job is dead
+@pytest.mark.parametrize(
+    ("holder", "renewed", "watched", "dead"),
+    [
+        ("17", None, 301, True),
+        ("17", None, 299, False),
+        ("17", 5, 3000, False),
+        ("16", None, 3000, False),  # of a job before
+        (None, None, 3000, False),  # the training has not begun, or has ended
+    ],
+)
+def test_only_a_training_that_has_begun_and_gives_no_sign_is_dead(
+    holder, renewed, watched, dead, tmp_path, monkeypatch
+):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    executor = RootExecutor.__new__(RootExecutor)
+    executor.silence, executor.signs = 300, {}
+    executor.paths = SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path))
+    rule = SimpleNamespace(params={"kind": "run"}, wildcard_names={"run"})
+    parts = {"wildcards": SimpleNamespace(run="ddp"), "params": SimpleNamespace(key="key")}
+    job = SimpleNamespace(is_group=lambda: False, rule=rule, **parts)
+    submitted = SimpleNamespace(job=job, external_jobid="17")
+    silent = []
+    for second in range(0, watched + 1, 20 if watched > 500 else 1):
+        now[0] = second
+        if holder and (second == 0 or renewed):
+            write_json(tmp_path / "lease.json", {**LEASE, "job_id": holder, "time": second})
+        silent.append(executor._is_silent(submitted))
+    assert any(silent) == dead

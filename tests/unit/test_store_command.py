@@ -1,0 +1,127 @@
+"""`parascale store`: what it shows, what it frees, and what it never frees by itself."""
+
+import dataclasses
+import os
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+from parascale.cli import parascale
+from parascale.commands.store import trim
+from parascale.files import write_json, write_text
+from parascale.settings.config import Keeping
+from parascale.store.keys import data_known, key_of
+from parascale.store.trainings import Store, shown_places
+from parascale.store.unfinished import unfinished
+
+from .test_plan_budget import project
+from .test_store import fill
+
+KEYS = {name: digit * 64 for name, digit in (("old", "1"), ("middle", "2"), ("new", "3"))}
+
+
+@pytest.fixture
+def store(tmp_path):
+    """The store of a project, with three trainings of which results show the oldest, and two unfinished ones."""
+    paths = project(tmp_path).paths
+    store = Store(paths.trainings)
+    for age, (name, key) in enumerate(KEYS.items()):
+        with store.keeping(key, f"runs/{name}") as folder:
+            fill(folder, project(tmp_path).runs["single"], key)
+        used(store, key, age)
+    store.show(KEYS["old"], paths.run("shown"), project(tmp_path).runs["single"])
+    used(store, KEYS["old"], 0)
+    for name in ("single", "single.superseded-0123456789ab"):
+        write_text(paths.work(name) / "steps.jsonl", "{}\n")
+    return store
+
+
+def used(store, key, time):
+    os.utime(store.folder / key / "training.json", (time, time))
+
+
+@pytest.fixture
+def call(store, tmp_path, monkeypatch):
+    """A function that calls `parascale store` with some words; returns its exit code and what it printed."""
+    monkeypatch.setattr("parascale.cli.open_project", lambda *given: project(tmp_path))
+
+    def run(*words, answer=None):
+        done = CliRunner().invoke(parascale, ["store", *words], input=answer)
+        return done.exit_code, done.output
+
+    return run
+
+
+def left(store):
+    """Names of what is in the store."""
+    return {kept.place.removeprefix("runs/") for kept in store.all()}
+
+
+def test_the_list_shows_what_is_kept_and_what_results_show_of_it(call):
+    code, said = call("list")
+    assert code == 0
+    rows = {line.split()[1]: line for line in said.splitlines()}
+    assert "2.50" in rows["runs/old"] and rows["runs/old"].endswith("runs/shown") and rows["runs/new"].endswith("-")
+    assert rows["runs/single"].endswith("unfinished")
+    assert rows["runs/single.superseded-0123456789ab"].endswith("stepped aside")
+    assert "3 finished trainings, 7.50 core-h" in said and "store.gigabytes = 100" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "aside"),
+    [
+        (["22222222"], {"old", "new"}, True),
+        (["runs/middle", "1111"], {"new"}, True),
+        (["--unused"], {"old"}, False),
+        (["--to", "0"], {"old"}, True),
+        (["--to", "0.000004"], {"old", "new"}, True),
+        (["--to", "1"], {"old", "middle", "new"}, True),
+        (["runs/single.superseded-0123456789ab"], {"old", "middle", "new"}, False),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_is_named_goes_and_nothing_else(call, store, tmp_path, words, kept, aside):
+    sizes = [each.bytes for each in store.all()]
+    assert all(2000 < size < 4000 for size in sizes), "of which --to 0.000004 leaves one"
+    assert call("free", *words, "--yes")[0] == 0
+    assert left(store) == kept
+    assert any(each.aside for each in unfinished(tmp_path / "work")) == aside
+    assert (tmp_path / "results/runs/shown/best/weights").is_file() and (tmp_path / "work/runs/single").is_dir()
+
+
+def test_it_asks_first_and_names_what_it_does_not_know(call, store):
+    code, said = call("free", "--unused", answer="n\n")
+    assert code == 1 and "Free these 3, which took 5.00 core-h?" in said
+    assert call("free")[0] == 2
+    code, said = call("free", "4444")
+    assert code == 1 and left(store) == set(KEYS)
+
+
+def bounded(tmp_path, gigabytes):
+    made = project(tmp_path)
+    return dataclasses.replace(made, config=dataclasses.replace(made.config, store=Keeping(gigabytes)))
+
+
+def test_what_no_result_shows_stays_within_the_bound_the_newest_first(store, tmp_path):
+    trim(bounded(tmp_path, None))
+    trim(bounded(tmp_path, 1.0))
+    assert left(store) == set(KEYS)
+    trim(bounded(tmp_path, 4e-6))
+    assert left(store) == {"old", "new"}
+    trim(bounded(tmp_path, 0.0))
+    assert left(store) == {"old"}, "what results show never goes by itself"
+
+
+def test_what_the_run_table_asks_for_stays_while_no_result_shows_it(store, tmp_path):
+    """Snakemake empties a result long before its job's turn comes."""
+    made = bounded(tmp_path, 0.0)
+    run = made.runs["single"]
+    write_json(made.paths.data_of(run) / "manifest.json", {"vocabulary": 5000, "splits": {}})
+    key = key_of(run, made.site, data_known(made.paths.data_of(run)))
+    with store.keeping(key, "runs/single") as folder:
+        fill(folder, run, key)
+    shutil.rmtree(made.paths.run("shown"))
+    assert shown_places(made.paths.results) == {}
+    trim(made)
+    assert left(store) == {"single"}
