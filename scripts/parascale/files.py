@@ -5,6 +5,8 @@ A reader never meets half a file: everything is written beside its place, flushe
 
 import csv
 import errno
+import fcntl
+import glob
 import hashlib
 import io
 import json
@@ -196,10 +198,37 @@ def require_space(folder, needed_bytes, purpose, remedy=SPACE_REMEDY):
 
 @contextmanager
 def atomic_folder(target):
-    """Yield a new folder that becomes `target` on success (see `atomic_path`). A full disk is a FullDiskError."""
-    with full_disk_is_an_error(target), atomic_path(target) as partial:
-        partial.mkdir()
-        yield partial
+    """Yield a new folder that becomes `target` on success (see `atomic_path`). A full disk is a FullDiskError.
+
+    What killed attempts left beside `target` is removed: a living one holds a lock on its folder.
+    """
+    with full_disk_is_an_error(target):
+        for left in Path(target).parent.glob(f".{glob.escape(Path(target).name)}.*.partial"):
+            if lock := _locked(left):
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(lock)
+        with atomic_path(target) as partial:
+            lock = _locked(partial.parent)
+            try:
+                partial.mkdir()
+                yield partial
+            finally:
+                if lock:
+                    os.close(lock)
+
+
+def _locked(folder):
+    """A handle that holds the lock of a folder; None where another process has it, or the filesystem has no locks."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return handle
+    except OSError:
+        os.close(handle)
+        return None
 
 
 @contextmanager

@@ -7,14 +7,16 @@ from snakemake.logging import logger
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from parascale.data.named_files import missing_data
 from parascale.files import write_json, write_text
 from parascale.plan import budget, limits, tables
 from snakemake_logger_plugin_parascale.collect import capacity, pending_jobs, submits
 from snakemake_logger_plugin_parascale.live import Ledger
+from snakemake_logger_plugin_parascale.view import View
 
 
 class LogHandler(LogHandlerBase):
-    """Named so because Snakemake looks for this name.
+    """Named so because Snakemake looks for this name. It owns the stream (see `View`), except with `--verbose`.
 
     It speaks when jobs start and when they end: in between Snakemake calls it for nothing, and the line at the start of a long
     job says already when the rest is expected to end.
@@ -23,9 +25,15 @@ class LogHandler(LogHandlerBase):
     def __post_init__(self):
         self.workflow = self.planner = self.ledger = self.shown = None
         self.failed = self.closed = False
+        settings = self.common_settings
+        self.view = None if settings.verbose or settings.debug_dag else View(settings)
+        self.began = time.time()
 
-    # Not declared as writing to the stream: that would silence Snakemake's own lines.
-    writes_to_stream = False
+    @property
+    def writes_to_stream(self):
+        """Whether Snakemake leaves the stream to this handler."""
+        return self.view is not None
+
     writes_to_file = False
     has_filter = True  # Snakemake's own filter drops events under --quiet
     has_formatter = True
@@ -35,6 +43,8 @@ class LogHandler(LogHandlerBase):
         """Take note of an event. Called in a thread of its own, which must not die of an error."""
         try:
             self._note(record)
+            if self.view is not None:
+                self.view.take(record)
         except Exception:
             self.handleError(record)
 
@@ -45,6 +55,8 @@ class LogHandler(LogHandlerBase):
         if self.ledger is None:
             return
         if event == LogEvent.JOB_STARTED:
+            if self.view is not None:
+                self.view.started({number: self._title(number) for number in record.jobs})
             costly = self.ledger.started(record.jobs, time.time())
         elif event == LogEvent.JOB_FINISHED:
             costly = self.ledger.finished(record.job_id, time.time())
@@ -57,8 +69,21 @@ class LogHandler(LogHandlerBase):
         """Where the workflow stands, unless that was just said."""
         line = self.ledger.line(time.time())
         if line != self.shown:
-            logger.info(line)
+            self.say(line) if self.view is None else self.view.left(line)
         self.shown = line
+
+    def say(self, text):
+        """Print, also when Snakemake's own handlers are gone."""
+        logger.info(text) if self.view is None else self.view.say(text)
+
+    def _title(self, number):
+        """What a job is called: rule and wildcards, and of a training how it is spread and what it trains."""
+        job = next((job for job in self.ledger.plan.jobs if job.id == number), None)
+        if job is None:
+            return "all"
+        run = self.planner.project.runs.get(job.wildcards.get("run")) if job.kind else None
+        more = f" · {run.strategy} {run.layout.world_size} · {run.workload.name}" if run else ""
+        return " ".join([job.rule, *map(str, job.wildcards.values())]) + more
 
     def close(self):
         """The end of a workflow. Snakemake calls it twice."""
@@ -73,16 +98,30 @@ class LogHandler(LogHandlerBase):
             try:
                 write(plan, self.planner.project.paths.results)
             except OSError as error:  # such as of a checkout that is read-only, while nobody has said where results go
-                logger.warning(f"the plan is shown but not kept: {error}")
-            logger.info("\n" + tables.text(plan))
+                self.say(f"the plan is shown but not kept: {error}")
+            self.say("\n" + tables.text(plan))
+            for line in missing_data(self.planner.project.datasets):
+                self.say(f"warning: {line}")
         elif self.ledger is not None:
             self.show()
+            if self.view is not None:
+                self.view.end()
+            self._conclude()
+
+    def _conclude(self):
+        """The verdict, and where the page is, if this workflow made it."""
+        report = self.planner.project.paths.report
+        page, verdict = report / "index.html", report / "verdict.txt"
+        if page.is_file() and page.stat().st_mtime >= self.began:
+            self.say(f"{verdict.read_text(encoding='utf-8') if verdict.is_file() else ''}The report: {page}")
 
 
 def follow(workflow, planner):
     """Tell the plugin, where it is loaded, which workflow it plans for, and with which Planner. Called by the Snakefile."""
     for handler in _handlers(workflow):
         handler.workflow, handler.planner = workflow, planner
+        if handler.view is not None:
+            handler.view.workflow = workflow
 
 
 def start(workflow, planner):
@@ -99,8 +138,12 @@ def start(workflow, planner):
         budget.check(plan)
     except budget.BudgetError as error:
         raise WorkflowError(f"{tables.text(plan)}\n{error}") from None
+    # Under `--quiet progress` Snakemake tells nobody that jobs end. It prints as little as before: that is up to its own filter.
+    workflow.scheduler.print_progress = True
     for handler in _handlers(workflow):
         handler.ledger = Ledger(plan, results / "plan" / "events.jsonl", planner)
+        if handler.view is not None:
+            handler.view.begin(len(plan.jobs), planner.project.paths.under_way)
         handler.show()
     for line in budget.warnings(plan):
         logger.warning(line)
@@ -108,22 +151,25 @@ def start(workflow, planner):
 
 def plan_of(workflow, planner):
     """The Plan of what still has to run."""
-    results = planner.project.paths.results
+    events, site = planner.project.paths.results / "plan" / "events.jsonl", planner.site.name
     slots, is_cores = capacity(workflow)
     return budget.make_plan(
         pending_jobs(workflow),
         planner,
-        history=budget.rule_history(results / "plan" / "events.jsonl", planner.site.name),
+        history=budget.rule_history(events, site),
         capacity=slots,
         capacity_is_cores=is_cores,
         site=limits.live_site(planner.site, submits(workflow)),
+        spent=budget.spent(events, site),
     )
 
 
 def write(plan, results):
-    """`plan.json` and `plan.html`. No rule reads them, so that planning makes nothing stale."""
+    """`plan.json`, and `plan.html`, which stays when nothing has to run. No rule reads them, so that planning makes nothing stale."""
+    page = results / "plan" / "plan.html"
     write_json(results / "plan" / "plan.json", plan.as_dict())
-    write_text(results / "plan" / "plan.html", tables.page(plan))
+    if plan.jobs or not page.is_file():
+        write_text(page, tables.page(plan))
 
 
 def _handlers(workflow):

@@ -342,15 +342,6 @@ def test_every_layout_evaluates_a_checkpoint_to_the_loss_that_one_process_finds(
     assert found == [[pytest.approx(expected, abs=1e-6, rel=0), TOKENS["validation"] - 1]] * ranks
 
 
-def test_dropout_trains_and_its_parity_is_not_claimed(make_settings, single, tmp_path):
-    keys = {"model": {"dropout": 0.2}, "parity": True}
-    settings = make_settings("case", LAYOUTS["ddp"], **keys)
-    train(settings, tmp_path / "ddp")
-    verdict = compare_folders(settings["output"], single(**keys)["output"], dropout=0.2)
-    assert verdict["verdict"] == "same"
-    assert "dropout was switched off" in verdict["reason"] and "not claimed" in verdict["reason"]
-
-
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp", "pp"])
 def test_bf16_follows_the_single_process_in_its_loss(layout, make_settings, single, tmp_path):
     settings = make_settings("case", LAYOUTS[layout], precision="bf16")

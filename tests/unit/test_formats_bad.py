@@ -16,7 +16,7 @@ from parascale.data.formats import open_images, squashfs, storage
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.verify import verify_images
-from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.errors import HOPELESS, ConfigError, DataError, RequirementError
 from parascale.files import read_json
 from parascale.settings.formats import Formats, Images, Loaders
 from tests.command import parascale
@@ -113,7 +113,7 @@ def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
     ]
     for part in (["--gather"], []):
         code, _, complaint = run(*part)
-        assert code == 1 and "train, train/3: the file is empty" in complaint
+        assert code == HOPELESS and "train, train/3: the file is empty" in complaint
     assert run("--gather", "--set", "formats={bad_samples: skip}")[0] == 0
     assert read_json(folder / "hdf5/manifest.json")["bad"][0]["name"] == "train/3"
 
@@ -123,7 +123,7 @@ def test_a_damaged_pixel_is_found_by_decoding(mixed, tmp_path):
     place = GOOD.index(b"\xff\xc4")
     damaged = GOOD[: place + 5] + bytes(12) + GOOD[place + 17 :]
     index = mixed(damaged)
-    convert(index, "set", "binary", Formats(threads=2), tmp_path / "header")
+    convert(index, "set", "binary", Formats(threads=2, check="header"), tmp_path / "header")
     with pytest.raises(DataError, match=r"train/3: it cannot be decoded"):
         convert(index, "set", "binary", Formats(threads=2, check="decode"), tmp_path / "decode")
 
@@ -284,8 +284,11 @@ def test_a_vanished_file_is_named_at_conversion_and_when_read(tmp_path):
         convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
     assert "changed since it was indexed" in str(caught.value)
     reader = open_images(tmp_path / "files", "train")
+    places = {reader.path(i).decode().rsplit("/", 1)[1]: i for i in range(len(reader)) if b"dog" in reader.path(i)}
     with pytest.raises(DataError, match=r"train/dog/2\.jpg: No such file.*run the target `formats` again"):
-        list(reader.iterate(0))
+        reader[places["2.jpg"]]
+    with pytest.raises(DataError, match=r"train/dog/3\.jpg: .*checksum differs.*run the target `formats` again"):
+        reader[places["3.jpg"]]
 
 
 def test_a_source_that_lost_a_file_since_conversion_cannot_prove_anything(tmp_path):

@@ -28,7 +28,7 @@ ALLOWED["commands"] = set(ALLOWED)  # the verbs, which nothing but the command l
 BESIDE = {"cli.py": {"settings"}}  # modules beside the rooms that may import from one
 WITHOUT_TORCH = ("settings", "families", "store", "plan", "report", "launch", "data", "commands")
 # What is imported only where it is used: torch's DataLoader, and of families what is no settings and no sizes.
-NEEDS_TORCH = re.compile(r"parascale\.(data\.loader|families\.(build|\w+\.(\w*modules|export)))")
+NEEDS_TORCH = re.compile(r"parascale\.(data\.loader|families\.(build|dropout|\w+\.(\w*modules|export)))")
 SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sshare")
 MODULES = sorted(ROOT.rglob("*.py"))
 

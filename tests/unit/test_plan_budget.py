@@ -127,7 +127,25 @@ def test_the_cap_refuses_and_says_so(tmp_path):
         budget.check(plan)
     affordable = budget.make_plan(jobs(), Planner(project(tmp_path, core_hours=5000.0)))
     budget.check(affordable)
-    assert budget.warnings(affordable) == ["budget.core_hours cannot account for 1 jobs of unknown cost"]
+    (warning,) = budget.warnings(affordable)
+    assert "unknown cost: prepare (d): no earlier job" in warning
+
+
+def test_the_cap_counts_what_was_spent(tmp_path):
+    """Jobs of this root and site, failed ones included; those of another site are another budget's."""
+    planner = Planner(project(tmp_path, core_hours=17.0))
+    events = tmp_path / "events.jsonl"
+    charged = [("jureca", "finished", 8.0), ("jureca", "failed", 8.0), ("elsewhere", "finished", 50.0)]
+    events.write_text(
+        "".join(json.dumps({"event": kind, "site": site, "core_hours": hours}) + "\n" for site, kind, hours in charged)
+    )
+    spent = budget.spent(events, "jureca")
+    assert spent == 16.0 and budget.spent(tmp_path / "none.jsonl", "jureca") == 0
+    fresh = budget.make_plan(jobs(), planner)
+    budget.check(fresh)
+    assert 1 < fresh.totals["core_hours_expected"] < 17
+    with pytest.raises(budget.BudgetError, match=r"beside 16.00 core-h spent before"):
+        budget.check(budget.make_plan(jobs(), planner, spent=spent))
 
 
 def test_beyond_the_quota_is_a_warning(tmp_path):

@@ -110,6 +110,14 @@ def test_a_training_whose_result_was_deleted_is_known_by_the_store(trained):
     assert Planner(made).reason("single").words == "`optim.lr` 0.001 → 0.002"
 
 
+@pytest.mark.parametrize("text", ["", '{"settings"', "[]", "{}"])
+def test_a_record_that_is_not_whole_stands_in_no_plans_way(trained, text):
+    made = trained()
+    for folder in (made.paths.run("single"), made.paths.work("single")):
+        write_text(folder / "run.json", text)
+    assert Planner(made).reason("single").words in ("new", "recorded by another version of parascale")
+
+
 def test_what_is_begun_and_continues_says_so(trained):
     made = trained()
     run = made.runs["single"]

@@ -1,5 +1,6 @@
 """The record of a run loses no step and counts none twice, wherever an attempt was cut off."""
 
+import json
 import time
 
 import pytest
@@ -44,6 +45,14 @@ def test_a_line_cut_short_by_a_crash_is_done_again(tmp_path):
     with open(record.steps_path, "a") as handle:
         handle.write('{"step": 6, "lo')
     assert attempt(tmp_path, 6, 7, saved=kept(5)).steps() == [line(step) for step in range(1, 8)]
+
+
+def test_a_line_that_a_full_disk_left_twice_counts_once(tmp_path):
+    record = attempt(tmp_path, 1, 5)
+    with open(record.steps_path, "a") as handle:
+        handle.write(json.dumps(line(5)) + "\n")
+    again = attempt(tmp_path, 6, 7, saved=kept(5))
+    assert again.steps() == [line(step) for step in range(1, 8)] and again.known_steps == 7
 
 
 def test_a_killed_attempt_is_closed_by_the_next(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from parascale.files import read_json, write_json
 from parascale.plan.predict import DataFacts, predict
-from parascale.report import build_report, load_records, numbers, render_page
+from parascale.report import build_report, figures, load_records, numbers, render_page
 from parascale.report.derived import idle_fraction
 from parascale.report.plots import spread_apart, thinned
 from parascale.report.summary import model_flops_utilisation
@@ -290,3 +291,14 @@ def test_numbers_are_written_for_people(written, expected):
 )
 def test_the_unknown_is_written_as_nothing(write):
     assert write(None) == ""
+
+
+@pytest.mark.parametrize("waited", [0.0, 0.31, 0.46])
+def test_the_bubble_of_the_figure_is_that_of_the_table(waited):
+    """Phases are those of rank 0, the table's figure is the mean of all ranks: the figure shows that one, and the step stays as long."""
+    spent = {"forward": 2.0, "backward": 3.4, "bubble": 4.6}
+    summary = SimpleNamespace(phases=spent, bubble_measured=waited, steps=10)
+    record = SimpleNamespace(summary=summary)
+    shown = {phase: figures._phase(record, phase) for phase in spent}
+    assert sum(shown.values()) == pytest.approx(1.0)
+    assert shown["bubble"] == pytest.approx(waited) and shown["backward"] / shown["forward"] == pytest.approx(1.7)

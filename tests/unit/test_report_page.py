@@ -25,7 +25,7 @@ def test_rebuilding_gives_the_same_bytes(matrix_report):
     names = [*(entry.run.run for entry in matrix()), "zero-bubble"]
     words = ["--root", matrix_report, "--output", matrix_report / "report", "--set", "title=A title & more"]
     parascale("report", *words, *(word for name in names for word in ("--only", name)), check=True)
-    assert len(before) == 4 + len(FIGURES)
+    assert len(before) == 5 + len(FIGURES)
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -207,9 +207,9 @@ def test_many_long_runs_are_quick_and_small(tmp_path, runs, steps):
 
 
 def test_with_dropout_the_page_says_that_parity_is_not_claimed(tmp_path):
-    """A plain `same` would be read as a promise about the run, and its parity run had no dropout. Without dropout nothing is said."""
+    """A plain `same` would be read as a promise about the run, and a class of the user's own is compared without its dropout."""
     plain = workload()
-    dropping = dataclasses.replace(plain, model=dataclasses.replace(plain.model, dropout=0.1))
+    dropping = dataclasses.replace(plain, model=dataclasses.replace(plain.model, kind="own.py:Own", dropout=0.1))
     matrix = [fake("single", verdict="baseline", train=dropping), fake("ddp", dp=2, gpus_per_node=2, train=dropping)]
     results, work = write_results(tmp_path, [*matrix, fake("other", dp=2, gpus_per_node=2)])
     for name in ("ddp", "other"):

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -88,8 +89,19 @@ def test_what_is_damaged_is_named_and_never_shown(store, name, how):
     path.unlink() if how == "missing" else path.write_bytes(content)
     with pytest.raises(StoreError, match=path.name.split(".")[0]):
         store.check(kept)
-    aside = store.set_aside(kept)
-    assert store.finished(KEY) is None and store.all() == [] and aside.is_dir()
+    store.set_aside(KEY, "it is damaged")
+    assert store.finished(KEY) is None and store.all() == [] and Path(f"{kept.folder}.damaged").is_dir()
+
+
+@pytest.mark.parametrize("text", [None, "", '{"key": ', "[]"])
+def test_without_a_whole_manifest_nothing_is_kept_and_the_next_end_makes_way(store, text, capsys):
+    manifest = store.finished(KEY).folder / "training.json"
+    manifest.unlink() if text is None else manifest.write_text(text)
+    assert store.finished(KEY) is None and store.all() == []
+    with store.keeping(KEY, "runs/one") as folder:
+        fill(folder, run_of())
+    store.check(store.finished(KEY))
+    assert "training.json is missing or damaged. This finished training is set aside" in capsys.readouterr().out
 
 
 def test_what_only_results_show_is_taken_in(tmp_path):

@@ -1,15 +1,22 @@
-"""The search finds the likeliest summary, and ROUGE is what the literature means by it."""
+"""The search finds the likeliest summary, and ROUGE is what the literature means by it, on the texts as people wrote them."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 import torch
+from rouge_score.rouge_scorer import RougeScorer
 
+from parascale.data.pairs import Pairs, prepare_pairs
+from parascale.data.sources import download
+from parascale.data.text import Tokens
 from parascale.data.tokenize import END_ID, UNKNOWN_ID
-from parascale.evaluation.summaries import beam_search, rouge
+from parascale.errors import DataError
+from parascale.evaluation.summaries import ROUGE, beam_search, judge, rouge
 from parascale.families.build import build_model
-from parascale.settings import Model, make
+from parascale.settings import Model, Source, Summaries, Text, make
+from parascale.settings.data import ExpectedText
 
 VOCABULARY, LENGTH = 5, 3
 
@@ -80,3 +87,53 @@ def test_rouge_counts_shared_words_and_pairs():
     assert scores["rouge2"] == pytest.approx(2 * (2 / 4) * (2 / 3) / (2 / 4 + 2 / 3))
     assert scores["rougeL"] == scores["rouge1"]
     assert rouge(["same text"], ["same text"]) == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0}
+
+
+RAW = [
+    (
+        f"Rare{n} words, and\u2028Unknown{n} ones: the river rose by {n} metres in the <eos> night",
+        f"River{n} rose, sleepers fled",
+    )
+    for n in range(9)
+] + [
+    ("A short text.", "Short"),
+    ("Another text.", "The one reference that is far longer than the window of summaries, to the very last word of it"),
+]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Pairs whose vocabulary knows hardly a word, and whose window is shorter than a reference."""
+    rows = [json.dumps({"document": document, "summary": summary}) for document, summary in RAW]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    files = dict.fromkeys(("train", "validation", "test"), "rows.jsonl")
+    raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
+    prepare_pairs(raw, Text(min_count=5, prefix="summarise: "), ExpectedText(), tmp_path / "pairs")
+    return Pairs(Tokens(tmp_path / "pairs"), "test", 9, 6, over_long="leave_out")
+
+
+def test_summaries_are_judged_by_the_raw_references_all_of_them(pairs, model):
+    """As `rouge_score` does on the raw rows: a tokenizer would give shared `<unk>`s, and a window would leave pairs out."""
+
+    def expected(summaries):
+        scorer = RougeScorer(ROUGE, use_stemmer=True)
+        scores = [scorer.score(reference, summary) for (_, reference), summary in zip(RAW, summaries, strict=True)]
+        return {name: pytest.approx(np.mean([score[name].fmeasure for score in scores]), abs=1e-9) for name in ROUGE}
+
+    assert len(pairs) == 1
+    words = round(np.mean([len(summary.split()) for _, summary in RAW]))
+    unknown = judge(model_of(pairs), pairs, lambda numbers: "<unk> <unk>", Summaries(beams=2), 4, "cpu")
+    assert unknown["documents"] == len(RAW)
+    assert unknown["lead"] == expected([" ".join(document.split()[:words]) for document, _ in RAW])
+    assert unknown["beam"] == dict.fromkeys(ROUGE, 0.0)
+    assert judge(model_of(pairs), pairs, str, Summaries(beams=2, documents=3), 4, "cpu")["documents"] == 3
+
+
+def model_of(pairs):
+    return build_model(make(Model, kind="encoder_decoder", dim=8, heads=2, layers=1), 40, pairs.window, 6).eval()
+
+
+def test_pairs_of_an_older_version_are_made_again_before_they_are_judged(pairs, tmp_path):
+    (tmp_path / "pairs/test.jsonl").unlink()
+    with pytest.raises(DataError, match=r"test\.jsonl is missing.*target `data`"):
+        pairs.raw()

@@ -251,6 +251,19 @@ def test_a_cluster_limits_only_what_is_sent_to_it(workflow):
         assert plan(workflow.folder)["capacity_is_cores"] == (not refused)
 
 
+@pytest.mark.parametrize("quiet", ["progress", "all"])
+def test_quiet_runs_keep_count_and_the_page_of_the_last_plan(workflow, quiet):
+    """However little Snakemake prints, the ledger is whole; and a plan of nothing leaves the page of what ran."""
+    code, text = workflow("-q", quiet)
+    assert code == 0, text
+    events = [json.loads(line) for line in (workflow.folder / "results/plan/events.jsonl").read_text().splitlines()]
+    assert sum(event["event"] == "finished" for event in events) == 10
+    assert "Finished jobid" not in text
+    page = (workflow.folder / "results/plan/plan.html").read_text()
+    workflow("-n")
+    assert (workflow.folder / "results/plan/plan.html").read_text() == page and "train_any" in page
+
+
 def test_real_runs_keep_count(workflow):
     """Live lines, and an event for the start and the end of each job, from which the next plan knows its rules."""
     code, text = workflow()

@@ -9,7 +9,7 @@ import pytest
 
 from .small_project import SmallProject
 
-FINISHED = re.compile(r"Finished jobid: \d+ \(Rule: (\w+)\)")
+FINISHED = re.compile(r"^(\w+)(?: .*)? · [\d,]+ s$", re.MULTILINE)
 
 
 def planned(project, *arguments):

@@ -151,7 +151,7 @@ DECIDES = [
     (
         "dropout",
         setting(SUMMARY, "model.dropout", 0.1),
-        {"train_single summary", "parity_verdict summary"} | PROBES_OF["summary"],
+        {"train_single summary", "parity_run summary"} | PROBES_OF["summary"],
         (),
     ),
     ("window", setting(LM, "training.window", 16), trainings("lm") | {"benchmark_loaders words"}, LATER),

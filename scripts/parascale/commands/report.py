@@ -28,17 +28,16 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 def report(project, name, only, everything, output):
     """Build the comparison report from the records of the runs in the run table; it names runs without results.
 
-    Writes index.html (one file, no network), summary.csv, advice.csv, checkpoints.csv, plan-against-actual.csv and
-    figures/*.svg, and links the reports of single runs that are already in jobs/ below the folder.
+    Writes index.html (one file, no network), verdict.txt, summary.csv, advice.csv, checkpoints.csv, plan-against-actual.csv
+    and figures/*.svg, and links the reports of single runs that are already in jobs/ below the folder.
 
     \b
     Example: parascale report
     Example: parascale report --run ddp
     """
-    known = {*project.runs, *found_runs(project.paths.results, project.paths.under_way)}
-    for each in [*([name] if name else []), *only]:
-        named("run", each, dict.fromkeys(sorted(known)), project.config.runs)
     if name:
+        known = {*project.runs, *found_runs(project.paths.results, project.paths.under_way)}
+        named("run", name, dict.fromkeys(sorted(known)), project.config.runs)
         write_job_report(project, name, output or project.paths.report / "jobs")
         return
     output = output or project.paths.report

@@ -5,12 +5,13 @@ the same images.
 """
 
 import numpy as np
-from PIL import Image
 
-from parascale.data import jpeg
+from parascale.data.crops import cropped, readable, require_decoder
 from parascale.errors import DataError
 
-RATIO = (3 / 4, 4 / 3)  # of width to height of a random crop (Szegedy et al. 2014, arXiv:1409.4842, section 6)
+RATIO = np.log(
+    (3 / 4, 4 / 3)
+)  # of width to height, as logarithms, of a random crop (Szegedy et al. 2014, arXiv:1409.4842, section 6)
 TRIES = 10  # crops that are drawn before the largest one in the middle is taken
 MARGIN = 1.14  # an image is evaluated at its middle, 1 / MARGIN of its shorter side (256 / 224 in He et al. 2015)
 
@@ -18,11 +19,13 @@ MARGIN = 1.14  # an image is evaluated at its middle, 1 / MARGIN of its shorter 
 class ClassImages:
     """The images of a split as they are evaluated: the square in the middle, resized.
 
-    reader: of parascale.data.formats. size: pixels of a side of what the model sees.
+    reader: of parascale.data.formats. size: pixels of a side of what the model sees. decoder: as in ImageTraining.
     """
 
-    def __init__(self, reader, size):
-        self.reader, self.size = reader, size
+    def __init__(self, reader, size, decoder="scaled"):
+        if decoder == "scaled":
+            require_decoder()
+        self.reader, self.size, self.decoder = reader, size, decoder
         labels = np.asarray(reader.labels)
         classes = len(reader.classes)
         wrong = np.flatnonzero((labels < 0) | (labels >= classes))
@@ -37,25 +40,21 @@ class ClassImages:
 
     def batch(self, numbers):
         """Samples by number: (pixels_BCHW as uint8, labels_B as int64)."""
-        pixels = np.stack([self._square(int(number)) for number in numbers])
+        pixels = np.empty((len(numbers), 3, self.size, self.size), np.uint8)
+        for row, number in enumerate(numbers):
+            pixels[row] = self._square(int(number)).transpose(2, 0, 1)
         labels_B = np.array([self.reader.labels[self._sample(int(number))] for number in numbers], dtype=np.int64)
-        return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), labels_B
+        return pixels, labels_B
 
     def _sample(self, number):
         """The place in the reader of a sample number."""
         return number
 
     def _square(self, number):
-        image = self._decoded(number)
-        side = min(image.size) / MARGIN
-        left, top = ((length - side) / 2 for length in image.size)
-        return self._resized(image, (left, top, left + side, top + side))
+        return self._cropped(self._sample(number), middle_square)
 
-    def _decoded(self, number):
-        return Image.fromarray(jpeg.decode_sample(self.reader, self._sample(number)))
-
-    def _resized(self, image, box):
-        return np.asarray(image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box))
+    def _cropped(self, sample, box_of):
+        return readable(self.reader, sample, lambda data: cropped(data, box_of, self.size, self.decoder))
 
 
 class AugmentedImages(ClassImages):
@@ -65,8 +64,8 @@ class AugmentedImages(ClassImages):
     crop holds.
     """
 
-    def __init__(self, reader, size, seed, smallest):
-        super().__init__(reader, size)
+    def __init__(self, reader, size, seed, smallest, decoder="scaled"):
+        super().__init__(reader, size, decoder)
         self.seed, self.smallest = seed, smallest
         empty = np.flatnonzero(np.bincount(np.asarray(reader.labels), minlength=len(reader.classes)) == 0)
         if len(empty):
@@ -81,16 +80,22 @@ class AugmentedImages(ClassImages):
     def _square(self, number):
         epoch, sample = divmod(number, len(self.reader))
         random = np.random.default_rng((self.seed, epoch, sample))
-        image = self._decoded(number)
-        pixels = self._resized(image, random_crop(*image.size, self.smallest, random))
+        pixels = self._cropped(sample, lambda width, height: random_crop(width, height, self.smallest, random))
         return pixels[:, ::-1] if random.random() < 0.5 else pixels
+
+
+def middle_square(width, height):
+    """(left, top, right, bottom) of the square in the middle that an image is evaluated at."""
+    side = min(width, height) / MARGIN
+    left, top = (width - side) / 2, (height - side) / 2
+    return left, top, left + side, top + side
 
 
 def random_crop(width, height, smallest, random):
     """(left, top, right, bottom) of a crop of random area, from `smallest` of the image on, and random ratio."""
     for _ in range(TRIES):
         area = width * height * random.uniform(smallest, 1.0)
-        ratio = np.exp(random.uniform(*np.log(RATIO)))
+        ratio = np.exp(random.uniform(*RATIO))
         wide, high = np.sqrt(area * ratio), np.sqrt(area / ratio)
         if wide <= width and high <= height:
             left, top = random.uniform(0, width - wide), random.uniform(0, height - high)

@@ -11,7 +11,7 @@ from pathlib import Path
 import PIL
 
 from parascale.data.drawing import CLASSES, draw_images
-from parascale.data.sources import ATTEMPTS, files, hub, made, url
+from parascale.data.sources import ATTEMPTS, archives, files, hub, made, url
 from parascale.data.sources.manifest import write_manifest
 from parascale.errors import ConfigError
 from parascale.files import atomic_folder, atomic_path
@@ -59,9 +59,9 @@ def _draw(images, source, output, attempts):
 def _fetch_archives(source, output, attempts):
     url.checked_urls(source.urls)
     for entry in source.urls:
-        if not url.is_archive(url.file_name(entry["url"])):
+        if not archives.is_archive(url.file_name(entry["url"])):
             raise ConfigError(
-                f"`data.source.urls`: {entry['url']} is no archive of images ({', '.join(url.TAR_ENDINGS)}, .zip)"
+                f"`data.source.urls`: {entry['url']} is no archive of images ({', '.join(archives.TAR_ENDINGS)}, .zip)"
             )
     with url.fetched(source, output, attempts) as (pieces, folder, origin):
         url.placed(source.urls, pieces, folder)

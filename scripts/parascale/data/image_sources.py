@@ -7,13 +7,14 @@ writes them. Without any, folders of classes directly below the root are one set
 """
 
 import os
+import stat
 from pathlib import Path
 
 import numpy as np
 
 from parascale.data.image_tables import class_names, holds_images, pack_parquet, packed_classes, path_label
 from parascale.data.images import ImageIndexWriter, write_index
-from parascale.data.named_files import SPLIT_NAMES
+from parascale.data.named_files import SPLIT_NAMES, require_one_name
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, few
 
@@ -33,13 +34,16 @@ def index_images(root, settings, output, columns=None):
         raise DataError(f"{root}: no such folder; images are looked for there")
     root = _unwrapped(root)
     folders, tables = find_splits(root)
+    there = folders or tables
+    if there and "train" not in there:
+        raise DataError(f"{root}: no train split, only {', '.join(there)}; call its folder or table `train`")
     notes = []
     if tables and not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
         classes = packed_classes(tables, columns)
 
         def splits(folder):
             packed = pack_parquet(tables, columns, folder)
-            found = finished(packed, list(classes.values()), settings, notes)
+            found = finished(root, packed, list(classes.values()), settings, notes)
             for split in found.keys() - packed.keys():  # held out of the train split, and packed with it
                 (folder / f"{split}.packed").symlink_to("train.packed")
             return found
@@ -49,7 +53,7 @@ def index_images(root, settings, output, columns=None):
         classes, splits = scan_tables(tables, columns, root)
     else:
         classes, splits = scan_folders(folders or {"train": root}, root, notes)
-    return write_index(output, root, classes, finished(splits, classes, settings, notes), notes)
+    return write_index(output, root, classes, finished(root, splits, classes, settings, notes), notes)
 
 
 def _unwrapped(root):
@@ -60,11 +64,11 @@ def _unwrapped(root):
     return root
 
 
-def finished(splits, classes, settings, notes):
+def finished(root, splits, classes, settings, notes):
     """Splits with a validation split, and notes on classes too small for one."""
     _note_small_classes(classes, splits, notes)
     if "validation" not in splits and settings.validation_fraction:
-        return hold_out(splits, settings, notes)
+        return hold_out(root, splits, settings, notes)
     return splits
 
 
@@ -72,20 +76,26 @@ def find_splits(root):
     """(split → folder of classes, split → its tables), whichever lie directly below `root`."""
     folders, tables = {}, {}
     for split, names in SPLIT_NAMES.items():
-        for name in names:
-            if (root / name).is_dir():
-                folders.setdefault(split, root / name)
-            found = sorted({*root.glob(f"{name}.csv"), *root.glob(f"{name}.parquet"), *root.glob(f"{name}-*.parquet")})
-            if found:
-                tables.setdefault(split, found)
-    return folders, tables
+        found = {root / name: {name} for name in names if (root / name).is_dir()}
+        listed = {
+            path: {name}
+            for name in names
+            for path in sorted(
+                {*root.glob(f"{name}.csv"), *root.glob(f"{name}.parquet"), *root.glob(f"{name}-*.parquet")}
+            )
+        }
+        for there, kind in ((found, folders), (listed, tables)):
+            if there:
+                require_one_name(split, there)
+                kind[split] = list(there)
+    return {split: folder for split, (folder,) in folders.items()}, tables
 
 
 def scan_folders(folders, root, notes):
     """Index folders that hold one folder a class. Returns (classes, split → (rows, names)), and adds to the notes."""
     classes, splits = None, {}
     for split, folder in folders.items():
-        found = sorted(entry.name for entry in os.scandir(os.fsencode(folder)) if entry.is_dir())
+        found = sorted(entry.name for entry in os.scandir(os.fsencode(folder)) if _is_folder(entry))
         if not found:
             raise DataError(f"{folder}: no folders of classes here; each class needs one, with its images inside")
         classes = classes or found
@@ -113,7 +123,7 @@ def scan_folders(folders, root, notes):
     return [_shown(name) for name in classes], splits
 
 
-def hold_out(splits, settings, notes):
+def hold_out(root, splits, settings, notes):
     """Move a part of each class from `train` to `validation`: the same ones for the same seed."""
     rows, names = splits["train"]
     random = np.random.default_rng([settings.seed, len(rows)])
@@ -122,25 +132,54 @@ def hold_out(splits, settings, notes):
         members = np.flatnonzero(rows["label"] == label)
         count = min(round(len(members) * settings.validation_fraction) or 1, len(members) - 1)
         held[random.permutation(members)[:count]] = True
+    if not held.any():
+        raise DataError(
+            f"{root}: there is no validation split, and none can be held out: no class has two images. Add images, or a folder or table "
+            "`validation`"
+        )
     notes.append(f"validation: {int(held.sum()):,} images held out of the train split with seed {settings.seed}")
     return {**splits, "train": _picked(rows, names, ~held), "validation": _picked(rows, names, held)}
 
 
 def _scan_class(root, path):
-    """(names, lengths, number of other files) of the images anywhere below `root/path`, by name."""
-    found, others, folders = [], 0, [path]
+    """(names, lengths, number of other files) of the images anywhere below `root/path`, by name.
+
+    An image that is a link to nothing has length 0: it is a bad sample, and listed as one when it is converted.
+    """
+    found, others, folders = [], 0, [(path, frozenset())]
     while folders:
-        folder = folders.pop()
-        for entry in os.scandir(os.path.join(root, folder)):
+        folder, above = folders.pop()
+        here = os.path.realpath(os.path.join(root, folder))
+        if here in above:
+            raise DataError(
+                f"{_shown(os.path.join(root, folder))}: this link leads back to a folder above it; remove it"
+            )
+        for entry in _entries(here):
             name = os.path.join(folder, entry.name)
-            if entry.is_dir():
-                folders.append(name)
+            if _is_folder(entry):
+                folders.append((name, above | {here}))
             elif name.lower().endswith(IMAGE_SUFFIXES):
-                found.append((name, entry.stat().st_size))
+                found.append((name, _size(entry.path) or 0))
             else:
                 others += 1
     found.sort()
     return [name for name, _ in found], np.array([size for _, size in found], np.int64), others
+
+
+def _entries(folder):
+    try:
+        return list(os.scandir(folder))
+    except OSError as error:
+        raise DataError(
+            f"{_shown(folder)}: cannot be read ({error.strerror}); remove it, or make it readable"
+        ) from None
+
+
+def _is_folder(entry):
+    try:
+        return entry.is_dir()
+    except OSError:  # links that lead in a circle
+        return False
 
 
 def scan_tables(tables, columns, root):
@@ -165,10 +204,12 @@ def scan_tables(tables, columns, root):
 
 
 def _size(path):
+    """Bytes of a file; None where there is none, be it that a link leads nowhere or that no file can have this name."""
     try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
+        found = os.stat(path)
+    except (OSError, ValueError):
         return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _picked(rows, names, which):

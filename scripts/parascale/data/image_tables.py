@@ -86,19 +86,30 @@ def path_label(path, columns):
     """(path, label as text) of each row of a table."""
     wanted = [columns["path"], columns["label"]]
     if path.suffix == ".csv":
-        # A path may hold any bytes; surrogateescape carries them through to the filesystem.
-        with open(path, newline="", encoding="utf-8", errors="surrogateescape") as handle:
+        # A path may hold any bytes; surrogateescape carries them through to the filesystem. Excel begins with a byte order mark.
+        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as handle:
             reader = csv.DictReader(handle)
-            _require(path, reader.fieldnames or (), wanted)
-            rows = [(row[wanted[0]], row[wanted[1]]) for row in reader]
+            try:
+                _require(path, reader.fieldnames or (), wanted)
+                rows = [(row[wanted[0]], row[wanted[1]]) for row in reader]
+            except csv.Error as error:
+                raise DataError(f"{path}, line {reader.line_num + 1:,}: not valid CSV ({error})") from None
+        nul = [number for number, row in enumerate(rows, 1) if any("\0" in (cell or "") for cell in row)]
+        if nul:
+            raise DataError(
+                f"{path}: rows with a NUL byte: {few(nul)}. Is it UTF-16? Convert it (`iconv -f utf-16 -t utf-8`)"
+            )
     else:
         _require(path, pq.read_schema(path).names, wanted)
         table = pq.read_table(path, columns=wanted)
         rows = list(zip(*(table.column(name).to_pylist() for name in wanted), strict=True))
-    missing = [number for number, (_, label) in enumerate(rows, 1) if label is None or not str(label).strip()]
-    if missing:
-        raise DataError(f"{path}: {len(missing):,} rows have no label: {few(missing)}. Give each one or remove it.")
-    return [(name, str(label).strip()) for name, label in rows]
+    for place, what in ((1, "label"), (0, "path")):
+        missing = [number for number, row in enumerate(rows, 1) if row[place] is None or not str(row[place]).strip()]
+        if missing:
+            raise DataError(
+                f"{path}: {len(missing):,} rows have no {what}: {few(missing)}. Give each one or remove it."
+            )
+    return [(str(name), str(label).strip()) for name, label in rows]
 
 
 def _require(path, names, wanted):

@@ -5,11 +5,11 @@ millisecond, and it finds what goes wrong in practice: empty files, other files 
 """
 
 import io
+import struct
+import zlib
 
 import numpy as np
-from PIL import Image
-
-from parascale.errors import DataError
+from PIL import Image, UnidentifiedImageError
 
 START, END = b"\xff\xd8", b"\xff\xd9"
 START_OF_SCAN = 0xDA
@@ -17,8 +17,20 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # start-of-frame mar
 SPACES = {1: "grey", 3: "colour", 4: "CMYK"}
 
 
+# What Pillow raises for damaged images, and for those so large that they may be an attack.
+UNREADABLE = (
+    OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError, EOFError, struct.error,
+    zlib.error, NotImplementedError, Image.DecompressionBombError,
+)  # fmt: skip
+
+
 class BadImage(Exception):
     """Why bytes are no image that a training can use; the text says what is wrong."""
+
+
+def _reason(error):
+    """What an error of Pillow's says, but for the address in memory that stands in some: records must not differ by it."""
+    return "its format is unknown" if isinstance(error, UnidentifiedImageError) else error
 
 
 def check(data, depth="header"):
@@ -30,46 +42,65 @@ def check(data, depth="header"):
         raise BadImage("the file is empty")
     if depth == "none":
         return "unknown"
+    space = _check_markers(data) if data[:2] == START else _check_other(data)
     if depth == "decode":
-        decode(data)
-    return _check_markers(data) if data[:2] == START else _check_other(data)
+        opened(data)
+    return space
 
 
 def decode(data):
     """The pixels of an encoded image as RGB: uint8 array of height × width × 3. Raises BadImage where it is damaged."""
+    return np.asarray(opened(data))
+
+
+def opened(data):
+    """An encoded image, decoded in full by Pillow, as an RGB image of Pillow's. Of 16-bit grey the upper 8 bits are kept, as of
+    16-bit colour. Raises BadImage.
+    """
     try:
         with Image.open(io.BytesIO(data)) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BadImage(f"it cannot be decoded ({error})") from None
+            if image.mode.startswith("I;16"):
+                return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+            if image.mode in ("I", "F"):
+                raise BadImage(f"its pixels are of 32 bits (Pillow's mode {image.mode}), whose range is not known")
+            return image.convert("RGB")
+    except UNREADABLE as error:
+        raise BadImage(f"it cannot be decoded ({_reason(error)})") from None
 
 
-def decode_sample(reader, i):
-    """The pixels of sample `i` of a reader of images, as `decode` gives them. DataError that names a damaged one."""
+def frame_place(data):
+    """Where the frame header of a JPEG begins, its marker first; None where there is none to be found."""
     try:
-        return decode(reader[i])
-    except BadImage as error:
-        raise DataError(
-            f"{reader.where(i)}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`"
-        ) from None
+        return next((place for marker, place in _segments(data) if marker in FRAMES), None)
+    except (IndexError, BadImage):
+        return None
+
+
+def _segments(data):
+    """Yield (marker, place) of the segments of a JPEG up to the first scan, which is the last. IndexError where they end before."""
+    if data[:2] != START:
+        return
+    place = 2
+    while data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker == 0xFF:  # a fill byte
+            place += 1
+            continue
+        yield marker, place
+        if marker == START_OF_SCAN:
+            return
+        place += 2 + (data[place + 2] << 8 | data[place + 3])
+    raise BadImage(f"the JPEG is damaged: no marker at byte {place:,}")
 
 
 def _check_markers(data):
     """Follow the segments up to the first scan; the end-of-image marker must come after it."""
-    place, components = 2, None
+    components = None
     try:
-        while data[place] == 0xFF:
-            marker = data[place + 1]
-            if marker == 0xFF:  # a fill byte
-                place += 1
-                continue
+        for marker, place in _segments(data):
             if marker in FRAMES:
                 components = data[place + 9]
-            place += 2 + (data[place + 2] << 8 | data[place + 3])
-            if marker == START_OF_SCAN:
-                break
-        else:
-            raise BadImage(f"the JPEG is damaged: no marker at byte {place:,}")
+        place += 2 + (data[place + 2] << 8 | data[place + 3])
     except IndexError:
         raise BadImage(f"the JPEG is cut short: {len(data):,} bytes end within its header") from None
     if components not in SPACES:
@@ -86,6 +117,6 @@ def _check_other(data):
         with Image.open(io.BytesIO(data)) as image:
             mode = image.mode
             image.verify()
-    except (OSError, SyntaxError, ValueError) as error:
-        raise BadImage(f"it is no image that can be read ({error})") from None
+    except UNREADABLE as error:
+        raise BadImage(f"it is no image that can be read ({_reason(error)})") from None
     return {"L": "grey", "CMYK": "CMYK"}.get(mode, "colour")

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from parascale.data import jpeg
+from parascale.data.crops import readable
 from parascale.data.sampler import evaluation_share, share
 
 
@@ -18,7 +19,7 @@ class DecodedImages:
 
     def batch(self, numbers):
         """(uint8 pixels, int64 labels): one array of batch × height × width × 3, or a list where sizes differ."""
-        images = [jpeg.decode_sample(self.reader, i) for i in numbers]
+        images = [readable(self.reader, i, jpeg.decode) for i in numbers]
         same = len({image.shape for image in images}) == 1
         return np.stack(images) if same else list(map(np.array, images)), np.array(
             [self.reader.labels.item(i) for i in numbers]

@@ -6,7 +6,7 @@ import os
 import re
 
 from parascale.data.manifests import MANIFEST
-from parascale.errors import ConfigError
+from parascale.errors import ConfigError, DataError
 from parascale.settings.paths import expanded
 
 MOST_LISTED = 100  # files of a source that Snakemake watches
@@ -83,3 +83,14 @@ def sliced(pattern):
     if match:
         return match["path"], match["first"], match["last"]
     return pattern, None, None
+
+
+def require_one_name(split, found):
+    """Raise DataError where files bear different names of one split. found: path → the names of the split that are in it."""
+    first, names = next(iter(found.items()))
+    for path, others in found.items():
+        if not names & others:
+            raise DataError(
+                f"{first} and {path} may both be the {split} split: rename or remove one, or, for text, name the right one under "
+                "`data.source.files`"
+            )

@@ -1,14 +1,21 @@
 """Documents and their summaries as numbers: made once from raw rows, memory-mapped, padded into samples.
 
 A dataset's `pairs/` folder is like a `flat/` one (see `text.py`): `<split>.bin` holds document, summary, document, … one
-after the other, each ended by `<eos>`, and `<split>.ends.npy` where they end: a row (document, summary) a pair.
+after the other, each ended by `<eos>`, and `<split>.ends.npy` where they end: a row (document, summary) a pair. `test.jsonl`
+holds the pairs of the test split as they came, because summaries are judged by what people wrote, not by what a vocabulary
+left of it.
 """
+
+import json
+from contextlib import ExitStack
 
 import numpy as np
 
 from parascale.data import tokenize
 from parascale.data.text import IGNORED, prepared, write_documents
 from parascale.errors import DataError
+
+JUDGED = "test"  # the split whose raw texts are kept
 
 
 def prepare_pairs(raw, text, expected, output):
@@ -45,15 +52,19 @@ def _parts(pair, prefix):
 def _write_split(folder, split, tokenizer, pairs, dtype, prefix):
     left_out = {"without_document": 0, "without_summary": 0}
 
-    def parts():
+    def parts(raw):
         for pair in pairs:
             if _whole(pair):
+                if raw:
+                    raw.write(json.dumps(pair) + "\n")
                 yield from _parts(pair, prefix)
             else:
                 left_out["without_summary" if pair[0] and pair[0].strip() else "without_document"] += 1
 
     path = folder / f"{split}.bin"
-    counts = write_documents(path, tokenizer, parts(), dtype) | left_out
+    with ExitStack() as stack:
+        raw = stack.enter_context(open(folder / f"{split}.jsonl", "w")) if split == JUDGED else None
+        counts = write_documents(path, tokenizer, parts(raw), dtype) | left_out
     counts["documents"] //= 2  # each pair is two documents to the tokenizer
     ends = np.flatnonzero(np.fromfile(path, dtype) == tokenize.END_ID) + 1
     np.save(folder / f"{split}.ends.npy", ends.reshape(-1, 2))
@@ -64,12 +75,12 @@ class Pairs:
     """The samples of a summariser: a document, and its summary as what is given and what is asked for.
 
     tokens: parascale.data.text.Tokens of a `pairs/` folder. window, summary_window: places of a document and of a
-    summary. over_long: `cut` or `leave_out`, as in Training. The attribute `prefix` is what each document begins with.
+    summary. over_long: `cut` or `leave_out`, as in Training.
     """
 
     def __init__(self, tokens, split, window, summary_window, over_long="cut"):
         self.window, self.summary_window = window, summary_window
-        self.prefix = tokens.manifest["settings"].get("prefix", "")
+        self._raw = tokens.folder / f"{split}.jsonl"
         self._tokens = np.asarray(tokens.split(split))
         ends_N2 = np.load(tokens.folder / f"{split}.ends.npy")
         if not ends_N2.size or ends_N2[-1, 1] != len(self._tokens):
@@ -89,34 +100,41 @@ class Pairs:
                 f"{tokens.folder}: no pair of the split `{split}` fits `training.window` = {window} and "
                 f"`training.summary_window` = {summary_window}; make them larger"
             )
-        self._starts, self._lengths = starts[kept], lengths[kept]
+        self._starts, self._lengths, self._kept = starts, lengths, np.flatnonzero(kept)
 
     def __len__(self):
-        return len(self._starts)
+        return len(self._kept)
 
     def batch(self, indices):
         """Samples by number: (documents_BS, mask_BS, summaries_BT, labels_BT), numbers as int64, mask True at tokens.
 
         Summaries begin with `<eos>` and are one place behind their labels (teacher forcing). Padding has input 0 and label IGNORED.
         """
-        indices = np.asarray(indices, dtype=np.int64)
-        documents_BS, mask_BS = self._padded(indices, 0, self.window)
+        indices = self._kept[np.asarray(indices, dtype=np.int64)]
+        documents_BS, mask_BS = self.documents(indices)
         labels_BT, there_BT = self._padded(indices, 1, self.summary_window)
         first_B1 = np.full((len(indices), 1), tokenize.END_ID, np.int64)
         summaries_BT = np.concatenate([first_B1, labels_BT[:, :-1]], axis=1)
         return documents_BS, mask_BS, summaries_BT, np.where(there_BT, labels_BT, IGNORED)
 
-    def numbers(self, index):
-        """(document, summary) of a sample as arrays without end marks, the document as long as it is."""
-        parts = (self._tokens[start : start + length] for start, length in zip(*self._place(index), strict=True))
-        return tuple(part[:-1].astype(np.int64) for part in parts)
+    def documents(self, rows):
+        """(documents_BS, mask_BS) of rows of the split: of all of them, those that no batch has because they are long too."""
+        return self._padded(rows, 0, self.window)
 
-    def _place(self, index):
-        return self._starts[index].tolist(), self._lengths[index].tolist()
+    def raw(self):
+        """The (document, summary) of every row as it came. DataError for a split or a folder without them."""
+        try:
+            with open(self._raw) as handle:
+                return [tuple(json.loads(line)) for line in handle]
+        except FileNotFoundError:
+            raise DataError(
+                f"{self._raw} is missing, and summaries are judged by the texts in it; remove {self._raw.parent} and make it "
+                "again with the target `data`"
+            ) from None
 
-    def _padded(self, indices, part, places):
-        """(numbers, where there are any) of one part of each sample, in rows of `places`."""
+    def _padded(self, rows, part, places):
+        """(numbers, where there are any) of one part of each row, cut or padded to `places`."""
         offsets = np.arange(places)
-        there = offsets < self._lengths[indices, part, None]
-        rows = self._tokens[np.where(there, self._starts[indices, part, None] + offsets, 0)]
-        return np.where(there, rows, 0).astype(np.int64), there
+        there = offsets < self._lengths[rows, part, None]
+        numbers = self._tokens[np.where(there, self._starts[rows, part, None] + offsets, 0)]
+        return np.where(there, numbers, 0).astype(np.int64), there

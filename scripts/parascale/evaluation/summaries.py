@@ -67,30 +67,31 @@ def rouge(references, summaries):
 def judge(model, pairs, decode, settings, batch, device):
     """What a model's summaries of a split are worth: {documents, greedy, beam, lead: ROUGE by name, examples}.
 
-    pairs: the split (parascale.data.pairs.Pairs). decode: numbers → text. settings: a config Summaries. batch: documents
-    at once. `lead` is what nothing but the first words of each document would reach, as many as references have on average.
+    pairs: the split (parascale.data.pairs.Pairs). Every document of it is summarised, and every summary is compared with the
+    reference as it was written, however long either is. decode: numbers → text. settings: a config Summaries. batch:
+    documents at once. `lead` is what nothing but the first words of each document would reach, as many as references have
+    on average.
     """
-    chosen = np.arange(len(pairs) if settings.documents is None else min(settings.documents, len(pairs)))
-    texts = [tuple(map(decode, pairs.numbers(number))) for number in chosen]
-    documents, references = zip(*((text.removeprefix(pairs.prefix), summary) for text, summary in texts), strict=True)
+    documents, references = zip(*pairs.raw()[: settings.documents], strict=True)
+    rows = np.arange(len(documents))
     written = {"greedy": [], "beam": []}
-    with Progress("summaries", unit="documents", total=len(chosen)) as progress:
-        for first in range(0, len(chosen), batch):
-            numbers = chosen[first : first + batch]
-            document, mask = (torch.from_numpy(part).to(device) for part in pairs.batch(numbers)[:2])
+    with Progress("summaries", unit="documents", total=len(rows)) as progress:
+        for first in range(0, len(rows), batch):
+            chosen = rows[first : first + batch]
+            document, mask = (torch.from_numpy(part).to(device) for part in pairs.documents(chosen))
             for name, width in (("greedy", 1), ("beam", settings.beams)):
                 found = beam_search(model, document, mask, pairs.summary_window, width, settings.length_penalty)
                 written[name] += map(decode, found)
-            progress.add(len(numbers))
+            progress.add(len(chosen))
     words = round(np.mean([len(reference.split()) for reference in references]))
     lead = [" ".join(document.split()[:words]) for document in documents]
-    shown = range(min(settings.examples, len(chosen)))
     return {
-        "documents": len(chosen),
+        "documents": len(rows),
         **{name: rouge(references, summaries) for name, summaries in {**written, "lead": lead}.items()},
         "lead_words": int(words),
         "beams": settings.beams,
         "examples": [
-            {"document": documents[n], "reference": references[n], "summary": written["beam"][n]} for n in shown
+            {"document": documents[n], "reference": references[n], "summary": written["beam"][n]}
+            for n in rows[: settings.examples]
         ],
     }

@@ -80,7 +80,7 @@ def _open_classification(workload, folder, seed):
     there = read_manifest(folder)["splits"]
     for name in ("train", "validation"):
         require_split(folder, name, there)
-    readers = {name: open_images(folder, name, workload.data.io) for name in SPLITS if name in there}
+    readers = {name: open_images(folder, name, workload.data.io, check=True) for name in SPLITS if name in there}
     for reader in readers.values():
         reader.read_batch([0])  # opens its files now: the folder may be one that goes again
     bad = [sample["split"] for sample in readers["train"].manifest["bad"]]
@@ -90,8 +90,11 @@ def _open_classification(workload, folder, seed):
         "train_samples": (images, "images in the train split, bad ones included"),
     }
     check_expected(workload.data.expected, found, folder)
-    splits = {name: ClassImages(readers[name], training.image_size) for name in readers if name != "train"}
-    splits["train"] = AugmentedImages(readers["train"], training.image_size, seed, training.smallest_crop)
+    seen = training.image_size, training.decoder
+    splits = {name: ClassImages(readers[name], *seen) for name in readers if name != "train"}
+    splits["train"] = AugmentedImages(
+        readers["train"], training.image_size, seed, training.smallest_crop, training.decoder
+    )
     return Task(
         splits,
         len(readers["train"].classes),

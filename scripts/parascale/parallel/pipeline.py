@@ -31,11 +31,24 @@ def cut(model, stage, stages):
 
 
 class TimedStage(PipelineStage):
-    """A stage that tells its clock how long it computed forward and backward; the rest of a step is waiting."""
+    """A stage that tells its clock how long it computed forward and backward; the rest of a step is waiting.
+
+    draws: of dropout, which is told the micro-batch: its forward pass draws, and its backward pass where it recomputes.
+    """
+
+    draws = None
 
     def __init__(self, *args, clock, **kwargs):
         super().__init__(*args, **kwargs)
         self.clock = clock
+
+    def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
+        self.draws.begin_micro_batch(fwd_chunk_id)
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id, *args, **kwargs):
+        self.draws.begin_micro_batch(bwd_chunk_id)
+        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def forward_maybe_with_nosync(self, *args, **kwargs):
         with self.clock.phase("forward"):
@@ -59,13 +72,13 @@ class Pipeline:
         self.parts = dict(zip(self.indices, parts, strict=True))
         self.first = 0 in self.indices
         self.last = layout.stages - 1 in self.indices
-        stages = [
+        self.stages = [
             TimedStage(part, index, layout.stages, mesh.device, group=self.group, clock=clock)
             for index, part in self.parts.items()
         ]
         kind = get_schedule_class(layout.pipeline_schedule)
         # Stages of a loop are handed over together, a single one by itself.
-        held = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
+        held = self.stages if issubclass(kind, PipelineScheduleMulti) else self.stages[0]
         self.schedule = kind(held, layout.micro_batches, loss_fn=loss, scale_grads=False)
 
     def train_step(self, inputs, labels):

@@ -12,6 +12,8 @@ A model's `tensor_plan` says how each submodule takes part:
     split_sequence_after    where the sequence is split for that
     gather_before           where it is gathered again. The gradients of all matrices that follow are added up before they
                             are sent: one reduction for query, key and value together
+    drops_of_heads          dropout on split heads, whose masks are those of this rank's
+    drops_of_sequence       likewise on its part of the sequence, with `sequence_parallel`
     gather_after            likewise, for an output that several modules take: the memory of a decoder
 """
 
@@ -63,6 +65,8 @@ def _styles(sequence_parallel, loss_parallel):
         )
         if sequence_parallel
         else None,
+        "drops_of_heads": Part,
+        "drops_of_sequence": Part if sequence_parallel else None,
         "gather_after": partial(
             PrepareModuleOutput, output_layouts=between, desired_output_layouts=Replicate(), use_local_output=False
         ),
@@ -81,6 +85,14 @@ class Whole(ParallelStyle):
 
     def _apply(self, module, device_mesh):
         return distribute_module(module, device_mesh, _replicate, _enter, _leave)
+
+
+class Part(ParallelStyle):
+    """A dropout that sees this rank's part of a sample."""
+
+    def _apply(self, module, device_mesh):
+        module.part = device_mesh.get_local_rank()
+        return module
 
 
 def _replicate(name, module, mesh):

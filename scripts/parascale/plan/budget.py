@@ -75,7 +75,7 @@ class PricedJob(PlannedJob):
 class Plan:
     """Priced jobs and what they come to. capacity: slots that may be taken at once; None: all.
 
-    cap: core-hours that it may cost. repeats_cap: core-hours of finished trainings that it may repeat.
+    cap: core-hours that it may cost together with `spent`, what jobs of this root were charged before. repeats_cap: core-hours of finished trainings that it may repeat.
     """
 
     site: str
@@ -88,16 +88,18 @@ class Plan:
     repeats_cap: float | None
     capacity: int | None
     capacity_is_cores: bool = False
+    spent: float = 0.0
 
     def as_dict(self):
         """The mapping that `plan.json` holds."""
         return {"schema_version": SCHEMA_VERSION} | vars(self) | {"jobs": [vars(job) for job in self.jobs]}
 
 
-def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=False, site=None):
+def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=False, site=None, spent=0.0):
     """The Plan for `jobs` (a list of PlannedJob).
 
-    history: rule → hours (see `rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the planner's, or the same with limits read live.
+    history: rule → hours (see `rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the planner's, or
+    the same with limits read live. spent: core-hours (see `spent`).
     """
     site = site or planner.site
     budget = planner.project.config.budget
@@ -114,7 +116,7 @@ def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=Fals
     totals = {**_totals(priced), "wall_hours_at_once": wall_hours(priced), "wall_hours_limited": limited}
     said = tuple(_unknown(priced)), tuple(violations)
     caps = budget.core_hours, budget.repeated_core_hours
-    return Plan(site.name, tuple(priced), totals, *said, budget.quota, *caps, capacity, capacity_is_cores)
+    return Plan(site.name, tuple(priced), totals, *said, budget.quota, *caps, capacity, capacity_is_cores, spent)
 
 
 def price(job, planner, history, ready=True):
@@ -175,9 +177,10 @@ def check(plan):
     if plan.violations:
         raise BudgetError("these jobs can never start:\n  " + "\n  ".join(plan.violations))
     expected = plan.totals["core_hours_expected"]
-    if plan.cap is not None and expected > plan.cap:
+    if plan.cap is not None and plan.spent + expected > plan.cap:
+        beside = f" beside {plan.spent:,.2f} core-h spent before" if plan.spent else ""
         raise BudgetError(
-            f"this workflow is expected to cost {expected:,.2f} core-h, more than budget.core_hours = {plan.cap:,g}. "
+            f"this workflow is expected to cost {expected:,.2f} core-h{beside}, more than budget.core_hours = {plan.cap:,g}. "
             "Run less (name targets on the command line), or raise budget.core_hours in the configuration"
         )
     repeats = plan.totals["core_hours_repeated"]
@@ -197,7 +200,7 @@ def warnings(plan):
     elif plan.quota is not None and worst > plan.quota:
         said.append(f"at worst {worst:,.1f} core-h are more than the quota of {plan.quota:,g}")
     if plan.cap is not None and plan.totals["jobs_unknown"]:
-        said.append(f"budget.core_hours cannot account for {plan.totals['jobs_unknown']} jobs of unknown cost")
+        said.append(f"budget.core_hours cannot account for jobs of unknown cost: {'; '.join(plan.unknown)}")
     for job in plan.jobs:
         if job.fits in ("risky", "does not fit"):
             said.append(f"{_title(job)}: memory: {job.fits}" + (f"; it would with {job.remedy}" if job.remedy else ""))
@@ -213,6 +216,12 @@ def rule_history(events, site):
         if event["event"] == "finished" and event.get("site") == site and event.get("seconds") is not None:
             hours[event["rule"]].append(event["seconds"] / 3600)
     return {rule: statistics.median(values) for rule, values in hours.items()}
+
+
+def spent(events, site):
+    """Core-hours that jobs were charged at a site (a name) by an `events.jsonl`, failed ones included; 0 without the file."""
+    charged = read_json_lines(events) if events.is_file() else []
+    return sum(event.get("core_hours") or 0.0 for event in charged if event.get("site") == site)
 
 
 def _totals(jobs):

@@ -46,7 +46,8 @@ def remarks(plan):
             f"Share of the quota of {plan.quota:,g} core-h: {share:.2%} expected, {totals['core_hours_worst'] / plan.quota:.2%} at worst"
         )
     if plan.cap is not None:
-        said.append(f"Budget: {totals['core_hours_expected']:,.2f} of {plan.cap:,g} core-h")
+        before = f" after {plan.spent:,.2f} spent" if plan.spent else ""
+        said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h")
     bases = sorted({job.basis for job in plan.jobs if job.basis})
     if bases:
         said.append(f"Rests on: {', '.join(bases)}")

@@ -157,7 +157,18 @@ def _scaling_row(report, experiment, record):
 
 def _phase(record, phase):
     """Mean seconds a step of a phase."""
-    return record.summary.phases.get(phase, 0.0) / max(record.summary.steps, 1)
+    return _phases(record).get(phase, 0.0) / max(record.summary.steps, 1)
+
+
+def _phases(record):
+    """Seconds by phase, as rank 0 spent them; in a pipeline it waits as long as the mean rank does, so that no figure says other than
+    the table of bubbles."""
+    phases, waited = record.summary.phases, record.summary.bubble_measured
+    total, own = sum(phases.values()), phases.get("bubble", 0.0)
+    if waited is None or own >= total:
+        return phases
+    scale = total * (1 - waited) / (total - own)
+    return {name: scale * seconds for name, seconds in phases.items()} | {"bubble": total * waited}
 
 
 def _phase_panel(workload, kind, records):
@@ -171,7 +182,7 @@ def _phase_panel(workload, kind, records):
 
 
 def _phase_note(record, phase):
-    share = record.summary.phases.get(phase, 0.0) / max(sum(record.summary.phases.values()), 1e-12)
+    share = _phases(record).get(phase, 0.0) / max(sum(_phases(record).values()), 1e-12)
     return f"{record.name}: {phase} {numbers.duration_of_step(_phase(record, phase))} ({numbers.percent(share)})"
 
 

@@ -14,6 +14,7 @@ from parascale.report.figures import FIGURES
 from parascale.report.plans import advice_csv
 from parascale.report.sections import sections, warnings
 from parascale.report.summary import summary_csv
+from parascale.report.verdict import verdicts
 
 QUOTED = re.compile(r"`([^`]*)`")
 
@@ -37,7 +38,7 @@ def render(report, parts, subtitle, footer, said=()):
 
 
 def write_report(report, output):
-    """Write `index.html`, its CSV files and `figures/*.svg` below the folder `output`, each whole or not at all."""
+    """Write `index.html`, `verdict.txt` with its first sentences, its CSV files and `figures/*.svg` below the folder `output`, each whole or not at all."""
     output = Path(output)
     parts = sections(report)
     # A panel that is on the page is already drawn.
@@ -46,6 +47,8 @@ def write_report(report, output):
         files.write_text(output / "figures" / f"{name}.svg", drawing.standalone(shown.get(name) or make(report)))
     for name, text in (("summary", summary_csv), ("advice", advice_csv), ("checkpoints", conversions_csv)):
         files.write_text(output / f"{name}.csv", text(report))
+    said = [" ".join(verdict.sentences) for verdict in verdicts(report)]
+    files.write_text(output / "verdict.txt", "".join(f"{line}\n" for line in said))
     files.write_text(output / "index.html", render_page(report, parts))
 
 

@@ -89,8 +89,8 @@ def parity_section(report):
 
 def _is_explained(record):
     """Whether the verdict's reason is told: an unusual one, or `same` where dropout was switched off to compare at all."""
-    dropout = record.run.workload.model.dropout if record.run is not None else 0.0
-    return record.parity.verdict in UNUSUAL or (record.parity.verdict == "same" and dropout > 0)
+    switched_off = record.run is not None and not record.run.workload.model.drops_alike
+    return record.parity.verdict in UNUSUAL or (record.parity.verdict == "same" and switched_off)
 
 
 def _parity_row(record):

@@ -90,7 +90,11 @@ class Keeping:
 class Budget:
     """What the project may spend, in core-hours as they are charged."""
 
-    core_hours: Number | None = option(None, "a workflow that is expected to cost more does not start", above=0.0)
+    core_hours: Number | None = option(
+        None,
+        "a workflow that is expected to cost more, together with what jobs of this root spent before, does not start",
+        above=0.0,
+    )
     repeated_core_hours: Number | None = option(
         1000.0,
         "a workflow that would train again what cost more, because settings, code or data changed, does not start; `null`: no limit",

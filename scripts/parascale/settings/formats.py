@@ -53,8 +53,9 @@ class Formats:
         "written, `skip` puts the list into the manifest; changing this converts nothing again",
     )
     check: Literal["header", "decode", "none"] = option(
-        "header",
-        "check of each image: `header` (its markers, first to last), `decode` (every pixel, slow), `none`",
+        "decode",
+        "check of each image when it is converted: `decode` (every pixel), `header` (its markers, first to last: quicker, but a "
+        "training may still stop at a damaged image), `none`",
     )
     threads: int = option(
         64,

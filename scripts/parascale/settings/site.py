@@ -39,8 +39,8 @@ class Network:
 class Assumed:
     """What a plan takes for granted of a machine until a calibration has measured it."""
 
-    core_gigaflops: Number = option(15.0, "rate of one core, in runs on CPUs", above=0.0)
-    core_gigabytes_per_second: Number = option(5.0, "memory bandwidth of one core", above=0.0)
+    core_gigaflops: Number = option(50.0, "rate of one core, in runs on CPUs", above=0.0)
+    core_gigabytes_per_second: Number = option(12.0, "memory bandwidth of one core", above=0.0)
     kernel_microseconds: Number = option(12.0, "time to start an operation, in runs on CPUs", above=0.0)
     split_pass_microseconds: Number = option(
         5000.0,
@@ -48,7 +48,7 @@ class Assumed:
         above=0.0,
     )
     shard_pass_microseconds: Number = option(
-        2000.0,
+        4000.0,
         "additional time per pass through a block with FSDP, in runs on CPUs: gathering, laying out, freeing",
         above=0.0,
     )

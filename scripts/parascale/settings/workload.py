@@ -41,7 +41,13 @@ class Model:
 
     dropout: ClassVar = 0.0
     pretrained: ClassVar = None  # folder of the weights that it begins with
+    same_masks: ClassVar = True  # dropout, if there is any, falls alike in every layout
     counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
+
+    @property
+    def drops_alike(self):
+        """Whether layouts can be compared with dropout: a class of the user's own draws its own way."""
+        return not self.dropout or (self.same_masks and ":" not in self.kind)
 
     @staticmethod
     def variant(values, beside):
@@ -204,6 +210,12 @@ class ImageTraining(Training):
 
     image_size: int = option(160, "side in pixels to which images are cropped and resized", low=16)
     smallest_crop: Number = option(0.35, "smallest fraction of an image's area in a random crop", above=0.0, high=1.0)
+    decoder: Literal["scaled", "full"] = option(
+        "scaled",
+        "how JPEGs are decoded: `scaled` by libjpeg-turbo, as small as the crop allows and no further down than it reaches; "
+        "`full` as a whole, by Pillow",
+        before="full",
+    )
     workers: int = option(
         0, "processes per rank that read and decode ahead; 0: the rank does it itself", CONDUCT, low=0
     )

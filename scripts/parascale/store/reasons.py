@@ -1,6 +1,7 @@
 """Why a training has to run: what changed since the one that results show, or that it is kept already."""
 
 import functools
+from contextlib import suppress
 from dataclasses import dataclass
 
 from parascale.errors import ParascaleError, few
@@ -8,7 +9,7 @@ from parascale.files import read_json
 from parascale.settings import Site, identity, run_from_dict, strict
 from parascale.settings.options import LAYOUT
 from parascale.store.keys import data_known, key_of, modules_of_run
-from parascale.store.trainings import Store
+from parascale.store.trainings import Store, record_in
 
 
 @dataclass(frozen=True)
@@ -45,26 +46,24 @@ class Reasons:
             return KEPT
         output, work = (place(run.run) for place in self.paths.places(kind))
         record, hours = self._finished(output)
-        begun = work / "run.json"
-        if begun.is_file():
-            unfinished = read_json(begun)
+        if unfinished := record_in(work):
             if not self._changes(unfinished, run, known, resharded=True):
                 return Reason("continues what was begun", repeats=hours)
             record = record or unfinished
-        if record is None:
+        if not record:
             return Reason("new")
         missing = "a file of its result is missing" if ready else "what it reads is made anew"
         return Reason(self._changes(record, run, known) or missing, repeats=hours)
 
     def _finished(self, output):
-        """(record, core-hours) of the last finished training that was shown in a folder; (None, 0.0) where there was none."""
-        if (output / "summary.json").is_file() and (output / "run.json").is_file():
-            folder = output
-        elif (kept := self._last.get(f"{output.parent.name}/{output.name}")) is not None:
-            folder = kept.folder
-        else:
-            return None, 0.0
-        return read_json(folder / "run.json"), read_json(folder / "summary.json").get("core_hours") or 0.0
+        """(record, core-hours) of the last finished training that was shown in a folder; ({}, 0.0) where there was none."""
+        kept = self._last.get(f"{output.parent.name}/{output.name}")
+        for folder in (output, kept and kept.folder):
+            with suppress(
+                TypeError, FileNotFoundError, ValueError, AttributeError
+            ):  # there is none, or it is not whole
+                return read_json(folder / "run.json"), read_json(folder / "summary.json").get("core_hours") or 0.0
+        return {}, 0.0
 
     @functools.cached_property
     def _last(self):

@@ -67,14 +67,18 @@ class Store:
         self.folder = Path(folder)
 
     def finished(self, key):
-        """The Kept of a key, or None. Its files are not read: `check` does that."""
-        folder = self.folder / key
-        return _kept(folder) if (folder / MANIFEST).is_file() else None
+        """The Kept of a key; None where there is none, or its manifest cannot be read. Its files are not: `check` does that."""
+        try:
+            values = read_json(self.folder / key / MANIFEST)
+            told = (values[name] for name in ("place", "finished", "core_hours", "bytes"))
+            return Kept(self.folder / key, key, *told)
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
 
     def all(self):
         """Every Kept, the one that was used longest ago first."""
-        folders = [path.parent for path in self.folder.glob(f"*/{MANIFEST}") if not path.parent.suffix]
-        return sorted(map(_kept, folders), key=lambda kept: kept.used)
+        keys = [path.parent.name for path in self.folder.glob(f"*/{MANIFEST}") if not path.parent.suffix]
+        return sorted(filter(None, map(self.finished, keys)), key=lambda kept: kept.used)
 
     @contextmanager
     def keeping(self, key, place):
@@ -89,6 +93,8 @@ class Store:
             if self.finished(key):  # by another job, meanwhile
                 shutil.rmtree(partial)
             else:
+                if (self.folder / key).exists():
+                    self.set_aside(key, f"{self.folder / key / MANIFEST} is missing or damaged")
                 partial.rename(self.folder / key)
             sync_path(self.folder)
 
@@ -96,7 +102,7 @@ class Store:
         """Keep a finished training that lies nowhere but in a folder of results; says whether there was one."""
         if not all((shown / name).is_file() for name in NEEDED):
             return False
-        key = read_json(shown / "run.json").get("key")
+        key = record_in(shown).get("key")
         if key is None or self.finished(key):
             return False
         with self.keeping(key, f"{shown.parent.name}/{shown.name}") as folder:
@@ -118,12 +124,12 @@ class Store:
         except CheckpointError as error:
             raise StoreError(str(error)) from None
 
-    def set_aside(self, kept):
-        """Take a damaged training out of its key's place; returns where it went."""
-        aside = self.folder / f"{kept.key}.damaged"
+    def set_aside(self, key, reason):
+        """Take a damaged training out of its key's place, and say so."""
+        aside = self.folder / f"{key}.damaged"
         shutil.rmtree(aside, ignore_errors=True)
-        kept.folder.rename(aside)
-        return aside
+        (self.folder / key).rename(aside)
+        print(f"store: {reason}. This finished training is set aside as {aside}", flush=True)
 
     def show(self, key, output, run):
         """Make a training the result of `run` in the folder `output`: every file, summary.json last.
@@ -161,13 +167,17 @@ def shown_places(results):
     prices, and are kept without them."""
     found = defaultdict(list)
     for path in sorted([*results.glob("runs/*/run.json"), *results.glob("parity/*/run.json")]):
-        found[read_json(path).get("key")].append(f"{path.parts[-3]}/{path.parts[-2]}")
+        found[record_in(path.parent).get("key")].append(f"{path.parts[-3]}/{path.parts[-2]}")
     return dict(found)
 
 
-def _kept(folder):
-    values = read_json(folder / MANIFEST)
-    return Kept(folder, folder.name, *(values[name] for name in ("place", "finished", "core_hours", "bytes")))
+def record_in(folder):
+    """The `run.json` of a folder; empty where there is none, or it is not whole."""
+    try:
+        record = read_json(folder / "run.json")
+    except (FileNotFoundError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _described(folder, key, place):

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parascale.errors import TrainingError
-from parascale.files import read_json
 from parascale.lease import Lease
 from parascale.settings import Run, Site, identity
 from parascale.store.keys import code_of_run, data_known
-from parascale.store.trainings import Store, StoreError
+from parascale.store.trainings import Store, StoreError, record_in
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ def published(job):
     """
     if not job.data.is_dir() or not show_kept(job):
         return False
-    begun = job.work / "run.json"
-    if begun.is_file() and read_json(begun).get("key") == job.key:  # its end was cut off after it was kept
+    if record_in(job.work).get("key") == job.key:  # its end was cut off after it was kept
         lease = Lease(job.work)
         with suppress(TrainingError):  # or it is just ending
             lease.acquire()
@@ -99,7 +97,7 @@ def show_kept(job):
     try:
         store.check(kept)
     except StoreError as error:
-        print(f"{name}: {error}. This finished training is set aside as {store.set_aside(kept)}", flush=True)
+        store.set_aside(kept.key, str(error))
         return False
     store.show(kept.key, job.output, job.run)
     print(

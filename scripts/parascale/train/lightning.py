@@ -88,6 +88,7 @@ class Steps(LightningModule):
         number, parts = batch
         if number == 0:
             self._begin(parts)
+        self.stepper.draws.begin_part(self.next_step, number)
         *inputs, labels = parts[number]
         with self.session.clock.phase("forward"):
             loss = self.stepper.loss(self.network(*inputs), labels)

@@ -156,8 +156,9 @@ class Session:
         self.watchdog.feed()
         optim = self.run.workload.optim
         set_rates(self.stepper.optimizers, self.lr(step), momentum(step, self.steps, optim))
+        self.stepper.begin(step)
         if self.run.workload.model.dropout > 0:
-            # From seed, step and share of the samples alone, so that a resumed run draws the same.
+            # Models of others draw their own way: from seed, step and share of the samples, so that a resumed run draws the same.
             key = f"{self.run.seed}/{step}/{self.mesh.data_rank}/{self.mesh.coordinate('pp')}"
             torch.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1)
         if self.profiler is not None:

@@ -58,8 +58,8 @@ def not_comparable(run):
 def compare(run, baseline, folder, baseline_folder, dropout=0.0):
     """The verdict on `run` (a parity Run) against `baseline`, from the results of both parity runs, as plain values.
 
-    dropout: of the run that the parity run stands for. Its random numbers fall differently in every layout, so it is
-    switched off where layouts are compared, and the verdict says so.
+    dropout: of the run that the parity run stands for. Where a model's own falls differently in every layout, it is switched off
+    for the comparison, and the verdict says so.
     """
     tolerance = TOLERANCES[run.precision]
     verdict = {
@@ -89,7 +89,7 @@ def compare(run, baseline, folder, baseline_folder, dropout=0.0):
     ]
     same = not outside and not _beyond(weights, tolerance.weights)
     reason = "within tolerance at every step" if same else _describe(outside, weights, worst, tolerance)
-    if dropout:
+    if dropout and not run.workload.model.dropout:
         reason += f"; dropout was switched off for the comparison: parity of the run itself, with dropout {dropout}, is not claimed"
     return verdict | {
         "verdict": "same" if same else "different",

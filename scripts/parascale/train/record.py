@@ -111,8 +111,8 @@ class Recorder:
         self.events.close()
 
     def steps(self):
-        """All whole lines of steps."""
-        return _whole_lines(self.steps_path, "step")
+        """All whole lines of steps, each step once: where a disk was full, a line may have been written a second time."""
+        return list({line["step"]: line for line in _whole_lines(self.steps_path, "step")}.values())
 
     def _known_attempts(self, kept):
         """The attempts of the file, and those that a checkpoint has kept and the file has lost."""

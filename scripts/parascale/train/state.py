@@ -91,7 +91,7 @@ class RunState:
         died_at, begun = self._hold()
         if show_kept(job):  # it ended while this job waited for the lease
             self.lease.release()
-            if not begun:
+            if begun.get("key", job.key) == job.key:
                 shutil.rmtree(work)
             return died_at, True
         before, earlier = begun.get("continuation", {}), _aside(work, parts)

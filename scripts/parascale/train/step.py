@@ -4,10 +4,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from parascale.data.sampler import share
+from parascale.families.dropout import Draws
 from parascale.train.loss import all_reduce, computation_context, count_targets
 from parascale.train.optim import clip, finish_gradients, squared_norm
 
@@ -47,6 +50,17 @@ class StepResult:
         return norm, loss, int(targets)
 
 
+def make_draws(run, model):
+    """The Draws of dropout on this rank: what is random follows from a sample's place in the global batch, whoever computes it."""
+    mesh, layout = model.mesh, run.layout
+    own = share(np.arange(run.global_batch), mesh.data_rank, layout.data_parallel)
+    positions = np.array_split(own, run.workload.training.accumulate)
+    draws = Draws(model.parts, run.seed, positions, layout.micro_batches, mesh.device)
+    for stage in model.pipeline.stages if model.pipeline is not None else ():
+        stage.draws = draws
+    return draws
+
+
 class Stepper:
     """Runs optimizer steps. Reads top to bottom: count, compute, complete the gradient, clip, update, report."""
 
@@ -54,9 +68,15 @@ class Stepper:
         self.run, self.model, self.optimizers, self.loss, self.clock = run, model, optimizers, loss, clock
         self.mesh = model.mesh
         self.computation = partial(computation_context, run, self.mesh.device.type)
+        self.draws = make_draws(run, model)
+        self.number = 0
         self.clip_norm = run.workload.optim.clip_norm
         self.counts = self.mesh.coordinate("tp") == 0 and self.mesh.coordinate("pp") == 0
         self.reports = self.mesh.coordinate("tp") == 0 and model.has_loss
+
+    def begin(self, number):
+        """The step that follows has this number."""
+        self.number = number
 
     def step(self, batches, stop=False, save=False):
         """Train on this rank's list of (*inputs, labels) parts of one global batch, at the rates that the optimizers have.
@@ -104,6 +124,7 @@ class Stepper:
         """Gradients of all parts of the batch, added up; returns this rank's part of the mean loss, on the device."""
         total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for number, (*inputs, labels) in enumerate(batches, 1):
+            self.draws.begin_part(self.number, number - 1)
             if self.model.pipeline is not None:
                 with self.clock.phase("pipeline"), self.computation():
                     loss = self.model.pipeline.train_step(*inputs, labels)

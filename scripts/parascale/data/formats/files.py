@@ -46,7 +46,10 @@ class Writer(BlockWriter):
 
 
 class Reader(BaseReader):
-    """Opens, reads and closes the sample's file."""
+    """Opens, reads and closes the sample's file. Others may change it, so its length and checksum are always compared."""
+
+    def __init__(self, folder, split, io="auto", check=True):
+        super().__init__(folder, split, io, check=True)
 
     def _acquire(self):
         self._lists, self._folders = [], []
@@ -70,6 +73,9 @@ class Reader(BaseReader):
                 f"{name}: {error.strerror}. The file was there when it was indexed; bring it back, or remove the folders of the index "
                 f"and of the formats in {self.folder.parent} and run the target `formats` again"
             ) from None
+
+    def where(self, i):
+        return f"{self.path(i).decode('utf-8', 'backslashreplace')}: sample {i:,}"
 
     def path(self, i):
         """The path of sample `i`, as the filesystem spells it."""

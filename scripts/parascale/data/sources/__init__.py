@@ -4,11 +4,14 @@ A kind is a module with one function `fetch(source, output, attempts)` that make
 or not at all. What a broken download already has waits in `<output>.partial` for the next attempt.
 """
 
+import fcntl
+import os
+from contextlib import contextmanager
 from pathlib import Path
 
 from parascale.data.sources import builtin, files, hub, url
 from parascale.data.sources.manifest import Raw, settings_of
-from parascale.errors import DataError
+from parascale.errors import DataError, DownloadError
 from parascale.files import full_disk_is_an_error
 
 KINDS = {"builtin": builtin.fetch, "hub": hub.fetch, "files": files.fetch, "url": url.fetch}
@@ -30,10 +33,31 @@ def download(source, output, attempts=ATTEMPTS, force=False):
 
 def made(source, output, fetch, attempts, keep=True):
     """The raw folder `output`, made by `fetch`. keep: one that is there, whole and of the same settings, is kept."""
-    if not (keep and _is_whole(source, output)):
-        with full_disk_is_an_error(output):
+    with full_disk_is_an_error(output), _alone(output):
+        if not (keep and _is_whole(source, output)):
             fetch(source, Path(output), attempts)
     return Raw(output)
+
+
+@contextmanager
+def _alone(output):
+    """Let no other process of this machine download into the folder `output` at the same time: both would append to one piece."""
+    folder = Path(output).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise DownloadError(
+            f"{output}: another process is downloading into {folder} just now; wait until it has ended"
+        ) from None
+    except OSError:
+        pass  # a filesystem without locks
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def _is_whole(source, output):

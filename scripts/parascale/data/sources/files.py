@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from parascale.data.manifests import MANIFEST
-from parascale.data.named_files import SPLIT_NAMES, as_list, matches, sliced
+from parascale.data.named_files import SPLIT_NAMES, as_list, matches, require_one_name, sliced
 from parascale.data.sources import readers
 from parascale.data.sources.manifest import Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
@@ -62,10 +62,13 @@ def paths_by_split(paths):
     by_split = {}
     for path in paths:
         words = set(re.split(r"[^a-z]+", path.lower()))
-        splits = [split for split, names in SPLIT_NAMES.items() if words.intersection(names)]
+        splits = {split: found for split, names in SPLIT_NAMES.items() if (found := words.intersection(names))}
         if len(splits) == 1:
-            by_split.setdefault(splits[0], []).append(path)
-    return {split: by_split[split] for split in SPLITS if split in by_split}
+            ((split, found),) = splits.items()
+            by_split.setdefault(split, {})[path] = found
+    for split, found in by_split.items():
+        require_one_name(split, found)
+    return {split: list(by_split[split]) for split in SPLITS if split in by_split}
 
 
 def _entries(pattern, folder, name):

@@ -1,7 +1,9 @@
 """Texts from files of three kinds: lines of plain text, rows of Parquet, rows of JSON Lines."""
 
+import codecs
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pyarrow
@@ -16,6 +18,7 @@ KINDS = {
     **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
 }
 BLOCK_BYTES = 1 << 20
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def kind_of(path):
@@ -54,11 +57,15 @@ def records(path, columns, first=0, last=None, required=False):
     """
     if kind_of(path) == TEXT:
         raise DataError(f"{path}: plain text has no columns {', '.join(columns)}; give Parquet or JSON Lines")
-    rows, word, start = (_parquet_rows, "row", 0) if kind_of(path) == PARQUET else (_json_rows, "line", 1)
-    for number, values in enumerate(_part(path, rows(path, columns, required), first, last), start + first):
+    rows, word = (_parquet_rows, "row") if kind_of(path) == PARQUET else (_json_rows, "line")
+    for number, values in _part(path, rows(path, columns, required), first, last):
         for name, value in zip(columns, values, strict=True):
             if not isinstance(value, str) and (required or value is not None):
-                raise DataError(f"{path}, {word} {number:,}: `{name}` holds no text but {value!r}")
+                raise DataError(f"{path}, {word} {number:,}: `{name}` holds no text but {value!r:.100}")
+            if value and SURROGATE.search(value):
+                raise DataError(
+                    f"{path}, {word} {number:,}: `{name}` holds half of a UTF-16 pair, which is no character"
+                )
         yield values
 
 
@@ -67,18 +74,27 @@ def _part(path, rows, first, last):
         yield from itertools.islice(rows, first, last)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _lines(path):
-    """Lines without their ends, decoded one by one so that an error can say where it is."""
+    """Lines without their ends, decoded one by one so that an error can say where it is. A byte order mark is no text."""
     offset = 0
     with open(path, "rb") as handle:
         for line in handle:
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
+            marked = len(codecs.BOM_UTF8) if offset == 0 and line.startswith(codecs.BOM_UTF8) else 0
+            if b"\0" in line or (offset == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))):
                 raise DataError(
-                    f"{path}: byte {offset + error.start:,} (0x{line[error.start]:02x}) is not UTF-8 text. Convert the file "
+                    f"{path}: byte {offset + max(line.find(0), 0):,} says that it is UTF-16, or no text at all. Convert the file "
+                    "(`iconv -f utf-16 -t utf-8`), or name the right one."
+                )
+            try:
+                text = line[marked:].decode("utf-8")
+            except UnicodeDecodeError as error:
+                place = marked + error.start
+                raise DataError(
+                    f"{path}: byte {offset + place:,} (0x{line[place]:02x}) is not UTF-8 text. Convert the file "
                     "(`iconv -f latin1 -t utf-8`), or name the right one."
                 ) from None
             offset += len(line)
@@ -86,17 +102,20 @@ def _lines(path):
 
 
 def _json_rows(path, columns, required):
+    """(number of the line, values) of each line that is not blank."""
     for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}, line {number}: not valid JSON ({error})") from None
         if not isinstance(row, dict):
             wanted = " and ".join(f"`{name}`" for name in columns)
             raise DataError(f"{path}, line {number}: it is no mapping with {wanted}")
         if required:
             _require(f"{path}, line {number}", row, columns, "text")
-        yield tuple(map(row.get, columns))
+        yield number, tuple(map(row.get, columns))
 
 
 def _parquet_rows(path, columns, required):
@@ -105,9 +124,10 @@ def _parquet_rows(path, columns, required):
     number = 0
     try:
         for batch in table.iter_batches(columns=columns):
-            yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+            rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+            yield from enumerate(rows, number)
             number += batch.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}, after row {number:,}: damaged Parquet ({error}); fetch it again") from None
 
 
@@ -121,5 +141,7 @@ def _require(place, names, columns, role):
 def _parquet(path):
     try:
         return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
+    except FileNotFoundError:
+        raise
+    except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a whole Parquet file ({error})") from None

@@ -106,7 +106,7 @@ def pause(address, reason, failures):
 def _fetch_rest(address, part, size, headers):
     """One connection: ask for what is missing and append it."""
     have = _size(part)
-    if have and have == size:
+    if have and size is not None and have >= size:
         return
     # Compressed transfer would make byte ranges and sizes meaningless.
     wanted = {**headers, "Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
@@ -125,6 +125,8 @@ def _fetch_rest(address, part, size, headers):
             for block in response.iter_content(BLOCK_BYTES):
                 handle.write(block)
                 progress.add(len(block))
+                if size is not None and handle.tell() > size:
+                    return  # it is another file, and may have no end
         if total and part.stat().st_size < total:
             raise requests.ConnectionError(f"the connection broke at {part.stat().st_size:,} of {total:,} bytes")
 

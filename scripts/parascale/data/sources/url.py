@@ -2,22 +2,18 @@
 
 import re
 import shutil
-import tarfile
 import urllib.parse
-import zipfile
-import zlib
 from contextlib import contextmanager
-from pathlib import PurePosixPath
 
 from parascale.data.sources import files, xsum
+from parascale.data.sources.archives import is_archive, unpack
 from parascale.data.sources.manifest import describe, write_manifest
 from parascale.data.sources.transfer import fetch_file, file_name, link_or_copy, pieces_folder
-from parascale.errors import ConfigError, DataError, RequirementError
-from parascale.files import atomic_folder, require_space
+from parascale.errors import ConfigError
+from parascale.files import atomic_folder
 from parascale.settings import SPLITS
 from parascale.settings.strict import nearest
 
-TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 KEYS = ("url", "sha256", "split")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -100,42 +96,6 @@ def checked_urls(urls):
             raise ConfigError(
                 f"`{where}.split`: {address} is an archive; say with `data.source.files` which of its files make a split"
             )
-
-
-def is_archive(name):
-    """Whether a file's name says that it is to be unpacked."""
-    return name.lower().endswith((*TAR_ENDINGS, ".zip"))
-
-
-def unpack(archive, name, folder):
-    """Unpack an archive into a folder. An entry that would land outside it, or is no file or folder, is an error."""
-    try:
-        if name.lower().endswith(".zip"):
-            _unpack_zip(archive, name, folder)
-        else:
-            _unpack_tar(archive, name, folder)
-    except (tarfile.ReadError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{name}: not a whole archive ({error})") from None
-
-
-def _unpack_tar(archive, name, folder):
-    if not hasattr(tarfile, "data_filter"):
-        raise RequirementError("unpacking safely needs Python 3.11.4 or later (tarfile's `data` filter)")
-    with tarfile.open(archive) as tar:
-        try:
-            tar.extractall(folder, filter="data")  # PEP 706: no absolute names, nothing outside, no devices
-        except tarfile.FilterError as error:
-            raise DataError(f"{name}: unsafe archive: {error}") from None
-
-
-def _unpack_zip(archive, name, folder):
-    with zipfile.ZipFile(archive) as bundle:
-        for entry in bundle.infolist():
-            path = PurePosixPath(entry.filename.replace("\\", "/"))
-            if path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
-                raise DataError(f"{name}: unsafe archive: `{entry.filename}` would land outside its folder")
-        require_space(folder, sum(entry.file_size for entry in bundle.infolist()), f"unpacking {name}")
-        bundle.extractall(folder)
 
 
 def _name_in(folder):

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from parascale.families.dropout import Dropout
 from parascale.families.kind import PipelinePlan
 
 ROTARY_BASE = 10_000.0
@@ -29,7 +30,7 @@ class Attention(nn.Module):
         self.causal = causal
         # Places of two sequences have no distance, so nothing is rotated across them.
         self.rotary = settings.position == "rotary" and not across
-        self.dropout = settings.dropout
+        self.dropout = Dropout(settings.dropout)
         kv_width = (settings.kv_heads or settings.heads) * self.head_width
         self.q = nn.Linear(settings.dim, settings.dim, bias=settings.bias)
         # Without rotation a bias of the keys adds the same to all scores of a query, which softmax takes away again: it
@@ -45,16 +46,26 @@ class Attention(nn.Module):
         k_BHSE, v_BHSE = (self._heads(project(source_BSD)) for project in (self.k, self.v))
         if self.rotary:
             q_BHTE, k_BHSE = _rotate(q_BHTE), _rotate(k_BHSE)
-        mixed_BHTE = F.scaled_dot_product_attention(
-            q_BHTE,
-            k_BHSE,
-            v_BHSE,
-            attn_mask=None if mask_BS is None else mask_BS[:, None, None, :],
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal,
-            enable_gqa=q_BHTE.shape[1] != k_BHSE.shape[1],
-        )
+        mask_B11S = None if mask_BS is None else mask_BS[:, None, None, :]
+        if self.dropout.active:
+            mixed_BHTE = self._mixed_with_dropout(q_BHTE, k_BHSE, v_BHSE, mask_B11S)
+        else:
+            grouped = q_BHTE.shape[1] != k_BHSE.shape[1]
+            mixed_BHTE = F.scaled_dot_product_attention(
+                q_BHTE, k_BHSE, v_BHSE, mask_B11S, is_causal=self.causal, enable_gqa=grouped
+            )
         return self.o(mixed_BHTE.transpose(1, 2).flatten(2))
+
+    def _mixed_with_dropout(self, q_BHTE, k_BHSE, v_BHSE, mask_B11S):
+        """Attention whose weights are there: torch's fused kernels draw masks of their own, which no other layout could repeat."""
+        k_BHSE, v_BHSE = (x.repeat_interleave(q_BHTE.shape[1] // x.shape[1], dim=1) for x in (k_BHSE, v_BHSE))
+        scores_BHTS = (q_BHTE / math.sqrt(self.head_width)) @ k_BHSE.mT
+        if self.causal:
+            seen_TS = torch.ones(scores_BHTS.shape[2:], dtype=torch.bool, device=scores_BHTS.device).tril()
+            scores_BHTS = scores_BHTS.where(seen_TS, -math.inf)
+        if mask_B11S is not None:
+            scores_BHTS = scores_BHTS.where(mask_B11S, -math.inf)
+        return self.dropout(scores_BHTS.softmax(-1)) @ v_BHSE
 
     def _heads(self, projected):
         return projected.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
@@ -92,18 +103,22 @@ class Block(nn.Module):
         self.attention = Attention(settings, causal)
         self.feed_forward_norm = make_norm(settings)
         self.feed_forward = FeedForward(settings)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.attention_dropout, self.feed_forward_dropout = Dropout(settings.dropout), Dropout(settings.dropout)
 
     def forward(self, hidden_BTD, mask_BT=None):
         """mask_BT: True where there is something to attend to; None: everywhere."""
-        hidden_BTD = self.sublayer(hidden_BTD, self.attention_norm, self.attention, mask_BS=mask_BT)
-        return self.sublayer(hidden_BTD, self.feed_forward_norm, self.feed_forward)
+        hidden_BTD = self.sublayer(hidden_BTD, "attention", mask_BS=mask_BT)
+        return self.sublayer(hidden_BTD, "feed_forward")
 
-    def sublayer(self, hidden_BTD, norm, layer, **others):
-        """A layer with its residual connection, and its norm where the settings want it. others: what the layer takes besides."""
+    def sublayer(self, hidden_BTD, name, **others):
+        """A layer with its dropout, its residual connection, and its norm where the settings want it.
+
+        others: what the layer takes besides.
+        """
+        layer, norm, dropout = (getattr(self, f"{name}{part}") for part in ("", "_norm", "_dropout"))
         if self.pre_norm:
-            return hidden_BTD + self.dropout(layer(norm(hidden_BTD), **others))
-        return norm(hidden_BTD + self.dropout(layer(hidden_BTD, **others)))
+            return hidden_BTD + dropout(layer(norm(hidden_BTD), **others))
+        return norm(hidden_BTD + dropout(layer(hidden_BTD, **others)))
 
 
 class Embedding(nn.Module):
@@ -114,7 +129,7 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(vocabulary, settings.dim)
         self.positions = nn.Embedding(window, settings.dim) if settings.position == "learned" else None
         self.sinusoidal = settings.position == "sinusoidal"
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
 
     def forward(self, tokens_BT):
         hidden_BTD = self.tokens(tokens_BT)
@@ -136,6 +151,8 @@ class TransformerLM(nn.Module):
         "blocks.*.attention": "gather_before",
         "blocks.*.attention.[qkv]": "columns",
         "blocks.*.attention.o": "rows",
+        "blocks.*.attention.dropout": "drops_of_heads",
+        "blocks.*.*_dropout": "drops_of_sequence",
         "blocks.*.feed_forward": "gather_before",
         "blocks.*.feed_forward.up": "columns",
         "blocks.*.feed_forward.gate": "columns",

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from parascale.families.dropout import Dropout
 from parascale.families.language.modules import Attention, Block, Embedding, initialise_as_gpt2, make_norm
 
 
@@ -17,13 +18,12 @@ class DecoderBlock(Block):
         super().__init__(settings)
         self.cross_attention_norm = make_norm(settings)
         self.cross_attention = Attention(settings, causal=False, across=True)
+        self.cross_attention_dropout = Dropout(settings.dropout)
 
     def forward(self, hidden_BTD, memory_BSD, mask_BS):
-        hidden_BTD = self.sublayer(hidden_BTD, self.attention_norm, self.attention)
-        hidden_BTD = self.sublayer(
-            hidden_BTD, self.cross_attention_norm, self.cross_attention, memory_BSD=memory_BSD, mask_BS=mask_BS
-        )
-        return self.sublayer(hidden_BTD, self.feed_forward_norm, self.feed_forward)
+        hidden_BTD = self.sublayer(hidden_BTD, "attention")
+        hidden_BTD = self.sublayer(hidden_BTD, "cross_attention", memory_BSD=memory_BSD, mask_BS=mask_BS)
+        return self.sublayer(hidden_BTD, "feed_forward")
 
 
 class Stack(nn.Module):
@@ -57,6 +57,8 @@ class EncoderDecoder(nn.Module):
         "*.blocks.*.*attention": "gather_before",
         "*.blocks.*.*attention.[qkv]": "columns",
         "*.blocks.*.*attention.o": "rows",
+        "*.blocks.*.*attention.dropout": "drops_of_heads",
+        "*.blocks.*.*_dropout": "drops_of_sequence",
         "*.blocks.*.feed_forward": "gather_before",
         "*.blocks.*.feed_forward.up": "columns",
         "*.blocks.*.feed_forward.gate": "columns",

@@ -1,0 +1,100 @@
+"""Archives unpacked into a folder: nothing lands outside it, and no file takes the place of another unseen."""
+
+import errno
+import lzma
+import struct
+import tarfile
+import zipfile
+import zlib
+from pathlib import PurePosixPath
+
+from parascale.errors import DataError, RequirementError
+from parascale.files import require_space
+
+TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+BLOCK_BYTES = 1 << 20
+ENCRYPTED = 0x1  # of a zip member's flags (PKWARE's APPNOTE, 4.4.4)
+# What the libraries raise for archives that are damaged or of a kind that they do not know.
+DAMAGED = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError, OverflowError,
+    NotImplementedError, RuntimeError,
+)  # fmt: skip
+
+
+def is_archive(name):
+    """Whether a file's name says that it is to be unpacked."""
+    return name.lower().endswith((*TAR_ENDINGS, ".zip"))
+
+
+def unpack(archive, name, folder):
+    """Unpack an archive into a folder. DataError for an entry that would land outside it, is no file or folder, or has the
+    name, but not the content, of a file that is there already.
+    """
+    try:
+        if name.lower().endswith(".zip"):
+            _unpack_zip(archive, name, folder)
+        else:
+            _unpack_tar(archive, name, folder)
+    except tarfile.FilterError as error:
+        raise DataError(f"{name}: unsafe archive: {error}") from None
+    except DAMAGED as error:
+        raise DataError(f"{name}: not a whole archive ({error})") from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Damage that the decompressors report, places outside the archive, names that this filesystem cannot hold.
+        raise DataError(f"{name}: cannot be unpacked ({error})") from None
+
+
+def _unpack_tar(archive, name, folder):
+    if not hasattr(tarfile, "data_filter"):
+        raise RequirementError("unpacking safely needs Python 3.11.4 or later (tarfile's `data` filter)")
+
+    def new(member, path):
+        member = tarfile.data_filter(member, path)  # PEP 706: no absolute names, nothing outside, no devices
+        target = folder / member.name
+        if member.isdir() or not (target.is_symlink() or target.exists()):
+            return member
+        if member.isfile() and _is_same(target, tar.extractfile(member)):
+            return None
+        raise _taken(name, member.name)
+
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter=new)
+
+
+def _unpack_zip(archive, name, folder):
+    with zipfile.ZipFile(archive) as bundle:
+        for entry in bundle.infolist():
+            path = PurePosixPath(entry.filename.replace("\\", "/"))
+            if path.is_absolute() or ".." in path.parts or (path.parts and ":" in path.parts[0]):
+                raise DataError(f"{name}: unsafe archive: `{entry.filename}` would land outside its folder")
+            if entry.flag_bits & ENCRYPTED:
+                raise DataError(
+                    f"{name}: `{entry.filename}` is encrypted; unpack it yourself, and set `data.source.location`"
+                )
+        require_space(folder, sum(entry.file_size for entry in bundle.infolist()), f"unpacking {name}")
+        for entry in bundle.infolist():
+            target = folder / entry.filename
+            if entry.is_dir() or not target.exists():
+                bundle.extract(entry, folder)
+            elif not _is_same(target, bundle.open(entry)):
+                raise _taken(name, entry.filename)
+
+
+def _is_same(target, stream):
+    """Whether a file that is there has the content of a stream."""
+    if not target.is_file():
+        return False
+    with stream, open(target, "rb") as file:
+        while block := stream.read(BLOCK_BYTES):
+            if file.read(len(block)) != block:
+                return False
+        return not file.read(1)
+
+
+def _taken(name, member):
+    return DataError(
+        f"{name}: its `{member}` would take the place of another file of that name. Unpack the archives yourself, each under "
+        "names of its own, and set `data.source.location`."
+    )

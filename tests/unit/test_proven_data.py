@@ -1,0 +1,252 @@
+"""What trains is what was proven: changed files, clashing archives and broken inputs end in typed errors or are counted."""
+
+import io
+import json
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from parascale.data.convert import convert, convert_shard
+from parascale.data.formats import open_images
+from parascale.data.image_sources import index_images
+from parascale.data.images import ImageIndex
+from parascale.data.sources import download, readers
+from parascale.data.sources.archives import unpack
+from parascale.errors import DataError, ParascaleError
+from parascale.settings import Source
+from parascale.settings.formats import Formats, Images
+from tests.unit.image_sets import image_folder, jpeg, packed_index
+
+
+def zipped(**files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as bundle:
+        for name, content in files.items():
+            bundle.writestr(name.replace("__", "/").replace("_", "."), content)
+    return buffer.getvalue()
+
+
+def test_archives_that_hold_the_same_name_do_not_overwrite_each_other(tmp_path):
+    for number, text in enumerate(("one\n", "two\n")):
+        (tmp_path / f"{number}.zip").write_bytes(zipped(train_txt=text, same_txt="license\n"))
+    (tmp_path / "out").mkdir()
+    unpack(tmp_path / "0.zip", "0.zip", tmp_path / "out")
+    unpack(tmp_path / "0.zip", "again.zip", tmp_path / "out")
+    with pytest.raises(DataError, match=r"1\.zip: its `train\.txt` would take the place of another"):
+        unpack(tmp_path / "1.zip", "1.zip", tmp_path / "out")
+    assert (tmp_path / "out/train.txt").read_text() == "one\n"
+
+
+@pytest.mark.parametrize("same_length", [True, False])
+def test_files_that_were_replaced_are_not_trained_on(tmp_path, same_length):
+    root = image_folder(tmp_path / "raw")
+    index_images(root, Images(), tmp_path / "index")
+    convert(ImageIndex(tmp_path / "index"), "set", "files", Formats(threads=2), tmp_path / "files")
+    reader = open_images(tmp_path / "files", "train")
+    path = root / "train/cat/0.jpg"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"x" if same_length else data + b"x")
+    place = next(i for i in range(len(reader)) if reader.path(i).endswith(b"cat/0.jpg"))
+    with pytest.raises(DataError, match=r"cat/0\.jpg: sample .* checksum differs"):
+        reader[place]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\xef\xbb\xbfone\ntwo\n", ["one", "two"]),
+        ("one\ntwo\n".encode("utf-16"), "UTF-16.*iconv -f utf-16"),
+        ("one\ntwo\n".encode("utf-16-le"), "UTF-16.*iconv -f utf-16"),
+        ("été\n".encode("utf-16-be"), "UTF-16.*iconv -f utf-16"),
+        (b"\xe9t\xe9\n", r"byte 0 \(0xe9\) is not UTF-8.*latin1"),
+    ],
+)
+def test_marks_and_other_encodings_of_text(tmp_path, content, expected):
+    (tmp_path / "a.txt").write_bytes(content)
+    if isinstance(expected, list):
+        assert list(readers.documents(tmp_path / "a.txt", None)) == expected
+    else:
+        with pytest.raises(DataError, match=expected):
+            list(readers.documents(tmp_path / "a.txt", None))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b'{"text": "a"}\n\n{"text": "b"}\n\n', ["a", "b"]),
+        (b'{"text": "\\ud800"}\n', "line 1: `text` holds half of a UTF-16 pair"),
+        (b'{"text": "a"}\n\n{"text": 1}\n', "line 3: `text` holds no text but 1"),
+        (b"[" * 100_000, "line 1: not valid JSON"),
+        (b'{"text": ' + b"9" * 10_000 + b"}", "line 1: not valid JSON"),
+    ],
+)
+def test_json_lines_as_people_write_them(tmp_path, content, expected):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    if isinstance(expected, list):
+        assert [text for (text,) in readers.records(tmp_path / "a.jsonl", ["text"])] == expected
+    else:
+        with pytest.raises(DataError, match=expected):
+            list(readers.records(tmp_path / "a.jsonl", ["text"], required=True))
+
+
+def loop(root):
+    (root / "train/cat/again").symlink_to(root / "train")
+
+
+def only_test(root):
+    (root / "val").rename(root / "test")
+    (root / "train").rename(root / "other")
+
+
+def two_names(root):
+    (root / "dev").mkdir()
+
+
+def one_image_a_class(root):
+    for name in ("cat", "dog"):
+        for number in range(1, 6):
+            (root / f"train/{name}/{number}.jpg").unlink()
+    (root / "val").rename(root / "other")
+
+
+def nul_in_csv(root):
+    (root / "train").rename(root / "images")
+    (root / "val").rename(root / "other")
+    (root / "train.csv").write_bytes(b"path,label\nimages/cat/0\x00.jpg,cat\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (loop, "link leads back to a folder above it"),
+        (only_test, "no train split, only test"),
+        (two_names, "may both be the validation split"),
+        (one_image_a_class, "no class has two images"),
+        (nul_in_csv, r"rows with a NUL byte: 1"),
+    ],
+)
+def test_folders_that_cannot_be_meant_are_named(tmp_path, change, message):
+    root = image_folder(tmp_path / "raw")
+    change(root)
+    with pytest.raises(DataError, match=message):
+        index_images(root, Images(), tmp_path / "index")
+
+
+def test_an_excel_table_and_a_dangling_link_are_handled(tmp_path):
+    root = image_folder(tmp_path / "raw")
+    (root / "train/cat/gone.jpg").symlink_to(root / "nowhere.jpg")
+    (root / "train/cat/round").symlink_to(root / "train/cat/round")
+    index_images(root, Images(), tmp_path / "index")
+    manifest = convert(ImageIndex(tmp_path / "index"), "set", "hdf5", Formats(bad_samples="skip"), tmp_path / "hdf5")
+    assert [sample["name"] for sample in manifest["bad"]] == ["train/cat/gone.jpg"]
+    table = tmp_path / "table"
+    table.mkdir()
+    (table / "a.jpg").write_bytes(jpeg(1))
+    (table / "train.csv").write_bytes(b"\xef\xbb\xbfpath,label\r\na.jpg,x\r\n")
+    assert index_images(table, Images(validation_fraction=0.0), tmp_path / "other")["classes"] == ["x"]
+
+
+def test_images_that_training_would_die_of_are_bad_samples_by_default_and_records_are_the_same_again(
+    tmp_path, monkeypatch
+):
+    """A bomb, a picture whose tables are damaged, and what is no image at all; messages hold no address in memory."""
+    good = jpeg(1)
+    place = good.index(b"\xff\xc4")
+    damaged = good[: place + 5] + bytes(12) + good[place + 17 :]
+    buffer = io.BytesIO()
+    Image.fromarray(np.zeros((64, 64), np.uint8)).save(buffer, "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    samples = [(good, 0), (damaged, 0), (buffer.getvalue(), 1), (b"no image", 1), (jpeg(2), 2)]
+    index = packed_index(tmp_path / "index", {"train": samples})
+    records = [convert_shard(index, "set", "binary", 0, Formats(threads=2), tmp_path / name) for name in "ab"]
+    assert sorted(sample["source"] for sample in records[0]["bad"]) == [1, 2, 3]
+    assert records[0] == records[1]
+
+
+def test_what_a_killed_conversion_left_is_removed_and_a_living_one_is_not(tmp_path):
+    code = "import sys, time; from parascale.files import atomic_folder\nwith atomic_folder(sys.argv[1]): print(1, flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "shard")], stdout=subprocess.PIPE)
+    other.stdout.readline()
+    index = packed_index(tmp_path / "index", {"train": [(jpeg(1), 0)]})
+    settings = Formats(threads=1)
+
+    def left():
+        return list(tmp_path.glob(".shard.*.partial"))
+
+    from parascale.files import atomic_folder
+
+    with atomic_folder(tmp_path / "shard"):
+        assert len(left()) == 2
+    assert len(left()) == 1
+    other.kill()
+    other.wait()
+    with atomic_folder(tmp_path / "shard"):
+        assert len(left()) == 1
+    assert not left()
+    assert convert(index, "set", "binary", settings, tmp_path / "out")["bad"] == []
+
+
+def broken(data, random):
+    """Bytes with a few of them changed, cut, doubled or filled with others."""
+    data = bytearray(data)
+    for _ in range(random.integers(1, 4)):
+        first, last = sorted(random.integers(0, len(data) + 1, 2))
+        kind = random.integers(4)
+        if kind == 0 and len(data):
+            data[random.integers(len(data))] = random.integers(256)
+        elif kind == 1:
+            del data[first : min(last, first + 40)]
+        elif kind == 2:
+            data[first:first] = random.integers(0, 256, 12, np.uint8).tobytes()
+        else:
+            del data[last:]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_broken_files_end_in_typed_errors_or_counted_exclusions(tmp_path, seed):
+    """2,000 of them: texts, rows, tables, archives; and images, of which each is converted or counted, and then decodes."""
+    from parascale.data.classes import ClassImages
+
+    random = np.random.default_rng(seed)
+    rows = "".join(json.dumps({"text": f"é {n}"}) + "\n" for n in range(5)).encode()
+    sources = {
+        "a.txt": "some text\nété\n".encode(),
+        "a.jsonl": rows,
+        "a.zip": zipped(train_txt="one\n", a__b_txt="two\n"),
+        "train.csv": b"path,label\nx/0.jpg,a\nx/1.jpg,b\n",
+    }
+    for number in range(300):
+        name = list(sources)[number % 4]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / name).write_bytes(broken(sources[name], random))
+        try:
+            if name == "a.zip":
+                (folder / "out").mkdir()
+                unpack(folder / name, name, folder / "out")
+            elif name == "train.csv":
+                index_images(folder, Images(), folder / "index")
+            else:
+                list(readers.documents(folder / name, "text"))
+        except ParascaleError as error:
+            assert name in str(error) or str(folder) in str(error)
+    png = io.BytesIO()
+    Image.fromarray(np.arange(3 * 256, dtype=np.uint8).reshape(16, 16, 3)).save(png, "PNG")
+    samples = [(broken(png.getvalue() if n % 3 == 0 else jpeg(n), random), 0) for n in range(200)]
+    index = packed_index(tmp_path / "index", {"train": samples}, ("a",))
+    manifest = convert(index, "set", "binary", Formats(bad_samples="skip", threads=2), tmp_path / "binary")
+    reader = open_images(tmp_path / "binary", "train", check=True)
+    assert len(reader) + len(manifest["bad"]) == 200 and len(reader)
+    ClassImages(reader, 16).batch(range(len(reader)))
+
+
+def test_a_source_by_location_reads_only_what_it_recorded(tmp_path):
+    (tmp_path / "train.txt").write_text("one\n")
+    (tmp_path / "training.txt").write_text("two\n")
+    with pytest.raises(DataError, match="may both be the train split"):
+        download(Source(kind="files", location=str(tmp_path)), tmp_path / "raw")
