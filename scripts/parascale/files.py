@@ -248,9 +248,18 @@ def full_disk_is_an_error(target):
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full_disk(error):
             raise
         raise FullDiskError(
             f"{target}: the disk or its quota is full ({error.strerror}). Nothing half-written was left there. Free some "
             "space or set another `root` in the configuration, then run again."
         ) from error
+
+
+def is_full_disk(error):
+    """Whether an exception, or one that it came from, says that the disk or the quota on it has no room."""
+    while error is not None:
+        if isinstance(error, FullDiskError) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
