@@ -112,7 +112,7 @@ DECIDES = [
         ALL_OF_IMAGES,
     ),
     ("shuffle of shards", setting(CONFIG, "formats.seed", 2), {"convert_shard"}, ALL_OF_IMAGES),
-    ("check of images", setting(CONFIG, "formats.check", "decode"), {"convert_shard"}, ALL_OF_IMAGES),
+    ("check of images", setting(CONFIG, "formats.check", "header"), {"convert_shard"}, ALL_OF_IMAGES),
     ("bad samples", setting(CONFIG, "formats.bad_samples", "skip"), {"gather_shards"}, ALL_OF_IMAGES),
     (
         "another format of images",
