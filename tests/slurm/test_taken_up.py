@@ -16,7 +16,7 @@ ROWS = [{"run": name, "deterministic": "true", "baseline": name} for name in ("s
 
 @pytest.fixture
 def workflow(cluster, tmp_path):
-    with Workflow(cluster, tmp_path / "project", ROWS, pause=2.0) as started:
+    with Workflow(cluster, tmp_path / "project", ROWS, pause=5.0) as started:
         yield started
 
 
