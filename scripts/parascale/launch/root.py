@@ -4,7 +4,7 @@ import atexit
 from pathlib import Path
 
 from parascale.errors import RequirementError
-from parascale.files import read_json, write_json
+from parascale.files import make_folder, read_json, write_json
 from parascale.lease import Lease
 from parascale.settings.paths import defaulted, expanded
 
@@ -35,7 +35,7 @@ def take_root(paths, site):
             f"{paths.root} holds results of the site `{owner}`, and this configuration is for `{site.name}`: times and prices of "
             "two machines do not mix. Choose a folder for this one, `--config root=<folder>`, or the other configuration"
         )
-    paths.store.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.store)
     lease = Lease(
         paths.store, "It is a workflow on the same root: wait until it ends, or end it, or choose another `root`."
     )

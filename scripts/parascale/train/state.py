@@ -23,7 +23,7 @@ from parascale.checkpoint import store
 from parascale.checkpoint.manifest import read_manifest
 from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError, DamagedError
-from parascale.files import link_or_copy, read_json, write_json
+from parascale.files import link_or_copy, make_folder, read_json, write_json
 from parascale.lease import Lease
 from parascale.settings import identity
 from parascale.store.keys import modules_of_run
@@ -123,7 +123,7 @@ class RunState:
 
     def _hold(self):
         """Hold the lease of the work folder. Returns the time of the last sign of a holder that died, and what was begun there."""
-        self.job.work.mkdir(parents=True, exist_ok=True)
+        make_folder(self.job.work)
         self.lease = Lease(self.job.work)
         return self.lease.acquire(), _begun(self.job.work)
 
