@@ -15,7 +15,7 @@ from snakemake.cli import parse_args
 from snakemake.common import parse_key_value_arg
 from torch.distributed.run import get_args_parser
 
-from parascale import cli
+from parascale import __version__, cli
 from parascale.settings import load_project_file
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def parascale(words, project):
         except click.MissingParameter:
             given = {}
             assert not rest, "a command without what it needs"
-    for key, known in (("name", project.runs), ("explained", project.runs), ("dataset", project.datasets)):
+    for key, known in (("name", project.runs), ("explain", project.runs), ("dataset", project.datasets)):
         names = given.get(key) or ()
         assert set([names] if isinstance(names, str) else names) <= set(known), (key, names)
     for kind in ("workload", "site"):
@@ -149,6 +149,11 @@ def others(words, _):
 def test_every_stage_that_the_page_names_is_a_target(folder):
     row = next(line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if "| one stage:" in line)
     assert set(re.findall(r"`(\w+)`", row.partition("one stage:")[2])) <= targets()
+
+
+def test_the_version_is_the_same_everywhere():
+    assert f"## {__version__}," in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_many_commands_are_found():
