@@ -16,11 +16,13 @@ from click.shell_completion import CompletionItem
 
 from parascale import __version__, slurm
 from parascale.errors import HOPELESS, ConfigError, ParascaleError
+from parascale.files import REMEDY
 from parascale.settings import load_project_file, strict
 from parascale.settings.project import command_words
 from parascale.settings.yaml_files import merged
 
 CONFIGURATION = Path("config/config.yaml")  # which is also where a project's folder is known by
+FULL = {errno.ENOSPC, errno.EDQUOT}
 # A user can mend these; any other error of the system is one of ours, and its traceback is shown.
 OF_THE_DISK = {
     errno.EACCES,
@@ -28,11 +30,9 @@ OF_THE_DISK = {
     errno.EROFS,
     errno.ENOTDIR,
     errno.EISDIR,
-    errno.ENOSPC,
-    errno.EDQUOT,
     errno.ENAMETOOLONG,
+    *FULL,
 }
-REMEDY = "make room or choose another place, such as with --root"
 # Verb → its module in `parascale.commands`. A verb's module is loaded when the verb is called, or asked for help.
 VERBS = {
     "advise": "plan",
@@ -75,6 +75,7 @@ class Verbs(click.Group):
         """Call a verb; what it returns is the exit code."""
         try:
             code = super().invoke(context)
+            sys.stdout.flush()
         except ParascaleError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             code = error.exit_code
@@ -83,13 +84,18 @@ class Verbs(click.Group):
             if _is_read():  # another pipe broke
                 traceback.print_exc()
             else:
-                # `parascale … | head`: the reader has what it wanted, and what is still buffered has nowhere to go.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                _drop_output()  # `parascale … | head`: the reader has what it wanted
         except OSError as error:
-            if error.errno not in OF_THE_DISK or error.filename is None:
+            if error.errno not in OF_THE_DISK or not (error.filename or error.errno in FULL):
                 raise
-            print(f"error: {error.filename}: {error.strerror}; {REMEDY}", file=sys.stderr, flush=True)
-            code = 1
+            print(
+                f"error: {error.filename or 'the disk or its quota is full'}: {error.strerror}; {REMEDY}",
+                file=sys.stderr,
+                flush=True,
+            )
+            if not error.filename:
+                _drop_output()
+            code = HOPELESS if error.errno in FULL else 1
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr, flush=True)
             code = 130
@@ -249,6 +255,11 @@ def configuration_words(context):
     given = context.params
     words = command_words(given["files"], given["overrides"], given["bases"])
     return words + (["--root", str(given["root"])] if given["root"] else [])
+
+
+def _drop_output():
+    """What standard output still holds back has nowhere to go, and is not tried again at the end of the process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_read():

@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from parascale.errors import DamagedError, FullDiskError
+from parascale.errors import DamagedError, FullDiskError, RequirementError
 
 BLOCK_BYTES = 1 << 20
+REMEDY = "make room or choose another place, such as with --root"
 SPACE_REMEDY = "Free some space or set another `root` in the configuration."
 FLUSH_BYTES = 128 << 20  # that are written before a flush begins: fewer would make it many small ones
 
@@ -60,6 +61,16 @@ class _FlushedBehind(io.FileIO):
             flush.result()
 
 
+def make_folder(path):
+    """A folder and those above it, if they are not there. RequirementError, which says what to do, if that cannot be."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        # Some filesystems say "no such file" of a folder that nobody can make, such as one in /proc.
+        reason = "no folder can be made here" if error.errno == errno.ENOENT else error.strerror
+        raise RequirementError(f"{error.filename}: {reason}; {REMEDY}") from error
+
+
 @contextmanager
 def atomic_path(target, within=None):
     """Yield a temporary path beside `target`; on success it is flushed and renamed there, else removed.
@@ -68,7 +79,7 @@ def atomic_path(target, within=None):
     A folder that stands in the way is replaced. within: a folder of the same filesystem to write in, instead of beside.
     """
     target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=within or target.parent))
     partial = holder / target.name
     try:
@@ -133,7 +144,7 @@ def _parsed(content, place):
 
 def append_line(path, line):
     """Append a line to a file and flush it to disk. If a crash cut off the last line there, this one still has its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with full_disk_is_an_error(path), open(path, "a+b") as handle:
         size = handle.seek(0, os.SEEK_END)
         if size and os.pread(handle.fileno(), 1, size - 1) != b"\n":
@@ -237,9 +248,18 @@ def full_disk_is_an_error(target):
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full_disk(error):
             raise
         raise FullDiskError(
             f"{target}: the disk or its quota is full ({error.strerror}). Nothing half-written was left there. Free some "
             "space or set another `root` in the configuration, then run again."
         ) from error
+
+
+def is_full_disk(error):
+    """Whether an exception, or one that it came from, says that the disk or the quota on it has no room."""
+    while error is not None:
+        if isinstance(error, FullDiskError) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

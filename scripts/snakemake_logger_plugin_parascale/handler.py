@@ -8,6 +8,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.data.named_files import missing_data
+from parascale.errors import ParascaleError
 from parascale.files import write_json, write_text
 from parascale.plan import budget, limits, tables
 from snakemake_logger_plugin_parascale.collect import capacity, pending_jobs, submits
@@ -97,7 +98,10 @@ class LogHandler(LogHandlerBase):
             plan = plan_of(self.workflow, self.planner)
             try:
                 write(plan, self.planner.project.paths.results)
-            except OSError as error:  # such as of a checkout that is read-only, while nobody has said where results go
+            except (
+                OSError,
+                ParascaleError,
+            ) as error:  # such as of a checkout that is read-only, while nobody has said where results go
                 self.say(f"the plan is shown but not kept: {error}")
             self.say("\n" + tables.text(plan))
             for line in missing_data(self.planner.project.datasets):

@@ -63,7 +63,7 @@ def make_tokens(folder):
 
 def job_of(folder, run):
     """The job of the loop under test."""
-    places = {name: str(folder / name) for name in ("data", "work", "output", "results", "store")}
+    places = {name: folder / name for name in ("data", "work", "output", "results", "store")}
     site = Site("benchmark", cores_per_node=1)
     return Job(run=run, site=site, timeout_seconds=3600.0, code_digest="", **places)
 

@@ -302,7 +302,7 @@ def train_and_count_waits(settings):
 
     loop.Stepper.step = counting(loop.Stepper.step, counts[0])
     loop.Session.end_step = counting(loop.Session.end_step, counts[1])
-    loop.RunState.checkpoint = lambda state, step, line: {}
+    loop.RunState.checkpoint = lambda *_: {}
     loop.RunState.publish = lambda state: None
     train_settings(settings)
     return counts

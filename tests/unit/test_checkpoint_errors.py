@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 
 from parascale.checkpoint import store
 from parascale.checkpoint.ranks import together
-from parascale.errors import CheckpointError, RequirementError
+from parascale.errors import CheckpointError, FullDiskError, RequirementError
 
 MESH = SimpleNamespace(devices=None, rank=0, world_size=1)
 
@@ -19,9 +19,17 @@ def full_disk(*_, **__):
     raise dcp.api.CheckpointException("write", {0: (OSError(28, "No space left on device"), [])})
 
 
+def failing_disk():
+    raise OSError(5, "Input/output error")
+
+
 def test_an_error_of_the_library_becomes_ours_with_its_cause():
-    with pytest.raises(CheckpointError, match=r"could not be written: rank 0: OSError: .*No space left on device$"):
+    """A full disk is one of its own: a retry would find it as full, so the workflow makes none."""
+    with pytest.raises(FullDiskError, match=r"could not be written: rank 0: OSError: .*No space left on device$"):
         together(MESH, full_disk, "could not be written")
+
+    with pytest.raises(CheckpointError, match=r"could not be written: rank 0: OSError: .*Input/output error$"):
+        together(MESH, failing_disk, "could not be written")
 
 
 def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
@@ -29,7 +37,7 @@ def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
     saver = store.Saver(MESH, asynchronous=False, timeout_seconds=10)
     saver.save(tmp_path / "step-000000001", None, [], {"step": 1})
     monkeypatch.setattr(store.dcp, "save", full_disk)
-    with pytest.raises(CheckpointError, match="No space left"):
+    with pytest.raises(FullDiskError, match="No space left"):
         saver.save(tmp_path / "step-000000002", None, [], {"step": 2})
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
 

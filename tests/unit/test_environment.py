@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from parascale import cli
-from parascale.errors import RequirementError
+from parascale.errors import HOPELESS, RequirementError
 from parascale.launch import environment
 from parascale.launch.environment import check_environment, driver_version, problems, read_pins
 from parascale.launch.root import check_root
@@ -113,6 +113,7 @@ def test_the_launcher_refuses_a_node_without_driver_before_it_starts_anything(mo
     monkeypatch.setattr(environment, "cuda_of_driver", lambda: None)
     monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
     (tmp_path / "gpus.yaml").write_text("device: cuda\n")
+    (tmp_path / "nothing.py").touch()
     command = ["parascale", "launch", "--site", str(tmp_path / "gpus.yaml"), "--logs", str(tmp_path / "logs")]
     monkeypatch.setattr(sys, "argv", [*command, "--", str(tmp_path / "nothing.py")])
     with pytest.raises(SystemExit) as ended:
@@ -197,4 +198,4 @@ def test_a_pretrained_model_that_is_not_there_is_told(tmp_path):
     (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tw\n")
     (tmp_path / "mine.yaml").write_text("runs: runs.tsv\nworkloads: workloads\n")
     done = parascale("check", "--config", tmp_path / "mine.yaml", "--base", ROOT / "config")
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and str(tmp_path / "t5") in done.stderr
+    assert done.returncode == HOPELESS and done.stderr.startswith("error: ") and str(tmp_path / "t5") in done.stderr

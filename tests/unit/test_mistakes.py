@@ -1,11 +1,13 @@
 """What a user sees first after a mistake: `mistakes.txt` has the line for each, and it is never a traceback, nor nothing.
 
-A block of that file is a project with some edits, a command, and the first line that says what is wrong; `…` stands for any text.
+A block of that file is a project with some edits (`> - path` removes a file), a command, and the first line that says what is wrong; `…` stands for any text.
 """
 
+import errno
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,13 @@ PROJECT = {
 }
 
 
+FULL_DISK = "> full disk"
+
+
+def full_disk(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def mistakes():
     """(edits, words of the command, the line) of each block."""
     for number, block in enumerate(re.split(r"\n\n+", FILE.read_text(encoding="utf-8").strip()), 1):
@@ -58,7 +67,11 @@ def edited(edit):
 
 @pytest.mark.parametrize(("edits", "words", "said"), list(mistakes()))
 def test_a_mistake_is_one_good_line(edits, words, said, tmp_path, monkeypatch, capfd):
-    for path, content in {**PROJECT, **dict(map(edited, edits))}.items():
+    removed = [edit[4:] for edit in edits if edit.startswith("> - ")]
+    changes = dict(edited(edit) for edit in edits if edit != FULL_DISK and edit[4:] not in removed)
+    for path, content in {**PROJECT, **changes}.items():
+        if path in removed:
+            continue
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         table = path.endswith(".tsv") and not any(edit.startswith(f"> {path} =") for edit in edits)
         text = content.replace(" ", "\t") if table else content
@@ -66,6 +79,9 @@ def test_a_mistake_is_one_good_line(edits, words, said, tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     for start in ("run_node", "run_nodes_here"):
         monkeypatch.setattr(launch, start, lambda *_: pytest.fail("it was started"))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    if FULL_DISK in edits:
+        monkeypatch.setattr(os, "fsync", full_disk)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it was started"))
     with pytest.raises(SystemExit) as end:
         cli.parascale(words, prog_name="parascale")

@@ -298,6 +298,6 @@ def test_a_prefix_stands_before_each_document_and_not_in_the_lead(t5, tmp_path):
     text = Text(tokenizer="pretrained", pretrained=str(t5), prefix="summarize: ")
     tokens = Tokens(prepare(tmp_path, rows, text=text))
     pairs = Pairs(tokens, "test", PLACES, SUMMARY_PLACES)
-    document, summary = map(tokens.decode, pairs.numbers(1))
-    assert (document, summary) == ("summarize: w1 w2 w3 w4", "w1")
-    assert document.removeprefix(pairs.prefix) == "w1 w2 w3 w4"
+    documents_BS, mask_BS = pairs.documents([1])
+    assert tokens.decode(documents_BS[0][mask_BS[0]]).strip() == "summarize: w1 w2 w3 w4"
+    assert pairs.raw()[1] == ("w1 w2 w3 w4", "w1")

@@ -117,7 +117,7 @@ def test_subwords_need_a_size(tmp_path):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ({"train": ""}, "`train` has no text: 0 empty documents"),
+        ({"train": ""}, "train.txt: empty, so the train split has nothing"),
         ({"test": "\n\n \n"}, "`test` has no text: 3 empty documents"),
     ],
 )

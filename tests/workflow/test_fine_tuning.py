@@ -13,8 +13,8 @@ TUNED = """
 title: Tiny summaries by a pretrained model
 task: summarisation
 data:
-  source: {kind: files, location: text, files: {train: train.jsonl, validation: validation.jsonl, test: test.jsonl}}
-  text: {tokenizer: pretrained, pretrained: models/t5, prefix: "summarize: "}
+  source: {kind: files, location: ../../text, files: {train: train.jsonl, validation: validation.jsonl, test: test.jsonl}}
+  text: {tokenizer: pretrained, pretrained: ../../models/t5, prefix: "summarize: "}
 model: {kind: pretrained, dropout: 0.1}
 optim: {lr: 1.0e-3, schedule: constant}
 training: {window: 48, summary_window: 16, global_batch: 8, steps: 4}

@@ -6,7 +6,8 @@ Each function is called by all ranks of `mesh` (parascale.parallel.Mesh), or by 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from parascale.errors import CheckpointError, ParascaleError
+from parascale.errors import CheckpointError, FullDiskError, ParascaleError
+from parascale.files import is_full_disk
 
 
 def gather(mesh, value, group=None):
@@ -36,22 +37,24 @@ def on_lead(mesh, work):
 
 
 def together(mesh, work, failure, group=None):
-    """Do `work` on every rank; an error on one rank is a CheckpointError that names it on all.
+    """Do `work` on every rank; an error on one rank is a CheckpointError that names it on all, a FullDiskError if it is one.
 
     failure: what an error means, for its message. Returns the list of all ranks' results.
     """
-    result, reason = None, None
+    result, reason, full = None, None, False
     try:
         result = work()
     except dcp.api.CheckpointException as error:  # not an Exception, and its text is a traceback
         reasons = (f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items())
         reason = "; ".join(reasons)
+        full = any(is_full_disk(cause) for cause, _ in error.failures.values())
     except Exception as error:
         if mesh.devices is None and isinstance(error, ParascaleError):
             raise
-        reason = f"rank {mesh.rank}: {type(error).__name__}: {error}"
-    outcomes = gather(mesh, (result, reason), group)
-    failures = list(dict.fromkeys(reason for _, reason in outcomes if reason))
+        reason, full = f"rank {mesh.rank}: {type(error).__name__}: {error}", is_full_disk(error)
+    outcomes = gather(mesh, (result, reason, full), group)
+    failures = list(dict.fromkeys(reason for _, reason, _ in outcomes if reason))
     if failures:
-        raise CheckpointError(f"a checkpoint {failure}: {'; '.join(failures)}")
-    return [result for result, _ in outcomes]
+        kind = FullDiskError if any(full for *_, full in outcomes) else CheckpointError
+        raise kind(f"a checkpoint {failure}: {'; '.join(failures)}")
+    return [result for result, *_ in outcomes]

@@ -54,18 +54,18 @@ def wandb(project, name, output, collection):
     \b
     Example: parascale export wandb --run ddp
     """
-    folder, output = project.paths.run(name), output or project.paths.results / "wandb" / name
-    if not (folder / "summary.json").is_file():
-        named("run", name, project.runs, project.config.runs)
-        raise DataError(f"{folder}: no finished run (summary.json is missing)")
-    if output.is_dir() and any(output.iterdir()) and not (output / "wandb").is_dir():
-        raise DataError(f"{output} would be replaced, but is no export of a run; name another folder")
     try:
         import wandb as library
     except ImportError:
         raise RequirementError(
             "the package `wandb` is not installed: pip install wandb, into the environment of this command"
         ) from None
+    folder, output = project.paths.run(name), output or project.paths.results / "wandb" / name
+    if not (folder / "summary.json").is_file():
+        named("run", name, project.runs, project.config.runs)
+        raise DataError(f"{folder}: no finished run (summary.json is missing)")
+    if output.is_dir() and any(output.iterdir()) and not (output / "wandb").is_dir():
+        raise DataError(f"{output} would be replaced, but is no export of a run; name another folder")
     with atomic_path(output) as partial:
         partial.mkdir()
         log_steps(library, folder, partial, collection)

@@ -85,7 +85,8 @@ def plan(context, find, name, check, exact, table, explain):
 @click.argument("table", type=Location(), metavar="TABLE.csv")
 @click.option("--machines", type=Location(), required=True, metavar="CSV", help="The machines that the table names.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def score_verb(table, machines, as_json):
+@project_options
+def score_verb(find, table, machines, as_json):
     """Predict published trainings, each as an uncalibrated run without evaluation, and compare.
 
     An empty cell is the default. tuned: true is predicted with torch.compile.

@@ -16,8 +16,6 @@ from parascale.data.sources.manifest import write_manifest
 from parascale.errors import ConfigError
 from parascale.files import atomic_folder, atomic_path
 
-BUILTIN = "shapes"
-
 
 def download_images(source, images, output, attempts=ATTEMPTS):
     """Make the raw folder `output` of an image set. What was fetched and is whole is kept. Returns its Raw.
@@ -38,18 +36,11 @@ def images_root(raw):
 
 
 def _point_at(source, output, attempts):
-    if not source.location:
-        raise ConfigError(
-            "images of kind `files` need `data.source.location`: the folder that holds `train/<class>/…`, or `train.csv` "
-            "with columns path and label"
-        )
     with atomic_folder(output) as partial:
         write_manifest(partial, source, {"folder": str(files.location(source).absolute())}, {})
 
 
 def _draw(images, source, output, attempts):
-    if source.name not in (None, BUILTIN):
-        raise ConfigError(f"`data.source.name` = `{source.name}`: the embedded images are called `{BUILTIN}`")
     with atomic_path(output) as partial:
         draw_images(partial, images)
         origin = {"drawn": dataclasses.asdict(images), "classes": list(CLASSES), "pillow": PIL.__version__}

@@ -53,8 +53,8 @@ def initialise(part, whole_model, seed, tied):
     if not hasattr(part, "initialise_parameter"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            reference = whole_model().state_dict(keep_vars=True)
-        for name, target in part.state_dict(keep_vars=True).items():
+            reference = _tensors(whole_model())
+        for name, target in _tensors(part).items():
             _fill(target, reference[name].detach().to(target.dtype))
         return
     for own_name, target in [*part.named_parameters(), *part.named_buffers()]:
@@ -64,6 +64,11 @@ def initialise(part, whole_model, seed, tied):
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         part.initialise_parameter(name, full, generator)
         _fill(target, full.to(target.dtype))
+
+
+def _tensors(module):
+    """Name → parameter or buffer, those that no checkpoint holds too; shared ones under each of their names."""
+    return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
 
 
 def _fill(target, full):

@@ -133,12 +133,15 @@ class Sizes:
         return (1 + BACKWARD) * (self.layers * self.block_flops + self.ends_flops) / self.targets
 
     def block_operations(self, batch, fused):
-        """Operations of a block. fused: `torch.compile` joins what moves memory."""
-        raise NotImplementedError
+        """Operations of a block. fused: `torch.compile` joins what moves memory.
+
+        Of a family that says no more: its parameters as one square matrix, and what it keeps as what it moves.
+        """
+        return _one_product(self.block, self.block_flops, self.block_bytes(batch), batch)
 
     def ends_operations(self, batch, fused):
         """Operations of what stands outside of the blocks, and of the loss."""
-        raise NotImplementedError
+        return _one_product(self.head, self.ends_flops, 3 * self.logits_bytes(batch, False), batch)
 
     def block_bytes(self, batch):
         """Kept by one block for the backward pass of a MicroBatch; autocast's copies of weights apart."""
@@ -175,3 +178,10 @@ class Sizes:
     def last_bytes(self, batch):
         """Kept, and held as gradients of activations, while the backward pass ends."""
         return self.block_bytes(batch) + self.weight_copies(batch) + self.working_bytes(batch)
+
+
+def _one_product(elements, flops, moved, batch):
+    """Operations of `flops` a sample through a square matrix of so many elements."""
+    elements = max(elements, 1)
+    side, rows = math.sqrt(elements / batch.tp), batch.samples * flops / (2 * elements)
+    return Operations((Product(rows, side, side),), moved=moved, kernels=8, element=batch.compute)

@@ -1,7 +1,8 @@
-"""Batch norm over the samples of all ranks: the same training whatever the layout.
+"""Batch norm over the samples of all ranks: the same training whatever the layout (Peng et al. 2017, arXiv:1711.07240).
 
-torch's own `SyncBatchNorm` refuses tensors on CPUs, and its statistics of a rank with fewer samples weigh as much as
-any other's; here sums and counts are all-reduced, so every sample weighs the same (Peng et al. 2017, arXiv:1711.07240).
+Every sample weighs the same, however many a rank has. A layer calls one collective in each direction and reads no value back to
+the host, on CPUs as on GPUs; torch's own `SyncBatchNorm` refuses CPUs, and on GPUs the host waits in each layer.
+Dimensions: R ranks, B batch, C channels, H height, W width.
 """
 
 from functools import partial
@@ -23,46 +24,65 @@ def prepare(model, group):
 
 
 def _forward(norm, group, images_BCHW):
-    if norm.training and group is not None:
-        return _synchronised(norm, group, images_BCHW)
     if norm.training:
         norm.num_batches_tracked += 1
     # FSDP's policy casts weights to bf16, but no statistics, and on CPUs torch refuses one without the other.
     weight_C, bias_C = (values.to(norm.running_mean.dtype) for values in (norm.weight, norm.bias))
     statistics = norm.running_mean, norm.running_var
+    if norm.training and group is not None:
+        return _OverRanks.apply(images_BCHW, weight_C, bias_C, *statistics, norm.momentum, norm.eps, group)
     return F.batch_norm(images_BCHW, *statistics, weight_C, bias_C, norm.training, norm.momentum, norm.eps)
 
 
-def _synchronised(norm, group, images_BCHW):
-    images = images_BCHW.float() if images_BCHW.dtype in (torch.bfloat16, torch.float16) else images_BCHW
-    count = torch.tensor(float(images.numel() // images.shape[1]), dtype=torch.float64, device=images.device)
-    dist.all_reduce(count, group=group)
-    count = count.to(images.dtype)
-    # The mean first and then the deviations from it: a difference of large sums would lose digits.
-    mean_C = SumOverRanks.apply(images.sum((0, 2, 3)), group) / count
-    centred = images - mean_C[:, None, None]
-    variance_C = SumOverRanks.apply(centred.square().sum((0, 2, 3)), group) / count
-    with torch.no_grad():
-        norm.num_batches_tracked += 1
-        norm.running_mean.lerp_(mean_C.detach().to(norm.running_mean.dtype), norm.momentum)
-        unbiased = variance_C.detach() * (count / (count - 1))
-        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
-    scale_C = norm.weight * torch.rsqrt(variance_C + norm.eps)
-    return (centred * scale_C[:, None, None] + norm.bias[:, None, None]).to(images_BCHW.dtype)
-
-
-class SumOverRanks(torch.autograd.Function):
-    """The sum of a tensor over the ranks of a group. Every rank's loss depends on it, so gradients are summed likewise."""
+class _OverRanks(torch.autograd.Function):
+    """torch's batch norm with given statistics, which are those of all ranks; its backward pass adds what depends on them."""
 
     @staticmethod
-    def forward(context, tensor, group):
-        context.group = group
-        total = tensor.clone()
-        dist.all_reduce(total, group=group)
-        return total
+    def forward(context, images_BCHW, weight_C, bias_C, running_mean_C, running_variance_C, momentum, eps, group):
+        mean_C, variance_C, count = _gathered(images_BCHW, running_mean_C.dtype, group)
+        running_mean_C.lerp_(mean_C, momentum)
+        running_variance_C.lerp_(variance_C * (count / (count - 1)), momentum)
+        context.save_for_backward(images_BCHW, weight_C, mean_C, variance_C, count)
+        context.eps, context.group = eps, group
+        return F.batch_norm(images_BCHW, mean_C, variance_C, weight_C, bias_C, eps=eps)
 
     @staticmethod
-    def backward(context, gradient):
-        total = gradient.clone()
-        dist.all_reduce(total, group=context.group)
-        return total, None
+    def backward(context, gradient_BCHW):
+        images_BCHW, weight_C, mean_C, variance_C, count = context.saved_tensors
+        gradient_BCHW, weight_gradient_C, bias_gradient_C = torch.ops.aten.native_batch_norm_backward(
+            gradient_BCHW, images_BCHW, weight_C, mean_C, variance_C, None, None, False, context.eps, [True] * 3
+        )
+        # Every rank's loss depends on mean and variance: Ioffe and Szegedy 2015, arXiv:1502.03167, section 3, in which the two
+        # sums over all samples are the gradients of weight and bias.
+        sums_2C = torch.stack((weight_gradient_C, bias_gradient_C))
+        dist.all_reduce(sums_2C, group=context.group)
+        deviation_C = torch.rsqrt(variance_C + context.eps)
+        factor_C = weight_C * deviation_C / count
+        slope_C = -factor_C * deviation_C * sums_2C[0]
+        offset_C = -factor_C * sums_2C[1] - slope_C * mean_C
+        slope_C, offset_C = (values.to(images_BCHW.dtype)[:, None, None] for values in (slope_C, offset_C))
+        gradient_BCHW.addcmul_(images_BCHW, slope_C).add_(offset_C)
+        return gradient_BCHW, weight_gradient_C, bias_gradient_C, *[None] * 5
+
+
+def _gathered(images_BCHW, kind, group):
+    """(mean, variance, count) of all ranks' samples by channel, from each rank's own (Chan et al. 1979, STAN-CS-79-773)."""
+    channels, count = images_BCHW.shape[1], images_BCHW.numel() // images_BCHW.shape[1]
+    own = torch.zeros(2 * channels + 1, dtype=kind, device=images_BCHW.device)
+    if count:
+        own[:channels], own[channels:-1] = _statistics(images_BCHW, kind)
+        own[-1] = count
+    everyone = own.new_empty(dist.get_world_size(group), len(own))
+    dist.all_gather(list(everyone.unbind()), own, group=group)
+    means_RC, variances_RC, counts_R1 = everyone.split((channels, channels, 1), dim=1)
+    count = counts_R1.sum()
+    mean_C = (means_RC * counts_R1).sum(0) / count
+    variance_C = ((variances_RC + (means_RC - mean_C).square()) * counts_R1).sum(0) / count
+    return mean_C, variance_C, count
+
+
+def _statistics(images_BCHW, kind):
+    """(mean, variance) of this rank's samples, in one pass and without a copy in higher precision."""
+    # The running statistics that the operator wants say in which precision it keeps its own.
+    unused = torch.zeros(images_BCHW.shape[1], dtype=kind, device=images_BCHW.device)
+    return torch.ops.aten.batch_norm_update_stats(images_BCHW, unused, unused.clone(), 0.0)

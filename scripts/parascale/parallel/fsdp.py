@@ -19,16 +19,14 @@ def shard(model, mesh, layout, precision):
     policy = MixedPrecisionPolicy()
     if precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options = {"mesh": mesh, "mp_policy": policy}
     # In a pipeline every micro-batch would gather again, so parameters stay gathered there.
-    options = {
-        "mesh": mesh,
-        "mp_policy": policy,
-        "reshard_after_forward": layout.reshard_after_forward and layout.pp == 1,
-    }
+    reshard = layout.reshard_after_forward and layout.pp == 1
     for name, module in model.named_modules():
         if any(matches(name, pattern) for pattern in model.shard_units):
-            fully_shard(module, **options)
-    fully_shard(model, **options)
+            fully_shard(module, reshard_after_forward=reshard, **options)
+    # The backward pass begins with the root's own parameters: to free them before it would gather them twice.
+    fully_shard(model, reshard_after_forward=False, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -15,8 +15,8 @@ AXES = ("pp", "dp", "fsdp", "tp")  # tp fastest: its ranks talk most and lie nex
 class Mesh:
     """This process's place in a layout.
 
-    devices: the mesh over `AXES`, or None for a single process, which needs no communication.
-    data_devices: `dp × fsdp` flattened, the ranks that see different samples; None likewise.
+    devices: the mesh over those of `AXES` that the layout uses, or None for a single process, which needs no communication.
+    data_devices: `dp × fsdp` flattened, the ranks that see different samples; None where there are no others.
     """
 
     layout: object
@@ -36,7 +36,8 @@ class Mesh:
 
     def coordinate(self, axis):
         """This process's number along one axis."""
-        return self.devices.get_local_rank(axis) if self.devices is not None else 0
+        used = self.devices is not None and axis in self.devices.mesh_dim_names
+        return self.devices.get_local_rank(axis) if used else 0
 
     @property
     def data_rank(self):
@@ -57,6 +58,8 @@ def start_processes(device_kind, timeout_seconds, store=None):
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         place = {} if store is None else {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        if device.type == "cuda":
+            place["device_id"] = device  # then NCCL splits the communicators of groups instead of making each anew
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), store=store, **place)
     return device
 
@@ -72,15 +75,23 @@ def make_mesh(layout, device, timeout_seconds):
     """The Mesh of a layout for this process; every group of it gets the timeout (sub-groups do not inherit it)."""
     if layout.world_size == 1:
         return Mesh(layout, device, None, None)
-    shape = (layout.pp, layout.dp, layout.fsdp, layout.tp)
+    # A group of one rank costs a call on every rank to make it; only FSDP wants one, where it replicates inside a hybrid.
+    degrees = {axis: getattr(layout, axis) for axis in AXES}
+    axes = [axis for axis in AXES if degrees[axis] > 1 or (axis == "fsdp" and layout.uses_fsdp)]
     options = {}
     if layout.pp > 1 and dist.get_backend() == "gloo":
         # Stages send and receive, and for that gloo knows only the timeout that a group was made with.
         options["pp"] = dist.ProcessGroupGloo._Options()
         options["pp"]._timeout = timedelta(seconds=timeout_seconds)
-    devices = init_device_mesh(device.type, shape, mesh_dim_names=AXES, backend_override=options)
-    data_devices = devices["dp", "fsdp"]._flatten("data")
-    groups = [devices.get_group(axis) for axis in AXES] + [data_devices.get_group(), dist.group.WORLD]
+    shape = tuple(degrees[axis] for axis in axes)
+    devices = init_device_mesh(device.type, shape, mesh_dim_names=tuple(axes), backend_override=options)
+    data_axes = [axis for axis in ("dp", "fsdp") if degrees[axis] > 1]
+    data_devices = devices[tuple(data_axes)] if data_axes else None
+    if len(data_axes) > 1:
+        data_devices = data_devices._flatten("data")
+    groups = [devices.get_group(axis) for axis in axes] + [dist.group.WORLD]
+    if data_devices is not None:
+        groups.append(data_devices.get_group())
     for group in groups:
         set_timeout(group, timeout_seconds)
     return Mesh(layout, device, devices, data_devices)

@@ -135,7 +135,7 @@ def ends_group(mesh, timeout_seconds):
     if first == last:
         return None
     mine = None
-    columns = mesh.devices.mesh.flatten(1)  # pipeline rank × everything else
+    columns = mesh.devices.mesh.reshape(layout.pp, -1)  # pipeline rank × everything else
     for column in range(columns.shape[1]):
         ranks = [int(columns[first, column]), int(columns[last, column])]
         group = dist.new_group(ranks)

@@ -3,7 +3,7 @@
 A step has a few moments at which memory can peak; each is a sum of parts, and the largest sum is the peak:
 
 - `loss`    the backward pass starts: all activations are there, and the logits several times (logarithms, gradients)
-- `output`  the output layer has its gradient; FSDP has gathered its root, and holds it twice while it does
+- `output`  the output layer has its gradient; FSDP still holds its root gathered
 - `block`   the backward pass of the last block: FSDP holds the block and gathers the next
 - `reduce`  that block is done: FSDP holds its gradient twice, to reduce it
 - `end`     the backward pass ends: all gradients, one block's activations, what is left of FSDP's root
@@ -118,7 +118,7 @@ class RankMemory:
         """{moment: {part: bytes}}."""
         moments = {"loss": self._loss(), "output": self._output(), "block": self._block(), "end": self._end()}
         if self.fsdp:
-            moments["gather"], moments["reduce"] = self._gather(), self._reduce()
+            moments["reduce"] = self._reduce()
         return moments
 
     def evaluation(self):
@@ -128,7 +128,7 @@ class RankMemory:
         narrow = batch.compute / 4 if batch.compute < 4 else 0
         # Autocast keeps what it has cast until the evaluation ends.
         cast = self.weight_copies * self.blocks + (self.head * batch.compute if batch.autocast else 0)
-        gathered = held = self._gathered()
+        held = self._gathered()
         moments = []
         if self.frees:
             # The root, held twice while the first block is gathered; then each block beside the one before.
@@ -138,16 +138,14 @@ class RankMemory:
         moments += [
             self._parts(cast + self.sizes.forward_bytes(batch), buffers=held),
             # As the output layer gives them, in fp32 for the loss, and their logarithms.
-            self._parts(cast, logits=(2 + narrow + self._split_copies()) * logits, buffers=gathered),
+            self._parts(cast, logits=(2 + narrow + self._split_copies()) * logits, buffers=self._gathered_between()),
         ]
         return max(moments, key=total) | {"gradients": self._buckets()}
 
     def _loss(self):
-        return self._parts(self._activations(), logits=self._logit_copies() * self.logits, buffers=self._gathered())
-
-    def _gather(self):
-        gathered = 2 * self.root * self.batch.compute if self.frees else self._gathered()
-        return self._parts(self._activations(), logits=self.logits, buffers=gathered)
+        return self._parts(
+            self._activations(), logits=self._logit_copies() * self.logits, buffers=self._gathered_between()
+        )
 
     def _output(self):
         # A new gradient meets the sum of the earlier ones.
@@ -155,8 +153,8 @@ class RankMemory:
         if self.batch.autocast:
             gradient += self.head * self.batch.compute
         copies = self._logit_copies() - 2 if self.pipeline else 1
-        gathered = self.root * self.batch.compute if self.frees else self._gathered()
-        return self._parts(self._activations(), logits=copies * self.logits, gradients=gradient, buffers=gathered)
+        buffers = self._gathered_between()
+        return self._parts(self._activations(), logits=copies * self.logits, gradients=gradient, buffers=buffers)
 
     def _block(self):
         recomputed = self.kept_block + self.weight_copies if self.layout.activation_checkpointing else 0
@@ -263,6 +261,10 @@ class RankMemory:
     def _gathered(self):
         """FSDP that does not free: all parameters lie there whole."""
         return self.elements * self.batch.compute if self.fsdp and not self.frees else 0
+
+    def _gathered_between(self):
+        """What FSDP holds gathered between forward and backward pass: the root, or everything where it does not free."""
+        return self.root * self.batch.compute if self.frees else self._gathered()
 
     def _received(self):
         """A pipeline's tensors to receive into, one for each micro-batch and direction."""

@@ -59,10 +59,13 @@ class Source:
 
     def check(self, where, of_images=False):
         """Raise ConfigError, beginning with `where`, for settings that nothing would make anything of."""
+        if self.content != "files":
+            self._check_content(where, of_images)
         if not self.location:
-            self._check_kind(where)
-        if self.content == "files":
-            return
+            self._check_kind(where, of_images)
+
+    def _check_content(self, where, of_images):
+        """Raise ConfigError where what is fetched is not what it is said to be made into."""
         said = f"{where}: `data.source.content: {self.content}`"
         if self.kind != "url" or self.location:
             raise ConfigError(
@@ -77,11 +80,15 @@ class Source:
                 "`data.source.files`"
             )
 
-    def _check_kind(self, where):
+    def _check_kind(self, where, of_images):
         """Raise ConfigError where a kind lacks what it cannot do without."""
-        if self.kind == "builtin" and self.name is not None and self.name not in BUILTIN:
+        known = ("shapes",) if of_images else BUILTIN
+        if self.kind == "builtin" and self.name is not None and self.name not in known:
+            raise ConfigError(f"{where}: `data.source.name` = `{self.name}` is not built in{nearest(self.name, known)}")
+        if self.kind == "files" and of_images:
             raise ConfigError(
-                f"{where}: `data.source.name` = `{self.name}` is not built in{nearest(self.name, BUILTIN)}"
+                f"{where}: images of kind `files` need `data.source.location`: the folder that holds `train/<class>/…`, or "
+                "`train.csv` with columns path and label"
             )
         if self.kind == "files" and not self.files:
             raise ConfigError(

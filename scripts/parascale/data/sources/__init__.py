@@ -12,7 +12,7 @@ from pathlib import Path
 from parascale.data.sources import builtin, files, hub, url
 from parascale.data.sources.manifest import Raw, settings_of
 from parascale.errors import DataError, DownloadError
-from parascale.files import full_disk_is_an_error
+from parascale.files import full_disk_is_an_error, make_folder
 
 KINDS = {"builtin": builtin.fetch, "hub": hub.fetch, "files": files.fetch, "url": url.fetch}
 ATTEMPTS = 5  # consecutive failures without a byte of progress before a server is given up
@@ -43,7 +43,7 @@ def made(source, output, fetch, attempts, keep=True):
 def _alone(output):
     """Let no other process of this machine download into the folder `output` at the same time: both would append to one piece."""
     folder = Path(output).parent
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -61,6 +61,9 @@ class XResNet(nn.Module):
     def __init__(self, settings, classes, size):
         """size: pixels of a side; any from 32 on will do."""
         super().__init__()
+        # Not part of the weights: no checkpoint holds them.
+        for name, values in (("mean", MEAN), ("deviation", DEVIATION)):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(3, 1, 1), persistent=False)
         width = settings.dim
         channels = (3, width // 2, width // 2, width)
         self.stem = nn.Sequential(
@@ -80,11 +83,7 @@ class XResNet(nn.Module):
 
     def forward(self, pixels_BCHW):
         kind = self.stem[0].convolution.weight.dtype
-        mean, deviation = (
-            torch.tensor(values, dtype=torch.float32, device=pixels_BCHW.device).view(3, 1, 1)
-            for values in (MEAN, DEVIATION)
-        )
-        images_BCHW = ((pixels_BCHW - mean) / deviation).to(kind)
+        images_BCHW = ((pixels_BCHW - self.mean) / self.deviation).to(kind, memory_format=torch.channels_last)
         images_BCHW = self.stages(self.pool(self.stem(images_BCHW)))
         return self.head(images_BCHW.mean((2, 3)))
 

@@ -1,0 +1,46 @@
+"""Process groups of a layout: every process calls for each one made, so none is made that nobody needs."""
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from parascale.parallel import make_mesh, start_processes
+from parascale.settings import Layout
+
+
+@pytest.mark.parametrize(
+    ("degrees", "sizes"),
+    [
+        ({"dp": 256}, {256: 1}),
+        ({"fsdp": 256}, {256: 1}),
+        ({"tp": 4, "fsdp": 64}, {256: 1, 4: 1, 64: 1}),
+        ({"dp": 4, "fsdp": 64}, {256: 1, 4: 1, 64: 1}),
+        ({"pp": 4, "tp": 4, "fsdp": 16}, {256: 1, 4: 2, 16: 1}),
+        ({"pp": 4, "dp": 64}, {256: 1, 4: 1, 64: 1, 1: 1}),  # FSDP replicates there, with shards of one rank
+    ],
+    ids=str,
+)
+def test_a_rank_is_in_no_group_of_its_own(degrees, sizes):
+    dist.init_process_group("fake", rank=3, world_size=256, store=FakeStore())
+    try:
+        mesh = make_mesh(Layout(nodes=64, gpus_per_node=4, **degrees), torch.device("cpu"), 60.0)
+        groups = dist.distributed_c10d._world.pg_group_ranks.values()
+        assert Counter(len(ranks) for ranks in groups if 3 in ranks) == sizes
+        tp = degrees.get("tp", 1)
+        assert mesh.coordinate("tp") == 3 % tp and mesh.coordinate("pp") == 0
+        assert mesh.data_rank == (0 if tp > 1 else 3)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_on_gpus_the_group_knows_its_device(monkeypatch):
+    """Without it NCCL cannot split a communicator, and makes each group's anew."""
+    asked = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    for name, value in {"LOCAL_RANK": "2", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert start_processes("cuda", 60.0) == asked["device_id"] == torch.device("cuda", 2)
