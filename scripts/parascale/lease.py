@@ -7,21 +7,26 @@ A job that Slurm begins anew, because it lost the node, may meet its own former 
 longer sees it. The later start takes the lease, and begins once the former must have seen that.
 """
 
+import fcntl
 import getpass
+import json
 import os
+import shutil
 import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+import uuid
+from contextlib import contextmanager, suppress
 
 from parascale import slurm
 from parascale.errors import TrainingError
-from parascale.files import read_json, write_json
+from parascale.files import make_folder, read_json, write_json
 
 RENEW_SECONDS = 5.0
 STALE_SECONDS = 20.0  # several renewals, and the delay with which a parallel filesystem shows a change
 LOOK_SECONDS = 0.5
+LOCK_SECONDS = 5.0
 KEYS = ("host", "pid", "job_id", "restarts")  # what tells one holder from another
 
 
@@ -41,8 +46,13 @@ class Lease:
         Returns the last sign of life (seconds since the epoch) of a holder that died or gave way, else None.
         """
         holder = self.holder()
-        last_sign = self._replace(holder) if _is_former_start(holder) else self.wait_for_holder()
-        self._write()
+        if _is_former_start(holder):
+            last_sign = self._replace(holder)
+            self._write()
+        else:
+            last_sign = self.wait_for_holder()
+            while not self._claim(last_sign):
+                last_sign = self.wait_for_holder()
         self.thread = threading.Thread(target=self._renew, daemon=True)
         self.thread.start()
         return last_sign
@@ -79,10 +89,83 @@ class Lease:
                 told = True
 
     def release(self):
-        """Give the lease back."""
+        """Give the lease back, if it is not given back already. Who finds that another holds it ends at once, as it would at the
+        next renewal.
+        """
+        if not self._stop():
+            return
+        with suppress(FileNotFoundError), self._alone():
+            if not self._end_unless_own():
+                self.path.unlink()
+
+    def give_up(self, target=None):
+        """Give the lease back with its folder, which becomes `target`, or is removed.
+
+        It goes in one step, while nobody else can hold the lease: who begins in its place loses nothing by it.
+        """
+        self._stop()
+        if self._end_unless_own():
+            return
+        folder = self.path.parent
+        gone = target or folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+        folder.rename(gone)
+        if target is None:
+            shutil.rmtree(gone)
+        else:
+            (gone / self.path.name).unlink(missing_ok=True)
+
+    def _stop(self):
+        """End the renewals; whether there were any."""
         self.stopped.set()
-        self.thread.join()
-        self.path.unlink(missing_ok=True)
+        thread, self.thread = self.thread, None
+        if thread:
+            thread.join()
+        return thread is not None
+
+    def _end_unless_own(self):
+        """End this process where the lease is another's; whether it is."""
+        holder = self.holder()
+        lost = bool(holder and holder["pid"] and not _is_own(holder))
+        if lost:
+            _end_process(f"{self.path.parent} is now written by {_described(holder)}")
+        return lost
+
+    def _claim(self, dead):
+        """Write the lease where there is none, or one that was last renewed at `dead`; whether it is ours.
+
+        Of several that do so at once one succeeds.
+        """
+        make_folder(self.path.parent)
+        with self._alone():
+            now = self.holder()
+            if now and now["time"] != dead:
+                return False
+            self.path.unlink(missing_ok=True)
+            try:
+                with open(self.path, "x", encoding="utf-8") as file:
+                    json.dump(self._sign(), file)
+            except FileExistsError:
+                return False
+        return True
+
+    @contextmanager
+    def _alone(self):
+        """Nobody else looks at the lease and changes it meanwhile, where the filesystem has locks. Where a process stands still
+        with the lock, or there are none, the next renewal tells who has it."""
+        handle = os.open(self.path.parent, os.O_RDONLY)
+        until = time.monotonic() + LOCK_SECONDS
+        try:
+            while time.monotonic() < until:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.01)
+                except OSError:
+                    break
+            yield
+        finally:
+            os.close(handle)
 
     def _replace(self, former):
         """Hold the lease against a former start of this job until that must have seen it and ended; its last sign."""
@@ -102,9 +185,7 @@ class Lease:
         while not self.stopped.wait(RENEW_SECONDS):
             # A disk that is full, or a file system that hangs, may be well again at the next turn.
             with suppress(OSError):
-                holder = self.holder()
-                if holder and holder["pid"] and not _is_own(holder):
-                    _end_process(f"{self.path.parent} is now written by {_described(holder)}")
+                if self._end_unless_own():
                     return
                 self._write()
 
@@ -114,16 +195,24 @@ class Lease:
         A damaged lease tells no more than when it was written: if it has a living holder, that soon writes it anew.
         """
         with suppress(FileNotFoundError):
-            try:
-                holder = read_json(self.path)
-                known = {name: holder[name] for name in KEYS}
-                return holder | known | {"pid": int(holder["pid"]), "time": float(holder["time"])}
-            except (ValueError, KeyError, TypeError) as error:
-                print(f"{self.path.parent}: the lease is damaged ({error}); its holder is unknown", flush=True)
-                return dict.fromkeys(KEYS) | {"time": self.path.stat().st_mtime}
+            return _read(self.path)
 
     def _write(self):
-        write_json(self.path, _own_start() | {"user": getpass.getuser(), "since": self.since, "time": time.time()})
+        write_json(self.path, self._sign())
+
+    def _sign(self):
+        return _own_start() | {"user": getpass.getuser(), "since": self.since, "time": time.time()}
+
+
+def _read(path):
+    """What a lease says of its holder."""
+    try:
+        holder = read_json(path)
+        known = {name: holder[name] for name in KEYS}
+        return holder | known | {"pid": int(holder["pid"]), "time": float(holder["time"])}
+    except (ValueError, KeyError, TypeError) as error:
+        print(f"{path.parent}: the lease is damaged ({error}); its holder is unknown", flush=True)
+        return dict.fromkeys(KEYS) | {"time": path.stat().st_mtime}
 
 
 def _own_start():

@@ -150,8 +150,21 @@ def waiting_or_running(name):
 
     RequirementError where Slurm does not answer: who submits in spite of that may train twice.
     """
-    lines = _ask(["squeue", "--noheader", f"--name={name}", "--format=%i|%k"]).splitlines()
+    lines = _ask(["squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%k"]).splitlines()
     return dict(line.split("|", 1) for line in lines)
+
+
+def states(name):
+    """{id: state} of the jobs of this name that Slurm has not forgotten, ended ones included. RequirementError where it does not answer."""
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--name={name}", "--format=%i|%T"]
+    return dict(line.split("|", 1) for line in _ask(command).splitlines())
+
+
+def last_state(job):
+    """The state of a job in the accounting, such as COMPLETED; None where there is none."""
+    command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job}", "--format=State"]
+    words = _told(command, GLANCE_SECONDS).split()
+    return words[0] if words else None
 
 
 def described(job):

@@ -15,32 +15,49 @@ from parascale.files import append_line, read_json_lines
 FILE = "submissions.jsonl"
 
 
-def note(store, job_id, rule, kind=None, run=None, key=None):
-    """Write down a job that was submitted just now. store: folder below the root. kind, run, key: of a training."""
-    line = {"job_id": job_id, "rule": rule, "kind": kind, "run": run, "key": key}
+FIELDS = ("job_id", "rule", "kind", "run", "key", "wildcards")
+
+
+def note(store, job_id, rule, kind=None, run=None, key=None, wildcards=None):
+    """Write down a job that was submitted just now. store: folder below the root. kind, run: of a training. key: a training's, or a
+    digest of what decides the output of another job. wildcards: values, of a job that is no group."""
+    line = dict(zip(FIELDS, (job_id, rule, kind, run, key, wildcards), strict=True))
     line |= {"time": datetime.now(UTC).isoformat(timespec="seconds"), "user": getpass.getuser()}
     append_line(store / FILE, json.dumps(line | {"host": socket.gethostname()}))
 
 
 def noted(store):
-    """Every line, in order; one that a crash cut short is left out."""
-    lines = []
+    """Every line, in order; one that tells of no job, as a crash or a damaged disk leaves it, is left out."""
     with suppress(FileNotFoundError):
-        for line in (store / FILE).read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(json.JSONDecodeError):
-                lines.append(json.loads(line))
-    return lines
+        lines = read_json_lines(store / FILE, readable=True)
+        return [dict.fromkeys(FIELDS) | line for line in lines if isinstance(line, dict) and "job_id" in line]
+    return []
 
 
-def jobs_of_runs(store):
-    """Run → ids of the jobs that were submitted for it with the settings that it had last."""
-    lines = [line for line in noted(store) if line["kind"] == "run"]
+def jobs_of_runs(store, kind="run", latest=False):
+    """Run → ids of all jobs that were submitted for it, whatever its settings and code were then.
+
+    kind: `run`, `parity` or `probe`. latest: only those with the settings and code that it had last.
+    """
+    lines = [line for line in noted(store) if line["kind"] == kind]
     last = {line["run"]: line["key"] for line in lines}
-    return {run: [line["job_id"] for line in lines if (line["run"], line["key"]) == (run, last[run])] for run in last}
+    jobs = {run: [] for run in last}
+    for line in lines:
+        if not latest or line["key"] == last[line["run"]]:
+            jobs[line["run"]].append(line["job_id"])
+    return jobs
+
+
+def key_submitted(store, job_id, kind, run):
+    """The key with which a job was submitted to train a run; None where nobody wrote one down, as of a job started by hand."""
+    known = [line for line in noted(store) if (line["job_id"], line["kind"], line["run"]) == (job_id, kind, run)]
+    return known[-1]["key"] if known else None
 
 
 def stopped_with_progress(work, job_id):
-    """Whether a job ended with its state saved, after at least one step. work: folder of the run under way."""
-    attempts = work / "attempts.jsonl"
-    last = (read_json_lines(attempts) or [{}])[-1] if attempts.is_file() else {}
-    return last.get("job_id") == job_id and last.get("outcome") == "stopped" and last["last_step"] >= last["first_step"]
+    """Whether a job ended with its state saved, after at least one step. work: folder of the run under way. What cannot be read
+    shows no progress."""
+    with suppress(OSError, TypeError, KeyError):
+        last = (read_json_lines(work / "attempts.jsonl", readable=True) or [{}])[-1]
+        return (last["job_id"], last["outcome"]) == (job_id, "stopped") and last["last_step"] >= last["first_step"]
+    return False

@@ -1,17 +1,25 @@
 """The executor of a root."""
 
 import hashlib
+import threading
 import time
-from dataclasses import dataclass
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from parascale import slurm, submissions
-from parascale.errors import ParascaleError
+from parascale.errors import ParascaleError, RequirementError
 from parascale.lease import Lease
 from snakemake_logger_plugin_parascale import trained_by
+
+AWAY_SECONDS = (10.0, 300.0)  # before Slurm is asked again that did not answer: at first, and at most
+LOOKS = 3  # in a row that must agree before a job is given up for which the plugin would wait forever
+# Slurm may yet put a job back into the queue that it has taken from its nodes.
+UNDECIDED = (None, "PREEMPTED", "NODE_FAIL")
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,22 @@ def training_of(job):
     return kind and Training(kind, job.wildcards.run, job.params.key)
 
 
+def key_of(job):
+    """What tells jobs of one rule and the same wildcards apart: a training's key, else a digest of the parameters, which hold the
+    settings and code that decide the output."""
+    training = training_of(job)
+    return training.key if training else hashlib.sha256(repr(sorted(job.params.items())).encode()).hexdigest()
+
+
+def noted_as(job):
+    """What `submissions.note` is told of a job; of a group of jobs its name alone."""
+    if job.is_group():
+        return {"rule": job.name}
+    known = {"rule": job.name, "key": key_of(job), "wildcards": list(job.wildcards)}
+    training = training_of(job)
+    return known | asdict(training) if training else known
+
+
 class RootExecutor(Executor):
     """Submits the jobs of one root, under one name in the queue, whoever starts the workflow and however often."""
 
@@ -40,51 +64,78 @@ class RootExecutor(Executor):
         # The plugin makes up a name for each start, and asks for the state of jobs of that name alone.
         root = hashlib.sha256(str(self.paths.root.resolve()).encode()).hexdigest()[:8]
         self.signs = {}  # job → (its training's last sign of life, when we first saw that)
+        self.undecided = (
+            Counter()
+        )  # job → looks in a row at which Slurm had not decided, or forgotten, what became of it
+        self.away = {}  # job of Snakemake's → seconds after which Slurm is asked again
         self.run_uuid = f"{self.workflow.executor_settings.jobname_prefix or 'parascale'}_{root}"
 
     def clean_old_logs(self):
         """Nothing: the plugin's own also deletes empty folders, and a job whose log has no folder cannot start."""
 
     def run_job(self, job):
-        """Submit a job, unless one that an earlier start of the workflow left is at the same training."""
-        training = training_of(job)
-        try:
-            left = self._left_by_others(job, training) if training else None
-        except ParascaleError as error:
-            self._report_job_error_threadsafe(SubmittedJobInfo(job), f"{error} ")
-            return
-        if left is None:
-            super().run_job(job)
-        else:
-            self._watch(job, training, *left)
+        """Submit a job, unless one that an earlier start of the workflow left is at the same work.
 
-    def _left_by_others(self, job, training):
-        """(id, key or None where it is unknown) of a job in the queue that works on a training; of the same key first."""
+        Nobody sees an exception in here: whatever goes wrong is the failure of this job.
+        """
+        try:
+            left = None if job.is_group() else self._left_by_others(job)
+            self.away.pop(job, None)
+        except RequirementError as error:
+            self._ask_later(job, error)
+        except Exception as error:
+            self._report_job_error_threadsafe(SubmittedJobInfo(job), f"{error or type(error).__name__} ")
+        else:
+            if left is None:
+                super().run_job(job)
+            else:
+                self._watch(job, *left)
+
+    def _ask_later(self, job, error):
+        """Try again once Slurm may answer: a retry at once would be spent for nothing."""
+        first, most = AWAY_SECONDS
+        seconds = self.away[job] = min(2 * self.away.get(job, first / 2), most)
+        self.logger.warning(f"{error}: {job.name} is submitted when it answers; next try in {seconds:.0f} s.")
+        timer = threading.Timer(seconds, self._submit_again, [job])
+        timer.daemon = True
+        timer.start()
+
+    def _left_by_others(self, job):
+        """(id, key or None where it is unknown) of a job in the queue that is at a job's work; of the same key first."""
         queue = slurm.waiting_or_running(self.run_uuid)
         if not queue:
             return None
         known = {line["job_id"]: line for line in submissions.noted(self.paths.store)}
-        comment = f"rule_{job.name}_wildcards_{get_job_wildcards(job)}"  # the plugin's
+        wildcards, training = get_job_wildcards(job), training_of(job)
+        comment = f"rule_{job.name}" + (f"_wildcards_{wildcards}" if wildcards else "")  # the plugin's
         found = {}
         for identity, said in queue.items():
-            if identity in known:
-                line = known[identity]
-                if (line["kind"], line["run"]) == (training.kind, training.run):
-                    found[identity] = line["key"]
-            elif said == comment:  # Snakemake was killed before it could write the job down
-                found[identity] = None
-        return min(found.items(), key=lambda item: (item[1] != training.key, int(item[0])), default=None)
+            line = known.get(identity, {})
+            if training and line.get("kind"):
+                same = (line["kind"], line["run"]) == (training.kind, training.run)
+            elif line.get("wildcards") is not None:
+                same = (line["rule"], line["wildcards"]) == (job.name, list(job.wildcards))
+            else:  # Snakemake was killed before it could write the job down
+                same = said == comment
+            if same:
+                found[identity] = line.get("key")
+        key = key_of(job)
+        return min(found.items(), key=lambda item: (item[1] != key, len(item[0]), item[0]), default=None)
 
-    def _watch(self, job, training, identity, key):
+    def _watch(self, job, identity, key):
         """Take a job of Slurm's for ours, or wait for its end before ours is submitted."""
-        log = self.slurm_logdir / f"rule_{job.name}" / get_job_wildcards(job) / f"{identity}.log"
-        ours = key == training.key
+        wildcards, ours = get_job_wildcards(job), key == key_of(job)
+        log, what = (
+            self.slurm_logdir / f"rule_{job.name}" / wildcards / f"{identity}.log",
+            f"{job.name} {wildcards}".strip(),
+        )
         if ours:
-            self.logger.info(f"Job {job.jobid}: Slurm job {identity} already trains {training.run}; it is taken up.")
+            self.logger.info(f"Job {job.jobid}: Slurm job {identity} is already at {what}; it is taken up.")
         else:
+            remedy = f" `scancel --signal=TERM {identity}` makes it save its state and end." if training_of(job) else ""
             self.logger.info(
-                f"Job {job.jobid}: Slurm job {identity} works on {training.run} with other settings; this one is submitted "
-                f"when it has ended. `scancel --signal=TERM {identity}` makes it save its state and end."
+                f"Job {job.jobid}: Slurm job {identity} works on {what} with other settings; this one is submitted when it has "
+                f"ended.{remedy}"
             )
         aux = {"slurm_logfile": log, "ours": ours, "submitted": False}
         self._report_job_submission_threadsafe(SubmittedJobInfo(job, external_jobid=identity, aux=aux))
@@ -95,9 +146,9 @@ class RootExecutor(Executor):
         super()._report_job_submission_threadsafe(job_info)
 
     def _note(self, job_info):
-        job, training = job_info.job, training_of(job_info.job)
+        job = job_info.job
         try:
-            submissions.note(self.paths.store, job_info.external_jobid, job.name, **vars(training) if training else {})
+            submissions.note(self.paths.store, job_info.external_jobid, **noted_as(job))
         except (OSError, ParascaleError) as error:  # the job is in the queue: it is watched in any case
             self.logger.warning(f"Slurm job {job_info.external_jobid} of {job.name} could not be written down: {error}")
 
@@ -111,21 +162,56 @@ class RootExecutor(Executor):
                     f"Slurm job {identity} of {job_info.job.name} has given no sign of life for {self.silence:.0f} s: cancelled."
                 )
                 slurm.cancel(identity)
-        async for job_info in super().check_active_jobs(active_jobs):
+        watched = [job_info async for job_info in super().check_active_jobs(active_jobs)]
+        for job_info in self._still_there(watched):
             yield job_info
 
+    def _still_there(self, watched):
+        """Those of the jobs that the plugin goes on watching which may still end: it waits forever for one that Slurm has
+        forgotten (`MinJobAge`), or has taken from its nodes and does not put back into the queue."""
+        try:
+            states = slurm.states(self.run_uuid) if watched else {}
+        except RequirementError:
+            return watched
+        there = []
+        for job_info in watched:
+            identity = job_info.external_jobid
+            self.undecided[identity] = self.undecided[identity] + 1 if states.get(identity) in UNDECIDED else 0
+            if self.undecided[identity] < LOOKS:
+                there.append(job_info)
+                continue
+            del self.undecided[identity]
+            final = slurm.last_state(identity)
+            if final in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED"):
+                there.append(job_info)
+            elif final == "COMPLETED":
+                self.report_job_success(job_info)
+            else:
+                told = f"SLURM-job '{identity}' has ended, SLURM status is: '{final or 'unknown'}'. "
+                self.report_job_error(job_info, msg=told)
+        return there
+
     def _is_silent(self, job_info):
-        """Whether the training of a job has begun, not ended, and not renewed its lease for too long, by our own clock."""
-        training, identity = training_of(job_info.job), job_info.external_jobid
-        lease = training and Lease(self.paths.places(training.kind)[1](training.run)).holder()
+        """Whether the training of a job has begun, not ended, and not renewed its lease for too long, by our own clock, while Slurm
+        calls the very start of the job running that wrote it: one that waits in the queue anew has left its lease."""
+        training, identity, lease = training_of(job_info.job), job_info.external_jobid, None
+        with suppress(OSError):
+            lease = training and Lease(self.paths.places(training.kind)[1](training.run)).holder()
         if not lease or lease["job_id"] != identity:
             self.signs.pop(identity, None)
             return False
         sign, since = self.signs.get(identity, (None, None))
-        if sign != lease["time"]:
-            self.signs[identity] = lease["time"], time.monotonic()
+        if sign == lease["time"] and time.monotonic() - since <= self.silence:
             return False
-        return time.monotonic() - since > self.silence
+        said = {} if sign != lease["time"] else slurm.described(identity)
+        if said.get("JobState") == "RUNNING" and said.get("Restarts") == str(lease["restarts"]):
+            return True
+        self.signs[identity] = lease["time"], time.monotonic()
+        return False
+
+    def cancel_jobs(self, active_jobs):
+        """Cancel the jobs of this workflow, not those whose end it only waits for."""
+        super().cancel_jobs([job_info for job_info in active_jobs if (job_info.aux or {}).get("ours", True)])
 
     def report_job_success(self, job_info):
         """A job has ended well; if it was another's, it is ours' turn."""
@@ -158,4 +244,5 @@ class RootExecutor(Executor):
         return submissions.stopped_with_progress(work(training.run), identity)
 
     def _submit_again(self, job):
-        self._job_submission_executor.submit(self.run_job, job)
+        with suppress(RuntimeError):  # the workflow has ended meanwhile
+            self._job_submission_executor.submit(self.run_job, job)

@@ -208,13 +208,13 @@ def stall(work, behind):
     }  # fmt: skip
     name = "behind" if behind else "waiting"
     run = strict.load(Run, {"run": name, "workload": workload, "baseline": name}, "benchmark")
-    folders = {key: str(work / key / name) for key in ("work", "output", "results", "store")}
+    folders = {key: work / key / name for key in ("work", "output", "results", "store")}
     for folder in folders.values():
         shutil.rmtree(folder, ignore_errors=True)
     job = Job(
-        run=run, site=Site(name="here", cores_per_node=2), data=str(tokens(work)), timeout_seconds=300.0, code_digest="", **folders
+        run=run, site=Site(name="here", cores_per_node=2), data=tokens(work), timeout_seconds=300.0, code_digest="", **folders
     )  # fmt: skip
-    settings = json.dumps(dataclasses.asdict(job))
+    settings = json.dumps(dataclasses.asdict(job), default=str)
     subprocess.run(
         [sys.executable, ROOT / "tests/distributed/trained.py", settings], check=True, stdout=subprocess.DEVNULL
     )

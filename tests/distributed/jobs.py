@@ -10,8 +10,8 @@ PLACES = ("data", "work", "output", "results", "store", "start")
 
 
 def plain(job):
-    """A Job as plain values."""
-    values = dataclasses.asdict(job)
+    """A Job as plain values. What is known of its data is found anew where it trains."""
+    values = dataclasses.asdict(job) | {"known": None}
     return values | {name: str(values[name]) for name in PLACES if values[name] is not None}
 
 

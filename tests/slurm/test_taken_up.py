@@ -1,6 +1,7 @@
 """A workflow that died is taken up: the jobs that it left are watched, none is submitted twice, and all that is charged is known."""
 
 import re
+from contextlib import contextmanager
 
 import pytest
 from workflow import Workflow
@@ -15,7 +16,7 @@ ROWS = [{"run": name, "deterministic": "true", "baseline": name} for name in ("s
 
 @pytest.fixture
 def workflow(cluster, tmp_path):
-    with Workflow(cluster, tmp_path / "project", ROWS, pause=2.0) as started:
+    with Workflow(cluster, tmp_path / "project", ROWS, pause=5.0) as started:
         yield started
 
 
@@ -32,19 +33,30 @@ def ended(cluster, workflow):
     assert {line["job_id"] for line in lines} == set(cluster.run(command).stdout.split())
 
 
+@contextmanager
+def drained(cluster, nodes):
+    """These nodes take no jobs, until the function that this gives has been called."""
+
+    def change(*words):
+        for node in nodes:
+            cluster.run(["scontrol", "update", f"nodename={node}", *words])
+
+    def resume():
+        change("state=resume")
+        nodes.clear()
+
+    change("state=drain", "reason=test")
+    try:
+        yield resume
+    finally:
+        resume()
+
+
 @pytest.fixture
 def one_node(cluster):
     """Only the first node takes jobs, until the function that this is has been called."""
-    others = list(cluster.nodes)[1:]
-
-    def change(*words):
-        for node in others:
-            cluster.run(["scontrol", "update", f"nodename={node}", *words])
-
-    change("state=drain", "reason=test")
-    yield lambda: others and (change("state=resume"), others.clear())
-    if others:
-        change("state=resume")
+    with drained(cluster, list(cluster.nodes)[1:]) as resume:
+        yield resume
 
 
 def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_node, tmp_path):
@@ -96,4 +108,57 @@ def test_a_job_with_other_settings_ends_before_the_new_one_is_submitted(cluster,
     workflow.wait(timeout=300)
     assert len(submitted(workflow, "single")) == 2
     assert [attempt["first_step"] for attempt in run.attempts()] == [1]
+    ended(cluster, workflow)
+
+
+@pytest.mark.slow
+def test_a_job_that_ends_while_no_workflow_lives_is_paid_for_once(cluster, workflow):
+    """Snakemake does not know that its result is whole: what it submits anew publishes the finished training."""
+    run = workflow.run("single")
+    workflow.start(run.target)
+    workflow.when(run.checkpoints, "a checkpoint")
+    workflow.kill()
+    workflow.full_speed()
+    (first,) = submitted(workflow, "single")
+    workflow.until(lambda: cluster.state(first) == "COMPLETED", "the job has ended", timeout=200)
+    workflow.start(run.target)
+    workflow.wait(timeout=300)
+    assert [attempt["job_id"] for attempt in run.attempts()] == [first]
+    ended(cluster, workflow)
+
+
+@pytest.mark.slow
+def test_a_pending_job_that_prepares_data_is_taken_up(cluster, workflow):
+    """Not only trainings: the second job would delete what the first has written, and both would be charged."""
+    run = workflow.run("single")
+    workflow.full_speed()
+    with drained(cluster, list(cluster.nodes)) as resume:
+        workflow.start(run.target)
+        workflow.when(workflow.jobs, "the job that prepares data is submitted")
+        workflow.kill()
+        workflow.start(run.target)
+        workflow.when(lambda: "is taken up" in workflow.log, "it is taken up")
+        resume()
+        workflow.wait(timeout=300)
+    rules = [line["rule"] for line in submissions.noted(Paths(workflow.root).store)]
+    assert rules == ["prepare", "train_single"]
+    ended(cluster, workflow)
+
+
+@pytest.mark.slow
+def test_a_job_whose_settings_were_edited_while_it_waited_trains_nothing(cluster, workflow, one_node):
+    """It was submitted, and is written down, for what it would not train. It ends at once, and is not tried again."""
+    single, other = workflow.run("single"), workflow.run("other")
+    workflow.start(single.target)
+    workflow.when(single.checkpoints, "a checkpoint")
+    workflow.kill()
+    workflow.start(single.target, other.target)
+    workflow.when(lambda: submitted(workflow, "other"), "the other is submitted")
+    path = workflow.folder / "box/workloads/tiny.yaml"
+    path.write_text(path.read_text().replace("lr: 0.002", "lr: 0.001"))
+    workflow.full_speed()
+    workflow.wait(timeout=300, succeeds=False)
+    assert single.target.exists() and not other.work.exists() and len(submitted(workflow, "other")) == 1
+    said = (workflow.root / "logs/train/other.log").read_text()
+    assert "its configuration or the code was changed after Slurm job" in said, said
     ended(cluster, workflow)

@@ -1,14 +1,17 @@
 """What a training is told follows from the project."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from parascale.checkpoint.manifest import describe_files, write_manifest
 from parascale.cli import open_project
-from parascale.files import read_json, write_json
+from parascale.files import read_json, write_json, write_text
 from parascale.lease import Lease
 from parascale.store.trainings import Store
-from parascale.train.job import job_of, published
+from parascale.train.job import ChangedDataError, job_of, published
+from parascale.train.take_over import continuation_of, take_over
 
 from .test_plan_budget import project
 from .test_store import fill
@@ -76,3 +79,60 @@ def test_a_damaged_training_is_set_aside_and_trains_again(job, capsys):
     assert "weights is damaged" in said and f"set aside as {folder}.damaged" in said
     keep(job)
     assert published(job)
+
+
+@pytest.mark.parametrize("after", ["nothing", "other data", "no data"])
+def test_a_training_belongs_to_the_data_that_it_was_started_on(job, after):
+    """Snakemake may be killed, and a new one prepare other data while the job runs."""
+    key, manifest = job.key, job.data / "manifest.json"
+    if after == "other data":
+        write_json(manifest, {"vocabulary": 6000})
+    elif after == "no data":
+        manifest.unlink()
+    assert job.key == dataclasses.replace(job, prediction={}).key == key
+    if after == "nothing":
+        job.check_data()
+        return
+    with pytest.raises(ChangedDataError, match=r"has been made anew since it started"):
+        job.check_data()
+
+
+def begun(job, text):
+    """As a job that was told to stop; `text` stands for what it did."""
+    lease, _, found, _ = take_over(job)
+    write_json(job.work / "run.json", {"continuation": continuation_of(job)})
+    write_text(job.work / "did", text)
+    lease.release()
+    return found
+
+
+def test_what_stepped_aside_before_stays_when_more_of_its_kind_does(job):
+    """Other code was continued, and then was not: there are two of one continuation, of which the newest comes back."""
+    edited = dataclasses.replace(job, code_digest="edited")
+    begun(job, "first")
+    begun(edited, "edited")
+    write_json(job.work / "run.json", {"continuation": continuation_of(job)})  # as `continue_with_other_code` leaves it
+    write_text(job.work / "did", "second")
+    for aside in job.work.parent.glob("single.superseded-*"):
+        assert (aside / "did").read_text() == "first"
+    begun(edited, "edited again")
+    assert sorted((path / "did").read_text() for path in job.work.parent.glob("single.superseded-*")) == [
+        "first",
+        "second",
+    ]
+    lease, *_ = take_over(job)
+    assert (job.work / "did").read_text() == "second"
+    lease.release()
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_other_work_stays_when_a_finished_training_is_shown(job, lost):
+    """Also where only a checkpoint tells whose it is."""
+    step = job.work / "checkpoints/step-000000003"
+    write_text(step / "weights", "0")
+    write_manifest(step, {"step": 3, "continuation": {"code": "other"}}, describe_files(step, ["weights"]))
+    if not lost:
+        write_json(job.work / "run.json", {"key": "other"})
+    keep(job)
+    assert take_over(job)[2] is None
+    assert step.is_dir() and not (job.work / "lease.json").exists()

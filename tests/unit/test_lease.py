@@ -171,3 +171,59 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_the_lease(tmp_path, monkey
         assert time.monotonic() < deadline, "it was never renewed again"
         time.sleep(0.02)
     lease.release()
+
+
+@pytest.mark.parametrize("how", ["release", "give_up"])
+def test_who_ends_after_it_was_replaced_leaves_its_successors_lease_and_folder(how, tmp_path, monkeypatch):
+    """As after a SIGSTOP: it wakes up at its end."""
+    reasons = []
+    monkeypatch.setattr(module, "_end_process", reasons.append)
+    monkeypatch.setattr(module, "RENEW_SECONDS", 60.0)
+    lease = Lease(tmp_path / "run")
+    lease.acquire()
+    write_json(lease.path, holder())
+    getattr(lease, how)()
+    assert read_json(lease.path)["host"] == "elsewhere" and len(reasons) == 1
+
+
+def test_a_folder_goes_with_its_lease(tmp_path):
+    for target in (None, tmp_path / "aside"):
+        lease = Lease(tmp_path / "run")
+        lease.acquire()
+        (tmp_path / "run/steps").touch()
+        lease.give_up(target)
+        lease.release()
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["aside", "aside/steps"]
+
+
+def test_of_many_that_find_a_dead_holder_one_takes_its_place(tmp_path, monkeypatch):
+    """Also where each looked before any of them wrote."""
+    monkeypatch.setattr(module, "RENEW_SECONDS", 60.0)
+    lost, together = [], threading.Barrier(8)
+    write_json(tmp_path / "lease.json", holder(time=0.0))
+    wait = Lease.wait_for_holder
+
+    def wait_together(self):
+        if self in lost:
+            raise TrainingError("another holds it")
+        lost.append(self)
+        found = wait(self)
+        together.wait(5)
+        return found
+
+    monkeypatch.setattr(Lease, "wait_for_holder", wait_together)
+    won = []
+
+    def start():
+        try:
+            lease = Lease(tmp_path)
+            lease.acquire()
+            won.append(lease)
+        except TrainingError:
+            pass
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(won) == 1
+    won[0].release()

@@ -279,8 +279,8 @@ def test_sacct_is_summed(tmp_path):
 
 
 def test_every_job_that_was_submitted_is_charged(tmp_path):
-    """One that died before its record began, one whose record was erased, and a run that never finished; not those of earlier
-    settings, nor of other kinds."""
+    """One that died before its record began, one whose record was erased, a run that never finished, earlier settings and other
+    kinds. What was predicted is compared with the last settings."""
     paths, hour = Paths(tmp_path), slurm.Charged(1, 128, 3600.0)
     folder = paths.run("a")
     folder.mkdir(parents=True)
@@ -290,9 +290,10 @@ def test_every_job_that_was_submitted_is_charged(tmp_path):
     for job, kind, run, key in [*jobs, ("5", "run", "b", "b"), ("6", "parity", "a", "new"), ("7", "run", "waits", "c")]:
         submissions.note(paths.store, job, "train_single", kind, run, key)
     with open(paths.store / submissions.FILE, "a") as file:
-        file.write('{"job_id": "8", "ki')  # the machine died
+        file.write('{"job_id": "8", "ki\n1\n')  # the machine died, and a block of the disk
     submissions.note(paths.store, "9", "train_single", "run", "b", "b")
-    asked = {"2": hour, "3": hour, "4": hour, "5": hour, "9": hour}
+    asked = dict.fromkeys("1234569", hour)
     rows = actual.compare(paths, JURECA, accounting=lambda ids: {job: asked[job] for job in ids if job in asked})
-    assert [(row.run, row.source, row.core_hours_charged) for row in rows] == [("a", "sacct", 384), ("b", "sacct", 256)]
-    assert rows[1].hours_actual == 2 and rows[1].seconds_actual is None
+    charged = [("a", "sacct", 4 * 128), ("b", "sacct", 2 * 128), ("a (parity)", "sacct", 128)]
+    assert [(row.run, row.source, row.core_hours_charged) for row in rows] == charged
+    assert [row.hours_actual for row in rows] == [3, 2, 1] and rows[1].seconds_actual is None

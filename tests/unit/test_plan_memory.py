@@ -38,7 +38,7 @@ LLAMA_1B = make(
 )
 GPT_350M = make(Model, dim=1024, heads=16, layers=24)
 VOCABULARY = 500
-
+DROPS_GPT, DROPS_LLAMA = (dataclasses.replace(model, dropout=0.1) for model in (GPT, LLAMA))
 
 SUMMARISER = make(Model, kind="encoder_decoder", dim=64, heads=8, layers=3, hidden=256)
 
@@ -69,9 +69,14 @@ def measured(settings, vocabulary, rank):
     return found.peak_bytes, found.evaluation_bytes
 
 
+def sizes_of(run, vocabulary=VOCABULARY):
+    """The Sizes of a run's model."""
+    return model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
+
+
 def ratio(run, vocabulary, pipeline_rank):
     """Formula over measurement for a step of the first process of a pipeline rank."""
-    sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
+    sizes = sizes_of(run, vocabulary)
     formula = total(rank_memory(run, sizes, "cpu", rank_stages(run.layout, sizes.layers)[pipeline_rank]))
     return formula / peaks(run, vocabulary, pipeline_rank)[0]
 
@@ -92,6 +97,10 @@ SMALL = {
     "tp": make_run(GPT, tp=4),
     "pp": make_run(GPT, pp=2, micro_batches=4),
     "fsdp × tp × pp": make_run(GPT, fsdp=2, tp=2, pp=2, micro_batches=4),
+    "dropout": make_run(DROPS_GPT, window=256),
+    "dropout, tp": make_run(DROPS_GPT, window=256, tp=4),
+    "dropout, llama, bf16": make_run(DROPS_LLAMA, "bf16", window=64),
+    "dropout, llama, fsdp, bf16": make_run(DROPS_LLAMA, "bf16", window=256, fsdp=4),
 }
 
 
@@ -107,6 +116,7 @@ SUMMARISERS = {
     "ddp, bf16": make_run(SUMMARISER, "bf16", window=64, dp=4),
     "fsdp": make_run(SUMMARISER, window=64, fsdp=4),
     "tp": make_run(SUMMARISER, window=64, tp=4),
+    "dropout": make_run(dataclasses.replace(SUMMARISER, dropout=0.1), window=64),
 }
 
 
@@ -191,12 +201,29 @@ def test_evaluation_takes_what_the_formula_says_and_less_than_the_training(name)
     """Of each shipped row: within 10 % on first and last pipeline rank. A training that fits is not lost when it is evaluated."""
     run = SHIPPED[name]
     outputs = run.workload.data.expected_outputs or 4000
-    sizes = model_sizes(run.workload.model, outputs, *run.workload.sizes)
+    sizes = sizes_of(run, outputs)
     for rank in sorted({0, run.layout.pp - 1}):
         formula = RankMemory(run, sizes, "cpu", rank_stages(run.layout, sizes.layers)[rank]).evaluation()
         step, evaluation = peaks(run, outputs, rank)
         assert total(formula) == pytest.approx(evaluation, rel=0.1)
         assert evaluation < step
+
+
+def test_attention_with_dropout_is_explicit_on_every_device():
+    """Its weights are kept, and computed in products; without dropout, and in evaluation, it is fused."""
+    run, plain = (make_run(model, window=256) for model in (DROPS_GPT, GPT))
+    assert peak_memory(run, VOCABULARY, "cuda") == peak_memory(run, VOCABULARY, "cpu")
+    ranks = [RankMemory(each, sizes_of(each), "cuda", rank_stages(each.layout, GPT.layers)[0]) for each in (run, plain)]
+    weights = ranks[0].batch.samples * GPT.heads * 256**2
+    assert ranks[0].kept_block - ranks[1].kept_block == pytest.approx(weights * (4 + 1 + 4), rel=0.01)
+    assert ranks[0].evaluation() == ranks[1].evaluation()
+    explicit, fused = (
+        sizes_of(each).block_operations(rank.batch, False) for each, rank in zip((run, plain), ranks, strict=True)
+    )
+    assert explicit.attention == 0 and fused.attention == 2 * weights * GPT.dim // GPT.heads
+    flops = [sum(product.flops for product in operations.products) for operations in (explicit, fused)]
+    assert flops[0] - flops[1] == 2 * fused.attention, "fused, half of the places are never computed"
+    assert explicit.moved - fused.moved > 4 * weights and explicit.drawn > 4 * weights and not fused.drawn
 
 
 def test_a_larger_batch_of_evaluation_is_planned():

@@ -5,28 +5,41 @@ from types import SimpleNamespace
 
 import pytest
 
+from parascale import slurm
 from parascale.files import write_json
 from snakemake_slurm_parascale import RootExecutor
 
 LEASE = {"host": "jrc0001", "pid": 1, "restarts": 0}
 
 
-# lease: job, seconds between its renewals; seconds that we look on → whether the job is dead
+RUNS = {"JobState": "RUNNING", "Restarts": "0"}
+
+
+# lease: job, seconds between its renewals; what Slurm says; seconds that we look on → whether the job is dead
 @pytest.mark.parametrize(
-    ("holder", "renewed", "watched", "dead"),
+    ("holder", "renewed", "said", "watched", "dead"),
     [
-        ("17", None, 301, True),
-        ("17", None, 299, False),
-        ("17", 5, 3000, False),
-        ("16", None, 3000, False),  # of a job before
-        (None, None, 3000, False),  # the training has not begun, or has ended
+        ("17", None, RUNS, 301, True),
+        ("17", None, RUNS, 299, False),
+        ("17", 5, RUNS, 3000, False),
+        ("16", None, RUNS, 3000, False),  # of a job before
+        (None, None, RUNS, 3000, False),  # the training has not begun, or has ended
+        ("unreadable", None, RUNS, 3000, False),
+        ("17", None, {**RUNS, "JobState": "PENDING"}, 3000, False),  # its node was lost: it waits in the queue anew
+        ("17", None, {**RUNS, "Restarts": "1"}, 3000, False),  # and has begun anew, its training not yet
+        ("17", None, {**RUNS, "JobState": "SUSPENDED"}, 3000, False),
+        ("17", None, {}, 3000, False),  # no answer
     ],
 )
 def test_only_a_training_that_has_begun_and_gives_no_sign_is_dead(
-    holder, renewed, watched, dead, tmp_path, monkeypatch
+    holder, renewed, said, watched, dead, tmp_path, monkeypatch
 ):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(slurm, "described", lambda identity: said)
+    if holder == "unreadable":
+        (tmp_path / "lease.json").mkdir()
+        holder = None
     executor = RootExecutor.__new__(RootExecutor)
     executor.silence, executor.signs = 300, {}
     executor.paths = SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from parascale.checkpoint.manifest import describe_files, write_manifest
+from parascale.errors import FullDiskError
 from parascale.files import read_json, write_json
 from parascale.settings import Run, make
 from parascale.store.trainings import Store, StoreError, shown_places
@@ -118,3 +119,40 @@ def test_what_is_freed_is_gone_and_its_results_stay(store, tmp_path):
     store.show(KEY, output, run_of())
     store.free(store.finished(KEY))
     assert list(store.folder.iterdir()) == [] and (output / "best/weights").is_file()
+
+
+def test_two_that_put_the_same_training_there_do_not_mix(tmp_path):
+    store = Store(tmp_path)
+    with store.keeping(KEY, "runs/one") as one, store.keeping(KEY, "runs/one") as other:
+        fill(one, run_of())
+        fill(other, run_of())
+    store.check(store.finished(KEY))
+    assert [entry.name for entry in tmp_path.iterdir()] == [KEY]
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path):
+    store = Store(tmp_path)
+    with pytest.raises(FullDiskError), store.keeping(KEY, "runs/one") as folder:
+        fill(folder, run_of())
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "best/weights"])
+def test_a_whole_result_takes_the_place_of_a_damaged_one_in_the_store(store, tmp_path, name):
+    shown = tmp_path / "results/runs/one"
+    store.show(KEY, shown, run_of())
+    path = store.folder / KEY / name
+    path.unlink()  # results may be links to it
+    path.write_bytes(b"0" * 100)
+    assert store.adopt(shown)
+    store.check(store.finished(KEY))
+
+
+def test_a_result_of_an_earlier_version_is_kept_once(tmp_path):
+    store, shown = Store(tmp_path / "store"), tmp_path / "results/runs/one"
+    fill(shown, run_of())
+    write_json(shown / "run.json", {"run": "one"})
+    assert store.adopt(shown) and not store.adopt(shown)
+    (left,) = store.leftovers()
+    assert left.place.startswith("runs-one.") and (left.folder / "best/weights").is_file() and store.all() == []

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from parascale.cli import parascale
 from parascale.commands.store import trim
 from parascale.files import write_json, write_text
+from parascale.lease import Lease
 from parascale.settings.config import Keeping
 from parascale.store.keys import data_known, key_of
 from parascale.store.trainings import Store, shown_places
@@ -125,3 +126,39 @@ def test_what_the_run_table_asks_for_stays_while_no_result_shows_it(store, tmp_p
     assert shown_places(made.paths.results) == {}
     trim(made)
     assert left(store) == {"single"}
+
+
+@pytest.mark.parametrize("words", [["--unused"], ["--to", "0"]])
+def test_what_the_run_table_asks_for_is_not_unused(call, store, tmp_path, words):
+    made = project(tmp_path)
+    run = made.runs["single"]
+    write_json(made.paths.data_of(run) / "manifest.json", {"vocabulary": 5000, "splits": {}})
+    key = key_of(run, made.site, data_known(made.paths.data_of(run)))
+    with store.keeping(key, "runs/single") as folder:
+        fill(folder, run, key)
+    assert call("free", *words, "--yes")[0] == 0
+    assert left(store) == {"old", "single"}
+
+
+def test_a_training_under_way_is_not_freed(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("parascale.lease.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("parascale.lease.RENEW_SECONDS", 0.02)
+    folder = tmp_path / "work/runs/single"
+    holder = Lease(folder)
+    holder.acquire()
+    code, said = call("free", "single", "--yes")
+    assert code and "is being written by process" in said and (folder / "steps.jsonl").is_file()
+    holder.release()
+    assert call("free", "single", "--yes")[0] == 0 and not folder.exists()
+
+
+def test_what_was_left_over_is_listed_and_bounded(call, store, tmp_path):
+    names = [f"{KEYS['old']}.x.partial", f"{KEYS['new']}.y.partial", f"{KEYS['new']}.damaged", "runs-one.0.earlier"]
+    for name in names:
+        write_text(store.folder / name / "weights", "0" * 4000)
+        if ".y." not in name:  # it is being put there
+            os.utime(store.folder / name, (0, 0))
+    code, said = call("list")
+    assert code == 0 and said.count("left over") == 3 and "111111111111.x.partial" in said
+    trim(bounded(tmp_path, 0.0))
+    assert [path.name for path in store.folder.glob("*.*")] == names[1:2]

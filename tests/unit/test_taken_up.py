@@ -1,12 +1,18 @@
 """What the layer over Slurm's executor decides: which job is taken up, which goes on, which is not tried again."""
 
+import asyncio
 import json
+import os
+from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 from snakemake_executor_plugin_slurm import Executor
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from parascale import slurm, submissions
+from parascale.commands.launch import refuse_other_settings
 from parascale.errors import ConfigError, RequirementError, TrainingError
 from parascale.launch.root import take_root
 from parascale.lease import Lease
@@ -20,19 +26,31 @@ class Names(SimpleNamespace):
     def get(self, name):
         return vars(self).get(name)
 
+    def items(self):
+        return vars(self).items()
 
-class Rule(SimpleNamespace):
-    """A rule, which Snakemake has in sets."""
+    def __iter__(self):
+        return iter(vars(self).values())
+
+
+class Thing(SimpleNamespace):
+    """A rule or a job, which Snakemake has in sets."""
 
     __hash__ = object.__hash__
 
 
+def made(name, wildcards, params):
+    rule = Thing(name=name, wildcard_names=set(wildcards), params=Names(**params), group=None)
+    job = {"rule": rule, "name": name, "jobid": 1, "wildcards": Names(**wildcards), "params": rule.params}
+    return Thing(**job, attempt=1, restart_times=3, is_group=lambda: False)
+
+
 def job_of(run, key="key", kind="run"):
-    rule = Rule(name="train_ddp", wildcard_names={"run"}, params=Names(kind=kind), group=None)
-    wildcards = Names(run=run)
-    wildcards.__class__ = type("Wildcards", (Names,), {"__iter__": lambda self: iter([self.run])})
-    job = {"rule": rule, "name": rule.name, "jobid": 1, "wildcards": wildcards, "params": Names(kind=kind, key=key)}
-    return SimpleNamespace(**job, attempt=1, restart_times=3, is_group=lambda: False)
+    return made("train_ddp", {"run": run}, {"kind": kind, "key": key})
+
+
+def data_job(dataset="text", prepared="tokens", tokens=9):
+    return made("prepare", {"dataset": dataset, "prepared": prepared}, {"settings": tokens})
 
 
 @pytest.fixture
@@ -40,6 +58,7 @@ def executor(tmp_path, monkeypatch):
     """A RootExecutor that notes what it would do, and the queue that it sees."""
     made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(tmp_path)}))
     made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", tmp_path / "slurm_logs", [], {}
+    made.undecided, made.away, made.signs = Counter(), {}, {}
     made.logger = SimpleNamespace(info=lambda text: None, warning=lambda text: None)
     made._job_submission_executor = SimpleNamespace(submit=lambda function, job: made.did.append("again"))
     monkeypatch.setattr(slurm, "waiting_or_running", lambda name: made.queue)
@@ -47,6 +66,7 @@ def executor(tmp_path, monkeypatch):
     monkeypatch.setattr(Executor, "run_job", lambda self, job: made.did.append("submitted"))
     reported = lambda self, info: made.did.append(f"watches {info.external_jobid}")  # noqa: E731
     monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", reported)
+    monkeypatch.setattr(RootExecutor, "_report_job_error_threadsafe", lambda self, info, msg: self.did.append(msg))
     monkeypatch.setattr(Executor, "report_job_success", lambda self, info: made.did.append("done"))
     monkeypatch.setattr(Executor, "report_job_error", lambda self, info, msg, **more: made.did.append("failed"))
     return made
@@ -79,14 +99,111 @@ def test_a_training_in_the_queue_is_not_submitted_again(executor, queue, written
     assert before == len(written), "who takes a job up has not submitted it"
 
 
-def test_without_an_answer_of_slurm_nothing_is_submitted(executor, monkeypatch):
+@pytest.mark.parametrize(
+    ("said", "left", "expected"),
+    [
+        ("rule_prepare_wildcards_text_tokens", data_job(), "watches 7"),
+        ("rule_prepare_wildcards_text_tokens", data_job(tokens=10), "waits for 7"),  # of other settings
+        ("rule_prepare_wildcards_text_tokens", None, "waits for 7"),  # not written down: of whatever settings
+        ("rule_prepare_wildcards_text_tokens", data_job("te", "xt_tokens"), "submitted"),
+        ("rule_prepare_wildcards_other_tokens", None, "submitted"),
+    ],
+)
+def test_a_job_that_trains_nothing_is_not_submitted_again(executor, said, left, expected, monkeypatch):
+    def watches(self, info):
+        self.did.append(f"{'watches' if info.aux['ours'] else 'waits for'} {info.external_jobid}")
+
+    executor.queue = {"7": said}
+    if left:
+        executor._note(SubmittedJobInfo(left, external_jobid="7"))
+    monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", watches)
+    executor.run_job(data_job())
+    assert executor.did == [expected]
+
+
+def test_without_an_answer_of_slurm_nothing_is_submitted_and_no_retry_is_spent(executor, monkeypatch):
     def away(name):
         raise RequirementError("slurmctld is away")
 
+    waits = []
+    timer = lambda seconds, function, words: waits.append(seconds) or Thing(start=lambda: function(*words))  # noqa: E731
     monkeypatch.setattr(slurm, "waiting_or_running", away)
-    monkeypatch.setattr(RootExecutor, "_report_job_error_threadsafe", lambda self, info, msg: self.did.append(msg))
+    monkeypatch.setattr("threading.Timer", timer)
+    job = job_of("ddp")
+    for _ in range(7):
+        executor.run_job(job)
+    assert executor.did == ["again"] * 7 and waits == [10, 20, 40, 80, 160, 300, 300] and job.attempt == 1
+
+
+def test_whatever_goes_wrong_at_a_submission_is_a_failure_of_that_job(executor, monkeypatch):
+    """Nobody sees an exception in the thread that submits: the run would neither be submitted nor fail."""
+    executor.queue = {"7": COMMENT}
+    executor.paths.store.mkdir(parents=True)
+    (executor.paths.store / submissions.FILE).write_text('1\n{"job_id": "7"}\n[]\nnull\n')
     executor.run_job(job_of("ddp"))
-    assert executor.did == ["slurmctld is away "]
+    monkeypatch.setattr(submissions, "noted", lambda store: os.stat(store / "stale"))
+    executor.run_job(job_of("ddp"))
+    assert executor.did[0] == "watches 7" and "stale" in executor.did[1]
+
+
+@pytest.mark.parametrize(
+    ("states", "accounted", "expected"),
+    [
+        ([{"7": "RUNNING"}] * 9, "RUNNING", []),
+        ([{"7": "PREEMPTED"}, {"7": "PREEMPTED"}, {"7": "PENDING"}] * 3, "PENDING", []),  # put back into the queue
+        ([{"7": "PREEMPTED"}] * 3, "PREEMPTED", ["failed"]),
+        ([{"7": "NODE_FAIL"}] * 3, "NODE_FAIL", ["failed"]),
+        ([{}] * 2, "COMPLETED", []),
+        ([{}] * 3, "COMPLETED", ["done"]),  # forgotten while the workflow was stopped
+        ([{}] * 3, "FAILED", ["failed"]),
+        ([{}] * 3, None, ["failed"]),  # without accounting
+        ([{}] * 9, "PENDING", []),  # of another cluster's
+        ([None] * 9, None, []),  # no answer
+    ],
+)
+def test_no_job_is_waited_for_that_slurm_has_given_up_or_forgotten(executor, monkeypatch, states, accounted, expected):
+    async def watches(self, jobs):
+        for job in jobs:
+            yield job
+
+    def answer(name):
+        said = states.pop(0)
+        if said is None:
+            raise RequirementError("slurmctld is away")
+        return said
+
+    monkeypatch.setattr(Executor, "check_active_jobs", watches)
+    monkeypatch.setattr(slurm, "states", answer)
+    monkeypatch.setattr(slurm, "last_state", lambda job: accounted)
+    active = [SubmittedJobInfo(data_job(), external_jobid="7", aux={})]
+
+    async def look():
+        return [info async for info in executor.check_active_jobs(active)]
+
+    while states:
+        active = asyncio.run(look())
+    assert executor.did == expected and bool(active) != bool(expected)
+
+
+def test_who_ends_a_workflow_cancels_its_own_jobs_alone(executor, monkeypatch):
+    monkeypatch.setattr(
+        Executor, "cancel_jobs", lambda self, jobs: self.did.extend(info.external_jobid for info in jobs)
+    )
+    aux = {"5": None, "6": {"ours": True}, "7": {"ours": False}, "8": {}}
+    executor.cancel_jobs([SubmittedJobInfo(None, identity, each) for identity, each in aux.items()])
+    assert executor.did == ["5", "6", "8"]
+
+
+@pytest.mark.parametrize(("key", "refused"), [("submitted", False), (None, False), ("other", True)])
+def test_a_job_whose_configuration_was_changed_while_it_waited_ends_at_once(tmp_path, monkeypatch, key, refused):
+    """What it would train is not what it was written down for; a job that somebody started by hand may train anything."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr("parascale.commands.launch.key_of_run", lambda run, site: "submitted")
+    submissions.note(tmp_path, "7", "train_ddp", "parity", "ddp", "another kind's")
+    if key:
+        submissions.note(tmp_path, "7", "train_ddp", "run", "ddp", key)
+    with pytest.raises(ConfigError, match="changed after Slurm job 7") if refused else nullcontext():
+        refuse_other_settings(tmp_path, SimpleNamespace(run="ddp"), "run", None)
 
 
 ATTEMPT = {"job_id": "7", "outcome": "stopped", "first_step": 5, "last_step": 9}
@@ -101,6 +218,9 @@ ATTEMPT = {"job_id": "7", "outcome": "stopped", "first_step": 5, "last_step": 9}
         ({**ATTEMPT, "outcome": "failed"}, {"JobState": "FAILED"}, True, "failed", True),
         ({**ATTEMPT, "job_id": "6"}, {"JobState": "FAILED"}, True, "failed", True),  # this one died before its record
         (None, {"JobState": "FAILED"}, True, "failed", True),
+        ("{damaged", {"JobState": "FAILED"}, True, "failed", True),
+        ("{damaged\n" + json.dumps(ATTEMPT), {"JobState": "FAILED"}, True, "again", True),
+        ("[]", {"JobState": "FAILED"}, True, "failed", True),
         (None, {"JobState": "FAILED", "Comment": slurm.HOPELESS_COMMENT}, True, "failed", False),
         (None, {"JobState": "FAILED"}, False, "again", True),  # of other settings: now it is ours' turn
     ],
@@ -109,7 +229,7 @@ def test_what_becomes_of_a_job_that_ended_badly(executor, attempt, said, ours, e
     work = executor.paths.work("ddp")
     work.mkdir(parents=True)
     if attempt:
-        (work / "attempts.jsonl").write_text(json.dumps(attempt) + "\n")
+        (work / "attempts.jsonl").write_text((attempt if isinstance(attempt, str) else json.dumps(attempt)) + "\n")
     executor.queue = {"7": said}
     job = job_of("ddp")
     executor.report_job_error(SimpleNamespace(job=job, external_jobid="7", aux={"ours": ours}))
@@ -121,7 +241,7 @@ def test_what_becomes_of_a_job_that_ended_badly(executor, attempt, said, ours, e
 def test_arrays_and_groups_hold_no_trainings(group, arrays):
     job = job_of("ddp")
     job.rule.group = group
-    other = SimpleNamespace(rule=Rule(name="prepare", wildcard_names=set(), group="data"))
+    other = SimpleNamespace(rule=Thing(name="prepare", wildcard_names=set(), group="data"))
     dag, settings = SimpleNamespace(needrun_jobs=lambda: [job, other]), SimpleNamespace(array_jobs=arrays)
     with pytest.raises(ConfigError, match="take train_ddp out of its"):
         refuse_shared_jobs(SimpleNamespace(dag=dag, executor_settings=settings))

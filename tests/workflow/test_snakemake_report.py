@@ -3,8 +3,6 @@
 import base64
 import csv
 import re
-import shutil
-import subprocess
 
 import pytest
 
@@ -66,19 +64,13 @@ def test_the_report_takes_up_what_was_measured_between_processes_and_waits_for_n
     assert project.planned(PAGE, *ONLY) == {"report": 1}
 
 
-def test_a_workflow_that_fails_says_how_to_see_what_there_is(project):
-    """Its words are a command: it shows the failed run beside the finished one, which rule `report` waits for in vain.
-
-    The last test, since it breaks the project.
-    """
-    shutil.rmtree(project.folder / "results/runs/ddp")
-    write_results(project.folder, [fake("ddp", dp=2, gpus_per_node=2, status="failed", steps=9)])
+def test_a_workflow_that_fails_builds_the_report_of_what_there_is(project):
+    """The rule `report` waits in vain for the page of a job. The last test, since it breaks the project."""
+    for name in (PAGE, "results/report/jobs/single.html"):
+        (project.folder / name).unlink()
     project.edit("scripts/parascale/report/pdf.py", "import", 'raise SystemExit("broken")\nimport')
-    page = "results/report/jobs/single.html"
-    told = project.snakemake(*ONLY, "--force", "--retries", "0", "--", page, fails=True)
-    command = told.partition("To build the report of what there is: ")[2].partition("\n")[0]
-    (project.folder / PAGE).unlink(missing_ok=True)
-    subprocess.run(command, shell=True, cwd=project.folder, check=True, capture_output=True)
+    told = project.snakemake(*ONLY, "--retries", "0", "--", PAGE, fails=True)
+    assert "The report shows what there is" in told
     rows = csv.DictReader((project.folder / "results/report/summary.csv").open())
-    assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("ddp", "failed")]
+    assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("ddp", "done")]
     assert "<title>Tiny</title>" in (project.folder / PAGE).read_text()

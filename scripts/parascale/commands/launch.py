@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from parascale import slurm
+from parascale import slurm, submissions
 from parascale.cli import Location, configuration_words, project_options, run_option
 from parascale.commands.train import KINDS
+from parascale.errors import ConfigError
 from parascale.launch.channel import shared_secret
 from parascale.launch.environment import check_node
 from parascale.launch.job_step import place_in_step, run_in_step
@@ -23,6 +24,7 @@ from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.settings import Site, load_site, strict
 from parascale.settings.yaml_files import read_yaml
+from parascale.store.keys import key_of_run
 from parascale.train.job import job_of, published
 
 LAUNCHER = [sys.executable, "-m", "parascale", "launch"]
@@ -115,7 +117,9 @@ def planned_launch(find, name, kind, site, words):
     run = Planner(project).run(name, "run" if kind == "communication" else kind)
     verb = ["communication"] if kind == "communication" else ["train", "--kind", kind]
     site = site or project.site
-    if kind in KINDS and slurm.job_id() is None:
+    if kind in KINDS and slurm.job_id():
+        refuse_other_settings(project.paths.store, run, kind, site)
+    elif kind in KINDS:
         # What an earlier start of the workflow left is at it. In a job of Slurm's, waiting would be charged.
         Lease(project.paths.places(kind)[1](name)).wait()
     planned = Launch(
@@ -131,6 +135,17 @@ def planned_launch(find, name, kind, site, words):
     )
     job = None if kind == "communication" else job_of(dataclasses.replace(project, site=site), run, kind)
     return planned, run.layout.gpus_per_node, job
+
+
+def refuse_other_settings(store, run, kind, site):
+    """Raise ConfigError where the configuration or the code was changed while this job of Slurm's waited: what it would train is
+    not what it was submitted, and is written down, for."""
+    key = submissions.key_submitted(store, slurm.job_id(), kind, run.run)
+    if key not in (None, key_of_run(run, site)):
+        raise ConfigError(
+            f"run {run.run}: its configuration or the code was changed after Slurm job {slurm.job_id()} was submitted; start the "
+            "workflow again, which submits it with what holds now"
+        )
 
 
 def chosen_site(site, find):

@@ -2,18 +2,19 @@
 
 import shutil
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import click
 
 from parascale.cli import with_project
 from parascale.errors import ConfigError
+from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.store.keys import data_known, key_of
-from parascale.store.trainings import Kept, Store, shown_places
+from parascale.store.trainings import SHORT, Kept, Leftover, Store, shown_places
 from parascale.store.unfinished import unfinished
 
 GB = 1e9
-SHORT = 12  # digits of a key that a table shows
 FEWEST = 4  # that name one on the command line
 
 
@@ -27,7 +28,7 @@ def store():
 def list_(project):
     """Show every training that is kept: its key, what it is, when it ended, its core-hours and size, and where results show it.
 
-    Below them are the unfinished ones. One whose settings changed stepped aside; it goes on when they are changed back.
+    Below them are the unfinished ones, and what jobs that were killed, damaged files and earlier versions left. One whose settings changed stepped aside; it goes on when they are changed back.
 
     \b
     Example: parascale store list
@@ -37,6 +38,7 @@ def list_(project):
     rows += [
         [*_words(each), "stepped aside" if each.aside else "unfinished"] for each in unfinished(project.paths.under_way)
     ]
+    rows += [[*_words(left), "left over"] for left in Store(project.paths.trainings).leftovers()]
     if rows:
         _print_table([("key", "training", "finished", "core-h", "GB", "shown as"), *rows])
     unused = sum(kept.bytes for kept in trainings if kept.key not in shown)
@@ -49,9 +51,15 @@ def list_(project):
 
 @store.command()
 @click.argument("keys", nargs=-1, metavar="[KEY ...]")
-@click.option("--unused", is_flag=True, help="All that no result shows, and what stepped aside.")
 @click.option(
-    "--to", "gigabytes", type=click.FloatRange(min=0), metavar="GB", help="What no result shows, down to this size."
+    "--unused", is_flag=True, help="All that neither results show nor the run table asks for, and what stepped aside."
+)
+@click.option(
+    "--to",
+    "gigabytes",
+    type=click.FloatRange(min=0),
+    metavar="GB",
+    help="The same without what stepped aside, down to this size.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_project
@@ -68,7 +76,7 @@ def free(project, keys, unused, gigabytes, yes):
     if not (keys or unused or gigabytes is not None):
         raise click.UsageError("say what to free: a key, --unused or --to")
     found, begun = Store(project.paths.trainings), unfinished(project.paths.under_way)
-    chosen = [_named(key, [*found.all(), *begun]) for key in keys]
+    chosen = [_named(key, [*found.all(), *found.leftovers(), *begun]) for key in keys]
     if unused or gigabytes is not None:
         chosen += _surplus(found, project, 0 if unused else gigabytes)
     chosen += [each for each in begun if unused and each.aside]
@@ -77,40 +85,51 @@ def free(project, keys, unused, gigabytes, yes):
         print("nothing to free")
         return
     _print_table([("key", "training", "finished", "core-h", "GB"), *map(_words, chosen)])
-    hours = sum(each.core_hours or 0.0 for each in chosen)
+    hours = sum(getattr(each, "core_hours", None) or 0.0 for each in chosen)
     if not yes:
         click.confirm(f"Free these {len(chosen)}, which took {hours:,.2f} core-h?", abort=True)
     for each in chosen:
-        found.free(each) if isinstance(each, Kept) else shutil.rmtree(each.folder)
+        _free(found, each)
     print(f"freed {sum(each.bytes for each in chosen) / GB:,.3g} GB")
 
 
-def trim(project):
-    """Free what was used longest ago until what no result shows is within `store.gigabytes`.
+def _free(found, each):
+    """Remove what `list` shows; TrainingError where a job writes it."""
+    if isinstance(each, Kept):
+        found.free(each)
+    elif isinstance(each, Leftover):
+        shutil.rmtree(each.folder)
+    else:
+        lease = Lease(each.folder, "Wait for it, or cancel that job.")
+        lease.acquire()
+        lease.give_up()
 
-    What the run table asks for stays: while its job waits for its turn, no result may show it.
-    """
+
+def trim(project):
+    """Free what was used longest ago until what neither results show nor the run table asks for is within `store.gigabytes`."""
     found, bound = Store(project.paths.trainings), project.config.store.gigabytes
     with suppress(OSError):  # another job frees the same
-        if bound is not None and sum(kept.bytes for kept in found.all()) > bound * GB:
-            wanted = _wanted(project)
-            for kept in _surplus(found, project, bound):
-                if kept.key not in wanted:
-                    print(f"store: frees {kept.place} ({kept.key[:SHORT]}), which no result shows", flush=True)
-                    found.free(kept)
+        if bound is not None and sum(each.bytes for each in (*found.all(), *found.leftovers())) > bound * GB:
+            for each in _surplus(found, project, bound):
+                print(f"store: frees {each.place}, which no result shows", flush=True)
+                _free(found, each)
 
 
 def _surplus(found, project, gigabytes):
-    """What has to go, the one used longest ago first, for what no result shows to take no more than so many GB."""
-    shown = shown_places(project.paths.results)
-    unused = [kept for kept in found.all() if kept.key not in shown]
+    """What has to go, the one used longest ago first, for what no result shows to take no more than so many GB.
+
+    What the run table asks for stays: a job that waits for its turn is about to show it.
+    """
+    needed = shown_places(project.paths.results).keys() | _wanted(project)
+    unused = [*found.leftovers(), *(kept for kept in found.all() if kept.key not in needed)]
+    unused.sort(key=lambda each: each.used)
     excess = sum(kept.bytes for kept in unused) - gigabytes * GB
     surplus = []
-    for kept in unused:
+    for each in unused:
         if excess <= 0:
             break
-        surplus.append(kept)
-        excess -= kept.bytes
+        surplus.append(each)
+        excess -= each.bytes
     return surplus
 
 
@@ -135,8 +154,14 @@ def _named(word, known):
 
 def _words(each):
     """The cells of a training, finished or not."""
-    key, end = (each.key[:SHORT], each.finished) if isinstance(each, Kept) else ("-", f"began {each.began or '?'}")
-    hours = "?" if each.core_hours is None else f"{each.core_hours:,.2f}"
+    key, hours = "-", None
+    if isinstance(each, Leftover):
+        end = f"since {datetime.fromtimestamp(each.used, UTC).isoformat(timespec='seconds')}"
+    elif isinstance(each, Kept):
+        key, end, hours = each.key[:SHORT], each.finished, each.core_hours
+    else:
+        end, hours = f"began {each.began or '?'}", each.core_hours
+    hours = "?" if hours is None else f"{hours:,.2f}"
     return [key, each.place, end, hours, f"{each.bytes / GB:,.3g}"]
 
 

@@ -33,14 +33,18 @@ class Dropout(nn.Dropout):
             return super().forward(values)
         if values.is_meta:  # a pipeline that looks at shapes
             return values
+        return torch.where(self._mask(values), values * (1 / (1 - self.p)), 0.0)
+
+    def _mask(self, values):
+        """What is kept. Its numbers take more memory than it: they change in place, and are gone before anything is masked."""
         places = values[0].numel()
         first = self.part * places
         place = _mixed(torch.arange(first, first + places, dtype=torch.int32, device=values.device))
         number = self.draws.keys[self.layer][:, None] + place
-        number = number * FIRST
-        number = (number ^ (number >> 15)) * SECOND
-        keep = (number >= round(self.p * 2**32) - 2**31).view(values.shape)
-        return torch.where(keep, values * (1 / (1 - self.p)), 0.0)
+        number *= FIRST
+        number ^= number >> 15
+        number *= SECOND
+        return (number >= round(self.p * 2**32) - 2**31).view(values.shape)
 
 
 class Draws:

@@ -7,7 +7,7 @@ takes time though.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parascale.families import part_of
 
@@ -76,7 +76,8 @@ class Operations:
     """What a rank computes in a forward pass of a micro-batch.
 
     attention: operations that flash attention performs (masked places not). moved: bytes that all else moves to and from memory.
-    kernels: how many are started. element: bytes of an element in a product.
+    kernels: how many are started. element: bytes of an element in a product. drawn: bytes that dropout's masks move: the backward pass
+    draws none.
     """
 
     products: tuple = ()
@@ -84,6 +85,12 @@ class Operations:
     moved: float = 0.0
     kernels: int = 0
     element: int = 2
+    drawn: float = 0.0
+
+    def plus(self, other):
+        """These and others of the same element."""
+        names = ("products", "attention", "moved", "kernels", "drawn")
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 class Sizes:

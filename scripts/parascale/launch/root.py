@@ -28,6 +28,21 @@ def take_root(paths, site):
     Raises RequirementError where the root belongs to another site, TrainingError that names who works on it. Who was killed
     without a word is replaced at once from the same machine, and from another as soon as it must have given a sign.
     """
+    make_folder(paths.store)
+    lease = Lease(
+        paths.store, "It is a workflow on the same root: wait until it ends, or end it, or choose another `root`."
+    )
+    lease.acquire()
+    try:
+        belong(paths, site)
+    except BaseException:
+        lease.release()
+        raise
+    atexit.register(lease.release)
+
+
+def belong(paths, site):
+    """Let a root belong to a site, if it belongs to none. Raises RequirementError where it belongs to another."""
     mark = paths.store / "site.json"
     owner = read_json(mark)["site"] if mark.is_file() else site.name
     if owner != site.name:
@@ -35,11 +50,5 @@ def take_root(paths, site):
             f"{paths.root} holds results of the site `{owner}`, and this configuration is for `{site.name}`: times and prices of "
             "two machines do not mix. Choose a folder for this one, `--config root=<folder>`, or the other configuration"
         )
-    make_folder(paths.store)
-    lease = Lease(
-        paths.store, "It is a workflow on the same root: wait until it ends, or end it, or choose another `root`."
-    )
-    lease.acquire()
-    atexit.register(lease.release)
     if not mark.is_file():
         write_json(mark, {"site": site.name})

@@ -1,6 +1,7 @@
 """Plan against actual: what was predicted for runs beside what they took and were charged.
 
-Every job counts that was submitted for a run: those too that died before its record began, or whose record is lost.
+Every job is charged that was submitted for a run: those too that died before its record began, whose record is lost, or that
+trained it with earlier settings. What was predicted is compared with the time of those alone that had the last.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -13,7 +14,8 @@ from parascale.settings import Site, strict
 
 @dataclass(frozen=True)
 class Compared:
-    """One run. Seconds of training steps; hours of wall time; core-hours as charged; source: sacct or record. Empty is unknown."""
+    """One run, or the parity run or probe of that name. Seconds of training steps; hours of wall time, and ratio, with the settings
+    that it had last; core-hours as charged for all jobs; source: sacct or record. Empty is unknown."""
 
     run: str
     basis: str | None
@@ -30,20 +32,28 @@ class Compared:
 
 
 def compare(paths, site, runs=None, accounting=slurm.charged):
-    """A list of Compared, one for each run that finished or was submitted to Slurm, by name.
+    """A list of Compared, one for each run that finished or was submitted to Slurm, by name; then for parity runs (`a (parity)`) and
+    probes that were submitted.
 
     paths: of the project, and site: the project's, which charges what a run without a record was charged; one with a record is
     charged as its own site charges. runs: names, of these alone (default: all). accounting: function from job ids to
     {id: slurm.Charged}.
     """
-    submitted = submissions.jobs_of_runs(paths.store)
-    if runs is None:
-        runs = sorted({path.parent.name for path in paths.run("").glob("*/summary.json")} | submitted.keys())
-    records = {name: _record(paths, name) for name in runs}
-    ids = {name: _job_ids(values, submitted.get(name, [])) for name, (values, _) in records.items()}
-    jobs = accounting(sorted({job for each in ids.values() for job in each}))
-    rows = [_compared(name, *records[name], site, ids[name], jobs) for name in runs]
-    return [row for row in rows if records[row.run][1] or row.core_hours_charged is not None]
+    found = []
+    for kind in ("run", "parity", "probe"):
+        submitted, latest = (submissions.jobs_of_runs(paths.store, kind, latest=each) for each in (False, True))
+        names = runs
+        if kind != "run":
+            names = [name for name in sorted(submitted) if runs is None or name in runs]
+        elif runs is None:
+            names = sorted({path.parent.name for path in paths.run("").glob("*/summary.json")} | submitted.keys())
+        for name in names:
+            values, summary = _record(paths, kind, name)
+            ids = [_job_ids(values, each.get(name, [])) for each in (submitted, latest)]
+            found.append((name if kind == "run" else f"{name} ({kind})", values, summary, *ids))
+    jobs = accounting(sorted({job for *_, ids, _ in found for job in ids}))
+    rows = [(_compared(name, values, summary, site, *ids, jobs), summary) for name, values, summary, *ids in found]
+    return [row for row, summary in rows if summary or row.core_hours_charged is not None]
 
 
 def write_csv(compared, path):
@@ -51,21 +61,23 @@ def write_csv(compared, path):
     write_text(path, csv_text([item.name for item in fields(Compared)], map(asdict, compared)))
 
 
-def _record(paths, name):
+def _record(paths, kind, name):
     """(run.json, summary.json) of a run, finished or under way; empty where there is none."""
-    for folder in (paths.run(name), paths.work(name)):
+    for place in paths.places(kind):
+        folder = place(name)
         if (folder / "run.json").is_file():
             summary = folder / "summary.json"
             return read_json(folder / "run.json"), read_json(summary) if summary.is_file() else {}
     return {}, {}
 
 
-def _compared(name, values, summary, site, ids, jobs):
+def _compared(name, values, summary, site, ids, latest, jobs):
+    """ids: of all jobs of a run. latest: of those with its last settings."""
     foretold = values.get("prediction") or {}
     site = strict.load(Site, values["site"], f"run.json of {name}") if values else site
     found = [jobs[identity] for identity in ids if identity in jobs]
     if found and all(identity in jobs for identity in _job_ids(values)):
-        source, seconds = "sacct", sum(job.seconds for job in found)
+        source, seconds = "sacct", sum(jobs[identity].seconds for identity in latest if identity in jobs)
         charged = sum(charged_core_hours(site, job.nodes, job.seconds, job.cores) for job in found)
     else:
         source, seconds, charged = "record", summary.get("wall_seconds"), summary.get("core_hours")

@@ -155,7 +155,7 @@ def _loads(operations, wave):
         moved += product.elements * operations.element
     beside = operations.moved
     return (
-        Load(flops + waste, operations.attention, beside + moved, operations.kernels),
+        Load(flops + waste, operations.attention, beside + operations.drawn + moved, operations.kernels),
         Load(
             BACKWARD * flops + back,
             ATTENTION_BACKWARD * operations.attention,

@@ -2,7 +2,8 @@
 
 <root>/store/trainings/<key>/   what results show of a training (run.json, summary.json, steps.jsonl, …, checkpoint/, best/), and
                                 training.json: what it is, and the checksum of every file
-<key>.partial/                  one that is being put there        <key>.damaged/   one whose checksums were wrong
+<key>.….partial/   one that is being put there, or goes       <key>.damaged/   one whose checksums were wrong
+<name>.….earlier/  a result of an earlier version of parascale, which recorded no key
 
 Snakemake empties a folder of results before it makes them anew. What lies here stays until it is freed, and a start that
 finds its key here shows it instead of training again. Results are hard links to it, so that both take the room of one.
@@ -11,8 +12,10 @@ finds its key here shows it instead of training again. Results are hard links to
 import dataclasses
 import os
 import shutil
+import tempfile
+import time
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,9 +23,11 @@ from parascale.checkpoint.manifest import MANIFEST as CHECKPOINT
 from parascale.checkpoint.manifest import check_files, read_manifest
 from parascale.errors import CheckpointError, ConfigError, ParascaleError
 from parascale.files import (
+    atomic_folder,
     atomic_path,
     full_disk_is_an_error,
     link_or_copy,
+    make_folder,
     read_json,
     sha256,
     sync_path,
@@ -36,6 +41,9 @@ MANIFEST = "training.json"
 SCHEMA_VERSION = 1
 TREES = ("checkpoint", "best", "profile")  # what a training leaves besides single files
 READERS = 4  # files of a checkpoint that are read at once
+PARTIAL, DAMAGED, EARLIER = ".partial", ".damaged", ".earlier"
+ABANDONED_SECONDS = 86400.0  # a training is put into the store in minutes
+SHORT = 12  # digits of a key that people are shown
 NEEDED = ("run.json", "summary.json", f"checkpoint/{CHECKPOINT}")
 
 
@@ -58,6 +66,30 @@ class Kept:
     def used(self):
         """When it was last shown, in seconds since the epoch."""
         return (self.folder / MANIFEST).stat().st_mtime
+
+
+@dataclasses.dataclass(frozen=True)
+class Leftover:
+    """A folder of the store that no key leads to: half a training of a job that was killed, a damaged one, one of an earlier
+    version."""
+
+    folder: Path
+
+    @property
+    def place(self):
+        """Its name, and why it is there."""
+        name, _, rest = self.folder.name.lstrip(".").partition(".")
+        return f"{name[:SHORT] if self.folder.suffix != EARLIER else name}.{rest}"
+
+    @property
+    def bytes(self):
+        """Its size."""
+        return tree_bytes(self.folder)
+
+    @property
+    def used(self):
+        """When it was left, in seconds since the epoch."""
+        return self.folder.stat().st_mtime
 
 
 class Store:
@@ -83,33 +115,67 @@ class Store:
     @contextmanager
     def keeping(self, key, place):
         """Yield a folder to put a finished training into; at the end it is whole under its key, or not there at all."""
-        partial = self.folder / f"{key}.partial"
-        with full_disk_is_an_error(self.folder / key):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        with full_disk_is_an_error(self.folder / key), self._aside(key) as partial:
+            partial.mkdir()
             yield partial
             write_json(partial / MANIFEST, _described(partial, key, place))
             sync_tree(partial)
-            if self.finished(key):  # by another job, meanwhile
-                shutil.rmtree(partial)
-            else:
+            if not self.finished(key):  # by another job, meanwhile
                 if (self.folder / key).exists():
                     self.set_aside(key, f"{self.folder / key / MANIFEST} is missing or damaged")
-                partial.rename(self.folder / key)
+                try:
+                    partial.rename(self.folder / key)
+                except OSError:  # another job was just as far
+                    if not self.finished(key):
+                        raise
             sync_path(self.folder)
 
+    @contextmanager
+    def _aside(self, key):
+        """Yield a path of the store that nobody else uses. What lies there at the end is removed."""
+        make_folder(self.folder)
+        holder = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=PARTIAL, dir=self.folder))
+        try:
+            yield holder / key
+        finally:
+            shutil.rmtree(holder, ignore_errors=True)
+
     def adopt(self, shown):
-        """Keep a finished training that lies nowhere but in a folder of results; says whether there was one."""
+        """Keep a finished training that lies nowhere whole but in a folder of results; says whether there was one.
+
+        One without a key, of an earlier version, is never shown again, but kept until it is freed.
+        """
         if not all((shown / name).is_file() for name in NEEDED):
             return False
         key = record_in(shown).get("key")
-        if key is None or self.finished(key):
+        if key is None:
+            return self._keep_earlier(shown)
+        try:
+            if kept := self.finished(key):
+                self.check(kept)
+                return False
+        except StoreError as error:
+            self.set_aside(key, str(error))
+        try:
+            _check_trees(shown)
+        except CheckpointError as error:
+            print(f"store: {error}. This result is not kept", flush=True)
             return False
         with self.keeping(key, f"{shown.parent.name}/{shown.name}") as folder:
-            for path in _files(shown):
-                shutil.copyfile(path, folder / path.name)
-            for name in filter(lambda name: (shown / name).is_dir(), TREES):
-                shutil.copytree(shown / name, folder / name, copy_function=link_or_copy)
+            _copy(shown, folder)
+        return True
+
+    def _keep_earlier(self, shown):
+        """Keep a result without a key under its name and the time of its end, once."""
+        target = self.folder / f"{shown.parent.name}-{shown.name}.{sha256(shown / 'summary.json')[:12]}{EARLIER}"
+        if target.exists():
+            return False
+        with atomic_folder(target) as folder:
+            folder.mkdir(exist_ok=True)
+            _copy(shown, folder)
+        print(
+            f"store: {shown} is of an earlier version of parascale, and has no key; it is kept as {target}", flush=True
+        )
         return True
 
     def check(self, kept):
@@ -119,16 +185,17 @@ class Store:
                 path = kept.folder / name
                 if not path.is_file() or path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
                     raise StoreError(f"{path} is missing or damaged")
-            for tree in _checkpoints(kept.folder):
-                check_files(tree, read_manifest(tree)["files"], READERS)
+            _check_trees(kept.folder)
         except CheckpointError as error:
             raise StoreError(str(error)) from None
 
     def set_aside(self, key, reason):
         """Take a damaged training out of its key's place, and say so."""
-        aside = self.folder / f"{key}.damaged"
+        aside = self.folder / f"{key}{DAMAGED}"
         shutil.rmtree(aside, ignore_errors=True)
-        (self.folder / key).rename(aside)
+        with suppress(FileNotFoundError):  # another did
+            (self.folder / key).rename(aside)
+            os.utime(aside)
         print(f"store: {reason}. This finished training is set aside as {aside}", flush=True)
 
     def show(self, key, output, run):
@@ -156,10 +223,16 @@ class Store:
 
     def free(self, kept):
         """Remove a training; results that show it stay."""
-        gone = kept.folder.with_suffix(".partial")  # so that no start finds half of it
-        shutil.rmtree(gone, ignore_errors=True)
-        kept.folder.rename(gone)
-        shutil.rmtree(gone)
+        with self._aside(kept.key) as gone:  # so that no start finds half of it
+            kept.folder.rename(gone)
+
+    def leftovers(self):
+        """Every Leftover, the oldest first."""
+        old = time.time() - ABANDONED_SECONDS
+        found = [Leftover(path) for path in self.folder.glob("*") if path.suffix in (PARTIAL, DAMAGED, EARLIER)]
+        return sorted(
+            (left for left in found if left.folder.suffix != PARTIAL or left.used < old), key=lambda left: left.used
+        )
 
 
 def shown_places(results):
@@ -198,8 +271,22 @@ def _described(folder, key, place):
     }
 
 
+def _copy(shown, folder):
+    """Copy a result, its trees as links where the filesystem has them."""
+    for path in _files(shown):
+        shutil.copyfile(path, folder / path.name)
+    for name in filter(lambda name: (shown / name).is_dir(), TREES):
+        shutil.copytree(shown / name, folder / name, copy_function=link_or_copy)
+
+
 def _checkpoints(folder):
     return [path.parent for path in folder.glob(f"*/{CHECKPOINT}")]
+
+
+def _check_trees(folder):
+    """Raise CheckpointError unless the checkpoints in a folder are whole."""
+    for tree in _checkpoints(folder):
+        check_files(tree, read_manifest(tree)["files"], READERS)
 
 
 def _files(folder):

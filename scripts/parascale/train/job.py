@@ -1,15 +1,18 @@
 """What a training process is told, put together from a project."""
 
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from parascale.errors import TrainingError
+from parascale.errors import ParascaleError, TrainingError
 from parascale.lease import Lease
 from parascale.settings import Run, Site, identity
 from parascale.store.keys import code_of_run, data_known
 from parascale.store.trainings import Store, StoreError, record_in
+
+
+class ChangedDataError(ParascaleError):
+    """The data of a training was made anew while it ran."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class Job:
     code_digest: of the code that decides a training's numbers. prediction: what the plan foretold, or None.
     start: checkpoint of the run that this one begins from (`init_from`), or None. allocation: what Slurm says of the job
     that trains, or None. sample_seconds: interval of the samples of devices; None takes none.
-    other_code: continue what other code has begun.
+    other_code: continue what other code has begun. known: what `data_known` gives when the job is made: the training's key is
+    that of the data that it reads, whatever lies there later.
     """
 
     run: Run
@@ -38,16 +42,32 @@ class Job:
     allocation: dict | None = None
     sample_seconds: float | None = None
     other_code: bool = False
+    known: list | None = None
+
+    def __post_init__(self):
+        if self.known is None:
+            with suppress(FileNotFoundError):  # the data is still to be made
+                object.__setattr__(self, "known", data_known(self.data, self.start))
 
     @property
     def known_data(self):
-        """What is known of the data, and of the checkpoint that the run starts from."""
-        return data_known(self.data, self.start)
+        """What was known of the data, and of the checkpoint that the run starts from, when the job was made."""
+        return data_known(self.data, self.start) if self.known is None else self.known
 
     @property
     def key(self):
         """The key of the finished training."""
         return identity.key_of(self.run, self.site, self.code_digest, self.known_data)
+
+    def check_data(self):
+        """Raise ChangedDataError where the data, or the checkpoint that the run starts from, is not that of the job's key any more."""
+        with suppress(FileNotFoundError):
+            if data_known(self.data, self.start) == self.known_data:
+                return
+        raise ChangedDataError(
+            f"run {self.run.run}: what it was trained on ({', '.join(str(path) for path in (self.data, self.start) if path)}) has "
+            f"been made anew since it started. What it computed belongs to its former data, and is not shown; start it again"
+        )
 
 
 def job_of(project, run, kind="run"):
@@ -80,8 +100,7 @@ def published(job):
         lease = Lease(job.work)
         with suppress(TrainingError):  # or it is just ending
             lease.acquire()
-            lease.release()
-            shutil.rmtree(job.work)
+            lease.give_up() if record_in(job.work).get("key") == job.key else lease.release()
     return True
 
 

@@ -22,17 +22,15 @@ from parascale import provenance
 from parascale.checkpoint import store
 from parascale.checkpoint.manifest import read_manifest
 from parascale.checkpoint.ranks import gather, on_lead
-from parascale.errors import CheckpointError, ConfigError, DamagedError
-from parascale.files import link_or_copy, make_folder, read_json, write_json
-from parascale.lease import Lease
+from parascale.errors import CheckpointError, ConfigError
+from parascale.files import link_or_copy, write_json
 from parascale.settings import identity
 from parascale.store.keys import modules_of_run
 from parascale.store.trainings import Store
-from parascale.store.unfinished import ASIDE
 from parascale.train import monitor
-from parascale.train.job import show_kept
 from parascale.train.process import peak_memory
 from parascale.train.record import SCHEMA_VERSION, Recorder, summarise
+from parascale.train.take_over import continuation_of, take_over
 
 
 class RunState:
@@ -43,7 +41,6 @@ class RunState:
         self.mesh = model.mesh
         self.lead = self.mesh.rank == 0
         self.record = Recorder(job.work)
-        self.lease = Lease(job.work)
         self.counted = f"evaluated_{job.run.workload.unit}"
         self.facts = dict.fromkeys(("validation_loss", "best_validation_loss", "best_step", "test_loss")) | {
             self.counted: {}
@@ -82,50 +79,19 @@ class RunState:
         return first_step
 
     def _take_over(self):
-        """Hold the lease of the work folder; what was begun with other settings or code steps aside, and comes back with them.
-
-        Returns when the holder before, if it died, gave its last sign, and whether the training is finished.
+        """Hold the lease of the work folder, and say there what is trained. Returns when the holder before, if it died, gave its
+        last sign, and whether the training is finished.
         """
-        job, work, name = self.job, self.job.work, self.job.run.run
-        parts = identity.continuation_of(job.run, job.site, job.code_digest, job.known_data)
-        died_at, begun = self._hold()
-        if show_kept(job):  # it ended while this job waited for the lease
-            self.lease.release()
-            if begun.get("key", job.key) == job.key:
-                shutil.rmtree(work)
+        self.job.check_data()  # it is open by now
+        self.lease, died_at, begun, self.continued_code = take_over(self.job)
+        if begun is None:
             return died_at, True
-        before, earlier = begun.get("continuation", {}), _aside(work, parts)
-        changed = identity.changes(before, parts)
-        if set(changed) == {"code"} and job.other_code:
-            print(f"{name}: continues what other code has begun, as `continue_with_other_code` asks", flush=True)
-            self.continued_code = before["code"]
-        elif changed and (begun or earlier.exists()):
-            self.lease.release()
-            if begun:
-                aside = _aside(work, before)
-                shutil.rmtree(aside, ignore_errors=True)
-                work.rename(aside)
-                recipes = identity.changes(before.get("recipe", parts["recipe"]), parts["recipe"])
-                what = identity.in_words(recipes) or " and ".join(changed)
-                print(f"{name}: {what} changed since {work} was begun; it is kept as {aside.name}", flush=True)
-            else:
-                shutil.rmtree(work)
-            if earlier.exists():
-                earlier.rename(work)
-                print(f"{name}: takes up again what was begun with these settings", flush=True)
-            died_at, begun = self._hold()
-        if begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(job.run.layout):
+        if begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(self.job.run.layout):
             # What was foretold before the first step: later attempts know more, and would flatter the plan.
-            self.job = dataclasses.replace(job, prediction=begun["prediction"])
-        self.continuation = parts
-        write_json(work / "run.json", {"continuation": parts, **self._description()})
+            self.job = dataclasses.replace(self.job, prediction=begun["prediction"])
+        self.continuation = continuation_of(self.job)
+        write_json(self.job.work / "run.json", {"continuation": self.continuation, **self._description()})
         return died_at, False
-
-    def _hold(self):
-        """Hold the lease of the work folder. Returns the time of the last sign of a holder that died, and what was begun there."""
-        make_folder(self.job.work)
-        self.lease = Lease(self.job.work)
-        return self.lease.acquire(), _begun(self.job.work)
 
     def _description(self):
         """What run.json holds from the start on."""
@@ -268,7 +234,10 @@ class RunState:
         store.load(self._best(self.facts["best_step"]), self.model, [])
 
     def publish(self):
-        """Keep the finished run as a whole under its key, show it as a result, then drop the work."""
+        """Keep the finished run as a whole under its key, drop the work, then show it as a result.
+
+        Raises ChangedDataError instead of showing what was trained on data that has been made anew since.
+        """
         self.saver.wait()
         waited = torch.tensor(self.waiting_seconds, dtype=torch.float64, device=self.mesh.device)
         peak = torch.tensor([peak_memory(self.mesh.device)], dtype=torch.int64, device=self.mesh.device)
@@ -283,9 +252,9 @@ class RunState:
         kept, output, key = Store(self.job.store), self.job.output, self.job.key
         with kept.keeping(key, f"{output.parent.name}/{output.name}") as folder:
             self._fill(folder, self.facts | facts)
+        self.lease.give_up()
+        self.job.check_data()
         kept.show(key, output, self.job.run)
-        self.lease.release()
-        shutil.rmtree(self.job.work)
 
     def _fill(self, folder, facts):
         """Put all that is kept of the finished run into a folder. Checkpoints are links, since they are large."""
@@ -313,35 +282,8 @@ class RunState:
         write_json(folder / "summary.json", summary)
 
 
-def _begun(work):
-    """What run.json says of a run under way, if there is one; where that is lost or damaged, what its newest whole checkpoint keeps.
-
-    Raises CheckpointError where nothing tells with which settings the checkpoints were made.
-    """
-    try:
-        return read_json(work / "run.json")
-    except (FileNotFoundError, DamagedError) as error:
-        reason = "run.json is missing" if isinstance(error, FileNotFoundError) else str(error)
-    folders = store.whole_checkpoints(work / "checkpoints")
-    for folder in folders:
-        with suppress(CheckpointError, KeyError):
-            continuation = read_manifest(folder)["facts"]["continuation"]
-            print(f"{work}: {reason}; the settings that it was begun with come from {folder.name}", flush=True)
-            return {"continuation": continuation}
-    if folders:
-        raise CheckpointError(
-            f"{work}: {reason}, and no whole checkpoint tells with which settings it was begun. To begin anew, remove this folder"
-        )
-    return {}
-
-
 def _best_steps(folders):
     """The step of the best weights that each checkpoint names."""
     for folder in folders:
         with suppress(CheckpointError):
             yield read_manifest(folder)["facts"]["evaluation"]["best_step"]
-
-
-def _aside(work, continuation):
-    """Where a run under way is kept while another one with the same name is made."""
-    return work.with_name(f"{work.name}{ASIDE}{identity.digest_of(continuation)[:12]}")

@@ -65,7 +65,8 @@ class Attention(nn.Module):
             scores_BHTS = scores_BHTS.where(seen_TS, -math.inf)
         if mask_B11S is not None:
             scores_BHTS = scores_BHTS.where(mask_B11S, -math.inf)
-        return self.dropout(scores_BHTS.softmax(-1)) @ v_BHSE
+        scores_BHTS = scores_BHTS.softmax(-1)  # the scores themselves are gone before dropout takes memory
+        return self.dropout(scores_BHTS) @ v_BHSE
 
     def _heads(self, projected):
         return projected.unflatten(-1, (-1, self.head_width)).transpose(1, 2)

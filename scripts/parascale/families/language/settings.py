@@ -16,7 +16,12 @@ class Transformer(Model):
     kv_heads: int | None = option(None, "key and value heads (grouped-query attention); default: `heads`", low=1)
     layers: int = option(2, "Transformer blocks; in an encoder-decoder, blocks of each half", low=1, high=10**4)
     hidden: int | None = option(None, "width of the feed-forward layer; default: 4 × `dim`", low=1)
-    dropout: Number = option(0.0, "dropout probability; its masks are the same in every layout", low=0.0, high=0.99)
+    dropout: Number = option(
+        0.0,
+        "dropout probability; masks are the same in every layout, attention is not fused in training",
+        low=0.0,
+        high=0.99,
+    )
     tied: bool = option(False, "input embedding and output layer share one matrix")
     norm: Literal["layer", "rms"] = option("layer", "`layer`: LayerNorm; `rms`: RMSNorm")
     norm_eps: Number = option(1e-5, "epsilon of the norms", above=0.0)

@@ -3,7 +3,7 @@
 What the forward pass keeps is counted tensor by tensor as in Korthikanti et al. 2022, "Reducing Activation Recomputation in
 Large Transformer Models", arXiv:2205.05198, section 4, but for what PyTorch's operators keep here: flash attention keeps no
 scores (its section 4.1, selective recomputation), there are no masks without dropout, and widths of grouped-query and gated
-layers count.
+layers count. With dropout attention is not fused, on no device: its weights are kept, and every place is computed, causal or not.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from parascale.families.sizes import Operations, Product, Sizes, share
 
 STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
+# Of a dropped element: its hash is seven operations on 32-bit integers, each of which reads and writes; compiled its mask is left.
+HASH_BYTES, HASH_KERNELS, MASK_BYTES = 46, 18, 2
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,44 @@ def norm_elements(model):
     return model.dim * (2 if model.norm == "layer" and model.bias else 1)
 
 
+def attention_bytes(model, batch, tokens, sources, places):
+    """Kept by an attention of `tokens` to `places` each, of `sources` in all: queries, keys, values, result and statistics.
+
+    With dropout each query's head has keys of its own, and there are weights, their mask, and what it leaves of them.
+    """
+    heads, keys, statistics = tokens * model.heads // batch.tp, kv_width(model), STATISTIC_BYTES
+    if model.dropout:
+        keys, statistics = model.dim, places * (_weight_bytes(batch) + 1 + batch.compute)
+    return 2 * (tokens * model.dim + sources * keys) // batch.tp * batch.compute + heads * statistics
+
+
+def attention_operations(model, batch, tokens, places, causal, fused):
+    """Operations of an attention of `tokens` to `places` each, between its projections."""
+    rows, width = tokens * model.heads / batch.tp, model.dim // model.heads
+    if not model.dropout:
+        # Of half of the places where a token sees those before it alone.
+        return Operations(attention=4 * rows * places * width * (0.5 if causal else 1.0), element=batch.compute)
+    products = Product(rows, width, places), Product(rows, places, width)
+    # Masked, softmax, dropped: 8 accesses to each weight and 9 in the backward pass, compiled 3 and 3.
+    moved = rows * places * (2 if fused else 6) * _weight_bytes(batch)
+    drawn = rows * places * (MASK_BYTES if fused else HASH_BYTES)
+    return Operations(products, 0.0, moved, 3 if fused else 6 + HASH_KERNELS, batch.compute, drawn)
+
+
+def sublayer_operations(model, batch, stream, fused):
+    """Operations on the residual stream around a layer: norm, dropout and sum."""
+    accesses = 4 if fused else 5 + 2.5 * bool(model.dropout)
+    drawn = (MASK_BYTES if fused else HASH_BYTES) if model.dropout else 0
+    kernels = HASH_KERNELS if model.dropout and not fused else 0
+    elements = stream * model.dim
+    return Operations((), 0.0, elements * accesses * batch.residual, kernels, batch.compute, elements * drawn)
+
+
+def _weight_bytes(batch):
+    """Of an attention weight where it is explicit: autocast has softmax in fp32 on GPUs."""
+    return 4 if batch.autocast and batch.device != "cpu" else batch.compute
+
+
 class TransformerSizes(Sizes):
     """The language model, or one half of an encoder-decoder, for samples of `window` tokens. causal: a token sees those before it."""
 
@@ -98,20 +138,20 @@ class TransformerSizes(Sizes):
         return self.tokens(batch) // batch.tp if batch.sequence_parallel else self.tokens(batch)
 
     def block_operations(self, batch, fused):
-        """Each norm and each sum of the residual stream reads and writes it; so does the activation, and rotary positions."""
+        """Of two layers and the stream around them; the activation and rotary positions read and write as well."""
         model, tokens = self.model, self.tokens(batch)
         gated, rotary = model.activation == "swiglu", model.position == "rotary"
-        stream = self.stream(batch) * model.dim * ((8 if fused else 10) * batch.residual + 4 * bool(model.dropout))
         inner = model.hidden_width * ((3 if fused else 5) if gated else 2)
         turned = (model.dim + kv_width(model)) * (2 if fused else 8) if rotary else 0
-        moved = stream + tokens * (inner + turned + 4 * model.dim) // batch.tp * batch.compute
+        moved = tokens * (inner + turned + 4 * model.dim) // batch.tp * batch.compute
         if batch.autocast:
             moved += self.stream(batch) * model.dim * 4 * (batch.compute + batch.residual)
-        # Scores and their product with values, of half of the places where a token sees those before it alone.
-        attention = 4 * tokens * self.window * model.dim / batch.tp * (0.5 if self.causal else 1.0)
         products = products_of(block_matrices(model), tokens, batch.tp)
         others = 8 + 3 * gated + 8 * rotary + 6 * batch.autocast
-        return Operations(products, attention, moved, len(products) + (4 if fused else others), batch.compute)
+        layers = Operations(products, 0.0, moved, len(products) + (4 if fused else others), batch.compute)
+        sublayer = sublayer_operations(model, batch, self.stream(batch), fused)
+        attention = attention_operations(model, batch, tokens, self.window, self.causal, fused)
+        return layers.plus(attention).plus(sublayer).plus(sublayer)
 
     def ends_operations(self, batch, fused):
         """Output layer and loss: eager, the logits are copied to fp32, and read and written for logarithms and gradients."""
@@ -125,13 +165,9 @@ class TransformerSizes(Sizes):
         model, tokens, tp = self.model, self.tokens(batch), batch.tp
         gated = model.activation == "swiglu"
         products = (3 + (2 if gated else 1) if batch.autocast else 2) * tokens * model.dim * batch.compute
-        attention = tokens * (2 * model.dim + 2 * kv_width(model)) // tp * batch.compute
-        attention += tokens * model.heads // tp * STATISTIC_BYTES
+        attention = attention_bytes(model, batch, tokens, tokens, self.window)
         if model.position == "rotary":
             attention += 4 * self.window * (model.dim // model.heads) * batch.compute
-        if model.dropout and batch.device == "cpu":
-            # No flash attention with dropout there: softmax, its mask, product.
-            attention += tokens * self.window * model.heads // tp * (2 * batch.compute + 1)
         inner = (4 if gated else 2) * tokens * model.hidden_width // tp * batch.compute
         masks = 2 * self.stream(batch) * model.dim if model.dropout else 0
         return 2 * self.norm_bytes(batch) + products + attention + inner + masks
@@ -148,9 +184,10 @@ class TransformerSizes(Sizes):
         return self.stream(batch) * self.model.dim * batch.residual
 
     def working_bytes(self, batch):
-        """Of its feed-forward layer and the stream."""
+        """Of its feed-forward layer and the stream, or of explicit attention weights, or what drawing their masks takes beside."""
         inner = self.tokens(batch) * (self.model.hidden_width // batch.tp + self.model.dim) * batch.compute
-        return inner + self.boundary_bytes(batch)
+        weights = self.tokens(batch) * self.window * self.model.heads // batch.tp if self.model.dropout else 0
+        return max(inner, weights * max(_weight_bytes(batch), 7 - batch.compute)) + self.boundary_bytes(batch)
 
     def forward_bytes(self, batch):
         """The stream, its norm, and the feed-forward layer: what its activation takes and gives, or gate, up and product."""

@@ -1,13 +1,14 @@
 """The encoder-decoder by formula: two stacks of Transformer blocks, of which the second attends to the first."""
 
 from parascale.families.language.sizes import (
-    STATISTIC_BYTES,
     TransformerSizes,
+    attention_bytes,
     attention_matrices,
-    kv_width,
+    attention_operations,
     norm_elements,
     products_of,
     split_and_whole,
+    sublayer_operations,
 )
 from parascale.families.sizes import Operations, Sizes
 
@@ -42,15 +43,10 @@ class EncoderDecoderSizes(Sizes):
         documents, summaries = (half.tokens(batch) for half in self.halves)
         query, key, value, result = attention_matrices(self.model, key_bias=False)
         across = products_of((query, result), summaries, batch.tp) + products_of((key, value), documents, batch.tp)
-        attention = 4 * summaries * self.halves[0].window * self.model.dim / batch.tp
-        moved = self.halves[1].stream(batch) * self.model.dim * 5 * batch.residual
-        return Operations(
-            encoder.products + decoder.products + across,
-            encoder.attention + decoder.attention + attention,
-            encoder.moved + decoder.moved + moved,
-            encoder.kernels + decoder.kernels + decoder.kernels // 2,
-            batch.compute,
-        )
+        layers = Operations(across, 0.0, 0, len(across) + (2 if fused else 4), batch.compute)
+        attention = attention_operations(self.model, batch, summaries, self.halves[0].window, False, fused)
+        sublayer = sublayer_operations(self.model, batch, self.halves[1].stream(batch), fused)
+        return encoder.plus(decoder).plus(layers).plus(attention).plus(sublayer)
 
     def ends_operations(self, batch, fused):
         """Of the summaries; the documents' embedding and norm are little beside it."""
@@ -61,10 +57,9 @@ class EncoderDecoderSizes(Sizes):
         documents, summaries = (half.tokens(batch) for half in self.halves)
         dim = self.model.dim
         inputs = (2 * summaries + 2 * documents if batch.autocast else summaries) * dim
-        mixed = (2 * summaries * dim + 2 * documents * kv_width(self.model)) // batch.tp
-        statistics = summaries * self.model.heads // batch.tp * STATISTIC_BYTES
+        mixed = attention_bytes(self.model, batch, summaries, documents, self.halves[0].window)
         masks = self.halves[1].stream(batch) * dim if self.model.dropout else 0
-        across = self.halves[1].norm_bytes(batch) + (inputs + mixed) * batch.compute + statistics + masks
+        across = self.halves[1].norm_bytes(batch) + inputs * batch.compute + mixed + masks
         return sum(half.block_bytes(batch) for half in self.halves) + across
 
     def boundary_bytes(self, batch):

@@ -1,0 +1,98 @@
+"""The start of a run: who holds its work folder, and what was begun there with these settings, or with others."""
+
+from contextlib import suppress
+
+from parascale.checkpoint import store
+from parascale.checkpoint.manifest import read_manifest
+from parascale.errors import CheckpointError, DamagedError
+from parascale.files import make_folder, read_json
+from parascale.lease import Lease
+from parascale.settings import identity
+from parascale.store.unfinished import ASIDE
+from parascale.train.job import show_kept
+
+
+def take_over(job):
+    """Hold the lease of the work folder; what was begun with other settings or code steps aside, and comes back with them.
+
+    Returns the lease; when the holder before, if it died, gave its last sign; what `run.json` says of what was begun, None where
+    the training is finished, and shown; the digest of the other code that began it, where that is to be continued.
+    """
+    parts, name = continuation_of(job), job.run.run
+    while True:
+        lease, died_at, begun = _hold(job.work)
+        if show_kept(job):  # it ended while this job waited for the lease
+            lease.give_up() if not begun or begun.get("key") == job.key else lease.release()
+            return lease, died_at, None, None
+        before, earlier = begun.get("continuation", {}), _asides(job.work, parts)
+        changed = identity.changes(before, parts)
+        if set(changed) == {"code"} and job.other_code:
+            print(f"{name}: continues what other code has begun, as `continue_with_other_code` asks", flush=True)
+            return lease, died_at, begun, before["code"]
+        if not changed or not (begun or earlier):
+            return lease, died_at, begun, None
+        if begun:
+            aside = _new_aside(job.work, before)
+            lease.give_up(aside)
+            recipes = identity.changes(before.get("recipe", parts["recipe"]), parts["recipe"])
+            what = identity.in_words(recipes) or " and ".join(changed)
+            print(f"{name}: {what} changed since {job.work} was begun; it is kept as {aside.name}", flush=True)
+        else:
+            lease.give_up()
+        if earlier:
+            with suppress(OSError):  # another begins there: its lease decides
+                earlier[-1].rename(job.work)
+                print(f"{name}: takes up again what was begun with these settings", flush=True)
+
+
+def continuation_of(job):
+    """What must stay the same for a start to continue what was begun."""
+    return identity.continuation_of(job.run, job.site, job.code_digest, job.known_data)
+
+
+def _hold(work):
+    """(lease of the work folder, time of the last sign of a holder that died, what was begun there)."""
+    make_folder(work)
+    lease = Lease(work)
+    return lease, lease.acquire(), _begun(work)
+
+
+def _begun(work):
+    """What run.json says of a run under way, if there is one; where that is lost or damaged, what its newest whole checkpoint keeps.
+
+    Raises CheckpointError where nothing tells with which settings the checkpoints were made.
+    """
+    try:
+        return read_json(work / "run.json")
+    except (FileNotFoundError, DamagedError) as error:
+        reason = "run.json is missing" if isinstance(error, FileNotFoundError) else str(error)
+    folders = store.whole_checkpoints(work / "checkpoints")
+    for folder in folders:
+        with suppress(CheckpointError, KeyError):
+            continuation = read_manifest(folder)["facts"]["continuation"]
+            print(f"{work}: {reason}; the settings that it was begun with come from {folder.name}", flush=True)
+            return {"continuation": continuation}
+    if folders:
+        raise CheckpointError(
+            f"{work}: {reason}, and no whole checkpoint tells with which settings it was begun. To begin anew, remove this folder"
+        )
+    return {}
+
+
+def _asides(work, continuation):
+    """Where runs under way of a continuation are kept while another one with the same name is made, the newest last."""
+    first = _aside(work, continuation)
+    later = sorted(work.parent.glob(f"{first.name}-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    return [path for path in (first, *later) if path.is_dir()]
+
+
+def _new_aside(work, continuation):
+    """A folder for one more. Two of one continuation come from other code that was continued, and then was not."""
+    first, there = _aside(work, continuation), _asides(work, continuation)
+    if not there:
+        return first
+    return first.with_name(f"{first.name}-{max(int(path.name[len(first.name) + 1 :] or 1) for path in there) + 1}")
+
+
+def _aside(work, continuation):
+    return work.with_name(f"{work.name}{ASIDE}{identity.digest_of(continuation)[:12]}")
