@@ -86,11 +86,11 @@ def rate(step):
     [
         (
             {"evaluate": False},
-            r"step 2: loss nan, gradient norm nan\. Weights before this step are in the last checkpoint",
+            r"step 2: loss nan, gradient norm nan\. What was saved until then is kept",
         ),
         (
             {"evaluate_every": 1},
-            r"validation after step 1: loss nan\. Weights before this step are in the last checkpoint",
+            r"validation after step 1: loss nan\. What was saved until then is kept",
         ),
     ],
     ids=["training", "validation"],

@@ -91,7 +91,11 @@ def test_a_trained_model_continues_texts(finished, tmp_path):
     first, second = map(json.loads, result.stdout.splitlines())
     assert first["prompt"] == "w1 w2" and first["text"].split() == words and second["text"].startswith("w3")
     refused = generate("--prompts", "none.txt")
-    assert refused.returncode == HOPELESS and "none.txt: No such file" in refused.stderr and "Traceback" not in refused.stderr
+    assert (
+        refused.returncode == HOPELESS
+        and "none.txt: No such file" in refused.stderr
+        and "Traceback" not in refused.stderr
+    )
 
 
 def test_a_second_run_has_nothing_to_do(finished):
