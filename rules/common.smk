@@ -120,6 +120,16 @@ def before_the_first_job():
     snakemake_logger_plugin_parascale.start(workflow, PLANNER)
 
 
+def report_what_there_is():
+    """Build the report after a failure, if it was asked for: its rule waits for every run, but failed runs are rows too.
+
+    Of a module Snakemake does not run `onerror`: the other workflow says `onerror: parascale.report_what_there_is()`.
+    """
+    if any(str(REPORT) in map(str, job.output) for job in workflow.dag.needrun_jobs()):
+        print("Not everything finished. The report shows what there is:", file=sys.stderr, flush=True)
+        subprocess.run(f"{PARASCALE} report {CONFIGURATION}", shell=True, stdout=sys.stderr)
+
+
 def as_json(value):
     """A value as one word of a command line."""
     return json.dumps(value, sort_keys=True)

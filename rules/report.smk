@@ -6,16 +6,6 @@
 TABLE = as_json({key: getattr(PROJECT.config, key) for key in ("site", "runs", "workloads", "sites")})
 
 
-def report_what_there_is():
-    """Build the report after a failure, if it was asked for: its rule waits for every run, but failed runs are rows too.
-
-    Of a module Snakemake does not run `onerror`: the other workflow says `onerror: parascale.report_what_there_is()`.
-    """
-    if any(str(REPORT) in map(str, job.output) for job in workflow.dag.needrun_jobs()):
-        print("Not everything finished. The report shows what there is:", file=sys.stderr, flush=True)
-        subprocess.run(f"{PARASCALE} report {CONFIGURATION}", shell=True, stdout=sys.stderr)
-
-
 rule job_report:
     input:
         PATHS.run("{run}") / "summary.json",
