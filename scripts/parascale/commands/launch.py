@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from parascale import slurm, submissions
 from parascale.cli import Location, configuration_words, project_options, run_option
 from parascale.commands.train import KINDS
 from parascale.errors import ConfigError
+from parascale.files import make_folder
 from parascale.launch.channel import shared_secret
 from parascale.launch.environment import check_node
 from parascale.launch.job_step import place_in_step, run_in_step
@@ -81,7 +83,8 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     if not (name or command):
         raise click.UsageError("name a run with --run, or a Python program after --")
     with contextlib.chdir("."):  # the program's own paths are relative to the folder of its user
-        planned, planned_gpus, job = planned_launch(find, name, kind, site, configuration_words(context))
+        words = configuration_words(context)
+        planned, planned_gpus, job = planned_launch(find, name, kind, site, words, first=not node)
         if job and not in_step and not command and published(job):
             return 0
     chosen = dataclasses.replace(planned, **{key: value for key, value in given.items() if value})
@@ -102,10 +105,11 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     return start(chosen, in_step, node, meet, secret_file, gpus or planned_gpus or chosen.processes)
 
 
-def planned_launch(find, name, kind, site, words):
+def planned_launch(find, name, kind, site, words, first):
     """(Launch, GPUs asked for on each node, Job) that the project plans for a run; without a name, (of one process, None, None).
 
-    words: of the command line, which name the project. The process is in the project's folder afterwards.
+    words: of the command line, which name the project. first: whether this is node 0. The process is in the project's folder
+    afterwards.
     """
     if not name:
         return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None, None
@@ -119,8 +123,9 @@ def planned_launch(find, name, kind, site, words):
     site = site or project.site
     if kind in KINDS and slurm.job_id():
         refuse_other_settings(project.paths.store, run, kind, site)
-    elif kind in KINDS:
+    elif kind in KINDS and first:
         # What an earlier start of the workflow left is at it. In a job of Slurm's, waiting would be charged.
+        _only_launcher(project.paths.logs(name if kind == "run" else f"{name}-{kind}"))
         Lease(project.paths.places(kind)[1](name)).wait()
     planned = Launch(
         command=("-m", "parascale", *verb, "--run", name, *words),
@@ -135,6 +140,23 @@ def planned_launch(find, name, kind, site, words):
     )
     job = None if kind == "communication" else job_of(dataclasses.replace(project, site=site), run, kind)
     return planned, run.layout.gpus_per_node, job
+
+
+def _only_launcher(logs):
+    """Wait until no other launcher is at a run, whose processes may not have begun to write yet. The system takes the lock away
+    when this process ends, or the training that it becomes, however that is.
+
+    logs: folder of the run's logs. On a file system without locks the lease alone keeps two apart.
+    """
+    make_folder(logs)
+    handle = os.open(logs / "launch.lock", os.O_CREAT | os.O_RDWR)
+    os.set_inheritable(handle, True)
+    with contextlib.suppress(OSError):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waits: another launcher is at this run, by {logs / 'launch.lock'}", flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 def refuse_other_settings(store, run, kind, site):
