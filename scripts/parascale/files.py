@@ -155,11 +155,11 @@ def append_line(path, line):
 
 
 def link_or_copy(source, target):
-    """Another name for a file; a copy where the filesystem has no hard links, or not between these folders."""
+    """Another name for a file; a copy where the filesystem has no hard links, or not between these folders. `target` is new."""
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
             raise
         shutil.copy2(source, target)
 

@@ -25,8 +25,17 @@ def submitted(workflow, run):
     return [line["job_id"] for line in submissions.noted(Paths(workflow.root).store) if line["run"] == run]
 
 
+def begun_and_killed(workflow):
+    """Start a workflow, and kill Snakemake when the first training has a checkpoint. Returns that run."""
+    run = workflow.run("single")
+    workflow.start(run.target)
+    workflow.when(run.checkpoints, "a checkpoint")
+    workflow.kill()
+    return run
+
+
 def ended(cluster, workflow):
-    """Check that what was written down are the jobs that Slurm charges, to the second."""
+    """Check that what was written down are the jobs that Slurm charges."""
     lines = submissions.noted(Paths(workflow.root).store)
     name = cluster.sacct(lines[-1]["job_id"])["JobName"]
     command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--name={name}", "--format=JobIDRaw"]
@@ -64,10 +73,7 @@ def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_
 
     Meanwhile others are refused: one on the same root, and one on another root whose end must not take the pending job's log.
     """
-    single, other = workflow.run("single"), workflow.run("other")
-    workflow.start(single.target)
-    workflow.when(single.checkpoints, "a checkpoint")
-    workflow.kill()
+    single, other = begun_and_killed(workflow), workflow.run("other")
     workflow.start(single.target, other.target)
     workflow.when(lambda: submitted(workflow, "other"), "the other is submitted")
     (pending,) = submitted(workflow, "other")
@@ -93,10 +99,7 @@ def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_
 @pytest.mark.slow
 def test_a_job_with_other_settings_ends_before_the_new_one_is_submitted(cluster, workflow):
     """Two never write the same work. The one with the old settings may be stopped, and its state is kept."""
-    run = workflow.run("single")
-    workflow.start(run.target)
-    workflow.when(run.checkpoints, "a checkpoint")
-    workflow.kill()
+    run = begun_and_killed(workflow)
     (first,) = submitted(workflow, "single")
     path = workflow.folder / "box/workloads/tiny.yaml"
     path.write_text(path.read_text().replace("lr: 0.002", "lr: 0.001"))
@@ -114,10 +117,7 @@ def test_a_job_with_other_settings_ends_before_the_new_one_is_submitted(cluster,
 @pytest.mark.slow
 def test_a_job_that_ends_while_no_workflow_lives_is_paid_for_once(cluster, workflow):
     """Snakemake does not know that its result is whole: what it submits anew publishes the finished training."""
-    run = workflow.run("single")
-    workflow.start(run.target)
-    workflow.when(run.checkpoints, "a checkpoint")
-    workflow.kill()
+    run = begun_and_killed(workflow)
     workflow.full_speed()
     (first,) = submitted(workflow, "single")
     workflow.until(lambda: cluster.state(first) == "COMPLETED", "the job has ended", timeout=200)
@@ -148,10 +148,7 @@ def test_a_pending_job_that_prepares_data_is_taken_up(cluster, workflow):
 @pytest.mark.slow
 def test_a_job_whose_settings_were_edited_while_it_waited_trains_nothing(cluster, workflow, one_node):
     """It was submitted, and is written down, for what it would not train. It ends at once, and is not tried again."""
-    single, other = workflow.run("single"), workflow.run("other")
-    workflow.start(single.target)
-    workflow.when(single.checkpoints, "a checkpoint")
-    workflow.kill()
+    single, other = begun_and_killed(workflow), workflow.run("other")
     workflow.start(single.target, other.target)
     workflow.when(lambda: submitted(workflow, "other"), "the other is submitted")
     path = workflow.folder / "box/workloads/tiny.yaml"

@@ -121,11 +121,12 @@ def planned_launch(find, name, kind, site, words, first):
     run = Planner(project).run(name, "run" if kind == "communication" else kind)
     verb = ["communication"] if kind == "communication" else ["train", "--kind", kind]
     site = site or project.site
+    logs = project.paths.logs(name if kind == "run" else f"{name}-{kind}")
     if kind in KINDS and slurm.job_id():
         refuse_other_settings(project.paths.store, run, kind, site)
     elif kind in KINDS and first:
         # What an earlier start of the workflow left is at it. In a job of Slurm's, waiting would be charged.
-        _only_launcher(project.paths.logs(name if kind == "run" else f"{name}-{kind}"))
+        _only_launcher(logs)
         Lease(project.paths.places(kind)[1](name)).wait()
     planned = Launch(
         command=("-m", "parascale", *verb, "--run", name, *words),
@@ -134,7 +135,7 @@ def planned_launch(find, name, kind, site, words, first):
         site=site,
         timeout=project.config.timeout_seconds,
         grace=GRACE_SECONDS,
-        logs=str(Path.cwd() / project.paths.logs(name if kind == "run" else f"{name}-{kind}")),
+        logs=str(Path.cwd() / logs),
         cores=cores_of(run.layout, site),
         nsight=bool(run.profile) and run.profiler == "nsight",
     )

@@ -17,7 +17,8 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # start-of-frame mar
 SPACES = {1: "grey", 3: "colour", 4: "CMYK"}
 
 
-# What Pillow raises for damaged images, and for those so large that they may be an attack.
+# What Pillow raises for damaged images, for those so large that they may be an attack, and (NotImplementedError) for pixels of a
+# layout that it does not know.
 UNREADABLE = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError, EOFError, struct.error,
     zlib.error, NotImplementedError, Image.DecompressionBombError,

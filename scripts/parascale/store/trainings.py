@@ -171,7 +171,6 @@ class Store:
         if target.exists():
             return False
         with atomic_folder(target) as folder:
-            folder.mkdir(exist_ok=True)
             _copy(shown, folder)
         print(
             f"store: {shown} is of an earlier version of parascale, and has no key; it is kept as {target}", flush=True

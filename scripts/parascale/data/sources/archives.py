@@ -14,7 +14,8 @@ from parascale.files import require_space
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 BLOCK_BYTES = 1 << 20
 ENCRYPTED = 0x1  # of a zip member's flags (PKWARE's APPNOTE, 4.4.4)
-# What the libraries raise for archives that are damaged or of a kind that they do not know.
+# What the libraries raise for archives that are damaged or of a kind that they do not know: `zipfile` says NotImplementedError of a
+# compression, RuntimeError of a password.
 DAMAGED = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError, OverflowError,
     NotImplementedError, RuntimeError,

@@ -18,12 +18,11 @@ from parascale.data.sources.transfer import (
     WORTH_RETRYING,
     fetch_file,
     git_blob_digest,
-    link_or_copy,
     pause,
     pieces_folder,
 )
 from parascale.errors import ConfigError, DataError, DownloadError
-from parascale.files import atomic_folder
+from parascale.files import atomic_folder, link_or_copy
 from parascale.settings import SPLITS
 from parascale.settings.strict import nearest
 

@@ -152,11 +152,3 @@ def git_blob_digest(path):
     """The name git gives a file's content; the hub lists it for files that are not in large-file storage."""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.sha1(b"blob %d\0" % path.stat().st_size)).hexdigest()
-
-
-def link_or_copy(piece, target):
-    """Give a fetched piece its place. The piece stays: should the rest fail, the next attempt goes on from it."""
-    try:
-        os.link(piece, target)
-    except OSError:  # a filesystem without hard links
-        shutil.copyfile(piece, target)

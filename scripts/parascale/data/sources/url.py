@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from parascale.data.sources import files, xsum
 from parascale.data.sources.archives import is_archive, unpack
 from parascale.data.sources.manifest import describe, write_manifest
-from parascale.data.sources.transfer import fetch_file, file_name, link_or_copy, pieces_folder
+from parascale.data.sources.transfer import fetch_file, file_name, pieces_folder
 from parascale.errors import ConfigError
-from parascale.files import atomic_folder
+from parascale.files import atomic_folder, link_or_copy
 from parascale.settings import SPLITS
 from parascale.settings.strict import nearest
 
