@@ -71,7 +71,7 @@ def test_each_run_was_sampled_and_has_a_report_of_its_own(finished):
 
 def test_a_trained_model_continues_texts(finished, tmp_path):
     """The command of the guide, run where the project is: the prompt comes first, then words of the text; a file of prompts, in
-    batches, from a converted checkpoint, gives the same."""
+    batches, from a checkpoint's own folder, gives the same."""
     (tmp_path / "prompts.txt").write_text("w1 w2\n\nw3\n")
     common = [sys.executable, "-m", "parascale", "generate", "--run", "single", "--tokens", "6"]
     environment = {**os.environ, "PYTHONPATH": str(finished.folder / "scripts")}

@@ -2,7 +2,11 @@
 
 import base64
 import csv
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -74,3 +78,11 @@ def test_a_workflow_that_fails_builds_the_report_of_what_there_is(project):
     rows = csv.DictReader((project.folder / "results/report/summary.csv").open())
     assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("ddp", "done")]
     assert "<title>Tiny</title>" in (project.folder / PAGE).read_text()
+    # A failed run is a row beside the finished one.
+    shutil.rmtree(project.folder / "results/runs/ddp")
+    write_results(project.folder, [fake("ddp", dp=2, gpus_per_node=2, status="failed", steps=9)])
+    environment = {**os.environ, "PYTHONPATH": str(project.folder / "scripts")}
+    command = [sys.executable, "-m", "parascale", "report"]
+    subprocess.run(command, cwd=project.folder, env=environment, check=True, capture_output=True)
+    rows = csv.DictReader((project.folder / "results/report/summary.csv").open())
+    assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("ddp", "failed")]
