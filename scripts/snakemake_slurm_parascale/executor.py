@@ -64,9 +64,8 @@ class RootExecutor(Executor):
         # The plugin makes up a name for each start, and asks for the state of jobs of that name alone.
         root = hashlib.sha256(str(self.paths.root.resolve()).encode()).hexdigest()[:8]
         self.signs = {}  # job → (its training's last sign of life, when we first saw that)
-        self.undecided = (
-            Counter()
-        )  # job → looks in a row at which Slurm had not decided, or forgotten, what became of it
+        # job → looks in a row at which Slurm had not decided, or forgotten, what became of it
+        self.undecided = Counter()
         self.away = {}  # job of Snakemake's → seconds after which Slurm is asked again
         self.run_uuid = f"{self.workflow.executor_settings.jobname_prefix or 'parascale'}_{root}"
 
@@ -125,10 +124,8 @@ class RootExecutor(Executor):
     def _watch(self, job, identity, key):
         """Take a job of Slurm's for ours, or wait for its end before ours is submitted."""
         wildcards, ours = get_job_wildcards(job), key == key_of(job)
-        log, what = (
-            self.slurm_logdir / f"rule_{job.name}" / wildcards / f"{identity}.log",
-            f"{job.name} {wildcards}".strip(),
-        )
+        log = self.slurm_logdir / f"rule_{job.name}" / wildcards / f"{identity}.log"
+        what = f"{job.name} {wildcards}".strip()
         if ours:
             self.logger.info(f"Job {job.jobid}: Slurm job {identity} is already at {what}; it is taken up.")
         else:

@@ -59,9 +59,8 @@ class Reasons:
         """(record, core-hours) of the last finished training that was shown in a folder; ({}, 0.0) where there was none."""
         kept = self._last.get(f"{output.parent.name}/{output.name}")
         for folder in (output, kept and kept.folder):
-            with suppress(
-                TypeError, FileNotFoundError, ValueError, AttributeError
-            ):  # there is none, or it is not whole
+            # There is none, or it is not whole.
+            with suppress(TypeError, FileNotFoundError, ValueError, AttributeError):
                 return read_json(folder / "run.json"), read_json(folder / "summary.json").get("core_hours") or 0.0
         return {}, 0.0
 

@@ -29,9 +29,8 @@ from parascale.train.stage import staged
 from parascale.train.state import RunState
 from parascale.train.step import Stepper
 
-GARBAGE_STEPS = (
-    50  # all ranks collect garbage after the same steps: one that did so on its own would let the others wait
-)
+# All ranks collect garbage after the same steps: one that did so on its own would let the others wait.
+GARBAGE_STEPS = 50
 
 
 @record  # leaves the exception where the launcher finds it
