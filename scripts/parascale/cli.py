@@ -16,13 +16,12 @@ from click.shell_completion import CompletionItem
 
 from parascale import __version__, slurm
 from parascale.errors import HOPELESS, ConfigError, ParascaleError
-from parascale.files import REMEDY
+from parascale.files import FULL, REMEDY
 from parascale.settings import load_project_file, strict
 from parascale.settings.project import command_words
 from parascale.settings.yaml_files import merged
 
 CONFIGURATION = Path("config/config.yaml")  # which is also where a project's folder is known by
-FULL = {errno.ENOSPC, errno.EDQUOT}
 # A user can mend these; any other error of the system is one of ours, and its traceback is shown.
 OF_THE_DISK = {
     errno.EACCES,

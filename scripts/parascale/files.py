@@ -20,6 +20,7 @@ from pathlib import Path
 from parascale.errors import DamagedError, FullDiskError, RequirementError
 
 BLOCK_BYTES = 1 << 20
+FULL = {errno.ENOSPC, errno.EDQUOT}  # of a disk, or of the quota on it
 REMEDY = "make room or choose another place, such as with --root"
 SPACE_REMEDY = "Free some space or set another `root` in the configuration."
 FLUSH_BYTES = 128 << 20  # that are written before a flush begins: fewer would make it many small ones
@@ -259,7 +260,7 @@ def full_disk_is_an_error(target):
 def is_full_disk(error):
     """Whether an exception, or one that it came from, says that the disk or the quota on it has no room."""
     while error is not None:
-        if isinstance(error, FullDiskError) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, FullDiskError) or getattr(error, "errno", None) in FULL:
             return True
         error = error.__cause__ or error.__context__
     return False

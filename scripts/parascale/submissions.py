@@ -34,12 +34,12 @@ def noted(store):
     return []
 
 
-def jobs_of_runs(store, kind="run", latest=False):
+def jobs_of_runs(lines, kind="run", latest=False):
     """Run → ids of all jobs that were submitted for it, whatever its settings and code were then.
 
-    kind: `run`, `parity` or `probe`. latest: only those with the settings and code that it had last.
+    lines: what `noted` gives. kind: `run`, `parity` or `probe`. latest: only those with the settings and code that it had last.
     """
-    lines = [line for line in noted(store) if line["kind"] == kind]
+    lines = [line for line in lines if line["kind"] == kind]
     last = {line["run"]: line["key"] for line in lines}
     jobs = {run: [] for run in last}
     for line in lines:

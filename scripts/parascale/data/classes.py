@@ -9,9 +9,8 @@ import numpy as np
 from parascale.data.crops import cropped, readable, require_decoder
 from parascale.errors import DataError
 
-RATIO = np.log(
-    (3 / 4, 4 / 3)
-)  # of width to height, as logarithms, of a random crop (Szegedy et al. 2014, arXiv:1409.4842, section 6)
+# Of width to height, as logarithms, of a random crop (Szegedy et al. 2014, arXiv:1409.4842, section 6).
+RATIO = np.log((3 / 4, 4 / 3))
 TRIES = 10  # crops that are drawn before the largest one in the middle is taken
 MARGIN = 1.14  # an image is evaluated at its middle, 1 / MARGIN of its shorter side (256 / 224 in He et al. 2015)
 

@@ -39,9 +39,9 @@ def compare(paths, site, runs=None, accounting=slurm.charged):
     charged as its own site charges. runs: names, of these alone (default: all). accounting: function from job ids to
     {id: slurm.Charged}.
     """
-    found = []
+    found, noted = [], submissions.noted(paths.store)
     for kind in ("run", "parity", "probe"):
-        submitted, latest = (submissions.jobs_of_runs(paths.store, kind, latest=each) for each in (False, True))
+        submitted, latest = (submissions.jobs_of_runs(noted, kind, latest=each) for each in (False, True))
         names = runs
         if kind != "run":
             names = [name for name in sorted(submitted) if runs is None or name in runs]

@@ -138,7 +138,7 @@ def load_records(results, work, names=None, project=None):
     if names is None:
         names = found_runs(results, work)
     records = [_load_record(results, work, name) for name in names]
-    submitted = submissions.jobs_of_runs(project.paths.store) if project is not None else {}
+    submitted = submissions.jobs_of_runs(submissions.noted(project.paths.store)) if project is not None else {}
     return records if project is None else [_completed(record, project, submitted) for record in records]
 
 

@@ -1,6 +1,5 @@
 """Archives unpacked into a folder: nothing lands outside it, and no file takes the place of another unseen."""
 
-import errno
 import lzma
 import struct
 import tarfile
@@ -9,7 +8,7 @@ import zlib
 from pathlib import PurePosixPath
 
 from parascale.errors import DataError, RequirementError
-from parascale.files import require_space
+from parascale.files import is_full_disk, require_space
 
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 BLOCK_BYTES = 1 << 20
@@ -41,7 +40,7 @@ def unpack(archive, name, folder):
     except DAMAGED as error:
         raise DataError(f"{name}: not a whole archive ({error})") from None
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full_disk(error):
             raise
         # Damage that the decompressors report, places outside the archive, names that this filesystem cannot hold.
         raise DataError(f"{name}: cannot be unpacked ({error})") from None
