@@ -4,7 +4,7 @@ A `Rates` holds the few numbers that a calibration weighs. Nothing measured on C
 """
 
 import functools
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -40,9 +40,6 @@ class Rates:
     def scaled(self, factors):
         """These Rates with those of {name: factor} multiplied."""
         return replace(self, **{name: getattr(self, name) * factor for name, factor in factors.items()})
-
-
-NAMES = tuple(item.name for item in fields(Rates))
 
 
 @functools.cache

@@ -50,23 +50,6 @@ class Project:
         return {run.workload.name: run.workload for run in self.runs.values()} | self.untrained
 
     @functools.cached_property
-    def site_settings(self):
-        """The site as plain values."""
-        return dataclasses.asdict(self.site)
-
-    @functools.cached_property
-    def workload_settings(self):
-        """Workload name → the workload as plain values."""
-        return {name: dataclasses.asdict(workload) for name, workload in self.workloads.items()}
-
-    def run_settings(self, run):
-        """A run, of the table or made from one, as plain values. Thousands of runs share few workloads: each is turned once."""
-        name = run.workload.name
-        if run.workload is not self.workloads.get(name):
-            return dataclasses.asdict(run)
-        return dataclasses.asdict(dataclasses.replace(run, workload=None)) | {"workload": self.workload_settings[name]}
-
-    @functools.cached_property
     def datasets(self):
         """Dataset name → Data, for every dataset that a workload uses."""
         return {workload.data.dataset: workload.data for workload in self.workloads.values()}
