@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def settings_below(tokens):
         job = Job(
             run=run,
             site=Site(name="test", cores_per_node=2),
-            data=data or tokens,
+            data=Path(data or tokens),
             work=folder / "work" / name,
             output=folder / "results" / name,
             results=folder / "results",
