@@ -125,15 +125,29 @@ def total(devices, kind, name):
 def figures(devices):
     """What a run's summary keeps of its samples; None is unknown.
 
-    gpu_utilisation: mean over all GPUs that the job holds, idle ones included. monitor_cpu_seconds: what sampling cost, on all
-    nodes.
+    gpu_utilisation: mean over all GPUs that the job holds, idle ones included. cores_busy: those that the run's processes kept
+    busy on average, and other_cores_busy: those that everything else on its nodes did. monitor_cpu_seconds: what sampling cost,
+    on all nodes.
     """
     used = [device.mean("utilisation") for device in devices if device.kind == "gpu"]
+    ours, all_cores = (_busy_cores(devices, kind) for kind in ("rank", "host"))
     return {
         "energy_joules": energy_joules(devices),
         "gpu_utilisation": math.fsum(used) / len(used) if used and None not in used else None,
+        "cores_busy": ours,
+        "other_cores_busy": None if None in (ours, all_cores) else max(0.0, all_cores - ours),
         "monitor_cpu_seconds": total(devices, "host", "monitor_seconds"),
     }
+
+
+def _busy_cores(devices, kind):
+    """Busy cores of all devices of a kind together, on average over the samples; None where one is unknown, or there are none.
+
+    A host counts once, though several nodes of a run may be processes of it.
+    """
+    found = {device.host if kind == "host" else device.rank: device for device in devices if device.kind == kind}
+    means = [device.mean("cores_busy") for device in found.values()]
+    return math.fsum(means) if means and None not in means else None
 
 
 def sample_files(folder):

@@ -7,13 +7,14 @@ import pytest
 
 @dataclass(frozen=True)
 class Case:
-    """A layout, and what differs from the tiny workload. fp32: compared in fp32 as well; fp64 is the proof for all."""
+    """A layout, and what differs from the tiny workload. fp32, bf16: compared in that as well; fp64 is the proof for all."""
 
     layout: dict
     model: dict = field(default_factory=dict)
     training: dict = field(default_factory=dict)
     optim: dict = field(default_factory=dict)
     fp32: bool = False
+    bf16: bool = False
 
 
 def pp(degree, micro_batches, schedule, **more):
@@ -32,15 +33,16 @@ CYCLES = {
 UNEVEN = {"global_batch": 13}  # ranks have shares of 6 and 7 samples
 
 CASES = {
-    "ddp 2": Case({"dp": 2}, fp32=True),
+    "ddp 2": Case({"dp": 2}, fp32=True, bf16=True),
     "ddp 4": Case({"dp": 4}),
     "ddp 2 accumulated": Case({"dp": 2}, training={"accumulate": 3}),
     "ddp 2 uneven accumulated": Case({"dp": 2}, training={**UNEVEN, "accumulate": 2}),
     "ddp 2 tied": Case({"dp": 2}, TIED, UNEVEN),
     "ddp 2 without clipping": Case({"dp": 2}, optim={"clip_norm": None}),
-    "ddp 2 compile": Case({"dp": 2, "compile": True}),
+    "ddp 2 compile": Case({"dp": 2, "compile": True}, bf16=True),
+    "ddp 2 checkpointing compile": Case({"dp": 2, "activation_checkpointing": True, "compile": True}, bf16=True),
     "ddp 2 sgd": Case({"dp": 2}, PUBLISHED, optim={"name": "sgd", "lr": 0.1}),
-    "fsdp 2": Case({"fsdp": 2}, fp32=True),
+    "fsdp 2": Case({"fsdp": 2}, fp32=True, bf16=True),
     "fsdp 2 in two cycles": Case({"fsdp": 2}, optim=CYCLES),
     "fsdp 4": Case({"fsdp": 4}),
     "fsdp 2 tied": Case({"fsdp": 2}, TIED),
@@ -48,23 +50,25 @@ CASES = {
     "fsdp 2 uneven accumulated": Case({"fsdp": 2}, training={**UNEVEN, "accumulate": 2}),
     "fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}),
     "fsdp 2 checkpointing compile": Case({"fsdp": 2, "activation_checkpointing": True, "compile": True}),
-    "hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN),
-    "tp 2": Case({"tp": 2}, fp32=True),
+    "hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN, bf16=True),
+    "tp 2": Case({"tp": 2}, fp32=True, bf16=True),
     "tp 2 whole sequence": Case({"tp": 2, "sequence_parallel": False}),
     "tp 2 whole logits": Case({"tp": 2, "loss_parallel": False}),
     "tp 2 whole sequence and logits": Case({"tp": 2, "sequence_parallel": False, "loss_parallel": False}),
     "tp 2 tied": Case({"tp": 2}, TIED),
     "tp 2 published": Case({"tp": 2}, PUBLISHED),
-    "tp 2 llama": Case({"tp": 2}, LLAMA),
-    "tp 2 accumulated checkpointing": Case({"tp": 2, "activation_checkpointing": True}, training={"accumulate": 2}),
+    "tp 2 llama": Case({"tp": 2}, LLAMA, bf16=True),
+    "tp 2 accumulated checkpointing": Case(
+        {"tp": 2, "activation_checkpointing": True}, training={"accumulate": 2}, bf16=True
+    ),
     "tp 4": Case({"tp": 4}),
     "tp 4 whole sequence and logits": Case({"tp": 4, "sequence_parallel": False, "loss_parallel": False}),
     "pp 2 GPipe": Case(pp(2, 4, "GPipe")),
-    "pp 2 1F1B": Case(pp(2, 4, "1F1B"), fp32=True),
+    "pp 2 1F1B": Case(pp(2, 4, "1F1B"), fp32=True, bf16=True),
     "pp 2 1F1B uneven blocks": Case(pp(2, 3, "1F1B"), {"layers": 3}),
     "pp 2 interleaved": Case(pp(2, 4, "Interleaved1F1B")),
     "pp 2 looped": Case(pp(2, 4, "LoopedBFS")),
-    "pp 2 zero bubble": Case(pp(2, 4, "InterleavedZeroBubble")),
+    "pp 2 zero bubble": Case(pp(2, 4, "InterleavedZeroBubble"), bf16=True),
     "pp 2 V": Case(pp(2, 4, "ZBVZeroBubble")),
     "pp 2 tied": Case(pp(2, 4, "1F1B"), TIED, fp32=True),
     "pp 2 V tied": Case(pp(2, 4, "ZBVZeroBubble"), TIED),
@@ -72,13 +76,13 @@ CASES = {
     "pp 2 accumulated": Case(pp(2, 2, "1F1B"), training={"accumulate": 3}),
     "pp 4 GPipe": Case(pp(4, 4, "GPipe")),
     "dp 2 x tp 2": Case({"dp": 2, "tp": 2}, training=UNEVEN),
-    "fsdp 2 x tp 2": Case({"fsdp": 2, "tp": 2}, training=UNEVEN, fp32=True),
+    "fsdp 2 x tp 2": Case({"fsdp": 2, "tp": 2}, training=UNEVEN, fp32=True, bf16=True),
     "dp 2 x pp 2": Case({"dp": 2, **pp(2, 2, "1F1B")}),
     "fsdp 2 x pp 2 tied": Case({"fsdp": 2, **pp(2, 2, "1F1B")}, TIED),
-    "tp 2 x pp 2": Case({"tp": 2, **pp(2, 2, "1F1B")}),
+    "tp 2 x pp 2": Case({"tp": 2, **pp(2, 2, "1F1B")}, bf16=True),
     "tp 2 x pp 2 tied": Case({"tp": 2, **pp(2, 2, "1F1B")}, TIED),
     "dp 2 x tp 2 x pp 2": Case({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}),
-    "fsdp 2 x tp 2 x pp 2 tied": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, TIED, fp32=True),
+    "fsdp 2 x tp 2 x pp 2 tied": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, TIED, fp32=True, bf16=True),
 }
 
 
@@ -90,6 +94,7 @@ def ranks_of(layout):
 # Of these layouts the quick tests compare others alike: the same code on fewer processes, or fewer options at once.
 SLOW = {
     "ddp 2 compile",
+    "ddp 2 checkpointing compile",
     "fsdp 4",
     "fsdp 2 checkpointing",
     "fsdp 2 checkpointing compile",
@@ -110,8 +115,9 @@ SLOW = {
 
 
 def comparisons(cases, slow=SLOW):
-    """(name, precision) of every case in fp64 and of some in fp32; those named in `slow` are marked so."""
-    wanted = [(name, "fp64") for name in cases] + [(name, "fp32") for name, case in cases.items() if case.fp32]
+    """(name, precision) of every case in fp64 and of some in fp32 and bf16; those named in `slow` are marked so."""
+    wanted = [(name, "fp64") for name in cases]
+    wanted += [(name, kind) for kind in ("fp32", "bf16") for name, case in cases.items() if getattr(case, kind)]
     return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[0] in slow)) for pair in wanted]
 
 

@@ -55,6 +55,30 @@ def mean_of_means():
     loop.Stepper = MeanOfMeans
 
 
+def gradients_averaged():
+    """Ranks' gradients are averaged, though the loss is divided already: they are off by a factor."""
+
+    class Averaging(loop.Stepper):
+        def report(self, *arguments):
+            for _, parameter in self.model.named_parameters():
+                parameter.grad /= self.mesh.layout.data_parallel
+            return super().report(*arguments)
+
+    loop.Stepper = Averaging
+
+
+def partial_gradients():
+    """What a norm's weights get from this rank's part of the sequence is taken for the whole."""
+
+    def finish(model):
+        for _, parameter in model.named_parameters():
+            gradient = parameter.grad
+            if isinstance(gradient, DTensor) and any(each.is_partial() for each in gradient.placements):
+                parameter.grad = DTensor.from_local(gradient.to_local(), gradient.device_mesh, parameter.placements)
+
+    step.finish_gradients = finish
+
+
 def tied_gradients_not_summed():
     """First and last stage each update their copy of a tied matrix with their own gradient."""
     optim.sum_tied_gradients = lambda pairs, group: None
@@ -146,6 +170,8 @@ FAULTS = {
         another_batch,
         another_batch_within_a_tensor_group,
         mean_of_means,
+        gradients_averaged,
+        partial_gradients,
         tied_gradients_not_summed,
         clipping_by_a_stages_norm,
         a_block_left_out_of_sharding,

@@ -20,6 +20,8 @@ RANK = """
 import json, os, signal, sys, time
 mode, folder = sys.argv[1:]
 stop = []
+if mode == "saves" and (loader := os.fork()) == 0:  # reads data ahead: what it must not get is the stop
+    time.sleep(60)
 if mode == "saves":
     signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
 if mode == "deaf":
@@ -35,8 +37,16 @@ if mode == "done":
     sys.exit(0)
 while not stop:
     time.sleep(0.05)
-open(f"{folder}/saved{rank}", "w").close()
+if os.waitpid(loader, os.WNOHANG) == (0, 0):
+    open(f"{folder}/saved{rank}", "w").close()
 sys.exit(75)
+"""
+
+# Nsight Systems as it treats signals: it ends of SIGTERM itself, and does not pass it on.
+NSYS = """#!/bin/sh
+while [ "$1" = profile ] || [ "${1#--}" != "$1" ]; do shift; done
+"$@" &
+wait $!
 """
 
 # A rank that joins a gloo group and sums; rank 1 raises where it is told to.
@@ -63,18 +73,19 @@ main()
 class Launched:
     """A launcher under test with the folder its ranks write to."""
 
-    def __init__(self, folder, code, mode, nodes=1, processes=2, **options):
+    def __init__(self, folder, code, mode, nodes=1, processes=2, flags=(), path=None, **options):
         self.folder, self.ranks = folder, nodes * processes
         script = folder / "rank.py"
         script.write_text(code)
         given = {"nodes": nodes, "processes": processes, "logs": folder / "logs", **options}
         arguments = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
         self.process = subprocess.Popen(
-            [*LAUNCH, *arguments, "--", script, mode, folder],
+            [*LAUNCH, *arguments, *flags, "--", script, mode, folder],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
+            env={name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+            | ({"PATH": f"{path}:{os.environ['PATH']}"} if path else {}),
         )
 
     def facts(self):
@@ -189,6 +200,29 @@ def test_a_stop_reaches_every_rank_and_is_told_from_a_failure(tmp_path, nodes, n
     code, output = launched.finish(15)
     assert code == 75, output
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2 * nodes))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_stop_reaches_ranks_that_nsight_watches(tmp_path, processes):
+    """And only them: processes that load data go on, so that a step can be finished."""
+    (tmp_path / "nsys").write_text(NSYS)
+    (tmp_path / "nsys").chmod(0o755)
+    launched = Launched(tmp_path, RANK, "saves", 1, processes, flags=["--nsight"], path=tmp_path)
+    assert all(fact["launcher"] != launched.process.pid for fact in launched.facts())
+    launched.process.send_signal(signal.SIGTERM)
+    code, output = launched.finish(15)
+    assert code == 75, output
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(processes))
+
+
+def test_a_rank_that_nsight_watches_is_ended_with_its_launcher(tmp_path):
+    (tmp_path / "nsys").write_text(NSYS)
+    (tmp_path / "nsys").chmod(0o755)
+    launched = Launched(tmp_path, RANK, "deaf", 1, 2, flags=["--nsight"], path=tmp_path, grace=1)
+    facts = launched.facts()
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.finish(15)[0] == 1
+    wait_for(lambda: all(gone(fact["pid"]) for fact in facts), 5, "all processes to end")
 
 
 def test_a_stop_at_one_node_stops_the_run(tmp_path):

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from parascale.files import read_json, read_json_lines
-from parascale.train.parity import compare_folders
 
 from .cases import LLAMA, UNEVEN, ranks_of
 from .examine import train_settings
 from .harness import run_on_ranks
+from .rounding import verdict_on
 from .test_resume import assert_same_bits, stop_at, train
 
 CASES = {
@@ -19,7 +19,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("name", CASES)
 def test_lightning_is_the_same_training(name, precision, make_settings, single, tmp_path):
     layout, model, training = CASES[name]
@@ -27,7 +27,7 @@ def test_lightning_is_the_same_training(name, precision, make_settings, single, 
     settings = make_settings("lightning", layout, engine="lightning", **keys)
     run_on_ranks(train_settings, ranks_of(layout), tmp_path / "ranks", settings)
     expected = single(**keys)
-    verdict = compare_folders(settings["output"], expected["output"])
+    verdict = verdict_on(settings, expected)
     assert verdict["verdict"] == "same", verdict
     ours, theirs = (read_json(Path(place["output"]) / "summary.json") for place in (settings, expected))
     assert ours.keys() == theirs.keys()

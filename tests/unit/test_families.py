@@ -11,8 +11,9 @@ from parascale.checkpoint.export import words_of
 from parascale.errors import CheckpointError, ConfigError
 from parascale.families.build import model_class
 from parascale.parallel.parallelize import PLANS
+from parascale.plan.facts import DataFacts
 from parascale.plan.memory import peak_memory, total
-from parascale.plan.predict import DataFacts, predict
+from parascale.plan.predict import predict
 from parascale.settings import Layout, Model, Run, Site, Workload, make
 from parascale.settings.workload import TASKS
 from parascale.train.fake import measure_with_data
@@ -64,7 +65,7 @@ class BigramSizes(Sizes):
     def __init__(self, model, vocabulary, window):
         self.dim, self.window, self.vocabulary = model.dim, window, vocabulary
         self.layers, self.targets = model.layers, window
-        self.block_whole = self.cast = model.dim * (model.dim + 1)
+        self.block_whole = model.dim * (model.dim + 1)
         self.embedding_whole, self.head = vocabulary * model.dim, vocabulary * (model.dim + 1)
         self.block_flops, self.ends_flops = 2 * window * model.dim**2, 2 * window * vocabulary * model.dim
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from parascale.files import write_text
 from parascale.settings.config import Monitor as Settings
 from parascale.slurm import parse_job
-from parascale.telemetry import COLUMNS, Device, energy_joules, read_samples
+from parascale.telemetry import COLUMNS, Device, energy_joules, figures, read_samples
 from parascale.train.gauges import Gpus, NodeGauges
 from parascale.train.monitor import Monitor, monitored, publish
 from tests.unit.fake_results import CLUSTER, SITE
@@ -141,12 +141,22 @@ def test_samples_of_all_nodes_become_one_file(tmp_path):
         )
         monitor.start()
         monitor.stop()
-    figures = publish(tmp_path, tmp_path / "out/device.csv")
-    assert figures["energy_joules"] > 0 and figures["gpu_utilisation"] == pytest.approx(0.48)
+    kept = publish(tmp_path, tmp_path / "out/device.csv")
+    assert kept["energy_joules"] > 0 and kept["gpu_utilisation"] == pytest.approx(0.48)
     found = read_samples([tmp_path / "out/device.csv"])
     assert [(device.node, device.index) for device in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     none = publish(tmp_path / "empty", tmp_path / "none/device.csv")
     assert set(none.values()) == {None}, "a run that was not sampled"
+
+
+@pytest.mark.parametrize(("second", "others"), [("box", 0.5), ("other", 3.0)])
+def test_a_host_of_several_nodes_counts_once(second, others):
+    """Two nodes with one process each that keeps a core busy: 2.5 cores of each host are busy."""
+    devices = [Device("rank", node, host, 0, node) for node, host in enumerate(("box", second))]
+    devices += [Device("host", node, host, 0, None) for node, host in enumerate(("box", second))]
+    for device in devices:
+        device.values["cores_busy"].append(1.0 if device.kind == "rank" else 2.5)
+    assert figures(devices)["other_cores_busy"] == others
 
 
 def test_the_answer_of_slurm_about_a_job():

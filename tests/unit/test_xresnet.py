@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from parascale.errors import ConfigError
-from parascale.families.build import build_model
+from parascale.families.build import build_model, initialise
 from parascale.settings import Model, Run, Workload, make, strict
 
 XRESNET50 = make(Model, kind="xresnet", dim=64, norm="batch")
@@ -46,6 +46,7 @@ def test_its_layers_have_the_shapes_of_the_paper():
 def test_a_block_begins_as_its_shortcut(norm):
     torch.manual_seed(0)
     model = build_model(make(Model, kind="xresnet", dim=8, depths=[2], norm=norm), 5, 32)
+    initialise(model, None, 1, {})
     block, images = model.stages[0][1], torch.rand(2, 32, 6, 6)
     torch.testing.assert_close(block(images), images)  # a ReLU of what is positive already
 

@@ -16,7 +16,7 @@ from parascale.checkpoint import export
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.checkpoint.memory import peak_growth
 from parascale.checkpoint.pieces import bytes_of
-from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, open_source
+from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, forms_in, open_source
 from parascale.checkpoint.stream import DTYPES, Cast, Streaming
 from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
 from parascale.data.progress import Progress
@@ -38,7 +38,7 @@ def convert(folder, target, settings, forms, form=None):
     target = Path(target)
     if Path(folder).resolve() == target.resolve():
         raise CheckpointError(f"{folder} cannot be converted into itself; name another target")
-    if target.is_file() or (target.is_dir() and any(target.iterdir()) and not (target / MANIFEST).is_file()):
+    if target.is_file() or (target.is_dir() and any(target.iterdir()) and not _is_conversion(target)):
         raise CheckpointError(f"{target} would be replaced, but is no checkpoint; name another target")
     with open_source(folder, form, settings.threads) as source, full_disk_is_an_error(target):
         contents = {name: _contents(source, settings, name) for name in forms}
@@ -51,6 +51,11 @@ def convert(folder, target, settings, forms, form=None):
                 record = {name: _write(name, partial, source, contents[name], streaming, settings) for name in forms}
                 _seal(partial, source, record, settings)
     return record
+
+
+def _is_conversion(folder):
+    """Whether a folder is a conversion's: with its manifest, or without, which Snakemake deletes before it converts again."""
+    return (folder / MANIFEST).is_file() or ((folder / RUN_RECORD).is_file() and bool(forms_in(folder)))
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.distributed.tensor import DTensor
 
 from parascale.data.loader import read_batches
 from parascale.data.sampler import evaluation_share
@@ -17,16 +16,15 @@ def summed_loss(logits_BTV, labels_BT, label_smoothing=0.0):
 
     label_smoothing: part of each target that is spread evenly over all classes.
     """
-    if logits_BTV.dtype == torch.bfloat16:
+    if logits_BTV.itemsize < 4:
         logits_BTV = logits_BTV.float()
-    loss = F.cross_entropy(
+    return F.cross_entropy(
         logits_BTV.flatten(0, -2),
         labels_BT.flatten(),
         reduction="sum",
         ignore_index=IGNORED,
         label_smoothing=label_smoothing,
     )
-    return loss.to_local() if isinstance(loss, DTensor) else loss
 
 
 def correct_within(logits_BK, labels_B, count):
@@ -36,11 +34,11 @@ def correct_within(logits_BK, labels_B, count):
 
 
 @torch.no_grad()
-def split_sums(logits, samples, rank, ranks, batch, device, metrics=(), workers=0):
+def split_sums(outputs, samples, rank, ranks, batch, device, metrics=(), workers=0, loss=summed_loss):
     """This rank's sums over its share of a split: (loss in nats, number of targets, then each of `metrics`), a float64 tensor.
 
-    logits: function from a sample's inputs to logits (…, V), or to None on a pipeline rank without the last stage.
-    metrics: functions (logits, labels) → summed over the targets. workers: processes that read ahead.
+    outputs: function from a sample's inputs to what `loss` takes, such as logits (…, V), or to None on a pipeline rank without
+    the last stage. loss, metrics: functions (outputs, labels) → summed over the targets. workers: processes that read ahead.
     Summed over the `ranks` that see different samples, the result is exact: no padding, no mean of means. All ranks make
     the same number of forward passes, because strategies communicate in them; a rank that runs out of samples repeats
     its first ones with labels that do not count.
@@ -52,15 +50,16 @@ def split_sums(logits, samples, rank, ranks, batch, device, metrics=(), workers=
     filled = [numbers if len(numbers) else np.zeros(1, dtype=np.int64) for numbers in chosen]
     for numbers, parts in zip(chosen, read_batches(samples, filled, workers), strict=True):
         *inputs, labels = (part.to(device) for part in parts)
-        sums = _batch_sums(logits(*inputs), labels, metrics)
+        sums = _batch_sums(outputs(*inputs), labels, (loss, *metrics))
         if sums is not None and len(numbers):
             total += sums
     return total
 
 
-def _batch_sums(logits, labels, metrics):
-    """What a batch adds to the total, or None without logits: those are gone when the next batch's are made."""
-    if logits is None:
+def _batch_sums(outputs, labels, functions):
+    """What a batch adds to the total, or None without outputs: those are gone when the next batch's are made."""
+    if outputs is None:
         return None
-    sums = [summed_loss(logits, labels), (labels >= 0).sum(), *(metric(logits, labels) for metric in metrics)]
+    loss, *sums = (function(outputs, labels) for function in functions)
+    sums = [loss, (labels >= 0).sum(), *sums]
     return torch.stack([value.double() for value in sums])

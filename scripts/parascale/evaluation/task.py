@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 
-from parascale.data.classes import AugmentedImages, ClassImages
 from parascale.data.formats import open_images, read_manifest
 from parascale.data.manifests import require_split
 from parascale.data.pairs import Pairs
@@ -62,6 +61,20 @@ def empty_batch(workload, samples):
     return documents, np.ones(documents.shape, bool), summaries, summaries.copy()
 
 
+class EmptySamples:
+    """Samples without data, for each rank two batches of its evaluation: the second meets what the first leaves."""
+
+    def __init__(self, run):
+        self.run = run
+
+    def __len__(self):
+        return 2 * self.run.evaluation_batch * self.run.layout.data_parallel
+
+    def batch(self, numbers):
+        """(*inputs, labels) of so many samples."""
+        return empty_batch(self.run.workload, len(numbers))
+
+
 def _open_language_model(workload, folder, seed):
     tokens, training = Tokens(folder), workload.training
     strides = {"train": training.stride}  # evaluation meets every token once
@@ -76,6 +89,11 @@ def _open_summarisation(workload, folder, seed):
 
 
 def _open_classification(workload, folder, seed):
+    from parascale.data.classes import (
+        AugmentedImages,
+        ClassImages,
+    )  # libraries for images, which other tasks do without
+
     training = workload.training
     there = read_manifest(folder)["splits"]
     for name in ("train", "validation"):

@@ -1,14 +1,13 @@
 """Building a model from its settings, and filling it with the same weights in every layout."""
 
-import hashlib
 import importlib.util
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from parascale.errors import ConfigError
 from parascale.families import kinds, part_of
+from parascale.families.shards import Shard
 
 
 def model_class(kind):
@@ -42,39 +41,31 @@ def build_model(settings, outputs, *sizes):
 
 
 @torch.no_grad()
-def initialise(part, whole_model, seed, tied):
+def initialise(part, whole_model, seed, tied, restored=False, alive=lambda: None):
     """Fill a model, or the part of it that this rank holds, with weights that depend on the seed and the name alone.
 
     part: module on its device, its parameters perhaps DTensors. whole_model: a function that builds the whole model.
     tied: second name → first name of shared parameters; a stage that holds the second alone fills it as the first.
-    A class with `initialise_parameter` is filled one parameter or buffer at a time, so that no rank ever holds the whole
-    model; any other class is built on the CPU from the seed, and the part takes its slices from there.
+    restored: a checkpoint has filled what checkpoints hold. alive: called after each tensor.
+    A class with `initialise_parameter` is given the rank's part of one parameter or buffer after the other, and draws no more; any
+    other class is built on the CPU from the seed, and the part takes its slices from there.
     """
-    if not hasattr(part, "initialise_parameter"):
+    held = part.state_dict(keep_vars=True) if restored else ()
+    targets = [entry for entry in (*part.named_parameters(), *part.named_buffers()) if entry[0] not in held]
+    if targets and not hasattr(part, "initialise_parameter"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             reference = _tensors(whole_model())
-        for name, target in _tensors(part).items():
-            _fill(target, reference[name].detach().to(target.dtype))
-        return
-    for own_name, target in [*part.named_parameters(), *part.named_buffers()]:
+    for own_name, target in targets:
         name = tied.get(own_name, own_name)
-        full = torch.empty(target.shape, dtype=torch.float32)
-        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        part.initialise_parameter(name, full, generator)
-        _fill(target, full.to(target.dtype))
+        shard = Shard(target, name, seed)
+        if hasattr(part, "initialise_parameter"):
+            part.initialise_parameter(name, shard)
+        else:
+            shard.copy_(reference[own_name].detach())
+        alive()
 
 
 def _tensors(module):
-    """Name → parameter or buffer, those that no checkpoint holds too; shared ones under each of their names."""
+    """Name → parameter or buffer of a module; shared ones under each of their names."""
     return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
-
-
-def _fill(target, full):
-    """Copy a full tensor into a plain tensor, or this rank's slice of it into a DTensor, without communication."""
-    if isinstance(target, DTensor):
-        full = distribute_tensor(full.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
-        target.to_local().copy_(full.to_local())
-    else:
-        target.copy_(full)

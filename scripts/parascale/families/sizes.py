@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 
 from parascale.families import part_of
 
+CHUNK_ELEMENTS = 2**28  # logits at once: 0.5 GiB in bf16
+ALIGNED = 64  # entries of a vocabulary: tensor cores want rows of whole cache lines
+NUMBER_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # of what is computed with
 BACKWARD = 2  # a backward pass costs twice a forward pass: gradients of inputs and of weights
 
 
@@ -28,6 +31,19 @@ def share(count, parts):
     return math.ceil(count / parts)
 
 
+def padded(entries):
+    """Entries of a vocabulary and what fills them up to a multiple of ALIGNED, not 0."""
+    return max(1, -(-entries // ALIGNED)) * ALIGNED
+
+
+def chunk_tokens(tokens, width):
+    """Of how many tokens the loss makes logits of `width` at once: of all, or of the largest of equal parts."""
+    least = max(1, share(tokens, max(1, CHUNK_ELEMENTS // max(1, width))))
+    # Chunks of one size, where the tokens allow it: `torch.compile` makes a graph for each size.
+    parts = next((parts for parts in range(least, 2 * least) if tokens % parts == 0), least)
+    return max(1, share(tokens, parts))
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """The samples that a rank computes at once, how tensor parallelism splits them, and bytes of an element by its use."""
@@ -36,20 +52,18 @@ class MicroBatch:
     tp: int
     sequence_parallel: bool
     parameter: int
-    compute: int  # inputs and outputs of matrix products
-    residual: int  # the stream between blocks, and what norms give
-    autocast: bool  # operators cast what they get: copies of weights and of inputs
+    compute: int  # what the forward and backward pass work with
+    copies: bool  # weights have copies in half precision, where FSDP does not gather them so
     device: str = "cuda"
 
     @classmethod
     def of(cls, run, device="cuda"):
-        """A micro-batch of a run. bf16 is FSDP's own policy where FSDP holds the parameters, else autocast."""
+        """A micro-batch of a run."""
         layout = run.layout
         split = layout.tp > 1 and layout.sequence_parallel
-        autocast = run.precision == "bf16" and not layout.uses_fsdp
-        number = {"fp32": 4, "tf32": 4, "fp64": 8}.get(run.precision)
-        numbers = (number, number, number) if number else (4, 2, 4 if autocast else 2)
-        return cls(run.micro_batch, layout.tp, split, *numbers, autocast, device)
+        compute = NUMBER_BYTES[run.precision]
+        copies = compute < 4 and not layout.uses_fsdp
+        return cls(run.micro_batch, layout.tp, split, max(4, compute), compute, copies, device)
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,19 @@ class Operations:
         return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
+@dataclass(frozen=True)
+class LossBytes:
+    """Of a loss that makes its logits in chunks. making, evaluating: while it is made, with gradients and without. kept: the gradient of
+    the output layer's matrix, which waits for the backward pass; scaled: what that makes of it. hidden: likewise the gradient of its input.
+    """
+
+    making: float
+    evaluating: float
+    kept: float
+    scaled: float
+    hidden: float
+
+
 class Sizes:
     """A model that is a sequence of blocks between an embedding (or a stem) and an output layer.
 
@@ -103,7 +130,6 @@ class Sizes:
     layers: int  # blocks
     block_whole: float
     block_split: float = 0
-    cast: float  # elements of a block that autocast copies
     embedding_whole: int = 0
     embedding_split: int = 0
     norm: int = 0  # of the end
@@ -144,7 +170,7 @@ class Sizes:
         return _one_product(self.head, self.ends_flops, 3 * self.logits_bytes(batch, False), batch)
 
     def block_bytes(self, batch):
-        """Kept by one block for the backward pass of a MicroBatch; autocast's copies of weights apart."""
+        """Kept by one block for the backward pass of a MicroBatch."""
         raise NotImplementedError
 
     def boundary_bytes(self, batch):
@@ -167,17 +193,17 @@ class Sizes:
         """Logits of one micro-batch in the precision of the loss, fp32 at least."""
         raise NotImplementedError
 
+    def loss_bytes(self, batch):
+        """The LossBytes of a micro-batch; None of a model that makes its logits itself."""
+        return None
+
     def split_bytes(self, batch):
         """What tensor parallelism gathers or reduces at once; of a family that offers it."""
         return 0
 
-    def weight_copies(self, batch):
-        """Autocast's copies of a block's weights: made once a step, alive until its backward pass is over."""
-        return int(self.cast // batch.tp) * batch.compute if batch.autocast else 0
-
     def last_bytes(self, batch):
         """Kept, and held as gradients of activations, while the backward pass ends."""
-        return self.block_bytes(batch) + self.weight_copies(batch) + self.working_bytes(batch)
+        return self.block_bytes(batch) + self.working_bytes(batch)
 
 
 def _one_product(elements, flops, moved, batch):

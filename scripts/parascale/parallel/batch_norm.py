@@ -26,7 +26,7 @@ def prepare(model, group):
 def _forward(norm, group, images_BCHW):
     if norm.training:
         norm.num_batches_tracked += 1
-    # FSDP's policy casts weights to bf16, but no statistics, and on CPUs torch refuses one without the other.
+    # In half precision weights are rounded, but no statistics, and on CPUs torch refuses one without the other.
     weight_C, bias_C = (values.to(norm.running_mean.dtype) for values in (norm.weight, norm.bias))
     statistics = norm.running_mean, norm.running_var
     if norm.training and group is not None:

@@ -7,6 +7,7 @@ are replicated over `dp` (HSDP). Source of the idea: Rajbhandari et al. 2020 (Ze
 import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from parascale.parallel.precision import HALF
 from parascale.parallel.tensor import matches
 
 
@@ -16,9 +17,10 @@ def shard(model, mesh, layout, precision):
     mesh: 1-D (`fsdp`), or 2-D (`dp`, `fsdp`) where shards are also replicated.
     Gradients are summed over the ranks, not averaged: the loss is already divided by the global count of targets.
     """
-    policy = MixedPrecisionPolicy()
-    if precision == "bf16":
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    # See parallel.precision: of bf16 and fp16 alone, None leaves numbers as they are.
+    policy = MixedPrecisionPolicy(
+        param_dtype=HALF.get(precision), reduce_dtype=torch.float32 if precision in HALF else None
+    )
     options = {"mesh": mesh, "mp_policy": policy}
     # In a pipeline every micro-batch would gather again, so parameters stay gathered there.
     reshard = layout.reshard_after_forward and layout.pp == 1

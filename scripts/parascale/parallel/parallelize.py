@@ -4,13 +4,16 @@ The order, for each pipeline stage that this rank holds, and why:
 
 1. cut the stage          what another rank computes is never allocated: everything is built on the meta device
 2. tensor parallelism     first to touch the parameters: FSDP must shard what is already split
-3. batch norm             counts the samples of all ranks, in fp32 under FSDP too; inside of what wraps blocks
+3. batch norm             counts the samples of all ranks, its statistics in fp32; inside of what wraps blocks
 4. checkpointing          wraps a block's forward pass, the collectives of tensor parallelism included
 5. compile                sees the block as it will run, but not FSDP's hooks, which stay outside the graph
 6. FSDP                   outermost: gathers a block's parameters before all of the above runs
-7. materialise, fill      only now memory is taken, and only for this rank's shards; weights come from seed and name
-8. DDP                    wraps what is filled, because it copies nothing from rank to rank here
+   or copies              in half precision, where FSDP does not make them
+7. materialise            only now memory is taken, and only for this rank's shards
+8. DDP                    reduces gradients, and copies no weights from rank to rank here
 9. pipeline schedule      joins the stages
+
+Weights come last, from a checkpoint or from seed and name (`ParallelModel.initialise`).
 
 Plain replication inside a hybrid (`dp` beside `tp` or `pp`) is FSDP with shards of one rank: DDP's hooks do not know
 DTensors, and reduce at the wrong time in a pipeline.
@@ -26,7 +29,9 @@ from torch.utils.checkpoint import checkpoint
 
 from parascale.errors import ConfigError
 from parascale.families.build import initialise
+from parascale.families.head import Head
 from parascale.parallel import batch_norm, ddp, fsdp, tensor, tying
+from parascale.parallel.precision import HALF, Copies
 from parascale.settings.stages import held_stages
 
 PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
@@ -36,12 +41,15 @@ PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
 class ParallelModel:
     """What a rank computes with.
 
-    parts: this rank's modules, one a pipeline stage, with the parameter names of the single process.
+    whole: function that builds the module of the single process. parts: this rank's modules, one a pipeline stage, with the
+    parameter names of the single process.
     forward_module: what is called in training (the DDP wrapper, or the one part).
     ranks_differ: ranks train apart and agree only when they average (local SGD).
+    copies: those in half precision that parts compute with, where FSDP does not make them.
     """
 
     mesh: object
+    whole: object
     parts: list
     forward_module: nn.Module | None
     pipeline: object | None = None
@@ -49,10 +57,16 @@ class ParallelModel:
     split_ties: list = field(default_factory=list)
     ties_group: object | None = None
     ranks_differ: bool = False
+    copies: Copies | None = None
+
+    @property
+    def head(self):
+        """The output layer that this rank's loss computes, or None where the model itself makes the logits."""
+        return next((head for part in self.parts for head in heads(part) if head.deferred), None)
 
     @property
     def has_loss(self):
-        """Whether logits arrive at this rank."""
+        """Whether what the loss takes arrives at this rank."""
         return self.pipeline is None or self.pipeline.last
 
     def named_parameters(self):
@@ -63,9 +77,14 @@ class ParallelModel:
     def _named_parameters(self):
         return [entry for part in self.parts for entry in part.named_parameters()]
 
-    def logits(self, *inputs):
-        """Logits of a batch without a backward pass, on ranks that have the last stage; None on others."""
+    def outputs(self, *inputs):
+        """What the loss takes of a batch, without a backward pass, on ranks that have the last stage; None on others."""
         return self.pipeline.forward(*inputs) if self.pipeline is not None else self.parts[0](*inputs)
+
+    def initialise(self, seed, restored, alive):
+        """Fill in the weights of the seed; only what no checkpoint holds, if one is `restored`. alive: called after each tensor."""
+        for part in self.parts:
+            initialise(part, self.whole, seed, self.tied, restored, alive)
 
     @torch.no_grad()
     def share_buffers(self):
@@ -83,27 +102,39 @@ class ParallelModel:
 
 
 def parallelize(build, run, mesh, loss, clock, timeout_seconds):
-    """Make the ParallelModel of a run on this rank.
+    """Make the ParallelModel of a run on this rank, its weights still to be filled in.
 
-    build: function that makes the whole module (called under the meta device). loss: (logits, labels) → scalar.
+    build: function that makes the whole module (called under the meta device). loss: the GlobalLoss, which learns of the `head`.
     clock: the train Clock that pipeline stages report to. Raises ConfigError where the model lacks a plan.
     """
     layout = run.layout
+
+    def whole():
+        model = build()
+        return model.double() if run.precision == "fp64" else model
+
     with torch.device("meta"):
-        whole = build()
-    check_plans(type(whole), layout)
-    tied = tying.tied_names(whole)
+        model = whole()
+    check_plans(type(model), layout)
+    tied = tying.tied_names(model)
     indices = held_stages(layout, mesh.coordinate("pp")) if layout.pp > 1 else [0]
-    parts = [_make_part(build, run, mesh, tied, index) for index in indices]
+    copies = Copies(HALF[run.precision]) if run.precision in HALF and not layout.uses_fsdp else None
+    parts = [_make_part(whole, run, mesh, tied, index, copies) for index in indices]
     for part in parts:
-        _materialise(part, build, run, mesh, tied)
+        part.to_empty(device=mesh.device)
+        tying.tie(part, tied)
     if layout.pp > 1:
         joined = _pipeline().Pipeline(parts, mesh, loss, clock)
         # Making a group is collective, so ranks without a tied parameter take part too.
         group = _pipeline().ends_group(mesh, timeout_seconds) if tied else None
-        return ParallelModel(mesh, parts, None, joined, tied, tying.split_ties(parts, tied), group)
-    forward_module = ddp.replicate(parts[0], mesh) if uses_ddp(run) else parts[0]
-    return ParallelModel(mesh, parts, forward_module, tied=tied, ranks_differ=run.average_every is not None)
+        ties = tying.split_ties(parts, tied)
+        model = ParallelModel(mesh, whole, parts, None, joined, tied, ties, group, copies=copies)
+    else:
+        forward_module = ddp.replicate(parts[0], mesh) if uses_ddp(run) else parts[0]
+        ranks_differ = run.average_every is not None
+        model = ParallelModel(mesh, whole, parts, forward_module, tied=tied, ranks_differ=ranks_differ, copies=copies)
+    loss.head = model.head
+    return model
 
 
 def uses_ddp(run):
@@ -131,43 +162,42 @@ def check_plans(model_class, layout):
             )
 
 
-def _make_part(build, run, mesh, tied, stage):
+def _make_part(whole, run, mesh, tied, stage, copies):
     """One stage on the meta device, split and wrapped (steps 1 to 6)."""
     layout = run.layout
     with torch.device("meta"):
-        part = build()
-    if run.precision == "fp64":
-        part.double()
+        part = whole()
     if layout.pp > 1:
         _pipeline().cut(part, stage, layout.stages)
+    for head in heads(part):
+        head.deferred = layout.tp == 1 or layout.loss_parallel
+        head.copy = copies.of if copies is not None else None
+        if layout.compile:
+            head.score = torch.compile(head.score, dynamic=False)
     if layout.tp > 1:
-        tensor.split_tensors(part, mesh.devices["tp"], layout.sequence_parallel, layout.loss_parallel)
+        tensor.split_tensors(part, mesh.devices["tp"], layout.sequence_parallel)
         tying.tie(part, tied)
     synchronised = layout.data_parallel > 1 and layout.sync_batch_norm
-    if synchronised or layout.uses_fsdp:
-        batch_norm.prepare(part, mesh.data_devices.get_group() if synchronised else None)
+    batch_norm.prepare(part, mesh.data_devices.get_group() if synchronised else None)
     for block in _blocks(part):
+        # Replacing the method, not wrapping the module, keeps the parameters' names.
+        if layout.activation_checkpointing and copies is not None:
+            # Computed again in the backward pass, when the part's own copies are gone. Compiled within: a graph cannot put copies
+            # in place, and what dynamo leaves to Python needs them too.
+            if layout.compile:
+                block.forward = torch.compile(block.forward)
+            block.forward = _recomputed(copies.around(block))
+            continue
         if layout.activation_checkpointing:
-            # Replacing the method, not wrapping the module, keeps the parameters' names.
             block.forward = _recomputed(block.forward)
         if layout.compile:
             block.compile()
     if layout.uses_fsdp:
         shards = mesh.devices["dp", "fsdp"] if layout.dp > 1 else mesh.devices["fsdp"]
         fsdp.shard(part, shards, layout, run.precision)
+    if copies is not None:
+        part.forward = copies.around(part)
     return part
-
-
-def _materialise(part, build, run, mesh, tied):
-    """Take memory for this rank's shards and fill them with the weights of the seed (step 7)."""
-
-    def whole():
-        model = build()
-        return model.double() if run.precision == "fp64" else model
-
-    part.to_empty(device=mesh.device)
-    tying.tie(part, tied)
-    initialise(part, whole, run.seed, tied)
 
 
 def _recomputed(forward):
@@ -177,6 +207,11 @@ def _recomputed(forward):
         return checkpoint(forward, *inputs, use_reentrant=False, **keywords)
 
     return recomputed
+
+
+def heads(part):
+    """The output layers of a model whose loss needs no logits: one, or none."""
+    return [module for module in part.modules() if isinstance(module, Head)]
 
 
 def _blocks(part):

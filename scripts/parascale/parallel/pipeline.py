@@ -12,7 +12,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from parascale.parallel.mesh import set_timeout
 from parascale.settings.stages import held_stages, stage_blocks, stage_rank
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
 
 
 def cut(model, stage, stages):
@@ -63,7 +63,7 @@ class Pipeline:
     """The stages of this rank and their schedule."""
 
     def __init__(self, parts, mesh, loss, clock):
-        """parts: modules of this rank's stages, in ascending order. loss: (logits, labels) → summed, already divided."""
+        """parts: modules of this rank's stages, in ascending order. loss: (outputs, labels) → summed, already divided."""
         layout = mesh.layout
         self.layout = layout
         self.device = mesh.device
@@ -94,7 +94,7 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, inputs):
-        """A plain forward pass from stage to stage: logits on the rank of the last stage, else None.
+        """A plain forward pass from stage to stage: what the loss takes on the rank of the last stage, else None.
 
         Schedules cannot evaluate everywhere (the V-shaped ones crash), and have nothing to gain without a backward pass.
         """

@@ -5,7 +5,8 @@ A model's `tensor_plan` says how each submodule takes part:
     columns                 output features are split: each rank computes its own heads or hidden units
     rows                    input features are split: partial sums are added up (reduced)
     vocabulary              rows of an embedding table are split
-    logits                  the output layer is split over the vocabulary; with `loss_parallel` the logits stay split
+    logits                  the output layer is split over the vocabulary; a `Head` leaves its part to the loss, any other makes
+                            whole logits
     whole                   every rank holds it all
     on_sequence             a norm between split matrices: with `sequence_parallel` each rank works on its part of the
                             sequence, which saves activation memory (Korthikanti et al. 2022, arXiv:2205.05198)
@@ -33,9 +34,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 
-def split_tensors(model, mesh, sequence_parallel, loss_parallel):
+def split_tensors(model, mesh, sequence_parallel):
     """Split `model` in place by its `tensor_plan` over the 1-D `mesh`."""
-    styles = _styles(sequence_parallel, loss_parallel)
+    styles = _styles(sequence_parallel)
     plan = {}
     for name, _ in model.named_modules():
         for pattern, role in model.tensor_plan.items():
@@ -44,19 +45,14 @@ def split_tensors(model, mesh, sequence_parallel, loss_parallel):
     parallelize_module(model, mesh, plan)
 
 
-def _styles(sequence_parallel, loss_parallel):
+def _styles(sequence_parallel):
     """Role → maker of a torch style, or None where the role has nothing to do."""
     between = Shard(1) if sequence_parallel else Replicate()
     return {
         "columns": ColwiseParallel,
         "rows": partial(RowwiseParallel, output_layouts=between),
         "vocabulary": partial(RowwiseParallel, input_layouts=Replicate(), output_layouts=Replicate()),
-        "logits": partial(
-            ColwiseParallel,
-            input_layouts=between,
-            output_layouts=Shard(-1) if loss_parallel else Replicate(),
-            use_local_output=not loss_parallel,
-        ),
+        "logits": partial(SplitHead, input_layouts=between, output_layouts=Replicate()),
         "whole": Whole,
         # Its result meets plain tensors where the norm comes after the residual connection.
         "on_sequence": partial(SequenceParallel, use_local_output=True) if sequence_parallel else Whole,
@@ -85,6 +81,16 @@ class Whole(ParallelStyle):
 
     def _apply(self, module, device_mesh):
         return distribute_module(module, device_mesh, _replicate, _enter, _leave)
+
+
+class SplitHead(ColwiseParallel):
+    """A deferred `Head` hands the whole sequence to the loss; any other output layer gives whole logits."""
+
+    @staticmethod
+    def _prepare_output_fn(output_layouts, use_local_output, module, outputs, mesh):
+        if getattr(module, "deferred", False):
+            return outputs
+        return ColwiseParallel._prepare_output_fn(output_layouts, use_local_output, module, outputs, mesh)
 
 
 class Part(ParallelStyle):

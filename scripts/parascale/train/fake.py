@@ -23,9 +23,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parascale.evaluation.task import empty_batch
+from parascale.evaluation.task import EmptySamples, empty_batch
 from parascale.families.build import build_model
 from parascale.parallel import ddp, make_mesh, parallelize, pipeline
+from parascale.parallel.precision import HALF
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss, evaluate
 from parascale.train.optim import make_optimizers
@@ -143,20 +144,6 @@ def _measure_steps(run, vocabulary, mesh, storages, fake):
         return Measured(mesh.rank, resting, *peaks, storages.peak)
 
 
-class EmptySamples:
-    """Samples without data, for each rank two batches of its evaluation: the second meets what the first leaves."""
-
-    def __init__(self, run):
-        self.run = run
-
-    def __len__(self):
-        return 2 * self.run.evaluation_batch * self.run.layout.data_parallel
-
-    def batch(self, numbers):
-        """(*inputs, labels) of so many samples."""
-        return empty_batch(self.run.workload, len(numbers))
-
-
 @contextmanager
 def _stand_ins(storages):
     """What cannot run without data is replaced: functions that read rank numbers from tensors, and DDP's C++ reducer."""
@@ -232,9 +219,7 @@ def _fix_shapes(pipeline, run):
     layout, schedule = run.layout, pipeline.schedule
     samples, window = run.micro_batch, run.workload.training.window
     sequence = window // layout.tp if layout.tp > 1 and layout.sequence_parallel else window
-    # Under autocast the residual stream stays fp32; FSDP's policy computes in bf16 alone.
-    bf16 = run.precision == "bf16" and layout.uses_fsdp
-    kind = torch.bfloat16 if bf16 else torch.float64 if run.precision == "fp64" else torch.float32
+    kind = HALF.get(run.precision, torch.float64 if run.precision == "fp64" else torch.float32)
     shape = sequence, run.workload.model.dim
     hidden = (torch.empty(samples, *shape, dtype=kind, device="meta", requires_grad=True),)
     tokens = (torch.empty(samples, window, dtype=torch.int64, device="meta"),)

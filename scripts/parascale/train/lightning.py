@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from parascale.train.optim import clip
 from parascale.train.process import listen_for_signals
 
-PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "fp64": "64-true", "bf16": "bf16-mixed"}
-
 
 def make_steps(session):
     """Make the steps of a Session that are still to be made."""
@@ -32,7 +30,9 @@ def make_steps(session):
         strategy=_ddp(session.job) if several else SingleDeviceStrategy(device),
         # Our launcher speaks torchrun's language; without a name, Lightning would guess from Slurm's variables.
         plugins=[TorchElasticEnvironment() if several else LightningEnvironment()],
-        precision=PRECISIONS[run.precision],
+        precision="64-true"
+        if run.precision == "fp64"
+        else "32-true",  # bf16 is a matter of the model: see parallel.precision
         max_steps=session.steps - session.first_step + 1,
         accumulate_grad_batches=run.workload.training.accumulate,
         use_distributed_sampler=False,

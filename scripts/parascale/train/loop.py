@@ -20,7 +20,7 @@ from parascale.families.build import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
 from parascale.parallel.precision import set_arithmetic
 from parascale.train.clock import Clock, profiler
-from parascale.train.loss import GlobalLoss, all_reduce, evaluate
+from parascale.train.loss import GlobalLoss, LossScale, all_reduce, evaluate
 from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
 from parascale.train.process import Watchdog, garbage_kept, listen_for_signals, peak_memory
@@ -63,10 +63,12 @@ def train(job, make_steps=None):
         stepper = Stepper(run, model, make_optimizers(model, run.workload.optim), loss, clock)
 
         # --- resume
-        state = RunState(job, model, stepper.optimizers)
+        state = RunState(job, model, stepper.optimizers, watchdog.feed)
         first_step = state.begin(steps, task.outputs, task.excluded)
         if first_step is None:  # another job finished it, and there is nothing to do
             return stop_processes()
+        if stepper.scale is not None:
+            stepper.scale = LossScale(state.saved.get("loss_scale"))
         stack.enter_context(_failure_noted(state))
         progress = stack.enter_context(Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit))
         parts = read_batches(samples, _local_samples(sampler, first_step, steps, run, mesh), task.workers)
@@ -211,7 +213,7 @@ class Session:
                 line, self.unread = self.unread(), None
                 self.state.model.share_buffers()
                 if saving:
-                    line |= self.state.checkpoint(step, line, due)
+                    line |= self.state.checkpoint(step, line, due, self.stepper.scale)
                 if due and not stop:  # else the next start begins with it
                     line |= self._validate(step)
             self._record(line)
@@ -224,7 +226,14 @@ class Session:
     def _line(self, step, result, seconds):
         """The record of a step, as soon as it is done. seconds: function that gives those of its phases."""
         norm, loss, targets = result.read()
-        _refuse_non_finite(self.run, f"step {step}", {"loss": loss, "gradient norm": norm})
+        figures, scaling = {"loss": loss, "gradient norm": norm}, {}
+        if result.loss_scale is not None:
+            skipped = not math.isfinite(norm)
+            scaling = {"loss_scale": result.loss_scale, "skipped": skipped}
+            if skipped and result.loss_scale > 1:  # else it was no matter of the factor
+                del figures["gradient norm"]
+                norm = None
+        _refuse_non_finite(self.run, f"step {step}", figures)
         return {
             "step": step,
             self.run.workload.unit: targets,
@@ -233,6 +242,7 @@ class Session:
             "grad_norm": norm,
             "seconds": seconds(),
             "memory_bytes": peak_memory(self.mesh.device),
+            **scaling,
         }
 
     def _record_unread(self):
@@ -276,7 +286,7 @@ def _refuse_non_finite(run, where, figures):
         said = ", ".join(f"{name} {value}" for name, value in figures.items())
         raise DivergedError(
             f"run {run.run}, {where}: {said}. What was saved until then is kept. Try a lower `optim.lr`, a "
-            "slower rise to it, or precision fp32"
+            "slower rise to it, or precision fp32 (instead of fp16: bf16)"
         )
 
 

@@ -4,14 +4,13 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor.parallel import loss_parallel
 
 from parascale.data.text import IGNORED
 from parascale.evaluation.evaluate import split_sums, summed_loss
 
 
 class GlobalLoss:
-    """(logits, labels) → this rank's part of the global mean: its summed loss over the global count of targets.
+    """(outputs, labels) → this rank's part of the global mean: its summed loss over the global count of targets.
 
     `targets` is set before each step. Adding the parts of all data-parallel ranks gives the mean; the gradients
     likewise, so that no rank, micro-batch or padding weighs more than another.
@@ -19,10 +18,45 @@ class GlobalLoss:
 
     def __init__(self, label_smoothing=0.0):
         self.label_smoothing = label_smoothing
-        self.targets = None
+        self.targets = self.head = None
 
-    def __call__(self, logits_BTV, labels_BT):
-        return summed_loss(logits_BTV, labels_BT, self.label_smoothing) / self.targets
+    def __call__(self, outputs, labels):
+        if self.head is not None:
+            return self.head.summed_loss(outputs, labels, self.label_smoothing, self.targets)
+        return summed_loss(outputs, labels, self.label_smoothing) / self.targets
+
+
+def loss_of(head):
+    """The function (outputs, labels, label smoothing) → summed loss of a model whose output layer `head` is left to it, if any."""
+    return summed_loss if head is None else head.summed_loss
+
+
+class LossScale:
+    """The factor of the loss in fp16, where small gradients would become 0: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
+
+    Its numbers are those of `torch.amp.GradScaler`. A step whose gradient is no number somewhere changes no weight and halves the
+    factor; `GROWTH_STEPS` good ones in a row double it. What is asked is the norm of the whole gradient, one sum over all ranks:
+    they agree, whatever each of them holds.
+    """
+
+    FIRST, GROWTH_STEPS = 2.0**16, 2000
+
+    def __init__(self, saved=None):
+        """saved: what `state` gave, or None."""
+        self.value, self.good_steps = saved or (self.FIRST, 0)
+
+    @property
+    def state(self):
+        """What a checkpoint holds of it."""
+        return [self.value, self.good_steps]
+
+    def update(self, finite):
+        """After a step: was its gradient finite?"""
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if not finite:
+            self.value /= 2
+        elif self.good_steps == self.GROWTH_STEPS:
+            self.value, self.good_steps = 2 * self.value, 0
 
 
 def count_targets(labels, device):
@@ -38,14 +72,11 @@ def all_reduce(values, mesh):
 
 
 @contextmanager
-def computation_context(run, device_type):
-    """What forward and backward of a rank run under: mixed precision and the split loss, where the run has them."""
+def computation_context(run, model):
+    """What forward and backward of a rank run under: copies in half precision, where the run has them."""
     with ExitStack() as stack:
-        # FSDP's own policy casts parameters and inputs; autocast on top of it would cast twice.
-        if run.precision == "bf16" and not run.layout.uses_fsdp:
-            stack.enter_context(torch.autocast(device_type, dtype=torch.bfloat16))
-        if run.layout.tp > 1 and run.layout.loss_parallel:
-            stack.enter_context(loss_parallel())
+        if model.copies is not None:
+            stack.enter_context(model.copies.keep())
         yield
 
 
@@ -53,9 +84,8 @@ def evaluate(run, model, samples, metrics=(), workers=0):
     """This rank's sums over its share of `samples`, as `split_sums` gives them, by a ParallelModel that trains afterwards."""
     mesh, ranks = model.mesh, run.layout.data_parallel
     model.train(False)
-    with computation_context(run, mesh.device.type):
-        total = split_sums(
-            model.logits, samples, mesh.data_rank, ranks, run.evaluation_batch, mesh.device, metrics, workers
-        )
+    with computation_context(run, model):
+        places = mesh.data_rank, ranks, run.evaluation_batch, mesh.device
+        total = split_sums(model.outputs, samples, *places, metrics, workers, loss_of(model.head))
     model.train()
     return total

@@ -137,6 +137,12 @@ def _shards(gradient):
 
 
 @torch.no_grad()
+def unscale(model, factor):
+    """Divide all gradients by the factor of the loss."""
+    torch._foreach_div_([local(p.grad) for _, p in model.named_parameters() if p.grad is not None], factor)
+
+
+@torch.no_grad()
 def clip(model, norm, limit):
     """Scale all gradients so that their whole norm is at most `limit`; None: leave them."""
     if limit is not None:

@@ -35,10 +35,6 @@ class Tolerance:
 TOLERANCES = {
     "fp32": Tolerance(loss=5e-6, grad_norm=1e-5, weights=1e-4),
     "fp64": Tolerance(loss=1e-12, grad_norm=1e-11, weights=1e-11),
-    # Products round to 10 bits, eight times finer than in bf16.
-    "tf32": Tolerance(loss=6e-4, grad_norm=None, weights=None),
-    # Three digits in every product: layouts round differently from the first step on, and only the loss says something.
-    "bf16": Tolerance(loss=5e-3, grad_norm=None, weights=None),
 }
 
 
@@ -55,13 +51,14 @@ def not_comparable(run):
     return None
 
 
-def compare(run, baseline, folder, baseline_folder, dropout=0.0):
+def compare(run, baseline, folder, baseline_folder, dropout=0.0, tolerance=None):
     """The verdict on `run` (a parity Run) against `baseline`, from the results of both parity runs, as plain values.
 
     dropout: of the run that the parity run stands for. Where a model's own falls differently in every layout, it is switched off
-    for the comparison, and the verdict says so.
+    for the comparison, and the verdict says so. tolerance: Tolerance; default: that of the precision, which is fp32 or fp64 then.
     """
-    tolerance = TOLERANCES[run.precision]
+    expected = read_json_lines(Path(baseline_folder) / "steps.jsonl")
+    tolerance = tolerance or TOLERANCES[run.precision]
     verdict = {
         "schema_version": SCHEMA_VERSION,
         "run": run.run,
@@ -73,7 +70,6 @@ def compare(run, baseline, folder, baseline_folder, dropout=0.0):
     if run.run == baseline.run:
         return verdict | _figures("baseline", "the run that others are compared with")
     steps = read_json_lines(Path(folder) / "steps.jsonl")
-    expected = read_json_lines(Path(baseline_folder) / "steps.jsonl")
     if len(steps) != len(expected):
         raise ParityError(f"{run.run} and {baseline.run} made {len(steps)} and {len(expected)} steps; run both again")
     losses = [abs(line["loss"] - other["loss"]) for line, other in zip(steps, expected, strict=True)]
@@ -162,6 +158,8 @@ def _relative_norm(ours, theirs):
 
 
 def _relative(value, expected):
+    if value is None or expected is None:  # the norm of a step that fp16 skipped
+        return 0.0 if value is expected else math.inf
     if not (math.isfinite(value) and math.isfinite(expected)):
         return math.inf
     return abs(value - expected) / max(abs(expected), 1e-30)
@@ -184,9 +182,9 @@ def _describe(outside, weights, worst, tolerance):
     return "; ".join(parts)
 
 
-def compare_folders(folder, baseline_folder, dropout=0.0):
-    """The verdict on the parity run in `folder` against the one in `baseline_folder`; dropout: see `compare`."""
+def compare_folders(folder, baseline_folder, dropout=0.0, tolerance=None):
+    """The verdict on the parity run in `folder` against the one in `baseline_folder`; dropout, tolerance: see `compare`."""
     run, baseline = (
         run_from_dict(read_json(Path(place) / "run.json")["settings"]) for place in (folder, baseline_folder)
     )
-    return compare(run, baseline, folder, baseline_folder, dropout)
+    return compare(run, baseline, folder, baseline_folder, dropout, tolerance)

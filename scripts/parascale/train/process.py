@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ from parascale.errors import Interrupted
 
 GRACE = 1.5  # a collective's own timeout names the operation, so it may come first
 SLACK = 0.1  # part of the time that may be spent before a feeding counts: each starts a thread, which a step would feel
+MOVED_BYTES = 16 << 20  # of a state on its way between two looks: more than samples of devices and logs are
 # The environment that torchrun and our launcher set; one process in all needs none of it.
 PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
@@ -36,12 +38,15 @@ class Watchdog:
     """A step that takes too long ends the process, with the stack of every thread in its log.
 
     Collectives have timeouts of their own; this one also ends a rank that hangs elsewhere. While entered it must be fed at
-    least every `timeout_seconds` × GRACE × (1 − SLACK). alone: this is the run's only process.
+    least every `timeout_seconds` × GRACE × (1 − SLACK). Bytes that the process reads or writes feed it too: a large state takes
+    longer than a step. alone: this is the run's only process.
     """
 
     def __init__(self, timeout_seconds, alone):
         self.seconds, self.alone = timeout_seconds * GRACE, alone
         self.fed = -float("inf")
+        self.left = threading.Event()
+        self.follower = threading.Thread(target=self._follow_bytes, name="watchdog", daemon=True)
 
     def feed(self):
         """All is well: start waiting anew."""
@@ -50,14 +55,30 @@ class Watchdog:
             self.fed = now
             faulthandler.dump_traceback_later(self.seconds, exit=True, file=sys.stderr)
 
+    def _follow_bytes(self):
+        seen = _moved_bytes()
+        while not self.left.wait(SLACK * self.seconds):
+            if (moved := _moved_bytes()) > seen + MOVED_BYTES:
+                self.feed()
+            seen = moved
+
     def __enter__(self):
         self.feed()
+        self.follower.start()
         return self
 
     def __exit__(self, kind, *_):
+        self.left.set()
+        self.follower.join()
         # Beside peers it stays after an error: where one of them hangs, this process may not get to its end either.
         if kind is None or self.alone or issubclass(kind, (Interrupted, KeyboardInterrupt)):
             faulthandler.cancel_dump_traceback_later()
+
+
+def _moved_bytes():
+    """Bytes that this process has read and written so far, in files as in pipes."""
+    with open("/proc/self/io") as counters:
+        return sum(int(line.split()[1]) for line in counters if line.startswith(("rchar", "wchar")))
 
 
 @contextmanager

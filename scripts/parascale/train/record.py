@@ -164,7 +164,7 @@ def summarise(run, site, steps, attempts, facts):
     """The figures of a finished run that reports read.
 
     facts: validation_loss, best_validation_loss, best_step, test_loss, evaluated_tokens (or images), parameters,
-    peak_memory_bytes, bubble_measured, `telemetry.figures`, and for each metric of the task its validation_ and test_ figure.
+    peak_memory_bytes, memory ({part: bytes} of that rank), bubble_measured, `telemetry.figures`, and for each metric of the task its validation_ and test_ figure.
     """
     layout, unit = run.layout, run.workload.unit
     phases = Counter()
@@ -191,6 +191,7 @@ def summarise(run, site, steps, attempts, facts):
         "wall_seconds": wall_seconds,
         "rate": work / seconds,
         "train_loss": sum(last) / len(last),
+        "skipped_steps": sum(line["skipped"] for line in steps) if run.precision == "fp16" else None,
         **facts,
         "phases": dict(phases),
         # As a share of the whole, as it is measured.

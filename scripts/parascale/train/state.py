@@ -28,6 +28,7 @@ from parascale.settings import identity
 from parascale.store.keys import modules_of_run
 from parascale.store.trainings import Store
 from parascale.train import monitor
+from parascale.train.machine import Memory, distinct, read_machine
 from parascale.train.process import peak_memory
 from parascale.train.record import SCHEMA_VERSION, Recorder, summarise
 from parascale.train.take_over import continuation_of, take_over
@@ -36,8 +37,9 @@ from parascale.train.take_over import continuation_of, take_over
 class RunState:
     """Checkpoints, record and result of one run. Rank 0 writes the record; checkpoints are written by all."""
 
-    def __init__(self, job, model, optimizers):
-        self.job, self.model, self.optimizers = job, model, optimizers
+    def __init__(self, job, model, optimizers, alive):
+        """alive: called while the weights of the seed are made."""
+        self.job, self.model, self.optimizers, self.alive = job, model, optimizers, alive
         self.mesh = model.mesh
         self.lead = self.mesh.rank == 0
         self.record = Recorder(job.work)
@@ -47,6 +49,7 @@ class RunState:
         }
         asynchronous = job.run.workload.training.checkpoint_async
         self.saver = store.Saver(self.mesh, asynchronous, job.timeout_seconds)
+        self.memory = Memory(model.parts, self.mesh.device)
         self.waiting_seconds = [0.0, 0.0]  # bubble and total, for the mean over ranks
         self.last_checkpoint = time.monotonic()
         self.continued_code = None  # digest of the other code that began what we continue, where that is asked for
@@ -55,7 +58,8 @@ class RunState:
     # --- begin
 
     def begin(self, steps, outputs, excluded):
-        """Take the run over, continue from its newest whole checkpoint if there is one; returns the first step to do.
+        """Take the run over, and give the model the weights of its newest whole checkpoint if there is one, or those that it begins
+        with; returns the first step to do.
 
         None: another job has finished this training meanwhile, and it is published.
 
@@ -66,9 +70,12 @@ class RunState:
         if finished:
             return None
         self.parameters = self._count_parameters()
-        first_step = self._resume(steps) + 1
-        places = gather(self.mesh, (socket.gethostname(), os.getpid()))
-        self.hosts, self.processes = ([place[part] for place in places] for part in (0, 1))
+        reached = self._resume(steps)
+        self.model.initialise(self.job.run.seed, reached is not None, self.alive)
+        first_step = (reached or 0) + 1
+        places = gather(self.mesh, (socket.gethostname(), os.getpid(), read_machine(self.mesh.device)))
+        self.hosts, self.processes, machines = ([place[part] for place in places] for part in range(3))
+        self.machines = distinct(machines)
         if self.lead:
             allocation = dict(self.job.allocation or {})
             if self.continued_code:
@@ -123,7 +130,7 @@ class RunState:
         return int(held)
 
     def _resume(self, steps):
-        """Load the newest checkpoint that is whole, or the one of another run to start from; returns its step, else 0."""
+        """Load the newest checkpoint that is whole, or the one of another run to start from; returns its step, else None."""
         for folder in on_lead(self.mesh, lambda: store.whole_checkpoints(self.job.work / "checkpoints")):
             try:
                 # Before the model changes: without the best weights that it names, nobody could go on from a checkpoint.
@@ -137,7 +144,7 @@ class RunState:
                 continue
             self.facts = self.saved["evaluation"]
             return self.saved["step"]
-        return self._start_from(self.job.start, steps) if self.job.start is not None else 0
+        return self._start_from(self.job.start, steps) if self.job.start is not None else None
 
     def _start_from(self, folder, steps):
         """Take weights, optimizer state and place in the data from another run's checkpoint, but not its record."""
@@ -184,13 +191,15 @@ class RunState:
         minutes = self.job.run.workload.training.checkpoint_minutes
         return self.lead and minutes is not None and time.monotonic() - self.last_checkpoint > 60 * minutes
 
-    def checkpoint(self, step, line, due):
+    def checkpoint(self, step, line, due, loss_scale=None):
         """Save everything that a continuation needs, the step's own line too; returns what that line gains.
 
-        due: the step is still to be evaluated, by a continuation before anything else.
+        due: the step is still to be evaluated, by a continuation before anything else. loss_scale: LossScale of fp16.
         """
         started = time.perf_counter()
         more = {"line": line, "due": due}
+        if loss_scale is not None:
+            more["loss_scale"] = loss_scale.state
         if self.lead:
             self.record.sync()
             more |= {"recorded": self.record.kept(), "continuation": self.continuation}
@@ -240,14 +249,15 @@ class RunState:
         """
         self.saver.wait()
         waited = torch.tensor(self.waiting_seconds, dtype=torch.float64, device=self.mesh.device)
-        peak = torch.tensor([peak_memory(self.mesh.device)], dtype=torch.int64, device=self.mesh.device)
         if self.mesh.devices is not None:
             dist.all_reduce(waited)
-            dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+        own = peak_memory(self.mesh.device)
+        taken = gather(self.mesh, (own, self.memory.parts(self.optimizers, own)))
         if not self.lead:
             return
         bubble = (waited[0] / waited[1]).item() if self.model.pipeline is not None else None
-        facts = {"parameters": self.parameters, "peak_memory_bytes": int(peak), "bubble_measured": bubble}
+        peak, parts = max(taken, key=lambda rank: rank[0])
+        facts = {"parameters": self.parameters, "peak_memory_bytes": peak, "memory": parts, "bubble_measured": bubble}
         self.record.end("finished")
         kept, output, key = Store(self.job.store), self.job.output, self.job.key
         with kept.keeping(key, f"{output.parent.name}/{output.name}") as folder:
@@ -273,6 +283,7 @@ class RunState:
             "vocabulary": self.outputs,
             "excluded": self.excluded,
             "hosts": self.hosts,
+            "machines": self.machines,
             "job_ids": sorted({attempt["job_id"] for attempt in attempts if attempt["job_id"]}),
             "attempts": attempts,
         }

@@ -1,5 +1,6 @@
 """One optimizer step of a ParallelModel: share of the samples in, new weights out."""
 
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parascale.data.sampler import share
 from parascale.families.dropout import Draws
-from parascale.train.loss import all_reduce, computation_context, count_targets
-from parascale.train.optim import clip, finish_gradients, squared_norm
+from parascale.train.loss import LossScale, all_reduce, computation_context, count_targets
+from parascale.train.optim import clip, finish_gradients, squared_norm, unscale
 
 
 class Figures:
@@ -38,11 +39,13 @@ class StepResult:
 
     figures: norm of the whole gradient, mean loss, and number of targets of all ranks that it is the mean of.
     stop, save: whether any process wants to stop, or a checkpoint saved, after this step.
+    loss_scale: the factor that the loss had, in fp16; there a step whose norm is no number is skipped.
     """
 
     figures: Figures
     stop: bool
     save: bool
+    loss_scale: float | None = None
 
     def read(self):
         """(norm of the gradient, loss, targets); waits until the step is done."""
@@ -67,9 +70,10 @@ class Stepper:
     def __init__(self, run, model, optimizers, loss, clock):
         self.run, self.model, self.optimizers, self.loss, self.clock = run, model, optimizers, loss, clock
         self.mesh = model.mesh
-        self.computation = partial(computation_context, run, self.mesh.device.type)
+        self.computation = partial(computation_context, run, model)
         self.draws = make_draws(run, model)
         self.number = 0
+        self.scale = LossScale() if run.precision == "fp16" else None
         self.clip_norm = run.workload.optim.clip_norm
         self.counts = self.mesh.coordinate("tp") == 0 and self.mesh.coordinate("pp") == 0
         self.reports = self.mesh.coordinate("tp") == 0 and model.has_loss
@@ -84,17 +88,20 @@ class Stepper:
         stop, save: what this process wants to happen after the step; the result says whether any process does.
         """
         targets, agreed = self.agree(batches, stop, save)
-        self.loss.targets = targets
+        factor = self.scale.value if self.scale is not None else None
+        self.loss.targets = targets if factor is None else targets / factor
         local_loss = self._forward_backward(batches)
         with self.clock.phase("communication"):
             finish_gradients(self.model)
             figures = self.report(local_loss, targets)
         with self.clock.phase("optimizer"):
-            clip(self.model, figures[0], self.clip_norm)
+            if factor is None or self._unscaled(factor, figures[0]):
+                clip(self.model, figures[0], self.clip_norm)
+                for optimizer in self.optimizers:
+                    optimizer.step()
             for optimizer in self.optimizers:
-                optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-        return self.result(figures, agreed, stop, save)
+        return self.result(figures, agreed, stop, save, factor)
 
     def agree(self, batches, stop, save):
         """The divisor of the loss, and how many processes want to stop and to save, as Figures: one small sum over all ranks.
@@ -110,15 +117,23 @@ class Stepper:
             agreed = all_reduce(torch.cat([(local * self.counts).reshape(1), wishes]), self.mesh)
             return local if self.run.average_every else agreed[0], Figures(agreed[1:])
 
+    def _unscaled(self, factor, norm):
+        """Divide the gradient by the factor of the loss, unless it is no number: then the step is to be skipped. The host waits."""
+        finite = math.isfinite(norm.item())
+        if finite:
+            unscale(self.model, factor)
+        self.scale.update(finite)
+        return finite
+
     @staticmethod
-    def result(figures, agreed, stop, save):
+    def result(figures, agreed, stop, save, loss_scale=None):
         """The StepResult of what `report` and `agree` returned and of what this process wants, when all of the step is started.
 
         That is the one time that the host waits: a GPU comes to the agreement long before it is done with the step.
         """
         figures = Figures(figures)
         wishes = (stop, save) if agreed is None else (number > 0 for number in agreed.read())
-        return StepResult(figures, *wishes)
+        return StepResult(figures, *wishes, loss_scale)
 
     def _forward_backward(self, batches):
         """Gradients of all parts of the batch, added up; returns this rank's part of the mean loss, on the device."""
@@ -156,6 +171,8 @@ class Stepper:
         # Every rank knows the global count, unless ranks train apart.
         all_reduce(values[1:] if self.run.average_every else values[:2], self.mesh)
         values[0].sqrt_()
+        if self.scale is not None:
+            values[:2] /= self.scale.value
         return values
 
     @torch.no_grad()

@@ -5,6 +5,7 @@ average before they project, and last norms of blocks that begin at zero. With `
 xresnet50: 25,576,264 parameters for 1,000 classes. Dimensions: B batch, C channels, H height, W width, K classes.
 """
 
+import math
 from typing import ClassVar
 
 import torch
@@ -13,19 +14,17 @@ from torch import nn
 EXPANSION = 4  # channels of a block's output over those of its 3 × 3 convolution
 GROUPS = 32  # of a group norm (Wu and He 2018, arXiv:1803.08494), where there are as many channels
 # Mean and deviation of ImageNet's pixels, by channel, of 255.
-MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+PIXELS = {"mean": (123.675, 116.28, 103.53), "deviation": (58.395, 57.12, 57.375)}
 
 
 class Convolution(nn.Module):
-    """A convolution and its norm, perhaps with a ReLU. zero: the norm begins with weights of zero."""
+    """A convolution and its norm, perhaps with a ReLU."""
 
-    def __init__(self, settings, inputs, outputs, size, stride=1, activation=True, zero=False):
+    def __init__(self, settings, inputs, outputs, size, stride=1, activation=True):
         super().__init__()
         self.convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
         self.norm = _make_norm(settings, outputs)
         self.activation = nn.ReLU() if activation else None
-        nn.init.kaiming_normal_(self.convolution.weight)
-        nn.init.constant_(self.norm.weight, 0.0 if zero else 1.0)
 
     def forward(self, images_BCHW):
         images_BCHW = self.norm(self.convolution(images_BCHW))
@@ -40,7 +39,7 @@ class Bottleneck(nn.Module):
         outputs = EXPANSION * width
         self.reduce = Convolution(settings, inputs, width, 1)
         self.convolve = Convolution(settings, width, width, 3, stride)
-        self.expand = Convolution(settings, width, outputs, 1, activation=False, zero=True)
+        self.expand = Convolution(settings, width, outputs, 1, activation=False)
         # At an odd size the last row is averaged too, so that both ways end in the same size.
         self.average = nn.AvgPool2d(2, ceil_mode=True) if stride > 1 else None
         self.project = Convolution(settings, inputs, outputs, 1, activation=False) if inputs != outputs else None
@@ -62,7 +61,7 @@ class XResNet(nn.Module):
         """size: pixels of a side; any from 32 on will do."""
         super().__init__()
         # Not part of the weights: no checkpoint holds them.
-        for name, values in (("mean", MEAN), ("deviation", DEVIATION)):
+        for name, values in PIXELS.items():
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(3, 1, 1), persistent=False)
         width = settings.dim
         channels = (3, width // 2, width // 2, width)
@@ -86,6 +85,20 @@ class XResNet(nn.Module):
         images_BCHW = ((pixels_BCHW - self.mean) / self.deviation).to(kind, memory_format=torch.channels_last)
         images_BCHW = self.stages(self.pool(self.stem(images_BCHW)))
         return self.head(images_BCHW.mean((2, 3)))
+
+    def initialise_parameter(self, name, shard):
+        """Fill this rank's part of a parameter or buffer: convolutions after He et al. 2015, arXiv:1502.01852, the last layer as torch
+        fills one."""
+        if name in PIXELS:
+            shard.copy_(torch.tensor(PIXELS[name]).view(3, 1, 1))
+        elif name.startswith("head"):
+            shard.uniform_(self.head.in_features**-0.5)
+        elif name.endswith("convolution.weight"):
+            shard.normal_(math.sqrt(2 / math.prod(shard.shape[1:])))
+        elif name.endswith(("norm.weight", "running_var")):
+            shard.fill_(0.0 if name.endswith("expand.norm.weight") else 1.0)
+        else:
+            shard.fill_(0)
 
 
 def _make_norm(settings, channels):

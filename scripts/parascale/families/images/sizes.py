@@ -67,7 +67,7 @@ class ImageSizes(Sizes):
         if model.norm == "batch":
             convolutions = [*self.stem, *(each for block in self.blocks for each in block)]
             self.norms, self.statistics = len(convolutions), sum(2 * each.outputs for each in convolutions)
-        self.block_whole = self.cast = sum(elements) / self.layers
+        self.block_whole = sum(elements) / self.layers
         self.unit = max(elements) / self.block_whole
         self.embedding_whole = sum(each.parameters for each in self.stem)
         self.head = classes * (inputs + 1)
@@ -108,10 +108,9 @@ class ImageSizes(Sizes):
         return 4 * batch.samples * largest * batch.compute
 
     def ends_bytes(self, batch):
-        """The image, the stem, and max pooling; under autocast the stem's weights too."""
+        """The image, the stem, and max pooling."""
         kept = sum(each.kept for each in self.stem) + self.pooled + self.pixels
-        copies = self.embedding_whole * batch.compute if batch.autocast else 0
-        return batch.samples * (kept * batch.compute + self.pooled * INDEX_BYTES) + copies
+        return batch.samples * (kept * batch.compute + self.pooled * INDEX_BYTES)
 
     def logits_bytes(self, batch, loss_parallel):
         """Of each image."""

@@ -6,6 +6,7 @@ KINDS = {
     "transformer_lm": Kind(
         task="language_model",
         usual=True,
+        compiled=True,
         settings="settings:TransformerLM",
         degrees=("fsdp", "tp", "pp"),
         model="modules:TransformerLM",

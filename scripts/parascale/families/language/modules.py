@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from parascale.families.dropout import Dropout
+from parascale.families.head import Head
 from parascale.families.kind import PipelinePlan
 
 ROTARY_BASE = 10_000.0
@@ -171,7 +172,7 @@ class TransformerLM(nn.Module):
         self.embedding = Embedding(settings, vocabulary, window)
         self.blocks = nn.ModuleDict({str(index): Block(settings) for index in range(settings.layers)})
         self.norm = make_norm(settings) if settings.pre_norm else None
-        self.head = nn.Linear(settings.dim, vocabulary, bias=False)
+        self.head = Head(settings.dim, vocabulary)
         if settings.tied:
             self.head.weight = self.embedding.tokens.weight
 
@@ -183,20 +184,20 @@ class TransformerLM(nn.Module):
             hidden_BTD = self.norm(hidden_BTD)
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
 
-    def initialise_parameter(self, name, tensor, generator):
-        """Fill one whole parameter."""
-        initialise_as_gpt2(name, tensor, generator, 2 * self.layers)
+    def initialise_parameter(self, name, shard):
+        """Fill this rank's part of a parameter."""
+        initialise_as_gpt2(name, shard, 2 * self.layers)
 
 
-def initialise_as_gpt2(name, tensor, generator, sublayers):
+def initialise_as_gpt2(name, shard, sublayers):
     """Fill a parameter: normal(0, 0.02), smaller by √sublayers where it adds to the residual stream (Radford et al. 2019)."""
     if name.endswith("bias"):
-        tensor.zero_()
+        shard.fill_(0.0)
     elif "norm" in name:
-        tensor.fill_(1.0)
+        shard.fill_(1.0)
     else:
         into_residual = name.endswith(("attention.o.weight", "feed_forward.down.weight"))
-        tensor.normal_(0.0, 0.02 / math.sqrt(sublayers) if into_residual else 0.02, generator=generator)
+        shard.normal_(0.02 / math.sqrt(sublayers) if into_residual else 0.02)
 
 
 def make_norm(settings):

@@ -8,7 +8,7 @@ layers count. With dropout attention is not fused, on no device: its weights are
 
 from dataclasses import dataclass
 
-from parascale.families.sizes import Operations, Product, Sizes, share
+from parascale.families.sizes import LossBytes, Operations, Product, Sizes, chunk_tokens, padded, share
 
 STATISTIC_BYTES = 4  # norms and attention keep their statistics in fp32
 # Of a dropped element: its hash is seven operations on 32-bit integers, each of which reads and writes; compiled its mask is left.
@@ -82,7 +82,7 @@ def attention_bytes(model, batch, tokens, sources, places):
     """
     heads, keys, statistics = tokens * model.heads // batch.tp, kv_width(model), STATISTIC_BYTES
     if model.dropout:
-        keys, statistics = model.dim, places * (_weight_bytes(batch) + 1 + batch.compute)
+        keys, statistics = model.dim, places * (batch.compute + 1 + batch.compute)
     return 2 * (tokens * model.dim + sources * keys) // batch.tp * batch.compute + heads * statistics
 
 
@@ -94,7 +94,7 @@ def attention_operations(model, batch, tokens, places, causal, fused):
         return Operations(attention=4 * rows * places * width * (0.5 if causal else 1.0), element=batch.compute)
     products = Product(rows, width, places), Product(rows, places, width)
     # Masked, softmax, dropped: 8 accesses to each weight and 9 in the backward pass, compiled 3 and 3.
-    moved = rows * places * (2 if fused else 6) * _weight_bytes(batch)
+    moved = rows * places * (2 if fused else 6) * batch.compute
     drawn = rows * places * (MASK_BYTES if fused else HASH_BYTES)
     return Operations(products, 0.0, moved, 3 if fused else 6 + HASH_KERNELS, batch.compute, drawn)
 
@@ -105,12 +105,7 @@ def sublayer_operations(model, batch, stream, fused):
     drawn = (MASK_BYTES if fused else HASH_BYTES) if model.dropout else 0
     kernels = HASH_KERNELS if model.dropout and not fused else 0
     elements = stream * model.dim
-    return Operations((), 0.0, elements * accesses * batch.residual, kernels, batch.compute, elements * drawn)
-
-
-def _weight_bytes(batch):
-    """Of an attention weight where it is explicit: autocast has softmax in fp32 on GPUs."""
-    return 4 if batch.autocast and batch.device != "cpu" else batch.compute
+    return Operations((), 0.0, elements * accesses * batch.compute, kernels, batch.compute, elements * drawn)
 
 
 class TransformerSizes(Sizes):
@@ -124,7 +119,6 @@ class TransformerSizes(Sizes):
         self.embedding_whole = window * model.dim if model.position == "learned" else 0
         self.block_split, whole = split_and_whole(matrices)
         self.block_whole = whole + 2 * norm
-        self.cast = self.block_split + whole
         self.norm = norm if model.pre_norm else 0
         self.block_flops = window * (2 * sum(matrix.weights for matrix in matrices) + 4 * window * model.dim)
         self.ends_flops = 2 * self.head * window
@@ -144,10 +138,8 @@ class TransformerSizes(Sizes):
         inner = model.hidden_width * ((3 if fused else 5) if gated else 2)
         turned = (model.dim + kv_width(model)) * (2 if fused else 8) if rotary else 0
         moved = tokens * (inner + turned + 4 * model.dim) // batch.tp * batch.compute
-        if batch.autocast:
-            moved += self.stream(batch) * model.dim * 4 * (batch.compute + batch.residual)
         products = products_of(block_matrices(model), tokens, batch.tp)
-        others = 8 + 3 * gated + 8 * rotary + 6 * batch.autocast
+        others = 8 + 3 * gated + 8 * rotary
         layers = Operations(products, 0.0, moved, len(products) + (4 if fused else others), batch.compute)
         sublayer = sublayer_operations(model, batch, self.stream(batch), fused)
         attention = attention_operations(model, batch, tokens, self.window, self.causal, fused)
@@ -157,14 +149,14 @@ class TransformerSizes(Sizes):
         """Output layer and loss: eager, the logits are copied to fp32, and read and written for logarithms and gradients."""
         tokens, width = self.tokens(batch), self.vocabulary / batch.tp
         element = 2 * batch.compute if fused else batch.compute + 8
-        moved = tokens * width * element + 6 * self.stream(batch) * self.model.dim * batch.residual
+        moved = tokens * width * element + 6 * self.stream(batch) * self.model.dim * batch.compute
         return Operations((Product(tokens, self.model.dim, width),), 0.0, moved, 6 if fused else 12, batch.compute)
 
     def block_bytes(self, batch):
         """Its norms, inputs of products, attention, and feed-forward layer."""
         model, tokens, tp = self.model, self.tokens(batch), batch.tp
         gated = model.activation == "swiglu"
-        products = (3 + (2 if gated else 1) if batch.autocast else 2) * tokens * model.dim * batch.compute
+        products = 2 * tokens * model.dim * batch.compute
         attention = attention_bytes(model, batch, tokens, tokens, self.window)
         if model.position == "rotary":
             attention += 4 * self.window * (model.dim // model.heads) * batch.compute
@@ -174,27 +166,27 @@ class TransformerSizes(Sizes):
 
     def norm_bytes(self, batch):
         """Kept by one norm: its input and statistics. On CPUs RMSNorm is not one kernel: input and result are kept in fp32."""
-        element, statistics = batch.residual, 2
+        element, statistics = batch.compute, 2
         if self.model.norm == "rms":
-            element, statistics = 2 * max(4, batch.residual) if batch.device == "cpu" else batch.residual, 1
+            element, statistics = 2 * max(4, batch.compute) if batch.device == "cpu" else batch.compute, 1
         return self.stream(batch) * (self.model.dim * element + statistics * STATISTIC_BYTES)
 
     def boundary_bytes(self, batch):
         """The residual stream."""
-        return self.stream(batch) * self.model.dim * batch.residual
+        return self.stream(batch) * self.model.dim * batch.compute
 
     def working_bytes(self, batch):
         """Of its feed-forward layer and the stream, or of explicit attention weights, or what drawing their masks takes beside."""
         inner = self.tokens(batch) * (self.model.hidden_width // batch.tp + self.model.dim) * batch.compute
         weights = self.tokens(batch) * self.window * self.model.heads // batch.tp if self.model.dropout else 0
-        return max(inner, weights * max(_weight_bytes(batch), 7 - batch.compute)) + self.boundary_bytes(batch)
+        return max(inner, weights * max(batch.compute, 7 - batch.compute)) + self.boundary_bytes(batch)
 
     def forward_bytes(self, batch):
         """The stream, its norm, and the feed-forward layer: what its activation takes and gives, or gate, up and product."""
         inner = (
             (3 if self.model.activation == "swiglu" else 2) * self.tokens(batch) * self.model.hidden_width // batch.tp
         )
-        return self.boundary_bytes(batch) + self.tokens(batch) * self.model.dim * batch.residual + inner * batch.compute
+        return self.boundary_bytes(batch) + (self.tokens(batch) * self.model.dim + inner) * batch.compute
 
     def ends_bytes(self, batch):
         """The last norm's, and the output layer's input."""
@@ -204,6 +196,20 @@ class TransformerSizes(Sizes):
         """Of each token, over the vocabulary or a rank's part of it."""
         width = share(self.vocabulary, batch.tp) if loss_parallel else self.vocabulary
         return self.tokens(batch) * width * max(4, batch.compute)
+
+    def loss_bytes(self, batch):
+        """`parascale.families.head`: the logits of a chunk and their copy in fp32, or their gradient and that of the matrix."""
+        tokens, compute, dim = self.tokens(batch), batch.compute, self.model.dim
+        entries = share(self.vocabulary, batch.tp)
+        rows, exact = padded(entries), max(4, compute)
+        chunk, matrix = chunk_tokens(tokens, rows), rows * dim
+        logits, several = chunk * rows * compute, chunk < tokens
+        hidden = tokens * dim * compute + (matrix * compute if rows != entries else 0)
+        scored = logits + (chunk * rows * 4 if compute < 4 else 0)
+        kept = matrix * (exact if several else compute)
+        summed = kept if several else 0
+        making = hidden + summed + max(scored, logits + matrix * compute)
+        return LossBytes(making, hidden + scored, kept, entries * dim * kept / matrix, self.split_bytes(batch))
 
     def split_bytes(self, batch):
         """The whole residual stream, as products take it."""

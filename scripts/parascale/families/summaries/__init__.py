@@ -6,6 +6,7 @@ KINDS = {
     "encoder_decoder": Kind(
         task="summarisation",
         usual=True,
+        compiled=True,
         settings="settings:EncoderDecoder",
         builds_on=("language",),
         degrees=("fsdp", "tp"),

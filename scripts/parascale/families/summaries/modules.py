@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from parascale.families.dropout import Dropout
+from parascale.families.head import Head
 from parascale.families.language.modules import Attention, Block, Embedding, initialise_as_gpt2, make_norm
 
 
@@ -74,7 +75,7 @@ class EncoderDecoder(nn.Module):
         self.layers = settings.layers
         self.encoder = Stack(settings, vocabulary, window, lambda: Block(settings, causal=False))
         self.decoder = Stack(settings, vocabulary, summary_window, lambda: DecoderBlock(settings))
-        self.head = nn.Linear(settings.dim, vocabulary, bias=False)
+        self.head = Head(settings.dim, vocabulary)
         if settings.tied:
             self.decoder.embedding.tokens.weight = self.encoder.embedding.tokens.weight
             self.head.weight = self.encoder.embedding.tokens.weight
@@ -90,6 +91,6 @@ class EncoderDecoder(nn.Module):
         """Logits (B, T, V) of what follows each place of a summary."""
         return self.head(self.decoder(summaries_BT, memory_BSD, mask_BS))
 
-    def initialise_parameter(self, name, tensor, generator):
-        """Fill one whole parameter."""
-        initialise_as_gpt2(name, tensor, generator, (2 if name.startswith("encoder") else 3) * self.layers)
+    def initialise_parameter(self, name, shard):
+        """Fill this rank's part of a parameter."""
+        initialise_as_gpt2(name, shard, (2 if name.startswith("encoder") else 3) * self.layers)

@@ -76,12 +76,12 @@ class PretrainedSummariser(nn.Module):
         )
         return found.logits
 
-    def initialise_parameter(self, name, tensor, generator):
-        """Fill one whole parameter or buffer from the folder; nothing is drawn. Raises DataError where it does not fit."""
+    def initialise_parameter(self, name, shard):
+        """Fill this rank's part of a parameter or buffer from the folder; nothing is drawn. Raises DataError where it does not fit."""
         name = name.removeprefix(PREFIX)
         stored = self._stored(name)
         if stored is None and name == "final_logits_bias":  # BART's is zero, and not every folder stores it
-            tensor.zero_()
+            shard.fill_(0.0)
             return
         if stored is None:
             raise DataError(f"{self._pretrained.folder}: its weights lack `{name}`; fetch the folder again")
@@ -93,11 +93,11 @@ class PretrainedSummariser(nn.Module):
                     f"{self._pretrained.folder}: `{name}` has {stored.shape[axis]:,} entries, but its tokenizer {len(order):,}"
                 )
             stored = stored.index_select(axis, order)
-        if stored.shape != tensor.shape:
+        if stored.shape != shard.shape:
             raise DataError(
-                f"{self._pretrained.folder}: `{name}` is {list(stored.shape)}, but after its {CONFIG} {list(tensor.shape)}"
+                f"{self._pretrained.folder}: `{name}` is {list(stored.shape)}, but after its {CONFIG} {list(shard.shape)}"
             )
-        tensor.copy_(stored)
+        shard.copy_(stored)
 
     def _stored(self, name):
         """The tensor that the folder has for a parameter, or None."""

@@ -29,7 +29,6 @@ class EncoderDecoderSizes(Sizes):
         split, whole = split_and_whole(across)
         self.block_split = 2 * encoder.block_split + split
         self.block_whole = 2 * encoder.block_whole + whole + norm_elements(model)
-        self.cast = 2 * encoder.cast + split + whole
         self.norm, self.head = 2 * encoder.norm, encoder.head
         self.unit = 1 - encoder.block / self.block
         query, key, value, result = (2 * matrix.weights for matrix in across)
@@ -56,10 +55,9 @@ class EncoderDecoderSizes(Sizes):
         """Of both halves, and of the attention across: its norm, query, keys, values and result. The memory comes extra."""
         documents, summaries = (half.tokens(batch) for half in self.halves)
         dim = self.model.dim
-        inputs = (2 * summaries + 2 * documents if batch.autocast else summaries) * dim
         mixed = attention_bytes(self.model, batch, summaries, documents, self.halves[0].window)
         masks = self.halves[1].stream(batch) * dim if self.model.dropout else 0
-        across = self.halves[1].norm_bytes(batch) + inputs * batch.compute + mixed + masks
+        across = self.halves[1].norm_bytes(batch) + summaries * dim * batch.compute + mixed + masks
         return sum(half.block_bytes(batch) for half in self.halves) + across
 
     def boundary_bytes(self, batch):
@@ -81,6 +79,10 @@ class EncoderDecoderSizes(Sizes):
     def logits_bytes(self, batch, loss_parallel):
         """Of the summaries."""
         return self.halves[1].logits_bytes(batch, loss_parallel)
+
+    def loss_bytes(self, batch):
+        """Of the summaries."""
+        return self.halves[1].loss_bytes(batch)
 
     def split_bytes(self, batch):
         """The stream of the documents."""

@@ -1,0 +1,249 @@
+"""Parts of the check that train: layouts at full shapes, compiling, a bare loop, resuming. Rows are what the page shows."""
+
+import gc
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from parascale.evaluation.task import EmptySamples, empty_batch
+from parascale.families.build import build_model, initialise
+from parascale.parallel import make_mesh, parallelize
+from parascale.parallel.precision import set_arithmetic
+from parascale.plan.facts import DataFacts, data_facts
+from parascale.plan.predict import predict
+from parascale.plan.rates import gpu_kind
+from parascale.settings import load_project_file
+from parascale.settings.project import load_site
+from parascale.train.clock import Clock
+from parascale.train.loss import GlobalLoss, evaluate
+from parascale.train.optim import make_optimizers
+from parascale.train.step import Stepper
+
+ROOT = Path(__file__).parents[3]
+TIMEOUT_SECONDS = 120.0
+VOCABULARY = 4000  # of a workload that does not say what it expects
+WARM_UP = 3
+BATCHES = {"gpt2": 16, "llama": 4}  # samples of a step beside a bare loop, which fit any GPU
+
+
+def project(tiny):
+    """The project whose runs are tried: JURECA's, or this machine's."""
+    return load_project_file(ROOT / "config" / ("config.yaml" if tiny else "jureca.yaml"), bases=[ROOT / "config"])
+
+
+def layouts(tiny, ranks):
+    """Processes → names of the runs that train in a layout of that many on one node: each workload and layout once."""
+    groups, seen = {}, set()
+    for run in project(tiny).runs.values():
+        shape = run.workload.name, repr(replace(run.layout, gpus_per_node=1, idle_gpus=0)), run.precision
+        size = run.layout.world_size
+        if run.engine == "native" and run.layout.nodes == 1 and size <= ranks and shape not in seen:
+            seen.add(shape)
+            groups.setdefault(size, []).append(run.run)
+    return groups
+
+
+def site_of(place):
+    """A Site that stands for this machine: the rates of a shipped one with GPUs of its kind, and its own GPUs' memory."""
+    shipped = project(place.tiny)
+    if place.device.type == "cpu":
+        return shipped.site
+    found = torch.cuda.get_device_properties(place.device)
+    here = {"gpu": found.name, "gpu_memory_gb": found.total_memory / 1e9, "gpus_per_node": torch.cuda.device_count()}
+    sites = [load_site(shipped.config, path.stem) for path in sorted((ROOT / "config/sites").glob("*.yaml"))]
+    kind = gpu_kind(replace(shipped.site, **here))
+    like = next((site for site in sites if site.device == "cuda" and gpu_kind(site) == kind), shipped.site)
+    return replace(like, **here)
+
+
+def training_of(place, run):
+    """(Stepper, batches of one step, DataFacts) of a run, with random data, on this process."""
+    facts = facts_here(run)
+    set_arithmetic(run)
+    mesh = make_mesh(run.layout, place.device, TIMEOUT_SECONDS)
+    loss, clock = GlobalLoss(run.workload.training.label_smoothing), Clock(place.device)
+    build = partial(build_model, run.workload.model, facts.vocabulary, *run.workload.sizes)
+    model = parallelize(build, run, mesh, loss, clock, TIMEOUT_SECONDS)
+    model.initialise(run.seed, False, lambda: None)
+    stepper = Stepper(run, model, make_optimizers(model, run.workload.optim), loss, clock)
+    return stepper, batches_of(run, facts.vocabulary, mesh), facts
+
+
+def facts_here(run):
+    """What a plan must know of the data, which is not there: what the workload expects, or something."""
+    facts = data_facts(run)
+    return DataFacts(facts.vocabulary or VOCABULARY, facts.train_samples or 10_000, facts.validation_samples or 1_000)
+
+
+def batches_of(run, vocabulary, mesh):
+    """This rank's parts of one step, of random tokens or pixels: the ranks that see the same samples have the same."""
+    generator = np.random.default_rng(mesh.data_rank)
+    samples = run.micro_batch * run.layout.micro_batches
+
+    def filled(array):
+        highest = {np.dtype(bool): 0, np.dtype(np.uint8): 256}.get(array.dtype, vocabulary)
+        return array if not highest else generator.integers(0, highest, array.shape, array.dtype)
+
+    parts = [map(filled, empty_batch(run.workload, samples)) for _ in range(run.workload.training.accumulate)]
+    return [tuple(torch.from_numpy(array).to(mesh.device) for array in part) for part in parts]
+
+
+def timed(place, step, steps):
+    """(seconds of a step, peak bytes of a GPU or None, what the first step gave) of `steps` calls, after some to warm up."""
+    first = step(1)
+    for number in range(2, WARM_UP + 1):
+        step(number)
+    place.synchronize()
+    started = time.perf_counter()
+    for number in range(WARM_UP + 1, WARM_UP + 1 + steps):
+        step(number)
+    place.synchronize()
+    return (time.perf_counter() - started) / steps, peak(place), first
+
+
+def peak(place):
+    """The most bytes that torch has allocated on this GPU since `forget`; None on a CPU."""
+    return torch.cuda.max_memory_allocated(place.device) if place.device.type == "cuda" else None
+
+
+def forget(place):
+    """Give memory back, and count its peak anew."""
+    gc.collect()
+    if place.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(place.device)
+
+
+def our_step(stepper, batches):
+    """Function of a step's number → (norm, loss, targets)."""
+
+    def step(number):
+        stepper.begin(number)
+        return stepper.step(batches).read()
+
+    return step
+
+
+def try_layouts(place):
+    """A step and an evaluation of each run, with the plan's figures beside."""
+    runs, site = project(place.tiny).runs, site_of(place)
+    for name in place.names:
+        forget(place)
+        place.report(_layout_row(place, runs[name], site))
+
+
+def _layout_row(place, run, site):
+    foretold = predict(run, site, facts=facts_here(run), remedy=False)
+    if foretold.fits == "does not fit":
+        return {"run": run.run, "strategy": run.strategy, "fits": foretold.fits}
+    stepper, batches, _ = training_of(place, run)
+    seconds, used, (norm, loss, targets) = timed(place, our_step(stepper, batches), 1 if place.tiny else 5)
+    assert np.isfinite(norm) and np.isfinite(loss), f"{run.run}: loss {loss}, norm {norm}"
+    forget(place)
+    started = time.perf_counter()
+    evaluate(run, stepper.model, EmptySamples(run))
+    place.synchronize()
+    parts = foretold.memory or {}
+    planned = sum(size for name, size in parts.items() if name not in ("libraries", "communicators"))
+    return {
+        "run": run.run,
+        "strategy": run.strategy,
+        "loss": loss,
+        **_rates(run, site, foretold, seconds, targets),
+        "step s": seconds,
+        "foretold s": foretold.step_seconds,
+        "evaluation s": time.perf_counter() - started,
+        "peak GB": used and used / 1e9,
+        "evaluation GB": used and peak(place) / 1e9,
+        "foretold GB": planned / 1e9 if parts else None,
+    }
+
+
+def _rates(run, site, foretold, seconds, targets):
+    flops = (foretold.flops_per_token or 0) * targets / seconds / run.layout.world_size
+    reached = site.peak_tflops.get(run.precision)
+    return {"targets/s": targets / seconds, "MFU": flops / (reached * 1e12) if reached else None}
+
+
+def single(place, kind):
+    """A run of one process at full shapes: of `gpt2` or `llama`; a tiny one where that is wanted."""
+    runs = project(place.tiny).runs
+    run = runs["single"] if place.tiny else runs["gpt2-1" if kind == "gpt2" else "llama-1b-fsdp-4"]
+    batch = 4 if place.tiny else BATCHES[kind]
+    training = replace(run.workload.training, global_batch=batch, accumulate=1)
+    layout = replace(run.layout, gpus_per_node=1, fsdp=1)
+    return replace(run, layout=layout, workload=replace(run.workload, training=training))
+
+
+def compiled_against_eager(place):
+    """The same steps with and without `compile`: their first losses agree."""
+    run = single(place, "gpt2")
+    losses = []
+    for compiled in (False, True):
+        forget(place)
+        variant = replace(run, layout=replace(run.layout, compile=compiled))
+        stepper, batches, _ = training_of(place, variant)
+        started = time.perf_counter()
+        seconds, used, (_, loss, _) = timed(place, our_step(stepper, batches), 2 if place.tiny else 20)
+        losses.append(loss)
+        place.report(
+            {"compiled": compiled, "step s": seconds, "all s": time.perf_counter() - started, "peak GB": used and used / 1e9, "loss": loss}
+        )  # fmt: skip
+    assert abs(losses[1] - losses[0]) < 1e-2 * abs(losses[0]), f"losses {losses}"
+
+
+def against_a_bare_loop(place):
+    """Ours and what anyone would write by hand, of the same weights and batches."""
+    site = site_of(place)
+    for kind in BATCHES:
+        run, rows = single(place, kind), {}
+        for loop in ("ours", "bare"):
+            forget(place)
+            stepper, batches, facts = training_of(place, run)
+            step = our_step(stepper, batches) if loop == "ours" else bare(place, run, facts.vocabulary, batches)
+            foretold = predict(run, site, facts=facts_here(run), remedy=False)
+            del stepper
+            forget(place)
+            seconds, used, (norm, loss, targets) = timed(place, step, 2 if place.tiny else 30)
+            rows[loop] = {"model": run.workload.name, "loop": loop, "loss": loss, "norm": norm, "step s": seconds}
+            rows[loop] |= {**_rates(run, site, foretold, seconds, targets), "peak GB": used and used / 1e9}
+            del step
+        ours, theirs = rows["ours"], rows["bare"]
+        ratios = {key: ours[key] / theirs[key] for key in ("targets/s", "MFU", "peak GB") if ours[key] and theirs[key]}
+        for row in (ours, theirs, {"model": run.workload.name, "loop": "ours / bare", **ratios}):
+            place.report(row)
+        assert abs(ours["loss"] - theirs["loss"]) < 1e-2 * theirs["loss"], f"{run.workload.name}: other losses"
+
+
+def bare(place, run, vocabulary, batches):
+    """Function of a step's number → (norm, loss, targets): a plain PyTorch loop of the run's model and optimizer."""
+    build = partial(build_model, run.workload.model, vocabulary, *run.workload.sizes)
+    model, optim = build().to(place.device), run.workload.optim
+    initialise(model, build, run.seed, {})
+    for block in model.blocks.values():
+        if run.layout.activation_checkpointing:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        if run.layout.compile:
+            block.compile()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), optim.lr, tuple(optim.betas), optim.eps, optim.weight_decay, fused=True
+    )
+    [(tokens, labels)] = batches
+
+    def step(number):
+        with torch.autocast(place.device.type, torch.bfloat16, enabled=run.precision == "bf16"):
+            logits = model(tokens)
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm or float("inf"))
+        optimizer.step()
+        optimizer.zero_grad()
+        return norm.item(), loss.item(), labels.numel()
+
+    return step

@@ -1,0 +1,85 @@
+"""What this machine's processors do in 10 to 30 seconds: matrix products, starts of operations, and messages.
+
+Each figure is the best of many short passes, which a neighbour on the machine disturbs least. One process computes alone; then two
+tell each other a number over gloo. Passes over memory, and large collectives, are not among them: they differed by 1.7 and 2.5 from one
+measurement of a busy machine to the next.
+"""
+
+import math
+import os
+import time
+
+import torch
+from torch import distributed as dist
+from torch import multiprocessing
+
+ROWS, INNER, OUTPUTS = 512, 128, 512  # a product of a small Transformer's
+RANKS = 2  # that talk
+PASS_SECONDS = 2e-3
+
+
+def measure(seconds=6.0):
+    """{what: figure} of this machine; that of messages where it has two cores."""
+    context, each = multiprocessing.get_context("spawn"), seconds / 3
+    with context.Pool(1) as pool:
+        found = pool.apply(_alone, (each,))
+    if (os.cpu_count() or 1) < RANKS:
+        return found
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with context.Pool(RANKS) as pool:
+        return found | pool.starmap(_together, [(rank, store.port, each) for rank in range(RANKS)], chunksize=1)[0]
+
+
+def _alone(seconds):
+    torch.set_num_threads(1)
+    one, other = torch.randn(ROWS, INNER), torch.randn(INNER, OUTPUTS)
+    few, sum_ = torch.ones(16, requires_grad=True), torch.ones(16)
+    product = _best(lambda: one @ other, seconds)
+    return {
+        "gigaflops": 2e-9 * ROWS * INNER * OUTPUTS / product,
+        "kernel_microseconds": 1e6 * _best(lambda: few + sum_, seconds),
+    }
+
+
+def _together(rank, port, seconds):
+    """The figures of one of two processes that talk."""
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    try:
+        message = _least(seconds, rank)
+    finally:
+        dist.destroy_process_group()
+    return {"message_microseconds": 1e6 * message / (2 * (RANKS - 1))}
+
+
+def _least(seconds, rank):
+    """Seconds of an all-reduce of one number: the best of those that fit into so many seconds.
+
+    The first rank says when to stop: the ranks call equally often, and a clock of their own would part them.
+    """
+    best, end, number, more = math.inf, time.perf_counter() + seconds, torch.ones(1), torch.ones(1)
+    while more.item():
+        for _ in range(10):
+            dist.barrier()
+            began = time.perf_counter()
+            dist.all_reduce(number)
+            best = min(best, time.perf_counter() - began)
+        more.fill_(rank == 0 and time.perf_counter() < end)
+        dist.all_reduce(more)
+    return best
+
+
+def _best(call, seconds):
+    """Seconds of a call: the best of the passes that fit into so many seconds, each long enough for the clock."""
+    call()
+    began = time.perf_counter()
+    call()
+    calls = max(1, math.ceil(PASS_SECONDS / max(1e-7, time.perf_counter() - began)))
+    best, end = math.inf, time.perf_counter() + seconds
+    while best == math.inf or time.perf_counter() < end:
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        best = min(best, (time.perf_counter() - began) / calls)
+    return best

@@ -1,0 +1,297 @@
+"""The most that a training could reach on a GPU: model FLOPS utilisation from what its step dispatches, without a GPU.
+
+The real step runs on fake tensors, as `parascale.train.fake` has it, and every operation that reaches a kernel is priced by a
+roofline: the longer of its operations at the rate that such kernels reach and its bytes at the memory bandwidth. The host never
+waits, no kernel takes time to start, and no wave of tiles is half empty, so it is a ceiling and no prediction.
+
+Rules, which stand before any figure:
+
+- Eagerly each dispatched operation is one kernel: it reads each input once and writes each output once. A view costs nothing.
+- Compiled regions are traced forward and backward by AOTAutograd with inductor's decompositions and its choice of what to recompute.
+  Within them all that lies between two kernels that inductor does not make itself (products, attention) is one kernel: it
+  reads what was made before it, and writes what is used after it.
+- A matrix product costs 2 × rows × inner × outputs. Where a row of any of its matrices is no multiple of 16 bytes, Hopper's tensor
+  memory accelerator cannot load it (CUDA programming guide, `cuTensorMapEncodeTiled`), and it runs at `UNALIGNED` of the rate.
+- Attention costs 4 × rows × places × width forward, of causal masks half, and 2.5 times that backward (Dao 2023, arXiv:2307.08691).
+- Collectives lie beside computing, which makes that longer by `interference` of their time; the first all-gather and the last
+  reduction have nothing beside them.
+- RMSNorm is one kernel, as on CUDA.
+
+Useful operations are those of `flops_per_target`: recomputation is none, attention counts in full.
+
+Example: python tests/benchmarks/ceiling.py gpt2-124m accumulate=4
+         python tests/benchmarks/ceiling.py llama-1b accumulate=8 compile=true
+"""
+
+import argparse
+import dataclasses
+import weakref
+from collections import defaultdict
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from functorch.compile import make_boxed_func
+from torch import nn
+from torch._functorch.aot_autograd import aot_function
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import stateless
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from parascale.families.sizes import model_sizes
+from parascale.parallel import make_mesh
+from parascale.plan.rates import _kinds
+from parascale.settings import Layout, Run, load_workload
+from parascale.settings.workload import LanguageTraining
+from parascale.train import fake
+
+WORKLOADS = Path(__file__).parents[2] / "config/workloads"
+# NVIDIA H200 SXM, data sheet, dense: TFLOP/s in bf16, TB/s of memory, GB/s of NVLink in one direction.
+PEAK, BANDWIDTH, LINK = 989e12, 4.8e12, 450e9
+# Of these, what single kernels were seen to reach on an H200: 769 to 798 TFLOP/s in a bf16 product of 8192³ on random data, and
+# 4.3 TB/s in a copy.
+PRODUCT, MEMORY = 0.79, 0.9
+UNALIGNED = 0.5  # assumed: kernels without Hopper's own loads
+HOPPER = _kinds()["hopper"]  # attention, node, interference
+VIEWS = (
+    "view",
+    "reshape",
+    "transpose",
+    "permute",
+    "expand",
+    "slice",
+    "select",
+    "split",
+    "unsqueeze",
+    "squeeze",
+    "detach",
+    "alias",
+    "t",
+    "_unsafe_view",
+    "as_strided",
+    "unbind",
+    "chunk",
+    "unflatten",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "lift_fresh",
+    "set_",
+    "resize_",
+    "_to_copy_view",
+    "split_with_sizes",
+    "diagonal",
+    "wait_tensor",
+    "is_same_size",
+    "record_stream",
+)
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+COLLECTIVES = ("allgather", "all_gather", "reduce_scatter", "allreduce", "all_reduce", "broadcast")
+
+
+class Counter(TorchDispatchMode):
+    """Adds up seconds, operations and bytes by kind of kernel of all that is dispatched."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds, self.flops, self.bytes, self.kernels = (defaultdict(float) for _ in range(4))
+        self.on, self.compiled = False, False
+        self.made, self.read, self.collectives = {}, {}, []
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
+        if any(issubclass(kind, DTensor) for kind in kinds):
+            return NotImplemented  # it comes back as operations on this rank's part
+        outputs = function(*arguments, **(keywords or {}))
+        if self.on:
+            given = {key: value for key, value in (keywords or {}).items() if key != "out"}
+            self._count(function, _tensors((arguments, given)), _tensors(outputs))
+        return outputs
+
+    def _count(self, function, inputs, outputs):
+        space, name = function.namespace, function._opname
+        if any(word in name for word in COLLECTIVES) and space in ("c10d", "_c10d_functional"):
+            self.collectives.append((name, max(map(_bytes, inputs + outputs), default=0)))
+        elif name in PRODUCTS:
+            self._product(name, inputs, outputs[0])
+        elif "attention" in name:
+            self._attention(name, inputs, outputs)
+        elif not (space == "prim" or name in VIEWS or function.is_view):
+            if name.startswith("nll_loss"):  # reads one number a row
+                inputs = [tensor for tensor in inputs if tensor.ndim < 2]
+            if self.compiled:
+                self._join(inputs, outputs)
+            else:
+                self._kernel("eager", 0, sum(map(_bytes, inputs)) + sum(map(_bytes, outputs)))
+
+    def _product(self, name, inputs, output):
+        self.flush()
+        left, right = inputs[-2:]
+        rows = left.numel() // left.shape[-1]
+        flops = 2 * rows * left.shape[-1] * right.shape[-1]
+        aligned = all(_row_bytes(matrix) % 16 == 0 for matrix in (left, right, output))
+        self._kernel("products", flops, sum(map(_bytes, (*inputs, output))), PRODUCT * (1 if aligned else UNALIGNED))
+
+    def _attention(self, name, inputs, outputs):
+        self.flush()
+        backward = "backward" in name
+        query, key = inputs[1:3] if backward else inputs[:2]
+        flops = 4 * query.numel() * key.shape[-2] * (2.5 if backward else 1) / 2
+        self._kernel("attention", flops, sum(map(_bytes, inputs + outputs)), HOPPER["attention"])
+
+    def _kernel(self, kind, flops, size, rate=1.0):
+        self.seconds[kind] += max(flops / (PEAK * rate), size / (BANDWIDTH * MEMORY))
+        self.flops[kind] += flops
+        self.bytes[kind] += size
+        self.kernels[kind] += 1
+
+    def _join(self, inputs, outputs):
+        """An operation becomes part of the kernel that inductor makes."""
+        for tensor in inputs:
+            key = tensor.untyped_storage()._cdata
+            if key not in self.made:
+                self.read[key] = max(self.read.get(key, 0), _bytes(tensor))
+        for tensor in outputs:
+            storage = tensor.untyped_storage()
+            self.made[storage._cdata] = (weakref.ref(storage), _bytes(tensor))
+
+    def flush(self):
+        """The kernel under way ends: what is still alive is written."""
+        if self.made or self.read:
+            written = sum(size for storage, size in self.made.values() if storage() is not None)
+            self._kernel("fused", 0, sum(self.read.values()) + written)
+            self.made, self.read = {}, {}
+
+    @contextmanager
+    def region(self):
+        """What the body dispatches is compiled."""
+        self.flush()
+        self.compiled = True
+        yield
+        self.flush()
+        self.compiled = False
+
+    def traced(self, function, module=None):
+        """A function of tensors, or a module's forward pass, as `torch.compile` would have it: its graphs, run as they are."""
+
+        def compiler(graph, _):
+            def run(*arguments):
+                with self.region():
+                    return graph(*arguments)
+
+            return make_boxed_func(run)
+
+        def whole(parameters, buffers, *inputs):
+            with stateless._reparametrize_module(module, {**parameters, **buffers}):
+                return function(*inputs)
+
+        traced = aot_function(
+            whole if module is not None else function,
+            fw_compiler=compiler,
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=select_decomp_table(),
+            keep_inference_input_mutations=True,
+        )
+        if module is None:
+            return traced
+        return lambda *inputs: traced(dict(module.named_parameters()), dict(module.named_buffers()), *inputs)
+
+    def communication(self):
+        """(seconds with nothing beside them, what computing becomes longer by)."""
+        if not self.collectives:
+            return 0.0, 0.0
+        seconds = [size * 0.75 / (LINK * HOPPER["node"]) for _, size in self.collectives]
+        bare = seconds[0] + seconds[-1]
+        return bare, HOPPER["interference"] * (sum(seconds) - bare)
+
+
+def _tensors(tree):
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes(tensor):
+    """Of its elements, those of an expanded one once."""
+    size = tensor.element_size()
+    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        size *= length if stride else 1
+    return size
+
+
+def _row_bytes(matrix):
+    return max(matrix.stride()[-2:]) * matrix.element_size()
+
+
+def _one_kernel(norm, values):
+    return torch.ops.aten._fused_rms_norm(values, norm.weight.shape, norm.weight.to(values.dtype), norm.eps)[0]
+
+
+def ceiling(run, vocabulary):
+    """(Counter of one step of the first rank, its seconds at least, model FLOPS utilisation at most)."""
+    counter = Counter()
+
+    def compile_module(module, **_):
+        module.forward = counter.traced(module.forward, module)
+
+    with (
+        fake._processes(run.layout.world_size, 0),
+        fake._stand_ins(fake.LiveStorages()),
+        patch.object(nn.Module, "compile", compile_module),
+        patch.object(torch, "compile", lambda function, **_: counter.traced(function)),
+        patch.object(nn.RMSNorm, "forward", _one_kernel),
+    ):
+        mesh = make_mesh(run.layout, torch.device("cpu"), 60.0)
+        with FakeTensorMode(allow_non_fake_inputs=True), counter:
+            stepper = fake._stepper(run, vocabulary, mesh, fake=True)
+            batches = fake._batches(run)
+            stepper.step(batches)
+            counter.on = True
+            stepper.step(batches)
+    bare, longer = counter.communication()
+    seconds = sum(counter.seconds.values()) + bare + longer
+    sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
+    targets = run.global_batch * sizes.targets / run.layout.world_size
+    return counter, seconds, sizes.flops_per_target * targets / seconds / PEAK
+
+
+def run_of(name, changes, layers=None):
+    """The Run of a workload on H200s. changes: {key of its training or layout: value}. layers: instead of all of its own."""
+    workload = load_workload(WORKLOADS, name)
+    if layers:
+        workload = dataclasses.replace(workload, model=dataclasses.replace(workload.model, layers=layers))
+    keys = {field.name for field in dataclasses.fields(LanguageTraining)}
+    training = dataclasses.replace(workload.training, **{k: v for k, v in changes.items() if k in keys})
+    layout = {key: value for key, value in changes.items() if key not in keys}
+    world = layout.get("dp", 1) * layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("pp", 1)
+    return Run(name, dataclasses.replace(workload, training=training), Layout(gpus_per_node=world, **layout), "bf16")
+
+
+def main():
+    """Print the ceiling of one training, and where its time goes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload")
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="of the layout or of `training`")
+    parser.add_argument("--layers", type=int, help="of the model (default: all)")
+    arguments = parser.parse_args()
+    changes = {}
+    for key, text in (change.split("=") for change in arguments.changes):
+        changes[key] = int(text) if text.isdigit() else text == "true" if text in ("true", "false") else text
+    run = run_of(arguments.workload, changes, arguments.layers)
+    counter, seconds, share = ceiling(run, run.workload.data.expected_outputs or run.workload.data.text.max_vocabulary)
+    for kind, spent in counter.seconds.items():
+        print(
+            f"{kind:10} {1e3 * spent:9.2f} ms {counter.flops[kind] / 1e12:9.2f} TFLOP {counter.bytes[kind] / 1e9:9.1f} GB "
+            f"{counter.kernels[kind]:6.0f} kernels"
+        )
+    bare, longer = counter.communication()
+    print(f"links      {1e3 * bare:9.2f} ms bare, {1e3 * longer:.2f} ms hidden")
+    print(f"step       {1e3 * seconds:9.2f} ms, ceiling {share:.1%} MFU")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""With `compile`, each block and the loss really run compiled, in one graph each, under every strategy: the same training."""
+
+import pytest
+
+from .cases import LLAMA, TIED, but_slow, pp, ranks_of
+from .examine import train_and_count_compiled_calls, train_with_broken_graphs
+from .harness import run_on_ranks
+from .rounding import verdict_on
+
+STEPS = 3
+# layout, model, calls a step and rank: of each block that it holds and each of its micro-batches, and of the loss; and of the pass in
+# which stages learn of shapes.
+LAYOUTS = {
+    # More blocks than dynamo makes graphs of one function: they share one.
+    "single": ({}, {"layers": 12, "dropout": 0.2}, 13),
+    "single recomputed": ({"activation_checkpointing": True}, {**LLAMA, "dropout": 0.2}, 5),
+    "ddp": ({"dp": 2}, TIED, 5),
+    "fsdp": ({"fsdp": 2, "activation_checkpointing": True}, LLAMA, 5),
+    "tp": ({"tp": 2}, {"dropout": 0.2}, 5),
+    "tp whole sequence": ({"tp": 2, "sequence_parallel": False}, {}, 5),
+    "tp whole logits": ({"tp": 2, "sequence_parallel": False, "loss_parallel": False}, {}, 4),
+    "pp": (pp(2, 2, "1F1B"), {}, (4, 6), (2, 3)),
+    "fsdp x tp": ({"fsdp": 2, "tp": 2}, LLAMA, 5),
+}
+SLOW = ("tp whole sequence", "tp whole logits", "fsdp x tp", "single recomputed")
+
+
+@pytest.mark.parametrize("name", but_slow(LAYOUTS, SLOW))
+def test_blocks_and_loss_run_compiled(name, make_settings, single, tmp_path):
+    layout, model, calls, *more = LAYOUTS[name]
+    training = {"steps": STEPS, "evaluate": False}
+    keys = {"model": model, "precision": "fp64", "optim": {"warmup_steps": 1}, "training": training}
+    settings = make_settings("case", layout | {"compile": True}, timeout=200.0, **keys)
+    ranks = run_on_ranks(train_and_count_compiled_calls, ranks_of(layout), tmp_path / "ranks", settings)
+    expected = calls if isinstance(calls, tuple) else (calls,) * len(ranks)
+    first = more[0] if more else (0,) * len(ranks)
+    assert [calls for calls, _ in ranks] == [STEPS * a + b for a, b in zip(expected, first, strict=True)]
+    assert not any(breaks for _, breaks in ranks), ranks
+    verdict = verdict_on(settings, single(**keys))
+    assert verdict["verdict"] == "same", verdict
+
+
+@pytest.mark.parametrize("layout", [{}, pytest.param({"dp": 2}, marks=pytest.mark.slow)])
+def test_a_recomputed_block_whose_graph_breaks_computes_with_copies(layout, make_settings, single, tmp_path):
+    """In bf16, where parameters are in fp32 again when the backward pass recomputes what Python ran."""
+    keys = {"precision": "bf16", "parity": True}
+    switches = {"activation_checkpointing": True, "compile": True}
+    settings = make_settings("case", layout | switches, timeout=200.0, **keys)
+    run_on_ranks(train_with_broken_graphs, ranks_of(layout), tmp_path / "ranks", settings)
+    verdict = verdict_on(settings, single(**keys))
+    assert verdict["verdict"] == "same", verdict

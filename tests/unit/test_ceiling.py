@@ -1,0 +1,23 @@
+"""What a training could reach at most on a GPU, counted from what its step dispatches: no change may take it back unseen."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks/ceiling.py"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("compile", "least"), [("true", 0.55), ("false", 0.25)])
+def test_the_ceiling_of_gpt2_on_one_h200(compile, least):
+    """Of two of its layers; with all twelve it was 0.57 compiled."""
+    command = [sys.executable, SCRIPT, "gpt2-124m", "accumulate=4", f"compile={compile}", "--layers", "2"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    share = float(re.search(r"ceiling ([\d.]+)% MFU", said)[1]) / 100
+    assert least < share < 0.79, said
+    products = re.search(r"products .* ms +([\d.]+) TFLOP", said)
+    # 6 operations for each of 2 × 12 × 768² + 50,304 × 768 elements and each token of 16 × 1,024 × 4.
+    assert float(products[1]) * 1e12 == pytest.approx(6 * (24 * 768**2 + 50304 * 768) * 65536, rel=0.01)

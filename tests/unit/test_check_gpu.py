@@ -1,0 +1,118 @@
+"""`parascale check gpu` on CPUs: with four libraries alone, part by part whatever fails, and one page that needs no other file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from parascale import check
+from parascale.files import read_json
+
+ROOT = Path(__file__).parents[2]
+# What installs itself when Python starts, in the processes of parts too: packages that are installed here and not allowed are not
+# found. torch's own requirements are.
+BLOCKER = """
+import importlib.machinery, importlib.metadata, sys
+
+def names(package):
+    return {str(file).split("/")[0].removesuffix(".py") for file in package.files or [] if "." not in str(file).split("/")[0][:1]}
+
+def needs(name, seen):
+    if name.lower() not in seen:
+        seen.add(name.lower())
+        for need in importlib.metadata.requires(name) or []:
+            if "extra ==" not in need:
+                words = need.replace(";", " ").replace("<", " ").replace(">", " ").replace("=", " ").replace("!", " ")
+                try:
+                    needs(words.split()[0].split("[")[0].replace("_", "-"), seen)
+                except importlib.metadata.PackageNotFoundError:
+                    pass
+    return seen
+
+allowed = set()
+for name in ("torch", "numpy", "PyYAML", "pydantic"):
+    needs(name, allowed)
+packages = list(importlib.metadata.distributions())
+known = {each.metadata["Name"].lower().replace("_", "-") for each in packages}
+kept = {name for each in packages if each.metadata["Name"].lower().replace("_", "-") in allowed for name in names(each)}
+gone = {name for each in packages for name in names(each)} - kept - set(sys.stdlib_module_names) - {"parascale"}
+assert {"click", "rich", "pandas", "matplotlib", "tqdm", "psutil", "xxhash", "PIL"} <= gone | {"rich"}, sorted(gone)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in gone:
+            return importlib.machinery.PathFinder.find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Finder()
+"""
+
+
+def checked(folder, *words):
+    """(what was printed, check.json) of the command in a Python that has little else."""
+    (folder / "sitecustomize.py").write_text(BLOCKER)
+    environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'scripts'}", "CUDA_VISIBLE_DEVICES": ""}
+    output = folder / "out"
+    command = [sys.executable, "-m", "parascale", "check", "gpu", "--output", output, *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    logs = "".join(log.read_text() for log in sorted(output.glob("*/*.log")))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    return done.stdout, read_json(output / "check.json"), (output / "check.html").read_text()
+
+
+def test_four_libraries_are_enough(tmp_path):
+    """Neither the command's own library nor those of reports and data; on one process and on two."""
+    said, found, page = checked(tmp_path, "--part", "batch-norm", "--part", "sampler")
+    assert found["tiny"] and {name: part["status"] for name, part in found["parts"].items()} == {
+        "batch-norm": "passed",
+        "sampler": "skipped",
+    }
+    assert found["parts"]["batch-norm"]["ranks"] == 2 and len(found["parts"]["batch-norm"]["rows"]) == 4
+    assert "no GPU" in said and "no GPU" in page and "variance" in page
+    assert "src=" not in page and "href=" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_part_runs_at_tiny_sizes(tmp_path):
+    _, found, page = checked(tmp_path)
+    parts = found["parts"]
+    assert list(parts) == list(check.PARTS)
+    skipped = {name for name, part in parts.items() if part["status"] == "skipped"}
+    assert skipped == {"sampler", "tests"} and all(name in page for name in check.PARTS)
+    layouts = {row["run"]: row for row in parts["layouts"]["rows"]}
+    assert {"single", "ddp", "fsdp", "tp", "pp", "summary-ddp", "images-ddp"} <= set(layouts)
+    same = [layouts[name]["loss"] for name in ("tp", "pp")]
+    assert same == pytest.approx([layouts["single"]["loss"]] * 2, rel=1e-5), "ranks that see the same samples"
+    assert all(row["foretold s"] > 0 for row in layouts.values())
+    ratios = [row for row in parts["bare"]["rows"] if row["loop"] == "ours / bare"]
+    assert len(ratios) == 2 and all(row["targets/s"] > 0 for row in ratios)
+
+
+def test_a_part_that_fails_or_dies_ends_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(check.PARTS, "unheard", ("a part that is none", True))
+    words = ["--tiny", "--part", "unheard", "--part", "devices", "--output", str(tmp_path)]
+    assert check.main(words) == 1
+    parts = read_json(tmp_path / "check.json")["parts"]
+    assert parts["unheard"]["status"] == "failed" and "unheard" in parts["unheard"]["message"]
+    assert parts["devices"]["status"] == "passed"
+
+
+def test_a_layout_that_fails_costs_no_other(tmp_path, monkeypatch):
+    """New processes go on behind it; what was found before it stays."""
+    calls = []
+
+    def run(name, ranks, options, names):
+        calls.append(names)
+        rows = [{"run": each} for each in names]
+        bad = names.index("b") if "b" in names else len(names)
+        return {"status": "failed" if "b" in names else "passed", "message": "out of memory", "rows": rows[:bad]}
+
+    monkeypatch.setattr(check, "_run", run)
+    monkeypatch.setattr("parascale.check.trainings.layouts", lambda tiny, ranks: {1: ["a", "b", "c"], 2: ["d"]})
+    outcome = check._layouts(SimpleNamespace(tiny=True), 2)
+    assert calls == [["a", "b", "c"], ["c"], ["d"]] and outcome["status"] == "failed"
+    assert [row["run"] for row in outcome["rows"]] == ["a", "b", "c", "d"]
+    assert outcome["rows"][1]["failed"] == "out of memory"
