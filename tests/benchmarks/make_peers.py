@@ -1,4 +1,4 @@
-"""Make the environment of the peers that formats.py compares with, in a folder of one's choice.
+"""Make the environment of the peers that formats.py or decoding.py compares with, in a folder of one's choice.
 
 Example: python tests/benchmarks/make_peers.py /tmp/peers
 """
@@ -10,18 +10,29 @@ import venv
 from pathlib import Path
 
 # The versions with which RESULTS.md was measured.
-PACKAGES = ("mosaicml-streaming==0.13.0", "litdata==0.2.76", "webdataset==1.0.2", "datasets==5.0.1", "torch==2.13.0")
+PACKAGES = {
+    "formats": (
+        "mosaicml-streaming==0.13.0",
+        "litdata==0.2.76",
+        "webdataset==1.0.2",
+        "datasets==5.0.1",
+        "torch==2.13.0",
+    ),
+    "decoding": ("torch==2.15.0", "torchvision==0.29.2", "nvidia-dali-cuda120==2.4.0", "psutil"),
+}
 
 
 def main():
     """Create the environment and install the peers into it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the environment is made")
-    folder = parser.parse_args().folder
+    parser.add_argument("--of", choices=PACKAGES, default="formats", help="benchmark (default: %(default)s)")
+    arguments = parser.parse_args()
+    folder = arguments.folder
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", *PACKAGES], check=True)
-    print(f"{sys.executable} tests/benchmarks/formats.py --peers {python}")
+    subprocess.run([python, "-m", "pip", "install", *PACKAGES[arguments.of]], check=True)
+    print(f"{sys.executable} tests/benchmarks/{arguments.of}.py --peers {python}")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from parascale.data.formats.squashfs import require_fuse
+from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex, ImageIndexWriter, write_index
 from parascale.errors import RequirementError
-from parascale.settings.formats import IMAGE_FORMATS
+from parascale.settings.formats import IMAGE_FORMATS, Images
 
 
 def is_available(name):
@@ -59,6 +60,12 @@ def packed_index(folder, splits, classes=("a", "b", "c")):
         return packed
 
     write_index(folder, None, classes, pack, [])
+    return ImageIndex(folder)
+
+
+def index_of(root, folder, **changes):
+    """Index `root` and open the index."""
+    index_images(root, Images(**changes), folder)
     return ImageIndex(folder)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from parascale.data import classes
 from parascale.data.classes import AugmentedImages, ClassImages, random_crop
 from parascale.data.convert import convert
 from parascale.data.loader import read_batches
@@ -24,7 +25,7 @@ from tests.unit.image_sets import FORMATS, jpeg, packed_index
 class Reader:
     """As readers of parascale.data.formats: encoded images of three classes."""
 
-    folder, classes = "here", ("a", "b", "c")
+    folder, classes, io = "here", ("a", "b", "c"), "mmap"
 
     def __init__(self, count=6, labels=None, broken=()):
         random = np.random.default_rng(0)
@@ -76,6 +77,20 @@ def test_half_of_the_images_are_flipped_and_a_flip_is_the_mirror():
     assert (seen[~flipped] == plain).all() and (seen[flipped] == plain[:, :, ::-1]).all()
     (evaluated,) = ClassImages(reader, 16).batch([0])[0]
     assert evaluated[:, :, :8].mean() < evaluated[:, :, 8:].mean()
+
+
+def test_images_are_resized_in_one_thread_and_the_model_has_all_of_them_again(monkeypatch):
+    """Shared out among threads, an image of this size took 25 times as long on a busy machine."""
+    threads, seen = torch.get_num_threads(), set()
+    monkeypatch.setattr(
+        classes, "cropped", lambda *_: seen.add(torch.get_num_threads()) or np.zeros((3, 16, 16), np.uint8)
+    )
+    torch.set_num_threads(2)
+    try:
+        ClassImages(Reader(), 16).batch([0, 1])
+        assert seen == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_workers_change_nothing():
@@ -183,6 +198,31 @@ def test_batches_are_the_same_from_every_format(name, raw, tmp_path):
         assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
     for samples in task.splits.values():
         samples.reader.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*read at random")
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("io", "workers"), [("mmap", 0), ("pread", 2)])
+def test_losses_are_the_same_bits_from_every_format(name, io, workers, raw, tmp_path):
+    """Steps over two epochs, in each way of reading: what a training sees and in which order decides all of it."""
+    index, files = raw
+    convert(index, "set", name, Formats(threads=2, shards=2), tmp_path / name)
+    task = task_of(tmp_path / name, format=name, io=io)
+    assert losses(task.splits["train"], workers) == losses(files.splits["train"], 0)
+    for samples in task.splits.values():
+        samples.reader.close()
+
+
+def losses(samples, workers):
+    """Of six steps of a linear classifier, as hexadecimal."""
+    weights = torch.zeros(3 * 160 * 160, 3, requires_grad=True)
+    sampler, found = Sampler(len(samples), 4, 5, count_on=True), []
+    for pixels, labels in read_batches(samples, map(sampler.indices, range(6)), workers):
+        loss = torch.nn.functional.cross_entropy(pixels.flatten(1).float() / 255 @ weights, labels)
+        (gradient,) = torch.autograd.grad(loss, weights)
+        weights = (weights.detach() - 1e-3 * gradient).requires_grad_()
+        found.append(loss.item().hex())
+    return found
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])

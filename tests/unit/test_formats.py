@@ -1,13 +1,19 @@
 """Every format gives back what went in: all samples, exactly, in every way of reading, in every kind of process."""
 
+import json
 import multiprocessing
+import os
 import pickle
 import shutil
+import tarfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from parascale.data.convert import RECORD, convert, convert_shard, shard_samples
 from parascale.data.formats import image_format, open_images
@@ -237,3 +243,32 @@ def _bytes_read():
 def _counter(name):
     with open("/proc/self/io", encoding="ascii") as counters:
         return int(dict(line.split(":") for line in counters)[name])
+
+
+def test_tables_say_what_hugging_face_shows_and_members_of_a_tar_are_named_as_their_sources(tmp_path):
+    """`datasets` takes features from the schema where its types are theirs; WebDataset takes what follows the first dot as extension."""
+    root, long = tmp_path / "raw", "n" * 120
+    for name in ("cat/a.b.jpg", "cat/a.b.png", f"dog/{long}.JPEG"):
+        path = root / "train" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path, "PNG" if name.endswith("png") else "JPEG")
+    shutil.copytree(root / "train", root / "val")
+    index_images(root, Images(), tmp_path / "index")
+    for name in ("arrow", "parquet", "webdataset"):
+        convert(ImageIndex(tmp_path / "index"), "set", name, Formats(threads=2), tmp_path / name)
+    schemas = [pa.ipc.open_file(next((tmp_path / "arrow").rglob("train*.arrow"))).schema]
+    schemas.append(pq.read_schema(next((tmp_path / "parquet").rglob("train*.parquet"))))
+    for schema in schemas:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        assert (
+            features["label"] == {"names": ["cat", "dog"], "_type": "ClassLabel"}
+            and schema.field("label").type == pa.int64()
+        )
+        assert features["image"] == {"_type": "Image"} and list(features) == schema.names
+        assert schema.field("image").type == pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    with tarfile.open(next((tmp_path / "webdataset").rglob("train*.tar"))) as archive:
+        names = archive.getnames()
+    keys, extensions = zip(*(os.path.splitext(name) for name in names), strict=True)
+    assert sorted(extensions) == [".cls"] * 3 + [".jpg"] * 2 + [".png"]
+    assert keys[::2] == keys[1::2] and all("." not in key for key in keys)
+    assert f"train/dog/{long}" in keys and "train/cat/a_b" in keys

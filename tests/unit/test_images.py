@@ -12,19 +12,11 @@ from hypothesis import strategies as st
 from parascale.data import drawing, jpeg
 from parascale.data.convert import convert
 from parascale.data.formats import open_images
-from parascale.data.image_sources import index_images
-from parascale.data.images import ImageIndex
 from parascale.data.sampler import Sampler
 from parascale.errors import DataError
 from parascale.settings.formats import Formats, Images
-from tests.unit.image_sets import image_folder, packed_index
+from tests.unit.image_sets import image_folder, index_of, packed_index
 from tests.unit.image_sets import jpeg as make_jpeg
-
-
-def index_of(root, folder, **changes):
-    """Index `root` and open the index."""
-    index_images(root, Images(**changes), folder)
-    return ImageIndex(folder)
 
 
 def test_a_folder_of_classes(tmp_path):

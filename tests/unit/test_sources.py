@@ -1,6 +1,7 @@
 """Sources without a network: files on this machine are read in place; the builtin corpus is language, and the same each time."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parascale.data.named_files import local_files
+from parascale.data.named_files import local_files, local_folders
 from parascale.data.sources import builtin, download, open_raw, prose
 from parascale.data.sources.files import paths_by_split
 from parascale.errors import ConfigError, DataError
@@ -328,3 +329,26 @@ def test_docstrings_become_pairs_of_a_text_and_its_first_line(tmp_path, monkeypa
     number = summary.split()[3]
     assert summary == f"Return the number {number} as it stands ."
     assert document.startswith("The number is read from the table of all numbers . The caller of function " + number)
+
+
+def test_folders_of_images_are_watched_down_to_their_classes(tmp_path):
+    for name in ("train/cat/deep", "train/dog", "val/cat", "val/dog"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "train.csv").touch()
+    source = Source(kind="files", location=str(tmp_path))
+    splits = ["", "train", "val"]
+    classes = ["train/cat", "train/dog", "val/cat", "val/dog"]
+    watched = lambda names: sorted([str(tmp_path / name).rstrip("/") for name in names])  # noqa: E731
+    assert local_folders(source) == watched(splits + classes + ["train.csv"])
+    assert local_folders(source, most=5) == watched([*splits, "train.csv"])
+    assert local_folders(Source(kind="files", location=str(tmp_path / "none"))) == local_folders(Source()) == []
+
+
+def test_folders_of_classes_are_not_listed(tmp_path, monkeypatch):
+    """They may hold a million images, on a filesystem that many share, and a plan asks for them again and again."""
+    for name in ("train/cat", "train/dog", "val/cat"):
+        (tmp_path / name).mkdir(parents=True)
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    assert len(local_folders(Source(kind="files", location=str(tmp_path)))) == 6
+    assert {*listed} == {str(tmp_path), str(tmp_path / "train"), str(tmp_path / "val")}

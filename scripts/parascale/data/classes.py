@@ -4,9 +4,13 @@ What is random in a training image follows from (seed, epoch, sample) alone, so 
 the same images.
 """
 
+import itertools
+from functools import partial
+
 import numpy as np
 
-from parascale.data.crops import cropped, readable, require_decoder
+from parascale.data.ahead import read_ahead
+from parascale.data.crops import cropped, one_thread, readable, require_decoder
 from parascale.errors import DataError
 
 # Of width to height, as logarithms, of a random crop (Szegedy et al. 2014, arXiv:1409.4842, section 6).
@@ -39,21 +43,33 @@ class ClassImages:
 
     def batch(self, numbers):
         """Samples by number: (pixels_BCHW as uint8, labels_B as int64)."""
-        pixels = np.empty((len(numbers), 3, self.size, self.size), np.uint8)
-        for row, number in enumerate(numbers):
-            pixels[row] = self._square(int(number)).transpose(2, 0, 1)
-        labels_B = np.array([self.reader.labels[self._sample(int(number))] for number in numbers], dtype=np.int64)
-        return pixels, labels_B
+        return self._decoded(numbers, (self.reader[number % len(self.reader)] for number in map(int, numbers)))
 
-    def _sample(self, number):
-        """The place in the reader of a sample number."""
-        return number
+    def batches(self, chosen):
+        """Yield `batch(numbers)` of each array of numbers in `chosen`. What takes long to read is read ahead by threads."""
+        if (
+            self.reader.io == "mmap" or not self.reader.THREADS
+        ):  # mapped data is in memory, or comes as the kernel reads ahead
+            yield from map(self.batch, chosen)
+            return
+        here, there = itertools.tee(chosen)
+        samples = (np.asarray(numbers, np.int64) % len(self.reader) for numbers in there)
+        for numbers, (_, data) in zip(here, read_ahead(self.reader, samples), strict=True):
+            yield self._decoded(numbers, data)
 
-    def _square(self, number):
-        return self._cropped(self._sample(number), middle_square)
+    def _decoded(self, numbers, encoded):
+        pixels_BCHW = np.empty((len(numbers), 3, self.size, self.size), np.uint8)
+        with one_thread():
+            for row, (number, data) in enumerate(zip(map(int, numbers), encoded, strict=True)):
+                pixels_BCHW[row] = self._square(number, data)
+        return pixels_BCHW, np.asarray(self.reader.labels)[np.asarray(numbers) % len(self.reader)].astype(np.int64)
 
-    def _cropped(self, sample, box_of):
-        return readable(self.reader, sample, lambda data: cropped(data, box_of, self.size, self.decoder))
+    def _square(self, number, data):
+        return self._cropped(number, data, middle_square)
+
+    def _cropped(self, number, data, box_of):
+        where = partial(self.reader.where, number % len(self.reader))
+        return readable(data, where, lambda encoded: cropped(encoded, box_of, self.size, self.decoder))
 
 
 class AugmentedImages(ClassImages):
@@ -73,14 +89,10 @@ class AugmentedImages(ClassImages):
                 "add images, or take the class out of the source"
             )
 
-    def _sample(self, number):
-        return number % len(self.reader)
-
-    def _square(self, number):
-        epoch, sample = divmod(number, len(self.reader))
-        random = np.random.default_rng((self.seed, epoch, sample))
-        pixels = self._cropped(sample, lambda width, height: random_crop(width, height, self.smallest, random))
-        return pixels[:, ::-1] if random.random() < 0.5 else pixels
+    def _square(self, number, data):
+        random = np.random.default_rng((self.seed, *divmod(number, len(self.reader))))
+        pixels_CHW = self._cropped(number, data, lambda *size: random_crop(*size, self.smallest, random))
+        return pixels_CHW[..., ::-1] if random.random() < 0.5 else pixels_CHW
 
 
 def middle_square(width, height):

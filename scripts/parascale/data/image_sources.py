@@ -3,16 +3,19 @@
 `index_images` looks at what lies in a folder and writes the index that everything else reads. For each split (`train`;
 `validation`, `val`, `valid` or `dev`; `test`) there may be a folder `<split>/<class>/…`, a table `<split>.csv` or
 `<split>.parquet` with columns `path` and `label`, or files `<split>*.parquet` with an `image` column as Hugging Face
-writes them. Without any, folders of classes directly below the root are one set, and a part is held out.
+writes them. Without any, ImageNet's official tar files are read where they lie, or else folders of classes directly below the root are one
+set, and a part is held out.
 """
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from parascale.data.image_tables import class_names, holds_images, pack_parquet, packed_classes, path_label
+from parascale.data.imagenet import imagenet_classes, index_tars, is_imagenet
 from parascale.data.images import ImageIndexWriter, write_index
 from parascale.data.named_files import SPLIT_NAMES, require_one_name
 from parascale.data.pool import ordered_map
@@ -33,22 +36,30 @@ def index_images(root, settings, output, columns=None):
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; images are looked for there")
     root = _unwrapped(root)
-    folders, tables = find_splits(root)
-    there = folders or tables
-    if there and "train" not in there:
-        raise DataError(f"{root}: no train split, only {', '.join(there)}; call its folder or table `train`")
     notes = []
-    if tables and not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
-        classes = packed_classes(tables, columns)
+
+    def packed(classes, pack):
+        """Images that lie packed, or that `pack(folder)` packs in the index's folder."""
 
         def splits(folder):
-            packed = pack_parquet(tables, columns, folder)
-            found = finished(root, packed, list(classes.values()), settings, notes)
-            for split in found.keys() - packed.keys():  # held out of the train split, and packed with it
+            there = pack(folder)
+            found = finished(root, there, classes, settings, notes)
+            for split in found.keys() - there.keys():  # held out of the train split, and packed with it
                 (folder / f"{split}.packed").symlink_to("train.packed")
             return found
 
-        return write_index(output, None, classes.values(), splits, notes)
+        return write_index(output, None, classes, splits, notes)
+
+    folders, tables = find_splits(root)
+    there = folders or tables
+    # What was unpacked, and perhaps changed, comes before the tars that it came from.
+    if not there and is_imagenet(root):
+        classes = imagenet_classes(root)
+        return packed(classes, partial(index_tars, root, classes))
+    if there and "train" not in there:
+        raise DataError(f"{root}: no train split, only {', '.join(there)}; call its folder or table `train`")
+    if tables and not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
+        return packed(list(packed_classes(tables, columns).values()), partial(pack_parquet, tables, columns))
     if tables and not folders:
         classes, splits = scan_tables(tables, columns, root)
     else:

@@ -69,6 +69,11 @@ def opened(data):
         raise BadImage(f"it cannot be decoded ({_reason(error)})") from None
 
 
+def extension(data):
+    """What files of such images are called: `jpg`, `png` or `webp`, by their first bytes."""
+    return next((name for start, name in ((b"\x89PNG", "png"), (b"RIFF", "webp")) if data.startswith(start)), "jpg")
+
+
 def frame_place(data):
     """Where the frame header of a JPEG begins, its marker first; None where there is none to be found."""
     try:

@@ -1,13 +1,12 @@
 """Readers behind torch's DataLoader. The one module of this package that imports torch, so import it where it is used."""
 
+from functools import partial
 from itertools import islice
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from parascale.data import jpeg
-from parascale.data.crops import readable
 from parascale.data.sampler import evaluation_share, share
 
 
@@ -19,7 +18,10 @@ class DecodedImages:
 
     def batch(self, numbers):
         """(uint8 pixels, int64 labels): one array of batch × height × width × 3, or a list where sizes differ."""
-        images = [readable(self.reader, i, jpeg.decode) for i in numbers]
+        from parascale.data import jpeg  # libraries for images, which other tasks do without
+        from parascale.data.crops import readable
+
+        images = [readable(self.reader[i], partial(self.reader.where, i), jpeg.decode) for i in numbers]
         same = len({image.shape for image in images}) == 1
         return np.stack(images) if same else list(map(np.array, images)), np.array(
             [self.reader.labels.item(i) for i in numbers]
@@ -67,16 +69,29 @@ class WholeBatches(Dataset):
         return self.samples.batch(numbers)
 
 
+class PlannedBatches(IterableDataset):
+    """All batches of a plan, or, in a worker, each of its turns: a worker that knows its plan can read ahead."""
+
+    def __init__(self, samples, chosen):
+        self.samples, self.chosen = samples, chosen
+
+    def __iter__(self):
+        worker = get_worker_info()
+        chosen = islice(self.chosen, worker.id, None, worker.num_workers) if worker else self.chosen
+        planned = getattr(self.samples, "batches", None)
+        yield from planned(chosen) if planned else map(self.samples.batch, chosen)
+
+
 def read_batches(samples, chosen, workers=0):
     """Yield a tuple of tensors, (*inputs, labels), for each array of sample numbers in `chosen`, in that order.
 
-    samples: its `batch(numbers)` gives the arrays. workers: processes that read ahead, a batch each.
+    samples: its `batch(numbers)` gives the arrays, as does `batches(chosen)` where there is one. workers: processes that read
+    and decode ahead, by turns; each goes through all of `chosen`.
     """
     if workers == 0:
-        for numbers in chosen:
-            yield tuple(map(torch.from_numpy, samples.batch(numbers)))
+        yield from (tuple(map(torch.from_numpy, arrays)) for arrays in PlannedBatches(samples, chosen))
     else:
-        yield from map(tuple, DataLoader(WholeBatches(samples), batch_size=None, sampler=chosen, num_workers=workers))
+        yield from map(tuple, DataLoader(PlannedBatches(samples, chosen), batch_size=None, num_workers=workers))
 
 
 class Feed:

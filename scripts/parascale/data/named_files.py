@@ -10,6 +10,7 @@ from parascale.errors import ConfigError, DataError
 from parascale.settings.paths import expanded
 
 MOST_LISTED = 100  # files of a source that Snakemake watches
+MOST_FOLDERS = 3000  # folders of images that it watches: ImageNet has 2,000 of classes
 # Names under which the splits go in published data sets.
 SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -35,6 +36,35 @@ def local_files(source, most=MOST_LISTED):
     except ConfigError:
         return []
     return named if len(named) <= most else []
+
+
+def local_folders(source, most=MOST_FOLDERS):
+    """The folders of images on this machine that a source means, and the tables and tars beside them: a folder's time tells that an
+    image came or went. Down to the classes of each split, or less deep where they are more than `most`.
+    """
+    if source.kind != "files" and not source.location:
+        return []
+    try:
+        root = expanded(source.location or "", "data.source.location")
+    except ConfigError:
+        return []
+    level = [root] if os.path.isdir(root) else []
+    found = [*level]
+    for _ in range(2):  # its splits, their classes
+        level = [entry.path for folder in level for entry in _listed(folder) if entry.is_dir()]
+        if len(found) + len(level) > most:
+            break
+        found += level
+    beside = (entry.path for entry in _listed(root) if entry.name.endswith((".csv", ".parquet", ".tar")))
+    return sorted([*found, *itertools.islice(beside, MOST_LISTED)]) if found else []
+
+
+def _listed(folder):
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:  # the index says which cannot be read
+        return []
 
 
 def missing_data(datasets):

@@ -3,8 +3,6 @@
 import sys
 import time
 
-from tqdm import tqdm
-
 SECONDS_BETWEEN_LINES = 10.0
 LOOKS_APART = 1024  # the clock is read once in so many items
 
@@ -20,6 +18,8 @@ class Progress:
         self._start = self._last = time.monotonic()
         divisor = 1024 if self.unit == "B" else 1000
         settings = {"unit": self.unit, "unit_scale": True, "unit_divisor": divisor}
+        from tqdm import tqdm  # a training that reads no text does without
+
         self._bar = tqdm(desc=self.title, total=self.total, disable=not sys.stderr.isatty(), **settings)
         return self
 

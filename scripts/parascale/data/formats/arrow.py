@@ -1,8 +1,11 @@
 """Arrow IPC: large record batches of encoded images and labels; the place of each image is looked up once, when written.
 
-The file is what `pyarrow.ipc.open_file` and Hugging Face's tools read. A batch holds many rows, because one batch an
-image costs a header and a lookup each.
+The file is what `pyarrow.ipc.open_file` and Hugging Face's tools read: its schema tells `datasets` that the bytes are images
+and what the classes are called. A batch holds many rows, because one batch an image costs a header and a lookup each.
 """
+
+import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -17,19 +20,31 @@ RANDOM_ACCESS = True
 Reader = ByteReader  # at the places that the batches' own offsets gave
 ROWS = 1024  # of a record batch,
 BATCH_BYTES = 32 << 20  # or fewer, so that a batch of large images fits the memory too
-SCHEMA = pa.schema([("image", pa.large_binary()), ("label", pa.int32()), ("source", pa.int64())])
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # Hugging Face's type
+
+
+def schema(classes):
+    """Columns of images, with Hugging Face's features. classes: names by label."""
+    number, label = {"dtype": "int64", "_type": "Value"}, {"names": list(classes), "_type": "ClassLabel"}
+    features = {"image": {"_type": "Image"}, "label": label, "source": number}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    return pa.schema([("image", IMAGE), ("label", pa.int64()), ("source", pa.int64())], metadata)
 
 
 class RowWriter(BaseWriter):
-    """Collects rows to a batch and hands it to a writer of pyarrow's. rows, size: of a batch, the size in bytes."""
+    """Collects rows to a batch and hands it to a writer of pyarrow's.
 
-    def __init__(self, path, images, writer, schema, rows, size):
+    open_file: function (path, schema) → that writer. rows, size: of a batch, the size in bytes.
+    """
+
+    def __init__(self, path, images, open_file, rows, size):
         super().__init__(path, images, 0)
-        self._writer, self._schema, self._batch_rows, self._batch_bytes = writer, schema, rows, size
+        self._schema, self._batch_rows, self._batch_bytes = schema(images.classes), rows, size
+        self._writer = open_file(str(path), self._schema)
         self._clear()
 
     def append(self, data, label, source):
-        self._rows.append(data)
+        self._rows.append({"bytes": data, "path": os.path.basename(self.images.name(source))})
         self._labels.append(label)
         self._sources.append(source)
         self._waiting += len(data)
@@ -60,7 +75,7 @@ class Writer(RowWriter):
     """Writes record batches, and looks up in the end where each image came to lie."""
 
     def __init__(self, path, images, data_bytes):
-        super().__init__(path, images, pa.ipc.new_file(str(path), SCHEMA), SCHEMA, ROWS, BATCH_BYTES)
+        super().__init__(path, images, pa.ipc.new_file, ROWS, BATCH_BYTES)
 
     def finish(self):
         super().finish()
@@ -74,7 +89,7 @@ def native(path):
         for number in range(file.num_record_batches):
             batch = file.get_batch(number)
             for image, label in zip(batch.column(0), batch.column(1), strict=True):
-                yield image.as_py(), label.as_py()
+                yield image["bytes"].as_py(), label.as_py()
 
 
 def write_tokens(path, tokens_N):
@@ -96,7 +111,7 @@ def _places(path):
         start = source.read_buffer().address  # of the file's first byte in memory
         file = pa.ipc.open_file(source)
         for number in range(file.num_record_batches):
-            column = file.get_batch(number).column(0)
+            column = file.get_batch(number).column(0).field("bytes")
             _, offsets, data = column.buffers()
-            starts = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column)]
+            starts = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column)]
             yield data.address - start + starts

@@ -108,6 +108,9 @@ class Reader:
     A format's reader has `_acquire` and `_release`, which open and close its files, and `_read(i)`.
     """
 
+    THREADS = True  # whether several may read at once
+    MERGES = False  # whether neighbours can be read in one piece
+
     def __init__(self, folder, split, io="auto", check=False):
         self.folder, self.split, self.check = Path(folder), split, check
         self.manifest = read_manifest(folder)
@@ -141,7 +144,7 @@ class Reader:
 
     def __getitem__(self, i):
         """The bytes of sample `i`."""
-        self._require_open()
+        self.require_open()
         data = self._read(i)
         if self.check:
             self._require_same(i, data)
@@ -150,6 +153,10 @@ class Reader:
     def read_batch(self, indices):
         """The bytes of several samples, in the order asked for: a list."""
         return [self[i] for i in indices]
+
+    def read_piece(self, numbers):
+        """Sample number → bytes of samples of one shard in the order in which they lie; from any thread, once files are open."""
+        return {i: self[i] for i in numbers}
 
     def shards(self):
         """Sample numbers of each shard: a list of ranges."""
@@ -171,7 +178,7 @@ class Reader:
         """The files of the shards."""
         return [self.folder / shard["file"] for shard in self._facts]
 
-    def _require_open(self):
+    def require_open(self):
         """Open the files in this process; what was inherited through a fork is left to the parent."""
         if self._process != os.getpid():
             self._acquire()
@@ -200,9 +207,11 @@ class ByteReader(Reader):
     Files and maps that a fork inherited serve as well as its own, since `pread` moves no position that they would share.
     """
 
+    MERGES = True
+
     def __getitem__(self, i):
         if self._process is None:
-            self._require_open()
+            self.require_open()
         length, offset = self._length[i], self._offset[i]
         if self._maps:
             data = self._maps[self._shard[i]][offset : offset + length]
@@ -213,10 +222,24 @@ class ByteReader(Reader):
         return data
 
     def read_batch(self, indices):
-        self._require_open()
+        self.require_open()
         data = list(self._read_rows(self.samples[np.asarray(indices, np.int64)]))
         if self.check:
             for i, sample in zip(indices, data, strict=True):
+                self._require_same(i, sample)
+        return data
+
+    def read_piece(self, numbers):
+        if len(numbers) == 1 or self._maps:
+            return super().read_piece(numbers)
+        start, last = self._offset[numbers[0]], numbers[-1]
+        piece = memoryview(
+            os.pread(self._files[self._shard[last]], self._offset[last] + self._length[last] - start, start)
+        )
+        places = ((i, self._offset[i] - start) for i in numbers)
+        data = {i: bytes(piece[place : place + self._length[i]]) for i, place in places}
+        for i, sample in data.items():
+            if self.check or len(sample) != self._length[i]:
                 self._require_same(i, sample)
         return data
 
@@ -224,7 +247,7 @@ class ByteReader(Reader):
         if self.check:
             yield from super().iterate(shard)
             return
-        self._require_open()
+        self.require_open()
         rows = self.shards()[shard]
         for first in range(rows.start, rows.stop, AHEAD_SAMPLES):
             block = self.samples[first : min(first + AHEAD_SAMPLES, rows.stop)]

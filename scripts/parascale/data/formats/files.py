@@ -79,6 +79,6 @@ class Reader(BaseReader):
 
     def path(self, i):
         """The path of sample `i`, as the filesystem spells it."""
-        self._require_open()
+        self.require_open()
         shard, start = self._shard[i], self._offset[i]
         return os.path.join(self._folders[shard], self._lists[shard][start : self._lists[shard].find(b"\0", start)])

@@ -5,6 +5,7 @@ Pages are neither compressed nor put in a dictionary: encoded images would not g
 """
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,6 @@ RANDOM_ACCESS = False
 GROUP_ROWS = 256  # of a row group,
 GROUP_BYTES = 16 << 20  # or fewer; what one read of a row at random costs
 GROUP_TOKENS = 1 << 20
-SCHEMA = pa.schema([("image", pa.binary()), ("label", pa.int32()), ("source", pa.int64())])
 PLAIN = {"compression": "none", "use_dictionary": False, "write_statistics": False}
 
 
@@ -30,7 +30,7 @@ class Writer(RowWriter):
     """Writes row groups. The offset of a sample is its row in the file."""
 
     def __init__(self, path, images, data_bytes):
-        super().__init__(path, images, pq.ParquetWriter(path, SCHEMA, **PLAIN), SCHEMA, GROUP_ROWS, GROUP_BYTES)
+        super().__init__(path, images, partial(pq.ParquetWriter, **PLAIN), GROUP_ROWS, GROUP_BYTES)
         self._count = 0
 
     def append(self, data, label, source):
@@ -44,6 +44,8 @@ class Writer(RowWriter):
 
 class Reader(BaseReader):
     """Reads row groups and keeps the last one of each process."""
+
+    THREADS = False
 
     def _acquire(self):
         self._files = [pq.ParquetFile(self.folder / shard["file"], pre_buffer=False) for shard in self._facts]
@@ -73,13 +75,15 @@ class Reader(BaseReader):
         if self.check:
             yield from super().iterate(shard)
             return
-        self._require_open()
+        self.require_open()
         for group in range(self._files[shard].num_row_groups):
             self._load(shard, group)
             yield from self._images.to_pylist()
 
     def _load(self, shard, group):
-        self._images = self._files[shard].read_row_group(group, columns=["image"]).column(0).combine_chunks()
+        images = self._files[shard].read_row_group(group, columns=["image"]).column(0).combine_chunks()
+        # Files of earlier versions have the bytes alone.
+        self._images = images.field("bytes") if pa.types.is_struct(images.type) else images
         self._group = (shard, group)
 
     def _note_jump(self, shard, group):
@@ -101,7 +105,7 @@ class Reader(BaseReader):
 def native(path):
     """Yield (bytes, label) of every sample, as any Parquet program would read them."""
     for batch in pq.ParquetFile(path).iter_batches(GROUP_ROWS, columns=["image", "label"]):
-        yield from zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+        yield from zip(batch.column(0).field("bytes").to_pylist(), batch.column(1).to_pylist(), strict=True)
 
 
 def write_tokens(path, tokens_N):

@@ -1,12 +1,14 @@
-"""WebDataset: a tar file with `<number>.jpg` and `<number>.cls` a sample, which is what the WebDataset library streams.
+"""WebDataset: a tar file with `<name>.<jpg, png or webp>` and `<name>.cls` a sample, which is what the WebDataset library streams.
 
 A tar file has no index, so by itself it can only be read from its start. The offset of each image is kept when it is
 written, and with it the same file is read at random, at the speed of a bare binary.
 """
 
+import os
 import tarfile
 
 from parascale.data.formats.base import BlockWriter, ByteReader
+from parascale.data.jpeg import extension
 
 SUFFIX = "tar"
 RANDOM_ACCESS = True
@@ -17,12 +19,23 @@ BLOCK = 512  # tar's unit: headers and contents are padded to it
 class Writer(BlockWriter):
     """Writes two members a sample, with neither dates nor owners, so that a rebuild gives the same bytes."""
 
+    _last = None
+
     def append(self, data, label, source):
-        key = f"{source:09d}"
-        self.put(header(f"{key}.jpg", len(data)))
+        key = self._key(source)
+        self.put(header(f"{key}.{extension(data)}", len(data)))
         super().append(data, label, source)
         text = str(label).encode()
         self.put(padding(len(data)) + header(f"{key}.cls", len(text)) + text + padding(len(text)))
+
+    def _key(self, source):
+        """The path in the source up to the extension. What follows a dot in a file's name would be an extension to WebDataset."""
+        folder, name = os.path.split(self.images.name_bytes(source).decode("utf-8", "surrogateescape").lstrip("./"))
+        key = os.path.join(folder, os.path.splitext(name)[0].replace(".", "_"))
+        if key == self._last:  # such as a.jpg and a.png: one sample, to WebDataset, if they come one after the other
+            key = f"{key}_{source}"
+        self._last = key
+        return key
 
     def finish(self):
         self.put(bytes(2 * BLOCK))  # the mark of a tar file's end
@@ -30,10 +43,10 @@ class Writer(BlockWriter):
 
 
 def header(name, size):
-    """A tar header for a plain file."""
+    """A tar header for a plain file, with one more before it if the name is long."""
     member = tarfile.TarInfo(name)
     member.size = size
-    return member.tobuf(tarfile.USTAR_FORMAT)
+    return member.tobuf(tarfile.GNU_FORMAT, errors="surrogateescape")
 
 
 def padding(size):
@@ -46,7 +59,7 @@ def native(path):
     with tarfile.open(path, "r:") as archive:
         for member in archive:
             content = archive.extractfile(member).read()
-            if member.name.endswith(".jpg"):
+            if not member.name.endswith(".cls"):
                 image = content
             else:
                 yield image, int(content)

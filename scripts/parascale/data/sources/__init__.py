@@ -4,15 +4,13 @@ A kind is a module with one function `fetch(source, output, attempts)` that make
 or not at all. What a broken download already has waits in `<output>.partial` for the next attempt.
 """
 
-import fcntl
-import os
 from contextlib import contextmanager
 from pathlib import Path
 
 from parascale.data.sources import builtin, files, hub, url
 from parascale.data.sources.manifest import Raw, settings_of
 from parascale.errors import DataError, DownloadError
-from parascale.files import full_disk_is_an_error, make_folder
+from parascale.files import full_disk_is_an_error, locked, make_folder
 
 KINDS = {"builtin": builtin.fetch, "hub": hub.fetch, "files": files.fetch, "url": url.fetch}
 ATTEMPTS = 5  # consecutive failures without a byte of progress before a server is given up
@@ -44,20 +42,12 @@ def _alone(output):
     """Let no other process of this machine download into the folder `output` at the same time: both would append to one piece."""
     folder = Path(output).parent
     make_folder(folder)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise DownloadError(
-            f"{output}: another process is downloading into {folder} just now; wait until it has ended"
-        ) from None
-    except OSError:
-        pass  # a filesystem without locks
-    try:
+    with locked(folder) as ours:
+        if ours is False:
+            raise DownloadError(
+                f"{output}: another process is downloading into {folder} just now; wait until it has ended"
+            )
         yield
-    finally:
-        os.close(handle)
 
 
 def _is_whole(source, output):

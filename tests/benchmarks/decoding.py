@@ -1,0 +1,189 @@
+"""File to tensor, side by side: our loader, torchvision's ImageFolder with DataLoader, and DALI on the CPU. Prints a table of ratios.
+
+900 JPEGs of about 110 kB, with the spectrum of photographs, are drawn once into the work folder. Each side gives batches of 64 random
+crops of 160 pixels (area of 0.08 to 1), half of them flipped, from the page cache. All take turns in one run; the ratio is the median
+of the turns' ratios. On a machine that is shared, `--clock processor` counts the processor's time of a side with its workers and
+threads, which others change less. The peers need an environment of their own (make_peers.py --of decoding).
+
+Example: python tests/benchmarks/decoding.py --work /tmp/decoding --peers /tmp/peers/bin/python
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+SAMPLES, SIZE, BATCH, SMALLEST = 900, 160, 64, 0.08
+SHAPES = ((500, 375), (375, 500), (500, 333), (500, 400))
+GOALS = {1: {"torchvision": 1.5, "dali": 1.35}}
+
+
+def draw(folder):
+    """The images, as `train/<class>/<number>.jpg` and, for an index, a few of them as `val`."""
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from tests.unit.test_crops import photo
+
+    for number in range(SAMPLES):
+        data = photo(number, *SHAPES[number % len(SHAPES)], quality=91)
+        for split in ("train", "val") if number < 20 else ("train",):
+            path = folder / f"{split}/class{number % 10}/{number:04d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def ours(folder, workers):
+    """Yield batches of our loader, epoch after epoch, from HDF5 with its checksums."""
+    import torch
+
+    from parascale.data.classes import AugmentedImages
+    from parascale.data.convert import convert
+    from parascale.data.formats import open_images
+    from parascale.data.image_sources import index_images
+    from parascale.data.images import ImageIndex
+    from parascale.data.loader import read_batches
+    from parascale.data.sampler import Sampler
+    from parascale.settings.formats import Formats, Images
+
+    torch.set_num_threads(1)
+    converted = folder.parent / "hdf5"
+    if not (converted / "manifest.json").exists():
+        index_images(folder, Images(), folder.parent / "index")
+        convert(ImageIndex(folder.parent / "index"), "photos", "hdf5", Formats(), converted)
+    samples = AugmentedImages(open_images(converted, "train", check=True), SIZE, 0, SMALLEST)
+    sampler = Sampler(len(samples), BATCH, 0, count_on=True)
+    yield from read_batches(samples, map(sampler.indices, range(10**6)), workers)
+
+
+def torchvision(folder, workers):
+    """Yield batches of ImageFolder, RandomResizedCrop and RandomHorizontalFlip, as uint8."""
+    import torch
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import Compose, PILToTensor, RandomHorizontalFlip, RandomResizedCrop
+
+    torch.set_num_threads(1)
+    seen = Compose([RandomResizedCrop(SIZE, (SMALLEST, 1.0)), RandomHorizontalFlip(), PILToTensor()])
+    images = torch.utils.data.DataLoader(
+        ImageFolder(folder / "train", seen), BATCH, shuffle=True, num_workers=workers, persistent_workers=True
+    )
+    while True:
+        yield from images
+
+
+def dali(folder, workers):
+    """Yield batches of DALI's fused decoding of a random crop, in as many threads."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(batch_size=BATCH, num_threads=workers, device_id=None)
+    def pipeline():
+        encoded, labels = fn.readers.file(file_root=str(folder / "train"), random_shuffle=True)
+        images = fn.decoders.image_random_crop(
+            encoded, device="cpu", output_type=types.RGB, random_area=[SMALLEST, 1.0]
+        )
+        images = fn.resize(images, size=[SIZE, SIZE])
+        return fn.flip(images, horizontal=fn.random.coin_flip()), labels
+
+    built = pipeline()
+    built.build()
+    while True:
+        yield built.run()
+
+
+SIDES = {"ours": ours, "torchvision": torchvision, "dali": dali}
+
+
+def processor():
+    """Seconds of the processor that this process has taken, with its threads and workers."""
+    own = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))
+
+
+CLOCKS = {"wall": time.perf_counter, "processor": processor}
+
+
+def rate(batches, seconds, clock):
+    """Images a second, after an epoch that fills the cache and what workers prepare."""
+    for _ in range(SAMPLES // BATCH + 1):
+        next(batches)
+    count, start = 0, clock()
+    while clock() - start < seconds:
+        next(batches)
+        count += BATCH
+    return count / (clock() - start)
+
+
+def measured(python, side, arguments, workers):
+    """The rate of one side, in a process of its own."""
+    command = [
+        python,
+        __file__,
+        "--work",
+        arguments.work,
+        "--side",
+        side,
+        "--workers",
+        workers,
+        "--seconds",
+        arguments.seconds,
+        "--clock",
+        arguments.clock,
+    ]
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(arguments):
+    """Measure the sides in turns and print the table."""
+    from comparison import Comparison, machine
+
+    table, peers = Comparison(), [side for side in SIDES if side != "ours" and arguments.peers]
+    for workers in arguments.counts:
+        rates = {side: [] for side in ("ours", *peers)}
+        for _ in range(arguments.repeats):
+            for side, found in rates.items():
+                found.append(measured(sys.executable if side == "ours" else arguments.peers, side, arguments, workers))
+        if not peers:
+            table.alone(f"{workers} workers", float(np.median(rates["ours"])), "images/s")
+        for side in peers:
+            table.pair(
+                f"{workers} workers, against {side}",
+                rates["ours"],
+                rates[side],
+                GOALS.get(workers, {}).get(side),
+                "images/s",
+            )
+    print(f"\n{machine()}\n\n{table.markdown()}")
+
+
+def main():
+    """Compare all sides, or measure one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the images")
+    parser.add_argument("--peers", type=Path, help="python of the peers' environment")
+    parser.add_argument("--repeats", type=int, default=3, help="turns (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of a turn (default: %(default)s)")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2], help="of workers (default: 1 2)")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="of the rates (default: %(default)s)")
+    parser.add_argument("--side", choices=SIDES, help="measure this one alone and print its rate")
+    parser.add_argument("--workers", type=int, default=1, help="of the one side (default: %(default)s)")
+    arguments = parser.parse_args()
+    folder = arguments.work / "photos"
+    if arguments.side:
+        print(
+            json.dumps(
+                rate(SIDES[arguments.side](folder, arguments.workers), arguments.seconds, CLOCKS[arguments.clock])
+            ),
+            flush=True,
+        )
+        return
+    if not folder.exists():
+        draw(folder)
+    compare(arguments)
+
+
+if __name__ == "__main__":
+    main()

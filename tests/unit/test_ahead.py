@@ -1,0 +1,138 @@
+"""Reading ahead: the same samples as one by one, in memory that is bounded, and fast where each operation is slow."""
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parascale.data import ahead
+from parascale.data.classes import AugmentedImages
+from parascale.data.convert import convert
+from parascale.data.formats import base, open_images
+from parascale.data.loader import read_batches
+from parascale.errors import DataError
+from parascale.settings.formats import Formats
+from tests.unit.image_sets import FORMATS, jpeg, packed_index
+
+SAMPLES, BYTES = 600, 110_000
+BYTES_A_SECOND = 200e6
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """600 samples of 110 kB that are no images, in two shards of HDF5."""
+    folder = tmp_path_factory.mktemp("large")
+    data = np.random.default_rng(0).bytes(BYTES)
+    index = packed_index(folder / "index", {"train": [(i.to_bytes(4) + data, i % 3) for i in range(SAMPLES)]})
+    convert(index, "set", "hdf5", Formats(threads=2, shards=2, check="none"), folder / "hdf5")
+    return folder / "hdf5"
+
+
+class SlowDisk:
+    """`pread` of a filesystem whose operations take long each, and share one line."""
+
+    def __init__(self, latency, pread):
+        self.latency, self.pread, self.lock, self.free, self.reads = latency, pread, threading.Lock(), 0.0, 0
+
+    def __call__(self, file, length, offset):
+        data = self.pread(file, length, offset)
+        with self.lock:
+            self.reads += 1
+            self.free = max(self.free, time.perf_counter() + self.latency) + len(data) / BYTES_A_SECOND
+            ready = self.free
+        time.sleep(max(0.0, ready - time.perf_counter()))
+        return data
+
+
+def epoch(reader, order):
+    """Samples a second of a whole epoch."""
+    start = time.perf_counter()
+    count = sum(len(data) for _, data in ahead.read_ahead(reader, np.array_split(order, len(order) // 50)))
+    return count / (time.perf_counter() - start)
+
+
+@pytest.mark.parametrize(("latency", "least"), [(0.002, 0.9), (0.020, 0.7)])
+def test_random_epochs_are_nearly_as_fast_as_sequential_ones_on_a_slow_filesystem(latency, least, large, monkeypatch):
+    reader = open_images(large, "train", "pread", check=True)
+    monkeypatch.setattr(base.os, "pread", SlowDisk(latency, base.os.pread))
+    random, ordered = np.random.default_rng(1).permutation(SAMPLES), np.arange(SAMPLES)
+    ratios = [epoch(reader, random) / epoch(reader, ordered) for _ in range(3)]
+    assert max(ratios) >= least, ratios  # another load on the machine can only make one slower
+    assert epoch(reader, random) >= 0.5 * BYTES_A_SECOND / BYTES, "and it is the line that both wait for"
+
+
+def test_what_is_near_is_read_in_one_piece_and_no_piece_is_large(large):
+    reader = open_images(large, "train", "pread")
+    (first, _), rows = reader.shards(), reader.samples
+    found = ahead.pieces(reader, np.arange(SAMPLES))
+    assert sorted(itertools.chain(*found)) == list(range(SAMPLES)) and len(found) < SAMPLES / 8
+    for piece in found:
+        assert piece == list(range(piece[0], piece[-1] + 1)) and {i in first for i in piece} != {True, False}
+        assert sum(rows["length"][piece]) <= ahead.PIECE_BYTES
+    assert ahead.pieces(reader, np.array([0, 2, 4])) == [[0], [2], [4]], "what lies between is not worth reading"
+
+
+def test_no_more_than_two_windows_are_in_memory(large, monkeypatch):
+    """However slowly a training takes its batches."""
+    reader, disk = open_images(large, "train", "pread"), SlowDisk(0.0, base.os.pread)
+    monkeypatch.setattr(base.os, "pread", disk)
+    most, taken = 20 * BYTES, 0
+    order = np.random.default_rng(1).permutation(SAMPLES)
+    for _, data in ahead.read_ahead(reader, np.array_split(order, SAMPLES // 5), threads=8, most=most):
+        time.sleep(0.005)
+        assert disk.reads * (BYTES + 4) <= taken + 2 * (most + 6 * BYTES)
+        taken += sum(map(len, data))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Twenty images of three classes as an index."""
+    return packed_index(tmp_path_factory.mktemp("images") / "index", {"train": [(jpeg(i), i % 3) for i in range(20)]})
+
+
+@pytest.mark.filterwarnings("ignore:.*read at random")
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_read_ahead_are_those_read_one_by_one(name, workers, images, tmp_path):
+    convert(images, "set", name, Formats(threads=2, shards=2), tmp_path / name)
+    samples = AugmentedImages(open_images(tmp_path / name, "train", "pread", check=True), 16, 1, 0.3)
+    chosen = [np.array(numbers) for numbers in ([3, 39, 0], [7], [7, 7, 47], [1, 2], [19, 20])]
+    found = list(read_batches(samples, iter(chosen), workers))
+    for numbers, tensors in zip(chosen, found, strict=True):
+        expected = samples.batch(numbers)
+        assert all(np.array_equal(*pair) for pair in zip(tensors, expected, strict=True))
+    samples.reader.close()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 19), min_size=1, max_size=6), max_size=12), st.integers(1, 5000))
+def test_any_plan_gives_its_samples_in_order(images_as_hdf5, plan, most):
+    reader = open_images(images_as_hdf5, "train", "pread", check=True)
+    found = list(ahead.read_ahead(reader, plan, threads=3, most=most))
+    assert [numbers.tolist() for numbers, _ in found] == plan
+    assert all(data == [reader[i] for i in numbers] for numbers, data in found)
+    reader.close()
+
+
+@pytest.fixture(scope="module")
+def images_as_hdf5(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hdf5") / "hdf5"
+    convert(images, "set", "hdf5", Formats(threads=2, shards=2), folder)
+    return folder
+
+
+def test_a_damaged_sample_is_named_when_its_batch_comes(images, tmp_path):
+    convert(images, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
+    reader = open_images(tmp_path / "hdf5", "train", "pread", check=True)
+    place = int(reader.samples["offset"][5])
+    with open(reader.paths()[0], "r+b") as file:
+        file.seek(place)
+        file.write(b"\0")
+    batches = ahead.read_ahead(reader, [[0, 1], [4, 5]], most=1)
+    assert next(batches)[1] == [reader[0], reader[1]]
+    with pytest.raises(DataError, match=r"sample 5 .* is damaged: its checksum differs"):
+        next(batches)

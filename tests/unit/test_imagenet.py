@@ -1,0 +1,117 @@
+"""ImageNet's official tar files are read where they lie, and whole or not at all."""
+
+import io
+import tarfile
+
+import pytest
+
+from parascale.data import imagenet
+from parascale.data.convert import convert
+from parascale.errors import DataError
+from parascale.settings.formats import Formats
+from tests.unit.image_sets import image_folder, index_of
+from tests.unit.image_sets import jpeg as make_jpeg
+
+
+def imagenet_tars(root):
+    """The official tar files, small: two classes of three images, and two validation images; returns name → bytes."""
+    root.mkdir()
+    content = {name: {f"{name}_{i}.JPEG": make_jpeg(i + len(name)) for i in range(3)} for name in ("n02", "n01")}
+    inner = {f"{name}.tar": tar_of(images) for name, images in content.items()}
+    (root / imagenet.TRAIN).write_bytes(tar_of(inner))
+    content["val"] = {f"ILSVRC2012_val_{i}.JPEG": make_jpeg(90 + i) for i in (1, 2)}
+    (root / imagenet.VALIDATION).write_bytes(tar_of(content["val"]))
+    lines = ["ImageId,PredictionString", "ILSVRC2012_val_2,n02 1 2 3 4", "ILSVRC2012_val_1,n01 1 2 3 4 n01 5 6 7 8 "]
+    (root / imagenet.LABELS).write_text("\n".join(lines))
+    return content
+
+
+def tar_of(files):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def test_imagenet_is_read_from_its_official_tar_files_where_they_lie(tmp_path):
+    content = imagenet_tars(tmp_path / "raw")
+    index = index_of(tmp_path / "raw", tmp_path / "index")
+    assert index.classes == ["n01", "n02"] and index.splits == ["train", "validation"]
+    train, validation = index.split("train"), index.split("validation")
+    for i in range(6):
+        name = train.name(i).split("/")
+        assert train.read(i) == content[name[0]][name[1]] and index.classes[train.labels[i]] == name[0]
+    seen = {validation.name(i): (validation.read(i), validation.labels[i]) for i in range(2)}
+    assert seen == {f"ILSVRC2012_val_{i}.JPEG": (content["val"][f"ILSVRC2012_val_{i}.JPEG"], i - 1) for i in (1, 2)}
+    convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
+    assert sum(path.stat().st_size for path in (tmp_path / "index").iterdir() if not path.is_symlink()) < 20_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (imagenet.TRAIN, b"no tar at all", "ILSVRC2012_img_train.tar: not a whole tar file"),
+        (imagenet.LABELS, None, "LOC_val_solution.csv is missing"),
+        (
+            imagenet.LABELS,
+            b"ImageId,PredictionString\nILSVRC2012_val_1,n01",
+            "images without a class .* ILSVRC2012_val_2",
+        ),
+        (imagenet.LABELS, b"ImageId,PredictionString\nILSVRC2012_val_1,n77", "with a class that .* lacks"),
+        (imagenet.LABELS, b"a,b\n1,2", "not a table of `ImageId`"),
+    ],
+)
+def test_official_tar_files_that_are_not_whole_are_named(name, content, message, tmp_path):
+    imagenet_tars(tmp_path / "raw")
+    path = tmp_path / "raw" / name
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        index_of(tmp_path / "raw", tmp_path / "index")
+
+
+@pytest.mark.parametrize("name", [imagenet.TRAIN, imagenet.VALIDATION])
+def test_a_tar_cut_anywhere_is_refused(name, tmp_path):
+    """In a header, in an image, between members: `tarfile` tells of few of them."""
+    imagenet_tars(tmp_path / "raw")
+    path = tmp_path / "raw" / name
+    whole = path.read_bytes()
+    with tarfile.open(path) as tar:
+        end = [*tar][-1].offset_data
+    end += -(-(len(whole.rstrip(b"\0")) - end) // 512) * 512  # where the last member's blocks end
+    for length in (*range(0, end, 256), end, end + 511):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DataError, match=f"{name}: .* fetch it again"):
+            index_of(tmp_path / "raw", tmp_path / f"{length}")
+
+
+@pytest.mark.parametrize("name", [imagenet.TRAIN, imagenet.VALIDATION])
+def test_a_damaged_header_is_no_end(name, tmp_path):
+    imagenet_tars(tmp_path / "raw")
+    path = tmp_path / "raw" / name
+    with tarfile.open(path) as tar:
+        place = [*tar][1].offset
+    whole = path.read_bytes()
+    path.write_bytes(whole[:place] + b"\xff" * 8 + whole[place + 8 :])
+    with pytest.raises(DataError, match=f"{name}: .* ends early, or is damaged at byte {place:,}"):
+        index_of(tmp_path / "raw", tmp_path / "index")
+
+
+def test_labels_without_an_image_are_named(tmp_path):
+    content = imagenet_tars(tmp_path / "raw")
+    content["val"].popitem()
+    (tmp_path / "raw" / imagenet.VALIDATION).write_bytes(tar_of(content["val"]))
+    with pytest.raises(DataError, match=r"lacks images that LOC_val_solution.csv names: ILSVRC2012_val_2; fetch both"):
+        index_of(tmp_path / "raw", tmp_path / "index")
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_folders_come_before_the_tars_that_they_were_unpacked_from(labels, tmp_path):
+    imagenet_tars(tmp_path / "raw")
+    image_folder(tmp_path / "raw")
+    if not labels:
+        (tmp_path / "raw" / imagenet.LABELS).unlink()
+    index = index_of(tmp_path / "raw", tmp_path / "index")
+    assert index.classes == ["cat", "dog"] and index.splits == ["train", "validation"]
