@@ -13,8 +13,9 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from parascale.errors import DamagedError, FullDiskError, RequirementError
@@ -216,31 +217,44 @@ def atomic_folder(target):
     """
     with full_disk_is_an_error(target):
         for left in Path(target).parent.glob(f".{glob.escape(Path(target).name)}.*.partial"):
-            if lock := _locked(left):
-                shutil.rmtree(left, ignore_errors=True)
-                os.close(lock)
-        with atomic_path(target) as partial:
-            lock = _locked(partial.parent)
-            try:
-                partial.mkdir()
-                yield partial
-            finally:
-                if lock:
-                    os.close(lock)
+            with locked(left) as ours:
+                if ours:
+                    shutil.rmtree(left, ignore_errors=True)
+        with atomic_path(target) as partial, locked(partial.parent):
+            partial.mkdir()
+            yield partial
 
 
-def _locked(folder):
-    """A handle that holds the lock of a folder; None where another process has it, or the filesystem has no locks."""
+@contextmanager
+def locked(path, seconds=0.0):
+    """Hold the lock of a file or folder. It ends with the block, with this process, or with the program that that becomes.
+
+    Yields True; False where another process still has it after so many seconds; None where the filesystem has no locks, or there is
+    nothing at `path`.
+    """
+    handle = None
     try:
-        handle = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return handle
-    except OSError:
-        os.close(handle)
-        return None
+        with suppress(FileNotFoundError):
+            handle = os.open(path, os.O_RDONLY)
+            os.set_inheritable(handle, True)
+        yield None if handle is None else _lock(handle, seconds)
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(handle, seconds):
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+        except OSError:
+            return None
 
 
 @contextmanager

@@ -7,7 +7,6 @@ A job that Slurm begins anew, because it lost the node, may meet its own former 
 longer sees it. The later start takes the lease, and begins once the former must have seen that.
 """
 
-import fcntl
 import getpass
 import json
 import os
@@ -17,11 +16,11 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from parascale import slurm
 from parascale.errors import TrainingError
-from parascale.files import make_folder, read_json, write_json
+from parascale.files import locked, make_folder, read_json, write_json
 
 RENEW_SECONDS = 5.0
 STALE_SECONDS = 20.0  # several renewals, and the delay with which a parallel filesystem shows a change
@@ -94,7 +93,7 @@ class Lease:
         """
         if not self._stop():
             return
-        with suppress(FileNotFoundError), self._alone():
+        with suppress(FileNotFoundError), locked(self.path.parent, LOCK_SECONDS):
             if not self._end_unless_own():
                 self.path.unlink()
 
@@ -133,10 +132,11 @@ class Lease:
     def _claim(self, dead):
         """Write the lease where there is none, or one that was last renewed at `dead`; whether it is ours.
 
-        Of several that do so at once one succeeds.
+        Of several that do so at once one succeeds. Where a process stands still with the lock, or there are none, the next renewal
+        tells which.
         """
         make_folder(self.path.parent)
-        with self._alone():
+        with locked(self.path.parent, LOCK_SECONDS):
             now = self.holder()
             if now and now["time"] != dead:
                 return False
@@ -147,25 +147,6 @@ class Lease:
             except FileExistsError:
                 return False
         return True
-
-    @contextmanager
-    def _alone(self):
-        """Nobody else looks at the lease and changes it meanwhile, where the filesystem has locks. Where a process stands still
-        with the lock, or there are none, the next renewal tells who has it."""
-        handle = os.open(self.path.parent, os.O_RDONLY)
-        until = time.monotonic() + LOCK_SECONDS
-        try:
-            while time.monotonic() < until:
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(0.01)
-                except OSError:
-                    break
-            yield
-        finally:
-            os.close(handle)
 
     def _replace(self, former):
         """Hold the lease against a former start of this job until that must have seen it and ended; its last sign."""

@@ -4,6 +4,7 @@ Any user may call these commands. A function says what it does where Slurm is no
 """
 
 import getpass
+import math
 import os
 import re
 import socket
@@ -104,14 +105,17 @@ def _moment(text):
 # --- job steps
 
 
-def srun_command(command, nodes, site, gpus):
-    """The srun line that runs `command` once on each node of the job.
+def srun_command(command, nodes, site, gpus, wait):
+    """The srun line that runs `command` once on each node of the job, and ends at most `wait` seconds after the first of them: of a
+    node that was gone for so short a time that Slurm did not see it, srun would wait for ever.
 
     Everything is named: inside a job of Snakemake's job-step plugin srun finds no `SLURM_*` defaults, and would start
     one task on one node. cpus-per-task is not inherited from the job since Slurm 22.05.
     """
     line = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    line += [f"--cpus-per-task={site.cores_per_node}"]
+    line += [f"--cpus-per-task={site.cores_per_node}", f"--wait={math.ceil(wait)}"]
+    if site.threads_per_core > 1:  # else so many CPUs are two threads of half the cores
+        line += ["--threads-per-core=1"]
     if site.gpus_per_node:
         line += [f"--gres=gpu:{gpus}"]
     return [*line, *command]
@@ -176,8 +180,14 @@ def described(job):
 
 
 def records(kind):
-    """Name → fields, as text, of every `partition` or `reservation`. RequirementError where Slurm does not answer."""
+    """Name → fields, as text, of every `node`, `partition` or `reservation`. RequirementError where Slurm does not answer."""
     return parse_records(kind, _ask(_show(kind)))
+
+
+def configuration():
+    """`slurm.conf` as the controller reads it, as text by key. RequirementError where Slurm does not answer."""
+    lines = (line.partition("=") for line in _ask(["scontrol", "show", "config"]).splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines if value}
 
 
 def partitions():
@@ -251,8 +261,9 @@ def parse_sacct(text):
 
 
 def fields(line):
-    """Key → value, as text, of one record of `scontrol show … --oneliner`: words `Key=value`."""
-    return dict(FIELD.findall(line))
+    """Key → value, as text, of one record of `scontrol show … --oneliner`: words `Key=value`. What people write (comments, reasons) comes
+    after the fields that it may look like."""
+    return dict(reversed(FIELD.findall(line)))
 
 
 def seconds(text):

@@ -15,13 +15,13 @@ from parascale.files import append_line, read_json_lines
 FILE = "submissions.jsonl"
 
 
-FIELDS = ("job_id", "rule", "kind", "run", "key", "wildcards")
+FIELDS = ("job_id", "rule", "kind", "run", "key", "jobs")
 
 
-def note(store, job_id, rule, kind=None, run=None, key=None, wildcards=None):
+def note(store, job_id, rule, kind=None, run=None, key=None, jobs=None):
     """Write down a job that was submitted just now. store: folder below the root. kind, run: of a training. key: a training's, or a
-    digest of what decides the output of another job. wildcards: values, of a job that is no group."""
-    line = dict(zip(FIELDS, (job_id, rule, kind, run, key, wildcards), strict=True))
+    digest of what decides the output of another job. jobs: rule and wildcards of each of Snakemake's jobs that it does."""
+    line = dict(zip(FIELDS, (job_id, rule, kind, run, key, jobs), strict=True))
     line |= {"time": datetime.now(UTC).isoformat(timespec="seconds"), "user": getpass.getuser()}
     append_line(store / FILE, json.dumps(line | {"host": socket.gethostname()}))
 

@@ -37,18 +37,27 @@ def training_of(job):
     return kind and Training(kind, job.wildcards.run, job.params.key)
 
 
+def members_of(job):
+    """The jobs in a group, or the job alone."""
+    return sorted(job.jobs, key=work_of) if job.is_group() else [job]
+
+
+def work_of(job):
+    """What a job is at, whatever its settings: [rule, values of the wildcards]."""
+    return [job.rule.name, list(job.wildcards)]
+
+
 def key_of(job):
-    """What tells jobs of one rule and the same wildcards apart: a training's key, else a digest of the parameters, which hold the
-    settings and code that decide the output."""
+    """What tells jobs at the same work apart: a training's key, else a digest of the parameters, which hold the settings and code that
+    decide the output."""
     training = training_of(job)
-    return training.key if training else hashlib.sha256(repr(sorted(job.params.items())).encode()).hexdigest()
+    decided = [sorted(member.params.items()) for member in members_of(job)]
+    return training.key if training else hashlib.sha256(repr(decided).encode()).hexdigest()
 
 
 def noted_as(job):
-    """What `submissions.note` is told of a job; of a group of jobs its name alone."""
-    if job.is_group():
-        return {"rule": job.name}
-    known = {"rule": job.name, "key": key_of(job), "wildcards": list(job.wildcards)}
+    """What `submissions.note` is told of a job."""
+    known = {"rule": job.name, "key": key_of(job), "jobs": [work_of(member) for member in members_of(job)]}
     training = training_of(job)
     return known | asdict(training) if training else known
 
@@ -67,28 +76,42 @@ class RootExecutor(Executor):
         # job → looks in a row at which Slurm had not decided, or forgotten, what became of it
         self.undecided = Counter()
         self.away = {}  # job of Snakemake's → seconds after which Slurm is asked again
+        self.found = None  # what was in the queue at first
+        self.tried = set()  # jobs of Snakemake's that were submitted since
         self.run_uuid = f"{self.workflow.executor_settings.jobname_prefix or 'parascale'}_{root}"
 
     def clean_old_logs(self):
         """Nothing: the plugin's own also deletes empty folders, and a job whose log has no folder cannot start."""
 
     def run_job(self, job):
-        """Submit a job, unless one that an earlier start of the workflow left is at the same work.
+        """Submit a job, unless one that an earlier start of the workflow left is at the same work."""
+        if self._is_left_to_us(job):
+            super().run_job(job)
+
+    def run_array_jobs(self, jobs):
+        """The same for jobs that become one array."""
+        free = [job for job in jobs if self._is_left_to_us(job)]
+        if len(free) > 1:
+            super().run_array_jobs(free)
+        elif free:
+            super().run_job(free[0])
+
+    def _is_left_to_us(self, job):
+        """Whether nobody is at a job's work. Who is, is watched.
 
         Nobody sees an exception in here: whatever goes wrong is the failure of this job.
         """
         try:
-            left = None if job.is_group() else self._left_by_others(job)
+            left = self._left_by_others(job)
             self.away.pop(job, None)
+            if left:
+                self._watch(job, *left)
+            return not left
         except RequirementError as error:
             self._ask_later(job, error)
         except Exception as error:
             self._report_job_error_threadsafe(SubmittedJobInfo(job), f"{error or type(error).__name__} ")
-        else:
-            if left is None:
-                super().run_job(job)
-            else:
-                self._watch(job, *left)
+        return False
 
     def _ask_later(self, job, error):
         """Try again once Slurm may answer: a retry at once would be spent for nothing."""
@@ -100,8 +123,19 @@ class RootExecutor(Executor):
         timer.start()
 
     def _left_by_others(self, job):
-        """(id, key or None where it is unknown) of a job in the queue that is at a job's work; of the same key first."""
-        queue = slurm.waiting_or_running(self.run_uuid)
+        """(id, key or None where it is unknown) of a job in the queue that is at a job's work; of the same key first.
+
+        What an earlier start left is in the queue at the first submission. Later ones ask again for a retry: Slurm may have put back
+        a job that was given up, or have taken one without an answer.
+        """
+        if self.found is None:
+            self.found = slurm.waiting_or_running(self.run_uuid)
+        again = job in self.tried or self._at_work(job, self.found)
+        self.tried.add(job)
+        return self._at_work(job, slurm.waiting_or_running(self.run_uuid)) if again else None
+
+    def _at_work(self, job, queue):
+        """Of a queue, {id: comment}, what `_left_by_others` tells of."""
         if not queue:
             return None
         known = {line["job_id"]: line for line in submissions.noted(self.paths.store)}
@@ -112,8 +146,8 @@ class RootExecutor(Executor):
             line = known.get(identity, {})
             if training and line.get("kind"):
                 same = (line["kind"], line["run"]) == (training.kind, training.run)
-            elif line.get("wildcards") is not None:
-                same = (line["rule"], line["wildcards"]) == (job.name, list(job.wildcards))
+            elif line.get("jobs") is not None:
+                same = any(work_of(member) in line["jobs"] for member in members_of(job))
             else:  # Snakemake was killed before it could write the job down
                 same = said == comment
             if same:
@@ -124,7 +158,7 @@ class RootExecutor(Executor):
     def _watch(self, job, identity, key):
         """Take a job of Slurm's for ours, or wait for its end before ours is submitted."""
         wildcards, ours = get_job_wildcards(job), key == key_of(job)
-        log = self.slurm_logdir / f"rule_{job.name}" / wildcards / f"{identity}.log"
+        log = self.slurm_logdir / f"{'group' if job.is_group() else 'rule'}_{job.name}" / wildcards / f"{identity}.log"
         what = f"{job.name} {wildcards}".strip()
         if ours:
             self.logger.info(f"Job {job.jobid}: Slurm job {identity} is already at {what}; it is taken up.")

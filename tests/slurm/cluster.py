@@ -25,6 +25,7 @@ import shlex
 import shutil
 import subprocess
 import time
+from datetime import datetime
 from pathlib import Path
 
 import daemons
@@ -224,6 +225,30 @@ class Cluster:
         if wanted not in rows:
             raise ClusterError(f"the accounting has no {wanted}, only {', '.join(rows)}")
         return rows[wanted]
+
+    def starts(self, which: str, timeout: float = 60) -> dict[str, list[tuple[int, float]]]:
+        """Job → (cores of its nodes, seconds until its end) of each time that it was started, once all have ended.
+
+        which: option of sacct that names jobs, `--jobs=7` or `--name=parascale_0`.
+        """
+        command = ["sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", "--starttime=now-1days"]
+        deadline = time.monotonic() + timeout
+        while True:
+            answer = self.run([*command, which, "--format=JobIDRaw,NNodes,Start,End"]).stdout
+            rows = [line.split("|") for line in answer.splitlines()]
+            # A job that was put back into the queue may leave a row that never starts: it has neither.
+            if all(end != "Unknown" or start == "Unknown" for *_, start, end in rows):
+                break
+            if time.monotonic() > deadline:
+                raise ClusterError(f"jobs that have not ended: {rows}")
+            time.sleep(0.5)
+        found: dict[str, list] = {job: [] for job, *_ in rows}
+        cores = self.shape.sockets * self.shape.cores_per_socket  # of a node; Slurm's CPUs are their threads
+        for job, nodes, start, end in rows:
+            if start not in ("None", "Unknown"):
+                lasted = datetime.fromisoformat(end) - datetime.fromisoformat(start)
+                found[job].append((int(nodes) * cores, lasted.total_seconds()))
+        return found
 
     def _sacct_rows(self, job: str) -> dict[str, dict[str, str]]:
         command = ["sacct", "--noheader", "--parsable2", f"--format={','.join(SACCT_FIELDS)}", f"--job={job}"]

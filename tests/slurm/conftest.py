@@ -1,4 +1,4 @@
-"""The cluster that the tests of this folder share, and a small disk that its nodes share."""
+"""What the tests of this folder share: the cluster, a small disk of its nodes, and trainings that nothing disturbed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from daemons import why_not
+from schedule import LAYOUTS, rows
+from workflow import Workflow
 
 SMALL_DISK_MIB = 64
 
@@ -30,3 +32,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, small_disk: Path) -> Itera
     """A running cluster; a test that kills one of its nodes restarts it."""
     with Cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    """A function that returns a run of the schedule of faults as it is on this computer, without Slurm and without a fault."""
+    with Workflow(cluster, tmp_path_factory.mktemp("undisturbed") / "project", rows(LAYOUTS)) as workflow:
+
+        def run(name):
+            files = workflow.run(name)
+            if not files.target.exists():
+                workflow.start(files.target, profile="local").wait(timeout=900)
+            return files
+
+        yield run

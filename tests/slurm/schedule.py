@@ -1,12 +1,14 @@
 """A schedule of faults on a real Slurm, drawn from one number: trainings in several layouts are struck, again and again.
 
     python tests/slurm/schedule.py --seed 7                      one schedule; the same number strikes the same runs in the same way
-    python tests/slurm/schedule.py --seed 1-8 --record out.jsonl several, one after the other; every injection a line of out.jsonl
+    python tests/slurm/schedule.py --seed 1-8 --record out.jsonl several, one after the other; every injection a line of out.jsonl,
+                                                                 and what a schedule that fails leaves is copied beside it
     python tests/slurm/schedule.py --table out.jsonl             the outcomes by fault and layout, as Markdown
 
 Each schedule starts the workflow with one run per layout and strikes every run once its job has begun and a checkpoint is
 there. Passes only if, in the end, every run has the numbers and weights of one that nothing disturbed, bit for bit; if every
-workflow that ended early named a cause; if no process is left; and if the jobs written down are those that Slurm charged.
+workflow that ended early named a cause; if no process is left; and if the jobs written down are those that Slurm charged, each
+for as many seconds. Time limits follow the load of the computer.
 Needs what tests/slurm/README.md names.
 """
 
@@ -32,7 +34,7 @@ from pathlib import Path
 import daemons
 from cluster import Cluster
 from shape import Shape
-from workflow import Workflow, assert_same_numbers
+from workflow import Patience, Workflow, assert_same_numbers
 from workloads import STEPS
 
 from parascale import submissions
@@ -47,8 +49,8 @@ LAYOUTS = {
     "pp": {"gpus_per_node": 2, "pp": 2, "micro_batches": 2},
     "nodes": {"nodes": 2, "dp": 2},
 }
-DAMAGED = "newest checkpoint damaged"
-PAUSE = 3.0  # seconds that a step takes until every fault has struck
+DAMAGED, PASSED = "newest checkpoint damaged", "weights bit-equal"
+PAUSE = 5.0  # seconds that a step takes until every fault has struck
 TIMEOUT = 45  # `timeout_seconds` of the workflow: how long a rank may wait for another
 LATEST = (
     300 + 2 * TIMEOUT
@@ -63,13 +65,17 @@ def rows(names):
 
 @dataclass
 class Injection:
-    """One fault: what strikes which run, after how many begun attempts of it, and in how many seconds that had begun again."""
+    """One fault: what strikes which run, after how many begun attempts of it, and in how many seconds that had begun again.
+
+    cause: what the workflow named, where it ended before that.
+    """
 
     seed: int
     fault: str
     layout: str
     begun: int | None = None
     seconds: float | None = None
+    cause: str | None = None
     outcome: str = "not struck: the run ended before"
 
 
@@ -78,15 +84,15 @@ class Schedule:
 
     def __init__(self, seed, cluster, workflow, disk, names=tuple(LAYOUTS), count=14, faults=None):
         self.cluster, self.workflow, self.disk, self.names = cluster, workflow, disk, names
-        self.draw = random.Random(seed)
         pairs = list(product(faults or FAULTS, names))
-        self.draw.shuffle(pairs)
+        random.Random(seed).shuffle(pairs)
         self.injections = [Injection(seed, *pair) for pair in pairs[:count]]
-        self.later, self.struck_at, self.causes = [], {}, []
+        self.draw = None  # of the fault that strikes: what it draws hangs on no other's time
+        self.later, self.struck_at, self.patience, self.causes = [], {}, {}, []
 
     def run(self, latest=1200):
         """Strike, wait for the end, and check it. Returns the injections."""
-        deadline = time.monotonic() + latest
+        deadline = Patience(latest)
         self._start()
         while any(self._open(name) for name in self.names):
             self._tick(deadline)
@@ -94,13 +100,17 @@ class Schedule:
                 injection = self._open(name)
                 if injection and self._is_ready(name, injection):
                     say(f"seed {injection.seed}: {injection.fault} strikes {name}")
-                    injection.begun = self._begun(name)
-                    self.struck_at[id(injection)] = time.monotonic()
+                    injection.begun, injection.outcome = self._begun(name), "struck"
+                    self.struck_at[id(injection)], self.patience[id(injection)] = time.monotonic(), Patience(LATEST)
+                    self.draw = random.Random(f"{injection.seed} {injection.fault} {name}")
                     FAULTS[injection.fault](self, name)
         self.workflow.full_speed()
         while self.workflow.process.poll() != 0 or self.later:
             self._tick(deadline)
         self._check()
+        for injection in self.injections:
+            if injection.begun is not None:
+                injection.outcome = PASSED
         return self.injections
 
     # ---- watching
@@ -113,7 +123,7 @@ class Schedule:
     def _tick(self, deadline):
         """Repair what is due, start the workflow again where it ended, and see who has recovered."""
         time.sleep(0.3)
-        assert time.monotonic() < deadline, f"not at its end: {self.injections}\n{self.workflow.story()[-6000:]}"
+        assert deadline.lasts(), f"not at its end: {self.injections}\n{self.workflow.story()[-6000:]}"
         for due in [each for each in self.later if each[0] < time.monotonic()]:
             self.later.remove(due)
             due[1]()
@@ -122,14 +132,19 @@ class Schedule:
             assert causes, self.workflow.story()
             self.causes.append(causes[-1].strip()[:200])
             assert len(self.causes) < 10, self.causes
+            for injection in self._not_yet_recovered():
+                injection.cause = self.causes[-1]
             self._start()
-        for injection in self.injections:
-            if injection.begun is not None and injection.seconds is None:
-                waited = time.monotonic() - self.struck_at[id(injection)]
-                passing = injection.fault in PASSING and waited > PASSING[injection.fault]
-                if passing or self._begun(injection.layout) > injection.begun or self._is_done(injection.layout):
-                    injection.seconds, injection.outcome = round(waited, 1), "went on"
-                assert waited < LATEST, f"hangs since {waited:.0f} s: {injection}\n{self.workflow.story()[-6000:]}"
+        for injection in self._not_yet_recovered():
+            waited = time.monotonic() - self.struck_at[id(injection)]
+            passing = injection.fault in PASSING and waited > PASSING[injection.fault]
+            if passing or self._begun(injection.layout) > injection.begun or self._is_done(injection.layout):
+                injection.seconds, injection.outcome = round(waited, 1), "went on"
+            hangs = f"hangs since {waited:.0f} s: {injection}\n{self.workflow.story()[-6000:]}"
+            assert self.patience[id(injection)].lasts(), hangs
+
+    def _not_yet_recovered(self):
+        return [each for each in self.injections if each.begun is not None and each.seconds is None]
 
     def _open(self, name):
         """The injection that a run waits for, or has not recovered from yet; None where there is none."""
@@ -233,7 +248,8 @@ class Schedule:
         filler = self.disk / "filler"
 
         def fill():
-            with open(filler, "ab", buffering=0) as handle:
+            # Whoever writes meanwhile may have taken the last of it.
+            with open(filler, "ab", buffering=0) as handle, suppress(OSError):
                 if free := shutil.disk_usage(self.disk).free:
                     os.posix_fallocate(handle.fileno(), handle.seek(0, os.SEEK_END), free)
 
@@ -265,18 +281,7 @@ class Schedule:
         while (left := self._left()) and time.monotonic() < until:
             time.sleep(0.5)
         assert not left, f"these outlive their jobs: {left}"
-        noted = {line["job_id"] for line in submissions.noted(Paths(self.workflow.root).store)}
-        listing = [
-            "sacct",
-            "--allocations",
-            "--noheader",
-            "--parsable2",
-            "--format=JobIDRaw,JobName",
-            "--starttime=now-1days",
-        ]
-        charged = [line.split("|") for line in self.cluster.run(listing).stdout.splitlines()]
-        names = {name for job, name in charged if job in noted}
-        assert noted == {job for job, name in charged if name in names}, (noted, charged)
+        self.workflow.assert_all_is_charged()
 
     def _left(self):
         return [
@@ -322,21 +327,35 @@ def undisturbed_runs(cluster, folder, names):
     return workflow
 
 
-def struck(seed, cluster, folder, disk, undisturbed, **choices):
-    """Run the schedule of a seed; its injections. A schedule that does not pass raises AssertionError."""
+def struck(seed, cluster, folder, disk, undisturbed, record=None, **choices):
+    """Run the schedule of a seed; its injections. A schedule that does not pass raises AssertionError.
+
+    record: a file to which every injection is appended.
+    """
     names = choices.setdefault("names", tuple(LAYOUTS))
     data, root = undisturbed.root / "results/data", disk / f"seed-{seed}"
     with Workflow(cluster, folder / f"seed-{seed}", rows(names), PAUSE, data, root) as workflow:
         workflow.undisturbed = undisturbed
-        return Schedule(seed, cluster, workflow, disk, **choices).run()
+        schedule = Schedule(seed, cluster, workflow, disk, **choices)
+        try:
+            return schedule.run()
+        except BaseException:
+            if record:
+                shutil.copytree(root, record.with_name(f"{record.stem}-seed-{seed}"), dirs_exist_ok=True)
+            raise
+        finally:
+            if record:
+                with open(record, "a", encoding="utf-8") as handle:
+                    handle.writelines(json.dumps(asdict(each)) + "\n" for each in schedule.injections)
 
 
 def table(lines):
     """Markdown: how often each fault struck each layout, and the longest time until the run had begun again."""
-    counts = Counter((line["fault"], line["layout"]) for line in lines if line["seconds"] is not None)
-    text = [f"| fault | {' | '.join(LAYOUTS)} | longest, s |", "| --- |" + " --- |" * (len(LAYOUTS) + 1)]
+    lines = [line for line in lines if line["outcome"] == PASSED]
+    counts = Counter((line["fault"], line["layout"]) for line in lines)
+    text = [f"| fault | {' | '.join(LAYOUTS)} | longest, s |", "| --- |" + " ---: |" * (len(LAYOUTS) + 1)]
     for fault in FAULTS:
-        longest = max((line["seconds"] for line in lines if line["fault"] == fault and line["seconds"]), default=None)
+        longest = max((line["seconds"] or 0 for line in lines if line["fault"] == fault), default=None)
         text.append(f"| {fault} | {' | '.join(str(counts[fault, name]) for name in LAYOUTS)} | {longest or '–'} |")
     return "\n".join([*text, f"\n{sum(counts.values())} injections."])
 
@@ -355,6 +374,7 @@ def main():
         return 0
     first, _, last = (given.seed or "1").partition("-")
     names = tuple(given.layout or LAYOUTS)
+    choices = {"names": names, "count": given.count, "faults": given.fault, "record": given.record}
     folder = Path(tempfile.mkdtemp(prefix="schedule-"))
     disk, failed = folder / "disk", 0
     disk.mkdir()
@@ -365,19 +385,13 @@ def main():
             say("the runs that nothing disturbs have ended")
             for seed in range(int(first), int(last or first) + 1):
                 try:
-                    injections = struck(
-                        seed, cluster, folder, disk, undisturbed, names=names, count=given.count, faults=given.fault
-                    )
+                    injections = struck(seed, cluster, folder, disk, undisturbed, **choices)
                 except Exception as error:  # whatever one schedule ends with, the next one begins
                     failed += 1
                     say(f"seed {seed} FAILED: {type(error).__name__}: {error}")
                     continue
-                say(
-                    f"seed {seed}: {sum(each.seconds is not None for each in injections)} injections, weights bit-equal"
-                )
-                if given.record:
-                    with open(given.record, "a", encoding="utf-8") as handle:
-                        handle.writelines(json.dumps(asdict(each)) + "\n" for each in injections)
+                hit = sum(each.seconds is not None for each in injections)
+                say(f"seed {seed}: {hit} injections, weights bit-equal")
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=False)
     return failed

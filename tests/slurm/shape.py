@@ -30,11 +30,13 @@ class Shape:
     nodes: int = 4
     sockets: int = 2
     cores_per_socket: int = 64
+    threads_per_core: int = 2
     gpus: int = 4
     memory_mb: int = 512_000
     partitions: tuple[Partition, ...] = (
         Partition("dc-gpu", "24:00:00"),
         Partition("dc-gpu-devel", "02:00:00"),
+        Partition("dc-cpu", "24:00:00"),
     )
     account: str = "training"
     # On JURECA and JUWELS a node's name with this suffix is its InfiniBand address, on this interface.
@@ -108,6 +110,9 @@ def slurm_conf(shape: Shape, addresses: Addresses, directory: Path) -> str:
         "GresTypes": "gpu",
         "SchedulerParameters": "bf_interval=1,sched_interval=1",
         "EnforcePartLimits": "ALL",
+        # Partitions are of one priority until a test says otherwise: nobody is preempted.
+        "PreemptType": "preempt/partition_prio",
+        "PreemptMode": "REQUEUE",
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": addresses.login,
         "AccountingStoragePort": shape.accounting_port,
@@ -127,7 +132,7 @@ def slurm_conf(shape: Shape, addresses: Addresses, directory: Path) -> str:
     for number, name in enumerate(shape.node_names):
         lines.append(
             f"NodeName={name} NodeAddr={addresses.node(number)} Sockets={shape.sockets}"
-            f" CoresPerSocket={shape.cores_per_socket} ThreadsPerCore=1 RealMemory={shape.memory_mb}"
+            f" CoresPerSocket={shape.cores_per_socket} ThreadsPerCore={shape.threads_per_core} RealMemory={shape.memory_mb}"
             f" Gres=gpu:{shape.gpus}"
         )
     for number, partition in enumerate(shape.partitions):

@@ -1,7 +1,6 @@
 """What a job was charged, by a real accounting: whole nodes × their cores × the time from start to end, each start of a job."""
 
 import time
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,6 @@ CORES = 128  # of a node of the box, as of JURECA
 SHAPES = {"one node": (1, 1), "two nodes": (2, 4)}
 
 
-def starts(cluster, job):
-    """(nodes, start, end) of each time that a job was started, as Slurm wrote them down."""
-    command = ["sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", f"--jobs={job}"]
-    lines = cluster.run([*command, "--format=NNodes,Start,End"]).stdout.splitlines()
-    rows = [line.split("|") for line in lines]
-    return [(int(nodes), *map(datetime.fromisoformat, times)) for nodes, *times in rows if "Unknown" not in times]
-
-
 def charged(cluster, job):
     """Core-hours as the plan's comparison takes them from `sacct`."""
     site = load_site(Config(sites=str(ROOT / "config" / "sites")), "jureca")
@@ -33,8 +24,8 @@ def charged(cluster, job):
 
 
 def by_hand(cluster, job):
-    """Nodes × cores × (end − start) in hours, over all starts."""
-    return sum(nodes * CORES * (end - start).total_seconds() / 3600 for nodes, start, end in starts(cluster, job))
+    """Cores × (end − start) in hours, over all starts."""
+    return sum(cores * seconds / 3600 for cores, seconds in cluster.starts(f"--jobs={job}")[job])
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -57,5 +48,5 @@ def test_a_requeued_job_is_charged_for_each_start(cluster, tmp_path):
     cluster.run(["scontrol", "requeue", job])
     assert cluster.wait(job, timeout=120) == "COMPLETED"
     cluster.sacct(job)
-    assert len(starts(cluster, job)) == 2
+    assert len(cluster.starts(f"--jobs={job}")[job]) == 2
     assert charged(cluster, job) == pytest.approx(by_hand(cluster, job), rel=0.001)

@@ -33,9 +33,9 @@ def first_node(cluster: Cluster, job: str) -> str:
 
 def test_has_the_shape_of_jureca(cluster: Cluster) -> None:
     nodes = output(cluster, "sinfo", "--noheader", "--Node", "--partition=dc-gpu", "--format=%N %c %m %G %T")
-    assert nodes.splitlines() == [f"jrc000{number} 128 512000 gpu:4 idle" for number in range(1, 5)]
+    assert nodes.splitlines() == [f"jrc000{number} 256 512000 gpu:4 idle" for number in range(1, 5)]
     partitions = output(cluster, "sinfo", "--noheader", "--format=%P %l %D")
-    assert partitions.splitlines() == ["dc-gpu* 1-00:00:00 4", "dc-gpu-devel 2:00:00 4"]
+    assert partitions.splitlines() == ["dc-gpu* 1-00:00:00 4", "dc-gpu-devel 2:00:00 4", "dc-cpu 1-00:00:00 4"]
     accounts = output(cluster, "sacctmgr", "--noheader", "--parsable2", "show", "assoc", "format=account,user")
     assert "training|root" in accounts.splitlines()
 
@@ -55,7 +55,7 @@ def test_two_nodes_run_a_job_and_the_accounting_says_so(cluster: Cluster, tmp_pa
     assert cluster.wait(job) == "COMPLETED"
     assert sorted((tmp_path / "out").read_text().split()) == ["0,1,2,3", "0,1,2,3", "jrc0001", "jrc0002"]
     whole, step = cluster.sacct(job), cluster.sacct(job, step="0")
-    assert (whole["NodeList"], whole["AllocNodes"], whole["AllocCPUS"]) == ("jrc[0001-0002]", "2", "256")
+    assert (whole["NodeList"], whole["AllocNodes"], whole["AllocCPUS"]) == ("jrc[0001-0002]", "2", "512")
     assert (whole["Partition"], whole["Account"], whole["TimelimitRaw"]) == ("dc-gpu-devel", "training", "10")
     assert "gres/gpu=8" in whole["AllocTRES"].split(",")
     assert (step["NTasks"], step["NodeList"]) == ("2", "jrc[0001-0002]")

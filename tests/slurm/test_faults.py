@@ -10,33 +10,14 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
-from schedule import struck
+from schedule import rows, struck
 from workflow import Workflow, assert_resumed_without_loss
 from workloads import STEPS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3000)]
 
-RUNS = {
-    "single": {"run": "single"},
-    "nodes": {"run": "nodes", "nodes": 2, "dp": 2},
-    "fsdp": {"run": "fsdp", "gpus_per_node": 2, "fsdp": 2},
-}
-ROWS = [{**row, "deterministic": "true", "baseline": row["run"]} for row in RUNS.values()]
+RUNS = ("single", "nodes", "fsdp")
 PAUSE = 2.0  # seconds a step until the fault has struck, so that it does before the end
-
-
-@pytest.fixture(scope="session")
-def undisturbed(cluster, tmp_path_factory):
-    """A function that returns one of the runs as it is on this computer, without Slurm and without a fault."""
-    with Workflow(cluster, tmp_path_factory.mktemp("undisturbed") / "project", ROWS) as workflow:
-
-        def run(name):
-            files = workflow.run(name)
-            if not files.target.exists():
-                workflow.start(files.target, profile="local").wait(timeout=900)
-            return files
-
-        yield run
 
 
 @pytest.fixture
@@ -46,7 +27,7 @@ def disturbed(cluster, tmp_path, undisturbed):
 
         def start(name, pause=PAUSE, checkpoints=1, root=None, **choices):
             data = undisturbed(name).root / "results/data"
-            workflow = started.enter_context(Workflow(cluster, tmp_path / "project", ROWS, pause, data, root))
+            workflow = started.enter_context(Workflow(cluster, tmp_path / "project", rows(RUNS), pause, data, root))
             run = workflow.run(name)
             workflow.start(run.target, **choices)
             workflow.when(lambda: len(run.checkpoints()) >= checkpoints, f"{checkpoints} checkpoints")
@@ -163,7 +144,7 @@ def test_a_schedule_of_faults(cluster, undisturbed, small_disk, tmp_path):
     """Drawn from one number, as `schedule.py` does at length."""
     roots = {undisturbed(name).root for name in RUNS}
     whole = SimpleNamespace(root=roots.pop(), run=undisturbed)
-    injections = struck(5, cluster, tmp_path, small_disk, whole, names=tuple(RUNS), count=5)
+    injections = struck(5, cluster, tmp_path, small_disk, whole, names=RUNS, count=5)
     assert sum(injection.seconds is not None for injection in injections) >= 3, injections
 
 

@@ -2,11 +2,15 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+
+from parascale.slurm import srun_command
 
 pytestmark = pytest.mark.slurm
 
@@ -199,6 +203,22 @@ def test_a_power_cut_is_noticed_by_the_other_node(cluster, tmp_path):
         cluster.wait(job.id, timeout=60)
     finally:
         cluster.restart_node(victim)
+
+
+def test_a_node_that_is_back_before_slurm_misses_it_hangs_no_job(cluster, tmp_path):
+    """Its task is gone, and srun would wait for it for ever: `squeue` showed such a job as running until its time limit."""
+    site = SimpleNamespace(cores_per_node=128, gpus_per_node=4, threads_per_core=1)
+    program = "test $SLURM_NODEID = 0 || sleep 1000; sleep 12; exit 1"
+    line = shlex.join(srun_command(["bash", "-c", program], 2, site, 4, wait=10))
+    nodes = sorted(cluster.nodes)[-2:]
+    options = ("--nodes=2", f"--nodelist={','.join(nodes)}", "--gres=gpu:4", "--time=10", f"--chdir={tmp_path}")
+    job = cluster.submit(*options, f"--wrap={line}")
+    cluster.wait(job, "RUNNING")
+    time.sleep(3)
+    cluster.kill_node(nodes[1])
+    time.sleep(8)  # SlurmdTimeout is 15 s
+    cluster.restart_node(nodes[1])
+    assert cluster.wait(job, timeout=100) == "FAILED"
 
 
 def test_two_jobs_at_once_on_the_same_nodes_do_not_meet(cluster, tmp_path):

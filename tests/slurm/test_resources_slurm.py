@@ -1,6 +1,7 @@
 """What `resources` asks for is what a real Slurm gives, through Snakemake's plugin and the shipped JURECA profile."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -89,6 +90,7 @@ COMMON = {
     "-t": "10",
     "--cpus-per-task": "128",
     "--signal": "TERM@120",
+    "--threads-per-core": "1",  # SMT is on, and a task is to have the cores of its node
     "--requeue": "",
 }
 SUBMITTED = {
@@ -194,6 +196,22 @@ def test_what_slurm_would_refuse_is_refused_before_the_first_job(cluster, monkey
     preflight(site, account="training")
     with pytest.raises(RequirementError, match=message):
         preflight(site, **{"account": "training", **wrong})
+
+
+def test_the_cluster_describes_itself(cluster, tmp_path):
+    """`parascale site init`, by a user on the login node: what a plan and a profile need is found out."""
+    for name in ("Snakefile", "rules", "scripts", "envs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name in ("config", "profiles"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    cluster.run([sys.executable, "-m", "parascale", "site", "init", "mine"], cwd=tmp_path, env=os.environ)
+    found = load_site(Config(sites=str(tmp_path / "config/sites")), "mine")
+    assert (found.cores_per_node, found.threads_per_core, found.gpus_per_node) == (128, 2, 4) and found.needs_account
+    assert [(each.name, each.max_hours, each.max_nodes) for each in found.partitions] == [
+        *(("dc-gpu", 24.0, 4), ("dc-gpu-devel", 2.0, 4), ("dc-cpu", 24.0, 4))
+    ]
+    assert "# ? not found out: account: <one of root, training>\n" in (tmp_path / "config/mine.yaml").read_text()
+    assert "--threads-per-core=1" in (tmp_path / "profiles/mine/config.yaml").read_text()
 
 
 def test_limits_are_those_that_slurm_states(cluster):

@@ -1,22 +1,26 @@
 """A workflow that died is taken up: the jobs that it left are watched, none is submitted twice, and all that is charged is known."""
 
 import re
+import shutil
+import time
 from contextlib import contextmanager
 
 import pytest
-from workflow import Workflow
+from workflow import Workflow, assert_resumed_without_loss, assert_same_numbers
 
 from parascale import submissions
 from parascale.settings.paths import Paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
+HELD = r"is being written by process \d+ on jrlogin01, of \w+ since .* workflow on the same root"
 ROWS = [{"run": name, "deterministic": "true", "baseline": name} for name in ("single", "other")]
 
 
 @pytest.fixture
-def workflow(cluster, tmp_path):
-    with Workflow(cluster, tmp_path / "project", ROWS, pause=5.0) as started:
+def workflow(cluster, tmp_path, undisturbed):
+    data = undisturbed("single").root / "results/data"
+    with Workflow(cluster, tmp_path / "project", ROWS, pause=5.0, data=data) as started:
         yield started
 
 
@@ -32,14 +36,6 @@ def begun_and_killed(workflow):
     workflow.when(run.checkpoints, "a checkpoint")
     workflow.kill()
     return run
-
-
-def ended(cluster, workflow):
-    """Check that what was written down are the jobs that Slurm charges."""
-    lines = submissions.noted(Paths(workflow.root).store)
-    name = cluster.sacct(lines[-1]["job_id"])["JobName"]
-    command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--name={name}", "--format=JobIDRaw"]
-    assert {line["job_id"] for line in lines} == set(cluster.run(command).stdout.split())
 
 
 @contextmanager
@@ -68,7 +64,7 @@ def one_node(cluster):
         yield resume
 
 
-def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_node, tmp_path):
+def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_node, undisturbed, tmp_path):
     """One runs and one is pending; after a new start without `--unlock` each training is paid for once.
 
     Meanwhile others are refused: one on the same root, and one on another root whose end must not take the pending job's log.
@@ -78,12 +74,12 @@ def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_
     workflow.when(lambda: submitted(workflow, "other"), "the other is submitted")
     (pending,) = submitted(workflow, "other")
     assert cluster.state(pending) == "PENDING"
-    for root, options, said in (
-        (workflow.root, [], r"is being written by process \d+ on jrlogin01, of \w+ since .* workflow on the same root"),
-        (tmp_path / "mistyped", ["--slurm-reservation", "cuorse"], r"there is no reservation `cuorse`"),
+    for root, account, said in (
+        (workflow.root, None, HELD),
+        (tmp_path / "mistyped", "trainign", r"you have no account `trainign` here"),
     ):
         refused = workflow.beside(root)
-        refused.start(refused.run("single").target, options=options)
+        refused.start(refused.run("single").target, account=account)
         assert refused.process.wait(timeout=120) != 0 and re.search(said, refused.log), refused.log
     workflow.kill()
     workflow.start(single.target, other.target)
@@ -93,7 +89,9 @@ def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_
     workflow.wait(timeout=300)
     assert [len(submitted(workflow, run)) for run in ("single", "other")] == [1, 1]
     assert [len(run.attempts()) for run in (single, other)] == [1, 1]
-    ended(cluster, workflow)
+    for run in (single, other):  # of one recipe
+        assert_same_numbers(run, undisturbed("single"))
+    workflow.assert_all_is_charged()
 
 
 @pytest.mark.slow
@@ -111,11 +109,11 @@ def test_a_job_with_other_settings_ends_before_the_new_one_is_submitted(cluster,
     workflow.wait(timeout=300)
     assert len(submitted(workflow, "single")) == 2
     assert [attempt["first_step"] for attempt in run.attempts()] == [1]
-    ended(cluster, workflow)
+    workflow.assert_all_is_charged()
 
 
 @pytest.mark.slow
-def test_a_job_that_ends_while_no_workflow_lives_is_paid_for_once(cluster, workflow):
+def test_a_job_that_ends_while_no_workflow_lives_is_paid_for_once(cluster, workflow, undisturbed):
     """Snakemake does not know that its result is whole: what it submits anew publishes the finished training."""
     run = begun_and_killed(workflow)
     workflow.full_speed()
@@ -124,13 +122,111 @@ def test_a_job_that_ends_while_no_workflow_lives_is_paid_for_once(cluster, workf
     workflow.start(run.target)
     workflow.wait(timeout=300)
     assert [attempt["job_id"] for attempt in run.attempts()] == [first]
-    ended(cluster, workflow)
+    assert_same_numbers(run, undisturbed("single"))
+    workflow.assert_all_is_charged()
+
+
+@pytest.mark.slow
+def test_a_job_that_is_cancelled_once_its_result_is_there_is_paid_for_once(cluster, workflow, undisturbed):
+    """Neither Slurm nor Snakemake has taken it as done. Snakemake deletes the result; the second job publishes it again."""
+    run = workflow.run("single")
+    workflow.full_speed()
+    workflow.start(run.target, options=["--retries", "1"])
+    while not run.target.exists():
+        assert workflow.process.poll() is None, workflow.story()
+        time.sleep(0.01)
+    (first,) = submitted(workflow, "single")
+    cluster.run(["scancel", first])
+    workflow.wait(timeout=300)
+    assert len(submitted(workflow, "single")) == 2 and "not trained again" in workflow.story()
+    assert [attempt["job_id"] for attempt in run.attempts()] == [first]
+    assert_same_numbers(run, undisturbed("single"))
+    workflow.assert_all_is_charged()
+
+
+@pytest.mark.slow
+def test_jobs_without_a_record_are_charged_and_lose_nothing(cluster, workflow, undisturbed):
+    """The first dies before its record begins, the record of the second is erased; the third goes on from its checkpoint."""
+    run = workflow.run("single")
+    workflow.start(run.target, options=["--retries", "2"])
+    workflow.when(lambda: submitted(workflow, "single"), "the first job")
+    cluster.wait(submitted(workflow, "single")[0], "RUNNING")
+    cluster.run(["scancel", submitted(workflow, "single")[0]])
+    assert not run.work.exists()
+    workflow.when(run.checkpoints, "a checkpoint of the second job")
+    cluster.run(["scancel", submitted(workflow, "single")[1]])
+    cluster.wait(submitted(workflow, "single")[1])
+    for name in ("run.json", "attempts.jsonl"):
+        (run.work / name).unlink()
+    workflow.full_speed()
+    workflow.wait(timeout=300)
+    assert len(submitted(workflow, "single")) == 3 and run.attempts()[-1]["first_step"] > 1
+    assert_same_numbers(run, undisturbed("single"))
+    workflow.assert_all_is_charged()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "grace", "jobs"), [("CANCEL", 60, 2), ("REQUEUE", 0, 1)])
+def test_a_preempted_training_goes_on_without_a_retry(mode, grace, jobs, cluster, workflow, undisturbed):
+    """Whether Slurm lets the job that has to make room save its state, or kills it and puts it back into the queue."""
+    run = workflow.run("single")
+    workflow.start(run.target, options=["--retries", "0"])
+    workflow.when(run.checkpoints, "a checkpoint")
+    partitions = {"dc-gpu": [f"PreemptMode={mode}", f"GraceTime={grace}"], "dc-gpu-devel": ["PriorityTier=10"]}
+    for name, words in partitions.items():
+        cluster.run(["scontrol", "update", f"PartitionName={name}", *words])
+    try:
+        nodes = len(cluster.nodes)
+        urgent = cluster.submit(
+            "--partition=dc-gpu-devel", f"--nodes={nodes}", "--time=5", "--wrap=sleep 5", cwd="/tmp"
+        )
+        workflow.until(lambda: cluster.state(urgent) == "COMPLETED", "the urgent job has ended", timeout=200)
+        workflow.full_speed()
+        workflow.wait(timeout=300)
+    finally:
+        cluster.run(["scontrol", "update", "PartitionName=dc-gpu-devel", "PriorityTier=1"])
+    assert len(submitted(workflow, "single")) == jobs
+    assert_resumed_without_loss(run, undisturbed("single"))
+    if grace:
+        stopped = run.attempts()[0]
+        assert stopped["outcome"] == "stopped" and run.attempts()[1]["first_step"] == stopped["last_step"] + 1
+    workflow.assert_all_is_charged()
+
+
+@pytest.mark.slow
+def test_two_checkouts_of_one_root_train_once(cluster, workflow, undisturbed, tmp_path):
+    """The second is told who holds the root; when the first has died, it takes up its job. What the second has changed takes
+    nothing away from the first."""
+    run, second = begun_and_killed(workflow), Workflow(cluster, tmp_path / "second", ROWS, 5.0, root=workflow.root)
+    workflow.start(run.target)
+    workflow.when(lambda: "is taken up" in workflow.log, "the first works again")
+    with second:
+        second.start(run.target)
+        assert second.process.wait(timeout=120) != 0 and re.search(HELD, second.log), second.log
+        workflow.kill()
+        second.start(run.target)
+        second.when(lambda: second.log.count("is taken up") == 2, "the second has taken the job up")
+        for each in (workflow, second):
+            each.full_speed()
+        second.wait(timeout=300)
+        assert_same_numbers(run, undisturbed("single"))
+        path = second.folder / "box/workloads/tiny.yaml"
+        path.write_text(path.read_text().replace("lr: 0.002", "lr: 0.001"))
+        second.start(run.target).wait(timeout=300)
+        assert [line["loss"] for line in run.steps()] != [line["loss"] for line in undisturbed("single").steps()]
+    # What is up to date Snakemake notes in each checkout: the first does not know that results show another training now.
+    workflow.start(run.target, options=["--forcerun", "train_single"]).wait(timeout=300)
+    assert_same_numbers(run, undisturbed("single"))
+    jobs = submitted(workflow, "single")
+    assert len(jobs) == 3 and [attempt["job_id"] for attempt in run.attempts()] == jobs[:1]
+    workflow.assert_all_is_charged()
 
 
 @pytest.mark.slow
 def test_a_pending_job_that_prepares_data_is_taken_up(cluster, workflow):
     """Not only trainings: the second job would delete what the first has written, and both would be charged."""
     run = workflow.run("single")
+    shutil.rmtree(workflow.root / "results/data")
     workflow.full_speed()
     with drained(cluster, list(cluster.nodes)) as resume:
         workflow.start(run.target)
@@ -142,7 +238,7 @@ def test_a_pending_job_that_prepares_data_is_taken_up(cluster, workflow):
         workflow.wait(timeout=300)
     rules = [line["rule"] for line in submissions.noted(Paths(workflow.root).store)]
     assert rules == ["prepare", "train_single"]
-    ended(cluster, workflow)
+    workflow.assert_all_is_charged()
 
 
 @pytest.mark.slow
@@ -158,4 +254,4 @@ def test_a_job_whose_settings_were_edited_while_it_waited_trains_nothing(cluster
     assert single.target.exists() and not other.work.exists() and len(submitted(workflow, "other")) == 1
     said = (workflow.root / "logs/train/other.log").read_text()
     assert "its configuration or the code was changed after Slurm job" in said, said
-    ended(cluster, workflow)
+    workflow.assert_all_is_charged()

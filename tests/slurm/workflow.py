@@ -13,13 +13,18 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 from cluster import FINAL_STATES
 from workloads import STEPS, WORKLOADS, write_data
 
+from parascale import slurm, submissions
 from parascale.checkpoint.read import read, tensors
 from parascale.files import read_json, read_json_lines
+from parascale.plan import actual
+from parascale.settings import Config, load_site
+from parascale.settings.paths import Paths
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
@@ -95,14 +100,14 @@ class Workflow:
 
     # ---- Snakemake
 
-    def start(self, *targets, profile="jureca", options=(), settings=()):
+    def start(self, *targets, profile="jureca", options=(), settings=(), account=None):
         """Start Snakemake on the login node as a user does; only values of configuration and site differ, and `settings`."""
         command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", *map(str, options)]
         values = [f"root={self.root}", "sites=box/sites", "workloads=box/workloads", "runs=box/runs.tsv"]
         values += ["formats={images: [hdf5], tokens: [arrow]}", "loaders={seconds: 0.05}", *settings]
         if profile != "local":
             command += ["--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "10"]
-            values.append(f"account={self.cluster.shape.account}")
+            values.append(f"account={account or self.cluster.shape.account}")
         command += ["--config", *values, "--", *targets]
         self.root.mkdir(exist_ok=True)
         with open(self.root / "snakemake.log", "a") as log:
@@ -131,9 +136,9 @@ class Workflow:
 
     def until(self, condition, what, timeout):
         """Wait until a condition holds, and see meanwhile that no process outlives its job."""
-        deadline = time.monotonic() + timeout
+        patience = Patience(timeout)
         while not condition():
-            assert time.monotonic() < deadline, f"not within {timeout} s: {what}\n{self.story()}"
+            assert patience.lasts(), f"not within {timeout} s: {what}\n{self.story()}"
             self._no_process_outlives_its_job()
             time.sleep(0.2)
 
@@ -160,6 +165,25 @@ class Workflow:
         """Ids of the jobs that were submitted, in order; of the rules that start so, or of `rule/run`, if given."""
         return re.findall(rf"submitted with SLURM jobid (\d+) \(log: \S*/rule_{rule}\w*/", self.log)
 
+    def assert_all_is_charged(self):
+        """Written down are the jobs that Slurm charges, each for the seconds between its starts and their ends, and every training is
+        charged all of its jobs."""
+        noted = submissions.noted(Paths(self.root).store)
+        name = self.cluster.sacct(noted[-1]["job_id"])["JobName"]
+        expected = self.cluster.starts(f"--name={name}")
+        assert {line["job_id"] for line in noted} == expected.keys(), (noted, expected)
+
+        def accounting(ids):
+            return slurm.parse_sacct(self.cluster.run(slurm.sacct_command(ids)).stdout)
+
+        for job, charged in accounting(list(expected)).items():
+            assert charged.seconds == pytest.approx(sum(seconds for _, seconds in expected[job]), abs=2), (job, charged)
+        site = load_site(Config(sites=str(self.folder / "box/sites")), "jureca")
+        for row in actual.compare(Paths(self.root), site, accounting=accounting):
+            jobs = submissions.jobs_of_runs(noted)[row.run]
+            total = sum(cores * seconds for job in jobs for cores, seconds in expected[job]) / 3600
+            assert (row.source, row.core_hours_charged) == ("sacct", pytest.approx(total, rel=0.001)), (row, jobs)
+
     def _no_process_outlives_its_job(self):
         """A real cluster kills what a job leaves behind; here it could finish what there would be lost.
 
@@ -181,6 +205,20 @@ class Workflow:
     def run(self, name):
         """The files of a run."""
         return RunFiles(self.root, name)
+
+
+class Patience:
+    """So many seconds to wait, of a computer that has nothing else to do: on a loaded one they pass more slowly."""
+
+    def __init__(self, seconds):
+        self.left, self.looked = seconds, time.monotonic()
+
+    def lasts(self):
+        """Whether there are seconds left. To be asked often."""
+        now = time.monotonic()
+        self.left -= (now - self.looked) / max(1.0, os.getloadavg()[0] / os.cpu_count())
+        self.looked = now
+        return self.left > 0
 
 
 class RunFiles:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import operator
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -70,19 +72,58 @@ def test_this_environment_is_as_pinned():
 
 def test_wrong_and_missing_packages_are_named_with_the_remedy(tmp_path):
     pins = tmp_path / "requirements.txt"
-    pins.write_text("# --- training\ntorch==1.0.0  # too old\nno-such-package==2\n# --- what these need\npytest==0.1\n")
+    pins.write_text("# --- training\nnumpy==1.0.0  # too old\nno-such-package==2\n# --- what these need\npytest==0.1\n")
     with pytest.raises(RequirementError) as raised:
         check_environment(pins, CPU)
     text = str(raised.value)
-    assert f"torch {metadata.version('torch')} is installed, 1.0.0 is pinned" in text
+    assert f"numpy {metadata.version('numpy')} is installed, 1.0.0 is pinned" in text
     assert "no-such-package 2 is not installed" in text and f"-m pip install -r {pins}" in text
     assert "pytest 0.1" not in text and "0.1 is pinned" not in text
 
 
 def test_another_build_of_the_same_version_is_accepted(monkeypatch):
-    monkeypatch.setattr(environment.metadata, "version", lambda name: "2.13.0+cu130")
-    assert problems({"torch": "2.13.0"}, CPU) == []
-    assert problems({"torch": "2.13"}, CPU) != []
+    monkeypatch.setattr(environment.metadata, "version", lambda name: "2.13.0+local")
+    assert problems({"h5py": "2.13.0"}, CPU) == []
+    assert problems({"h5py": "2.13"}, CPU) != []
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        ("2.13.0+cu130", None),
+        ("2.11.0", None),
+        ("2.13.0a0+6b0a5fe.nv26.06", None),  # of NVIDIA's container
+        ("2.12.0a0+gitd0c7c5c", None),  # of a site's own module, without a record of pip's
+        ("3.0.1", None),
+        ("2.9.1+cu128", "torch 2.9.1+cu128 is too old: at least 2.11 is needed"),
+        (None, "torch is not installed"),
+    ],
+)
+def test_any_torch_from_the_oldest_tested_on_is_accepted_for_its_interfaces(monkeypatch, tmp_path, version, problem):
+    monkeypatch.setattr(environment.metadata, "version", pytest.fail)
+    (tmp_path / "version.py").write_text(f"__version__ = '{version}'\ndebug = False\ncuda: Optional[str] = '13.0'\n")
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py")) if version else None
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: found)
+    assert problems({"torch": "2.13.0"}, CPU) == ([problem] if problem else [])
+    assert environment.of_torch("cuda") == ("13.0" if version else None)
+
+
+# What torch/version.py says, whether the node has AMD's driver → what is said in a job.
+@pytest.mark.parametrize(
+    ("line", "driver", "said"),
+    [
+        ("hip: Optional[str] = '6.4.43482-0f2d60242'", True, []),
+        ("hip: Optional[str] = '6.4.43482-0f2d60242'", False, ["this node has no AMD GPU driver, but torch was built for ROCm"]),
+        ("hip: Optional[str] = None", True, ["torch was built without CUDA, but the site's device is cuda: install the default build from PyPI"]),
+    ],
+)  # fmt: skip
+def test_torch_for_amds_gpus_is_accepted(line, driver, said, tmp_path, monkeypatch):
+    (tmp_path / "version.py").write_text(f"cuda: Optional[str] = None\n{line}\n")
+    spec = importlib.machinery.ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(environment, "KFD", tmp_path if driver else tmp_path / "kfd")
+    assert problems({}, CUDA, in_job=True) == said
+    assert problems({}, CUDA) == [] or line.endswith("None")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +138,7 @@ def test_another_build_of_the_same_version_is_accepted(monkeypatch):
     ],
 )
 def test_torchs_cuda_is_held_against_the_driver(monkeypatch, tmp_path, cuda, driver, in_job, message):
-    monkeypatch.setattr(environment, "cuda_of_torch", lambda: cuda)
+    monkeypatch.setattr(environment, "of_torch", {"cuda": cuda}.get)
     monkeypatch.setattr(environment, "cuda_of_driver", lambda: None)
     monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
     if driver is not None:
@@ -177,8 +218,8 @@ def test_jobs_do_not_write_beside_the_code_because_a_variable_is_not_set(monkeyp
 @pytest.mark.parametrize("user", ["every run", "ddp", "fsdp", "tp", "pp"])
 def test_what_the_source_names_can_be_imported(user):
     """Interfaces are looked for in the source, which takes a moment; importing them takes seconds."""
-    for module, name in (need.split(":") for need in environment.INTERFACES[user]):
-        assert hasattr(importlib.import_module(module), name)
+    for module, name in (need.split(":") for need in environment.interfaces(user)):
+        assert operator.attrgetter(name)(importlib.import_module(module))
 
 
 def test_the_command_is_quick_and_imports_no_torch():

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parascale import slurm
+from parascale.commands.launch import start
 from parascale.errors import RequirementError
 from parascale.launch import binding
 from parascale.launch.channel import Failure
@@ -130,6 +132,22 @@ def test_ranks_are_bound_next_to_their_gpu(monkeypatch):
     near = [{4, 5}, {0, 1}, {6, 7, 2, 3}, {6, 7, 2, 3}]
     monkeypatch.setattr(binding, "_cores_near_gpus", lambda site: near)
     assert binding.cores_of_ranks(GPU_NODE, 4) == [{4, 5}, {0, 1}, {2, 3}, {6, 7}]
+
+
+@pytest.mark.parametrize("job", [None, "7"])
+def test_a_single_process_is_bound_as_a_rank_is(monkeypatch, job):
+    """With more cores, or those of another GPU, it would be no measure of what ranks gain."""
+    bound, started = [], []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: bound.append(cores))
+    monkeypatch.setattr(os, "execve", lambda *command: started.append(command))
+    monkeypatch.setattr(slurm, "job_id", lambda: job)
+    monkeypatch.setattr(slurm, "note_restarts", lambda: None)
+    monkeypatch.setattr(binding, "_physical", lambda allowed: [{core} for core in sorted(allowed)])
+    monkeypatch.setattr(binding, "_cores_near_gpus", lambda site: [{4, 5, 6, 7}] * 2 + [{0, 1, 2, 3}] * 2)
+    start(Launch(("x.py",), 1, 1, GPU_NODE, 60.0, 10.0, "logs", 8), False, None, None, None, 1)
+    assert len(started) == 1
+    assert bound == ([{4, 5}] if job else []) and binding.cores_of_ranks(GPU_NODE, 4)[0] == {4, 5}
 
 
 def failure(rank, when, certain=False):

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.launch.node import GRACE_SECONDS
-from parascale.launch.resources import node_resources, resources
+from parascale.launch.resources import data_resources, node_resources, resources
 from parascale.plan import limits
 from parascale.settings import Config, Layout, load_project_file, load_site
+from parascale.settings.site import Partition
 from parascale.slurm import srun_command
 
 ROOT = Path(__file__).parents[2]
@@ -57,11 +59,29 @@ def test_every_job_asks_for_whole_nodes_and_enough_gpus(nodes, gpus, minutes):
 
 
 def test_srun_is_told_everything():
-    """Inside a job of the job-step plugin srun has no defaults to fall back to."""
-    assert srun_command(["python", "x"], 2, JURECA, 4) == [
-        *("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=128", "--gres=gpu:4"),
-        *("python", "x"),
-    ]
+    """Inside a job of the job-step plugin srun has no defaults to fall back to. With SMT, 128 CPUs are 64 cores unless it is told."""
+    said = ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=128", "--wait=400"]
+    assert srun_command(["x"], 2, JURECA, 4, 399.5) == [*said, "--threads-per-core=1", "--gres=gpu:4", "x"]
+    without = dataclasses.replace(JURECA, threads_per_core=1)
+    assert srun_command(["x"], 2, without, 4, 399.5) == [*said, "--gres=gpu:4", "x"]
+
+
+# Values of the site, and of the configuration → partition, CPUs and GPUs of a job that needs no GPU.
+DATA_JOBS = [
+    ({}, {}, ("dc-cpu", 128, None)),
+    ({}, {"partition": "dc-gpu-devel"}, ("dc-cpu", 128, None)),
+    ({}, {"data_partition": "none"}, ("dc-gpu", 128, "gpu:1")),
+    ({}, {"data_partition": "none", "partition": "dc-gpu-devel"}, ("dc-gpu-devel", 128, "gpu:1")),
+    ({"data_partition": None}, {}, ("dc-gpu", 128, "gpu:1")),
+    ({"data_partition": None, "demands_gpus": False}, {}, ("dc-gpu", 128, None)),
+    ({"partitions": [Partition("dc-gpu"), Partition("dc-cpu", cores_per_node=96)]}, {}, ("dc-cpu", 96, None)),
+]
+
+
+@pytest.mark.parametrize(("site", "config", "expected"), DATA_JOBS)
+def test_a_job_that_needs_no_gpu_goes_where_the_site_says(site, config, expected):
+    asked = data_resources(dataclasses.replace(JURECA, **site), 30, Config(**config))
+    assert (asked["slurm_partition"], asked["cpus_per_task"], asked.get("gres")) == expected
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -75,6 +95,18 @@ def test_shipped_clusters_take_every_shipped_run(monkeypatch, name):
         assert asked["nodes"] == run.layout.nodes
         request = limits.Request(run.run, run.layout.nodes, run.layout.gpus_per_node, 1.0)
         assert limits.violations(request, project.site, project.config.partition) == []
+
+
+def test_on_jsc_machines_results_lie_in_the_users_own_folder_below_scratch(monkeypatch):
+    """`$SCRATCH` is a project's: two of its users, or two machines, never share a root."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("SCRATCH", "/p/scratch/training")
+    roots = []
+    for user, names in product(("ada", "emmy"), ("jureca", "juwels-booster", "jupiter", "jureca jureca-xsum-t5")):
+        monkeypatch.setenv("USER", user)
+        roots.append(load_project_file(*(f"config/{file}.yaml" for file in names.split())).root)
+        assert roots[-1].parent == Path(f"/p/scratch/training/parascale-{user}")
+    assert len(set(roots)) == len(roots)
 
 
 def test_the_wikitext_runs_cover_the_strategies(monkeypatch):
@@ -102,8 +134,10 @@ def test_profiles_explain_each_entry_and_name_their_configuration(name):
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_ranks_have_their_grace_between_slurms_warning_and_the_limit(name):
     profile = yaml.safe_load((ROOT / "profiles" / name / "config.yaml").read_text())
-    warning = profile["default-resources"]["slurm_extra"].strip("'").removeprefix("--signal=TERM@")
-    assert int(warning) > GRACE_SECONDS
+    said = profile["default-resources"]["slurm_extra"].strip("'").split()
+    assert int(said[0].removeprefix("--signal=TERM@")) > GRACE_SECONDS
+    smt = load_site(Config(sites=str(ROOT / "config" / "sites")), name).threads_per_core > 1
+    assert said[1:] == ["--threads-per-core=1"] * smt
 
 
 def test_sourcing_the_jsc_environment_twice_is_harmless(tmp_path):

@@ -149,6 +149,15 @@ def test_a_whole_result_takes_the_place_of_a_damaged_one_in_the_store(store, tmp
     store.check(store.finished(KEY))
 
 
+def test_before_the_first_job_no_weights_are_read(store, tmp_path, monkeypatch):
+    """A large run table would keep its user waiting for minutes; what is damaged in the links of both is seen when it is shown."""
+    read = []
+    monkeypatch.setattr("parascale.checkpoint.manifest.checksum", lambda path: read.append(path))
+    store.show(KEY, tmp_path / "results/runs/one", run_of())
+    assert not store.adopt(tmp_path / "results/runs/one")
+    assert Store(tmp_path / "new").adopt(tmp_path / "results/runs/one") and not read
+
+
 def test_a_result_of_an_earlier_version_is_kept_once(tmp_path):
     store, shown = Store(tmp_path / "store"), tmp_path / "results/runs/one"
     fill(shown, run_of())

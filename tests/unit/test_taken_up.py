@@ -8,13 +8,15 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from parascale import slurm, submissions
+from parascale.cli import parascale
 from parascale.commands.launch import refuse_other_settings
 from parascale.errors import ConfigError, RequirementError, TrainingError
-from parascale.launch.root import take_root
+from parascale.launch.root import belong, take_root
 from parascale.lease import Lease
 from parascale.settings.paths import Paths
 from snakemake_slurm_parascale import RootExecutor, refuse_shared_jobs
@@ -58,7 +60,7 @@ def executor(tmp_path, monkeypatch):
     """A RootExecutor that notes what it would do, and the queue that it sees."""
     made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(tmp_path)}))
     made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", tmp_path / "slurm_logs", [], {}
-    made.undecided, made.away, made.signs = Counter(), {}, {}
+    made.undecided, made.away, made.signs, made.found, made.tried = Counter(), {}, {}, None, set()
     made.logger = SimpleNamespace(info=lambda text: None, warning=lambda text: None)
     made._job_submission_executor = SimpleNamespace(submit=lambda function, job: made.did.append("again"))
     monkeypatch.setattr(slurm, "waiting_or_running", lambda name: made.queue)
@@ -70,6 +72,10 @@ def executor(tmp_path, monkeypatch):
     monkeypatch.setattr(Executor, "report_job_success", lambda self, info: made.did.append("done"))
     monkeypatch.setattr(Executor, "report_job_error", lambda self, info, msg, **more: made.did.append("failed"))
     return made
+
+
+def note_watching(self, info):
+    self.did.append(f"{'watches' if info.aux['ours'] else 'waits for'} {info.external_jobid}")
 
 
 COMMENT = "rule_train_ddp_wildcards_ddp"
@@ -99,6 +105,52 @@ def test_a_training_in_the_queue_is_not_submitted_again(executor, queue, written
     assert before == len(written), "who takes a job up has not submitted it"
 
 
+def group_of(*jobs):
+    return Thing(name="prepare", jobid=2, jobs=frozenset(jobs), is_group=lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        (group_of(data_job("a"), data_job("b")), "watches 7"),
+        (group_of(data_job("a"), data_job("b", tokens=10)), "waits for 7"),
+        (data_job("b"), "waits for 7"),  # one of them is made already: the rest is a group of its own
+        (group_of(data_job("c"), data_job("d")), "submitted"),
+    ],
+)
+def test_a_group_in_the_queue_is_not_submitted_again(executor, left, expected, monkeypatch):
+    executor.queue = {"7": "rule_prepare"}
+    executor._note(SubmittedJobInfo(left, external_jobid="7"))
+    monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", note_watching)
+    executor.run_job(group_of(data_job("a"), data_job("b")))
+    assert executor.did == [expected]
+
+
+@pytest.mark.parametrize("submitted", [["a", "b"], ["b"]])
+def test_of_an_array_those_are_submitted_that_are_not_in_the_queue(executor, submitted, monkeypatch):
+    executor.queue = {"7_1": "rule_prepare_wildcards_c_tokens"}
+    executor._note(SubmittedJobInfo(data_job("c"), external_jobid="7_1"))
+    arrays = lambda self, jobs: self.did.append([job.wildcards.dataset for job in jobs])  # noqa: E731
+    monkeypatch.setattr(Executor, "run_array_jobs", arrays)
+    monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", note_watching)
+    executor.run_array_jobs([data_job(name) for name in (*submitted, "c")])
+    assert executor.did == ["watches 7_1", submitted if len(submitted) > 1 else "submitted"]
+
+
+def test_slurm_is_asked_once_for_what_an_earlier_start_left_and_again_for_a_retry(executor, monkeypatch):
+    """60 questions at once would be felt by others. A job that Slurm put back into the queue after it was given up is taken up."""
+    asked = []
+    monkeypatch.setattr(slurm, "waiting_or_running", lambda name: asked.append(name) or dict(executor.queue))
+    executor.queue = {"5": "rule_train_ddp_wildcards_gone"}
+    jobs = [job_of(f"run-{number}") for number in range(60)]
+    for job in jobs:
+        executor.run_job(job)
+    assert executor.did == ["submitted"] * 60 and len(asked) == 1
+    executor.queue["7"] = "rule_train_ddp_wildcards_run-3"
+    executor.run_job(jobs[3])
+    assert executor.did[60:] == ["watches 7"] and len(asked) == 2
+
+
 @pytest.mark.parametrize(
     ("said", "left", "expected"),
     [
@@ -110,13 +162,10 @@ def test_a_training_in_the_queue_is_not_submitted_again(executor, queue, written
     ],
 )
 def test_a_job_that_trains_nothing_is_not_submitted_again(executor, said, left, expected, monkeypatch):
-    def watches(self, info):
-        self.did.append(f"{'watches' if info.aux['ours'] else 'waits for'} {info.external_jobid}")
-
     executor.queue = {"7": said}
     if left:
         executor._note(SubmittedJobInfo(left, external_jobid="7"))
-    monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", watches)
+    monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", note_watching)
     executor.run_job(data_job())
     assert executor.did == [expected]
 
@@ -247,6 +296,15 @@ def test_arrays_and_groups_hold_no_trainings(group, arrays):
         refuse_shared_jobs(SimpleNamespace(dag=dag, executor_settings=settings))
     job.rule.group = None
     refuse_shared_jobs(SimpleNamespace(dag=dag, executor_settings=SimpleNamespace(array_jobs="prepare")))
+
+
+@pytest.mark.parametrize("verb", ["launch", "train"])
+def test_a_root_is_for_one_site_by_hand_too(verb, tmp_path, monkeypatch):
+    """Otherwise one machine's result would be published as another's."""
+    monkeypatch.chdir(".")  # and back again
+    belong(Paths(tmp_path), SimpleNamespace(name="jureca"))
+    done = CliRunner().invoke(parascale, [verb, "--run", "single", "--root", str(tmp_path)])
+    assert done.exit_code == 1 and "holds results of the site `jureca`" in done.output
 
 
 def test_a_root_is_for_one_site_and_one_workflow(tmp_path, monkeypatch):

@@ -22,9 +22,9 @@ def visible_devices(site, processes, preset=None):
 
 
 def cores_of_ranks(site, processes):
-    """For each local rank the logical CPUs it is bound to: those next to its GPU, else an equal share.
+    """For each local rank the logical CPUs it is bound to: its GPU's share of those next to it, else an equal share.
 
-    All None where there are fewer cores than ranks.
+    The GPUs that a run leaves idle keep theirs: speed-ups compare ranks that have the same. All None where there are fewer cores than ranks.
     """
     allowed = os.sched_getaffinity(0)
     cores = _physical(allowed)
@@ -32,7 +32,7 @@ def cores_of_ranks(site, processes):
         return [None] * processes
     near = _cores_near_gpus(site) if site.device == "cuda" else []
     if len(near) == site.gpus_per_node and all(group & allowed for group in near):
-        return _shared(near[:processes], allowed)
+        return _shared(near, allowed)[:processes]
     share = len(cores) // processes
     return [set().union(*cores[rank * share : (rank + 1) * share]) for rank in range(processes)]
 
@@ -65,7 +65,7 @@ def _cores_near_gpus(site):
 
 
 def _shared(near, allowed):
-    """Divide the cores among the ranks whose GPUs are on the same side."""
+    """Divide the cores among the GPUs on the same side."""
     result = []
     for rank, group in enumerate(near):
         sharers = [other for other, cores in enumerate(near) if cores == group]

@@ -1,8 +1,10 @@
 """Does this machine have what a run needs? Versions, driver, distributed interfaces.
 
-Versions and interfaces are read from what is installed, without importing it: a login node answers in a moment.
+Versions and interfaces are read from what is installed, without importing it: a login node answers in a moment. torch may be
+another than the pinned one, a site's own build too, if it has the interfaces that the runs use.
 """
 
+import ast
 import ctypes
 import importlib.util
 import re
@@ -14,18 +16,28 @@ from parascale.errors import RequirementError
 
 INDIRECT = "what these need"  # the section of pins that no code of ours asks for
 PYTHON = (3, 11)
+TORCH = (2, 11)  # the oldest that trainings were tested with
+PACKAGE = Path(__file__).parents[1]
 DRIVER = Path("/proc/driver/nvidia/version")
+KFD = Path("/dev/kfd")  # of AMD's driver
 # CUDA's major version → oldest driver branch that runs all its minor versions.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
-# What each way of training imports beyond torch itself.
+# The modules of each way of training, whose imports from torch must be there,
+MODULES = {
+    "every run": ["parallel/mesh.py", "parallel/tying.py", "families/shards.py", "train/optim.py", "checkpoint/*.py"],
+    "ddp": ["parallel/ddp.py"],
+    "fsdp": ["parallel/fsdp.py"],
+    "tp": ["parallel/tensor.py"],
+    "pp": ["parallel/pipeline.py"],
+    "lightning": ["train/lightning.py"],
+}
+# and what they use besides.
 INTERFACES = {
-    "every run": ["torch.distributed.checkpoint:save", "torch.distributed.device_mesh:init_device_mesh"],
-    "ddp": ["torch.nn.parallel:DistributedDataParallel"],
-    "fsdp": ["torch.distributed.fsdp:fully_shard", "torch.distributed.fsdp:MixedPrecisionPolicy"],
-    "tp": ["torch.distributed.tensor.parallel:parallelize_module", "torch.distributed.tensor.parallel:loss_parallel"],
-    "pp": ["torch.distributed.pipelining:PipelineStage", "torch.distributed.pipelining.schedules:get_schedule_class"],
-    "lightning": ["lightning.pytorch:Trainer"],
+    "fsdp": [
+        "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule.set_gradient_divide_factor",
+        "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule.set_force_sum_reduction_for_comms",
+    ],
 }
 
 
@@ -83,6 +95,9 @@ def _wrong_versions(pins):
     if sys.version_info[:2] < PYTHON:
         found.append(f"Python {sys.version.split()[0]} is too old: at least {PYTHON[0]}.{PYTHON[1]} is needed")
     for name, pinned in pins.items():
+        if name == "torch":
+            found += _too_old_torch()
+            continue
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -94,9 +109,20 @@ def _wrong_versions(pins):
     return found
 
 
+def _too_old_torch():
+    version = of_torch("__version__")
+    if version is None:
+        return ["torch is not installed"]
+    if tuple(map(int, re.match(r"(\d+)\.(\d+)", version).groups())) < TORCH:
+        return [f"torch {version} is too old: at least {TORCH[0]}.{TORCH[1]} is needed"]
+    return []
+
+
 def _wrong_driver(in_job):
     """Problems between torch's CUDA and this machine's driver."""
-    cuda = cuda_of_torch()
+    if of_torch("hip"):  # AMD's GPUs, which torch calls `cuda`
+        return ["this node has no AMD GPU driver, but torch was built for ROCm"] if in_job and not KFD.exists() else []
+    cuda = of_torch("cuda")
     if cuda is None:
         return ["torch was built without CUDA, but the site's device is cuda: install the default build from PyPI"]
     major, newest = int(cuda.split(".")[0]), cuda_of_driver()
@@ -113,12 +139,15 @@ def _wrong_driver(in_job):
     return []
 
 
-def cuda_of_torch():
-    """The CUDA version that the installed torch was built for, or None; torch is not imported."""
+def of_torch(name):
+    """What torch's file of versions says of `cuda`, of ROCm's `hip` or of `__version__`, or None; torch is not imported. A build of
+    one's own may have no other record."""
     spec = importlib.util.find_spec("torch")
     if spec is None:
         return None
-    match = re.search(r"^cuda\b[^=]*= '([\d.]+)'", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE)
+    match = re.search(
+        rf"^{name}\b[^=]*= '([^']+)'", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE
+    )
     return match[1] if match else None
 
 
@@ -152,7 +181,7 @@ def _missing(runs):
         "pp": any(layout.pp > 1 for layout in layouts),
         "lightning": any(run.engine == "lightning" for run in runs),
     }
-    for need, interface in ((user, entry) for user in INTERFACES if used[user] for entry in INTERFACES[user]):
+    for need, interface in ((user, entry) for user in MODULES if used[user] for entry in interfaces(user)):
         module, _, name = interface.partition(":")
         package, *parts = module.split(".")
         found = importlib.util.find_spec(package)  # of a part within, this would import the package
@@ -160,5 +189,15 @@ def _missing(runs):
         source = next((file for file in (place / "__init__.py", place.with_suffix(".py")) if file.is_file()), None)
         if source is None:
             yield f"there is no module {module} (needed for {need})"
-        elif not re.search(rf"\b{name}\b", source.read_text(encoding="utf-8")):
+        elif not re.search(rf"\b{name.rpartition('.')[2]}\b", source.read_text(encoding="utf-8")):
             yield f"{module} has no {name} (needed for {need})"
+
+
+def interfaces(user):
+    """`module:name` of everything that a way of training, a key of `MODULES`, uses from within torch, and of Lightning."""
+    found = {}  # in order
+    for source in (file for pattern in MODULES[user] for file in sorted(PACKAGE.glob(pattern))):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith(("torch.", "lightning.")):
+                found |= {f"{node.module}:{alias.name}": None for alias in node.names}
+    return [*found, *INTERFACES.get(user, ())]

@@ -18,12 +18,27 @@ def resources(layout, site, minutes, partition=None, account=None):
     return wanted
 
 
+def data_resources(site, minutes, config):
+    """Resources of a job on one node that needs no GPU: in the partition of such jobs, if the site or configuration names one, else
+    in that of the runs, of whose GPUs it then asks for what Slurm demands."""
+    partition = data_partition(site, config)
+    gpus = 0 if partition else int(site.demands_gpus)
+    return node_resources(site, minutes, partition or config.partition, config.account, gpus)
+
+
+def data_partition(site, config):
+    """The partition of jobs that need no GPU; None where they go to that of the runs."""
+    named = config.data_partition or site.data_partition
+    return None if named == "none" else named
+
+
 def node_resources(site, minutes, partition=None, account=None, gpus=0):
     """Resources of a job on one node, with or without GPUs. All cores are asked for: JSC hands out whole nodes."""
-    wanted = {"nodes": 1, "cpus_per_task": site.cores_per_node, "mem_mb": 0, "runtime": minutes}
+    partition = site.partition_or_first(partition)
+    wanted = {"nodes": 1, "cpus_per_task": site.cores(partition), "mem_mb": 0, "runtime": minutes}
     if gpus and site.gpus_per_node:
         wanted["gres"] = f"gpu:{gpus}"
-    if partition := site.partition_or_first(partition):
+    if partition:
         wanted["slurm_partition"] = partition
     if account:
         wanted["slurm_account"] = account

@@ -11,7 +11,10 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from parascale import slurm
 from parascale.errors import HOPELESS
@@ -32,7 +35,7 @@ class Worker:
     """One rank: a process with its log."""
 
     def __init__(self, rank, command, environment, cores, logs, shown):
-        self.rank = rank
+        self.rank, self._command = rank, command
         self.log = Path(logs) / f"rank{rank}.log"
         self.error_file = Path(logs) / f"rank{rank}.error.json"
         self.error_file.unlink(missing_ok=True)
@@ -81,13 +84,22 @@ class Worker:
 
     def signal(self, number):
         """Send a signal to the rank; to its whole process group when it is SIGKILL."""
-        try:
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it ended just now
+            if self.returncode is None:
+                os.kill(self._rank_process(), number)
+        with suppress(ProcessLookupError):
             if number == signal.SIGKILL:
                 os.killpg(self._process.pid, number)
-            elif self.returncode is None:
-                self._process.send_signal(number)
-        except ProcessLookupError:
-            pass  # it ended just now
+
+    def _rank_process(self):
+        """The process that Python runs in: what watches it, as Nsight Systems does, would keep a signal to itself."""
+        python = self._command[self._command.index(sys.executable) :]
+        if python != self._command:
+            below = psutil.Process(self._process.pid).children(recursive=True)
+            # Those that it forks to load data have the same command, but are younger.
+            if found := [(each.create_time(), each.pid) for each in below if each.cmdline() == python]:
+                return min(found)[1]
+        return self._process.pid
 
     def failure(self):
         """The Failure of a rank that ended badly, from its error file or its exit."""

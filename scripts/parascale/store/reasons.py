@@ -1,9 +1,11 @@
 """Why a training has to run: what changed since the one that results show, or that it is kept already."""
 
 import functools
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 
+from parascale.checkpoint.manifest import MANIFEST
 from parascale.errors import ParascaleError, few
 from parascale.files import read_json
 from parascale.settings import Site, identity, run_from_dict, strict
@@ -15,11 +17,12 @@ from parascale.store.trainings import Store, record_in
 @dataclass(frozen=True)
 class Reason:
     """Why a training runs, in words. kept: the store has it, so that it is only published. repeats: core-hours of the finished
-    training that it takes the place of."""
+    training that it takes the place of. step: optimizer steps after which its state is saved, of one that continues."""
 
     words: str
     kept: bool = False
     repeats: float = 0.0
+    step: int = 0
 
 
 KEPT = Reason("kept in the store: published in seconds", kept=True)
@@ -48,7 +51,7 @@ class Reasons:
         record, hours = self._finished(output)
         if unfinished := record_in(work):
             if not self._changes(unfinished, run, known, resharded=True):
-                return Reason("continues what was begun", repeats=hours)
+                return Reason("continues what was begun", repeats=hours, step=_saved_step(work))
             record = record or unfinished
         if not record:
             return Reason("new")
@@ -92,3 +95,9 @@ class Reasons:
         if known is not None and record.get("data") not in (None, identity.digest_of(known)):
             words.append("its data")
         return ", ".join(filter(None, words))
+
+
+def _saved_step(work):
+    """The last step of a training under way whose state is whole in its folder; 0 without one."""
+    steps = (re.fullmatch(r"step-(\d+)", path.parent.name) for path in work.glob(f"checkpoints/step-*/{MANIFEST}"))
+    return max((int(step[1]) for step in steps if step), default=0)

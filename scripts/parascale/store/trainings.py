@@ -143,7 +143,8 @@ class Store:
     def adopt(self, shown):
         """Keep a finished training that lies nowhere whole but in a folder of results; says whether there was one.
 
-        One without a key, of an earlier version, is never shown again, but kept until it is freed.
+        Weights that it shows are looked at by their size alone: what is damaged in them is so in both, and is seen when they are
+        shown again. One without a key, of an earlier version, is never shown again, but kept until it is freed.
         """
         if not all((shown / name).is_file() for name in NEEDED):
             return False
@@ -152,12 +153,12 @@ class Store:
             return self._keep_earlier(shown)
         try:
             if kept := self.finished(key):
-                self.check(kept)
+                self.check(kept, shown)
                 return False
         except StoreError as error:
             self.set_aside(key, str(error))
         try:
-            _check_trees(shown)
+            _check_trees(shown, shown)
         except CheckpointError as error:
             print(f"store: {error}. This result is not kept", flush=True)
             return False
@@ -177,14 +178,17 @@ class Store:
         )
         return True
 
-    def check(self, kept):
-        """Raise StoreError, which names the file, unless every file of a training is what it was."""
+    def check(self, kept, shown=None):
+        """Raise StoreError, which names the file, unless every file of a training is what it was.
+
+        shown: a folder that shows it. The weights that both have in common are not read.
+        """
         try:
             for name, entry in read_json(kept.folder / MANIFEST)["files"].items():
                 path = kept.folder / name
                 if not path.is_file() or path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
                     raise StoreError(f"{path} is missing or damaged")
-            _check_trees(kept.folder)
+            _check_trees(kept.folder, shown)
         except CheckpointError as error:
             raise StoreError(str(error)) from None
 
@@ -282,10 +286,19 @@ def _checkpoints(folder):
     return [path.parent for path in folder.glob(f"*/{CHECKPOINT}")]
 
 
-def _check_trees(folder):
-    """Raise CheckpointError unless the checkpoints in a folder are whole."""
+def _check_trees(folder, shown=None):
+    """Raise CheckpointError unless the checkpoints in a folder are whole. Of files that are also those in `shown`, sizes are checked."""
     for tree in _checkpoints(folder):
-        check_files(tree, read_manifest(tree)["files"], READERS)
+        files = read_manifest(tree)["files"]
+        common = {name for name in files if shown and _are_one(tree / name, shown / tree.name / name)}
+        check_files(tree, files, READERS, common)
+
+
+def _are_one(path, other):
+    try:
+        return path.samefile(other)
+    except FileNotFoundError:
+        return False
 
 
 def _files(folder):
