@@ -20,7 +20,8 @@ from pathlib import Path
 
 from parascale.files import read_json
 from parascale.plan import calibrate
-from parascale.plan.predict import data_facts, predict
+from parascale.plan.facts import data_facts
+from parascale.plan.predict import predict
 from parascale.settings import load_project_file
 from parascale.settings.paths import Paths
 

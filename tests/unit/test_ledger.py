@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parascale.files import write_json
-from parascale.plan import budget
+from parascale.plan import budget, earlier
 from parascale.plan.planner import Planner
 from snakemake_logger_plugin_parascale.live import Ledger
 from tests.unit.test_plan_budget import jobs, project
@@ -72,8 +72,8 @@ def test_history_is_that_of_the_same_site(ledger):
     """A laptop's seconds say nothing about a cluster that shares the folder of results."""
     ledger.started([2], BEGAN)
     ledger.finished(2, BEGAN + HOUR)
-    assert budget.rule_history(ledger.events, "jureca") == {"prepare": 1.0}
-    assert budget.rule_history(ledger.events, "laptop") == {}
+    assert earlier.rule_history(ledger.events, "jureca") == {"prepare": 1.0}
+    assert earlier.rule_history(ledger.events, "laptop") == {}
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_job_with_a_benchmark_counts_as_long_as_that_says(chain):
     benchmark(chain, HOUR / 2, BEGAN + 10 * HOUR)
     chain.finished(1, BEGAN + 10 * HOUR)
     assert chain.used == pytest.approx(64)
-    assert budget.rule_history(chain.events, "jureca") == {"convert": 0.5}
+    assert earlier.rule_history(chain.events, "jureca") == {"convert": 0.5}
 
 
 def test_a_benchmark_of_an_earlier_job_says_nothing(chain):

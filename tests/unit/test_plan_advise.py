@@ -5,8 +5,10 @@ import time
 
 import pytest
 
+from parascale.commands.plan import line
 from parascale.plan.advise import NEAR, advise, scaling
-from parascale.plan.predict import DataFacts
+from parascale.plan.calibrate import Calibration, Observation
+from parascale.plan.facts import DataFacts
 from parascale.settings import Site, load_workload
 from tests.unit.test_plan_fit import CLUSTER
 
@@ -60,3 +62,54 @@ def test_scaling_marks_the_knee_and_what_a_node_makes_free():
     efficiencies = [step.efficiency for step in steps[2:]]
     assert efficiencies == sorted(efficiencies, reverse=True)
     assert {step.gpus: step.free_from for step in steps if step.free_from} == {4: 1}
+
+
+def test_measured_layouts_stand_among_predicted_ones_and_rank_them_anew():
+    """Layouts that were trained have the places of their measured steps, and say so."""
+    best, other, *_ = (
+        each for each in advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS) if each.prediction.fits == "fits"
+    )
+    seen = {best.layout: 3 * best.prediction.step_seconds, other.layout: other.prediction.step_seconds}
+    observed = tuple(
+        Observation(
+            "run", "r", dataclasses.asdict(each.run), FACTS.vocabulary, seen[each.layout], {}, extra_seconds=1.0
+        )
+        for each in (best, other)
+    )
+    after = advise(LLAMA, CLUSTER, 4, "bf16", Calibration(CLUSTER.name, observed), FACTS)
+    measured = [each for each in after if each.layout in seen]
+    assert [each.layout for each in measured] == [other.layout, best.layout]
+    assert all(each.prediction.step_seconds == seen[each.layout] and ", measured" in line(each) for each in measured)
+    assert sum(", measured" in line(each) for each in after) == 2
+
+
+def test_advice_is_for_the_rows_that_a_table_would_hold():
+    """Compiled where rows are, so that what probes and runs showed refines it; each measured layout stands once."""
+    ranked = advise(LLAMA, CLUSTER, 4, "bf16", facts=FACTS)
+    assert {each.layout.compile for each in ranked} == {True}
+    assert not any(each.layout.compile for each in advise(LLAMA, LAPTOP, 2, facts=FACTS))
+    first = ranked[0]
+    seen = Observation("run", "r", dataclasses.asdict(first.run), FACTS.vocabulary, 1.0, {}, extra_seconds=1.0)
+    after = advise(LLAMA, CLUSTER, 4, "bf16", Calibration(CLUSTER.name, (seen,)), FACTS)
+    assert len(after) == len(ranked) and {each.prediction.basis for each in after} <= {"history", "fit", "probe"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"average_every": 10},
+        {"scaling": "weak"},
+        {"engine": "lightning"},
+        {"deterministic": True},
+        {"profile": "5-6"},
+        {"layout": {"gpus_per_node": 4, "idle_gpus": 2}},
+    ],
+)
+def test_another_method_is_no_layout(other):
+    """A finished run that is no plain training of the workload has no place in the ranking."""
+    plain = next(each.run for each in advise(LLAMA, CLUSTER, 2, "bf16", facts=FACTS) if each.layout.dp == 2)
+    layout = dataclasses.replace(plain.layout, **other.get("layout", {}))
+    run = dataclasses.replace(plain, **other | {"layout": layout})
+    seen = Observation("run", "r", dataclasses.asdict(run), FACTS.vocabulary, 1e-3, {}, extra_seconds=1.0)
+    after = advise(LLAMA, CLUSTER, 2, "bf16", Calibration(CLUSTER.name, (seen,)), FACTS)
+    assert "history" not in {each.prediction.basis for each in after}

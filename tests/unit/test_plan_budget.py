@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale import slurm, submissions
-from parascale.plan import actual, budget, tables
+from parascale.plan import actual, budget, earlier, tables
 from parascale.plan.advise import advise, rule_of_thumb
+from parascale.plan.facts import DataFacts
 from parascale.plan.planner import Planner
-from parascale.plan.predict import DataFacts, charged_core_hours, predict, time_limit, verdict, worst_seconds
+from parascale.plan.predict import charged_core_hours, predict, time_limit, verdict, worst_seconds
 from parascale.plan.schedule import wall_hours
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.config import Budget, Config
@@ -139,8 +140,8 @@ def test_the_cap_counts_what_was_spent(tmp_path):
     events.write_text(
         "".join(json.dumps({"event": kind, "site": site, "core_hours": hours}) + "\n" for site, kind, hours in charged)
     )
-    spent = budget.spent(events, "jureca")
-    assert spent == 16.0 and budget.spent(tmp_path / "none.jsonl", "jureca") == 0
+    spent = earlier.spent(events, "jureca")
+    assert spent == 16.0 and earlier.spent(tmp_path / "none.jsonl", "jureca") == 0
     fresh = budget.make_plan(jobs(), planner)
     budget.check(fresh)
     assert 1 < fresh.totals["core_hours_expected"] < 17

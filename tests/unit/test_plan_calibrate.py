@@ -13,7 +13,7 @@ from parascale.plan.probes import STEPS, probes
 from parascale.plan.rates import formula_rates
 from parascale.plan.time import step_seconds
 from parascale.plan.work import step_work
-from parascale.settings import Layout, Model, Run, Site, make
+from parascale.settings import Layout, Model, Run, Site, load_project_file, make
 from parascale.settings.paths import Paths
 from parascale.settings.workload import LanguageTraining
 from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD
@@ -84,6 +84,31 @@ def test_probes_do_not_crowd_a_machine():
 def test_a_workload_is_probed_in_each_precision_of_its_runs():
     runs = {name: Run(name, WORKLOAD, precision=name) for name in ("fp32", "bf16")}
     assert {probe.precision for probe in probes(runs, JURECA).values()} == {"fp32", "bf16"}
+
+
+@pytest.mark.parametrize("name", ["jureca", "strategies"])
+def test_a_price_rests_on_the_probes_of_its_run(name, tmp_path):
+    """Those of a loaded table compute as its runs do: compiled where they are. Pipelines have no probe, nor has each axis between nodes."""
+    project = load_project_file("config/config.yaml", f"config/{name}.yaml", overrides={"root": str(tmp_path)})
+    found, step = probes(project.runs, project.site), {"forward": 0.5}
+    seen = [Observation("probe", each.run, dataclasses.asdict(each), 5000, 0.5, step) for each in found.values()]
+    calibration = Calibration(project.site.name, tuple(seen))
+    bases = {run.run: calibration.basis(run) for run in project.runs.values() if not run.deterministic}
+    split = {
+        name: run.layout
+        for name, run in project.runs.items()
+        if name in bases and run.layout.nodes == run.layout.pp == 1
+    }
+    assert set(bases.values()) == {"probe", "fit"}
+    assert {bases[name] for name, layout in split.items() if len(layout.dimensions) < 2} == {"probe"}
+    compiled = {run.layout.compile for run in project.runs.values()}
+    assert compiled == {probe.layout.compile for probe in found.values()} and (True in compiled) == (name == "jureca")
+
+
+def test_runs_that_are_compiled_and_others_have_probes_of_their_own():
+    runs = {str(on): Run(str(on), WORKLOAD, Layout(compile=on)) for on in (False, True)}
+    found = probes(runs, JURECA)
+    assert [probe.layout.compile for probe in found.values()] == [False, False, True, True]
 
 
 def probed(run, startup, save, beside_tensors):

@@ -8,8 +8,9 @@ import pytest
 
 from parascale.families.sizes import model_sizes
 from parascale.plan.calibrate import Calibration, Observation
+from parascale.plan.facts import DataFacts
 from parascale.plan.fit import FITTED
-from parascale.plan.predict import DataFacts, predict
+from parascale.plan.predict import predict
 from parascale.plan.probes import probes
 from parascale.plan.rates import formula_rates
 from parascale.plan.time import step_seconds

@@ -228,7 +228,7 @@ def test_attention_with_dropout_is_explicit_on_every_device():
 
 def test_a_larger_batch_of_evaluation_is_planned():
     run = make_run(GPT)
-    training = dataclasses.replace(run.workload.training, evaluation_batch=256)
+    training = dataclasses.replace(run.workload.training, evaluation_batch=512)
     larger = dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
     assert total(peak_memory(larger, VOCABULARY, "cpu")) > 2 * total(peak_memory(run, VOCABULARY, "cpu"))
 

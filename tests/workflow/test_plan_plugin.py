@@ -205,6 +205,13 @@ def load_project_file_in(folder):
         os.chdir(here)
 
 
+def test_a_plan_of_other_targets_changes_nothing(workflow):
+    for arguments in ([], ["prepare"], ["prepare"], []):
+        code, text = workflow("-n", *arguments)
+        assert code == 0 and "Since the last plan" not in text, text
+    assert plan(workflow.folder)["targets"] == []
+
+
 @pytest.mark.parametrize("quiet", ["rules", "all"])
 def test_quiet_dry_runs_still_plan(workflow, quiet):
     """`-n -q` prints no jobs, but what has to run is known all the same."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import time
 from collections import Counter
 
@@ -82,3 +83,19 @@ def test_a_plan_of_many_runs_is_quick(tmp_path, count, seconds):
     elapsed = time.perf_counter() - began
     assert re.search(rf"train_ddp +ddp +{count - 1:,} ", text[text.index("Plan for") :])
     assert elapsed < seconds
+
+
+@pytest.mark.slow
+def test_a_plan_of_many_runs_with_all_that_is_made_of_each_is_quick(tmp_path):
+    """The default target: training, parity run, verdict and page of 1,000 runs. The bound has room for a computer that others load."""
+    project = SmallProject(tmp_path)
+    rows = [f"ddp-{number}\ttiny\t2\t2\t{number}\n" for number in range(1, 1000)]
+    table = "".join(["run\tworkload\tgpus_per_node\tdp\tseed\n", "single\ttiny\t1\t1\t0\n", *rows])
+    (tmp_path / "config/tiny.tsv").write_text(table)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    text = project.snakemake("-n", "-q", "rules")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{seconds:.1f} s of the processor")
+    assert re.search(r"train_ddp +ddp +999 ", text) and re.search(r"parity_run +ddp +999 ", text)
+    assert seconds < 20

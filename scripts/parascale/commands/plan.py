@@ -12,8 +12,8 @@ from parascale.cli import Location, OutputFile, project_options, run_option, wit
 from parascale.data.named_files import missing_data
 from parascale.plan import actual, calibrate, limits, score
 from parascale.plan import advise as advice_of
+from parascale.plan.facts import data_facts
 from parascale.plan.planner import Planner
-from parascale.plan.predict import data_facts
 from parascale.report.numbers import plural
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
@@ -21,7 +21,7 @@ from parascale.settings.run import PRECISIONS, Run
 COUNT = click.IntRange(min=1)
 
 BASES = {
-    "formula": "nothing was observed on this machine; constants of its kind",
+    "formula": "no run was observed on this machine; constants of its kind, of processors as they were measured first",
     "fit": "prices fitted to other runs of this machine",
     "probe": "prices fitted to runs of this workload, precision and kind of layout",
     "history": "finished runs that differ in name and seed alone",
@@ -101,10 +101,9 @@ def score_verb(find, table, machines, as_json):
         return
     print(f"{'source':12} {'model':16} {'predicted':>10} {'published':>10} {'ratio':>6}  fits")
     for row in scored:
-        published = ("", "") if row.published is None else (f"{row.published:,.0f}", f"{row.ratio:.2f}")
-        print(
-            f"{row.source:12} {row.model:16} {row.predicted:>10,.0f} {published[0]:>10} {published[1]:>6}  {row.fits}"
-        )
+        rates = ["" if rate is None else f"{rate:,.0f}" for rate in (row.predicted, row.published)]
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        print(f"{row.source:12} {row.model:16} {rates[0]:>10} {rates[1]:>10} {ratio:>6}  {row.fits}")
     print("tokens/s off by, in the median and at worst:")
     for name, error in errors.items():
         print(f"  {name:12} {error['median']:6.1%} {error['worst']:6.1%}   of {error['rows']} rows")
@@ -298,7 +297,8 @@ def line(advice):
     memory = "memory unknown"
     if foretold.memory_bytes is not None:
         memory = f"{foretold.memory_bytes / 1e9:.1f} GB a GPU: {foretold.fits}"
-    step = "" if foretold.step_seconds is None else f", {1000 * foretold.step_seconds:.1f} ms a step"
+    how = ", measured" if foretold.basis == "history" else ""
+    step = "" if foretold.step_seconds is None else f", {1000 * foretold.step_seconds:.1f} ms a step{how}"
     hours = foretold.core_hours
     cost = "" if hours is None else f", {foretold.wall_seconds / 3600:.2f} h, {hours:.1f} core-h"
     return f"{layout.strategy()} ({degrees.strip() or 'one GPU'}): {memory}{step}{cost}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from parascale.errors import ConfigError, ParascaleError
 from parascale.families.sizes import model_sizes
 from parascale.plan.predict import FITS_BELOW, Prediction, capacity_bytes, memory_parts, predict
-from parascale.settings import Layout, Run
+from parascale.settings import Layout, Run, compiled_where_it_gains, identity
 
 ORDER = ("fits", "unknown", "risky", "does not fit")
 MICRO_BATCHES = tuple(2**power for power in range(11))  # times the number of stages, or what the workload accumulates
@@ -34,20 +34,40 @@ class RankedLayout:
 def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None, by="time"):
     """All layouts of `workload` on `gpus` GPUs (processes, on CPUs) as a list of RankedLayout, the best first.
 
-    Each is tried with what it may be cut into (micro-batches, accumulation) and with recomputation, and stands with what is best.
+    Each is tried with what it may be cut into (micro-batches, accumulation) and with recomputation, and stands with what is best; what
+    was trained stands beside, with its measured time.
     by: `time` or `core_hours`. Raises ConfigError where the site has no such number of GPUs on whole nodes.
     """
     measure = {"time": "wall_seconds", "core_hours": "core_hours"}[by]
-    found = []
+    measured = [*_measured(workload, site, gpus, precision, calibration)] if calibration else []
+    found = [(run, predict(run, site, calibration, facts, remedy=False)) for run in measured]
     for layout in layouts(workload, site, gpus):
-        tried = _tried(workload, layout, precision, lambda run: predict(run, site, calibration, facts, remedy=False))
-        found.append(min(tried, key=lambda pair: _quality(pair[1], measure)))
+        tried = _tried(
+            workload, layout, precision, site, lambda run: predict(run, site, calibration, facts, remedy=False)
+        )
+        best = min(tried, key=lambda pair: _quality(pair[1], measure))
+        if best[1].basis != "history":
+            found.append(best)
     if not found:
         raise ConfigError(
             f"no layout of workload {workload.name} takes {gpus} GPUs: degrees must divide heads and batch"
         )
     ranked = _ranked(found, measure)
     return [RankedLayout(run, foretold, reason(run, site, foretold, ranked[0][1])) for run, foretold in ranked]
+
+
+def _measured(workload, site, gpus, precision, calibration):
+    """Finished runs of a workload, one for each way in which it was spread over so many GPUs and cut.
+
+    Those alone that differ from the workload's plain training in nothing else: rare averages, weak scaling, another loop or a profile are
+    other methods, whose time is no layout's.
+    """
+    for run in calibration.trained:
+        training = replace(workload.training, accumulate=run.workload.training.accumulate)
+        plain = _run(workload, run.layout, training, precision, site)
+        alike = identity.speed_of(run) == identity.speed_of(plain)
+        if alike and run.layout.world_size == gpus and not run.layout.idle_gpus:
+            yield plain
 
 
 @dataclass(frozen=True)
@@ -98,14 +118,14 @@ def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None
     return [replace(step, knee=number == knee and len(steps) > 1) for number, step in enumerate(steps)]
 
 
-def _tried(workload, layout, precision, foretell):
+def _tried(workload, layout, precision, site, foretell):
     """(Run, Prediction) of what is worth trying: larger micro-batches first, smaller ones until one fits; with and without recomputation.
 
     A pipeline's micro-batches shorten its bubble as well, so all of their numbers are tried.
     """
     saved_already = False
     for saving in (False, True):
-        for run in _cuts(workload, replace(layout, activation_checkpointing=saving), precision):
+        for run in _cuts(workload, replace(layout, activation_checkpointing=saving), precision, site):
             foretold = foretell(run)
             yield run, foretold
             fits = foretold.fits in ("fits", "unknown")
@@ -116,7 +136,7 @@ def _tried(workload, layout, precision, foretell):
             return
 
 
-def _cuts(workload, layout, precision):
+def _cuts(workload, layout, precision, site):
     """Runs with fewer and fewer samples at once, as far as the batch allows; a naive pipeline where it allows no other."""
     training, cuts = workload.training, []
     for factor in MICRO_BATCHES:
@@ -124,12 +144,13 @@ def _cuts(workload, layout, precision):
             cuts.append((replace(layout, micro_batches=factor * layout.pp), training))
         else:
             cuts.append((layout, replace(training, accumulate=factor * training.accumulate)))
-    valid = [*itertools.takewhile(_is_valid, (_run(workload, *cut, precision) for cut in cuts))]
-    return valid or [*filter(_is_valid, [_run(workload, layout, training, precision)])]
+    valid = [*itertools.takewhile(_is_valid, (_run(workload, *cut, precision, site) for cut in cuts))]
+    return valid or [*filter(_is_valid, [_run(workload, layout, training, precision, site)])]
 
 
-def _run(workload, layout, training, precision):
-    return Run("advice", replace(workload, training=training), layout, precision)
+def _run(workload, layout, training, precision, site):
+    """The Run that a row of the table with this layout would be."""
+    return compiled_where_it_gains(Run("advice", replace(workload, training=training), layout, precision), site)
 
 
 def _is_valid(run):
@@ -156,7 +177,7 @@ def layouts(workload, site, gpus):
                 layout = Layout(
                     nodes=nodes, gpus_per_node=gpus // nodes, dp=gpus // tp // pp // fsdp, fsdp=fsdp, tp=tp, pp=pp
                 )
-                if _cuts(workload, layout, "fp32"):
+                if _cuts(workload, layout, "fp32", site):
                     yield layout
 
 

@@ -6,17 +6,16 @@ other job its time limit.
 """
 
 import math
-import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
 from parascale.errors import ParascaleError, few
-from parascale.files import read_json_lines
 from parascale.plan import limits
+from parascale.plan.earlier import SCHEMA_VERSION, changes
+from parascale.plan.others import other_seconds
 from parascale.plan.predict import charged_core_hours
 from parascale.plan.schedule import wall_hours
 
-SCHEMA_VERSION = 1
 KEPT = "store"  # basis of the price of a training that is there already
 NAMED = 3  # jobs that a sentence names; the rest it counts
 
@@ -75,7 +74,9 @@ class PricedJob(PlannedJob):
 class Plan:
     """Priced jobs and what they come to. capacity: slots that may be taken at once; None: all.
 
-    cap: core-hours that it may cost together with `spent`, what jobs of this root were charged before. repeats_cap: core-hours of finished trainings that it may repeat.
+    cap: core-hours that it may cost together with `spent`, what jobs of this root were charged before. repeats_cap: core-hours of
+    finished trainings that it may repeat. since: what changed since the last plan, in words. targets: what was asked for; none: the
+    first rule.
     """
 
     site: str
@@ -89,17 +90,22 @@ class Plan:
     capacity: int | None
     capacity_is_cores: bool = False
     spent: float = 0.0
+    since: str | None = None
+    targets: tuple = ()
 
     def as_dict(self):
         """The mapping that `plan.json` holds."""
         return {"schema_version": SCHEMA_VERSION} | vars(self) | {"jobs": [vars(job) for job in self.jobs]}
 
 
-def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=False, site=None, spent=0.0):
+def make_plan(
+    jobs, planner, history=None, capacity=None, capacity_is_cores=False, site=None, spent=0.0, before=None, targets=()
+):
     """The Plan for `jobs` (a list of PlannedJob).
 
-    history: rule → hours (see `rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the planner's, or
-    the same with limits read live. spent: core-hours (see `spent`).
+    history: rule → hours (see `earlier.rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the
+    planner's, or the same with limits read live. spent: core-hours (see `earlier.spent`). before: see `earlier.last_plan`.
+    targets: what was asked for.
     """
     site = site or planner.site
     budget = planner.project.config.budget
@@ -113,10 +119,16 @@ def make_plan(jobs, planner, history=None, capacity=None, capacity_is_cores=Fals
         request = limits.Request(_title(job), job.nodes, job.gpus, job.limit_hours)
         violations += limits.violations(request, site, job.partition) if job.nodes else []
     limited = wall_hours(priced, capacity) if capacity else None
-    totals = {**_totals(priced), "wall_hours_at_once": wall_hours(priced), "wall_hours_limited": limited}
+    totals = {
+        **_totals(priced, site.gpu_watts),
+        "wall_hours_at_once": wall_hours(priced),
+        "wall_hours_limited": limited,
+    }
     said = tuple(_unknown(priced)), tuple(violations)
     caps = budget.core_hours, budget.repeated_core_hours
-    return Plan(site.name, tuple(priced), totals, *said, budget.quota, *caps, capacity, capacity_is_cores, spent)
+    since = changes(before, priced) if before is not None else None
+    machine = capacity, capacity_is_cores
+    return Plan(site.name, tuple(priced), totals, *said, budget.quota, *caps, *machine, spent, since, tuple(targets))
 
 
 def price(job, planner, history, ready=True):
@@ -131,17 +143,23 @@ def price(job, planner, history, ready=True):
         prediction = planner.prediction(run, kind)
         fits, basis, note, remedy = prediction.fits, prediction.basis, prediction.unknown, prediction.remedy
         reason = planner.reason(run, kind, ready)
-        hours = None if prediction.wall_seconds is None else prediction.wall_seconds / 3600
+        left = left_of(prediction, reason.step)
+        hours = None if left is None else left / 3600
         worst = planner.worst_hours(run, kind) or worst
+        if hours is not None:  # what is done fails no more
+            worst -= prediction.wall_seconds / 3600 - hours
         if reason.kept:
             hours, worst, basis, note = 0.0, 0.0, KEPT, None
     elif job.rule in history:
         hours, basis = history[job.rule], "history"
     else:
-        note = "no earlier job of this rule to go by"
+        seconds, note = other_seconds(job, planner)
+        if seconds is not None:
+            hours, basis = seconds / 3600, "formula"
 
     def charge(duration):
-        return None if duration is None else charged_core_hours(planner.site, job.nodes, duration * 3600, job.cores)
+        known = duration is not None
+        return charged_core_hours(planner.site, job.nodes, duration * 3600, job.cores, job.partition) if known else None
 
     return PricedJob(
         **vars(job) | {"gpus": job.nodes * job.gpus},
@@ -158,6 +176,13 @@ def price(job, planner, history, ready=True):
         why=reason and reason.words,
         repeats=reason.repeats if reason else 0.0,
     )
+
+
+def left_of(prediction, step):
+    """Seconds that are left of a training which has its state after `step` optimizer steps; None where its time is unknown."""
+    if prediction.wall_seconds is None:
+        return None
+    return prediction.wall_seconds - prediction.seconds * min(1.0, step / prediction.steps)
 
 
 def rows(plan):
@@ -207,25 +232,8 @@ def warnings(plan):
     return said
 
 
-def rule_history(events, site):
-    """Rule → median hours of its jobs that finished at a site (a name), in an `events.jsonl`; empty without the file."""
-    if not events.is_file():
-        return {}
-    hours = defaultdict(list)
-    for event in read_json_lines(events):
-        if event["event"] == "finished" and event.get("site") == site and event.get("seconds") is not None:
-            hours[event["rule"]].append(event["seconds"] / 3600)
-    return {rule: statistics.median(values) for rule, values in hours.items()}
-
-
-def spent(events, site):
-    """Core-hours that jobs were charged at a site (a name) by an `events.jsonl`, failed ones included; 0 without the file."""
-    charged = read_json_lines(events) if events.is_file() else []
-    return sum(event.get("core_hours") or 0.0 for event in charged if event.get("site") == site)
-
-
-def _totals(jobs):
-    """Sums over jobs; what is unknown is counted apart and adds nothing."""
+def _totals(jobs, watts=None):
+    """Sums over jobs; what is unknown is counted apart and adds nothing. watts: of a GPU at work."""
     costly = [job for job in jobs if job.nodes]
 
     def summed(name, weight=lambda job: 1):
@@ -239,6 +247,7 @@ def _totals(jobs):
         "node_hours_expected": summed("hours_expected", lambda job: job.nodes),
         "gpu_hours_expected": summed("hours_expected", lambda job: job.gpus),
         "core_hours_repeated": summed("repeats"),
+        "gpu_kwh_expected": None if watts is None else summed("hours_expected", lambda job: job.gpus) * watts / 1000,
     }
 
 

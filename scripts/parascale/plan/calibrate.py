@@ -9,13 +9,13 @@ import dataclasses
 import math
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json, read_json_lines, write_json
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
-from parascale.plan.rates import formula_rates
+from parascale.plan.rates import as_measured, formula_rates
 from parascale.plan.work import link_of, step_work
 from parascale.settings import identity, run_from_dict
 
@@ -23,10 +23,10 @@ SCHEMA_VERSION = 1
 WARM_UP = 5  # first steps that are left out: allocators, caches and compilers settle
 OWN, OTHERS = 0.05, 0.2  # deviation of the logarithm of an observed step: of the same workload, of another one
 MOST = 64  # different runs that a fit weighs: it says then what it says of thousands
-# Deviation of the logarithm of seconds that no price explains, by what a prediction rests on. formula: of GPUs, the residuals of
-# published trainings (tests/unit/test_plan_published.py); of CPUs, whose cores differ more, of this project's own machines.
-MODEL_ERROR = {"history": 0.05, "probe": 0.10, "fit": 0.2, "formula": 0.15}
-FORMULA_ON_CPUS = 0.5
+# Deviation of the logarithm of a step's seconds, where it was not fitted. formula: of GPUs, from the residuals of published trainings
+# that were not fitted to (tests/unit/test_plan_score.py); of CPUs, whose cores differ more, of this project's own machines.
+HISTORY_ERROR = 0.05
+FORMULA_ERROR = {"cuda": 0.13, "cpu": 0.5}
 AXES = ("dp", "fsdp", "tp", "pp")
 
 
@@ -53,10 +53,11 @@ class Observation:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All observations of a site."""
+    """All observations of a site. machine: what its processors were measured to do (`parascale.train.processors`)."""
 
     site: str
     observations: tuple = ()
+    machine: dict | None = field(default=None, hash=False)
 
     def basis(self, run):
         """What the price of a run rests on.
@@ -103,6 +104,11 @@ class Calibration:
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
+    @property
+    def trained(self):
+        """A Run for each set of finished runs that are equally fast."""
+        return [observations[0].resolved for observations in self._finished.values()]
+
     @cached_property
     def _finished(self):
         """What decides a run's speed → the observations of finished runs like it."""
@@ -121,7 +127,8 @@ class Calibration:
         """`site` with what it assumes of start-up, saving and, on CPUs, constant memory replaced by what probes showed."""
         if "assumed" not in self._found:
             self._found["assumed"] = dataclasses.replace(site.assumed, **self._constants(site))
-        return dataclasses.replace(site, assumed=self._found["assumed"])
+        site = dataclasses.replace(site, assumed=self._found["assumed"])
+        return as_measured(site, self.machine) if self.machine and site.device == "cpu" else site
 
     def _constants(self, site):
         """{what is assumed: median of what was observed}, as far as it was."""
@@ -164,10 +171,12 @@ class Calibration:
     def deviation(self, run, site, work, fitted):
         """Standard deviation of the logarithm of a step's predicted seconds. fitted: what `rates` gave."""
         basis = self.basis(run)
-        error = FORMULA_ON_CPUS if basis == "formula" and site.device == "cpu" else MODEL_ERROR[basis]
-        if fitted is None or basis == "history":
-            return error
-        return math.hypot(error, fitted.spread, fitted.deviation(work, site, run.layout.processes_per_node))
+        if basis == "history":
+            return HISTORY_ERROR
+        if fitted is None:
+            return FORMULA_ERROR[site.device]
+        off = fitted.misfit * (OWN if basis == "probe" else OTHERS)
+        return math.hypot(off, fitted.deviation(work, site, run.layout.processes_per_node))
 
 
 def _computes(run):
@@ -256,9 +265,13 @@ def load(path, site_name):
 
 def known(paths, site):
     """The Calibration of a site (a name): what its probes said, and its finished runs."""
-    probed = load(paths.calibration(site), site)
+    probed, machine = load(paths.calibration(site), site), paths.machine(site)
     here = [_observed(path.parent, site) for path in sorted(paths.run("").glob("*/summary.json"))]
-    return dataclasses.replace(probed, observations=(*probed.observations, *filter(None, here)))
+    return dataclasses.replace(
+        probed,
+        observations=(*probed.observations, *filter(None, here)),
+        machine=read_json(machine) if machine.is_file() else None,
+    )
 
 
 def _observed(folder, site):

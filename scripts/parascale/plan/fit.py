@@ -35,6 +35,7 @@ FITTED = {
 AT_PEAK = {"compute": "product", "memory": "memory", "node bandwidth": "node", "network bandwidth": "network"}
 LARGEST = math.log(100.0)
 HUBER = 2.0
+PRIOR_MISFIT = 2.0  # deviations that an observed step is off the model before residuals say otherwise
 ROUNDS = 25
 
 
@@ -50,11 +51,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Rates, and the covariance of the logarithms of the factors in FITTED. spread: deviation of what was fitted from the model."""
+    """Rates, and the covariance of the logarithms of the factors in FITTED.
+
+    misfit: how many of their deviations the steps are off the model, as far as they can tell (see `_misfit`).
+    """
 
     rates: object
     covariance: np.ndarray = field(compare=False)
-    spread: float
+    misfit: float
 
     def deviation(self, work, site, processes):
         """Standard deviation of the logarithm of a step's seconds, as the prices are uncertain."""
@@ -64,21 +68,28 @@ class Fitted:
 
 def fit(prior, seen, site):
     """The Fitted Rates of a `site` after a list of Seen, from `prior` Rates."""
-    names = list(FITTED)
-    belief = np.array([FITTED[name][1 if site.device == "cpu" else 2] for name in names])
-    lowest = np.array([_lowest(name, site) for name in names])
-    factors, damping = np.zeros(len(names)), 1e-3
-    residuals = _residuals(prior, factors, seen, site)
+    belief = np.array([fitted[1 if site.device == "cpu" else 2] for fitted in FITTED.values()])
+    lowest = np.array([_lowest(name, site) for name in FITTED])
+    factors, curvature, misfit = most_probable(lambda factors: _residuals(prior, factors, seen, site), belief, lowest)
+    return Fitted(prior.scaled(_by_price(factors)), np.linalg.inv(curvature), misfit)
+
+
+def most_probable(residuals_of, belief, lowest):
+    """(factors' logarithms, curvature there, misfit): the sum of ρ over residuals, and over beliefs, is least there.
+
+    residuals_of: function from logarithms of factors to residuals in deviations. belief: deviation of each logarithm. lowest: bounds.
+    """
+    factors, damping = np.zeros(len(belief)), 1e-3
+    residuals = residuals_of(factors)
     for _ in range(ROUNDS):
-        slopes = np.array(
-            [(_residuals(prior, factors + step, seen, site) - residuals) / 1e-4 for step in 1e-4 * np.eye(len(names))]
-        ).T
+        slopes = np.array([(residuals_of(factors + step) - residuals) / 1e-4 for step in 1e-4 * np.eye(len(belief))]).T
         weights = np.minimum(1.0, HUBER / np.maximum(np.abs(residuals), 1e-9))
-        curvature = slopes.T @ (weights[:, None] * slopes) + np.diag(belief**-2.0)
+        shown = slopes.T @ (weights[:, None] * slopes)
+        curvature = shown + np.diag(belief**-2.0)
         downhill = slopes.T @ (weights * residuals) + factors / belief**2
         step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), downhill)
         tried = np.clip(factors - step, lowest, LARGEST)
-        after = _residuals(prior, tried, seen, site)
+        after = residuals_of(tried)
         if _loss(after, tried / belief) > _loss(residuals, factors / belief):
             damping *= 10
             continue
@@ -86,9 +97,16 @@ def fit(prior, seen, site):
         factors, residuals, damping = tried, after, damping / 5
         if moved < 1e-3:
             break
-    errors = np.sort(np.abs(residuals * np.array([each.deviation for each in seen for _ in each.seconds])))
-    spread = float(1.48 * np.median(errors))  # of a normal distribution, from its median absolute deviation
-    return Fitted(prior.scaled(_by_price(factors)), np.linalg.inv(curvature), spread)
+    return factors, curvature, _misfit(residuals, np.trace(np.linalg.solve(curvature, shown)))
+
+
+def _misfit(residuals, spoken_for):
+    """The deviation of residuals, in their own: PRIOR_MISFIT as if one residual had shown it, then what the fit left.
+
+    spoken_for: how many residuals the fitted prices used up (degrees of freedom). One that was disturbed widens it little (Huber).
+    """
+    weighted = np.minimum(residuals**2, HUBER * np.abs(residuals)).sum()
+    return math.sqrt((PRIOR_MISFIT**2 + weighted) / (1 + max(0.0, len(residuals) - spoken_for)))
 
 
 def _lowest(name, site):

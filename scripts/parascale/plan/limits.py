@@ -73,7 +73,8 @@ def live_site(site, submits):
 def with_partitions(site, live):
     """`site` with the limits of the `live` Partitions; where its file names none, with all of them, Slurm's default first."""
     known = {partition.name: partition for partition in live}
-    return replace(site, partitions=[known.get(named.name, named) for named in site.partitions] or live)
+    stated = [replace(known.get(named.name, named), cores_per_node=named.cores_per_node) for named in site.partitions]
+    return replace(site, partitions=stated or live)
 
 
 def partitions(records):

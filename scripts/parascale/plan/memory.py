@@ -2,8 +2,8 @@
 
 A step has a few moments at which memory can peak; each is a sum of parts, and the largest sum is the peak:
 
-- `loss`    the backward pass starts: all activations are there, and the logits several times (logarithms, gradients)
-- `output`  the output layer has its gradient; FSDP still holds its root gathered
+- `loss`    all activations are there, and a chunk of the logits; of a model that makes them itself all, several times
+- `output`  the output layer gets its gradient; FSDP still holds its root gathered
 - `block`   the backward pass of the last block: FSDP holds the block and gathers the next
 - `reduce`  that block is done: FSDP holds its gradient twice, to reduce it
 - `end`     the backward pass ends: all gradients, one block's activations, what is left of FSDP's root
@@ -95,10 +95,19 @@ class RankMemory:
         # In a pipeline FSDP keeps parameters gathered, and sums gradients over micro-batches before it reduces them.
         self.frees = self.fsdp and self.layout.reshard_after_forward and not self.pipeline
         self._count_elements()
-        self.kept_block, self.weight_copies = sizes.block_bytes(self.batch), sizes.weight_copies(self.batch)
+        self.kept_block = sizes.block_bytes(self.batch)
+        # In half precision; they stay until all micro-batches are through, or the evaluation ends.
+        self.copies = self.elements * self.batch.compute if self.batch.copies else 0
         self.boundary, self.working = sizes.boundary_bytes(self.batch), sizes.working_bytes(self.batch)
-        loss_parallel = self.layout.tp > 1 and self.layout.loss_parallel
-        self.logits = sizes.logits_bytes(self.batch, loss_parallel) if self.last else 0
+        self.logits, self.loss = self._ends_of(self.batch)
+
+    def _ends_of(self, batch):
+        """(bytes of all logits, None) of a model that makes them itself, else (0, LossBytes)."""
+        split = self.layout.tp > 1 and self.layout.loss_parallel
+        loss = self.sizes.loss_bytes(batch) if self.layout.tp == 1 or split else None
+        if not self.last:
+            return 0, None
+        return (self.sizes.logits_bytes(batch, split), None) if loss is None else (0, loss)
 
     def _count_elements(self):
         """Elements of this rank's parameters, tensor parallelism applied, FSDP not yet."""
@@ -124,40 +133,44 @@ class RankMemory:
     def evaluation(self):
         """{part: bytes} at the peak of an evaluation: in a block, or where the logits meet their logarithms."""
         batch = replace(self.batch, samples=self.run.evaluation_batch)
-        logits = self.sizes.logits_bytes(batch, self.layout.tp > 1 and self.layout.loss_parallel) if self.last else 0
+        logits, loss = self._ends_of(batch)
         narrow = batch.compute / 4 if batch.compute < 4 else 0
-        # Autocast keeps what it has cast until the evaluation ends.
-        cast = self.weight_copies * self.blocks + (self.head * batch.compute if batch.autocast else 0)
         held = self._gathered()
         moments = []
         if self.frees:
             # The root, held twice while the first block is gathered; then each block beside the one before.
             arriving = 2 * (self.root + self.unit_elements) * batch.compute
-            moments.append(self._parts(cast + self.sizes.boundary_bytes(batch), buffers=arriving))
+            moments.append(self._parts(self.sizes.boundary_bytes(batch), buffers=arriving))
             held = (self.root + 2 * min(self.unit_elements, round(self.block_elements))) * batch.compute
+        # As the output layer gives them, in fp32 for the loss, and their logarithms.
+        held_logits = loss.evaluating if loss else (2 + narrow + self._split_copies()) * logits
         moments += [
-            self._parts(cast + self.sizes.forward_bytes(batch), buffers=held),
-            # As the output layer gives them, in fp32 for the loss, and their logarithms.
-            self._parts(cast, logits=(2 + narrow + self._split_copies()) * logits, buffers=self._gathered_between()),
+            self._parts(self.sizes.forward_bytes(batch), buffers=held),
+            self._parts(0, logits=held_logits, buffers=self._gathered_between()),
         ]
         return max(moments, key=total) | {"gradients": self._buckets()}
 
     def _loss(self):
-        return self._parts(
-            self._activations(), logits=self._logit_copies() * self.logits, buffers=self._gathered_between()
-        )
+        logits = self._logit_copies() * self.logits
+        if self.loss:
+            logits = self.loss.making + self._waiting() * self.loss.kept
+        return self._parts(self._activations(), logits=logits, buffers=self._gathered_between())
 
     def _output(self):
         # A new gradient meets the sum of the earlier ones.
         gradient = self._gradients_stay() + self._head_gradient()
-        if self.batch.autocast:
+        if self.batch.copies:
             gradient += self.head * self.batch.compute
-        copies = self._logit_copies() - 2 if self.pipeline else 1
         buffers = self._gathered_between()
+        if self.loss:
+            made = self.loss.scaled if self.loss.scaled != self._head_gradient() else 0
+            logits = (1 + self._waiting()) * self.loss.kept + made + self.loss.hidden
+            return self._parts(self._activations(), logits=logits, gradients=gradient, buffers=buffers)
+        copies = self._logit_copies() - 2 if self.pipeline else 1
         return self._parts(self._activations(), logits=copies * self.logits, gradients=gradient, buffers=buffers)
 
     def _block(self):
-        recomputed = self.kept_block + self.weight_copies if self.layout.activation_checkpointing else 0
+        recomputed = self.kept_block if self.layout.activation_checkpointing else 0
         gathered, block = self._gathered(), self.unit_elements * self.batch.compute
         if self.frees:
             # The block itself, and the next one while it is gathered: as it arrives and as it is laid out.
@@ -208,7 +221,7 @@ class RankMemory:
             "optimizer": states * OPTIMIZER_COPIES[self.run.workload.optim.name],
             "activations": kept,
             "logits": logits,
-            "buffers": buffers + self._received(),
+            "buffers": buffers + self.copies + self._received(),
         }
 
     def _activations(self, stages=None):
@@ -216,23 +229,23 @@ class RankMemory:
         stages = self.stages if stages is None else stages
         checkpointing = self.layout.activation_checkpointing
         block = self.boundary if checkpointing else self.kept_block
-        kept = 0 if checkpointing else self.weight_copies * self.blocks
-        kept += sum(stage.in_flight * stage.blocks * block for stage in stages)
+        kept = sum(stage.in_flight * stage.blocks * block for stage in stages)
         ends = sum(stage.in_flight for stage in stages if stage.last)
         kept += ends * self.sizes.ends_bytes(self.batch)
-        if self.batch.autocast:
-            kept += self.head * self.batch.compute
         return kept
 
     def _logit_copies(self):
         """How often the logits lie there: two for each micro-batch in flight, two more while gradients are made.
 
-        Without a pipeline nobody keeps the output itself; the split loss works on one copy more.
+        Without a pipeline nobody keeps the output itself.
         """
         if not self.pipeline:
             return 3 + self._split_copies()
-        flying = max(stage.in_flight for stage in self.stages if stage.last or not self.last)
-        return 2 + 2 * flying + self._split_copies()
+        return 4 + 2 * self._waiting() + self._split_copies()
+
+    def _waiting(self):
+        """Other micro-batches of a pipeline that wait behind the loss for their backward pass."""
+        return max(stage.in_flight for stage in self.stages if stage.last or not self.last) - 1
 
     def _split_copies(self):
         layout = self.layout

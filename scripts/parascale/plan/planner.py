@@ -6,10 +6,13 @@ import functools
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
 from parascale.plan import calibrate
-from parascale.plan.predict import data_facts, predict, time_limit, worst_seconds
+from parascale.plan.facts import data_facts
+from parascale.plan.predict import predict, time_limit, worst_seconds
 from parascale.plan.probes import probes
 from parascale.settings import strict
 from parascale.store.reasons import Reasons
+
+MUCH_SECONDS = 60.0  # of training, before which a machine is measured
 
 
 class Planner:
@@ -21,12 +24,27 @@ class Planner:
         self._predictions, self._workloads = {}, {}
         self._reasons = Reasons(project)
 
+    def unmeasured(self, trainings):
+        """Whether (run, kind) of `trainings` on this machine's processors are worth 10 to 30 seconds to know how fast they are.
+
+        Not where the machine was measured, or trained before, and not for a minute of training.
+        """
+        known = self.calibration.machine or self.calibration.observations
+        if self.site.device != "cpu" or known:
+            return False
+        return sum(self.prediction(*training).wall_seconds or 0.0 for training in trainings) > MUCH_SECONDS
+
+    def look_again(self):
+        """Forget what was predicted: something was measured."""
+        self._predictions.clear()
+        self.__dict__.pop("calibration", None)
+
     @functools.cached_property
     def calibration(self):
         """What probes and finished runs of this site said."""
         return calibrate.known(self.project.paths, self.site.name)
 
-    def _facts(self, run):
+    def facts(self, run):
         """What is known of a run's data; looked up once a workload."""
         if run.workload.name not in self._workloads:
             self._workloads[run.workload.name] = data_facts(run, self.project.paths)
@@ -41,7 +59,7 @@ class Planner:
     def probes(self):
         """The probes of this run table by name, those that memory allows."""
         found = self._all_probes
-        foretold = {name: predict(run, self.site, facts=self._facts(run), remedy=False) for name, run in found.items()}
+        foretold = {name: predict(run, self.site, facts=self.facts(run), remedy=False) for name, run in found.items()}
         return {name: run for name, run in found.items() if foretold[name].fits not in ("risky", "does not fit")}
 
     def run(self, name, kind="run"):
@@ -63,13 +81,13 @@ class Planner:
 
     def vocabulary(self, name):
         """Entries of a run's vocabulary, or None."""
-        return self._facts(self.run(name)).vocabulary
+        return self.facts(self.run(name)).vocabulary
 
     def prediction(self, name, kind="run"):
         """The Prediction for a run of a kind (see `run`)."""
         if (name, kind) not in self._predictions:
             run = self.run(name, kind)
-            self._predictions[name, kind] = predict(run, self.site, self.calibration, self._facts(run))
+            self._predictions[name, kind] = predict(run, self.site, self.calibration, self.facts(run))
         return self._predictions[name, kind]
 
     def reason(self, name, kind="run", ready=True):
@@ -90,7 +108,7 @@ class Planner:
 
         Useful operations over those that the GPUs could perform at their peak rate (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
         """
-        run, facts = self.run(name), self._facts(self.run(name))
+        run, facts = self.run(name), self.facts(self.run(name))
         changed = {"now": run}
         changed["torch.compile off" if run.layout.compile else "torch.compile on"] = _with(
             run, compile=not run.layout.compile

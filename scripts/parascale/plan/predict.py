@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from parascale.errors import ParascaleError
 from parascale.families.sizes import model_sizes
-from parascale.files import read_json
 from parascale.plan import limits
-from parascale.plan.calibrate import MODEL_ERROR, Calibration, saved_bytes
+from parascale.plan.calibrate import HISTORY_ERROR, Calibration, saved_bytes
+from parascale.plan.facts import data_facts
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
 from parascale.plan.time import forward_seconds, step_seconds
 from parascale.plan.work import step_work
@@ -17,23 +17,7 @@ FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequen
 # Quantiles of the normal distribution: a price lies between low and high in 80 of 100 runs, and below its limit in 95.
 RANGE, LIMIT = 1.2816, 1.6449
 BESIDE_ERROR = 0.4  # deviation of the logarithm of start-up, evaluation and saving, where no run was seen to do them
-IMAGE_BYTES = 1e5  # of a JPEG that is not there yet
-VALIDATION_PART = 0.1  # of the train split, where the data is not prepared yet
 ROUNDED_MINUTES = 5
-SEEN = ("train", "validation")  # splits whose size a plan needs
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What a plan must know of the data: entries of the vocabulary (or classes), samples of the train and validation splits.
-
-    sample_bytes: of a compressed image, in the mean; 0 of text.
-    """
-
-    vocabulary: int | None
-    train_samples: int | None = None
-    validation_samples: int | None = None
-    sample_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,33 +53,6 @@ class Prediction:
         return dataclasses.asdict(self)
 
 
-def data_facts(run, paths=None):
-    """The DataFacts of a run: from the prepared data below `paths`, else from what its workload expects."""
-    return facts_of(paths.data_of(run) if paths else None, run)
-
-
-def facts_of(folder, run):
-    """The DataFacts of a run whose prepared data is in `folder`; where it is not there, what its workload expects."""
-    data, workload = run.workload.data, run.workload
-    manifest = folder / "manifest.json" if folder else None
-    if manifest is None or not manifest.is_file():
-        samples, tokens = data.expected.train_samples, data.expected_tokens
-        train = workload.windows_in(tokens) or samples
-        evaluated = samples if tokens is None else tokens / workload.training.window
-        validation = None if evaluated is None else math.ceil(VALIDATION_PART * evaluated)
-        return DataFacts(data.expected_outputs, train, validation, IMAGE_BYTES if workload.of_images else 0)
-    values = read_json(manifest)
-    splits = values["splits"]
-    if workload.of_images:
-        samples = sum(split["samples"] for split in splits.values())
-        size = values.get("sample_bytes", 0) / max(1, samples)
-        return DataFacts(len(values["classes"]), *(splits.get(name, {}).get("samples") for name in SEEN), size)
-    if workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
-        return DataFacts(values["vocabulary"], *(splits[name]["documents"] for name in SEEN))
-    validation = max(1, math.ceil((splits["validation"]["tokens"] - 1) / workload.training.window))
-    return DataFacts(values["vocabulary"], workload.windows_in(splits["train"]["tokens"]), validation)
-
-
 def predict(run, site, calibration=None, facts=None, remedy=True):
     """The Prediction for `run` at `site`.
 
@@ -119,9 +76,9 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
     return _time(prediction, run, site, calibration, sizes, facts)
 
 
-def charged_core_hours(site, nodes, wall_seconds, cores=None):
+def charged_core_hours(site, nodes, wall_seconds, cores=None, partition=None):
     """Core-hours that a job is charged: JSC counts whole nodes × their cores × time, whatever of them is used."""
-    held = cores if site.charges == "cores" and cores is not None else nodes * (site.cores_per_node or 1)
+    held = cores if site.charges == "cores" and cores is not None else nodes * (site.cores(partition) or 1)
     return held * wall_seconds / 3600
 
 
@@ -269,7 +226,7 @@ def _time(prediction, run, site, calibration, sizes, facts):
         evaluation = forward_seconds(work, rates, site, run.layout.processes_per_node, turns)
         beside = _beside(run, site, facts, steps, seconds, evaluation)
     extra = sum(beside.values())
-    deviations = calibration.deviation(run, site, work, fitted), MODEL_ERROR["history"] if same else BESIDE_ERROR
+    deviations = calibration.deviation(run, site, work, fitted), HISTORY_ERROR if same else BESIDE_ERROR
 
     def quantile(z):
         """The logarithms of both parts are normal; they are added as if they were high together, which is the careful side."""

@@ -2,10 +2,11 @@
 
 A probe is no run of the table. It takes fewer samples a step, and there is one for each kind of cost that the table's runs
 have: computing (two sizes tell operations from what starting them takes), talking inside a node, talking between nodes, and
-matrices that are split. Prices come from them; layouts and sizes follow by formula.
+matrices that are split; each in the precision of the runs, and compiled where they are. Prices come from them; layouts and sizes follow by formula.
 """
 
 import dataclasses
+from collections import defaultdict
 
 from parascale.settings import Layout, Run
 
@@ -17,12 +18,14 @@ TALKING = 2
 def probes(runs, site):
     """{name: Run} for a run table's {name: Run} at `site`; no name can be that of a run."""
     found = {}
-    for workload, precision in dict.fromkeys((run.workload.name, run.precision) for run in runs.values()):
-        family = [run for run in runs.values() if (run.workload.name, run.precision) == (workload, precision)]
+    families = defaultdict(list)
+    for run in runs.values():
+        families[run.workload.name, run.precision, run.layout.compile].append(run)
+    for (workload, precision, compiled), family in families.items():
         saving = any(run.layout.activation_checkpointing for run in family)
         for label, divisor, degrees in _kinds([run.layout for run in family], site):
-            name = f"{workload}@{label}-{precision}"
-            layout = Layout(**degrees, activation_checkpointing=saving)
+            name = f"{workload}@{label}-{precision}{'-compiled' if compiled else ''}"
+            layout = Layout(**degrees, activation_checkpointing=saving, compile=compiled)
             found[name] = _probe(name, family[0].workload, precision, divisor, layout)
     return found
 

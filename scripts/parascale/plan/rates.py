@@ -11,6 +11,21 @@ import yaml
 
 KINDS = Path(__file__).with_name("gpus.yaml")
 CPU = {"wave": 0, "interference": 0.0}
+# The figures of the machine on which the constants of CPUs were found (2 cores of an AMD EPYC), and the constants that go with each.
+# What moves memory goes with products: where processors train it lies in caches.
+REFERENCE = {
+    "gigaflops": 100.0,
+    "kernel_microseconds": 1.4,
+    "message_microseconds": 33.0,
+}
+MEASURED = {
+    "gigaflops": ("assumed", ["core_gigaflops", "core_gigabytes_per_second"]),
+    "kernel_microseconds": (
+        "assumed",
+        [f"{name}_microseconds" for name in ("kernel", "split_pass", "shard_pass", "sample")] + ["step_milliseconds"],
+    ),
+    "message_microseconds": ("node_link", ["microseconds"]),
+}
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,22 @@ def formula_rates(site, precision, sample_bytes=0):
         shards=kind["shard_microseconds"] / 1e6,
         **beside,
     )
+
+
+def as_measured(site, machine):
+    """`site` with its constants of CPUs times what `machine` does of what REFERENCE did, on which they were found.
+
+    A single product or message is not what a step makes of it: only how machines compare is taken from the measurement. What the
+    site's file assumes otherwise than by default was found on the site itself, and stays. The latency of its link does not: that of
+    `sites/local.yaml` is the reference's.
+    """
+    default = type(site.assumed)()
+    for figure, (section, names) in MEASURED.items():
+        if figure in machine:
+            part, speed = getattr(site, section), machine[figure] / REFERENCE[figure]
+            ours = [name for name in names if section != "assumed" or getattr(part, name) == getattr(default, name)]
+            site = replace(site, **{section: replace(part, **{name: speed * getattr(part, name) for name in ours})})
+    return site
 
 
 def _link(site, name):

@@ -2,22 +2,27 @@
 
 import csv
 import statistics
+from contextlib import suppress
 from dataclasses import dataclass
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
-from parascale.plan.predict import DataFacts, predict
+from parascale.plan.facts import DataFacts
+from parascale.plan.predict import predict
 from parascale.settings import Layout, Model, Run, Site, Workload, strict
 from parascale.settings.workload import LanguageTraining
 
-MODEL = ("dim", "heads", "kv_heads", "layers", "hidden", "tied", "norm", "position", "activation", "bias")
+MODEL = ("dim", "heads", "kv_heads", "layers", "hidden", "tied", "norm", "position", "activation", "bias", "dropout")
 LAYOUT = ("gpus_per_node", "dp", "fsdp", "tp", "pp", "micro_batches", "schedule")
 TRAINING = ("window", "global_batch", "accumulate")
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A row: tokens a second and GPU. published: None of a run that ended without memory, or states no rate."""
+    """A row: tokens a second and GPU. published: None of a run that ended without memory, or states no rate.
+
+    predicted: None where the machine's data sheet says nothing of the row's precision.
+    """
 
     source: str
     model: str
@@ -95,8 +100,9 @@ def score_row(row, sites, where):
     prediction = predict(run, site, facts=DataFacts(vocabulary), remedy=False)
     targets = model_sizes(run.workload.model, vocabulary, *run.workload.sizes).targets
     published = float(row["tokens_per_second_per_gpu"]) if "tokens_per_second_per_gpu" in row else None
-    predicted = run.global_batch * targets / prediction.step_seconds / run.layout.world_size
-    ratio = predicted / published if published else None
+    step = prediction.step_seconds
+    predicted = run.global_batch * targets / step / run.layout.world_size if step else None
+    ratio = predicted / published if predicted and published else None
     return Scored(row.get("source", ""), row.get("model", ""), predicted, published, ratio, prediction.fits)
 
 
@@ -121,4 +127,7 @@ def _plain(values):
 def _value(text):
     if text in ("true", "false"):
         return text == "true"
-    return int(text) if text.lstrip("-").isdigit() else text
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    return text

@@ -40,6 +40,8 @@ def remarks(plan):
     if totals["wall_hours_limited"] is not None:
         what = "slots" if plan.capacity_is_cores else "jobs at once"
         said[0] += f"; {least}{duration(totals['wall_hours_limited'])} with {plan.capacity} {what}"
+    if plan.since:
+        said.append(f"Since the last plan: {plan.since}")
     if plan.quota is not None:
         share = totals["core_hours_expected"] / plan.quota
         said.append(
@@ -48,6 +50,8 @@ def remarks(plan):
     if plan.cap is not None:
         before = f" after {plan.spent:,.2f} spent" if plan.spent else ""
         said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h")
+    if totals["gpu_kwh_expected"]:
+        said.append(f"Energy of the GPUs: {totals['gpu_kwh_expected']:,.1f} kWh at their full power")
     bases = sorted({job.basis for job in plan.jobs if job.basis})
     if bases:
         said.append(f"Rests on: {', '.join(bases)}")

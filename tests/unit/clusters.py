@@ -1,0 +1,55 @@
+"""What `scontrol --oneliner` prints on clusters of other shapes than JURECA's: nodes, partitions, configuration; and what is to be found.
+
+The lines have the fields of Slurm 22.05 to 24.05 in their order, with long ones left out; names are made up.
+"""
+
+# Typed GPUs in two sizes, shared nodes without SMT, nodes without GPUs that have fewer cores, one node in maintenance, one partition
+# closed.
+SHARED = (
+    """\
+NodeName=g01 Arch=x86_64 CoresPerSocket=48 CPUAlloc=12 CPUEfctv=96 CPUTot=96 CPULoad=3.10 AvailableFeatures=rome,a100 ActiveFeatures=rome,a100 Gres=gpu:a100_80gb:8(S:0-1) NodeAddr=g01 NodeHostName=g01 Version=23.11.4 OS=Linux 5.14.0-362.el9.x86_64 #1 SMP PREEMPT_DYNAMIC Tue Jan 9 RealMemory=1031000 AllocMem=98304 FreeMem=800000 Sockets=2 Boards=1 State=MIXED ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions=gpu,gpu-short CfgTRES=cpu=96,mem=1031000M,billing=96,gres/gpu=8,gres/gpu:a100_80gb=8
+NodeName=g02 Arch=x86_64 CoresPerSocket=48 CPUAlloc=0 CPUEfctv=96 CPUTot=96 CPULoad=0.01 Gres=gpu:a100_80gb:8(S:0-1) RealMemory=1031000 Sockets=2 Boards=1 State=IDLE+MAINTENANCE+RESERVED ThreadsPerCore=1 Partitions=gpu,gpu-short ReservationName=maint
+NodeName=g03 Arch=x86_64 CoresPerSocket=32 CPUAlloc=0 CPUTot=64 Gres=gpu:v100:4 RealMemory=385000 Sockets=2 State=IDLE ThreadsPerCore=1 Partitions=gpu
+NodeName=c01 Arch=x86_64 CoresPerSocket=20 CPUAlloc=0 CPUTot=40 Gres=(null) RealMemory=191000 Sockets=2 State=IDLE ThreadsPerCore=1 Partitions=cpu Comment=old node: ask Gres=gpu:1 of support
+NodeName=c02 Arch=x86_64 CoresPerSocket=20 CPUAlloc=0 CPUTot=40 Gres=(null) RealMemory=191000 Sockets=2 State=IDLE ThreadsPerCore=1 Partitions=cpu,closed
+""",
+    """\
+PartitionName=cpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=01:00:00 MaxNodes=UNLIMITED MaxTime=7-00:00:00 MinNodes=0 Nodes=c[01-02] OverSubscribe=NO State=UP TotalCPUs=80 TotalNodes=2
+PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=normal,long AllocNodes=ALL Default=NO QoS=gpu_part DefaultTime=01:00:00 MaxNodes=2 MaxTime=2-00:00:00 MinNodes=0 Nodes=g[01-03] OverSubscribe=NO State=UP TotalCPUs=256 TotalNodes=3
+PartitionName=gpu-short AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=NO QoS=N/A MaxNodes=UNLIMITED MaxTime=00:30:00 Nodes=g[01-02] OverSubscribe=NO State=UP TotalNodes=2
+PartitionName=closed Default=NO QoS=N/A MaxTime=UNLIMITED Nodes=c02 State=DOWN TotalNodes=1
+""",
+    """\
+Configuration data as of 2026-11-22T10:00:00
+AccountingStorageEnforce = associations,limits,qos,safe
+AccountingStorageType   = accounting_storage/slurmdbd
+ClusterName             = meadow
+MinJobAge               = 30 sec
+SelectTypeParameters    = CR_CORE_MEMORY
+
+Slurmctld(primary) at slurm01 is UP
+""",
+)
+# AMD's GPUs, whole nodes, SMT, a default partition with GPUs, no limit on time.
+AMD = (
+    """\
+NodeName=nid005001 Arch=x86_64 CoresPerSocket=64 CPUAlloc=0 CPUEfctv=112 CPUTot=128 CPULoad=0.00 AvailableFeatures=AMD_EPYC_7A53,x1205 Gres=gpu:mi250:8 NodeAddr=nid005001 RealMemory=491520 Sockets=1 Boards=1 CoreSpecCount=8 State=IDLE ThreadsPerCore=2 Partitions=standard-g,dev-g
+NodeName=nid005002 Arch=x86_64 CoresPerSocket=64 CPUAlloc=112 CPUTot=128 Gres=gpu:mi250:8 RealMemory=491520 Sockets=1 State=ALLOCATED ThreadsPerCore=2 Partitions=standard-g,dev-g
+""",
+    """\
+PartitionName=dev-g Default=NO QoS=N/A MaxNodes=32 MaxTime=02:00:00 Nodes=nid[005001-005002] OverSubscribe=NO State=UP TotalNodes=2
+PartitionName=standard-g Default=YES QoS=N/A MaxNodes=1024 MaxTime=UNLIMITED Nodes=nid[005001-005002] OverSubscribe=EXCLUSIVE State=UP TotalNodes=2
+""",
+    """\
+AccountingStorageEnforce = associations,limits
+AccountingStorageType   = accounting_storage/slurmdbd
+ClusterName             = northern
+MinJobAge               = 300 sec
+""",
+)
+# A workstation: GPUs without a type, no accounting, no maximum of nodes; cores with two threads that Slurm counts once.
+SMALL = (
+    "NodeName=box CoresPerSocket=16 CPUAlloc=0 CPUTot=16 Gres=gpu:2 RealMemory=128000 Sockets=1 State=IDLE ThreadsPerCore=2 Partitions=debug\n",
+    "PartitionName=debug Default=YES QoS=N/A MaxNodes=UNLIMITED MaxTime=UNLIMITED Nodes=box OverSubscribe=NO State=UP TotalNodes=1\n",
+    "AccountingStorageEnforce = none\nAccountingStorageType   = accounting_storage/none\nMinJobAge               = 300 sec\n",
+)

@@ -1,0 +1,95 @@
+"""A machine of CPUs that is measured before its first training: what figures come, and what they do to prices."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from parascale.files import write_json
+from parascale.launch.measuring import measure_processors
+from parascale.plan import calibrate
+from parascale.plan.facts import DataFacts
+from parascale.plan.planner import MUCH_SECONDS, Planner
+from parascale.plan.predict import predict
+from parascale.plan.rates import MEASURED, REFERENCE, as_measured
+from parascale.settings import Layout, Run, Site
+from parascale.settings.project import Project
+from parascale.settings.site import Assumed
+from tests.unit.test_plan_budget import JURECA, WORKLOAD, project
+
+LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1)
+FACTS = DataFacts(vocabulary=5000)
+SLOW = {
+    name: value / 2 if name == "gigaflops" else 2 * value for name, value in REFERENCE.items()
+}  # half as fast in all
+
+
+def calibration(machine):
+    return calibrate.Calibration("laptop", machine=machine)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(gpus_per_node=2, dp=2), Layout(gpus_per_node=2, tp=2)])
+def test_a_machine_that_is_half_as_fast_takes_twice_as_long(layout):
+    """Every constant of CPUs follows a figure, but for the bandwidth of links. A machine like the one where they were found changes nothing."""
+    run = Run("r", WORKLOAD, layout)
+    known, same, slow = (
+        predict(run, LAPTOP, calibration(machine), FACTS).step_seconds for machine in (None, REFERENCE, SLOW)
+    )
+    assert same == pytest.approx(known) and 1.8 * known < slow < 2.001 * known
+    assert layout.world_size > 1 or slow == pytest.approx(2 * known)
+    assert MEASURED.keys() == REFERENCE.keys()
+
+
+def test_what_a_site_says_of_itself_stays():
+    """Defaults follow the machine; a value of the user's own was found there. The shipped link is that of the reference."""
+    own = dataclasses.replace(LAPTOP, assumed=Assumed(core_gigaflops=80.0))
+    measured = as_measured(own, SLOW)
+    assert measured.assumed.core_gigaflops == 80.0
+    assert measured.assumed.core_gigabytes_per_second == Assumed().core_gigabytes_per_second / 2
+    assert measured.assumed.kernel_microseconds == 2 * Assumed().kernel_microseconds
+    assert measured.node_link.microseconds == 2 * own.node_link.microseconds
+
+
+def test_no_figure_of_a_cpu_prices_a_gpu():
+    run = Run("r", WORKLOAD)
+    assert predict(run, JURECA, calibration(SLOW), FACTS) == predict(run, JURECA, calibration(None), FACTS)
+
+
+def test_it_is_measured_once_and_only_for_what_takes_long(tmp_path):
+    """Neither for a minute of training, nor where it was measured or has trained, nor where GPUs compute."""
+    long = dataclasses.replace(project(tmp_path).runs["single"], workload=WORKLOAD)
+    expected = dataclasses.replace(WORKLOAD.data.expected, vocabulary=5000)
+    training = dataclasses.replace(WORKLOAD.training, steps=10_000)
+    workload = dataclasses.replace(
+        WORKLOAD, data=dataclasses.replace(WORKLOAD.data, expected=expected), training=training
+    )
+    long = dataclasses.replace(long, workload=workload)
+    short = dataclasses.replace(long, run="short", workload=dataclasses.replace(workload, training=training.short(2)))
+    laptop = Project(project(tmp_path).config, LAPTOP, {"long": long, "short": short})
+    planner = Planner(laptop)
+    assert planner.unmeasured([("long", "run")]) and not planner.unmeasured([("short", "run")])
+    assert planner.prediction("short").wall_seconds < MUCH_SECONDS
+    assert not Planner(dataclasses.replace(laptop, site=JURECA)).unmeasured([("long", "run")])
+    before = planner.prediction("long").step_seconds
+    write_json(laptop.paths.machine("laptop"), SLOW)
+    planner.look_again()
+    assert not planner.unmeasured([("long", "run")])
+    assert planner.prediction("long").step_seconds == pytest.approx(2 * before)
+
+
+@pytest.mark.parametrize(
+    ("program", "failed"), [("pass", False), ("raise SystemExit(3)", True), ("import time; time.sleep(60)", True)]
+)
+def test_a_machine_that_was_not_measured_is_told(program, failed, capsys):
+    """Whether measuring fails or takes too long; the workflow goes on."""
+    measure_processors([sys.executable, "-c", program], most_seconds=5)
+    said = capsys.readouterr().err
+    assert said.startswith("Measuring") and ("not measured: prices rest on" in said) == failed
+
+
+def test_the_figures_of_this_machine():
+    """All that prices follow, each a positive number, in the time that was given (and what processes take to start)."""
+    from parascale.train.processors import measure
+
+    figures = measure(seconds=0.5)
+    assert figures.keys() == REFERENCE.keys() and all(value > 0 for value in figures.values())

@@ -1,0 +1,198 @@
+"""`parascale site init` on clusters of three shapes: what Slurm says is in the files, what it does not say is marked, and they load."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from parascale import slurm
+from parascale.cli import parascale
+from parascale.commands import site
+from parascale.errors import HOPELESS, RequirementError
+from parascale.plan.survey import data_sheet, survey
+from parascale.settings import load_project_file
+from tests.unit.clusters import AMD, SHARED, SMALL
+from tests.workflow.small_project import link_project
+
+ROOT = Path(__file__).parents[2]
+ACCOUNTS = {"meadow": ["lab", "course"], "northern": ["project_465"], "cluster": []}
+# cluster → what its site file, configuration and profile say, by hand
+EXPECTED = {
+    "meadow": (
+        {
+            "cores_per_node": 96, "gpus_per_node": 8, "gpu": "NVIDIA A100-SXM4-80GB", "gpu_memory_gb": 85.9, "host_memory_gb": 1081.1,
+            "needs_account": True, "data_partition": "cpu", "charges": "whole_nodes",
+            "partitions": [
+                {"name": "gpu", "max_hours": 48, "max_nodes": 2},
+                {"name": "gpu-short", "max_hours": 0.5, "max_nodes": 2},
+                {"name": "cpu", "max_hours": 168, "max_nodes": 2, "cores_per_node": 40},
+            ],
+        },
+        {"site": "meadow"},
+        {"slurm-qos": "normal", "slurm-init-seconds-before-status-checks": 10},
+    ),
+    "northern": (
+        {
+            "cores_per_node": 64, "threads_per_core": 2, "gpus_per_node": 8, "gpu": "AMD Instinct MI250X (one of two dies)",
+            "needs_account": True, "host_memory_gb": 515.4,
+            "partitions": [
+                {"name": "standard-g", "max_hours": 8760, "max_nodes": 2}, {"name": "dev-g", "max_hours": 2, "max_nodes": 2}
+            ],
+        },
+        {"account": "project_465"},
+        {"slurm-init-seconds-before-status-checks": 20},
+    ),
+    "cluster": (
+        {
+            "cores_per_node": 16, "gpus_per_node": 2, "needs_account": False, "charges": "whole_nodes",
+            "partitions": [{"name": "debug", "max_hours": 8760, "max_nodes": 1}], "host_memory_gb": 134.2,
+        },
+        {},
+        {"slurm-no-account": True},
+    ),
+}  # fmt: skip
+# cluster → keys that are marked as not found out
+OPEN = {
+    "meadow": {"network_link", "network", "demands_gpus", "purge_days", "account", "root"},
+    "northern": {"network_link", "network", "demands_gpus", "purge_days", "root"},
+    "cluster": {
+        "gpu", "gpu_memory_gb", "peak_tflops", "memory_gigabytes_per_second", "node_link", "network_link", "network",
+        "demands_gpus", "purge_days", "root",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """A function that lets Slurm, and no driver, answer as on one of the clusters."""
+
+    def answer(cluster):
+        nodes, partitions, configuration = cluster
+        texts = {"node": nodes, "partition": partitions, "config": configuration}
+        monkeypatch.setattr(slurm, "_ask", lambda command, within=0: texts[command[2]])
+        name = slurm.configuration().get("ClusterName", "cluster")
+        monkeypatch.setattr(slurm, "accounts", lambda: ACCOUNTS[name])
+        monkeypatch.setattr(site, "gpu_here", lambda: None)
+        monkeypatch.setattr(site, "networks_here", lambda: [])
+        return name
+
+    return answer
+
+
+@pytest.mark.parametrize("cluster", [SHARED, AMD, SMALL], ids=EXPECTED)
+def test_the_files_of_a_cluster_say_what_slurm_says_and_mark_the_rest(cluster, asked, tmp_path, monkeypatch, capsys):
+    name = asked(cluster)
+    link_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("config", "config/sites", "profiles"):
+        _own_copy(tmp_path / folder)
+    parascale.main(["site", "init"], standalone_mode=False)
+    texts = [Path(path).read_text() for path in _files(name)]
+    for text, expected in zip(texts, EXPECTED[name], strict=True):
+        found = yaml.safe_load(text)
+        assert {key: found.get(key) for key in expected} == expected
+    marked = [
+        line.removeprefix(site.MISSING).partition(":")[0]
+        for text in texts
+        for line in text.splitlines()
+        if line.startswith(site.MISSING)
+    ]
+    assert set(marked) == OPEN[name] and len(marked) == len(OPEN[name])
+    project = load_project_file(f"config/{name}.yaml")
+    assert len(project.runs) == (40 if project.site.gpus_per_node >= 4 else 2)
+    assert project.site.device == "cuda" and project.site.name == name
+    extra = yaml.safe_load(texts[2])["default-resources"]["slurm_extra"]
+    assert ("--threads-per-core=1" in extra) == (project.site.threads_per_core > 1)
+    assert parascale.main(["site", "init"], standalone_mode=False) == HOPELESS
+    assert "there already" in capsys.readouterr().err
+
+
+def _own_copy(folder):
+    """Files below a folder of links, as links, in a folder that may be written into."""
+    if folder.is_symlink():
+        target = folder.resolve()
+        folder.unlink()
+        folder.mkdir()
+        for each in target.iterdir():
+            (folder / each.name).symlink_to(each)
+
+
+def _files(name):
+    return f"config/sites/{name}.yaml", f"config/{name}.yaml", f"profiles/{name}/config.yaml"
+
+
+def test_a_profile_that_was_begun_plans(asked, tmp_path, monkeypatch):
+    """With the marked lines as they are: what nobody knows is unknown, and nothing fails."""
+    name = asked(SMALL)
+    link_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("config", "config/sites", "profiles"):
+        _own_copy(tmp_path / folder)
+    parascale.main(["site", "init", name], standalone_mode=False)
+    command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{name}", "-n"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "train_single" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_another_partition_is_chosen_by_name_and_a_wrong_one_refused():
+    records = [slurm.parse_records(kind, text) for kind, text in zip(("node", "partition"), SHARED, strict=False)]
+    found = survey(*records, {}, "gpu-short")
+    assert found.partitions[0].name == "gpu-short" and found.needs_account is None
+    assert [(other.gpus, other.gpu) for other in survey(*records, {}).others] == [(4, "v100")]
+    with pytest.raises(
+        RequirementError, match="no partition `gpu-shrot` with GPUs takes jobs here; did you mean `gpu-short`"
+    ):
+        survey(*records, {}, "gpu-shrot")
+    without = {name: record for name, record in records[0].items() if record["Gres"] == "(null)"}
+    with pytest.raises(RequirementError, match="no partition here has nodes with GPUs"):
+        survey(without, records[1], {})
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "gpu"),
+    [
+        ("a100", None, "NVIDIA A100-SXM4-40GB"),
+        ("a100_80gb", None, "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA A100-SXM4-80GB", 85.9, "NVIDIA A100-SXM4-80GB"),
+        ("Tesla V100-SXM2-32GB", 34.4, "Tesla V100-SXM2-32GB"),
+        ("gh200", None, "NVIDIA GH200 96GB"),
+        ("NVIDIA H200", 150.8, "NVIDIA H200"),
+        ("mi250x", None, "AMD Instinct MI250X (one of two dies)"),
+        ("Tesla T4", 16.1, "Tesla T4"),
+        ("T400", None, None),
+        ("rtx_titan", None, None),
+        (None, None, None),
+    ],
+)
+def test_a_gpu_is_found_among_the_data_sheets(name, memory, gpu):
+    sheet = data_sheet(name, memory)
+    assert (sheet and sheet["gpu"]) == gpu
+
+
+def test_each_data_sheet_says_how_fast_fp16_is():
+    known = [
+        data_sheet(name)["peak_tflops"]
+        for name in ("v100", "a100", "gh200", "h100", "h200", "t4", "l40s", "mi250x", "mi300x")
+    ]
+    assert [rates["fp16"] for rates in known] == [125, 312, 990, 989, 989, 65, 362, 191.5, 1307]
+
+
+@pytest.mark.parametrize(
+    ("storage", "needed"), [("accounting_storage/slurmdbd", True), ("accounting_storage/none", None), ("(null)", None)]
+)
+def test_an_account_is_needed_only_where_there_is_accounting(storage, needed):
+    records = [slurm.parse_records(kind, text) for kind, text in zip(("node", "partition"), SMALL, strict=False)]
+    configuration = {"AccountingStorageType": storage, "AccountingStorageEnforce": "associations"}
+    assert survey(*records, configuration).needs_account is needed
+
+
+@pytest.mark.parametrize(
+    ("gpu", "named", "memory"),
+    [(("NVIDIA GH200 120GB", 102.6), "NVIDIA GH200 120GB", 102.6), (None, "NVIDIA A100-SXM4-80GB", 85.9)],
+)
+def test_the_name_is_the_drivers_where_it_answered(gpu, named, memory):
+    records = [slurm.parse_records(kind, text) for kind, text in zip(("node", "partition"), SHARED, strict=False)]
+    found = yaml.safe_load(site.site_file(survey(*records, {}), gpu, []))
+    assert (found["gpu"], found["gpu_memory_gb"]) == (named, memory) and named in found["title"]
