@@ -56,7 +56,8 @@ def fake(name, baseline="single", seed=1, scaling="strong", train=None, **option
     """A Fake of a run called `name`; options are settings of Fake, of Layout, or of Run."""
     fakes = {field.name for field in dataclasses.fields(Fake)}
     layouts = {field.name for field in dataclasses.fields(Layout)}
-    layout = Layout(**{key: value for key, value in options.items() if key in layouts})
+    # As a table that was loaded has it: on these CPUs nothing is compiled unless a run says so.
+    layout = Layout(**{"compile": False} | {key: value for key, value in options.items() if key in layouts})
     others = {key: value for key, value in options.items() if key not in fakes | layouts}
     layout.check()
     run = Run(name, train or workload(), layout, baseline=baseline, seed=seed, scaling=scaling, **others)
@@ -147,6 +148,7 @@ def _run_json(entry, lines):
         "git_commit": "feedc0de" * 5,
         "versions": {"python": "3.11.2", "torch": "2.13.0", "cuda": None},
         "hosts": ["node1"],
+        "machines": [_machine(entry.site)],
         "job_ids": [],
         "attempts": [_attempt(entry, lines)],
         "prediction": {
@@ -157,6 +159,21 @@ def _run_json(entry, lines):
             "flops_per_token": 7.4e6,
         },
     }
+
+
+def _machine(site):
+    """What the nodes of a site told of themselves: what its file says."""
+    machine = {"cpu": "AMD EPYC 7742", "cores": site.cores_per_node, "hardware_threads": 2 * site.cores_per_node}
+    machine |= {"memory_bytes": 512 << 30, "system": "6.1.0", "hosts": ["node1"]}
+    gpu = {"gpu": f"NVIDIA {site.gpu}-SXM4-40GB", "gpu_memory_bytes": 42_400_000_000, "driver": "580.95.05"}
+    return machine | (gpu if site.device == "cuda" else {})
+
+
+def _memory(entry):
+    """Parts of the memory, of which FSDP shares all but the activations and the process."""
+    own = 40 << 20 if entry.run.layout.fsdp == 1 else 20 << 20
+    held = {"weights": own, "gradients": own, "optimizer": 2 * own, "process": 60 << 20}
+    return held | {"activations": max(0, entry.memory - sum(held.values()))}
 
 
 def _attempt(entry, lines):
@@ -189,6 +206,7 @@ def _facts(entry, lines):
         "evaluated_tokens": {"validation": 20_000, "test": 22_000},
         "parameters": 1_234_567,
         "peak_memory_bytes": max(line["memory_bytes"] for line in lines),
+        "memory": _memory(entry),
         "bubble_measured": seconds["bubble"] / seconds["total"] if "bubble" in entry.shares else None,
         "energy_joules": 250.0 * seconds["total"] if sampled else None,
         "gpu_utilisation": 0.81 if sampled else None,

@@ -1,6 +1,7 @@
 """The report of one job says in plain words what is wrong with it, leads back to raw samples, and is there for unfinished runs too."""
 
 import csv
+import dataclasses
 import itertools
 import json
 import math
@@ -171,6 +172,14 @@ def test_a_rate_is_neither_that_of_a_pause_nor_that_of_a_moment(tmp_path):
     write_devices(tmp_path, first + again + last[-1:])
     (host,) = (device for device in read_samples([tmp_path / "device.csv"]) if device.kind == "host")
     assert rates(host, "written_bytes") == pytest.approx([5000.0] * 20)
+
+
+@pytest.mark.parametrize("address", ["", "https://llview.example/job?id={job}&form=page"])
+def test_each_attempt_leads_to_the_sites_own_page_of_its_job(tmp_path, address):
+    site = dataclasses.replace(CLUSTER, job_page=address)
+    page = render_job(job_of(tmp_path, attempts=ONE_LIMIT, site=site))
+    linked = re.findall(r'href="https://llview.example/job\?id=(\d+)&amp;form=page">(\d+)<', page)
+    assert linked == ([("101", "101"), ("102", "102")] if address else [])
 
 
 def test_heat_maps_keep_the_mean_and_cut_out_the_pause_between_attempts(tmp_path):

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.files import read_json, write_json
-from parascale.plan.predict import DataFacts, predict
+from parascale.plan.facts import DataFacts
+from parascale.plan.predict import predict
 from parascale.report import build_report, figures, load_records, numbers, render_page
 from parascale.report.derived import idle_fraction
 from parascale.report.plots import spread_apart, thinned

@@ -78,8 +78,20 @@ def whole(tmp_path_factory):
 
 
 def test_sections_stand_in_order(whole):
-    order = ["verdict", "parity", "runs", "scaling", "phases", "memory", "loss", "quality", "throughput"]
-    order += ["communication", "plan", "advice", "formats", "checkpoints", "published", "provenance"]
+    order = [
+        "verdict",
+        "parity",
+        "plan",
+        "advice",
+        "phases",
+        "scaling",
+        "runs",
+        "memory",
+        "throughput",
+        "loss",
+        "quality",
+    ]
+    order += ["communication", "formats", "checkpoints", "published", "provenance"]
     page = (whole / "index.html").read_text()
     assert [part.split('"')[0] for part in page.split('<section id="')[1:]] == order
 

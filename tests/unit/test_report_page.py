@@ -169,7 +169,9 @@ finally:
 """
 
 
-@pytest.mark.parametrize(("runs", "steps"), [(20, 200), pytest.param(50, 2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("runs", "steps"), [(20, 200), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((50, 2000), (100, 200)))]
+)
 def test_many_long_runs_are_quick_and_small(tmp_path, runs, steps):
     """Fifty runs of 2,000 steps: under 30 s, 1 GB and 5 MB, in a process of its own."""
     train = workload(steps=steps, evaluate_every=steps // 20)

@@ -13,7 +13,7 @@ SUMMARIES = {
     "documents": 262,
     "beam": SCORES,
     "greedy": {**SCORES, "rouge1": 0.29},
-    "lead": {**SCORES, "rouge1": 0.18},
+    "lead": {"rouge1": 0.18, "rouge2": 0.08, "rougeL": 0.17},
     "lead_words": 9,
     "beams": 4,
     "examples": [{"document": "a <long> text", "reference": "text", "summary": "long text"}],
@@ -54,6 +54,23 @@ def test_summaries_stand_beside_their_references_and_exclusions_are_told(report)
     page = render_page(report)
     assert "a &lt;long&gt; text" in page and "<strong>Summary:</strong> long text" in page
     assert "7 with too long a summary and 1,200 cut to the window" in page and "without summary" not in page
+
+
+@pytest.mark.parametrize(
+    ("lead", "said"),
+    [
+        ({"rouge1": 0.30, "rouge2": 0.11, "rougeL": 0.27}, None),  # below the better of the two searches
+        ({"rouge1": 0.31, "rouge2": 0.11, "rougeL": 0.27}, "in ROUGE-1: no samples"),
+        ({"rouge1": 0.32, "rouge2": 0.11, "rougeL": 0.29}, "in ROUGE-1 and ROUGE-L: no samples"),
+    ],
+)
+def test_summaries_that_do_not_beat_the_lead_words_are_not_shown(lead, said, tmp_path):
+    run = Run("texts", workload("sum", "summarisation"), Layout(), baseline="texts")
+    results, work = write_results(tmp_path, [Fake(run)])
+    write_json(results / "summaries/texts.json", SUMMARIES | {"lead": lead})
+    page = render_page(build_report(load_records(results, work), "A report"))
+    assert ("<strong>Summary:</strong>" in page) == (said is None) == ("no samples" not in page)
+    assert said is None or said in page
 
 
 def test_where_nothing_is_known_of_quality_the_section_is_not_there(tmp_path):

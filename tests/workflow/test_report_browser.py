@@ -3,6 +3,7 @@
 Skipped where chromium, chromedriver or axe-core are missing, saying which.
 """
 
+import base64
 import importlib.util
 import json
 import re
@@ -11,10 +12,21 @@ from pathlib import Path
 import pytest
 
 from parascale.files import write_json, write_text
+from parascale.report import build_report as compared
+from parascale.report import load_records, render_page
 from parascale.report.job import load_job, render_job
 from parascale.report.sections import SECTIONS
 from tests.unit.fake_devices import START, gpu_lines, write_devices
-from tests.unit.fake_everything import build_report, finished, unfinished, write_everything
+from tests.unit.fake_everything import (
+    CLASSIFIER,
+    SUMMARISER,
+    TEXT,
+    build_report,
+    finished,
+    unfinished,
+    write_everything,
+)
+from tests.unit.fake_results import fake, matrix, write_results
 from tests.workflow.browser import Browser, find_programs
 
 WIDTHS = (390, 1440)
@@ -231,6 +243,40 @@ def test_axe_finds_nothing_serious(browser, page, width, dark):
              found => [found.impact, found.id, found.nodes.slice(0, 3).map(node => node.html)])"""
     )
     assert [found for found in violations if found[0] in ("serious", "critical")] == []
+
+
+def test_a_report_of_ten_runs_is_printed_on_at_most_twelve_pages(browser, tmp_path):
+    """Three workloads on A4, as paper has it: tables of figures are printed too, but not samples of curves."""
+    sums, images = (
+        {"train": train, "baseline": f"{name}-single"} for name, train in (("sum", SUMMARISER), ("img", CLASSIFIER))
+    )
+    fakes = [entry for entry in matrix(TEXT) if entry.run.run not in ("naive", "waste", "local-sgd")]
+    for name, options in (("sum", sums), ("img", images)):
+        fakes += [
+            fake(f"{name}-single", verdict="baseline", **options),
+            fake(f"{name}-ddp", dp=2, gpus_per_node=2, **options),
+        ]
+    page = tmp_path / "index.html"
+    write_text(page, render_page(compared(load_records(*write_results(tmp_path, fakes)), "Ten runs")))
+    browser.show(page, 1032)
+    printed = browser.command("Page.printToPDF", {"preferCSSPageSize": True})["data"]
+    assert 1 < len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed))) <= 12
+
+
+def test_rows_can_be_chosen_by_workload_strategy_and_status(browser, pages):
+    """In all tables at once; what is chosen is said, and all rows come back."""
+    browser.show(pages["report"], 1440)
+    choose = """const [name, value] = arguments, choice = document.querySelector(`.filter select[name=${name}]`);
+        choice.value = value; choice.dispatchEvent(new Event("change", {bubbles: true}));
+        const shown = (table) => [...document.querySelectorAll(`#${table} tbody tr`)].filter(row => row.offsetHeight).length;
+        return [shown("runs-table"), shown("parity-table"), document.querySelector(".filter output").textContent]"""
+    every, checked, _ = browser.run(choose, "status", "")
+    rows, judged, said = browser.run(choose, "status", "failed")
+    assert rows < 3 and judged == 0 and re.fullmatch(r"1 of \d+ runs in the tables", said), (rows, said)
+    assert browser.run(choose, "status", "")[:2] == [every, checked]
+    images, parities, _ = browser.run(choose, "workload", "images-small")
+    assert (images, parities) == (2, 1) and every > 15
+    assert browser.run(choose, "strategy", "ddp")[0] == 1
 
 
 def test_the_report_leads_to_the_page_of_a_job(browser, pages):

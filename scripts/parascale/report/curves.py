@@ -1,8 +1,11 @@
 """Loss against steps, training time and core-hours, from the lines of `steps.jsonl`."""
 
+from dataclasses import replace
+
 from parascale.report import numbers
 from parascale.report.derived import grouped
 from parascale.report.drawing import Entry, Figure, series_ink
+from parascale.report.layouts import named
 from parascale.report.plots import Line, curves_panel, thinned
 from parascale.report.summary import perplexity
 from parascale.report.tables import make_table, number
@@ -27,6 +30,7 @@ def loss(report):
         tuple(panels),
         tuple(Entry(_named(record), *series_ink(report.series(record))) for record in records),
         _table(report, records),
+        samples=True,
     )
 
 
@@ -42,7 +46,8 @@ def _named(record):
         words.append("training loss of smoothed labels")
     if not record.done:
         words.append(record.status)
-    return f"{record.name} ({'; '.join(words)})" if words else record.name
+    name = named(record.name, record.run)
+    return f"{name} ({'; '.join(words)})" if words else name
 
 
 def _panels(report, workload, unit, records, buckets):
@@ -59,7 +64,8 @@ def _panels(report, workload, unit, records, buckets):
             lines = [_line(report, record, position, buckets) for record in shown]
             last = [f"{record.name} ends at {record.curve.losses[-1]:.3f}" for record in shown[:12]]
             text = f"Curves of the training loss against {axis}: {'; '.join(last)}. The table has the values."
-            yield curves_panel(f"Loss against {name}: {workload}", text, axis, f"loss ({unit})", lines)
+            panel = curves_panel(f"Loss against {name}: {workload}", text, axis, f"loss ({unit})", lines)
+            yield replace(panel, row=f"Loss of {workload}")
 
 
 def _line(report, record, position, buckets):

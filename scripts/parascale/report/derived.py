@@ -1,10 +1,10 @@
 """What follows from the records: speed-up and efficiency, runs that may be compared, repeated seeds.
 
-Speed-up is the baseline's time over the run's, for the same training: workload, machine, amount of work, and global batch
-(strong scaling). Pairs of document and summary are counted as pairs there: how many target tokens so many pairs hold follows
-from their order, and so from the seed. Efficiency is the speed-up over the ratio of the GPUs held, idle ones included. Weak scaling keeps the
-batch of a data-parallel rank, so its runs do other work: they have no speed-up, and their efficiency is the rate per
-GPU over the baseline's (Gustafson 1988, doi:10.1145/42411.42415).
+Speed-up is the baseline's training time over the run's (`timing`: neither start-up nor compilation), for the same training: workload,
+machine, amount of work, and global batch (strong scaling). Pairs of document and summary are counted as pairs there: how many target
+tokens so many pairs hold follows from their order, and so from the seed. Efficiency is the speed-up over the ratio of the GPUs held,
+idle ones included. Weak scaling keeps the batch of a data-parallel rank, so its runs do other work: they have no speed-up, and their
+efficiency is the rate per GPU over the baseline's (Gustafson 1988, doi:10.1145/42411.42415).
 """
 
 import functools
@@ -13,8 +13,9 @@ import math
 from dataclasses import dataclass, field
 
 from parascale.report.drawing import COLOURS, DASHES
-from parascale.report.layouts import kind_of_run
+from parascale.report.layouts import kind_of_run, named
 from parascale.report.numbers import plural, whole
+from parascale.report.timing import unranked
 from parascale.settings import identity
 
 
@@ -22,18 +23,24 @@ from parascale.settings import identity
 class Comparison:
     """A run beside its baseline. Without an efficiency, `reason` says why.
 
-    measured: how it was measured under other conduct or code than the baseline, in words; times are marked with it.
+    low, high: range of the speed-up. measured: how it was measured under other conduct or code than the baseline, in words; times are
+    marked with it.
     """
 
     speedup: float | None = None
     efficiency: float | None = None
     reason: str = ""
     measured: str = ""
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One figure of a run that was repeated: its values, their arithmetic mean, the smallest and the largest."""
+    """One figure of a configuration: its values, their arithmetic mean, and the range that chance gives them.
+
+    The range of repeats is from the smallest to the largest; of one run it is what the run itself says, if it does.
+    """
 
     values: tuple
     mean: float
@@ -60,15 +67,29 @@ class Member:
 
     @property
     def extent(self):
-        """How much it is spread: `2 processes`, `8 GPUs`."""
-        return plural(self.first.gpus, self.first.gpu_word)
+        """How it is spread: `2 processes`, `8 GPUs (compiled)`."""
+        return named(plural(self.first.gpus, self.first.gpu_word), self.first.run)
 
-    def spread(self, figure):
-        """Spread of `figure(record)` over the runs that have it, or None."""
+    def spread(self, figure, within=None):
+        """Spread of `figure(record)` over the runs that have it, or None. within(record): lowest and highest value of one run."""
         values = tuple(value for value in map(figure, self.records) if value is not None)
         if not values:
             return None
-        return Spread(values, math.fsum(values) / len(values), min(values), max(values))
+        alone = within is not None and len(self.records) == 1
+        low, high = within(self.first) if alone else (min(values), max(values))
+        return Spread(values, math.fsum(values) / len(values), low, high)
+
+    @property
+    def time(self):
+        """Spread of the training time."""
+        return self.spread(
+            lambda record: record.timing.training, lambda record: (record.timing.low, record.timing.high)
+        )
+
+    @property
+    def unranked(self):
+        """Why it is shown and not ranked, in words, or empty."""
+        return next(filter(None, map(unranked, self.records)), "")
 
 
 @dataclass(frozen=True)
@@ -171,10 +192,13 @@ def compare(record, baseline):
         return Comparison(reason=reason)
     growth = record.gpus / baseline.gpus
     if record.run.scaling == "weak":
-        efficiency = record.summary.rate / baseline.summary.rate / growth
+        rates = [each.summary.work / each.timing.training for each in (record, baseline)]
+        efficiency = rates[0] / rates[1] / growth
         return Comparison(efficiency=efficiency, measured=measured_otherwise(record, baseline))
-    speedup = baseline.summary.seconds / record.summary.seconds
-    return Comparison(speedup, speedup / growth, measured=measured_otherwise(record, baseline))
+    ours, theirs = record.timing, baseline.timing
+    speedup = theirs.training / ours.training
+    low, high = (1.0, 1.0) if record is baseline else (theirs.low / ours.high, theirs.high / ours.low)
+    return Comparison(speedup, speedup / growth, "", measured_otherwise(record, baseline), low, high)
 
 
 def measured_otherwise(record, baseline):

@@ -6,6 +6,7 @@ page's theme; a PDF has the light theme's values.
 
 import functools
 import io
+import itertools
 import re
 import textwrap
 import xml.etree.ElementTree as ElementTree
@@ -60,13 +61,14 @@ class Entry:
 class Panel:
     """One plot. description: the text that stands for it where it cannot be seen; height: in points.
 
-    draw: a function that draws it into axes of matplotlib.
+    draw: a function that draws it into axes of matplotlib. row: panels of one row share it, and stay beside each other.
     """
 
     title: str
     description: str
     height: int
     draw: object
+    row: str = ""
 
     def place(self, drawn, left, bottom, width, height):
         """Draw it into a frame, in points, of a Figure of matplotlib, so that all it writes is inside.
@@ -101,7 +103,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels with one legend, a caption, and the table that holds their numbers."""
+    """Panels with one legend, a caption, and the table that holds their numbers. samples: it is long, and not printed."""
 
     name: str
     title: str
@@ -109,6 +111,12 @@ class Figure:
     panels: tuple
     legend: tuple = ()
     table: object = None
+    samples: bool = False
+
+    @property
+    def rows(self):
+        """The panels by row, in their order."""
+        return [tuple(group) for _, group in itertools.groupby(self.panels, lambda panel: panel.row)]
 
 
 @contextmanager

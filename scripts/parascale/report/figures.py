@@ -1,13 +1,14 @@
 """Which figures the report holds, and what each says in words. Their names are files of `figures/`."""
 
 import functools
+from dataclasses import replace
 
 from parascale.report import numbers
 from parascale.report.communication import communication
 from parascale.report.curves import loss
 from parascale.report.derived import grouped
 from parascale.report.drawing import Entry, Figure, series_colour
-from parascale.report.layouts import kind_of_run
+from parascale.report.layouts import kind_of_run, named
 from parascale.report.loaders import loaders
 from parascale.report.memories import memory
 from parascale.report.plots import Bar, Point, bars_panel, record_bar, scaling_panel
@@ -21,14 +22,15 @@ def scaling(report):
     experiments = [experiment for experiment in report.experiments if experiment.kind == "strong"]
     panels = []
     for experiment in experiments:
-        panels.append(_time_panel(report, experiment))
+        row = [_time_panel(report, experiment)]
         if len({member.first.gpus for member in experiment.members}) > 1:
-            panels += [_against_gpus(report, experiment, "speedup"), _against_gpus(report, experiment, "efficiency")]
+            row += [_against_gpus(report, experiment, "speedup"), _against_gpus(report, experiment, "efficiency")]
+        panels += [replace(panel, row=experiment.title) for panel in row]
     return Figure(
         "scaling",
         "Strong scaling: the same work on more hardware",
         "Each panel holds runs of one workload, one amount of work and one global batch. The dotted line is ideal "
-        "scaling from the named baseline. Whiskers span the seeds.",
+        "scaling from the named baseline. Whiskers span repeats, or blocks of steps of a run that was not repeated.",
         tuple(panels),
         table=_scaling_table(report, experiments, "Strong scaling"),
     )
@@ -95,7 +97,7 @@ FIGURES = {
 def _time_panel(report, experiment):
     bars = []
     for member in experiment.members:
-        seconds = member.spread(lambda record: record.summary.seconds)
+        seconds = member.time
         text = numbers.duration(seconds.mean)
         parts = ((series_colour(report.series(member.first)), seconds.mean, f"{member.label}: {text}"),)
         whisker = seconds.low, seconds.high
@@ -109,7 +111,10 @@ def _against_gpus(report, experiment, figure):
     word = numbers.plural(2, head.first.gpu_word).split()[1]
     groups = grouped(others, lambda member: kind_of_run(member.first.run))
     series = [
-        (members[0].label if len(members) == 1 else label, [_point(report, member, figure) for member in members])
+        (
+            named(members[0].label, members[0].first.run) if len(members) == 1 else label,
+            [_point(report, member, figure) for member in members],
+        )
         for label, members in groups.items()
     ]
     shown = {"speedup": "Speed-up", "efficiency": "Efficiency"}[figure]
@@ -125,7 +130,12 @@ def _against_gpus(report, experiment, figure):
 
 
 def _point(report, member, figure):
-    spread = member.spread(lambda record: getattr(report.comparisons[record.name], figure))
+    def within(record):
+        compared = report.comparisons[record.name]
+        value, share = getattr(compared, figure), compared.low and getattr(compared, figure) / compared.speedup
+        return (compared.low * share, compared.high * share) if share else (value, value)
+
+    spread = member.spread(lambda record: getattr(report.comparisons[record.name], figure), within)
     shown = numbers.percent(spread.mean) if figure == "efficiency" else f"{spread.mean:.2f} ×"
     colour = series_colour(report.series(member.first))
     note = f"{member.label} on {member.extent}: {shown}"
@@ -149,7 +159,7 @@ def _scaling_row(report, experiment, record):
         "Work": experiment.title,
         "Baseline": record.run.baseline,
         "Held": number(record.gpus, lambda gpus: numbers.plural(gpus, record.gpu_word)),
-        "Time": number(record.summary.seconds, numbers.duration),
+        "Training time": number(record.timing.training, numbers.duration),
         "Speed-up": number(compared.speedup, "{:,.2f}".format),
         "Efficiency": number(compared.efficiency, numbers.percent),
     }
@@ -201,7 +211,7 @@ def _phase_table(report, records, used):
 
 
 def _rate(record, value):
-    return f"{numbers.significant(value)} {record.summary.work_unit}/s"
+    return f"{numbers.short(value)} {record.summary.work_unit}/s"
 
 
 def _throughput_row(record):
@@ -217,5 +227,5 @@ def _throughput_row(record):
         "GPU use": number(summary.gpu_utilisation, numbers.percent, "gpu_utilisation"),
         "Energy": number(energy_per_work(record), energy, "energy_per_work"),
         "Energy in all": number(summary.energy_joules, numbers.energy, "energy_joules"),
-        "Parameters": number(summary.parameters, numbers.whole, "parameters"),
+        "Parameters": number(summary.parameters, numbers.short, "parameters"),
     }

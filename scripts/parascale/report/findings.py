@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from parascale.report import numbers
 from parascale.report.derived import idle_fraction
+from parascale.report.machines import contradictions
+from parascale.report.timing import cores_taken, wanted_cores
+from parascale.telemetry import figures
 
 IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %
 LOW_USE = 0.5
@@ -18,6 +21,8 @@ NOT_TRAINING = 0.3
 FULL_MEMORY = 0.92
 LITTLE_MEMORY = 0.25
 THROTTLED = 0.05
+BUSY = 0.7
+OVER_PLAN = 1.5
 LIMIT_SECONDS = 180.0  # profiles let Slurm warn 120 s before the limit; saving takes some of them
 LONG_LIMIT = 0.25
 LONG_LIMIT_SECONDS = 3600.0  # a scheduler fits shorter jobs in anyhow
@@ -26,17 +31,20 @@ SHORT_RUN_SECONDS = 60.0  # of shorter ones, start-up is always the larger part
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence and what it rests on. kind: bad (costs), note (worth knowing) or good."""
+    """One sentence and what it rests on. kind: bad (costs), note (worth knowing) or good. short: it beside a row of a table."""
 
     kind: str
     text: str
     source: str
+    short: str = ""
 
 
-def findings(record, devices):
-    """The Findings of a run, worst first; one that says so where nothing stands out."""
+def findings(record, devices=(), comparison=None):
+    """The Findings of a run, worst first; one that says so where nothing stands out. comparison: with its baseline."""
     found = [
         *_ends(record),
+        *_slow(record, comparison),
+        *_shared(record, devices),
         *_idle(record, devices),
         *_waiting(record),
         *_use(devices),
@@ -104,6 +112,46 @@ def _limits(record):
         yield Finding("note", text, "attempts in run.json")
 
 
+# --- slower than it should be
+
+
+def _slow(record, comparison):
+    """Beside its baseline, its plan and the machine that it was planned for."""
+    if not record.done:
+        return
+    if text := contradictions(record):
+        yield Finding("bad", f"It {text}", "machines in run.json", "another machine than the site's file")
+    if comparison is not None and comparison.high is not None and comparison.high < 1:
+        held, baseline = numbers.plural(record.gpus, record.gpu_word), record.run.baseline
+        text = f"It is slower than its baseline `{baseline}`: {comparison.speedup:.2f} times as fast, on {held}."
+        yield Finding("bad", text, "training_seconds of both in summary.csv", f"slower than {baseline}")
+    planned, took = record.prediction.get("seconds"), record.summary.seconds
+    if planned and took > OVER_PLAN * planned:
+        ratio = f"{numbers.significant(took / planned, 2)} ×"
+        text = (
+            f"Training took {ratio} the planned time: {numbers.duration(took)} instead of {numbers.duration(planned)}."
+        )
+        yield Finding("bad", text, "prediction in run.json", f"{ratio} the planned time")
+
+
+def _shared(record, devices):
+    """Cores that others took, or that its processes did not use."""
+    if record.run is None or record.site.device != "cpu":
+        return
+    if record.summary is not None and record.summary.cores_busy is not None:
+        busy, taken = record.summary.cores_busy, cores_taken(record)
+    else:
+        busy, taken = figures(devices)["cores_busy"], None
+    wanted = wanted_cores(record)
+    if taken:
+        text = f"Others took {numbers.significant(taken, 2)} of the {wanted} cores that it computes with: its time says little."
+        yield Finding("bad", text, "busy cores of the node and of the processes in device.csv", "shared its cores")
+    if busy is not None and busy < BUSY * wanted:
+        said = f"{numbers.significant(busy, 2)} of {numbers.plural(wanted, 'core')}"
+        text = f"Its processes kept {said} busy: the rest of the time they waited, or others computed."
+        yield Finding("bad" if taken else "note", text, "busy cores of the processes in device.csv", f"{said} busy")
+
+
 # --- what was paid for and not used
 
 
@@ -114,22 +162,21 @@ def _idle(record, devices):
         unused = sum(device.rank is None for device in idle)
         many = "" if unused == len(idle) else f"{unused} of them "
         why = f"; {many}asked for and used by no process" if unused else ""
-        text = f"{len(idle)} of {numbers.plural(len(gpus), 'GPU')} idle{_paid(record, len(idle) / len(gpus))}{why}."
-        yield Finding("bad", text, f"mean utilisation below {numbers.percent(IDLE_USE)} in device.csv")
+        short = f"{len(idle)} of {numbers.plural(len(gpus), 'GPU')} idle"
+        text = f"{short}{_paid(record, len(idle) / len(gpus))}{why}."
+        yield Finding("bad", text, f"mean utilisation below {numbers.percent(IDLE_USE)} in device.csv", short)
     elif record.run is not None and not gpus and record.run.layout.idle_gpus:
         layout = record.run.layout
         count = layout.idle_gpus * layout.nodes
-        text = (
-            f"{count} of {numbers.plural(record.gpus, record.gpu_word)} idle{_paid(record, count / record.gpus)}: "
-            "asked for and never used."
-        )
-        yield Finding("bad", text, "the layout in run.json")
+        short = f"{count} of {numbers.plural(record.gpus, record.gpu_word)} idle"
+        text = f"{short}{_paid(record, count / record.gpus)}: asked for and never used."
+        yield Finding("bad", text, "the layout in run.json", short)
     if record.run is not None and record.run.strategy == "naive":
         text = (
             f"With one micro-batch only one of {record.run.layout.pp} pipeline stages works at a time: "
             f"{numbers.percent(idle_fraction(record))} of the held time is idle. Give it more micro-batches."
         )
-        yield Finding("bad", text, "the layout in run.json")
+        yield Finding("bad", text, "the layout in run.json", "one stage at a time")
 
 
 def _paid(record, fraction):
@@ -185,7 +232,8 @@ def _waiting(record):
         for phase, least, text in words:
             if shares.get(phase, 0.0) >= least:
                 source = f"seconds.{phase} in steps.jsonl"
-                yield Finding("bad", text.format(numbers.percent(shares[phase])), source)
+                share = numbers.percent(shares[phase])
+                yield Finding("bad", text.format(share), source, f"{phase} {share} of a step")
     summary = record.summary
     if summary is not None and summary.wall_seconds and summary.wall_seconds > SHORT_RUN_SECONDS:
         part = 1 - summary.seconds / summary.wall_seconds

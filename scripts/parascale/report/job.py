@@ -7,7 +7,7 @@ from pathlib import Path
 from parascale import files
 from parascale.errors import ParascaleError
 from parascale.report import numbers, sections
-from parascale.report.derived import Report, build_report
+from parascale.report.derived import Report, build_report, compare
 from parascale.report.drawing import Entry, Figure
 from parascale.report.findings import findings, hit_limit, time_used
 from parascale.report.layouts import degrees_text, hardware_text
@@ -24,17 +24,30 @@ FOOTER = "Made from `run.json`, `summary.json`, `steps.jsonl` and `device.csv` o
 
 @dataclasses.dataclass(frozen=True)
 class JobReport:
-    """One run with the samples of its devices, and the comparison report's view of it alone."""
+    """One run with the samples of its devices, the comparison report's view of it alone, and its comparison with its baseline."""
 
     record: object
     devices: list
     operators: list
     report: Report
+    comparison: object = None
+
+    @property
+    def cores(self):
+        """Cores that a process computes with, or None."""
+        run = self.record.run
+        return run and self.record.site.threads(run.layout.processes_per_node)
+
+    @property
+    def findings(self):
+        """What stands out."""
+        return findings(self.record, self.devices, self.comparison)
 
 
 def load_job(results, work, name):
     """The JobReport of a run, finished or under way. Raises ParascaleError where it left nothing."""
     (record,) = load_records(results, work, [name])
+    baseline = record.run and load_records(results, work, [record.run.baseline])[0]
     finished = Path(results) / "runs" / name
     folder = finished if finished.is_dir() else Path(work) / "runs" / name
     if not folder.is_dir():
@@ -42,19 +55,18 @@ def load_job(results, work, name):
             f"run `{name}` left nothing in {finished} or {folder}; `make run` trains the runs of the table"
         )
     operators = files.read_json(path) if (path := folder / "profile/operators.json").is_file() else []
-    return JobReport(
-        record, read_samples(sample_files(folder)), operators, build_report([record], f"Job report: {name}")
-    )
+    devices, alone = read_samples(sample_files(folder)), build_report([record], f"Job report: {name}")
+    return JobReport(record, devices, operators, alone, compare(record, baseline) if record.run else None)
 
 
 def job_sections(job):
     """What the page holds, in its order."""
     report = job.report
     made = [
-        Section("findings", "What stands out", "findings.html", {"findings": findings(job.record, job.devices)}),
+        Section("findings", "What stands out", "findings.html", {"findings": job.findings}),
         _facts_section(job),
         _attempts_section(job.record),
-        _usage_section(job.devices),
+        _usage_section(job.devices, job.cores),
         sections.phases_section(report),
         _operators_section(job.operators),
         sections.loss_section(report),
@@ -97,8 +109,9 @@ def facts(job):
                 summary.work,
             ),
             ("Training time", numbers.duration(summary.seconds), summary.seconds),
-            ("Rate", f"{numbers.significant(summary.rate)} {summary.work_unit}/s", summary.rate),
+            ("Rate", f"{numbers.short(summary.rate)} {summary.work_unit}/s", summary.rate),
             ("Peak memory of a rank", numbers.memory(summary.peak_memory_bytes), summary.peak_memory_bytes),
+            ("Skipped steps", numbers.whole(summary.skipped_steps), summary.skipped_steps),
             ("Validation loss", numbers.loss(summary.validation_loss), summary.validation_loss),
             ("Test loss", numbers.loss(summary.test_loss), summary.test_loss),
         ]
@@ -176,7 +189,7 @@ def attempts_figure(record):
     spans = attempts_spans(record)
     if not spans:
         return None
-    table = make_table("Attempts", [_attempt_row(*each) for each in enumerate(record.attempts, 1)])
+    table = make_table("Attempts", [_attempt_row(record.site, *each) for each in enumerate(record.attempts, 1)])
     used = [outcome for outcome in OUTCOMES if any(span.outcome == outcome for span in spans)]
     panel = timeline_panel("Attempts over time", spans)
     legend = tuple(Entry(outcome, OUTCOMES[outcome], box=True) for outcome in used)
@@ -185,11 +198,12 @@ def attempts_figure(record):
     )
 
 
-def _attempt_row(count, attempt):
-    name = f"attempt {count}"
+def _attempt_row(site, count, attempt):
+    name, job = f"attempt {count}", str(attempt.get("job_id") or "")
+    page = site.job_page.replace("{job}", job) if site is not None and job else ""
     return name, {
         "Attempt": name,
-        "Job": attempt.get("job_id") or "",
+        "Job": Cell(job, link=page),
         "Start (UTC)": attempt.get("start") or "",
         "Duration": number(attempt.get("seconds"), numbers.duration, "attempt_seconds"),
         "Outcome": _outcome(attempt),
@@ -206,9 +220,9 @@ def _seconds(attempt, key):
         return None
 
 
-def _usage_section(devices):
+def _usage_section(devices, cores):
     table = metrics_table(devices)
-    figure = heat_figure(devices)
+    figure = heat_figure(devices, cores)
     return Section(
         "usage", "Use of the hardware", "usage.html", {"table": table, "figures": [figure] if figure.panels else []}
     )

@@ -1,6 +1,18 @@
-"""Layouts and settings of runs in words."""
+"""Layouts and settings of runs in words: whatever two runs do differently, their words differ."""
 
 from parascale.report import numbers
+from parascale.settings.options import declared
+
+# Fields of a layout that are said otherwise; what is on neither list is said by its name.
+SAID = ("nodes", "gpus_per_node", "idle_gpus", "dp", "fsdp", "tp", "pp", "micro_batches", "schedule")
+WORDS = {
+    "compile": "compiled",
+    "activation_checkpointing": "recomputed activations",
+    "sequence_parallel": "whole sequences",
+    "loss_parallel": "whole logits",
+    "reshard_after_forward": "parameters kept gathered",
+    "sync_batch_norm": "batch norm of each rank",
+}
 
 
 def degrees_text(run):
@@ -26,19 +38,36 @@ def hardware_text(record):
 
 def switches(run):
     """What a run does otherwise than by default, in words."""
+    layout, accumulate = run.layout, run.workload.training.accumulate
     words = (
         (run.precision, run.precision != "fp32"),
-        ("compiled", run.layout.compile),
-        ("recomputed activations", run.layout.activation_checkpointing),
+        # All of them are on or off; what nobody decided, as in a run that no table held, is off.
+        *(
+            (
+                WORDS.get(name, f"{name} {getattr(layout, name)}"),
+                bool(getattr(layout, name)) != bool(setting.field.default),
+            )
+            for name, setting in declared(type(layout)).items()
+            if name not in SAID
+        ),
+        (f"accumulated over {accumulate} parts", accumulate > 1),
         (f"averaged every {run.average_every} steps", run.average_every),
+        ("deterministic", run.deterministic),
         (run.engine, run.engine != "native"),
     )
     return [word for word, wanted in words if wanted]
 
 
+def named(name, run):
+    """The name of a run, with what it does otherwise than by default."""
+    words = switches(run) if run is not None else []
+    return f"{name} ({', '.join(words)})" if words else name
+
+
 def kind_of_run(run):
     """What runs of one line in a figure have in common, whatever their size: the strategy and its switches."""
-    strategy = "ddp" if run.strategy == "multi_node" else run.strategy
-    schedule = [run.layout.schedule] if run.strategy == "pp" else []
-    idle = ["idle GPUs"] if run.layout.idle_gpus else []
-    return ", ".join([strategy, *schedule, *idle, *switches(run)])
+    layout = run.layout
+    strategy = {"multi_node": "ddp", "hybrid": None, "three_d": None}.get(run.strategy, run.strategy)
+    schedule = [layout.pipeline_schedule] if layout.pp > 1 and layout.micro_batches > 1 else []
+    idle = ["idle GPUs"] if layout.idle_gpus else []
+    return ", ".join([strategy or " × ".join(layout.dimensions), *schedule, *idle, *switches(run)])

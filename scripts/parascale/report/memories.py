@@ -1,35 +1,64 @@
-"""Memory, predicted and measured, beside what the machine has."""
+"""Memory: what the model holds by its parts, what the process takes besides, and what was predicted, beside what the machine has."""
 
 from parascale.report import numbers
-from parascale.report.drawing import Figure
-from parascale.report.plots import bars_panel, record_bar
+from parascale.report.drawing import Entry, Figure, series_colour
+from parascale.report.plots import Bar, bars_panel
 from parascale.report.tables import number, records_table
+
+# Part of the measured memory → name of its colour. Runs that were measured without parts have their own colour.
+PARTS = {
+    "weights": "backward",
+    "gradients": "forward",
+    "optimizer": "optimizer",
+    "activations": "data",
+    "process": "bubble",
+}
+NAMES = {
+    "optimizer": "optimizer state",
+    "activations": "activations and temporary tensors",
+    "process": "process besides",
+}
 
 
 def memory(report):
     """Peak memory of the rank that needs most, with what was predicted before the run."""
-    panels = []
+    panels, shown = [], [record for record in report.done if record.summary.peak_memory_bytes]
     for name, records in report.workloads().items():
-        known = [record for record in records if record.summary.peak_memory_bytes]
+        known = [record for record in records if record in shown]
         if known:
             site = known[0].site
             limit = site.gpu_memory_gb * 1e9 if site.device == "cuda" and site.gpu_memory_gb else None
             bars = [_bar(report, record) for record in known]
             words, said = "Bars of measured peak memory, the prediction in words", numbers.memory(limit)
             panels.append(bars_panel(f"Peak memory: {name}", words, bars, limit, f"memory of a GPU: {said}"))
+    used = [part for part in PARTS if any(part in record.summary.memory for record in shown)]
     return Figure(
         "memory",
         "Peak memory",
-        "Memory of the rank that needed most, at its peak, and what was predicted for it before the run started.",
+        "Memory of the rank that needed most, at its peak: what its part of the model holds, and what the process takes besides "
+        "(libraries, data). A GPU's peak counts tensors alone. The tick is what was predicted before the run started.",
         tuple(panels),
-        table=records_table(report, "Peak memory; an empty cell is not known", report.done, _row),
+        tuple(Entry(NAMES.get(part, part), PARTS[part], box=True) for part in used),
+        records_table(report, "Peak memory; an empty cell is not known", report.done, _row),
     )
 
 
 def _bar(report, record):
-    peak, foretold = record.summary.peak_memory_bytes, record.prediction.get("memory_bytes")
-    text = numbers.memory(peak) + (f" of {numbers.memory(foretold)}" if foretold else "")
-    return record_bar(record, report.series(record), peak, text, " predicted" if foretold else "")
+    peak, foretold, parts = (
+        record.summary.peak_memory_bytes,
+        record.prediction.get("memory_bytes"),
+        record.summary.memory,
+    )
+    text = numbers.memory(peak) + (f", predicted {numbers.memory(foretold)}" if foretold else "")
+    if not parts:
+        drawn = ((series_colour(report.series(record)), peak, f"{record.name}: {text}"),)
+    else:
+        drawn = tuple(
+            (colour, parts[part], f"{record.name}: {NAMES.get(part, part)} {numbers.memory(parts[part])}")
+            for part, colour in PARTS.items()
+            if part in parts and (part != "process" or record.site.device == "cpu")
+        )
+    return Bar(record.name, drawn, text, strong=record.name == record.run.baseline, tick=foretold)
 
 
 def _row(record):
@@ -37,8 +66,15 @@ def _row(record):
     foretold = record.prediction.get("memory_bytes")
     ratio = peak / foretold if peak and foretold else None
     share = peak / (total * 1e9) if peak and total and record.site.device == "cuda" else None
+    held = record.summary.memory
+    model = sum(value for part, value in held.items() if part != "process") if held else None
     return {
         "Measured peak of a rank": number(peak, numbers.memory, "peak_memory_bytes"),
+        "The model's part": number(model, numbers.memory, "model_memory_bytes"),
+        **{
+            NAMES.get(part, part).capitalize(): number(held.get(part), numbers.memory, f"{part}_memory_bytes")
+            for part in PARTS
+        },
         "Predicted": number(foretold, numbers.memory, "planned_memory_bytes"),
         "Measured of predicted": number(ratio, numbers.percent, "memory_of_planned"),
         "Measured of the GPU's": number(share, numbers.percent, "memory_of_gpu"),

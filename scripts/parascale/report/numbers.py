@@ -1,6 +1,7 @@
 """Figures as people read them. None becomes an empty text: unknown is never shown as 0."""
 
 TIME_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+SIZES = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -30,10 +31,22 @@ def whole(value):
     return "" if value is None else f"{value:,}"
 
 
+def short(value):
+    """A large number as people say it: `5.24 M`, `48.9 k`, `812`."""
+    if value is None:
+        return ""
+    if abs(value) < 10_000:
+        return significant(value)
+    size, letter = next(entry for entry in SIZES if abs(value) >= entry[0])
+    return f"{significant(value / size)}{letter}"
+
+
 def duration(seconds):
     """Seconds as `0.42 s`, `12.3 s`, `4 min 12 s` or `1 h 32 min`."""
     if seconds is None:
         return ""
+    if 0 < seconds < 0.1:
+        return f"{significant(1000 * seconds)} ms"
     if seconds < 100:
         return f"{significant(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)

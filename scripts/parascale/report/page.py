@@ -21,20 +21,52 @@ QUOTED = re.compile(r"`([^`]*)`")
 
 FOOTER = (
     "Made from `results/runs`, `results/parity`, `results/summaries`, `results/checkpoints`, `results/loaders` and "
-    "`results/communication`. Beside this page lie `summary.csv`, `plan-against-actual.csv`, `advice.csv` and `checkpoints.csv`. "
-    "Each section names the files that hold its numbers."
+    "`results/communication`. Each section names the files that hold its numbers."
+)
+MANY = 12  # runs from which on the page has a filter
+TABLES = ("summary.csv", "plan-against-actual.csv", "advice.csv", "checkpoints.csv")  # beside the page
+HOW_TO_READ = (
+    "Only runs of the same work on the same machine are compared, each with its baseline: the run that its row names.",
+    "Speed-up and efficiency are of training alone; start-up and compilation stand apart. Efficiency counts every GPU held.",
+    "A range spans repeats, or blocks of steps of a run that was not repeated. Inside of it, no difference was measured.",
+    "`same`: a short exact run gave the losses, gradient norms and weights of the baseline's. Never compare a `different` one.",
+    "A price or memory is predicted before a run, and kept as it was. Core-hours are of the whole job unless they say otherwise.",
 )
 
 
 def render_page(report, parts=None):
     """The whole page as one text of HTML that asks for no other file. parts: its sections, if they are known."""
-    return render(report, sections(report) if parts is None else parts, _subtitle(report), FOOTER, warnings(report))
+    parts = sections(report) if parts is None else parts
+    return render(report, parts, _subtitle(report), FOOTER, warnings(report), TABLES, HOW_TO_READ)
 
 
-def render(report, parts, subtitle, footer, said=()):
-    """A page of sections. said: warnings that stand above them. footer: where the page's figures come from."""
+def render(report, parts, subtitle, footer, said=(), tables=(), how=()):
+    """A page of sections. said: warnings that stand above them. footer: where the page's figures come from. tables: files beside it.
+
+    how: to read it, in lines.
+    """
     page = environment().get_template("page.html")
-    return page.render(report=report, sections=parts, warnings=said, subtitle=subtitle, footer=footer)
+    return page.render(
+        report=report,
+        sections=parts,
+        warnings=said,
+        subtitle=subtitle,
+        footer=footer,
+        tables=tables,
+        how=how,
+        facts=_facts(report),
+    )
+
+
+def _facts(report):
+    """Run → what the page filters by; empty where there are few."""
+    known = [record for record in report.records if record.run is not None]
+    if len(report.records) <= MANY:
+        return {}
+    return {
+        record.name: {"workload": record.run.workload.name, "strategy": record.run.strategy, "status": record.status}
+        for record in known
+    }
 
 
 def write_report(report, output):
@@ -47,7 +79,7 @@ def write_report(report, output):
         files.write_text(output / "figures" / f"{name}.svg", drawing.standalone(shown.get(name) or make(report)))
     for name, text in (("summary", summary_csv), ("advice", advice_csv), ("checkpoints", conversions_csv)):
         files.write_text(output / f"{name}.csv", text(report))
-    said = [" ".join(verdict.sentences) for verdict in verdicts(report)]
+    said = [" ".join((*verdict.sentences, *verdict.basis)) for verdict in verdicts(report)]
     files.write_text(output / "verdict.txt", "".join(f"{line}\n" for line in said))
     files.write_text(output / "index.html", render_page(report, parts))
 

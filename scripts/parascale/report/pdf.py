@@ -8,7 +8,6 @@ import textwrap
 from parascale.files import atomic_path
 from parascale.report import figures
 from parascale.report.drawing import FONT, LINE, PALETTE, WIDTH, canvas
-from parascale.report.findings import findings
 from parascale.report.job import attempts_figure, facts
 from parascale.report.usage import heat_figure, metrics_table
 
@@ -48,7 +47,7 @@ def _lines(job):
     """Yield the (place across, text, look) of what stands in each line."""
     yield [(LEFT, job.report.title, {"size": 20, "weight": "bold"})]
     yield from ([], [(LEFT, "What stands out", HEADING)], [])
-    for finding in findings(job.record, job.devices):
+    for finding in job.findings:
         look = {"size": 11, "weight": "bold", "color": COLOURS[finding.kind]}
         yield from ([(LEFT, text, look)] for text in textwrap.wrap(finding.text.replace("`", ""), WRAP))
         yield from ([(LEFT, finding.source, SMALL)], [])
@@ -75,7 +74,7 @@ def _drawings(job, pages):
         attempts_figure(job.record),
         figures.phases(job.report),
         figures.loss(job.report),
-        heat_figure(job.devices),
+        heat_figure(job.devices, job.cores),
     ]
     shown = [figure for figure in shown if figure and figure.panels]
     drawn = [(panel, figure.legend) for figure in shown for panel in figure.panels]

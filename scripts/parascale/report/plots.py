@@ -14,18 +14,19 @@ OUTCOMES = {"finished": "c2", "stopped": "c7", "killed": "c5", "failed": "c5", "
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value over the seeds."""
+    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value. tick: a value to compare with."""
 
     label: str
     parts: tuple
     text: str
     whisker: tuple = (0, 0)
     strong: bool = False
+    tick: float | None = None
 
 
-def record_bar(record, series, value, text, more=""):
-    """The Bar of a run in the colour of its series; `more` is added to the note. A baseline's name is strong."""
-    part = series_colour(series), value, f"{record.name}: {text}{more}"
+def record_bar(record, series, value, text):
+    """The Bar of a run in the colour of its series. A baseline's name is strong."""
+    part = series_colour(series), value, f"{record.name}: {text}"
     return Bar(record.name, (part,), text, strong=record.name == record.run.baseline)
 
 
@@ -39,6 +40,9 @@ def bars_panel(title, words, bars, limit=None, limit_text=""):
             end = max(_stacked(axes, row, bar.parts), bar.whisker[1])
             if bar.whisker[1] > bar.whisker[0]:
                 axes.plot(bar.whisker, (row, row), color=PALETTE["ink"])
+            if bar.tick:
+                axes.plot((bar.tick, bar.tick), (row - 0.42, row + 0.42), color=PALETTE["ink"])
+                end = max(end, bar.tick)
             text = axes.annotate(bar.text, (end, row), (0.4, 0), textcoords="offset fontsize", va="center")
             text.set_color(PALETTE["muted"])
             mark([text], "halo")
@@ -109,7 +113,7 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
         mark(axes.plot((counts[0], counts[-1]), ideal, color=PALETTE["muted"], linestyle=DOTS), "ideal", "ideal")
         for _, line in series:
             ordered = sorted(line, key=lambda point: point.gpus)
-            if len({point.gpus for point in ordered}) == len(ordered):
+            if len(ordered) > 1 and len({point.gpus for point in ordered}) == len(ordered):
                 joined = [origin, *ordered] if origin.gpus < ordered[0].gpus else ordered
                 places = [point.gpus for point in joined], [point.spread.mean for point in joined]
                 mark(axes.plot(*places, color=PALETTE[line[0].colour]), "line")
@@ -142,7 +146,14 @@ def _name_ends(axes, series, gap):
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = spread_apart([to_axes.transform(place)[1] for place in places], gap, 0, 1)
     for (name, line), place, y in zip(series, places, heights, strict=True):
-        leader = {"arrowstyle": "-", "color": PALETTE[line[0].colour], "alpha": 0.5, "relpos": (0, 0.5)}
+        # Dotted and pale: it leads from a dot to its name, and is no curve.
+        leader = {
+            "arrowstyle": "-",
+            "color": PALETTE[line[0].colour],
+            "alpha": 0.4,
+            "linestyle": ":",
+            "relpos": (0, 0.5),
+        }
         options = {"textcoords": "axes fraction", "va": "center", "arrowprops": leader}
         axes.annotate(_shortened(name), place, (1.05, y), **options)
 

@@ -1,6 +1,7 @@
-"""The section that says by what code, on what, when, and in how many attempts each run was made."""
+"""The section that says by what code, on what, when, and in how many attempts each run was made: once what all share."""
 
 from parascale.report import numbers
+from parascale.report.machines import machines_text
 from parascale.report.section import Section
 from parascale.report.tables import Cell, make_table, number, records_table
 
@@ -8,11 +9,27 @@ from parascale.report.tables import Cell, make_table, number, records_table
 def provenance_section(report):
     """By what code, on what, when, and in how many attempts."""
     known = [record for record in report.records if record.provenance]
+    cells = {record.name: _cells(record) for record in known}
+    headings = list(dict.fromkeys(heading for row in cells.values() for heading, cell in row.items() if cell.text))
+    shared = {
+        heading: found.pop()
+        for heading in headings
+        if len(found := {row.get(heading, Cell("")) for row in cells.values()}) == 1
+        and any(cell.text for cell in found)
+    }
+    apart = [heading for heading in headings if heading not in shared]
+    rows = records_table(
+        report,
+        "What the runs do not share",
+        known,
+        lambda record: {heading: cells[record.name].get(heading, Cell("")) for heading in apart},
+    )
     attempts = [
         (record.name, _attempt_row(record, *each)) for record in known for each in enumerate(record.attempts, 1)
     ]
     values = {
-        "table": records_table(report, "Provenance of each run", known, _provenance_row),
+        "shared": shared,
+        "table": rows if apart and len(known) > 1 else None,
         "attempts": make_table("Attempts", attempts),
         "mixed": _mixed(report),
         "left_out": report.left_out,
@@ -29,17 +46,19 @@ def _mixed(report):
     return [name for name, found in digests.items() if len(found) > 1]
 
 
-def _provenance_row(record):
+def _cells(record):
+    """Heading → Cell of what is known of a run's origin; each version is a fact of its own, so that only those differ that do."""
     origin = record.provenance
-    versions = [f"{name} {version}" for name, version in (origin["versions"] or {}).items() if version]
+    versions = {name: Cell(version) for name, version in (origin["versions"] or {}).items() if version}
     return {
         "Seed": number(record.run.seed, numbers.whole),
         "Code digest": _digest_cell(origin["code_digest"], "code_digest"),
         "Git commit": _digest_cell(origin["git_commit"], "git_commit"),
-        "Versions": ", ".join(versions),
-        "Machine": record.site.title or record.site.name,
-        "Hosts": ", ".join(origin["hosts"] or ()),
-        "Jobs": ", ".join(map(str, origin["job_ids"] or ())),
+        "Site": Cell(record.site.title or record.site.name),
+        "Machine": Cell(machines_text(record)),
+        "Hosts": Cell(", ".join(dict.fromkeys(origin["hosts"] or ()))),
+        "Jobs": Cell(", ".join(map(str, origin["job_ids"] or ()))),
+        **versions,
     }
 
 

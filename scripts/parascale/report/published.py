@@ -12,6 +12,9 @@ from parascale.report.tables import Cell, make_table, number
 from parascale.settings.workload import LANGUAGE_MODEL
 
 NOTE = "Times on other hardware say nothing about the code: such rows are there for orientation."
+NOTHING_NEAR = (
+    "No run here is comparable with the {} published figures of the same kinds of training; each row says why."
+)
 COURSE = "Course `Bringing Deep Learning Workloads to JSC supercomputers`"
 AWD_LSTM = "AWD-LSTM: Merity, Keskar and Socher 2017, arXiv:1708.02182"
 # Name → heading, value of a record, how it is written.
@@ -124,9 +127,10 @@ def published_section(report):
     if not rows:
         return None
     table = make_table("Published figures beside ours", rows, report.all_series)
-    values = {"table": table, "notes": (NOTE,)}
+    near = sum(row["Comparable"] == "yes" for _, row in rows)
+    values = {"table": table, "notes": (NOTE,), "none": "" if near else NOTHING_NEAR.format(len(rows))}
     files = "ours `summary.csv`; theirs the source that a row names"
-    return Section("published", "Beside published figures", "table.html", values, files)
+    return Section("published", "Beside published figures", "published.html", values, files)
 
 
 def _rows(record, entry):

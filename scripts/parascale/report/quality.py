@@ -41,11 +41,24 @@ def accuracy_table(report):
     return records_table(report, "Accuracy of the classifiers", known, cells)
 
 
+def _not_above_lead(found):
+    """Names of the ROUGE in which neither search of a summariser beats the first words of the documents."""
+    return [
+        heading for name, heading in ROUGE if max(found[key][name] for key in ("beam", "greedy")) <= found["lead"][name]
+    ]
+
+
+def not_shown(report):
+    """(run, where it is no better than the lead words) of the summarisers whose samples would show nothing but that."""
+    below = [(record.name, _not_above_lead(record.summaries)) for record in report.done if record.summaries]
+    return [(name, numbers.listed(headings)) for name, headings in below if headings]
+
+
 def examples(report):
-    """The (run, examples of its summaries) that are shown: those of the first summariser of each workload."""
+    """The (run, examples of its summaries) that are shown: of the first summariser of each workload that beats the lead words."""
     shown = {}
     for record in report.done:
-        if record.summaries.get("examples"):
+        if record.summaries.get("examples") and not _not_above_lead(record.summaries):
             shown.setdefault(record.run.workload.name, (record.name, record.summaries["examples"]))
     return list(shown.values())
 

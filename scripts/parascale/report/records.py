@@ -3,10 +3,12 @@
 A record that cannot be read does not stop the report: its run is shown as missing, with a note that names the file.
 """
 
+import functools
 import math
 import re
 import time
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +17,13 @@ from parascale import submissions
 from parascale.errors import ParascaleError, few
 from parascale.files import read_json_lines
 from parascale.report.checked import RecordError, read_record, typed
+from parascale.report.timing import timing_of
 from parascale.settings import Run, Site, run_from_dict
 from parascale.settings.strict import load
 
 SILENT_SECONDS = 60.0  # a living run renews its lease every few seconds
 DIGITS = re.compile(r"(\d+)")
+BESIDE = ("evaluation_seconds", "checkpoint_seconds")
 PHASES = ("data", "forward", "backward", "communication", "optimizer", "bubble", "other")
 
 
@@ -35,6 +39,7 @@ class Summary:
     attempts: int | None = None
     wall_seconds: float | None = None
     train_loss: float | None = None
+    skipped_steps: int | None = None
     validation_loss: float | None = None
     best_validation_loss: float | None = None
     best_step: int | None = None
@@ -46,12 +51,15 @@ class Summary:
     test_top5: float | None = None
     parameters: int | None = None
     peak_memory_bytes: int | None = None
+    memory: dict = field(default_factory=dict)
     phases: dict = field(default_factory=dict)
     bubble_measured: float | None = None
     bubble_expected: float | None = None
     core_hours: float | None = None
     energy_joules: float | None = None
     gpu_utilisation: float | None = None
+    cores_busy: float | None = None
+    other_cores_busy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,8 @@ class ParityVerdict:
 class Curve:
     """Columns of `steps.jsonl`: `seconds` is the training time up to and with a step, `losses` are in nats.
 
-    evaluations: (index into the columns, validation loss). phases: seconds of all steps by what they were spent on.
+    evaluations: (index into the columns, validation loss). phases: seconds of all steps by what they were spent on; beside:
+    seconds between them.
     """
 
     steps: array
@@ -83,6 +92,7 @@ class Curve:
     seconds: array
     evaluations: tuple
     phases: dict = field(default_factory=dict)
+    beside: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,11 @@ class RunRecord:
     def done(self):
         """The run finished and its figures can be read."""
         return self.status == "done"
+
+    @functools.cached_property
+    def timing(self):
+        """Where the time of a finished run went, and the range of its training time."""
+        return timing_of(self.summary, self.curve, self.attempts)
 
     @property
     def gpus(self):
@@ -234,7 +249,7 @@ def _described(path):
     for key in ("settings", "site"):
         if not isinstance(values.get(key), dict):
             raise RecordError(f"{path}: `{key}` is missing")
-    kept = ("global_batch", "code_digest", "git_commit", "versions", "hosts", "job_ids", "excluded")
+    kept = ("global_batch", "code_digest", "git_commit", "versions", "hosts", "machines", "job_ids", "excluded")
     return {
         "run": run_from_dict(values["settings"]),
         "site": load(Site, values["site"], str(path), "site."),
@@ -256,12 +271,13 @@ def _parity(path):
 def load_curve(path):
     """The Curve in a `steps.jsonl`. Lines without a finite loss carry no point, but their time counts."""
     steps, losses, seconds, evaluations = array("q"), array("d"), array("d"), []
-    elapsed, phases = 0.0, {}
+    elapsed, phases, beside = 0.0, {}, Counter()
     try:
         for line in read_record(path, read_json_lines):
             elapsed += line["seconds"]["total"]
             for phase, spent in line["seconds"].items():
                 phases[phase] = phases.get(phase, 0.0) + spent
+            beside.update({name: line[name] for name in BESIDE if name in line})
             loss, validation = line.get("loss"), line.get("validation_loss")
             if loss is None or not math.isfinite(loss):
                 continue
@@ -273,4 +289,4 @@ def load_curve(path):
     except (KeyError, TypeError) as error:
         raise RecordError(f"{path}: a line lacks {error}") from None
     phases.pop("total", None)
-    return Curve(steps, losses, seconds, tuple(evaluations), phases)
+    return Curve(steps, losses, seconds, tuple(evaluations), phases, beside)

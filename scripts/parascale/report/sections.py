@@ -5,11 +5,13 @@ A section without data returns None, or values that hold nothing, and is left ou
 
 from collections import Counter
 
+from parascale.errors import few
 from parascale.report import figures, numbers, quality
 from parascale.report.communication import communication_section
 from parascale.report.conversions import conversions_table
 from parascale.report.derived import grouped, idle_fraction, is_different
 from parascale.report.loaders import loaders_section
+from parascale.report.machines import contradictions
 from parascale.report.plans import advice_section, plan_section
 from parascale.report.provenance import provenance_section
 from parascale.report.published import published_section
@@ -19,6 +21,8 @@ from parascale.report.verdict import verdicts
 
 UNUSUAL = ("different", "not comparable")  # verdicts whose reason is told
 IN_SUMMARY = "`summary.csv`"
+# Of the wall time, beside training.
+PARTS = {"compilation": "Compilation", "evaluation": "Evaluation", "saving": "Saving", "startup": "Start-up"}
 
 
 def sections(report):
@@ -27,8 +31,9 @@ def sections(report):
 
 
 def warnings(report):
-    """What must stand at the very top: runs that compute something else than their baseline."""
-    said = []
+    """What must stand at the very top: runs that compute something else than their baseline, or on another machine than named."""
+    elsewhere = grouped(report.done, contradictions)
+    said = [f"{few([f'`{each.name}`' for each in records])} {text}" for text, records in elsewhere.items() if text]
     for record in report.records:
         if is_different(record):
             step = record.parity.first_step_outside
@@ -140,9 +145,37 @@ def scaling_section(report):
 def phases_section(report):
     """Where the time goes, the pipeline's bubble, and GPUs that idle by design."""
     figure = figures.phases(report)
-    values = {"figures": [figure] if figure.panels else [], "bubbles": _bubbles(report), "idle": _idle(report)}
-    files = "`results/runs/<run>/summary.json`, seconds of all `steps` together; of each in `steps.jsonl` beside it"
+    values = {"figures": [figure] if figure.panels else [], "wall": _wall(report)}
+    values |= {"bubbles": _bubbles(report), "idle": _idle(report)}
+    files = "`results/runs/<run>/summary.json`, seconds of all `steps` together; of each in `steps.jsonl` beside it; `summary.csv`"
     return Section("phases", "Where the time goes", "phases.html", values, files)
+
+
+def _wall(report):
+    """Start-up, compilation and training apart, and the core-hours with and without what is no training."""
+    return records_table(report, "Wall time of each run", report.done, _wall_row)
+
+
+def _wall_row(record):
+    timing, cores = record.timing, record.cores
+    hours = cores and cores * timing.training / 3600
+    row = {
+        heading: number(getattr(timing, name), numbers.duration, f"{name}_seconds") for name, heading in PARTS.items()
+    }
+    return {
+        "Training": number(timing.training, numbers.duration, "training_seconds", small=Cell(_range(timing))),
+        **row,
+        "Wall time": number(record.summary.wall_seconds, numbers.duration, "wall_seconds"),
+        "Core-hours, training": number(hours, numbers.significant, "training_core_hours"),
+        "Core-hours, whole job": number(record.summary.core_hours, numbers.significant, "core_hours"),
+    }
+
+
+def _range(timing):
+    """The range of the training time in words; empty where the run's steps say nothing of it."""
+    if timing.low == timing.high:
+        return ""
+    return f"{numbers.duration(timing.low)} to {numbers.duration(timing.high)}"
 
 
 def _bubbles(report):
@@ -216,6 +249,7 @@ def quality_section(report):
         "rouge": quality.rouge_table(report),
         "accuracy": quality.accuracy_table(report),
         "examples": quality.examples(report),
+        "not_shown": quality.not_shown(report),
         "exclusions": quality.exclusions(report),
     }
     files = f"{IN_SUMMARY}; of greedy search and lead words `results/summaries/<run>.json`"
@@ -243,16 +277,16 @@ def _figures_section(identity, title, figure, files):
 SECTIONS = [
     verdict_section,
     parity_section,
-    runs_section,
-    scaling_section,
-    phases_section,
-    memory_section,
-    loss_section,
-    quality_section,
-    throughput_section,
-    communication_section,
     plan_section,
     advice_section,
+    phases_section,
+    scaling_section,
+    runs_section,
+    memory_section,
+    throughput_section,
+    loss_section,
+    quality_section,
+    communication_section,
     loaders_section,
     conversions_section,
     published_section,

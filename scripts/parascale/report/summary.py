@@ -3,10 +3,21 @@
 import math
 
 from parascale.files import csv_text
+from parascale.report.timing import unranked
 
 PERPLEXITIES = {f"{split}_perplexity": f"{split}_loss" for split in ("train", "validation", "test")}
 ROUGE = ("rouge1", "rouge2", "rougeL")
 LAYOUT = ("nodes", "world_size", "dp", "fsdp", "tp", "pp")
+# Of the Timing: seconds.
+TIMING = {
+    "training_seconds": "training",
+    "training_seconds_low": "low",
+    "training_seconds_high": "high",
+    "compilation_seconds": "compilation",
+    "evaluation_seconds": "evaluation",
+    "saving_seconds": "saving",
+    "startup_seconds": "startup",
+}
 COLUMNS = (
     *("run", "workload", "strategy", "engine", *LAYOUT, "status", "attempts", "seed"),
     *("work", "work_unit", "seconds", "wall_seconds", "rate", "speedup", "efficiency"),
@@ -14,6 +25,8 @@ COLUMNS = (
     *("loss_difference", "parity", "peak_memory_bytes", "core_hours", "energy_joules", "gpu_utilisation"),
     *(*PERPLEXITIES, "validation_accuracy", "validation_top5", "test_accuracy", "test_top5"),
     *(*(f"beam_{name}" for name in ROUGE), "parameters", "mfu", "energy_per_work"),
+    *(*TIMING, "training_core_hours", "unranked", "cores_busy", "other_cores_busy"),
+    *(f"{part}_memory_bytes" for part in ("weights", "gradients", "optimizer", "activations", "process")),
 )
 # exp(loss) means something where the loss is a mean over tokens.
 PERPLEXITY_TASKS = ("language_model", "summarisation")
@@ -47,6 +60,10 @@ def _row(record, comparison):
 def _figures(record):
     """What a finished run measured, and what follows from it."""
     figures = {name: getattr(record.summary, name) for name in COLUMNS if hasattr(record.summary, name)}
+    figures |= {name: getattr(record.timing, part) for name, part in TIMING.items()}
+    figures |= {f"{part}_memory_bytes": value for part, value in record.summary.memory.items()}
+    hours = record.cores and record.cores * record.timing.training / 3600
+    figures |= {"training_core_hours": hours, "unranked": unranked(record) or None}
     figures |= {name: perplexity(record, figures[loss]) for name, loss in PERPLEXITIES.items()}
     if record.summaries:
         figures |= {f"beam_{name}": record.summaries["beam"][name] for name in ROUGE}

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 
 from parascale.report import layouts, numbers
+from parascale.report.findings import findings
 from parascale.report.summary import summary_rows
+from parascale.report.timing import unranked
 
 
 @dataclass(frozen=True)
 class Cell:
     """text: as shown. value: exact, for sorting and for programs. figure: its name. small: a second line below it.
 
-    link: a page beside this one that the text leads to. numeric: whether it belongs into a column of numbers.
+    link: a page, beside this one or elsewhere, that the text leads to. numeric: whether it belongs into a column of numbers.
     """
 
     text: str
@@ -95,9 +97,12 @@ def _runs_row(report, record, row):
     return {
         "Run": Cell(record.name, figure="run", small=seed, link=report.jobs.get(record.name, "")),
         "Layout": _layout_cell(record),
-        "Status": Cell(record.status, figure="status", kind=record.status, note="; ".join(record.notes)),
+        "Status": Cell(
+            record.status, figure="status", kind=record.status, note="; ".join(record.notes), small=_attempts_cell(row)
+        ),
+        "Stands out": Cell("; ".join(_found(record, comparison))),
         "Time": figure("seconds", numbers.duration),
-        "Rate": figure("rate", lambda rate: numbers.significant(rate, 4), small=unit),
+        "Rate": figure("rate", numbers.short, small=unit),
         "Speed‑up": figure("speedup", "{:,.2f} ×".format, note="; ".join(filter(None, noted))),
         "Efficiency": figure("efficiency", numbers.percent, note="of the rate" if weak else ""),
         "Train loss": _loss_cell(record, row, "train_loss"),
@@ -106,8 +111,19 @@ def _runs_row(report, record, row):
         "Parity, loss difference": _parity_cell(row),
         "Peak memory": figure("peak_memory_bytes", numbers.memory),
         "Core‑hours": figure("core_hours", numbers.significant),
-        "Attempts": figure("attempts", numbers.whole),
     }
+
+
+def _attempts_cell(row):
+    count = row["attempts"]
+    return count and Cell(f"{count} attempts" if count > 1 else "", count, "attempts")
+
+
+def _found(record, comparison):
+    """What stands out, in few words; its own page says more."""
+    ranked = unranked(record) if record.done else ""
+    said = [finding.short for finding in findings(record, (), comparison) if finding.short]
+    return [f"not ranked: {ranked}", *said] if ranked else said
 
 
 def _layout_cell(record):

@@ -98,23 +98,23 @@ def metrics_table(devices):
     return make_table("Every metric over all samples", rows)
 
 
-def heat_figure(devices):
-    """Heat maps of what has one: a row a device, running time from left to right."""
+def heat_figure(devices, cores=None):
+    """Heat maps of what has one: a row a device, running time from left to right. cores: that a process may keep busy."""
     return Figure(
         "heat",
         "Time × devices",
         "A row is a GPU or a process: the stronger its colour, the more, up to the value above the map. Time runs from left to "
         "right, without the pauses between attempts. Without colour: no sample.",
-        tuple(found for metric in METRICS if metric.heat and (found := _heat_map(devices, metric)) is not None),
+        tuple(found for metric in METRICS if metric.heat and (found := _heat_map(devices, metric, cores)) is not None),
         table=_devices_table(devices),
     )
 
 
-def _heat_map(devices, metric):
+def _heat_map(devices, metric, cores):
     chosen = [device for device in _of(devices, metric.kind) if device.known(metric.column)]
     if not chosen:
         return None
-    end = _scale_end(chosen, metric)
+    end = _scale_end(chosen, devices, metric, cores)
     moments = running_time(chosen)
     rows = [(_short(device), bucketed(device, metric.column, moments)) for device in chosen[:ROWS]]
     left_out = len(chosen) - len(rows)
@@ -125,10 +125,14 @@ def _heat_map(devices, metric):
     return heat_panel(title, description, rows, end, moments[-1][1])
 
 
-def _scale_end(devices, metric):
+def _scale_end(devices, every, metric, cores):
+    """What is possible, where that is known; else the highest value. A process may have all the memory of its node."""
     if metric.column == "utilisation":
         return 1.0
-    totals = [value for device in devices for value in device.known("memory_total_bytes")]
+    if metric.column == "cores_busy" and cores:
+        return float(cores)
+    able = devices if metric.kind == "gpu" else _of(every, "host")
+    totals = [value for device in able for value in device.known("memory_total_bytes")]
     if metric.column == "memory_bytes" and totals:
         return max(totals)
     return max(max(device.known(metric.column)) for device in devices) or 1.0

@@ -1,35 +1,57 @@
-"""The verdict: which configuration is best here for time, for core-hours and for memory, in two sentences."""
+"""The verdict: which configuration is best here for time, for core-hours and for memory, in two sentences and what they rest on."""
 
 from dataclasses import dataclass
 
 from parascale.report import numbers
 from parascale.report.derived import Member, Spread, is_different
 
-# Smaller differences are called a tie. A choice, not a measurement; repeated seeds show how large chance is.
+# Smaller differences are none, however narrow the ranges: another start of the same run may make them.
 MARGIN = 0.02
 
 
 @dataclass(frozen=True)
 class Aim:
-    """Something of which less is better. `figure` takes a record, `shown` the value."""
+    """Something of which less is better: `spread` of a Member, in words by `shown`."""
 
     key: str
     title: str
-    figure: object
+    spread: object
     shown: object
-    unit: str = ""
+
+
+def core_hours(value):
+    """Core-hours with their unit."""
+    return f"{numbers.significant(value)} core-hours"
+
+
+def training_core_hours(member):
+    """Spread of the core-hours of training alone, or None."""
+    cores = member.first.cores
+    if not cores or member.time is None:
+        return None
+    time = member.time
+    values = [tuple(each * cores / 3600 for each in time.values)]
+    return Spread(*values, *(each * cores / 3600 for each in (time.mean, time.low, time.high)))
 
 
 AIMS = (
-    Aim("seconds", "Time", lambda record: record.summary.seconds, numbers.duration),
-    Aim("core_hours", "Core-hours", lambda record: record.summary.core_hours, numbers.significant, " core-hours"),
-    Aim("peak_memory_bytes", "Memory", lambda record: record.summary.peak_memory_bytes, numbers.memory),
+    Aim("seconds", "Training time", lambda member: member.time, numbers.duration),
+    Aim("training_core_hours", "Core-hours of training", training_core_hours, core_hours),
+    Aim(
+        "peak_memory_bytes",
+        "Memory",
+        lambda member: member.spread(lambda record: record.summary.peak_memory_bytes),
+        numbers.memory,
+    ),
 )
 
 
 @dataclass(frozen=True)
 class Winner:
-    """The best configuration for an aim beside the baseline. `beats`: by more than the margin and the seeds' spread."""
+    """The best configuration for an aim beside the baseline. beats: by more than the margin and what chance gives both.
+
+    alike: other configurations that no measured difference tells from the best one.
+    """
 
     aim: Aim
     best: Member
@@ -37,26 +59,38 @@ class Winner:
     reference: str
     baseline: Spread
     beats: bool
+    alike: tuple
     runner_up: tuple | None
 
     @property
     def shown(self):
         """The value with its unit."""
-        return f"{self.aim.shown(self.value.mean)}{self.aim.unit}"
+        return self.aim.shown(self.value.mean)
 
     @property
     def saving(self):
         """How much less than the baseline's."""
         return numbers.percent(1 - self.value.mean / self.baseline.mean)
 
+    @property
+    def beside(self):
+        """What a card says below the name."""
+        if not self.beats:
+            return "the baseline; nothing is measurably better"
+        also = (
+            f"; no difference measured to {numbers.listed(member.label for member in self.alike)}" if self.alike else ""
+        )
+        return f"{self.saving} less than {self.reference}{also}"
+
 
 @dataclass(frozen=True)
 class Verdict:
-    """Two sentences about one experiment, and the winners behind them."""
+    """Two sentences about one experiment, the winners behind them, and what they rest on, also in a sentence or more."""
 
     title: str
     sentences: tuple
     winners: tuple
+    basis: tuple = ()
 
 
 def verdicts(report):
@@ -65,64 +99,121 @@ def verdicts(report):
 
 
 def _verdict(experiment):
-    head = experiment.members[0]
-    rivals = [member for member in experiment.members if not is_different(member.first)]
+    head, *others = experiment.members
+    if head.unranked:
+        return Verdict(experiment.title, (_unranked_baseline(experiment),), (), _basis(experiment))
+    rivals = [head, *(member for member in others if not is_different(member.first) and not member.unranked)]
     winners = tuple(winner for aim in AIMS if (winner := _winner(aim, head, rivals)) is not None)
     by_key = {winner.aim.key: winner for winner in winners}
     first = _time_sentence(experiment, by_key.get("seconds"))
-    costs = [by_key[key] for key in ("core_hours", "peak_memory_bytes") if key in by_key]
-    second = _cost_sentence(head, costs)
-    return Verdict(experiment.title, tuple(sentence for sentence in (first, second) if sentence), winners)
+    second = _cost_sentence(head, [by_key[aim.key] for aim in AIMS[1:] if aim.key in by_key])
+    said = tuple(sentence for sentence in (first, second) if sentence)
+    return Verdict(experiment.title, said or (_nothing_ranked(experiment),), winners, _basis(experiment))
+
+
+def _subject(experiment):
+    workload, _, work = experiment.title.partition(", ")
+    return f"To train `{workload}` ({work})"
+
+
+def _unranked_baseline(experiment):
+    head = experiment.members[0]
+    return f"{_subject(experiment)}, no layout is ranked: of the baseline `{head.label}`, {head.unranked}. Measure it again."
+
+
+def _nothing_ranked(experiment):
+    return f"{_subject(experiment)}, there is no layout to rank beside the baseline `{experiment.members[0].label}`."
+
+
+def _basis(experiment):
+    """Sentences on what the verdict rests on."""
+    once = [member for member in experiment.members if len(member.records) == 1]
+    if len(once) == len(experiment.members):
+        said = ["One run each: a range is the spread of blocks of steps within the run."]
+    elif once:
+        said = [
+            f"One run each of {numbers.listed(f'`{member.label}`' for member in once)}; ranges of the others span repeats."
+        ]
+    else:
+        said = ["Ranges span repeated runs."]
+    others = [f"`{member.label}` ({member.unranked})" for member in experiment.members[1:] if member.unranked]
+    return (*said, f"Shown and not ranked: {numbers.listed(others)}.") if others else tuple(said)
+
+
+def _apart(low, high):
+    """Whether the first Spread is below the second by more than the margin and what chance gives both."""
+    return low.mean < (1 - MARGIN) * high.mean and low.high < high.low
 
 
 def _winner(aim, head, rivals):
-    baseline = head.spread(aim.figure)
-    ranked = [(spread, member) for member in rivals if (spread := member.spread(aim.figure)) is not None]
+    baseline = aim.spread(head)
+    ranked = [(spread, member) for member in rivals if (spread := aim.spread(member)) is not None]
     if baseline is None or not baseline.mean or len(ranked) < 2:
         return None
     ranked.sort(key=lambda entry: entry[0].mean)
-    value, best = ranked[0]
-    beats = value.mean < (1 - MARGIN) * baseline.mean and value.high < baseline.low
-    if not beats:
-        value, best = baseline, head
-    runner_up = next((entry for entry in ranked if entry[1] is not best), None)
-    return Winner(aim, best, value, head.label, baseline, beats, runner_up)
+    # Not the lowest mean alone: that of a disturbed run may be no different from the baseline's, and a steadier one's is.
+    value, best = next((entry for entry in ranked if _apart(entry[0], baseline)), (baseline, head))
+    beats = best is not head
+    others = [entry for entry in ranked if entry[1] is not best]
+    alike = tuple(member for spread, member in others if not _apart(value, spread) and not _apart(spread, value))
+    return Winner(aim, best, value, head.label, baseline, beats, alike, others[0])
 
 
 def _time_sentence(experiment, winner):
     if winner is None:
         return ""
-    workload, _, work = experiment.title.partition(", ")
-    what = f"To train `{workload}` ({work})"
+    what = _subject(experiment)
     if not winner.beats:
         spread, member = winner.runner_up
-        return (
-            f"{what}, nothing beats the baseline `{winner.reference}` in time ({winner.shown}); "
-            f"`{member.label}` on {member.extent} comes next with {numbers.duration(spread.mean)}."
-        )
-    speedup = winner.baseline.mean / winner.value.mean
+        if member in winner.alike:
+            how = f"no difference measured to `{member.label}` on {member.extent} ({_ranged(spread)})"
+        else:
+            how = f"`{member.label}` on {member.extent} comes next with {_ranged(spread)}"
+        return f"{what}, nothing beats the baseline `{winner.reference}` in time ({_ranged(winner.value)}); {how}."
+    value, baseline = winner.value, winner.baseline
     growth = winner.best.first.gpus / experiment.members[0].first.gpus
+    speedup = baseline.mean / value.mean
     return (
-        f"{what}, `{winner.best.label}` on {winner.best.extent} is the fastest: {winner.shown}, "
-        f"{speedup:.2f} times as fast as the baseline `{winner.reference}` "
-        f"at {numbers.percent(speedup / growth)} efficiency."
+        f"{what}, `{winner.best.label}` on {winner.best.extent} is the fastest: {winner.shown}, {speedup:.2f} times as fast as the "
+        f"baseline `{winner.reference}` (range {baseline.low / value.high:.2f} to {baseline.high / value.low:.2f}) at "
+        f"{numbers.percent(speedup / growth)} efficiency{_alike(winner)}."
     )
+
+
+def _ranged(spread):
+    """A time with its range."""
+    shown = numbers.duration(spread.mean)
+    return (
+        shown
+        if spread.low == spread.high
+        else f"{shown}, range {numbers.duration(spread.low)} to {numbers.duration(spread.high)}"
+    )
+
+
+def _alike(winner):
+    names = numbers.listed(f"`{member.label}`" for member in winner.alike)
+    return f"; no difference measured to {names}" if names else ""
 
 
 def _cost_sentence(head, winners):
     parts = []
     for winner in winners:
-        verb = "costs the fewest core-hours" if winner.aim.key == "core_hours" else "needs the least memory"
-        shown = winner.aim.shown(winner.value.mean)
-        each = f" per {winner.best.first.gpu_word}" if winner.aim.key == "peak_memory_bytes" else ""
+        memory = winner.aim.key == "peak_memory_bytes"
+        verb = "needs the least memory" if memory else "costs the fewest core-hours"
+        shown = f"{winner.shown} per {winner.best.first.gpu_word}" if memory else f"{_hours(winner)}"
         if winner.beats:
-            parts.append(f"`{winner.best.label}` {verb} ({shown}{each}, {winner.saving} less than `{head.label}`)")
+            shown += f", {winner.saving} less than `{head.label}`"
+            parts.append(f"`{winner.best.label}` {verb} ({shown})")
         else:
-            parts.append(f"nothing {_beaten(winner)} `{head.label}` ({shown}{each})")
+            beaten = "needs less memory than" if memory else "costs fewer core-hours than"
+            parts.append(f"nothing {beaten} `{head.label}` ({shown})")
     sentence = numbers.listed(parts)
     # A sentence begins with a capital, a run's name keeps its own spelling.
     return f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
 
 
-def _beaten(winner):
-    return "costs fewer core-hours than" if winner.aim.key == "core_hours" else "needs less memory than"
+def _hours(winner):
+    """Core-hours of training, and with start-up."""
+    whole = winner.best.spread(lambda record: record.summary.core_hours)
+    more = f", {numbers.significant(whole.mean)} with start-up" if whole else ""
+    return f"{numbers.significant(winner.value.mean)} for training{more}"

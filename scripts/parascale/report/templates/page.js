@@ -17,6 +17,29 @@ for (const table of document.querySelectorAll("table")) {
     });
   });
 }
+// Where there are many runs, their rows can be chosen by workload, strategy and status, in all tables at once.
+const facts = document.getElementById("facts");
+if (facts) {
+  const runs = JSON.parse(facts.textContent), form = document.createElement("form"), said = document.createElement("output");
+  form.className = "filter";
+  form.setAttribute("aria-label", "Runs in the tables");
+  for (const name of ["workload", "strategy", "status"]) {
+    const label = form.appendChild(document.createElement("label"));
+    label.textContent = `${name} `;
+    const choice = label.appendChild(document.createElement("select"));
+    choice.name = name;
+    choice.add(new Option("all", ""));
+    for (const value of new Set(Object.values(runs).map((run) => run[name]))) choice.add(new Option(value, value));
+  }
+  form.append(said);
+  document.querySelector("main").prepend(form);
+  form.addEventListener("change", () => {
+    const wanted = [...new FormData(form)].filter(([, value]) => value);
+    const shown = (run) => !(run in runs) || wanted.every(([name, value]) => runs[run][name] === value);
+    document.querySelectorAll("tr[data-run]").forEach((row) => { row.hidden = !shown(row.dataset.run); });
+    said.textContent = wanted.length ? `${Object.keys(runs).filter(shown).length} of ${Object.keys(runs).length} runs in the tables` : "";
+  });
+}
 function key(cell) {
   if (!cell.hasAttribute("data-value")) return cell.textContent.trim();
   const value = Number(cell.dataset.value);

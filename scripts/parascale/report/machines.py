@@ -1,0 +1,54 @@
+"""What runs were computed on, as their nodes told, and where a site's file says otherwise."""
+
+import re
+
+from parascale.report import numbers
+
+# Firmware and devices keep some of the memory to themselves.
+SLACK = 0.12
+
+
+def machines_text(record):
+    """Each kind of machine in words."""
+    return "; ".join(map(_words, record.provenance.get("machines") or ()))
+
+
+def _words(machine):
+    gpu, memory = machine.get("gpu"), numbers.memory(machine.get("memory_bytes"))
+    words = (
+        [f"{gpu} ({numbers.memory(machine['gpu_memory_bytes'])}), driver {machine['driver'] or 'unknown'}"]
+        if gpu
+        else []
+    )
+    cores = machine.get("cores") or machine["hardware_threads"]
+    return ", ".join(
+        [*words, f"{machine['cpu']}, {numbers.plural(cores, 'core')}, {memory}", f"Linux {machine['system']}"]
+    )
+
+
+def contradictions(record):
+    """What the nodes of a run are and the file of its site says otherwise, as the end of a sentence; empty where it does not."""
+    site, said = record.site, {}
+    for machine in record.provenance.get("machines") or ():
+        gpu, cores = machine.get("gpu"), (machine.get("cores"), machine.get("hardware_threads"))
+        if gpu and site.gpu and not _named(site.gpu, gpu):
+            said[f"its GPUs are {gpu}, not `gpu: {site.gpu}`"] = None
+        for name, read, told in (
+            ("gpu_memory_gb", machine.get("gpu_memory_bytes"), site.gpu_memory_gb if gpu else None),
+            ("host_memory_gb", machine.get("memory_bytes"), site.host_memory_gb),
+        ):
+            if read and told and abs(read / 1e9 / told - 1) > SLACK:
+                said[f"it has {read / 1e9:.3g} GB, not `{name}: {told:g}`"] = None
+        if site.cores_per_node and None not in cores and site.cores_per_node not in cores:
+            said[f"a node has {numbers.plural(cores[0], 'core')}, not `cores_per_node: {site.cores_per_node}`"] = None
+    where = f"did not compute on what the file of the site `{site.name}` describes"
+    return f"{where}: {numbers.listed(said)}. Prices and MFU rest on the file." if said else ""
+
+
+def _named(told, read):
+    """Whether a GPU's own name has all words of the one that a site gives it: `A100` is an `NVIDIA A100-SXM4-40GB`.
+
+    Sizes of memory are no such words: they are compared apart, and drivers call the GH200 with 96 GB `NVIDIA GH200 120GB`.
+    """
+    told, read = (re.findall(r"[a-z0-9]+", name.lower()) for name in (told, read))
+    return {word for word in told if not re.fullmatch(r"\d+gb", word)} <= set(read)

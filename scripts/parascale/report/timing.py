@@ -1,0 +1,103 @@
+"""Where the time of a run went, how sure its training time is, and whether it may be ranked.
+
+A run's own uncertainty is the spread of blocks: its steps are cut into ten stretches, and the range reaches from the quickest to the
+slowest, each as if the whole training had gone like it. That is wider than a t-interval or a bootstrap over the blocks. Both take
+blocks for independent draws and shrink with their number, but what disturbs a machine (other jobs, clocks, a filesystem) often
+outlasts a block, so another run may meet throughout what this one met for a while. Repeats, where there are some, replace it.
+"""
+
+import itertools
+import statistics
+from dataclasses import dataclass
+
+BLOCKS = 10
+WARM_STEPS = 3  # of an attempt, which may compile or allocate
+WARM = 1.5  # times the median: what such a step took above the median is no training
+SHARED = 0.1  # part of the wanted cores; less is a shell, a monitor
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of a finished run. What is not known is None.
+
+    training: the steps, without `compilation`, which is what the first ones took longer than the median. low, high: range of
+    `training`. startup: what is left of the wall time, start, loading and the end.
+    """
+
+    training: float
+    low: float
+    high: float
+    compilation: float = 0.0
+    evaluation: float | None = None
+    saving: float | None = None
+    startup: float | None = None
+
+
+def timing_of(summary, curve, attempts):
+    """The Timing of a finished run; curve: None where its steps cannot be read."""
+    if curve is None or not len(curve.seconds):
+        return Timing(summary.seconds, summary.seconds, summary.seconds)
+    steps = [after - before for before, after in itertools.pairwise((0.0, *curve.seconds))]
+    compilation = _without_warm_up(steps, curve.steps, attempts)
+    training = summary.seconds - compilation
+    count = min(BLOCKS, len(steps))
+    edges = [block * len(steps) // count for block in range(count + 1)]
+    means = [statistics.fmean(steps[start:end]) * len(steps) for start, end in itertools.pairwise(edges)]
+    # Steps without a finite loss are in the summary alone: the range is of the training as the summary counts it.
+    scale = training / sum(steps) if sum(steps) else 1.0
+    beside = {name: curve.beside.get(f"{name}_seconds", 0.0) for name in ("evaluation", "checkpoint")}
+    wall = summary.wall_seconds
+    startup = None if wall is None else max(0.0, wall - summary.seconds - sum(beside.values()))
+    low, high = scale * min(means), scale * max(means)
+    return Timing(training, low, high, compilation, *beside.values(), startup)
+
+
+def _without_warm_up(steps, numbers, attempts):
+    """Cut the first steps of each attempt down to the median, in place; returns the seconds that go."""
+    usual = statistics.median(steps)
+    firsts = {attempt.get("first_step") for attempt in attempts} | {numbers[0]}
+    cut = 0.0
+    for index, number in enumerate(numbers):
+        warm = any(first is not None and first <= number < first + WARM_STEPS for first in firsts)
+        if warm and steps[index] > WARM * usual:
+            cut += steps[index] - usual
+            steps[index] = usual
+    return cut
+
+
+def unranked(record):
+    """Why a run is shown and not ranked, in words; empty for one whose time says what its layout does."""
+    layout, wanted, there = record.run.layout, wanted_cores(record), _cores_there(record)
+    if record.site.device == "cpu" and wanted > there:
+        computing = f"{layout.world_size} processes" if wanted == layout.world_size else f"{wanted} threads"
+        return f"{computing} on {there} cores"
+    if taken := cores_taken(record):
+        return f"others took {taken:.1f} of its {wanted:,} cores"
+    return ""
+
+
+def _cores_there(record):
+    """Cores of the machines that a run was on. Its nodes may have been processes of a single machine."""
+    machines = len(set(record.provenance.get("hosts") or ())) or record.run.layout.nodes
+    return machines * (record.site.cores_per_node or 1)
+
+
+def wanted_cores(record):
+    """Cores that a run computes with on CPUs, over all nodes."""
+    layout = record.run.layout
+    return layout.world_size * record.site.threads(layout.processes_per_node)
+
+
+def cores_taken(record):
+    """Cores that others kept busy of those that a run computes with, where that is more than a trifle; None otherwise.
+
+    Processes that read data ahead belong to the run, and no sample tells them from others.
+    """
+    busy, site = record.summary and record.summary.other_cores_busy, record.site
+    if busy is None or site.device != "cpu":
+        return None
+    layout, wanted = record.run.layout, wanted_cores(record)
+    busy -= layout.world_size * getattr(record.run.workload.training, "workers", 0)
+    free = _cores_there(record) - wanted
+    taken = min(busy, busy - free)
+    return taken if taken > SHARED * wanted else None
