@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint test-slow test-slurm test-gpu clean
+.PHONY: help install run test lint test-slow test-slurm gpu clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' Makefile
@@ -21,7 +21,7 @@ run: $(INSTALLED) ## run the default matrix on this machine and write results/re
 # Tests on Slurm mostly wait, so a third process costs the others little. The longest tests start first.
 test: lint ## style and all quick tests; as root and with Slurm's packages also on a real Slurm
 	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 3 --no-loadscope-reorder \
-		tests/slurm tests/workflow tests/distributed tests/unit
+		tests/slurm tests/workflow tests/distributed tests/unit plugins
 
 lint: $(INSTALLED) ## check the style of the Python code, the Snakefile and the rules
 	$(BIN)/ruff check
@@ -35,8 +35,9 @@ test-slow: $(INSTALLED) ## run the tests that take minutes
 test-slurm: $(INSTALLED) ## run every test on a real Slurm (as root, with the packages that .ci/run names)
 	$(BIN)/python -m pytest -m slurm
 
-test-gpu: $(INSTALLED) ## run the tests that need a CUDA GPU
-	$(BIN)/python -m pytest -m gpu
+# From a plain clone: any Python that has torch will do (`make gpu PYTHON=...`), and this project's own environment is enough.
+gpu: ## try this machine's GPUs in ten minutes; writes check-gpu/check.html and check.json, to be sent back
+	PYTHONPATH=scripts $(or $(wildcard $(BIN)/python),$(PYTHON)) -m parascale check gpu
 
 clean: ## remove the environment and caches, but no results or unfinished trainings
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis scripts/*.egg-info

@@ -15,7 +15,7 @@ rule convert_checkpoint:
         PATHS.results / "benchmarks/convert_checkpoint/{run}.tsv"
     threads: PROJECT.config.checkpoints.threads
     resources:
-        **one_node(60),
+        **data_node(60),
     params:
         source=checkpoint_of,
         settings=form_settings(),
@@ -38,7 +38,7 @@ rule verify_checkpoint:
     # The model is evaluated in one process, with all cores of its node.
     threads: PROJECT.site.cores_per_node
     resources:
-        **one_node(60),
+        **data_node(60),
     params:
         source=checkpoint_of,
         code=code_of("checkpoints"),
@@ -69,7 +69,7 @@ rule compare_checkpoints:
         second=pattern(PROJECT.runs),
     threads: PROJECT.config.checkpoints.threads
     resources:
-        **one_node(60),
+        **data_node(60),
     params:
         which=PROJECT.config.checkpoints.which,
         code=code_of("checkpoints"),

@@ -1,5 +1,14 @@
 # Needs: the configuration. Makes: what all rules share. It only reads and looks up; it computes nothing.
 
+try:
+    import parascale.settings
+except ModuleNotFoundError as missing:
+    from snakemake.exceptions import WorkflowError
+
+    raise WorkflowError(
+        f"the environment that runs Snakemake lacks `{missing.name}`, which this workflow's package needs or is. Run `make install` in the "
+        "checkout, then .venv/bin/snakemake; or in your own environment: pip install -e <checkout>"
+    ) from None
 import json
 import os
 import shlex
@@ -7,7 +16,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import parascale
 import snakemake_logger_plugin_parascale
 from snakemake.exceptions import WorkflowError
 
@@ -20,11 +28,12 @@ from parascale.settings.identity import of_group
 from parascale.settings.names import pattern
 from parascale.settings.options import RECIPE
 from parascale.settings.pretrained import Pretrained
-from parascale.data.named_files import local_files
+from parascale.data.named_files import local_files, local_folders
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
+from parascale.launch.measuring import measure_processors
 from parascale.launch.preflight import preflight
-from parascale.launch.resources import cores_of, node_resources, resources
+from parascale.launch.resources import cores_of, data_partition, data_resources, node_resources, resources
 from parascale.launch.root import check_root, take_root
 from parascale.launch.storage import storage_warnings
 from parascale.plan.planner import Planner
@@ -98,16 +107,24 @@ def before_the_first_job():
 
     Of a module Snakemake does not run `onstart`: the other workflow says `onstart: parascale.before_the_first_job()`.
     """
+    if workflow.deployment_settings.deployment_method:
+        raise WorkflowError(
+            "--sdm: no container or conda environment of this workflow exists; its rules run in the environment that runs Snakemake. "
+            "Leave the option out"
+        )
     try:
         check_environment(HOME / "envs/requirements.txt", PROJECT.site, PROJECT.runs.values())
         if workflow.executor_plugin.name == "slurm":
             check_root(PROJECT.config.root)
             reservation = workflow.executor_settings.reservation
-            preflight(PROJECT.site, PROJECT.config.account, PROJECT.config.partition, reservation)
+            others = data_partition(PROJECT.site, PROJECT.config)
+            preflight(PROJECT.site, PROJECT.config.account, PROJECT.config.partition, reservation, others)
             refuse_shared_jobs(workflow)
         take_root(PATHS, PROJECT.site)
+        trainings = []
         for job in workflow.dag.needrun_jobs():
             if kind := snakemake_logger_plugin_parascale.trained_by(job.rule):
+                trainings.append((job.wildcards.run, kind))
                 # Snakemake empties what results show before it makes them anew.
                 done, _ = PATHS.places(kind)
                 Store(PATHS.trainings).adopt(done(job.wildcards.run))
@@ -117,6 +134,9 @@ def before_the_first_job():
         raise WorkflowError(str(error)) from None
     for warning in storage_warnings(PROJECT.site, PATHS.root):
         print(f"Warning: {warning}", file=sys.stderr)
+    if workflow.local_exec and PLANNER.unmeasured(trainings):
+        measure_processors(shlex.split(f"{PARASCALE} calibrate --machine {CONFIGURATION}"))
+        PLANNER.look_again()
     snakemake_logger_plugin_parascale.start(workflow, PLANNER)
 
 
@@ -168,6 +188,11 @@ def data_of(wildcards):
 def own_files(wildcards):
     """The files on this machine that a dataset is made from, so that an edited text is seen."""
     return local_files(PROJECT.datasets[wildcards.dataset].source)
+
+
+def own_folders(wildcards):
+    """The folders on this machine that a dataset's images lie in, so that images that came or went are seen."""
+    return local_folders(PROJECT.datasets[wildcards.dataset].source)
 
 
 def source_of(dataset):
@@ -283,8 +308,14 @@ def processes_of(wildcards):
 
 
 def one_node(minutes, gpus=0):
-    """Resources of a job that is no training, on one node."""
+    """Resources of a job that is no training, on one node of those that train."""
+    gpus = gpus or int(PROJECT.site.demands_gpus)
     return node_resources(PROJECT.site, minutes, PROJECT.config.partition, PROJECT.config.account, gpus)
+
+
+def data_node(minutes):
+    """Resources of a job that needs no GPU, on one node."""
+    return data_resources(PROJECT.site, minutes, PROJECT.config)
 
 
 def resources_of(kind="run"):

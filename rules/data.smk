@@ -50,7 +50,7 @@ rule prepare:
         dataset=pattern([*TEXT_DATA, *PAIR_DATA]),
         prepared="flat|pairs",
     resources:
-        **one_node(30),
+        **data_node(30),
     params:
         # What a plan expects of data is checked when these are made, and makes no others.
         settings=data_settings("text"),
@@ -61,6 +61,7 @@ rule prepare:
 rule index_images:
     input:
         PATHS.raw("{dataset}") / "manifest.json",
+        own_folders,
     output:
         PATHS.data("{dataset}", "index") / "manifest.json",
     log:
@@ -70,7 +71,7 @@ rule index_images:
     wildcard_constraints:
         dataset=pattern(IMAGE_DATA),
     resources:
-        **one_node(30),
+        **data_node(30),
     params:
         settings=data_settings("images"),
         columns=lambda wildcards: as_json(IMAGE_DATA[wildcards.dataset].source.columns),

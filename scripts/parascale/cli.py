@@ -47,6 +47,7 @@ VERBS = {
     "plan": "plan",
     "report": "report",
     "schema": "project",
+    "site": "site",
     "store": "store",
     "summarise": "results",
     "train": "train",

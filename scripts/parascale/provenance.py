@@ -56,6 +56,9 @@ CODE = {
         "parallel/tying.py",
         "families/build.py",
         "families/dropout.py",
+        "families/hashing.py",
+        "families/head.py",
+        "families/shards.py",
         "evaluation/evaluate.py",
         "evaluation/task.py",
         "data/loader.py",
@@ -64,7 +67,7 @@ CODE = {
     ),
     "language_model": ("data/text.py",),
     "summarisation": ("data/text.py", "data/pairs.py", "settings/pretrained.py"),
-    "classification": ("data/classes.py", "data/crops.py", "data/jpeg.py"),
+    "classification": ("data/ahead.py", "data/classes.py", "data/crops.py", "data/jpeg.py"),
     "lightning": ("train/lightning.py",),
     "parity": ("train/parity.py",),
     "summaries": ("evaluation/summaries.py",),  # the model, and how its data is read, count in the training before it

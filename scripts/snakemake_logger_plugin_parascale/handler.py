@@ -10,7 +10,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from parascale.data.named_files import missing_data
 from parascale.errors import ParascaleError
 from parascale.files import write_json, write_text
-from parascale.plan import budget, limits, tables
+from parascale.plan import budget, earlier, limits, tables
 from snakemake_logger_plugin_parascale.collect import capacity, pending_jobs, submits
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View
@@ -155,16 +155,20 @@ def start(workflow, planner):
 
 def plan_of(workflow, planner):
     """The Plan of what still has to run."""
-    events, site = planner.project.paths.results / "plan" / "events.jsonl", planner.site.name
+    folder, site = planner.project.paths.results / "plan", planner.site.name
+    events = folder / "events.jsonl"
     slots, is_cores = capacity(workflow)
+    targets = sorted(map(str, workflow.dag_settings.targets))
     return budget.make_plan(
         pending_jobs(workflow),
         planner,
-        history=budget.rule_history(events, site),
+        history=earlier.rule_history(events, site),
         capacity=slots,
         capacity_is_cores=is_cores,
         site=limits.live_site(planner.site, submits(workflow)),
-        spent=budget.spent(events, site),
+        spent=earlier.spent(events, site),
+        before=earlier.last_plan(folder / "plan.json", targets),
+        targets=targets,
     )
 
 

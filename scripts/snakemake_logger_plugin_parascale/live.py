@@ -92,7 +92,8 @@ class Ledger:
         return sum(self._charge(job, (now - began) / 3600) for job, began in self.running.values())
 
     def _charge(self, job, hours):
-        return charged_core_hours(self.planner.site, job.nodes, (hours or 0.0) * 3600, job.cores) if job.nodes else 0.0
+        seconds, site = (hours or 0.0) * 3600, self.planner.site
+        return charged_core_hours(site, job.nodes, seconds, job.cores, job.partition) if job.nodes else 0.0
 
     def _end(self, identity, now, event):
         if identity not in self.running:

@@ -70,7 +70,7 @@ def job_of(folder, run):
 
 def our_steps(session):
     """A function that makes some steps of the loop under test."""
-    numbers = iter(range(1, session.steps))
+    numbers = iter(range(1, session.steps + 1))
 
     def steps(count):
         for _ in range(count):
@@ -133,6 +133,7 @@ def main():
                 bare = bare_steps(folder, run, session.stepper.model.parts[0].state_dict())
                 timed(ours, WARM_UP), timed(bare, WARM_UP)
                 turns += [(timed(ours, arguments.steps), timed(bare, arguments.steps)) for _ in range(arguments.turns)]
+                ours(1)  # the last step, which leaves a checkpoint: without one nothing is published
 
             loop.train(job_of(folder, run), take_turns)
         for what, column in (("seconds", 0), ("CPU seconds", 1)):

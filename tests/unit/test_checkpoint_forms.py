@@ -196,6 +196,18 @@ def test_an_unfinished_folder_is_none(checkpoint, tmp_path):
     assert not inspect(checkpoint)["whole"]
 
 
+def test_a_conversion_is_replaced_without_its_manifest_too_but_no_folder_of_another_kind(saved, tmp_path):
+    """Snakemake deletes the manifest, which stands for the folder, before a stale conversion is made again."""
+    convert(saved / "checkpoint", tmp_path / "converted", SMALL, ["safetensors"])
+    (tmp_path / "converted" / MANIFEST).unlink()
+    convert(saved / "checkpoint", tmp_path / "converted", SMALL, ["safetensors"])
+    assert (tmp_path / "converted" / MANIFEST).is_file()
+    (tmp_path / "downloaded").mkdir()
+    shutil.copy(tmp_path / "converted/model.safetensors", tmp_path / "downloaded")
+    with pytest.raises(CheckpointError, match="would be replaced, but is no checkpoint"):
+        convert(saved / "checkpoint", tmp_path / "downloaded", SMALL, ["safetensors"])
+
+
 def test_too_little_room_is_said_before_anything_is_written(saved, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))

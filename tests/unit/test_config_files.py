@@ -75,8 +75,8 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
         ("run workload dp\na small 0\n", r"line 2, column \d+: `dp` = 0 must be at least 1"),
         ("run workload compile\na small maybe\n", r"line 2, column \d+: `compile` = `maybe` must be true or false"),
         (
-            "run workload precision\na small fp16\n",
-            r"line 2, column \d+: `precision` = `fp16` is not known; did you mean",
+            "run workload precision\na small float16\n",
+            r"line 2, column \d+: `precision` = `float16` is not known; did you mean `fp16`",
         ),
         ("run workload dp\na small 2\n", r"line 2: run `a`: dp × fsdp × tp × pp = 2, but nodes × gpus_per_node = 1"),
         ('run workload baseline\na small "b\nb small -\n', 'run `a`: baseline `"b` is not in the table'),
@@ -105,7 +105,7 @@ def test_a_table_keeps_its_order_skips_comments_and_leaves_defaults_in_empty_cel
         ["# mine", "run\tworkload\tdp\tgpus_per_node\tseed", "b\tsmall\t2\t2\t-", "", "a\tsmall", "#c\tsmall"]
     )
     assert list(loaded.runs) == ["b", "a"]
-    assert (loaded.runs["b"].layout.dp, loaded.runs["b"].seed, loaded.runs["a"].layout) == (2, 1, Layout())
+    assert (loaded.runs["b"].layout.dp, loaded.runs["b"].seed, loaded.runs["a"].layout) == (2, 1, Layout(compile=False))
 
 
 @quick

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,7 @@ from parascale.settings import (
     Layout,
     Run,
     Workload,
+    load_project_file,
     run_from_dict,
     strict,
 )
@@ -238,3 +240,12 @@ runs = st.builds(
 @given(runs)
 def test_a_run_survives_being_handed_to_a_script_as_json(original):
     assert run_from_dict(json.loads(json.dumps(dataclasses.asdict(original)))) == original
+
+
+def test_transformers_are_compiled_on_gpus_unless_a_run_says_otherwise():
+    """Nothing else is: no run on CPUs, no class or kind whose family does not say that it gains."""
+    config = Path(__file__).parents[2] / "config"
+    here, there = (load_project_file(config / "config.yaml", *more) for more in ([], [config / "jureca.yaml"]))
+    assert not any(run.layout.compile for run in here.runs.values())
+    compiled = {run.workload.model.kind: run.layout.compile for run in there.runs.values()}
+    assert compiled == {"transformer_lm": True, "encoder_decoder": True, "xresnet": False}

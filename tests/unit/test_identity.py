@@ -146,7 +146,7 @@ def test_a_setting_that_was_added_later_leaves_earlier_results_as_they_are(decla
     """A new setting that names the value that results had before is in no digest until it has another one."""
     run = run_of("transformer_lm")
     before = identity.key_of(run, SITES, "code")
-    declarations("compile", before=False)
+    declarations("compile", before=None)
     without = identity.key_of(run, SITES, "code")
     assert "layout.compile" not in identity.settings(run, LAYOUT) and without != before
     with_it = dataclasses.replace(run, layout=dataclasses.replace(run.layout, compile=True))

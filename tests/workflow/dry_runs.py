@@ -87,6 +87,11 @@ class FinishedProject:
             own = [job for job in jobs if any(getattr(dag.reason(job), reason) for reason in OWN_REASONS)]
             return set(map(_name, own)), set(map(_name, jobs))
 
+    def priorities(self):
+        """Name of each job → its priority."""
+        with self._workflow() as workflow:
+            return {_name(job): job.rule.expand_priority(job.wildcards, job.input, 1) for job in workflow.dag.jobs}
+
 
 def _name(job):
     return " ".join([job.rule.name, *job.wildcards])

@@ -24,8 +24,9 @@ SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol",
 # sbatch's options for some of the rules' jobs on JURECA-DC, by hand: what JSC's documentation asks of a GPU job
 # (https://apps.fz-juelich.de/jsc/hps/jureca/batchsystem.html). A task has all cores of its node; memory is not asked for.
 SUBMITTED = {
-    ("prepare", "dataset=wikitext2, prepared=flat"): {"--nodes": "1", "--ntasks": "1"},
-    ("index_images", "dataset=imagewoof"): {"--nodes": "1", "--ntasks": "1"},
+    ("prepare", "dataset=wikitext2, prepared=flat"): {"partition": "dc-cpu", "--nodes": "1", "--ntasks": "1"},
+    ("index_images", "dataset=imagewoof"): {"partition": "dc-cpu", "--nodes": "1", "--ntasks": "1"},
+    ("benchmark_loaders", "dataset=imagewoof"): {"--nodes": "1", "--gres": "gpu:1"},
     ("train_single", "run=single"): {"--nodes": "1", "--gres": "gpu:1"},
     ("train_single", "run=waste"): {"--nodes": "1", "--gres": "gpu:4"},
     ("train_ddp", "run=ddp-4"): {"--nodes": "1", "--gres": "gpu:4"},
@@ -35,7 +36,14 @@ SUBMITTED = {
     ("parity_run", "run=ddp-8"): {"--nodes": "2", "--ntasks": "2", "--gres": "gpu:4"},
     ("summarise", "run=xsum-ddp-8"): {"--nodes": "1", "--gres": "gpu:1"},
 }
-EVERY_JOB = {"partition": "dc-gpu", "--cpus-per-task": "128", "--signal": "TERM@120", "--requeue": ""}
+# SMT is on, and JSC advises against it (https://apps.fz-juelich.de/jsc/hps/jusuf/cluster/affinity.html, on Slurm 22.05).
+EVERY_JOB = {
+    "partition": "dc-gpu",
+    "--cpus-per-task": "128",
+    "--threads-per-core": "1",
+    "--signal": "TERM@120",
+    "--requeue": "",
+}
 # What every job has, whatever it asks for: names, files, environment; and the time, which is the plan's.
 INCIDENTAL = {"--parsable", "--job-name", "--output", "--export", "--comment", "-t"}
 

@@ -178,7 +178,7 @@ DECIDES = [
     (
         "switch of a row's layout",
         cell(RUNS, "lm-ddp", "compile", "true"),
-        {"train_ddp lm-ddp", "parity_run lm-ddp"},
+        {"train_ddp lm-ddp", "parity_run lm-ddp", "calibrate", *(f"{job}-compiled" for job in PROBES_OF["lm"])},
         (),
     ),
     (
@@ -212,6 +212,7 @@ DECIDES = [
     ("pairs", more(f"{CODE}/data/pairs.py", LINE), trainings("summary"), ()),
     ("tokens, which pairs are too", more(f"{CODE}/data/text.py", LINE), trainings("lm", "summary"), LATER),
     ("classes", more(f"{CODE}/data/classes.py", LINE), trainings("images"), ()),
+    ("reading ahead", more(f"{CODE}/data/ahead.py", LINE), trainings("images"), ()),
     (
         "Lightning",
         more(f"{CODE}/train/lightning.py", LINE),
@@ -293,6 +294,13 @@ def test_what_decides_makes_exactly_its_jobs_stale(project, edit, expected, foll
         own, every = project.again()
     assert own == named(project, expected)
     assert set(filter(trains, every - own)) == set(following)
+
+
+def test_repeats_take_turns_with_what_they_are_compared_with(project):
+    """All first runs go before all second ones: baseline, layout, baseline, layout, whatever their place in the table."""
+    with row("lm-2", "1").in_place(project):
+        first = project.priorities()
+    assert first["train_single lm"] == first["train_ddp lm-ddp"] > first["train_single lm-2"] > 0
 
 
 def test_what_is_taken_back_leaves_nothing_stale(project):

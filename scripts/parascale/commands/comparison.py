@@ -5,7 +5,7 @@ import functools
 from parascale.checkpoint.matrix import conversions
 from parascale.plan import actual, calibrate
 from parascale.plan.advise import advise, rule_of_thumb
-from parascale.plan.predict import data_facts
+from parascale.plan.facts import data_facts
 from parascale.report import build_report, load_readings, load_records, load_transfers, write_report
 from parascale.report.numbers import plural
 from parascale.report.plans import Advice

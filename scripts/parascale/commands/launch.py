@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-import fcntl
+import math
 import os
 import re
 import sys
@@ -14,7 +14,8 @@ from parascale import slurm, submissions
 from parascale.cli import Location, configuration_words, project_options, run_option
 from parascale.commands.train import KINDS
 from parascale.errors import ConfigError
-from parascale.files import make_folder
+from parascale.files import locked, make_folder
+from parascale.launch.binding import cores_of_ranks
 from parascale.launch.channel import shared_secret
 from parascale.launch.environment import check_node
 from parascale.launch.job_step import place_in_step, run_in_step
@@ -22,6 +23,7 @@ from parascale.launch.local import run_nodes_here
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
 from parascale.launch.process import die_with_parent
 from parascale.launch.resources import cores_of
+from parascale.launch.root import belong
 from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.settings import Site, load_site, strict
@@ -121,6 +123,7 @@ def planned_launch(find, name, kind, site, words, first):
     run = Planner(project).run(name, "run" if kind == "communication" else kind)
     verb = ["communication"] if kind == "communication" else ["train", "--kind", kind]
     site = site or project.site
+    belong(project.paths, site)
     logs = project.paths.logs(name if kind == "run" else f"{name}-{kind}")
     if kind in KINDS and slurm.job_id():
         refuse_other_settings(project.paths.store, run, kind, site)
@@ -144,20 +147,17 @@ def planned_launch(find, name, kind, site, words, first):
 
 
 def _only_launcher(logs):
-    """Wait until no other launcher is at a run, whose processes may not have begun to write yet. The system takes the lock away
-    when this process ends, or the training that it becomes, however that is.
+    """Wait until no other launcher is at a run, whose processes may not have begun to write yet, and keep others waiting until this
+    process ends, or the training that it becomes.
 
     logs: folder of the run's logs. On a file system without locks the lease alone keeps two apart.
     """
     make_folder(logs)
-    handle = os.open(logs / "launch.lock", os.O_CREAT | os.O_RDWR)
-    os.set_inheritable(handle, True)
-    with contextlib.suppress(OSError):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waits: another launcher is at this run, by {logs / 'launch.lock'}", flush=True)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    lock, hold = logs / "launch.lock", click.get_current_context().with_resource
+    lock.touch()
+    if hold(locked(lock)) is False:
+        print(f"waits: another launcher is at this run, by {lock}", flush=True)
+        hold(locked(lock, math.inf))
 
 
 def refuse_other_settings(store, run, kind, site):
@@ -194,11 +194,14 @@ def start(launch, in_step, node, meet, secret_file, gpus):
     if launch.nodes > 1 and job:
         with shared_secret(launch.logs) as secret:
             again = [*LAUNCHER, "--in-step", "--secret-file", secret, *sys.argv[2:]]
-            return run_in_step(slurm.srun_command(again, launch.nodes, launch.site, gpus))
+            wait = launch.grace + launch.timeout
+            return run_in_step(slurm.srun_command(again, launch.nodes, launch.site, gpus, wait))
     if launch.nodes > 1:
         return run_nodes_here(launch, LAUNCHER, sys.argv[2:])
-    if launch.processes > 1:
+    if launch.processes > 1 or launch.nsight:
         return run_node(launch, Place(bind=job is not None))
     # One process needs no launcher above it, nor the time to start one.
+    if job and (cores := cores_of_ranks(launch.site, 1)[0]):
+        os.sched_setaffinity(0, cores)
     command = launch.python_command
     return os.execve(command[0], command, process_environment(launch, os.environ))

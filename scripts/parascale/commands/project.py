@@ -10,6 +10,7 @@ from parascale.cli import Location, named, project_options, run_option, with_pro
 from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.preflight import preflight
+from parascale.launch.resources import data_partition
 from parascale.launch.root import check_root
 from parascale.launch.storage import storage_warnings
 from parascale.settings.pretrained import Pretrained
@@ -46,7 +47,8 @@ def check(project, name, pins):
             Pretrained(workload.data.pretrained).check(weights=workload.model.pretrained is not None)
     if project.site.partitions and slurm.partitions():
         check_root(project.config.root)
-        preflight(project.site, project.config.account, project.config.partition)
+        others = data_partition(project.site, project.config)
+        preflight(project.site, project.config.account, project.config.partition, data_partition=others)
         print(f"Slurm: {project.site.name} takes jobs")
     for warning in storage_warnings(project.site, project.root):
         print(f"warning: {warning}")

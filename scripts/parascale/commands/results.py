@@ -150,16 +150,27 @@ def parity(project, name):
 
 @click.command()
 @click.argument("probes", nargs=-1, metavar="[PROBE]...")
+@click.option("--machine", is_flag=True, help="Instead: measure the processors of this machine, in 10 to 30 seconds.")
 @with_project
-def calibrate(project, probes):
+def calibrate(project, probes, machine):
     """Collect the measurements of finished probes in one file, which plans use from then on.
 
     Probes are short trainings; the Snakemake target `calibrate` runs them, and then this verb. Without names, it uses
     all probes of the run table. Writes results/calibration/SITE.json.
 
+    A workflow on this machine's own processors calls it with --machine before its first training, so that a first plan
+    knows how fast they are. Writes results/calibration/SITE-machine.json.
+
     \b
     Example: parascale calibrate
     """
+    if machine:
+        from parascale.train.processors import measure
+
+        figures = measure()
+        write_json(project.paths.machine(project.site.name), figures)
+        print(", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items()))
+        return
     planner = Planner(project)
     folders = [project.paths.probe(name) for name in probes or planner.probes]
     for name in probes:

@@ -11,9 +11,11 @@ from parascale.cli import run_option, with_project
 from parascale.commands.store import trim
 from parascale.errors import ConfigError, Interrupted
 from parascale.launch import STOPPED
+from parascale.launch.root import belong
 from parascale.plan import calibrate
+from parascale.plan.facts import facts_of
 from parascale.plan.planner import Planner
-from parascale.plan.predict import facts_of, predict
+from parascale.plan.predict import predict
 from parascale.settings.paths import Paths
 from parascale.train.job import job_of, published
 
@@ -42,6 +44,7 @@ def train(project, name, kind):
             f"run {name} has {run.layout.world_size} processes, but {started} were started: `parascale launch --run {name}` starts "
             "them all"
         )
+    belong(project.paths, project.site)
     job = job_of(project, run, kind)
     # Of several processes the first decides for all, once they have met: the store may change while they start.
     if started == 1 and published(job):

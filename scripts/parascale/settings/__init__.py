@@ -6,6 +6,7 @@ from parascale.settings.formats import Formats, Images, Loaders
 from parascale.settings.layout import STRATEGIES, Layout
 from parascale.settings.project import (
     Project,
+    compiled_where_it_gains,
     load_project,
     load_project_file,
     load_site,
@@ -36,6 +37,7 @@ __all__ = [
     "Text",
     "Training",
     "Workload",
+    "compiled_where_it_gains",
     "load_project",
     "load_project_file",
     "load_site",

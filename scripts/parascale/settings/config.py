@@ -51,7 +51,11 @@ class Summaries:
     length_penalty: Number = option(
         1.0, "a summary's log probability is divided by its length to this power", low=0.0, expert=True
     )
-    examples: int = option(5, "summaries that the report shows with their references", low=0)
+    examples: int = option(
+        5,
+        "summaries that the report shows with their references, of models that beat the documents' first words",
+        low=0,
+    )
 
 
 @settings(CONDUCT)
@@ -122,6 +126,9 @@ class Config:
     title: str = option("Scaling report", "heading of the report")
     account: str | None = option(None, "account that Slurm charges; also `--config account=NAME`")
     partition: str | None = option(None, "partition of the site; default: its first")
+    data_partition: str | None = option(
+        None, "partition for jobs that need no GPU; default: the site's `data_partition`; `none`: that of the runs"
+    )
     parity: Parity = section(Parity, "the short runs that prove each layout right")
     checkpoints: Checkpoints = section(Checkpoints, "what a run's checkpoint is converted into")
     formats: Formats = section(Formats, "how data is converted")

@@ -151,7 +151,7 @@ class Text:
 
 @settings(CONDUCT)
 class Expected:
-    """What a plan may assume before the data is there; it is checked against the data once that is."""
+    """What a plan may assume before the data is there; exact figures are checked against the data once that is."""
 
     vocabulary: int | None = option(
         None, "entries of the vocabulary, including special ones; for images, classes", low=2
@@ -159,6 +159,7 @@ class Expected:
     train_samples: int | None = option(
         None, "rows of the train split, including excluded ones (documents, images)", low=1
     )
+    approximate: bool = option(False, "these figures are estimates: the data may have others")
 
 
 @settings(CONDUCT)
@@ -166,6 +167,9 @@ class ExpectedText(Expected):
     """What a plan may assume of text."""
 
     train_tokens: int | None = option(None, "tokens of the train split", low=1)
+    validation_tokens: int | None = option(
+        None, "tokens of the validation split; default: a tenth of the train split's", low=1
+    )
 
 
 @settings(CONDUCT)

@@ -42,7 +42,10 @@ class Layout:
         "batch norm uses the samples of all ranks; otherwise each rank uses its own, so every layout is a different training, and "
         "the first rank's statistics are evaluated and saved",
     )
-    compile: bool = option(False, "compile each block with `torch.compile`")
+    compile: bool | None = option(
+        None,
+        "compile blocks and loss with `torch.compile`; default: on GPUs, where the model's family says that it gains",
+    )
 
     @property
     def world_size(self):

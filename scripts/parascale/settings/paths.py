@@ -111,6 +111,10 @@ class Paths:
         """What probes said of a site's prices."""
         return self.results / "calibration" / f"{site}.json"
 
+    def machine(self, site):
+        """What the processors of a site were measured to do."""
+        return self.results / "calibration" / f"{site}-machine.json"
+
     def logs(self, run):
         """The logs of a run's ranks."""
         return self.under_way / "logs" / run

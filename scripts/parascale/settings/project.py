@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from parascale import families
 from parascale.errors import ConfigError
 from parascale.settings import identity, strict
 from parascale.settings.config import Config
@@ -91,6 +92,7 @@ def load_project(values, files=(), bases=("config",)):
     runs = {}
     for row, place in read_rows(config.runs):
         run = strict.load(Run, {**row, "workload": find_workload(row["workload"])}, place)
+        run = compiled_where_it_gains(run, site)
         if run.run in runs:
             raise ConfigError(f"{place}: run `{run.run}` stands twice in the table")
         try:
@@ -193,6 +195,17 @@ def load_workload(folder, name):
 def run_from_dict(values):
     """The Run that `dataclasses.asdict` made a mapping of (what a record holds)."""
     return strict.load(Run, values, "run settings")
+
+
+def compiled_where_it_gains(run, site):
+    """`run` with `compile` true or false: where nobody said, as its family gains on the site's device."""
+    layout, known = run.layout, families.kinds().get(run.workload.model.kind)
+    if layout.compile is not None:
+        return run
+    # Compiled, a Llama whose sequence is not split fails in the backward pass of a distributed tensor (torch 2.13).
+    whole = layout.tp > 1 and not layout.sequence_parallel
+    gains = site.device == "cuda" and known is not None and known.compiled and not whole
+    return dataclasses.replace(run, layout=dataclasses.replace(layout, compile=gains))
 
 
 def _with_baselines(runs, where):

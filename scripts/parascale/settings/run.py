@@ -10,7 +10,7 @@ from parascale.settings.layout import Layout
 from parascale.settings.options import CONDUCT, LAYOUT, RECIPE, SITE, chosen, option, required, section, settings
 from parascale.settings.workload import Workload
 
-Precision = Literal["fp32", "tf32", "fp64", "bf16"]
+Precision = Literal["fp32", "tf32", "fp64", "bf16", "fp16"]
 PRECISIONS = get_args(Precision)
 
 
@@ -23,8 +23,8 @@ class Run:
     layout: Layout = section(Layout, "how the run is spread")
     precision: Precision = option(
         "fp32",
-        "precision of the computation. tf32: fp32 whose products GPUs round to 10 bits; bf16 keeps weights, summed gradients and "
-        "optimizer state in fp32",
+        "precision of the computation. tf32: fp32 whose products GPUs round to 10 bits; bf16 and fp16 keep weights, summed gradients "
+        "and optimizer state in fp32; fp16 scales its loss, and is for GPUs without bf16 (V100, T4)",
     )
     engine: Literal["native", "lightning"] = option("native", "training loop: ours or PyTorch Lightning's", LAYOUT)
     scaling: Literal["strong", "weak"] = option(
@@ -166,6 +166,11 @@ class Run:
         if self.engine == "lightning" and (not only_ddp or self.average_every):
             raise ConfigError(
                 "engine lightning offers single and ddp; use engine native for fsdp, tp, pp and local SGD"
+            )
+        if self.precision == "fp16" and (self.engine == "lightning" or self.average_every):
+            raise ConfigError(
+                "precision fp16 leaves out steps whose gradient overflows on any rank: neither Lightning's loop nor ranks that train "
+                "apart (average_every) can do so; take bf16"
             )
         if self.average_every and (not only_ddp or layout.dp == 1):
             raise ConfigError("average_every (local SGD) needs dp > 1 and fsdp = tp = pp = 1")

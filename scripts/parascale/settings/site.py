@@ -22,6 +22,7 @@ class Partition:
     name: str = required("its name in Slurm")
     max_hours: Number = option(24.0, "hours of the longest job", above=0.0)
     max_nodes: int | None = option(None, "nodes of the largest job; unknown: not checked", low=1)
+    cores_per_node: int | None = option(None, "cores of its nodes; default: the site's", low=1)
 
 
 @settings(SITE)
@@ -61,6 +62,9 @@ class Assumed:
     decode_megabytes_per_second: Number = option(
         32.0, "rate at which one core decodes, crops and resizes JPEG images", above=0.0
     )
+    data_megabytes_per_second: Number = option(
+        5.0, "rate at which a job prepares, converts or checks data, of the raw data", above=0.0
+    )
     failures_per_node_day: Number = option(
         0.01, "failures of a node in a day: what an expected cost may grow by at worst", low=0.0
     )
@@ -89,9 +93,13 @@ class Site:
     threads_per_process: int | None = option(
         None, "cores per process; default: an even share of the node", LAYOUT, low=1
     )
+    threads_per_core: int = option(
+        1, "hardware threads of a core that Slurm counts as CPUs; jobs then ask for one thread of each core", low=1
+    )
     gpus_per_node: int | None = option(None, "GPUs per node; default: no limit (processes on CPUs)", low=1)
     gpu: str = option("", "name of the GPU")
     gpu_memory_gb: Number | None = option(None, "memory of one GPU, in 10⁹ bytes", above=0.0)
+    gpu_watts: Number | None = option(None, "power of one GPU at work, for the energy of a plan", above=0.0)
     host_memory_gb: Number | None = option(None, "memory of a node, in 10⁹ bytes", above=0.0)
     peak_tflops: dict[Precision, Number] = option(
         {}, "precision → peak rate of one GPU in 10¹² operations a second, dense"
@@ -109,8 +117,15 @@ class Site:
         "core-hours are charged for all cores of the nodes of a job, or for the cores that it requests",
     )
     partitions: list[Partition] = option([], "partitions; the first is the default")
+    data_partition: str | None = option(
+        None, "partition for jobs that need no GPU: data, conversions, checks; default: that of the runs"
+    )
+    demands_gpus: bool = option(
+        False, "the partitions of runs take only jobs that ask for GPUs: those that need none then ask for one"
+    )
     needs_account: bool = option(False, "Slurm accepts only jobs that name an account")
     max_hours: Number | None = option(None, "hours of the longest job, if there are no partitions", above=0.0)
+    job_page: str = option("", "address of the site's own page of a job, such as LLview's, with `{job}` for its number")
     purge_days: int | None = option(
         None, "days after which the filesystem of the results deletes unused files; the workflow warns in time", low=1
     )
@@ -121,6 +136,11 @@ class Site:
     def partition_or_first(self, name=None):
         """The name of the partition that jobs go to: the one asked for, else the site's first; None where it names none."""
         return name or (self.partitions[0].name if self.partitions else None)
+
+    def cores(self, partition=None):
+        """Cores of a node of a partition, by its name."""
+        own = [each.cores_per_node for each in self.partitions if each.name == partition and each.cores_per_node]
+        return own[0] if own else self.cores_per_node
 
     def threads(self, processes):
         """Cores that each of `processes` processes of a node computes with."""

@@ -27,7 +27,8 @@ KINDS = {
 UNION_ARMS = ("str", "list[any]")  # pydantic names the type that it tried as if it were a key
 # What others call our words: there the nearest spelling would be another thing (fp16 is no fp64).
 MEANT = {
-    "bf16": ("fp8", "fp16", "float8", "float16", "bfloat16", "half", "amp", "mixed"),
+    "bf16": ("fp8", "fp16", "float8", "bfloat16", "amp", "mixed"),
+    "fp16": ("float16", "half"),
     "fp32": ("float32", "float", "full"),
     "fp64": ("float64", "double"),
     "cuda": ("gpu", "nvidia"),

@@ -1,0 +1,32 @@
+"""Where our package is not installed, Snakemake says what to install; the version that it asks for is the
+one that is pinned, and so tested."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Snakemake in an environment that has everything but our package and its plugins.
+WITHOUT = """
+import sys
+sys.path[:] = [folder for folder in sys.path if not folder.endswith("scripts")]
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
+from snakemake.cli import main
+main({arguments!r})
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--lint"], ["-n", "--cores", "1"]], ids=lambda words: words[0])
+def test_what_is_missing_is_named_with_the_remedy(arguments):
+    command = [sys.executable, "-c", WITHOUT.format(arguments=arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    said = done.stdout + done.stderr
+    assert done.returncode and "lacks `parascale`" in said and "pip install -e" in said, said
+
+
+def test_the_least_snakemake_is_the_pinned_one():
+    least = re.search(r'min_version\("(.*)"\)', (ROOT / "Snakefile").read_text())[1]
+    assert f"\nsnakemake=={least}\n" in re.sub(" +#.*", "", (ROOT / "envs/requirements.txt").read_text())
