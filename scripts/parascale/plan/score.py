@@ -14,6 +14,7 @@ from parascale.settings.workload import LanguageTraining
 
 MODEL = ("dim", "heads", "kv_heads", "layers", "hidden", "tied", "norm", "position", "activation", "bias", "dropout")
 LAYOUT = ("gpus_per_node", "dp", "fsdp", "tp", "pp", "micro_batches", "schedule")
+RECOMPUTED = {None: False, "none": False, "false": False, "selective": "selective"}
 TRAINING = ("window", "global_batch", "accumulate")
 
 
@@ -75,7 +76,7 @@ def run_of(row, site, where):
     layout |= {
         "gpus_per_node": held,
         "nodes": max(1, world // held),
-        "activation_checkpointing": row.get("activation_checkpointing", "none") not in ("none", "false"),
+        "activation_checkpointing": RECOMPUTED.get(row.get("activation_checkpointing"), True),
         "compile": row.get("tuned") == "true",
     }
     model = {name: row[name] for name in MODEL if name in row}
