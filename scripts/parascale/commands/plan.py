@@ -14,6 +14,7 @@ from parascale.plan import actual, calibrate, limits, score
 from parascale.plan import advise as advice_of
 from parascale.plan.facts import data_facts
 from parascale.plan.planner import Planner
+from parascale.plan.quota import quota_of
 from parascale.report.numbers import plural
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
@@ -187,9 +188,9 @@ def judge(names, planner):
         unknown += foretold.core_hours is None
     if unknown:
         print(f"note: the cost of {unknown} of {len(names)} runs is unknown, and counted as nothing")
-    quota = project.config.budget.quota
-    if quota is not None and cost > quota:
-        print(f"note: {cost:,.2f} core-h expected are more than the quota of {quota:,g}")
+    quota = quota_of(project)
+    if quota and not quota.allows(cost):
+        print(f"note: {cost:,.2f} core-h expected are more than {quota.words}")
     cap = project.config.budget.core_hours
     if cap is not None and cost > cap:
         said.append(f"{cost:,.2f} core-h expected, more than budget.core_hours = {cap:,g}")

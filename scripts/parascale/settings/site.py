@@ -36,6 +36,17 @@ class Network:
     )
 
 
+@settings(SITE)
+class QuotaCommand:
+    """How this machine tells what an account has left: a command that prints JSON, a record or a list of records that add up."""
+
+    command: str = option(
+        "", "the command, with `{account}` for the account; plans without `budget.quota` then show the answer"
+    )
+    granted: str = option("quota", "field of a record: core-hours granted")
+    used: str = option("used", "field of a record: core-hours used")
+
+
 @settings(SITE, expert=True)
 class Assumed:
     """What a plan takes for granted of a machine until a calibration has measured it."""
@@ -125,6 +136,7 @@ class Site:
     )
     needs_account: bool = option(False, "Slurm accepts only jobs that name an account")
     max_hours: Number | None = option(None, "hours of the longest job, if there are no partitions", above=0.0)
+    quota: QuotaCommand = section(QuotaCommand, "how the machine tells what an account has left")
     job_page: str = option("", "address of the site's own page of a job, such as LLview's, with `{job}` for its number")
     purge_days: int | None = option(
         None, "days after which the filesystem of the results deletes unused files; the workflow warns in time", low=1
