@@ -1,5 +1,6 @@
 """The facts of a machine: what planning, launching and charging need to know."""
 
+import dataclasses
 from typing import Literal
 
 from parascale.errors import ConfigError
@@ -155,11 +156,21 @@ class Site:
         return own[0] if own else self.cores_per_node
 
     def threads(self, processes):
-        """Cores that each of `processes` processes of a node computes with."""
+        """Cores that each of `processes` processes of a machine computes with."""
         return self.threads_per_process or max(1, (self.cores_per_node or 1) // processes)
 
+    def played(self, layout):
+        """A Layout as machines see it: on CPUs without a queue this machine plays all nodes, which share its cores and its loopback."""
+        if layout.nodes == 1 or self.device != "cpu" or self.partitions:
+            return layout
+        return dataclasses.replace(layout, nodes=1, gpus_per_node=layout.world_size, idle_gpus=0)
+
+    def processes_together(self, layout):
+        """Processes of a run that share the cores of a machine."""
+        return self.played(layout).processes_per_node
+
     def crowding(self, processes):
-        """Computing threads for each core where a node has `processes` of a run; 1 where each has a core, or a GPU."""
+        """Computing threads for each core where a machine has `processes` of a run; 1 where each has a core, or a GPU."""
         if self.device != "cpu":
             return 1.0
         return max(1.0, processes * self.threads(processes) / (self.cores_per_node or 1))
