@@ -125,7 +125,7 @@ def capacity_bytes(run, site):
     """Memory that one process may use; None where the site does not say."""
     if site.device == "cuda":
         return None if site.gpu_memory_gb is None else int(site.gpu_memory_gb * 1e9)
-    return None if site.host_memory_gb is None else int(site.host_memory_gb * 1e9 / run.layout.processes_per_node)
+    return None if site.host_memory_gb is None else int(site.host_memory_gb * 1e9 / site.processes_together(run.layout))
 
 
 def verdict(used, capacity):
@@ -212,7 +212,7 @@ def _time(prediction, run, site, calibration, sizes, facts):
         known = f"peak_tflops.{run.precision} and memory_gigabytes_per_second"
         return dataclasses.replace(prediction, steps=steps, unknown=f"time: site {site.name} does not state {known}")
     work, same = step_work(run, sizes, site), calibration.same(run)
-    phases = step_seconds(work, rates, site, run.layout.processes_per_node)
+    phases = step_seconds(work, rates, site, site.processes_together(run.layout))
     step = same[0] if same else sum(phases.values())
     prediction = dataclasses.replace(prediction, steps=steps, step_seconds=step, phases=phases)
     if steps is None:
@@ -224,7 +224,7 @@ def _time(prediction, run, site, calibration, sizes, facts):
         beside = {"beside the steps": same[1]}
     else:
         turns = run.layout.stages > run.layout.pp
-        evaluation = forward_seconds(work, rates, site, run.layout.processes_per_node, turns)
+        evaluation = forward_seconds(work, rates, site, site.processes_together(run.layout), turns)
         beside = _beside(run, site, facts, steps, seconds, evaluation)
     extra = sum(beside.values())
     deviations = calibration.deviation(run, site, work, fitted), HISTORY_ERROR if same else BESIDE_ERROR
@@ -259,7 +259,7 @@ def _beside(run, site, facts, steps, seconds, forward):
     Evaluations are on the validation split, and one is on the test split as if it were as long; each may be the best so far, and then
     saves weights. State is saved every so many steps and minutes, and at the end.
     """
-    training, crowding = run.workload.training, site.crowding(run.layout.processes_per_node)
+    training, crowding = run.workload.training, site.crowding(site.processes_together(run.layout))
     rate, state = site.assumed.save_gigabytes_per_second * 1e9, saved_bytes(run, facts.vocabulary)
     evaluations = 1 + (steps // training.evaluate_every if training.evaluate_every else 1) if training.evaluate else 0
     batches = math.ceil((facts.validation_samples or 0) / run.global_batch)

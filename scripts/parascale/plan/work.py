@@ -12,7 +12,7 @@ Sources of the formulas:
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from parascale.families.sizes import BACKWARD
@@ -106,7 +106,9 @@ class Work:
 
 def step_work(run, sizes, site):
     """The Work of a step of `run` at `site`."""
-    layout, kind = run.layout, gpu_kind(site)
+    layout, kind = site.played(run.layout), gpu_kind(site)
+    if layout is not run.layout:
+        run = replace(run, layout=layout)
     ranks = (RankMemory(run, sizes, site.device, stages) for stages in rank_stages(layout, sizes.layers))
     fill = layout.bubble * layout.micro_batches / max(1, layout.pp - 1)
     fill *= run.workload.training.accumulate
