@@ -202,7 +202,7 @@ def compiled_where_it_gains(run, site):
     layout, known = run.layout, families.kinds().get(run.workload.model.kind)
     if layout.compile is not None:
         return run
-    gains = site.device == "cuda" and known is not None and known.compiled
+    gains = site.device == "cuda" and known is not None and known.compiled and not layout.splits_backward
     return dataclasses.replace(run, layout=dataclasses.replace(layout, compile=gains))
 
 
