@@ -94,8 +94,7 @@ def test_what_runs_now_has_its_step_and_its_loss(tmp_path):
     assert str(Now(shown.running).__rich__()).splitlines()[-2:] == ["more", "and 3 more"]
 
 
-@pytest.fixture
-def handler(tmp_path):
+def handler_of(tmp_path):
     """A LogHandler that follows a download, a preparation, two trainings, and the parity run of one with the job that compares it."""
     planner = Planner(project(tmp_path))
     parity = PlannedJob(8, "parity_run", {"run": "ddp-8"}, kind="parity")
@@ -113,8 +112,9 @@ def handler(tmp_path):
         ((4, 8, 9), ["T · 0 s", "parity_run · T · 0 s", "parity_verdict · T · 0 s · same"]),
     ],
 )
-def test_a_training_is_called_by_its_layout_and_ends_with_its_parity(order, said, handler, capsys):
+def test_a_training_is_called_by_its_layout_and_ends_with_its_parity(order, said, tmp_path, capsys):
     """Where it is known: a verdict that lies there from before is not told while it is still to be made anew."""
+    handler = handler_of(tmp_path)
     write_json(handler.planner.project.paths.parity("ddp-8") / "verdict.json", {"verdict": "same"})
     for number in (1, *order):
         handler._note(record(LogEvent.JOB_STARTED, jobs=[number]))
