@@ -301,7 +301,7 @@ def line(advice):
     if (accumulate := advice.run.workload.training.accumulate) > 1:
         degrees += f" accumulate={accumulate}"
     if layout.activation_checkpointing:
-        degrees += " activation_checkpointing"
+        degrees += f" activation_checkpointing={str(layout.activation_checkpointing).lower()}"
     memory = "memory unknown"
     if foretold.memory_bytes is not None:
         memory = f"{foretold.memory_bytes / 1e9:.1f} GB a GPU: {foretold.fits}"

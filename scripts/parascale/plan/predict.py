@@ -12,6 +12,7 @@ from parascale.plan.facts import data_facts
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
 from parascale.plan.time import forward_seconds, step_seconds
 from parascale.plan.work import step_work
+from parascale.settings.layout import RECOMPUTATION
 
 FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequences may end a run
 # Quantiles of the normal distribution: a price lies between low and high in 80 of 100 runs, and below its limit in 95.
@@ -184,8 +185,8 @@ def _changes(run):
         yield f"fsdp = {layout.dp * layout.fsdp} instead of dp", with_layout(dp=1, fsdp=layout.dp * layout.fsdp)
     if layout.uses_fsdp and not layout.reshard_after_forward:
         yield "reshard_after_forward = true", with_layout(reshard_after_forward=True)
-    if not layout.activation_checkpointing:
-        yield "activation_checkpointing = true", with_layout(activation_checkpointing=True)
+    for mode in RECOMPUTATION[RECOMPUTATION.index(layout.activation_checkpointing) + 1 :]:
+        yield f"activation_checkpointing = {str(mode).lower()}", with_layout(activation_checkpointing=mode)
     for factor in (2, 4, 8, 16, 32):
         if layout.pp > 1:
             yield (

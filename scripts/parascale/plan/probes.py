@@ -9,6 +9,7 @@ import dataclasses
 from collections import defaultdict
 
 from parascale.settings import Layout, Run
+from parascale.settings.layout import RECOMPUTATION
 
 STEPS = 25
 COMPUTING = (2, 8)  # the global batch is divided by these
@@ -22,7 +23,7 @@ def probes(runs, site):
     for run in runs.values():
         families[run.workload.name, run.precision, run.layout.compile].append(run)
     for (workload, precision, compiled), family in families.items():
-        saving = any(run.layout.activation_checkpointing for run in family)
+        saving = max((run.layout.activation_checkpointing for run in family), key=RECOMPUTATION.index)
         for label, divisor, degrees in _kinds([run.layout for run in family], site):
             name = f"{workload}@{label}-{precision}{'-compiled' if compiled else ''}"
             layout = Layout(**degrees, activation_checkpointing=saving, compile=compiled)

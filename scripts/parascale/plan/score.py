@@ -15,6 +15,7 @@ from parascale.settings.workload import LanguageTraining
 
 MODEL = ("dim", "heads", "kv_heads", "layers", "hidden", "tied", "norm", "position", "activation", "bias", "dropout")
 LAYOUT = ("gpus_per_node", "dp", "fsdp", "tp", "pp", "micro_batches", "schedule")
+RECOMPUTED = {None: False, "none": False, "false": False, "selective": "selective"}
 TRAINING = ("window", "global_batch", "accumulate")
 RATE, PEAK = "tokens_per_second_per_gpu", "peak_memory_gb"
 OUT_OF_MEMORY = re.compile(r"\s*(oom|out[ _-]of[ _-]memory)\s*", re.IGNORECASE)
@@ -79,7 +80,7 @@ def run_of(row, site, where):
     layout |= {
         "gpus_per_node": held,
         "nodes": max(1, world // held),
-        "activation_checkpointing": row.get("activation_checkpointing", "none") not in ("none", "false"),
+        "activation_checkpointing": RECOMPUTED.get(row.get("activation_checkpointing"), True),
         "compile": row.get("tuned") == "true",
     }
     model = {name: row[name] for name in MODEL if name in row}
