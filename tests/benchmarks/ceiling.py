@@ -20,6 +20,7 @@ Rules, which stand before any figure:
 Useful operations are those of `flops_per_target`: recomputation is none, attention counts in full.
 
 Example: python tests/benchmarks/ceiling.py gpt2-124m accumulate=4
+         python tests/benchmarks/ceiling.py llama-1b fsdp=4 compile=true activation_checkpointing=selective
          python tests/benchmarks/ceiling.py llama-1b accumulate=8 compile=true
 """
 
@@ -37,14 +38,16 @@ from torch import nn
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import stateless
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from parascale.families.sizes import model_sizes
-from parascale.parallel import make_mesh
+from parascale.parallel import make_mesh, recompute
 from parascale.plan.rates import _kinds
 from parascale.settings import Layout, Run, load_workload
 from parascale.settings.workload import LanguageTraining
@@ -211,6 +214,19 @@ class Counter(TorchDispatchMode):
         return bare, HOPPER["interference"] * (sum(seconds) - bare)
 
 
+@run_and_save_rng_state.py_impl(Counter)
+def _(counter, function, *arguments, **keywords):
+    """Recomputed attention, which may draw numbers, keeps the generator's state; here there is none."""
+    with counter:
+        return torch.empty(0, dtype=torch.uint8), function(*arguments, **keywords)
+
+
+@run_with_rng_state.py_impl(Counter)
+def _(counter, state, function, *arguments, **keywords):
+    with counter:
+        return function(*arguments, **keywords)
+
+
 def _tensors(tree):
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
@@ -231,6 +247,13 @@ def _one_kernel(norm, values):
     return torch.ops.aten._fused_rms_norm(values, norm.weight.shape, norm.weight.to(values.dtype), norm.eps)[0]
 
 
+def _numbered(policy):
+    """Contexts as `torch.compile` has them, which numbers what is recomputed within a graph: here a graph is one block."""
+    contexts = create_selective_checkpoint_contexts(policy)
+    contexts[0].ac_graph_id = 0
+    return contexts
+
+
 def ceiling(run, vocabulary):
     """(Counter of one step of the first rank, its seconds at least, model FLOPS utilisation at most)."""
     counter = Counter()
@@ -244,6 +267,7 @@ def ceiling(run, vocabulary):
         patch.object(nn.Module, "compile", compile_module),
         patch.object(torch, "compile", lambda function, **_: counter.traced(function)),
         patch.object(nn.RMSNorm, "forward", _one_kernel),
+        patch.object(recompute, "create_selective_checkpoint_contexts", _numbered),
     ):
         mesh = make_mesh(run.layout, torch.device("cpu"), 60.0)
         with FakeTensorMode(allow_non_fake_inputs=True), counter:
