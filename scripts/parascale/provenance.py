@@ -53,6 +53,7 @@ CODE = {
         "parallel/parallelize.py",
         "parallel/pipeline.py",
         "parallel/precision.py",
+        "parallel/recompute.py",
         "parallel/tensor.py",
         "parallel/tying.py",
         "families/build.py",

@@ -9,7 +9,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.data.named_files import missing_data
 from parascale.errors import ParascaleError
-from parascale.files import write_json, write_text
+from parascale.files import read_json, write_json, write_text
 from parascale.plan import budget, earlier, limits, tables
 from snakemake_logger_plugin_parascale.collect import capacity, pending_jobs, submits
 from snakemake_logger_plugin_parascale.live import Ledger
@@ -57,9 +57,11 @@ class LogHandler(LogHandlerBase):
             return
         if event == LogEvent.JOB_STARTED:
             if self.view is not None:
-                self.view.started({number: self._title(number) for number in record.jobs})
+                self.view.started({number: self._called(number) for number in record.jobs})
             costly = self.ledger.started(record.jobs, time.time())
         elif event == LogEvent.JOB_FINISHED:
+            if self.view is not None:
+                self.view.finished(record.job_id, self._verdict(record.job_id))
             costly = self.ledger.finished(record.job_id, time.time())
         else:
             costly = event == LogEvent.JOB_ERROR and self.ledger.failed(record.jobid, time.time())
@@ -77,14 +79,43 @@ class LogHandler(LogHandlerBase):
         """Print, also when Snakemake's own handlers are gone."""
         logger.info(text) if self.view is None else self.view.say(text)
 
-    def _title(self, number):
-        """What a job is called: rule and wildcards, and of a training how it is spread and what it trains."""
-        job = next((job for job in self.ledger.plan.jobs if job.id == number), None)
+    def _job(self, number):
+        """The plan's job; None of the target, which has no command."""
+        return next((job for job in self.ledger.plan.jobs if job.id == number), None)
+
+    def _called(self, number):
+        """(what a job is called, the folder of the training under way that it is, or None)."""
+        job = self._job(number)
         if job is None:
-            return "all"
-        run = self.planner.project.runs.get(job.wildcards.get("run")) if job.kind else None
-        more = f" · {run.strategy} {run.layout.world_size} · {run.workload.name}" if run else ""
-        return " ".join([job.rule, *map(str, job.wildcards.values())]) + more
+            return "all", None
+        name, project = job.wildcards.get("run"), self.planner.project
+        folder = project.paths.places(job.kind)[1](name) if job.kind else None
+        run = project.runs.get(name)
+        if run is None:
+            return " ".join([job.rule, *map(str, job.wildcards.values())]), folder
+        # A training is called by its run alone, and that by its name where the layout does not say it already.
+        words = [job.rule] if job.kind != "run" else []
+        words += [name] if name != run.strategy else []
+        words += [f"{run.strategy} {run.layout.world_size}", run.workload.name]
+        return " · ".join([*words, *(str(value) for key, value in job.wildcards.items() if key != "run")]), folder
+
+    def _verdict(self, number):
+        """The parity of a job's run in a word: of the job that found it, and of the training where nothing may change it any more."""
+        job = self._job(number)
+        run = self.planner.project.runs.get(job.wildcards.get("run")) if job else None
+        path = self.planner.project.paths.parity(run.run) / "verdict.json" if run else None
+        if path is None or not path.is_file():
+            return ""
+        left = {*self.ledger.waiting, *self.ledger.running}
+        to_come = [each.wildcards.get("run") for each in self._parities() if each.id in left]
+        known = job in self._parities() if job.kind is None else run.run not in to_come and run.baseline not in to_come
+        return read_json(path)["verdict"] if known and job.kind != "parity" else ""
+
+    def _parities(self):
+        """The plan's parity runs, and the jobs that compare them: those that need one and train nothing."""
+        jobs = self.ledger.plan.jobs
+        parity = {job.id for job in jobs if job.kind == "parity"}
+        return [job for job in jobs if job.id in parity or (job.kind is None and not parity.isdisjoint(job.after))]
 
     def close(self):
         """The end of a workflow. Snakemake calls it twice."""
@@ -147,7 +178,7 @@ def start(workflow, planner):
     for handler in _handlers(workflow):
         handler.ledger = Ledger(plan, results / "plan" / "events.jsonl", planner)
         if handler.view is not None:
-            handler.view.begin(len(plan.jobs), planner.project.paths.under_way)
+            handler.view.begin(len(plan.jobs))
         handler.show()
     for line in budget.warnings(plan):
         logger.warning(line)

@@ -16,7 +16,7 @@ from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultForma
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.errors import ParascaleError
-from parascale.report.live import Watcher
+from parascale.report.live import Live as Training
 from parascale.settings.strict import nearest
 from parascale.settings.yaml_files import read_yaml
 
@@ -26,11 +26,13 @@ LEFT_OUT = {
     LogEvent.RUN_INFO,
     LogEvent.JOB_INFO,
     LogEvent.JOB_STARTED,
+    LogEvent.JOB_FINISHED,
     LogEvent.GROUP_INFO,
     LogEvent.SHELLCMD,
     LogEvent.RESOURCES_INFO,
     LogEvent.PROGRESS,
 }
+MOST = 4  # lines of jobs that run
 NOISE = re.compile(
     r"Select jobs to execute|Execute \d+ jobs|Assuming unrestricted|Using shell|Config file .* is extended"
 )
@@ -56,8 +58,6 @@ class View:
         event = getattr(record, "event", None)
         if event == LogEvent.ERROR:
             self.say(told(record.getMessage(), self.workflow))
-        elif event == LogEvent.JOB_FINISHED and not self.dryrun:
-            self._finished(record.job_id)
         elif self.dryrun or not (event in LEFT_OUT or (event is None and NOISE.match(record.getMessage()))):
             self.snakemake.handle(record) if self.bar is None else self.say(self.snakemake.format(record))
 
@@ -65,19 +65,20 @@ class View:
         """A line, or some, above the bar."""
         self.console.print(Text(text))
 
-    def begin(self, total, work):
-        """Jobs will run. total: how many. work: the folder of what is under way."""
+    def begin(self, total):
+        """Jobs will run. total: how many."""
         if self.live:
             self.bar = Progress(
                 BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}"), console=self.console
             )
             self.task = self.bar.add_task("jobs", total=total, left="")
-            self.screen = Live(Group(_Now(self.running, work), self.bar), console=self.console, refresh_per_second=2)
+            self.screen = Live(Group(Now(self.running), self.bar), console=self.console, refresh_per_second=2)
             self.screen.start()
 
     def started(self, jobs):
-        """jobs: number → what it is called (a training by rule and run first), of jobs that were started."""
-        self.running |= {number: (name, time.time()) for number, name in jobs.items()}
+        """jobs: number → (what it is called, the folder of the training that it is, or None), of jobs that were started."""
+        for number, (name, folder) in jobs.items():
+            self.running[number] = name, time.time(), folder and Training(name, folder)
 
     def left(self, text):
         """What is left, in words: beside the bar, or a line of its own."""
@@ -86,10 +87,11 @@ class View:
         else:
             self.say(text)
 
-    def _finished(self, number):
-        name, began = self.running.pop(number, (None, None))
+    def finished(self, number, verdict=""):
+        """A job ended well. verdict: the parity of its run in a word, where it is known."""
+        name, began, _ = self.running.pop(number, (None, None, None))
         if name is not None:
-            self.say(f"{name} · {time.time() - began:,.0f} s")
+            self.say(" · ".join(filter(None, (name, f"{time.time() - began:,.0f} s", verdict))))
         if self.bar:
             self.bar.advance(self.task)
 
@@ -100,19 +102,27 @@ class View:
             self.bar = None
 
 
-class _Now:
-    """What runs now, with the step and loss of trainings, from their files."""
+class Now:
+    """What runs now, with the step and loss of trainings, from their files. running: number → (name, start, training or None)."""
 
-    def __init__(self, running, work):
-        self.running, self.watcher = running, Watcher(work)
+    def __init__(self, running):
+        self.running = running
 
     def __rich__(self):
-        trained = {run.name: run for run in self.watcher.update() if run.step}
-        said = []
-        for name, _ in list(self.running.values()):
-            run = trained.get(name.split()[1]) if name.startswith("train_") else None
-            said.append(f"{name} · step {run.step} · loss {run.last.get('loss', float('nan')):.3g}" if run else name)
-        return Text("\n".join(said[:4] + ([f"and {len(said) - 4} more"] if len(said) > 4 else [])))
+        shown = list(self.running.values())
+        more = [f"and {len(shown) - MOST} more"] if len(shown) > MOST else []
+        return Text("\n".join([*(_progress(name, training) for name, _, training in shown[:MOST]), *more]))
+
+
+def _progress(name, training):
+    """A line of a job that runs."""
+    if training is not None:
+        training.update()
+    if training is None or not training.step:
+        return name
+    loss = training.last.get("loss")
+    words = [name, f"step {training.step:,}" + (f"/{training.steps:,}" if training.steps else "")]
+    return " · ".join([*words, *([f"loss {loss:.2g}"] if loss is not None else [])])
 
 
 def told(text, workflow):

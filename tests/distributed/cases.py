@@ -30,6 +30,7 @@ CYCLES = {
     "cycles": [{"length": 1, "rise": 0.99}, {"length": 6, "peak": 0.5, "start": 0.2, "rise": 0.3}],
     "swing": 0.05,
 }
+SELECTIVE = {"activation_checkpointing": "selective"}
 UNEVEN = {"global_batch": 13}  # ranks have shares of 6 and 7 samples
 
 CASES = {
@@ -41,6 +42,7 @@ CASES = {
     "ddp 2 without clipping": Case({"dp": 2}, optim={"clip_norm": None}),
     "ddp 2 compile": Case({"dp": 2, "compile": True}, bf16=True),
     "ddp 2 checkpointing compile": Case({"dp": 2, "activation_checkpointing": True, "compile": True}, bf16=True),
+    "ddp 2 selective compile": Case({"dp": 2, **SELECTIVE, "compile": True}, bf16=True),
     "ddp 2 sgd": Case({"dp": 2}, PUBLISHED, optim={"name": "sgd", "lr": 0.1}),
     "fsdp 2": Case({"fsdp": 2}, fp32=True, bf16=True),
     "fsdp 2 in two cycles": Case({"fsdp": 2}, optim=CYCLES),
@@ -50,22 +52,24 @@ CASES = {
     "fsdp 2 uneven accumulated": Case({"fsdp": 2}, training={**UNEVEN, "accumulate": 2}),
     "fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}),
     "fsdp 2 checkpointing compile": Case({"fsdp": 2, "activation_checkpointing": True, "compile": True}),
-    "hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN, bf16=True),
+    "hsdp 2x2 selective": Case({"dp": 2, "fsdp": 2, **SELECTIVE}, training=UNEVEN, bf16=True),
     "tp 2": Case({"tp": 2}, fp32=True, bf16=True),
     "tp 2 whole sequence": Case({"tp": 2, "sequence_parallel": False}),
     "tp 2 whole logits": Case({"tp": 2, "loss_parallel": False}),
     "tp 2 whole sequence and logits": Case({"tp": 2, "sequence_parallel": False, "loss_parallel": False}),
     "tp 2 tied": Case({"tp": 2}, TIED),
-    "tp 2 published": Case({"tp": 2}, PUBLISHED),
+    "tp 2 published selective": Case({"tp": 2, **SELECTIVE}, PUBLISHED),
     "tp 2 llama": Case({"tp": 2}, LLAMA, bf16=True),
     "tp 2 accumulated checkpointing": Case(
         {"tp": 2, "activation_checkpointing": True}, training={"accumulate": 2}, bf16=True
     ),
+    "tp 2 selective compile": Case({"tp": 2, **SELECTIVE, "compile": True}, bf16=True),
+    "tp 2 whole sequence selective": Case({"tp": 2, "sequence_parallel": False, **SELECTIVE}, fp32=True),
     "tp 4": Case({"tp": 4}),
     "tp 4 whole sequence and logits": Case({"tp": 4, "sequence_parallel": False, "loss_parallel": False}),
     "pp 2 GPipe": Case(pp(2, 4, "GPipe")),
     "pp 2 1F1B": Case(pp(2, 4, "1F1B"), fp32=True, bf16=True),
-    "pp 2 1F1B uneven blocks": Case(pp(2, 3, "1F1B"), {"layers": 3}),
+    "pp 2 1F1B uneven blocks selective": Case(pp(2, 3, "1F1B", **SELECTIVE), {"layers": 3}),
     "pp 2 interleaved": Case(pp(2, 4, "Interleaved1F1B")),
     "pp 2 looped": Case(pp(2, 4, "LoopedBFS")),
     "pp 2 zero bubble": Case(pp(2, 4, "InterleavedZeroBubble"), bf16=True),
@@ -81,6 +85,7 @@ CASES = {
     "fsdp 2 x pp 2 tied": Case({"fsdp": 2, **pp(2, 2, "1F1B")}, TIED),
     "tp 2 x pp 2": Case({"tp": 2, **pp(2, 2, "1F1B")}, bf16=True),
     "tp 2 x pp 2 tied": Case({"tp": 2, **pp(2, 2, "1F1B")}, TIED),
+    "fsdp 2 x tp 2 x pp 2 selective": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B"), **SELECTIVE}, LLAMA, bf16=True),
     "dp 2 x tp 2 x pp 2": Case({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}),
     "fsdp 2 x tp 2 x pp 2 tied": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, TIED, fp32=True, bf16=True),
 }
@@ -95,6 +100,7 @@ def ranks_of(layout):
 SLOW = {
     "ddp 2 compile",
     "ddp 2 checkpointing compile",
+    "ddp 2 selective compile",
     "fsdp 4",
     "fsdp 2 checkpointing",
     "fsdp 2 checkpointing compile",
@@ -102,6 +108,8 @@ SLOW = {
     "tp 2 whole logits",
     "tp 2 llama",
     "tp 2 accumulated checkpointing",
+    "tp 2 selective compile",
+    "tp 2 whole sequence selective",
     "tp 4",
     "tp 4 whole sequence and logits",
     "dp 2 x tp 2",
@@ -110,6 +118,7 @@ SLOW = {
     "fsdp 2 x pp 2 tied",
     "tp 2 x pp 2 tied",
     "dp 2 x tp 2 x pp 2",
+    "fsdp 2 x tp 2 x pp 2 selective",
     "fsdp 2 x tp 2 x pp 2 tied",
 }
 

@@ -15,7 +15,7 @@ from tests.unit.image_sets import packed_index
 from tests.unit.pretrained_folders import MAKERS
 
 from . import cases
-from .cases import LLAMA, PUBLISHED, TIED, UNEVEN, Case
+from .cases import LLAMA, PUBLISHED, SELECTIVE, TIED, UNEVEN, Case
 
 VOCABULARY = 53  # does not divide
 PAIRS = 17  # of the train split; a batch of 12 crosses the epoch's end in most steps
@@ -46,10 +46,11 @@ SUMMARISATION_CASES = {
     "fsdp 2": Case({"fsdp": 2}, fp32=True),
     "fsdp 2 tied uneven": Case({"fsdp": 2}, TIED, UNEVEN),
     "fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}, PUBLISHED),
-    "hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN),
+    "hsdp 2x2 selective": Case({"dp": 2, "fsdp": 2, **SELECTIVE}, training=UNEVEN),
     "tp 2": Case({"tp": 2}, fp32=True),
     "tp 2 tied": Case({"tp": 2}, TIED),
     "tp 2 llama": Case({"tp": 2}, LLAMA),
+    "tp 2 llama selective": Case({"tp": 2, **SELECTIVE}, LLAMA, fp32=True),
     "tp 2 published checkpointing": Case({"tp": 2, "activation_checkpointing": True}, PUBLISHED),
     "tp 2 whole sequence and logits": Case({"tp": 2, "sequence_parallel": False, "loss_parallel": False}),
     "dp 2 x tp 2": Case({"dp": 2, "tp": 2}, training=UNEVEN),
@@ -71,7 +72,7 @@ FINE_TUNING_CASES = {
     "bart ddp 2 uneven accumulated": Case({"dp": 2}, training={**UNEVEN, "accumulate": 2}),
     "bart fsdp 2": Case({"fsdp": 2}, fp32=True),
     "bart fsdp 2 checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}, training=UNEVEN),
-    "bart hsdp 2x2": Case({"dp": 2, "fsdp": 2}, training=UNEVEN),
+    "bart hsdp 2x2 selective": Case({"dp": 2, "fsdp": 2, **SELECTIVE}, training=UNEVEN),
 }
 
 
@@ -120,6 +121,7 @@ CLASSIFICATION_CASES = {
     "fsdp 2 uneven": Case({"fsdp": 2}, training=UNEVEN),
     "fsdp 2 group norm checkpointing": Case({"fsdp": 2, "activation_checkpointing": True}, GROUP),
     "hsdp 2x2 smoothed": Case({"dp": 2, "fsdp": 2}, training=SMOOTHED),
+    "fsdp 2 group norm selective": Case({"fsdp": 2, **SELECTIVE}, GROUP),
 }
 SLOW = cases.SLOW | {
     "fsdp 2 tied uneven",
@@ -133,6 +135,8 @@ SLOW = cases.SLOW | {
     "bart ddp 2 uneven accumulated",
     "bart fsdp 2",
     "bart fsdp 2 checkpointing",
-    "bart hsdp 2x2",
+    "bart hsdp 2x2 selective",
+    "tp 2 llama selective",
+    "fsdp 2 group norm selective",
     "t5 fsdp 2 checkpointing",
 }

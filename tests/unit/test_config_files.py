@@ -75,6 +75,10 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
         ("run workload dp\na small 0\n", r"line 2, column \d+: `dp` = 0 must be at least 1"),
         ("run workload compile\na small maybe\n", r"line 2, column \d+: `compile` = `maybe` must be true or false"),
         (
+            "run workload activation_checkpointing\na small selectiv\n",
+            r"column \d+: `activation_checkpointing` = `selectiv` is not known; did you mean `selective`\? Allowed: false, selective, true",
+        ),
+        (
             "run workload precision\na small float16\n",
             r"line 2, column \d+: `precision` = `float16` is not known; did you mean `fp16`",
         ),
@@ -98,6 +102,12 @@ def test_a_wrong_run_table_names_the_line_and_the_remedy(project, table, message
     site = {"gpus_per_node": 2, "partitions": [{"name": "small", "max_nodes": 1}, {"name": "large", "max_nodes": 4}]}
     with pytest.raises(ConfigError, match=message):
         project(table, {"small": WORKLOAD, "other": {**WORKLOAD, "title": "another"}}, site)
+
+
+def test_a_column_of_words_takes_truths_as_well(project):
+    table = "run workload activation_checkpointing\na small true\nb small selective\nc small no\nd small -\n"
+    loaded = [run.layout.activation_checkpointing for run in project(table).runs.values()]
+    assert loaded == [True, "selective", False, False]
 
 
 def test_a_table_keeps_its_order_skips_comments_and_leaves_defaults_in_empty_cells(project):

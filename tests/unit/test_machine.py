@@ -1,7 +1,10 @@
 """The machine and the memory that a training tells of: read, exact where tensors are counted, and of this rank's share alone."""
 
+from types import SimpleNamespace
+
 import psutil
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parascale.train.machine import Memory, distinct, read_machine
 
@@ -10,16 +13,37 @@ CPU = torch.device("cpu")
 
 def test_this_machine_is_read():
     machine = read_machine(CPU)
-    assert (
-        machine["hardware_threads"] == psutil.cpu_count() and machine["memory_bytes"] == psutil.virtual_memory().total
-    )
+    assert machine["hardware_threads"] == psutil.cpu_count()
+    assert machine["memory_bytes"] == round(psutil.virtual_memory().total / 2**30) * 2**30
     assert machine["cpu"] and machine["host"] and "gpu" not in machine
+
+
+def test_nodes_whose_memory_differs_by_some_kilobytes_are_one_kind(monkeypatch):
+    """As the kernel of each keeps a little more or less for itself."""
+    machines = []
+    for host, total in (("n1", 540_000_000_000), ("n2", 540_000_008_192)):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda total=total: SimpleNamespace(total=total))
+        machines.append(read_machine(CPU) | {"host": host})
+    [told] = distinct(machines)
+    assert told["hosts"] == ["n1", "n2"]
 
 
 def test_each_kind_of_machine_is_told_once_with_its_hosts():
     one, other = {"cpu": "a", "cores": 4}, {"cpu": "b", "cores": 4}
     told = distinct([one | {"host": "n1"}, one | {"host": "n1"}, other | {"host": "n2"}, one | {"host": "n3"}])
     assert told == [one | {"hosts": ["n1", "n3"]}, other | {"hosts": ["n2"]}]
+
+
+def test_tensors_that_share_a_storage_are_each_counted():
+    """As parts of one product's weights; tensors without data have no place, and are counted as they are."""
+    whole = torch.zeros(3, 100)
+    model = torch.nn.Module()
+    for number, part in enumerate(whole):
+        model.register_parameter(f"part{number}", torch.nn.Parameter(part))
+    assert Memory([model], CPU).weights == 4 * 300
+    assert Memory([model.to_empty(device="meta")], CPU).weights == 4 * 300
+    with FakeTensorMode():
+        assert Memory([torch.nn.Linear(10, 10)], CPU).weights == 4 * 110
 
 
 def test_memory_is_counted_by_its_parts():

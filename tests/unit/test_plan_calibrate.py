@@ -79,6 +79,8 @@ def test_no_probe_is_a_run_of_the_table():
 def test_probes_do_not_crowd_a_machine():
     runs = {"wide": Run("wide", WORKLOAD, Layout(gpus_per_node=8, dp=8)), "two": Run("two", WORKLOAD, LAYOUTS[1])}
     assert max(probe.layout.world_size for probe in probes(runs, LAPTOP).values()) == 2
+    runs = {"apart": Run("apart", WORKLOAD, Layout(nodes=2, gpus_per_node=2, dp=4))}
+    assert max(probe.layout.world_size for probe in probes(runs, LAPTOP).values()) == 2
 
 
 def test_a_workload_is_probed_in_each_precision_of_its_runs():

@@ -100,15 +100,18 @@ SMALL = {
     "dropout": make_run(DROPS_GPT, window=256),
     "dropout, tp": make_run(DROPS_GPT, window=256, tp=4),
     "dropout, llama, bf16": make_run(DROPS_LLAMA, "bf16", window=64),
+    "selective": make_run(LLAMA, activation_checkpointing="selective"),
+    "selective, tp": make_run(LLAMA, tp=4, activation_checkpointing="selective"),
     "dropout, llama, fsdp, bf16": make_run(DROPS_LLAMA, "bf16", window=256, fsdp=4),
 }
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_formula_is_the_real_step(name):
-    """Every strategy's peak, of the last pipeline rank, which holds the logits, within 5 %."""
+    """Every strategy's peak, of the last pipeline rank, which holds the logits, within 5 %; with recomputation within 10 %."""
     run = SMALL[name]
-    assert ratio(run, VOCABULARY, run.layout.pp - 1) == pytest.approx(1.0, abs=0.05)
+    error = 0.1 if run.layout.activation_checkpointing else 0.05
+    assert ratio(run, VOCABULARY, run.layout.pp - 1) == pytest.approx(1.0, abs=error)
 
 
 SUMMARISERS = {
@@ -116,6 +119,7 @@ SUMMARISERS = {
     "ddp, bf16": make_run(SUMMARISER, "bf16", window=64, dp=4),
     "fsdp": make_run(SUMMARISER, window=64, fsdp=4),
     "tp": make_run(SUMMARISER, window=64, tp=4),
+    "fsdp, selective": make_run(SUMMARISER, window=64, fsdp=4, activation_checkpointing="selective"),
     "dropout": make_run(dataclasses.replace(SUMMARISER, dropout=0.1), window=64),
 }
 
@@ -152,6 +156,9 @@ LARGE = {
     "1B pp 4": make_run(LLAMA_1B, batch=64, window=2048, pp=4, micro_batches=16),
     "1B fsdp 8, checkpointing": make_run(
         LLAMA_1B, "bf16", batch=64, window=2048, fsdp=8, activation_checkpointing=True
+    ),
+    "1B fsdp 8, selective": make_run(
+        LLAMA_1B, "bf16", batch=64, window=2048, fsdp=8, activation_checkpointing="selective"
     ),
     "7B fsdp 64": make_run(LLAMA_7B, "bf16", batch=128, window=2048, fsdp=64),
     "7B fsdp 512, checkpointing": make_run(

@@ -7,6 +7,7 @@ import pytest
 
 from parascale.files import write_json
 from parascale.launch.measuring import measure_processors
+from parascale.launch.resources import cores_of
 from parascale.plan import calibrate
 from parascale.plan.facts import DataFacts
 from parascale.plan.planner import MUCH_SECONDS, Planner
@@ -14,7 +15,7 @@ from parascale.plan.predict import predict
 from parascale.plan.rates import MEASURED, REFERENCE, as_measured
 from parascale.settings import Layout, Run, Site
 from parascale.settings.project import Project
-from parascale.settings.site import Assumed
+from parascale.settings.site import Assumed, Partition
 from tests.unit.test_plan_budget import JURECA, WORKLOAD, project
 
 LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1)
@@ -38,6 +39,25 @@ def test_a_machine_that_is_half_as_fast_takes_twice_as_long(layout):
     assert same == pytest.approx(known) and 1.8 * known < slow < 2.001 * known
     assert layout.world_size > 1 or slow == pytest.approx(2 * known)
     assert MEASURED.keys() == REFERENCE.keys()
+
+
+@pytest.mark.parametrize("axis", ["dp", "fsdp"])
+def test_nodes_that_one_machine_plays_share_its_cores(axis):
+    """Two nodes of a process each cost what two processes of one node do, and four processes crowd two cores however they are dealt. With
+    a queue each node has cores of its own, and a network between."""
+    queue = dataclasses.replace(LAPTOP, partitions=[Partition("cpus")])
+
+    def seconds(site, nodes, processes):
+        layout = Layout(nodes=nodes, gpus_per_node=processes, **{axis: nodes * processes})
+        foretold = predict(Run("r", WORKLOAD, layout), site, calibration(None), FACTS)
+        return foretold.phases["compute"], foretold.phases["communication"], foretold.beside["start-up"]
+
+    for processes in (1, 2):
+        assert seconds(LAPTOP, 2, processes) == seconds(LAPTOP, 1, 2 * processes)
+        assert seconds(queue, 1, 2 * processes) == seconds(LAPTOP, 1, 2 * processes)
+        assert all(one != two for one, two in zip(seconds(queue, 2, 2)[:2], seconds(LAPTOP, 2, 2)[:2], strict=True))
+    assert cores_of(Layout(nodes=2, gpus_per_node=2, dp=4), LAPTOP) == 4
+    assert cores_of(Layout(nodes=2, gpus_per_node=2, dp=4), queue) == 2
 
 
 def test_what_a_site_says_of_itself_stays():

@@ -12,7 +12,9 @@ import pytest
 
 from parascale.families.sizes import model_sizes
 from parascale.plan import score
-from parascale.plan.calibrate import FORMULA_ERROR
+from parascale.plan.advise import advise
+from parascale.plan.calibrate import AXES, FORMULA_ERROR
+from parascale.plan.facts import DataFacts
 from parascale.plan.fit import most_probable
 from parascale.plan.predict import RANGE
 from parascale.plan.rates import formula_rates, gpu_kind
@@ -22,7 +24,8 @@ from tests.unit.test_plan_memory import LLAMA_7B, make_run
 
 TABLES = Path(__file__).parent / "published"
 SITES = {row["machine"]: score.site_of(row) for row in score.read(TABLES / "machines.csv")}
-ROWS = score.read(TABLES / "runs.csv")
+ALL_ROWS = score.read(TABLES / "runs.csv")
+ROWS = [row for row in ALL_ROWS if score.has_run(row)]
 MEDIAN, WORST = 0.09, 0.30
 
 
@@ -123,8 +126,8 @@ def test_a_rate_that_no_data_sheet_has_is_unknown(tmp_path):
 def test_shipped_constants_are_as_good():
     scored = [
         each
-        for each, row in zip(score.score(TABLES / "runs.csv", TABLES / "machines.csv"), ROWS, strict=True)
-        if not apart(row)
+        for each, row in zip(score.score(TABLES / "runs.csv", TABLES / "machines.csv"), ALL_ROWS, strict=True)
+        if each.ran and not apart(row)
     ]
     every = score.errors(scored)["all"]
     assert every["median"] <= MEDIAN and every["worst"] <= WORST, every
@@ -192,26 +195,76 @@ def test_the_command_scores_a_table(capsys):
     arguments = ["plan", "score", str(TABLES / "runs.csv"), "--machines", str(TABLES / "machines.csv")]
     parascale.main([*arguments, "--json"], standalone_mode=False)
     values = json.loads(capsys.readouterr().out)
-    assert [row["model"] for row in values["rows"]] == [row["model"] for row in ROWS]
+    assert [row["model"] for row in values["rows"]] == [row["model"] for row in ALL_ROWS]
     assert {"source", "model", "predicted", "published", "ratio", "fits"} <= set(values["rows"][0])
-    for row in values["rows"]:
+    for row in filter(lambda row: row["ran"], values["rows"]):
         assert row["ratio"] == pytest.approx(row["predicted"] / row["published"])
     assert set(values["errors"]) == {"all", *(row["source"] for row in ROWS)}
     parascale.main(arguments, standalone_mode=False)
     text = capsys.readouterr().out
-    assert len(text.splitlines()) > len(ROWS) and "megatron" in text
+    assert len(text.splitlines()) > len(ALL_ROWS) and "megatron" in text
+    assert values["memory"]["ran"] == len(ROWS) and f"of {len(ROWS)} rows that ran are predicted not to fit" in text
 
 
-def test_the_layout_that_is_predicted_best_is_the_published_best():
-    """Wherever a source compares layouts of one model on as many GPUs of one machine: within 5 % of its best."""
+def test_what_ran_fits_and_what_ran_out_of_memory_does_not():
+    """Of published rows that ran at most one does not fit; of those that ran out of memory none fits."""
+    told = score.memory(score.score(TABLES / "runs.csv", TABLES / "machines.csv"))
+    assert told["ran_but_does_not_fit"] <= 1
+    assert told["out_of_memory"] >= 2 and told["out_of_memory_but_fits"] == 0
+
+
+@pytest.mark.parametrize(
+    ("cells", "ran"),
+    [
+        ("100,30,", True),
+        ("100,,", True),
+        (",30,", True),
+        (",,", False),
+        ("OOM,,", False),
+        (",oom,", False),
+        (",,Out of memory", False),
+        ("n/a,30,", True),
+    ],
+)
+def test_a_table_may_say_in_many_ways_that_a_run_ran_out_of_memory(tmp_path, cells, ran):
+    """In the place of its rate or its memory, by naming neither, or in a column of its own. A made table: a model that fits one GPU."""
+    table = tmp_path / "rows.csv"
+    head = "source,machine,gpus,model,dim,heads,layers,vocabulary,window,global_batch"
+    table.write_text(
+        f"{head},tokens_per_second_per_gpu,peak_memory_gb,status\ns,h100-80,1,m,512,8,4,1000,128,8,{cells}\n"
+    )
+    (row,) = score.score(table, TABLES / "machines.csv")
+    assert (row.ran, row.published) == (ran, 100.0 if cells.startswith("100") else None)
+    assert score.memory([row])["out_of_memory_but_fits"] == (not ran)
+
+
+def compared():
+    """{name: rows} wherever a source compares layouts of one model on as many GPUs of one machine."""
     groups = {}
-    for row, scored in zip(ROWS, score.score(TABLES / "runs.csv", TABLES / "machines.csv"), strict=True):
-        key = tuple(row[name] for name in ("source", "machine", "gpus", "model", "window"))
-        groups.setdefault(key, []).append(scored)
-    compared = {
-        key: members for key, members in groups.items() if len(members) > 1 and key[0] in ("kempner", "nanotron")
-    }
-    assert len(compared) >= 3
-    for key, members in compared.items():
-        chosen = max(members, key=lambda each: each.predicted)
-        assert chosen.published >= 0.95 * max(each.published for each in members), key
+    for row in ROWS:
+        name = " ".join(row[key] for key in ("source", "machine", "gpus", "model", "window"))
+        groups.setdefault(name, []).append(row)
+    return {name: rows for name, rows in groups.items() if len(set(map(degrees, rows))) > 1}
+
+
+def degrees(row):
+    return tuple(int(row[axis]) for axis in AXES)
+
+
+@pytest.mark.parametrize("name", compared())
+def test_of_the_layouts_that_were_measured_advise_puts_a_good_one_first(name):
+    """Within 5 % of the source's best, for each batch that it trained with. `advise` chooses among all layouts, cuts and recomputation."""
+    rows = compared()[name]
+    published = {degrees(row): float(row["tokens_per_second_per_gpu"]) for row in rows}
+    for row in rows:
+        site = SITES[row["machine"]]
+        run, facts = score.run_of(row, site, name), DataFacts(int(row["vocabulary"]))
+        workload = replace(run.workload, training=replace(run.workload.training, accumulate=1))
+        ranked = [
+            tuple(getattr(each.layout, axis) for axis in AXES)
+            for each in advise(workload, site, run.layout.world_size, run.precision, facts=facts)
+        ]
+        best = min(published, key=ranked.index)
+        ratio = published[best] / max(published.values())
+        print(f"{name}, batch {run.global_batch}: {dict(zip(AXES, best, strict=True))}, {ratio:.2f} of the best")
+        assert ratio >= 0.95

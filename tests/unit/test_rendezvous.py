@@ -103,6 +103,21 @@ def test_processes_get_threads_devices_and_the_sites_variables():
     assert made["HF_HUB_OFFLINE"] == made["HF_DATASETS_OFFLINE"] == "1"
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_the_allocators_segments_grow_unless_somebody_says_otherwise(name):
+    """Wherever it is said, under each name that torch reads: one of them would hide the other."""
+    grow = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    other = {name: "max_split_size_mb:512"}
+
+    def said(made):
+        return {key: value for key, value in made.items() if key.endswith("ALLOC_CONF")}
+
+    assert said(process_environment(launch(), {})) == grow
+    assert said(process_environment(launch(), other)) == other
+    assert said(process_environment(launch(site=Site("node", device="cuda", environment=other)), {})) == other
+    assert said(process_environment(launch(site=Site("node")), {})) == {}, "there is no CUDA to tell"
+
+
 @given(numbers=st.sets(st.integers(0, 300), min_size=1))
 def test_kernel_cpu_lists_are_read(numbers):
     ordered = sorted(numbers)

@@ -17,6 +17,7 @@ from parascale.report.tables import runs_table
 from parascale.report.timing import timing_of, unranked
 from parascale.report.verdict import verdicts
 from parascale.settings import Layout
+from parascale.settings.layout import RECOMPUTATION
 from tests.unit.fake_results import CLUSTER, fake, write_results
 
 BASE = {"verdict": "baseline", "step_seconds": 0.1}
@@ -277,6 +278,8 @@ def test_layouts_that_differ_in_any_field_look_different(tmp_path):
         if name not in layouts.SAID:
             first, second = (layouts.named("run", run) for run in runs)
             assert first == "run" and second.startswith("run ("), name
+    runs = [fake("run", activation_checkpointing=each).run for each in RECOMPUTATION]
+    assert len({layouts.kind_of_run(run) for run in runs}) == len(RECOMPUTATION)
 
 
 def test_hybrids_of_other_axes_are_no_line():

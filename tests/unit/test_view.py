@@ -1,12 +1,21 @@
 """What a workflow shows: errors in our words, one line for each finished job, in a terminal a bar."""
 
+import json
 import logging
 import types
 
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from snakemake_logger_plugin_parascale.view import View, told
+from parascale.files import write_json
+from parascale.plan import budget
+from parascale.plan.budget import PlannedJob
+from parascale.plan.planner import Planner
+from snakemake_logger_plugin_parascale.handler import LogHandler
+from snakemake_logger_plugin_parascale.live import Ledger
+from snakemake_logger_plugin_parascale.view import Now, View, told
+from tests.unit.test_plan_budget import jobs, project
+from tests.unit.test_watch import under_way
 
 RULES = [types.SimpleNamespace(name=name, has_wildcards=lambda: False) for name in ("fsdp", "ddp")]
 WORKFLOW = types.SimpleNamespace(rules=RULES)
@@ -49,15 +58,66 @@ def record(event, text="", **more):
     return made
 
 
-def test_outside_of_a_terminal_a_finished_job_is_one_line_and_the_rest_of_it_none(capsys, tmp_path):
-    given = {"dryrun": False, "stdout": True, "quiet": set(), "debug_dag": False, "printshellcmds": False}
-    view = View(types.SimpleNamespace(**given, nocolor=True, show_failed_logs=True))
-    view.begin(2, tmp_path)
-    view.started({3: "train_ddp ddp · ddp 2 · lm-small"})
+GIVEN = {"dryrun": False, "stdout": True, "quiet": set(), "debug_dag": False, "printshellcmds": False}
+
+
+def view():
+    """A View that writes to the captured output, which is no terminal."""
+    return View(types.SimpleNamespace(**GIVEN, nocolor=True, show_failed_logs=True))
+
+
+def test_outside_of_a_terminal_a_finished_job_is_one_line_and_the_rest_of_it_none(capsys):
+    shown = view()
+    shown.begin(2)
+    shown.started({3: ("ddp 2 · lm-small", None), 4: ("prepare prose", None)})
     for event in (LogEvent.JOB_INFO, LogEvent.JOB_STARTED, LogEvent.PROGRESS, LogEvent.RUN_INFO):
-        view.take(record(event))
-    view.take(record(None, "Select jobs to execute..."))
-    view.take(record(LogEvent.JOB_FINISHED, job_id=3))
-    view.take(record(None, "Nothing to be done"))
-    view.end()
-    assert capsys.readouterr().out == "train_ddp ddp · ddp 2 · lm-small · 0 s\nNothing to be done\n"
+        shown.take(record(event))
+    shown.take(record(None, "Select jobs to execute..."))
+    shown.take(record(LogEvent.JOB_FINISHED, job_id=3))
+    shown.finished(3, "same")
+    shown.finished(4)
+    shown.take(record(None, "Nothing to be done"))
+    shown.end()
+    said = "ddp 2 · lm-small · 0 s · same\nprepare prose · 0 s\nNothing to be done\n"
+    assert capsys.readouterr().out == said
+
+
+def test_what_runs_now_has_its_step_and_its_loss(tmp_path):
+    """From the files of the training: before its first step its name alone, as of a job that trains nothing."""
+    folder = under_way(tmp_path) / "runs/ddp"
+    shown = view()
+    shown.started({1: ("ddp 4 · lm-small", folder), 2: ("prepare prose", None), 3: ("tp 2 · lm-small", tmp_path)})
+    loss = json.loads((folder / "steps.jsonl").read_text().splitlines()[-1])["loss"]
+    expected = [f"ddp 4 · lm-small · step 30/60 · loss {loss:.2g}", "prepare prose", "tp 2 · lm-small"]
+    assert str(Now(shown.running).__rich__()).splitlines() == expected
+    shown.started(dict.fromkeys(range(4, 8), ("more", None)))
+    assert str(Now(shown.running).__rich__()).splitlines()[-2:] == ["more", "and 3 more"]
+
+
+def handler_of(tmp_path):
+    """A LogHandler that follows a download, a preparation, two trainings, and the parity run of one with the job that compares it."""
+    planner = Planner(project(tmp_path))
+    parity = PlannedJob(8, "parity_run", {"run": "ddp-8"}, kind="parity")
+    verdict = PlannedJob(9, "parity_verdict", {"run": "ddp-8"}, nodes=0, after=(8,))
+    made = object.__new__(LogHandler)
+    made.planner, made.view, made.shown, made.failed = planner, view(), None, False
+    made.ledger = Ledger(budget.make_plan([*jobs(), parity, verdict], planner), tmp_path / "events.jsonl", planner)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ((8, 9, 4), ["parity_run · T · 0 s", "parity_verdict · T · 0 s · same", "T · 0 s · same"]),
+        ((4, 8, 9), ["T · 0 s", "parity_run · T · 0 s", "parity_verdict · T · 0 s · same"]),
+    ],
+)
+def test_a_training_is_called_by_its_layout_and_ends_with_its_parity(order, said, tmp_path, capsys):
+    """Where it is known: a verdict that lies there from before is not told while it is still to be made anew."""
+    handler = handler_of(tmp_path)
+    write_json(handler.planner.project.paths.parity("ddp-8") / "verdict.json", {"verdict": "same"})
+    for number in (1, *order):
+        handler._note(record(LogEvent.JOB_STARTED, jobs=[number]))
+        handler._note(record(LogEvent.JOB_FINISHED, job_id=number))
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("parascale:")]
+    assert [line.replace("ddp-8 · multi_node 8 · w", "T") for line in lines] == ["download d · 0 s", *said]

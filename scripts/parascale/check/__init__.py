@@ -15,6 +15,7 @@ from pathlib import Path
 
 from parascale.check.page import page
 from parascale.files import read_json, write_json, write_text
+from parascale.launch.environment import of_allocator
 
 PART_SECONDS = 300  # of a part, and of a layout among `layouts`
 TICK_SECONDS = 0.1
@@ -100,9 +101,8 @@ def _run(name, ranks, options, names=()):
     place = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = []
     for rank in range(ranks):
-        environment = os.environ | {
-            key: str(value) for key, value in (place | {"RANK": rank, "LOCAL_RANK": rank}).items()
-        }
+        own = place | {"RANK": rank, "LOCAL_RANK": rank} | of_allocator(os.environ)
+        environment = os.environ | {key: str(value) for key, value in own.items()}
         with open(folder / f"rank{rank}.log", "wb") as log:
             processes.append(
                 subprocess.Popen([*command, "--names", *names], env=environment, stdout=log, stderr=subprocess.STDOUT)

@@ -14,6 +14,7 @@ from parascale.plan import actual, calibrate, limits, score
 from parascale.plan import advise as advice_of
 from parascale.plan.facts import data_facts
 from parascale.plan.planner import Planner
+from parascale.plan.quota import quota_of
 from parascale.report.numbers import plural
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
@@ -89,24 +90,31 @@ def plan(context, find, name, check, exact, table, explain):
 def score_verb(find, table, machines, as_json):
     """Predict published trainings, each as an uncalibrated run without evaluation, and compare.
 
-    An empty cell is the default. tuned: true is predicted with torch.compile.
+    An empty cell is the default. tuned: true is predicted with torch.compile. A row ran out of memory where a cell says OOM, or where it
+    has neither a rate nor a peak of memory.
 
     \b
     Example: parascale plan score runs.csv --machines machines.csv
     """
     scored = score.score(table, machines)
-    errors = score.errors(scored)
+    errors, memory = score.errors(scored), score.memory(scored)
     if as_json:
-        print(json.dumps({"rows": [dataclasses.asdict(row) for row in scored], "errors": errors}, indent=2))
+        rows = [dataclasses.asdict(row) for row in scored]
+        print(json.dumps({"rows": rows, "errors": errors, "memory": memory}, indent=2))
         return
     print(f"{'source':12} {'model':16} {'predicted':>10} {'published':>10} {'ratio':>6}  fits")
     for row in scored:
         rates = ["" if rate is None else f"{rate:,.0f}" for rate in (row.predicted, row.published)]
+        rates[1] = rates[1] if row.ran else "OOM"
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         print(f"{row.source:12} {row.model:16} {rates[0]:>10} {rates[1]:>10} {ratio:>6}  {row.fits}")
     print("tokens/s off by, in the median and at worst:")
     for name, error in errors.items():
         print(f"  {name:12} {error['median']:6.1%} {error['worst']:6.1%}   of {error['rows']} rows")
+    print(
+        f"memory: {memory['ran_but_does_not_fit']} of {memory['ran']} rows that ran are predicted not to fit, "
+        f"{memory['out_of_memory_but_fits']} of {memory['out_of_memory']} that ran out of memory to fit"
+    )
 
 
 def describe(name, planner):
@@ -187,9 +195,9 @@ def judge(names, planner):
         unknown += foretold.core_hours is None
     if unknown:
         print(f"note: the cost of {unknown} of {len(names)} runs is unknown, and counted as nothing")
-    quota = project.config.budget.quota
-    if quota is not None and cost > quota:
-        print(f"note: {cost:,.2f} core-h expected are more than the quota of {quota:,g}")
+    quota = quota_of(project)
+    if quota and not quota.allows(cost):
+        print(f"note: {cost:,.2f} core-h expected are more than {quota.words}")
     cap = project.config.budget.core_hours
     if cap is not None and cost > cap:
         said.append(f"{cost:,.2f} core-h expected, more than budget.core_hours = {cap:,g}")
@@ -293,7 +301,7 @@ def line(advice):
     if (accumulate := advice.run.workload.training.accumulate) > 1:
         degrees += f" accumulate={accumulate}"
     if layout.activation_checkpointing:
-        degrees += " activation_checkpointing"
+        degrees += f" activation_checkpointing={str(layout.activation_checkpointing).lower()}"
     memory = "memory unknown"
     if foretold.memory_bytes is not None:
         memory = f"{foretold.memory_bytes / 1e9:.1f} GB a GPU: {foretold.fits}"

@@ -11,6 +11,7 @@ from parascale.cli import run_option, with_project
 from parascale.commands.store import trim
 from parascale.errors import ConfigError, Interrupted
 from parascale.launch import STOPPED
+from parascale.launch.environment import of_allocator
 from parascale.launch.root import belong
 from parascale.plan import calibrate
 from parascale.plan.facts import facts_of
@@ -49,6 +50,8 @@ def train(project, name, kind):
     # Of several processes the first decides for all, once they have met: the store may change while they start.
     if started == 1 and published(job):
         return 0
+    if project.site.device == "cuda":
+        os.environ |= of_allocator(os.environ)  # for those whom torchrun started
     from parascale.train import loop  # not before it is needed, because torch loads slowly
 
     try:

@@ -68,11 +68,15 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product: `rows × inner` by `inner × outputs`; a convolution as one, over the places of its output."""
+    """A matrix product: `rows × inner` by `inner × outputs`; a convolution as one, over the places of its output.
+
+    again: selective recomputation performs it again.
+    """
 
     rows: float
     inner: float
     outputs: float
+    again: bool = True
 
     @property
     def flops(self):
@@ -169,9 +173,18 @@ class Sizes:
         """Operations of what stands outside of the blocks, and of the loss."""
         return _one_product(self.head, self.ends_flops, 3 * self.logits_bytes(batch, False), batch)
 
+    def recomputed_operations(self, batch, fused):
+        """Operations of a block that selective recomputation performs again."""
+        operations = self.block_operations(batch, fused)
+        return replace(operations, products=tuple(p for p in operations.products if p.again), attention=0.0)
+
     def block_bytes(self, batch):
         """Kept by one block for the backward pass of a MicroBatch."""
         raise NotImplementedError
+
+    def selective_bytes(self, batch):
+        """Kept of that with selective recomputation, beside what goes from block to block. Of a family that says no more: half."""
+        return (self.block_bytes(batch) - self.boundary_bytes(batch)) // 2
 
     def boundary_bytes(self, batch):
         """What goes from a block to the next: checkpointing keeps it, and a pipeline sends it."""

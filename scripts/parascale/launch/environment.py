@@ -23,6 +23,8 @@ KFD = Path("/dev/kfd")  # of AMD's driver
 # CUDA's major version → oldest driver branch that runs all its minor versions.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
+# The names of its memory allocator's settings that torch 2.11 to 2.13 read, CUDA's own before the general one.
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # The modules of each way of training, whose imports from torch must be there,
 MODULES = {
     "every run": ["parallel/mesh.py", "parallel/tying.py", "families/shards.py", "train/optim.py", "checkpoint/*.py"],
@@ -39,6 +41,13 @@ INTERFACES = {
         "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule.set_force_sum_reduction_for_comms",
     ],
 }
+
+
+def of_allocator(environment):
+    """Variables for a process that will use CUDA: its allocator's segments grow, so that less memory is lost between tensors of
+    changing sizes. What `environment` says of the allocator stands: nothing is added to it. To be set before CUDA starts.
+    """
+    return {} if any(name in environment for name in ALLOCATOR) else {ALLOCATOR[-1]: "expandable_segments:True"}
 
 
 def read_pins(path):

@@ -12,6 +12,7 @@ from parascale.errors import FAILED
 from parascale.launch import rendezvous
 from parascale.launch.binding import cores_of_ranks, visible_devices
 from parascale.launch.channel import Failure, Node, Report
+from parascale.launch.environment import of_allocator
 from parascale.launch.nsight import nsight_command
 from parascale.launch.peers import SETTLE_SECONDS, TICK_SECONDS, Peers
 from parascale.launch.process import STOPPED, TERMINATED
@@ -158,6 +159,8 @@ def process_environment(launch, environment):
         added["TORCH_FR_DUMP_TEMP_FILE"] = os.path.abspath(os.path.join(launch.logs, "flight_recorder_rank"))
         added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which cores are bound to GPUs
     environment = {**environment, **added, **{name: str(value) for name, value in launch.site.environment.items()}}
+    if launch.site.device == "cuda":
+        environment |= of_allocator(environment)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = devices

@@ -46,7 +46,7 @@ def node_resources(site, minutes, partition=None, account=None, gpus=0):
 
 
 def cores_of(layout, site):
-    """Cores of one node that the processes of a layout compute with."""
+    """Cores of one machine that the processes of a layout compute with."""
     if site.threads_per_process is None:
         return site.cores_per_node
-    return layout.processes_per_node * site.threads_per_process
+    return site.processes_together(layout) * site.threads_per_process

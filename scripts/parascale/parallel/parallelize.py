@@ -5,7 +5,7 @@ The order, for each pipeline stage that this rank holds, and why:
 1. cut the stage          what another rank computes is never allocated: everything is built on the meta device
 2. tensor parallelism     first to touch the parameters: FSDP must shard what is already split
 3. batch norm             counts the samples of all ranks, its statistics in fp32; inside of what wraps blocks
-4. checkpointing          wraps a block's forward pass, the collectives of tensor parallelism included
+4. recomputation          wraps a block's forward pass, the collectives of tensor parallelism included
 5. compile                sees the block as it will run, but not FSDP's hooks, which stay outside the graph
 6. FSDP                   outermost: gathers a block's parameters before all of the above runs
    or copies              in half precision, where FSDP does not make them
@@ -25,13 +25,13 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from parascale.errors import ConfigError
 from parascale.families.build import initialise
 from parascale.families.head import Head
 from parascale.parallel import batch_norm, ddp, fsdp, tensor, tying
 from parascale.parallel.precision import HALF, Copies
+from parascale.parallel.recompute import recomputed
 from parascale.settings.stages import held_stages
 
 PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
@@ -182,16 +182,9 @@ def _make_part(whole, run, mesh, tied, stage, copies):
     synchronised = layout.data_parallel > 1 and layout.sync_batch_norm
     batch_norm.prepare(part, mesh.data_devices.get_group() if synchronised else None)
     for block in _blocks(part):
-        # Replacing the method, not wrapping the module, keeps the parameters' names.
-        if layout.activation_checkpointing and copies is not None:
-            # Computed again in the backward pass, when the part's own copies are gone. Compiled within: a graph cannot put copies
-            # in place, and what dynamo leaves to Python needs them too.
-            if layout.compile:
-                block.forward = torch.compile(block.forward)
-            block.forward = _recomputed(copies.around(block))
-            continue
         if layout.activation_checkpointing:
-            block.forward = _recomputed(block.forward)
+            # Replacing the method, not wrapping the module, keeps the parameters' names.
+            block.forward = recomputed(block, layout.activation_checkpointing == "selective", copies)
         if layout.compile:
             block.compile()
     if layout.uses_fsdp:
@@ -200,15 +193,6 @@ def _make_part(whole, run, mesh, tied, stage, copies):
     if copies is not None:
         part.forward = copies.around(part)
     return part
-
-
-def _recomputed(forward):
-    """`forward` under checkpointing. As a function of ours: a partial of torch's own is skipped by `torch.compile`, silently."""
-
-    def recomputed(*inputs, **keywords):
-        return checkpoint(forward, *inputs, use_reentrant=False, **keywords)
-
-    return recomputed
 
 
 def heads(part):

@@ -60,32 +60,35 @@ class Copies:
             self.kept = None
 
     def around(self, module):
-        """The forward pass of a module with copies in the places of its parameters, and with inputs of their kind.
-
-        Only while it runs: a pipeline asks for the parameters in the backward pass. Where another is running already, its copies
-        stay.
-        """
+        """The forward pass of a module with copies in the places of its parameters, and with inputs of their kind."""
         forward = module.forward
 
         def computed(*inputs, **keywords):
-            places = [
-                (owner._parameters, name, parameter)
-                for owner in module.modules()
-                for name, parameter in owner._parameters.items()
-                if isinstance(parameter, nn.Parameter) and parameter.is_floating_point()
-            ]
-            copies = {} if self.kept is None else self.kept
-            try:
-                for held, name, parameter in places:
-                    held[name] = self.of(parameter, copies)
+            with self.placed(module):
                 return forward(
                     *map(self._cast, inputs), **{name: self._cast(value) for name, value in keywords.items()}
                 )
-            finally:
-                for held, name, parameter in places:
-                    held[name] = parameter
 
         return computed
+
+    @contextmanager
+    def placed(self, module):
+        """Within, copies stand in the places of a module's parameters: in a forward pass alone, for a pipeline asks for the parameters
+        in the backward pass."""
+        places = [
+            (owner._parameters, name, parameter)
+            for owner in module.modules()
+            for name, parameter in owner._parameters.items()
+            if isinstance(parameter, nn.Parameter) and parameter.is_floating_point()
+        ]
+        copies = {} if self.kept is None else self.kept
+        try:
+            for held, name, parameter in places:
+                held[name] = self.of(parameter, copies)
+            yield
+        finally:
+            for held, name, parameter in places:
+                held[name] = parameter
 
     def of(self, parameter, copies=None):
         """The copy of a parameter, made now unless it is among `copies`, default: those that are kept."""

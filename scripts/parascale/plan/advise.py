@@ -8,6 +8,7 @@ from parascale.errors import ConfigError, ParascaleError
 from parascale.families.sizes import model_sizes
 from parascale.plan.predict import FITS_BELOW, Prediction, capacity_bytes, memory_parts, predict
 from parascale.settings import Layout, Run, compiled_where_it_gains, identity
+from parascale.settings.layout import RECOMPUTATION
 
 ORDER = ("fits", "unknown", "risky", "does not fit")
 MICRO_BATCHES = tuple(2**power for power in range(11))  # times the number of stages, or what the workload accumulates
@@ -124,7 +125,7 @@ def _tried(workload, layout, precision, site, foretell):
     A pipeline's micro-batches shorten its bubble as well, so all of their numbers are tried.
     """
     saved_already = False
-    for saving in (False, True):
+    for saving in RECOMPUTATION:
         for run in _cuts(workload, replace(layout, activation_checkpointing=saving), precision, site):
             foretold = foretell(run)
             yield run, foretold
@@ -198,7 +199,8 @@ def reason(run, site, prediction, best=None):
     if layout.pp > 1:
         words.append(f"the layers are dealt to {layout.pp} GPUs in a row")
     if layout.activation_checkpointing:
-        words.append("intermediate values are computed twice to save memory")
+        which = "cheap intermediate" if layout.activation_checkpointing == "selective" else "intermediate"
+        words.append(f"{which} values are computed twice to save memory")
     if prediction.phases:
         words += _where_time_goes(prediction.phases)
     if best and best is not prediction and best.step_seconds and prediction.fits == best.fits:

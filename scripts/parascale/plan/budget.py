@@ -14,6 +14,7 @@ from parascale.plan import limits
 from parascale.plan.earlier import SCHEMA_VERSION, changes
 from parascale.plan.others import other_seconds
 from parascale.plan.predict import charged_core_hours
+from parascale.plan.quota import Quota, quota_of
 from parascale.plan.schedule import wall_hours
 
 KEPT = "store"  # basis of the price of a training that is there already
@@ -84,7 +85,7 @@ class Plan:
     totals: dict
     unknown: tuple
     violations: tuple
-    quota: float | None
+    quota: Quota | None
     cap: float | None
     repeats_cap: float | None
     capacity: int | None
@@ -95,7 +96,10 @@ class Plan:
 
     def as_dict(self):
         """The mapping that `plan.json` holds."""
-        return {"schema_version": SCHEMA_VERSION} | vars(self) | {"jobs": [vars(job) for job in self.jobs]}
+        quota = self.quota and vars(self.quota)
+        return (
+            {"schema_version": SCHEMA_VERSION} | vars(self) | {"jobs": [vars(job) for job in self.jobs], "quota": quota}
+        )
 
 
 def make_plan(
@@ -128,7 +132,8 @@ def make_plan(
     caps = budget.core_hours, budget.repeated_core_hours
     since = changes(before, priced) if before is not None else None
     machine = capacity, capacity_is_cores
-    return Plan(site.name, tuple(priced), totals, *said, budget.quota, *caps, *machine, spent, since, tuple(targets))
+    quota = quota_of(planner.project)
+    return Plan(site.name, tuple(priced), totals, *said, quota, *caps, *machine, spent, since, tuple(targets))
 
 
 def price(job, planner, history, ready=True):
@@ -220,10 +225,10 @@ def warnings(plan):
     """Sentences on what a reader of the plan must know."""
     said = []
     expected, worst = plan.totals["core_hours_expected"], plan.totals["core_hours_worst"]
-    if plan.quota is not None and plan.cap is None and expected > plan.quota:
-        said.append(f"expected {expected:,.1f} core-h are more than the quota of {plan.quota:,g}")
-    elif plan.quota is not None and worst > plan.quota:
-        said.append(f"at worst {worst:,.1f} core-h are more than the quota of {plan.quota:,g}")
+    if plan.quota and plan.cap is None and not plan.quota.allows(expected):
+        said.append(f"expected {expected:,.1f} core-h are more than {plan.quota.words}")
+    elif plan.quota and not plan.quota.allows(worst):
+        said.append(f"at worst {worst:,.1f} core-h are more than {plan.quota.words}")
     if plan.cap is not None and plan.totals["jobs_unknown"]:
         said.append(f"budget.core_hours cannot account for jobs of unknown cost: {'; '.join(plan.unknown)}")
     for job in plan.jobs:

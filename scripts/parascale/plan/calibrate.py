@@ -136,7 +136,7 @@ class Calibration:
         for observation in self.observations:
             run, vocabulary = observation.resolved, observation.vocabulary
             if observation.startup_seconds is not None:
-                starts.append(observation.startup_seconds / site.crowding(run.layout.processes_per_node))
+                starts.append(observation.startup_seconds / site.crowding(site.processes_together(run.layout)))
             size = saved_bytes(run, vocabulary)
             if observation.save_seconds and size is not None:
                 saves.append(size / observation.save_seconds / 1e9)
@@ -176,7 +176,7 @@ class Calibration:
         if fitted is None:
             return FORMULA_ERROR[site.device]
         off = fitted.misfit * (OWN if basis == "probe" else OTHERS)
-        return math.hypot(off, fitted.deviation(work, site, run.layout.processes_per_node))
+        return math.hypot(off, fitted.deviation(work, site, site.processes_together(run.layout)))
 
 
 def _computes(run):
@@ -202,7 +202,7 @@ def _seen_step(observation, site, deviation):
         seconds = {name: value for name, value in {**found, "other": rest}.items() if value > 0}
     from parascale.plan.fit import Seen
 
-    return Seen(step_work(run, sizes, site), run.layout.processes_per_node, seconds, deviation)
+    return Seen(step_work(run, sizes, site), site.processes_together(run.layout), seconds, deviation)
 
 
 def saved_bytes(run, vocabulary):

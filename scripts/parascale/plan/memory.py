@@ -95,10 +95,13 @@ class RankMemory:
         # In a pipeline FSDP keeps parameters gathered, and sums gradients over micro-batches before it reduces them.
         self.frees = self.fsdp and self.layout.reshard_after_forward and not self.pipeline
         self._count_elements()
-        self.kept_block = sizes.block_bytes(self.batch)
+        self.kept_block = self.kept = sizes.block_bytes(self.batch)
         # In half precision; they stay until all micro-batches are through, or the evaluation ends.
         self.copies = self.elements * self.batch.compute if self.batch.copies else 0
         self.boundary, self.working = sizes.boundary_bytes(self.batch), sizes.working_bytes(self.batch)
+        if self.layout.activation_checkpointing:
+            selective = self.layout.activation_checkpointing == "selective"
+            self.kept = self.boundary + (sizes.selective_bytes(self.batch) if selective else 0)
         self.logits, self.loss = self._ends_of(self.batch)
 
     def _ends_of(self, batch):
@@ -170,7 +173,11 @@ class RankMemory:
         return self._parts(self._activations(), logits=copies * self.logits, gradients=gradient, buffers=buffers)
 
     def _block(self):
-        recomputed = self.kept_block if self.layout.activation_checkpointing else 0
+        recomputed = 0
+        if self.layout.activation_checkpointing:
+            # Of a model of two halves one half's at a time.
+            again = (self.kept_block - self.kept) * min(1.0, self.sizes.unit)
+            recomputed = round(again) + self.boundary
         gathered, block = self._gathered(), self.unit_elements * self.batch.compute
         if self.frees:
             # The block itself, and the next one while it is gathered: as it arrives and as it is laid out.
@@ -182,12 +189,11 @@ class RankMemory:
     def _reduce(self):
         if self.pipeline:
             return self._reduce_pipeline()
-        kept = self.boundary if self.layout.activation_checkpointing else self.kept_block
         gathered, block = self._gathered(), self.unit_elements * self.batch.compute
         if self.frees:
             gathered = self.root * self.batch.compute + 2 * block
         gathered += block + self.unit_elements * REDUCE_BYTES
-        return self._parts(self._activations() - kept, gradients=self._head_gradient(), buffers=gathered)
+        return self._parts(self._activations() - self.kept, gradients=self._head_gradient(), buffers=gathered)
 
     def _end(self):
         if self.pipeline:
@@ -229,9 +235,7 @@ class RankMemory:
     def _activations(self, stages=None):
         """Kept for the backward pass by all micro-batches in flight."""
         stages = self.stages if stages is None else stages
-        checkpointing = self.layout.activation_checkpointing
-        block = self.boundary if checkpointing else self.kept_block
-        kept = sum(stage.in_flight * stage.blocks * block for stage in stages)
+        kept = sum(stage.in_flight * stage.blocks * self.kept for stage in stages)
         ends = sum(stage.in_flight for stage in stages if stage.last)
         kept += ends * self.sizes.ends_bytes(self.batch)
         return kept

@@ -12,6 +12,7 @@ from parascale.plan.probes import probes
 from parascale.settings import strict
 from parascale.store.reasons import Reasons
 
+RECOMPUTED = {False: "recomputation off", "selective": "selective recomputation", True: "recomputation on"}
 MUCH_SECONDS = 60.0  # of training, before which a machine is measured
 
 
@@ -113,8 +114,9 @@ class Planner:
         changed["torch.compile off" if run.layout.compile else "torch.compile on"] = _with(
             run, compile=not run.layout.compile
         )
-        saving = run.layout.activation_checkpointing
-        changed["recomputation off" if saving else "recomputation on"] = _with(run, activation_checkpointing=not saving)
+        for mode, words in RECOMPUTED.items():
+            if mode != run.layout.activation_checkpointing:
+                changed[words] = _with(run, activation_checkpointing=mode)
         if run.layout.uses_fsdp and run.layout.reshard_after_forward:
             changed["parameters kept after forward"] = _with(run, reshard_after_forward=False)
         samples = run.global_batch // run.parts

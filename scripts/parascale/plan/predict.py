@@ -12,6 +12,7 @@ from parascale.plan.facts import data_facts
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
 from parascale.plan.time import forward_seconds, step_seconds
 from parascale.plan.work import step_work
+from parascale.settings.layout import RECOMPUTATION
 
 FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequences may end a run
 # Quantiles of the normal distribution: a price lies between low and high in 80 of 100 runs, and below its limit in 95.
@@ -124,7 +125,7 @@ def capacity_bytes(run, site):
     """Memory that one process may use; None where the site does not say."""
     if site.device == "cuda":
         return None if site.gpu_memory_gb is None else int(site.gpu_memory_gb * 1e9)
-    return None if site.host_memory_gb is None else int(site.host_memory_gb * 1e9 / run.layout.processes_per_node)
+    return None if site.host_memory_gb is None else int(site.host_memory_gb * 1e9 / site.processes_together(run.layout))
 
 
 def verdict(used, capacity):
@@ -184,8 +185,8 @@ def _changes(run):
         yield f"fsdp = {layout.dp * layout.fsdp} instead of dp", with_layout(dp=1, fsdp=layout.dp * layout.fsdp)
     if layout.uses_fsdp and not layout.reshard_after_forward:
         yield "reshard_after_forward = true", with_layout(reshard_after_forward=True)
-    if not layout.activation_checkpointing:
-        yield "activation_checkpointing = true", with_layout(activation_checkpointing=True)
+    for mode in RECOMPUTATION[RECOMPUTATION.index(layout.activation_checkpointing) + 1 :]:
+        yield f"activation_checkpointing = {str(mode).lower()}", with_layout(activation_checkpointing=mode)
     for factor in (2, 4, 8, 16, 32):
         if layout.pp > 1:
             yield (
@@ -211,7 +212,7 @@ def _time(prediction, run, site, calibration, sizes, facts):
         known = f"peak_tflops.{run.precision} and memory_gigabytes_per_second"
         return dataclasses.replace(prediction, steps=steps, unknown=f"time: site {site.name} does not state {known}")
     work, same = step_work(run, sizes, site), calibration.same(run)
-    phases = step_seconds(work, rates, site, run.layout.processes_per_node)
+    phases = step_seconds(work, rates, site, site.processes_together(run.layout))
     step = same[0] if same else sum(phases.values())
     prediction = dataclasses.replace(prediction, steps=steps, step_seconds=step, phases=phases)
     if steps is None:
@@ -223,7 +224,7 @@ def _time(prediction, run, site, calibration, sizes, facts):
         beside = {"beside the steps": same[1]}
     else:
         turns = run.layout.stages > run.layout.pp
-        evaluation = forward_seconds(work, rates, site, run.layout.processes_per_node, turns)
+        evaluation = forward_seconds(work, rates, site, site.processes_together(run.layout), turns)
         beside = _beside(run, site, facts, steps, seconds, evaluation)
     extra = sum(beside.values())
     deviations = calibration.deviation(run, site, work, fitted), HISTORY_ERROR if same else BESIDE_ERROR
@@ -258,7 +259,7 @@ def _beside(run, site, facts, steps, seconds, forward):
     Evaluations are on the validation split, and one is on the test split as if it were as long; each may be the best so far, and then
     saves weights. State is saved every so many steps and minutes, and at the end.
     """
-    training, crowding = run.workload.training, site.crowding(run.layout.processes_per_node)
+    training, crowding = run.workload.training, site.crowding(site.processes_together(run.layout))
     rate, state = site.assumed.save_gigabytes_per_second * 1e9, saved_bytes(run, facts.vocabulary)
     evaluations = 1 + (steps // training.evaluate_every if training.evaluate_every else 1) if training.evaluate else 0
     batches = math.ceil((facts.validation_samples or 0) / run.global_batch)

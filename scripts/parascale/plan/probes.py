@@ -9,6 +9,7 @@ import dataclasses
 from collections import defaultdict
 
 from parascale.settings import Layout, Run
+from parascale.settings.layout import RECOMPUTATION
 
 STEPS = 25
 COMPUTING = (2, 8)  # the global batch is divided by these
@@ -22,7 +23,7 @@ def probes(runs, site):
     for run in runs.values():
         families[run.workload.name, run.precision, run.layout.compile].append(run)
     for (workload, precision, compiled), family in families.items():
-        saving = any(run.layout.activation_checkpointing for run in family)
+        saving = max((run.layout.activation_checkpointing for run in family), key=RECOMPUTATION.index)
         for label, divisor, degrees in _kinds([run.layout for run in family], site):
             name = f"{workload}@{label}-{precision}{'-compiled' if compiled else ''}"
             layout = Layout(**degrees, activation_checkpointing=saving, compile=compiled)
@@ -38,8 +39,8 @@ def _kinds(layouts, site):
     if not together:
         return
     # As many as there are runs with, but no more than have a core or a GPU each: crowds follow by formula.
-    counts = [layout.processes_per_node for layout in together]
-    processes = max(2, max((count for count in counts if site.crowding(count) == 1), default=min(counts)))
+    counts = [site.processes_together(layout) for layout in together]
+    processes = max([2, *(count for count in counts if site.crowding(count) == 1)])
     # What DDP does is part of what FSDP does: both, where there are both, tell what gathering costs from what sharing does.
     axes = [axis for axis in ("dp", "fsdp") if any(getattr(layout, axis) > 1 for layout in layouts)] or ["dp"]
     for axis in axes:
@@ -48,8 +49,9 @@ def _kinds(layouts, site):
     if degrees:
         yield f"tp-{min(degrees)}", TALKING, {"gpus_per_node": min(degrees), "tp": min(degrees)}
     if any(layout.nodes > 1 for layout in layouts):
-        both = {"nodes": 2, "gpus_per_node": processes, axes[-1]: 2 * processes}
-        yield f"nodes-2x{processes}", TALKING, both
+        both = Layout(nodes=2, gpus_per_node=processes, **{axes[-1]: 2 * processes})
+        each = processes // (site.processes_together(both) // processes)
+        yield f"nodes-2x{each}", TALKING, {"nodes": 2, "gpus_per_node": each, axes[-1]: 2 * each}
 
 
 def _probe(name, workload, precision, divisor, layout):

@@ -1,6 +1,7 @@
 """Published trainings beside what plans say of them: each row of a table is priced as an uncalibrated run."""
 
 import csv
+import re
 import statistics
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,14 +15,17 @@ from parascale.settings.workload import LanguageTraining
 
 MODEL = ("dim", "heads", "kv_heads", "layers", "hidden", "tied", "norm", "position", "activation", "bias", "dropout")
 LAYOUT = ("gpus_per_node", "dp", "fsdp", "tp", "pp", "micro_batches", "schedule")
+RECOMPUTED = {None: False, "none": False, "false": False, "selective": "selective"}
 TRAINING = ("window", "global_batch", "accumulate")
+RATE, PEAK = "tokens_per_second_per_gpu", "peak_memory_gb"
+OUT_OF_MEMORY = re.compile(r"\s*(oom|out[ _-]of[ _-]memory)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A row: tokens a second and GPU. published: None of a run that ended without memory, or states no rate.
+    """A row: tokens a second and GPU. published: None of a run that ran out of memory, or states no rate.
 
-    predicted: None where the machine's data sheet says nothing of the row's precision.
+    predicted: None where the machine's data sheet says nothing of the row's precision. ran: it did not run out of memory.
     """
 
     source: str
@@ -30,6 +34,7 @@ class Scored:
     published: float | None
     ratio: float | None
     fits: str
+    ran: bool = True
 
 
 def score(table, machines):
@@ -75,7 +80,7 @@ def run_of(row, site, where):
     layout |= {
         "gpus_per_node": held,
         "nodes": max(1, world // held),
-        "activation_checkpointing": row.get("activation_checkpointing", "none") not in ("none", "false"),
+        "activation_checkpointing": RECOMPUTED.get(row.get("activation_checkpointing"), True),
         "compile": row.get("tuned") == "true",
     }
     model = {name: row[name] for name in MODEL if name in row}
@@ -99,11 +104,19 @@ def score_row(row, sites, where):
     vocabulary = int(row["vocabulary"])
     prediction = predict(run, site, facts=DataFacts(vocabulary), remedy=False)
     targets = model_sizes(run.workload.model, vocabulary, *run.workload.sizes).targets
-    published = float(row["tokens_per_second_per_gpu"]) if "tokens_per_second_per_gpu" in row else None
+    published = _number(row.get(RATE))
     step = prediction.step_seconds
     predicted = run.global_batch * targets / step / run.layout.world_size if step else None
     ratio = predicted / published if predicted and published else None
-    return Scored(row.get("source", ""), row.get("model", ""), predicted, published, ratio, prediction.fits)
+    return Scored(
+        row.get("source", ""), row.get("model", ""), predicted, published, ratio, prediction.fits, has_run(row)
+    )
+
+
+def has_run(row):
+    """False of a row that ran out of memory: a cell says so (`OOM`), or there is neither a rate nor a peak of memory."""
+    said = any(OUT_OF_MEMORY.fullmatch(str(text)) for text in row.values())
+    return not said and (_number(row.get(RATE)) is not None or _number(row.get(PEAK)) is not None)
 
 
 def errors(scored):
@@ -117,6 +130,25 @@ def errors(scored):
         if off:
             said[name] = {"rows": len(off), "median": statistics.median(off), "worst": max(off)}
     return said
+
+
+def memory(scored):
+    """{what: rows}: those that ran, and of them those predicted not to fit; those that ran out of memory, and of them those that fit."""
+    ran, failed = ([row for row in scored if row.ran is did] for did in (True, False))
+    return {
+        "ran": len(ran),
+        "ran_but_does_not_fit": sum(row.fits == "does not fit" for row in ran),
+        "out_of_memory": len(failed),
+        "out_of_memory_but_fits": sum(row.fits == "fits" for row in failed),
+    }
+
+
+def _number(text):
+    """A cell as a number; None of one that is empty or says something else."""
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return None
 
 
 def _plain(values):

@@ -42,11 +42,8 @@ def remarks(plan):
         said[0] += f"; {least}{duration(totals['wall_hours_limited'])} with {plan.capacity} {what}"
     if plan.since:
         said.append(f"Since the last plan: {plan.since}")
-    if plan.quota is not None:
-        share = totals["core_hours_expected"] / plan.quota
-        said.append(
-            f"Share of the quota of {plan.quota:,g} core-h: {share:.2%} expected, {totals['core_hours_worst'] / plan.quota:.2%} at worst"
-        )
+    if plan.quota:
+        said.append(plan.quota.share(totals["core_hours_expected"], totals["core_hours_worst"]))
     if plan.cap is not None:
         before = f" after {plan.spent:,.2f} spent" if plan.spent else ""
         said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h")

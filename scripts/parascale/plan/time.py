@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Prices:
-    """Rates for one of several processes of a node: on CPUs each has its threads, and all share the cores."""
+    """Rates for one of several processes of a machine: on CPUs each has its threads, and all share the cores."""
 
     rates: object
     threads: float = 1.0
@@ -62,7 +62,7 @@ class RankTime:
 
 
 def step_seconds(work, rates, site, processes):
-    """{phase: seconds} of a step where a node of `site` has `processes` of the run.
+    """{phase: seconds} of a step where a machine of `site` has `processes` of the run.
 
     Where processes share cores, one computes while another waits: a step is as long as the longest chain, or as all computing takes
     on the cores, whichever is longer.

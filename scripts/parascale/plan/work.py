@@ -12,7 +12,7 @@ Sources of the formulas:
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from parascale.families.sizes import BACKWARD
@@ -106,7 +106,9 @@ class Work:
 
 def step_work(run, sizes, site):
     """The Work of a step of `run` at `site`."""
-    layout, kind = run.layout, gpu_kind(site)
+    layout, kind = site.played(run.layout), gpu_kind(site)
+    if layout is not run.layout:
+        run = replace(run, layout=layout)
     ranks = (RankMemory(run, sizes, site.device, stages) for stages in rank_stages(layout, sizes.layers))
     fill = layout.bubble * layout.micro_batches / max(1, layout.pp - 1)
     fill *= run.workload.training.accumulate
@@ -118,11 +120,14 @@ def step_work(run, sizes, site):
 def _rank_work(run, sizes, kind, rank):
     layout, fused, batch = run.layout, run.layout.compile, rank.batch
     forward, backward = _loads(sizes.block_operations(batch, fused), kind["wave"])
-    if layout.activation_checkpointing:
-        backward = backward.plus(forward)
+    again = 0.0
+    if layout.activation_checkpointing == "selective":
+        again = 0.5 if batch.sequence_parallel else 0.0  # it gathers again, but reduces once
+        backward = backward.plus(_loads(sizes.recomputed_operations(batch, fused), kind["wave"])[0])
+    elif layout.activation_checkpointing:
+        again, backward = 1.0, backward.plus(forward)
     if layout.tp > 1:
-        forward = forward._replace(splits=1.0)
-        backward = backward._replace(splits=BACKWARD + layout.activation_checkpointing)
+        forward, backward = forward._replace(splits=1.0), backward._replace(splits=BACKWARD + again)
     if layout.uses_fsdp:
         forward, backward = forward._replace(shards=1.0), backward._replace(shards=1.0)
     ends = _loads(sizes.ends_operations(batch, fused), kind["wave"]) if rank.last else (Load(), Load())
@@ -137,7 +142,7 @@ def _rank_work(run, sizes, kind, rank):
         update=Load(moved=optimizer),
         samples=batch.samples * run.micro_batches,
         split=collectives,
-        split_backward=collectives.times(1 + layout.activation_checkpointing),
+        split_backward=collectives.times(1 + again),
         sends=_sends(run, rank),
         normalise=_batch_norm(run, sizes, rank),
         **_data_transfers(run, rank),

@@ -8,6 +8,7 @@ SAID = ("nodes", "gpus_per_node", "idle_gpus", "dp", "fsdp", "tp", "pp", "micro_
 WORDS = {
     "compile": "compiled",
     "activation_checkpointing": "recomputed activations",
+    "selective": "selectively recomputed activations",
     "sequence_parallel": "whole sequences",
     "loss_parallel": "whole logits",
     "reshard_after_forward": "parameters kept gathered",
@@ -41,10 +42,10 @@ def switches(run):
     layout, accumulate = run.layout, run.workload.training.accumulate
     words = (
         (run.precision, run.precision != "fp32"),
-        # All of them are on or off; what nobody decided, as in a run that no table held, is off.
+        # All of them are on or off, or have a word; what nobody decided, as in a run that no table held, is off.
         *(
             (
-                WORDS.get(name, f"{name} {getattr(layout, name)}"),
+                WORDS.get(getattr(layout, name)) or WORDS.get(name, f"{name} {getattr(layout, name)}"),
                 bool(getattr(layout, name)) != bool(setting.field.default),
             )
             for name, setting in declared(type(layout)).items()

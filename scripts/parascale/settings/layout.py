@@ -9,6 +9,11 @@ Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "Interleaved
 SCHEDULES = get_args(Schedule)
 # Schedules in which a rank holds two stages; in the V-shaped one, rank r holds stages r and n-1-r.
 LOOPED_SCHEDULES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
+# Schedules whose backward pass is two, for gradients of inputs and of weights.
+SPLIT_SCHEDULES = ("InterleavedZeroBubble", "ZBVZeroBubble")
+# What saves more memory, and takes more time, stands later.
+Recomputation = Literal[False, "selective", True]
+RECOMPUTATION = get_args(Recomputation)
 STRATEGIES = ("single", "ddp", "multi_node", "fsdp", "hsdp", "tp", "pp", "naive", "local_sgd", "hybrid", "three_d")
 
 
@@ -34,8 +39,10 @@ class Layout:
     reshard_after_forward: bool = option(
         True, "FSDP frees gathered parameters after the forward pass (saves memory, but gathers twice)"
     )
-    activation_checkpointing: bool = option(
-        False, "recompute a block's activations in the backward pass instead of keeping them"
+    activation_checkpointing: Recomputation = option(
+        False,
+        "recompute a block's activations in the backward pass instead of keeping them; `selective`: it keeps attention, sums of `tp` and "
+        "every second matrix product",
     )
     sync_batch_norm: bool = option(
         True,
@@ -112,6 +119,11 @@ class Layout:
             raise ConfigError(
                 f"schedule {self.schedule} needs at least as many micro_batches as stages "
                 f"({self.stages}), not {self.micro_batches}"
+            )
+        if self.pp > 1 and self.pipeline_schedule in SPLIT_SCHEDULES and self.activation_checkpointing == "selective":
+            raise ConfigError(
+                f"schedule {self.schedule} goes backward twice, but what activation_checkpointing = selective keeps is there once; "
+                "take activation_checkpointing = true, or another schedule"
             )
 
     def strategy(self, average_every=None):

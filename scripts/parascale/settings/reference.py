@@ -173,7 +173,7 @@ def _value(setting):
     kind = KINDS.get(typing.get_origin(hint) or hint, "text")  # in the run table a workload is a name
     arguments = (hint, *typing.get_args(hint))
     if choices := next((typing.get_args(arm) for arm in arguments if typing.get_origin(arm) is typing.Literal), ()):
-        words = ", ".join(f"`{choice}`" for choice in choices)
+        words = ", ".join(_shown(choice) for choice in choices)
         return words if typing.get_origin(hint) is typing.Literal else f"{kind} of {words}"
     bounds = [
         f"{sign} {bound:g}"
@@ -190,6 +190,10 @@ def _default(field):
         return "required"
     if value is None or value in ("", [], {}):
         return "–"
+    return _shown(value)
+
+
+def _shown(value):
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

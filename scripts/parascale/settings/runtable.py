@@ -80,7 +80,7 @@ def _refuse_other_separators(cells, where):
 def _typed(setting, cell, place, column):
     """A text cell as the value that its setting takes."""
     kinds = str(setting.hint)
-    if "bool" in kinds:
+    if "bool" in kinds or ("True" in kinds and cell.lower() in WORDS):
         if cell.lower() not in WORDS:
             raise ConfigError(f"{place.of((column,))}: `{column}` = `{cell}` must be true or false")
         return WORDS[cell.lower()]

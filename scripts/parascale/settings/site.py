@@ -1,5 +1,6 @@
 """The facts of a machine: what planning, launching and charging need to know."""
 
+import dataclasses
 from typing import Literal
 
 from parascale.errors import ConfigError
@@ -34,6 +35,17 @@ class Network:
     host_template: str = option(
         "{host}{suffix}", "address of a node on that network (`{host}-interconnect-1.jupiter.internal`)"
     )
+
+
+@settings(SITE)
+class QuotaCommand:
+    """How this machine tells what an account has left: a command that prints JSON, a record or a list of records that add up."""
+
+    command: str = option(
+        "", "the command, with `{account}` for the account; plans without `budget.quota` then show the answer"
+    )
+    granted: str = option("quota", "field of a record: core-hours granted")
+    used: str = option("used", "field of a record: core-hours used")
 
 
 @settings(SITE, expert=True)
@@ -125,6 +137,7 @@ class Site:
     )
     needs_account: bool = option(False, "Slurm accepts only jobs that name an account")
     max_hours: Number | None = option(None, "hours of the longest job, if there are no partitions", above=0.0)
+    quota: QuotaCommand = section(QuotaCommand, "how the machine tells what an account has left")
     job_page: str = option("", "address of the site's own page of a job, such as LLview's, with `{job}` for its number")
     purge_days: int | None = option(
         None, "days after which the filesystem of the results deletes unused files; the workflow warns in time", low=1
@@ -143,11 +156,21 @@ class Site:
         return own[0] if own else self.cores_per_node
 
     def threads(self, processes):
-        """Cores that each of `processes` processes of a node computes with."""
+        """Cores that each of `processes` processes of a machine computes with."""
         return self.threads_per_process or max(1, (self.cores_per_node or 1) // processes)
 
+    def played(self, layout):
+        """A Layout as machines see it: on CPUs without a queue this machine plays all nodes, which share its cores and its loopback."""
+        if layout.nodes == 1 or self.device != "cpu" or self.partitions:
+            return layout
+        return dataclasses.replace(layout, nodes=1, gpus_per_node=layout.world_size, idle_gpus=0)
+
+    def processes_together(self, layout):
+        """Processes of a run that share the cores of a machine."""
+        return self.played(layout).processes_per_node
+
     def crowding(self, processes):
-        """Computing threads for each core where a node has `processes` of a run; 1 where each has a core, or a GPU."""
+        """Computing threads for each core where a machine has `processes` of a run; 1 where each has a core, or a GPU."""
         if self.device != "cpu":
             return 1.0
         return max(1.0, processes * self.threads(processes) / (self.cores_per_node or 1))

@@ -101,7 +101,7 @@ def read_text(path, what):
 
 def nearest(word, allowed):
     """A sentence that names the nearest allowed word and all of them."""
-    allowed = [str(item) for item in allowed]
+    allowed = [str(item).lower() if isinstance(item, bool) else str(item) for item in allowed]
     if not allowed:
         return ". There is none yet"
     meant = {item for item, words in MEANT.items() if word.lower() in words}
@@ -126,7 +126,7 @@ def _said(error, kind, values, where, prefix):
         return f"{start}: unknown key `{key}`{nearest(place[-1], allowed)}"
     if name == "missing":
         return f"{start}: `{key}` is missing ({declared(owner)[place[-1]].field.description})"
-    if name == "literal_error" and not isinstance(given, str):
+    if name == "literal_error" and not isinstance(given, str) and all(isinstance(word, str) for word in _choices(hint)):
         return f"{start}: `{key}` must be text, not {_shown(given)}"
     if name == "literal_error":
         return f"{start}: `{key}` = {_shown(given)} is not known{nearest(str(given), _choices(hint))}"

@@ -9,6 +9,8 @@ import torch
 
 from parascale import slurm
 
+GIB = 2**30
+
 
 def read_machine(device):
     """This node as the process on `device` sees it; None for what it does not tell. Memory in bytes."""
@@ -17,7 +19,7 @@ def read_machine(device):
         "cpu": _processor(),
         "cores": psutil.cpu_count(logical=False),
         "hardware_threads": psutil.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": round(psutil.virtual_memory().total / GIB) * GIB,  # equal nodes differ by some kB
         "system": platform.release(),
     }
     if device.type == "cuda":
@@ -87,9 +89,11 @@ def _states(optimizers):
 
 
 def _bytes(tensors):
-    """Bytes of this rank's share of tensors, tied ones once."""
-    local = (tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors)
+    """Bytes of this rank's share of tensors, tied ones once; parts of one storage are tensors of their own."""
+    local = [tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    # Without data, as fake ones, they have no place.
     own = {
-        tensor.untyped_storage().data_ptr() or id(tensor): tensor.numel() * tensor.element_size() for tensor in local
+        tensor.data_ptr() if tensor.untyped_storage().data_ptr() else id(tensor): tensor.numel() * tensor.element_size()
+        for tensor in local
     }
     return sum(own.values())

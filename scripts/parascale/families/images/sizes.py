@@ -38,9 +38,9 @@ class Convolution:
         """Elements that it gives of one image."""
         return self.outputs * self.places
 
-    def product(self, samples):
+    def product(self, samples, again):
         """Its Product."""
-        return Product(samples * self.places, self.inputs * self.size**2, self.outputs)
+        return Product(samples * self.places, self.inputs * self.size**2, self.outputs, again)
 
     @property
     def kept(self):
@@ -84,7 +84,7 @@ class ImageSizes(Sizes):
 
     def _operations(self, convolutions, batch, fused, blocks):
         """A norm reads its input twice and writes, a ReLU reads and writes; joined, they read once less."""
-        products = tuple(each.product(batch.samples / blocks) for each in convolutions)
+        products = tuple(each.product(batch.samples / blocks, n % 2 == 1) for n, each in enumerate(convolutions))
         results = sum(each.results * (3 + (0 if fused else 2) * each.follows) for each in convolutions) * batch.samples
         return Operations(
             products, 0.0, results * batch.compute / blocks, 3 * len(convolutions) // blocks, batch.compute

@@ -17,12 +17,16 @@ HASH_BYTES, HASH_KERNELS, MASK_BYTES = 46, 18, 2
 
 @dataclass(frozen=True)
 class Matrix:
-    """A linear layer: `outputs × inputs` weights, and whether tensor parallelism splits its bias as well."""
+    """A linear layer: `outputs × inputs` weights, and whether tensor parallelism splits its bias as well.
+
+    again: selective recomputation performs its product again. What a block performs once it keeps, but the last layer's, by rows.
+    """
 
     outputs: int
     inputs: int
     bias: bool
     columns: bool  # split by output features, so that the bias is split too; else by input features
+    again: bool
 
     @property
     def weights(self):
@@ -34,20 +38,20 @@ def attention_matrices(model, key_bias):
     """Queries, keys, values and result of an attention."""
     dim, keys = model.dim, kv_width(model)
     return [
-        Matrix(dim, dim, model.bias, columns=True),
-        Matrix(keys, dim, model.bias and key_bias, columns=True),
-        Matrix(keys, dim, model.bias, columns=True),
-        Matrix(dim, dim, model.bias, columns=False),
+        Matrix(dim, dim, model.bias, columns=True, again=False),
+        Matrix(keys, dim, model.bias and key_bias, columns=True, again=True),
+        Matrix(keys, dim, model.bias, columns=True, again=False),
+        Matrix(dim, dim, model.bias, columns=False, again=True),
     ]
 
 
 def block_matrices(model):
     """The matrices of a Transformer block."""
-    wide = 2 if model.activation == "swiglu" else 1  # with a gate
+    gate = [True] if model.activation == "swiglu" else []
     return [
         *attention_matrices(model, model.position == "rotary"),
-        *[Matrix(model.hidden_width, model.dim, model.bias, columns=True)] * wide,
-        Matrix(model.dim, model.hidden_width, model.bias, columns=False),
+        *(Matrix(model.hidden_width, model.dim, model.bias, columns=True, again=again) for again in (False, *gate)),
+        Matrix(model.dim, model.hidden_width, model.bias, columns=False, again=False),
     ]
 
 
@@ -59,7 +63,12 @@ def kv_width(model):
 def products_of(matrices, tokens, tp):
     """The Products of matrices with `tokens` rows, of a rank of `tp`."""
     return tuple(
-        Product(tokens, matrix.inputs / (1 if matrix.columns else tp), matrix.outputs / (tp if matrix.columns else 1))
+        Product(
+            tokens,
+            matrix.inputs / (1 if matrix.columns else tp),
+            matrix.outputs / (tp if matrix.columns else 1),
+            matrix.again,
+        )
         for matrix in matrices
     )
 
@@ -84,6 +93,17 @@ def attention_bytes(model, batch, tokens, sources, places):
     if model.dropout:
         keys, statistics = model.dim, places * (batch.compute + 1 + batch.compute)
     return 2 * (tokens * model.dim + sources * keys) // batch.tp * batch.compute + heads * statistics
+
+
+def selective_bytes(matrices, model, batch, tokens, stream):
+    """Kept with selective recomputation of an attention, and of what else has `matrices`: results of products, of fused attention with
+    its statistics, and of the sum over ranks."""
+    kept = tokens * sum(matrix.outputs for matrix in matrices if matrix.columns and not matrix.again)
+    statistics = 0
+    if not model.dropout:
+        kept, statistics = kept + tokens * model.dim, tokens * model.heads // batch.tp * STATISTIC_BYTES
+    summed = stream * model.dim if batch.tp > 1 else 0
+    return (kept // batch.tp + summed) * batch.compute + statistics
 
 
 def attention_operations(model, batch, tokens, places, causal, fused):
@@ -163,6 +183,10 @@ class TransformerSizes(Sizes):
         inner = (4 if gated else 2) * tokens * model.hidden_width // tp * batch.compute
         masks = 2 * self.stream(batch) * model.dim if model.dropout else 0
         return 2 * self.norm_bytes(batch) + products + attention + inner + masks
+
+    def selective_bytes(self, batch):
+        """Queries, values, one side of the feed-forward layer, and what attention gives."""
+        return selective_bytes(block_matrices(self.model), self.model, batch, self.tokens(batch), self.stream(batch))
 
     def norm_bytes(self, batch):
         """Kept by one norm: its input and statistics. On CPUs RMSNorm is not one kernel: input and result are kept in fp32."""

@@ -7,6 +7,7 @@ from parascale.families.language.sizes import (
     attention_operations,
     norm_elements,
     products_of,
+    selective_bytes,
     split_and_whole,
     sublayer_operations,
 )
@@ -59,6 +60,14 @@ class EncoderDecoderSizes(Sizes):
         masks = self.halves[1].stream(batch) * dim if self.model.dropout else 0
         across = self.halves[1].norm_bytes(batch) + summaries * dim * batch.compute + mixed + masks
         return sum(half.block_bytes(batch) for half in self.halves) + across
+
+    def selective_bytes(self, batch):
+        """Of both halves and the attention across; its query is of the summaries, its values are of the documents."""
+        documents, summaries = (half.tokens(batch) for half in self.halves)
+        query, _, value, _ = attention_matrices(self.model, key_bias=False)
+        across = selective_bytes([query], self.model, batch, summaries, self.halves[1].stream(batch))
+        values = documents * value.outputs // batch.tp * batch.compute
+        return sum(half.selective_bytes(batch) for half in self.halves) + across + values
 
     def boundary_bytes(self, batch):
         """The residual streams of both halves."""

@@ -1,0 +1,94 @@
+"""What an account has left stands beside the sum of a plan; a machine that does not say stops nothing."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from parascale.plan import budget, tables
+from parascale.plan.planner import Planner
+from parascale.plan.quota import quota_of
+from parascale.settings.site import QuotaCommand
+from tests.unit.test_plan_budget import jobs, project
+
+ASKED = QuotaCommand("jutil user cpuquota --budget {account} --format json")
+# JSC publishes no answer; the names of its fields are ours.
+RECORDS = [{"budget": "zam", "quota": "12,000.0", "used": 7500.5}, {"budget": "zam", "quota": 1000, "used": 0}]
+
+
+def charged(tmp_path, asked=ASKED, account="zam", **limits):
+    """A project whose site names a command."""
+    plain = project(tmp_path, **limits)
+    site, config = dataclasses.replace(plain.site, quota=asked), dataclasses.replace(plain.config, account=account)
+    return dataclasses.replace(plain, site=site, config=config)
+
+
+@pytest.fixture
+def jutil(tmp_path, monkeypatch):
+    """A function that has a command `jutil` answer with a text, once for each call."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def answers(text, code=0):
+        (folder / "answer").write_text(text)
+        command = folder / "jutil"
+        command.write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\ncat {folder}/answer\nexit {code}\n')
+        command.chmod(0o755)
+        return folder / "asked"
+
+    return answers
+
+
+def test_what_is_left_stands_beside_the_sum(tmp_path, jutil):
+    """Records add up. The machine is asked once a plan, for this account; table, page and `plan.json` tell it."""
+    asked = jutil(json.dumps(RECORDS))
+    plan = budget.make_plan(jobs(), Planner(charged(tmp_path)))
+    assert asked.read_text() == "user cpuquota --budget zam --format json\n"
+    assert plan.quota.core_hours == pytest.approx(5499.5)
+    for text in (tables.text(plan), tables.page(plan)):
+        assert "Share of the 5,500 core-h that zam has left: 0.0" in text and "% at worst" in text
+    assert json.loads(json.dumps(plan.as_dict()))["quota"]["core_hours"] == pytest.approx(5499.5)
+
+
+def test_more_than_is_left_is_a_warning_and_no_refusal(tmp_path, jutil):
+    """JSC lets such jobs wait longer, and takes them."""
+    jutil(json.dumps({"quota": 100, "used": 400}))
+    plan = budget.make_plan(jobs(), Planner(charged(tmp_path)))
+    budget.check(plan)
+    assert plan.quota.core_hours == 0 and "Quota: the 0 core-h that zam has left" in tables.text(plan)
+    assert "more than the 0 core-h that zam has left" in budget.warnings(plan)[0]
+
+
+def test_what_is_given_is_not_asked_for(tmp_path, jutil):
+    asked = jutil(json.dumps(RECORDS))
+    assert quota_of(charged(tmp_path, quota=5000.0)).core_hours == 5000
+    assert quota_of(charged(tmp_path, QuotaCommand())) is None and not asked.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        (None, 0, "`jutil` is not installed here"),
+        ("", 3, "zam --format json` failed: exit code 3"),
+        ("no such budget", 0, "answered something else than JSON with core-hours"),
+        ("[]", 0, "answered something else than JSON with core-hours"),
+        ('[{"quota": "plenty", "used": 0}]', 0, "answered something else than JSON with core-hours"),
+        ('[{"granted": 10, "used": 0}]', 0, "no 'quota' in the answer of `jutil user cpuquota"),
+        ('[{"granted": 10, "used": 0}]', 0, "it names granted, used: set `quota` of the site file"),
+    ],
+)
+def test_a_machine_that_does_not_say_is_one_line(tmp_path, jutil, monkeypatch, answer, code, said):
+    if answer is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        jutil(answer, code)
+    plan = budget.make_plan(jobs(), Planner(charged(tmp_path)))
+    (line,) = [line for line in tables.remarks(plan) if line.startswith("Quota: unknown")]
+    assert said in line and not any("core-h are more" in warning for warning in budget.warnings(plan))
+
+
+def test_nobody_is_asked_without_an_account(tmp_path, jutil):
+    asked = jutil(json.dumps(RECORDS))
+    assert "--config account=<project>" in quota_of(charged(tmp_path, account=None)).words and not asked.exists()

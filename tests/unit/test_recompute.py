@@ -1,0 +1,105 @@
+"""What a block keeps and what its backward pass computes again: eagerly, with copies in half precision, and compiled."""
+
+from collections import Counter
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parascale.errors import ConfigError
+from parascale.families.language.modules import Block
+from parascale.parallel.precision import Copies
+from parascale.parallel.recompute import PRODUCTS, recomputed
+from parascale.settings import Layout, Model, make
+
+GPT = make(Model, dim=32, heads=4)
+LLAMA = make(
+    Model, dim=32, heads=4, kv_heads=2, hidden=48, norm="rms", position="rotary", activation="swiglu", bias=False
+)
+# Model → its products, and those that selective recomputation performs again: keys, the result of attention, the gate.
+BLOCKS = {"gpt": (GPT, 6, 2), "llama": (LLAMA, 7, 3)}
+
+
+class Performed(TorchDispatchMode):
+    """Counts what reaches a kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.products = self.attention = 0
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
+        self.products += function in PRODUCTS
+        self.attention += "attention" in str(function) and "backward" not in str(function)
+        return function(*arguments, **(keywords or {}))
+
+
+def trained(model, selective, half=False):
+    """(products, attentions, gradients) of a forward and a backward pass of a block. selective: None keeps all."""
+    torch.manual_seed(0)
+    part = nn.Sequential(Block(model))
+    copies = Copies(torch.bfloat16) if half else None
+    if selective is not None:
+        part[0].forward = recomputed(part[0], selective, copies)
+    if half:
+        part.forward = copies.around(part)
+    hidden = torch.randn(2, 8, 32, requires_grad=True)
+    with Performed() as performed:
+        part(hidden).square().sum().backward()
+    return performed.products, performed.attention, [hidden.grad, *(each.grad for each in part.parameters())]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_selectively_attention_and_half_of_the_products_are_computed_once(name, half):
+    """The last product is never computed again, since nothing behind it is asked for. No gradient changes by a bit."""
+    model, products, again = BLOCKS[name]
+    plain, selective, all_again = (trained(model, each, half) for each in (None, True, False))
+    assert [each[0] - 3 * products for each in (plain, selective, all_again)] == [0, again, products - 1]
+    assert [each[1] for each in (plain, selective, all_again)] == [1, 1, 2]
+    for found in (selective, all_again):
+        assert all(map(torch.equal, found[2], plain[2]))
+
+
+@pytest.mark.parametrize("selective", [True, False])
+def test_compiled_a_graph_computes_again_what_python_would(selective):
+    """With copies in half precision, which a graph keeps."""
+    model, products, again = BLOCKS["llama"]
+    counts = Counter()
+
+    def counting(name):
+        def compiler(graph, _):
+            counts[name] += sum(node.target in PRODUCTS for node in graph.graph.nodes)
+            return make_boxed_func(graph.forward)
+
+        return compiler
+
+    torch.manual_seed(0)
+    part, copies = nn.Sequential(Block(model)), Copies(torch.bfloat16)
+    part[0].forward = recomputed(part[0], selective, copies)
+    part[0].compile(
+        backend=aot_autograd(
+            fw_compiler=counting("forward"),
+            bw_compiler=counting("backward"),
+            partition_fn=min_cut_rematerialization_partition,
+        ),
+        fullgraph=True,
+    )
+    part.forward = copies.around(part)
+    hidden = torch.randn(2, 8, 32, requires_grad=True)
+    part(hidden).square().sum().backward()
+    assert counts == {"forward": products, "backward": 2 * products + (again if selective else products - 1)}
+    found = [hidden.grad, *(each.grad for each in part.parameters())]
+    for one, other in zip(found, trained(model, None, half=True)[2], strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble"])
+def test_a_backward_pass_in_two_parts_cannot_be_selective(schedule):
+    """What was kept is given away by the first."""
+    layout = Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule=schedule, activation_checkpointing="selective")
+    with pytest.raises(ConfigError, match="activation_checkpointing = true, or another schedule"):
+        layout.check()
