@@ -180,9 +180,17 @@ def stage(target, files):
     return found
 
 
-def data_of(wildcards):
-    """The prepared data that a run reads."""
-    return PATHS.data_of(RUNS[wildcards.run]) / "manifest.json"
+def shared(value, runs=RUNS):
+    """A function from wildcards to the `value` of a run; what all runs share is the value itself: asking a function for each job takes
+    time."""
+    values = list(map(value, runs.values()))
+    if values.count(values[0]) == len(values):
+        return values[0]
+    return lambda wildcards: value(runs[wildcards.run])
+
+
+# The prepared data that a run reads.
+data_of = shared(lambda run: PATHS.data_of(run) / "manifest.json")
 
 
 def own_files(wildcards):
@@ -319,15 +327,11 @@ def data_node(minutes):
 
 
 def resources_of(kind="run"):
-    """Resources of the jobs of runs. What all of them share is a value: asking a function for each job takes time."""
-
-    def resource(key):
-        values = [asked.get(key) for asked in ASKED.values()]
-        if values.count(values[0]) == len(values):
-            return values[0]
-        return lambda wildcards: ASKED[wildcards.run].get(key)
+    """Resources of the jobs of runs."""
 
     def runtime(wildcards, attempt):
         return PLANNER.runtime_minutes(wildcards.run, attempt, kind, PROJECT.config.partition)
 
-    return {key: resource(key) for key in sorted(set().union(*ASKED.values()))} | {"runtime": runtime}
+    # `key=key`: each function keeps its own.
+    keys = sorted(set().union(*ASKED.values()))
+    return {key: shared(lambda asked, key=key: asked.get(key), ASKED) for key in keys} | {"runtime": runtime}

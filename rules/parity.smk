@@ -19,7 +19,7 @@ use rule train as parity_run with:
     wildcard_constraints:
         run=pattern(PROJECT.runs),
     # Nothing is timed here, so several may share a machine.
-    threads: lambda wildcards: cores_of(RUNS[wildcards.run].layout, PROJECT.site)
+    threads: shared(lambda run: cores_of(run.layout, PROJECT.site))
     resources:
         **resources_of("parity"),
     params:
@@ -30,7 +30,7 @@ use rule train as parity_run with:
 rule parity_verdict:
     input:
         run=PATHS.parity("{run}") / "summary.json",
-        baseline=lambda wildcards: PATHS.parity(PROJECT.runs[wildcards.run].baseline) / "summary.json",
+        baseline=shared(lambda run: PATHS.parity(run.baseline) / "summary.json", PROJECT.runs),
     output:
         PATHS.parity("{run}") / "verdict.json",
     log:
@@ -39,8 +39,8 @@ rule parity_verdict:
     resources:
         nodes=0,
     params:
-        baseline=lambda wildcards: PROJECT.runs[wildcards.run].baseline,
-        dropout=lambda wildcards: PROJECT.runs[wildcards.run].workload.model.dropout,
+        baseline=shared(lambda run: run.baseline, PROJECT.runs),
+        dropout=shared(lambda run: run.workload.model.dropout, PROJECT.runs),
         code=code_of("parity"),
     shell:
         "parascale parity --run {wildcards.run:q} > {log:q} 2>&1"

@@ -23,7 +23,7 @@ rule train:
     wildcard_constraints:
         run=NONE,
     # Repeats take turns with what they are compared with: whatever disturbs a machine for a while then strikes all of them.
-    priority: lambda wildcards: 1 / RUNS[wildcards.run].repeat
+    priority: shared(lambda run: 1 / run.repeat)
     # A timed run gets the whole node.
     threads: PROJECT.site.cores_per_node
     resources:

@@ -135,11 +135,15 @@ def declarations():
     def declare(name, **told):
         declared = declaring.declared(Layout)
         declared[name] = dataclasses.replace(declared[name], told=dataclasses.replace(declared[name].told, **told))
+        forget()
+
+    def forget():
         identity._known.cache_clear()
+        identity._deciding.cache_clear()
 
     yield declare
     declaring.declared(Layout).update(original)
-    identity._known.cache_clear()
+    forget()
 
 
 def test_a_setting_that_was_added_later_leaves_earlier_results_as_they_are(declarations):

@@ -99,7 +99,7 @@ class Calibration:
 
     def same(self, run):
         """Median seconds (a step, beside the steps) of finished runs that differ from `run` in name and seed alone, or None."""
-        seen = self._finished.get(identity.speed_of(run))
+        seen = self._finished.get(identity.speed_of(run)) if self._finished else None
         if seen is None:
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)

@@ -39,11 +39,9 @@ def settings(run, *decisions):
     A class of the user's own goes by the name of its file: what it says is in the digest of the code.
     """
     found = {}
-    for key, setting, read in _known(type(run), type(run.workload), type(run.workload.model)):
-        if setting.told.path and not key.endswith(".kind"):
-            continue
-        if setting.decides in decisions and (value := read(run)) != setting.told.before:
-            found[key] = os.path.basename(value) if setting.told.path else _plain(value)
+    for key, read, before, is_path in _deciding(decisions, type(run), type(run.workload), type(run.workload.model)):
+        if (value := read(run)) != before:
+            found[key] = os.path.basename(value) if is_path else _plain(value)
     return found
 
 
@@ -65,6 +63,16 @@ def _known(run, workload, model):
     """(dotted key, Setting, function that reads it from a run) of each setting of runs of such classes."""
     settings = walk(run, variants={Workload: workload, Model: model})
     return [(each.key, each, operator.attrgetter(each.key)) for each in settings if "[]" not in each.key]
+
+
+@functools.cache
+def _deciding(decisions, *kinds):
+    """(dotted key, function that reads it, value that earlier results had, whether it is a path) of what `settings` tells of such runs."""
+    return [
+        (key, read, setting.told.before, setting.told.path)
+        for key, setting, read in _known(*kinds)
+        if setting.decides in decisions and (not setting.told.path or key.endswith(".kind"))
+    ]
 
 
 def kind_of_device(site):
