@@ -129,15 +129,15 @@ def test_other_ways_learn_and_are_not_comparable(averaging, said, make_settings,
     assert ours[-1] < ours[0] - 0.5 * (exact[0] - exact[-1])
 
 
-@pytest.mark.parametrize("compression", ["fp16", "bf16", "powersgd"])
+@pytest.mark.parametrize("compression", ["fp16", "powersgd"])
 def test_compressed_gradients_learn_and_are_not_comparable(compression, make_settings, single, tmp_path):
     settings = make_settings("compressed", {"dp": 2}, compression=compression, parity=True)
     train(settings, tmp_path / "ranks")
     verdict = compare_folders(settings["output"], single(parity=True)["output"])
     assert verdict["verdict"] == "not comparable"
     assert "gradients are sent" in verdict["reason"]
-    # One rounding of a gradient is off by 2⁻¹² or 2⁻⁹ of it; PowerSGD follows it with what it could not send.
-    assert 0 < verdict["loss_difference"] < {"fp16": 1e-3, "bf16": 1e-2, "powersgd": 0.2}[compression]
+    # One rounding of a gradient is off by 2⁻¹² of it; PowerSGD follows it with what it could not send.
+    assert 0 < verdict["loss_difference"] < {"fp16": 1e-3, "powersgd": 0.2}[compression]
 
 
 @pytest.mark.parametrize(

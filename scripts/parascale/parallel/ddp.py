@@ -3,7 +3,7 @@
 The loss is divided by the global count of targets, so gradients must be summed: `train.step` undoes DDP's average.
 """
 
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,7 +28,6 @@ def replicate(model, mesh, compression="none"):
             replicas.process_group, matrix_approximation_rank=POWER_RANK, start_powerSGD_iter=EXACT_STEPS
         )
         replicas.register_comm_hook(state, powerSGD_hook)
-    elif compression != "none":
-        hook = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}[compression]
-        replicas.register_comm_hook(replicas.process_group, hook)
+    elif compression == "fp16":
+        replicas.register_comm_hook(replicas.process_group, fp16_compress_hook)
     return replicas

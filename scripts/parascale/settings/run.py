@@ -47,9 +47,9 @@ class Run:
         "visit in turn (asynchronous SGD). For teaching, on one node",
         before="all",
     )
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = option(
+    compression: Literal["none", "fp16", "powersgd"] = option(
         "none",
-        "how DDP sends gradients: as they are, rounded to 16 bits, or as products of thin matrices (`powersgd`, Vogels et al. 2019, "
+        "how DDP sends gradients: as they are, rounded to fp16, or as products of thin matrices (`powersgd`, Vogels et al. 2019, "
         "arXiv:1905.13727; what was not sent is added to the next gradient, and forgotten where a job is started again)",
         before="none",
     )

@@ -52,11 +52,7 @@ def not_comparable(run):
         }
         return f"ranks train apart for {run.average_every} steps ({way[run.averaging]}): another algorithm, not another layout"
     if run.compression != "none":
-        sent = (
-            f"rounded to {run.compression}"
-            if run.compression != "powersgd"
-            else "as products of thin matrices (PowerSGD)"
-        )
+        sent = {"fp16": "rounded to fp16", "powersgd": "as products of thin matrices (PowerSGD)"}[run.compression]
         return f"gradients are sent {sent}: ranks go on from others than those that they computed"
     if run.workload.model.counts_batches and run.layout.data_parallel > 1 and not run.layout.sync_batch_norm:
         return "each rank has its own batch norm (sync_batch_norm = false): its samples see other statistics"
