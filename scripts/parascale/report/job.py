@@ -7,7 +7,8 @@ from pathlib import Path
 from parascale import files
 from parascale.errors import ParascaleError
 from parascale.report import numbers, sections
-from parascale.report.derived import Report, build_report, compare
+from parascale.report.comparing import compare
+from parascale.report.derived import Report, build_report
 from parascale.report.drawing import Entry, Figure
 from parascale.report.findings import findings, hit_limit, time_used
 from parascale.report.layouts import degrees_text, hardware_text
@@ -15,10 +16,24 @@ from parascale.report.page import render
 from parascale.report.plots import OUTCOMES, Span, timeline_panel
 from parascale.report.records import load_records
 from parascale.report.section import Section, filled
-from parascale.report.tables import Cell, make_table, number
+from parascale.report.tables import Column, columns, make_table
 from parascale.report.usage import heat_figure, metrics_table
 from parascale.telemetry import energy_joules, read_samples, sample_files
 
+FACTS = (Column("fact", "Fact"), Column("value", "Value", text="words"))
+ATTEMPTS = (
+    Column("attempt", "Attempt"),
+    Column("job", "Job", link="page"),
+    Column("start", "Start (UTC)"),
+    Column("seconds", "Duration", numbers.duration),
+    Column("outcome", "Outcome"),
+    *columns(numbers.whole, first_step="First step", last_step="Last step"),
+)
+OPERATORS = (
+    Column("name", "Operator"),
+    Column("calls", "Calls", numbers.whole),
+    *columns(numbers.duration_of_step, cpu_seconds="Own time on the CPU", device_seconds="Own time on the GPU"),
+)
 FOOTER = "Made from `run.json`, `summary.json`, `steps.jsonl` and `device.csv` of this run. "
 
 
@@ -154,10 +169,10 @@ def _clock(seconds):
 
 def _facts_section(job):
     rows = [
-        (name, {"Fact": name, "Value": Cell(words, value, name.lower().replace(" ", "_"))})
+        {"fact": name, "case": name.lower().replace(" ", "_"), "words": words, "value": value}
         for name, words, value in facts(job)
     ]
-    values = {"table": make_table("What this job was", rows), "notes": job.record.notes}
+    values = {"table": make_table("What this job was", FACTS, rows), "notes": job.record.notes}
     return Section("job", "The job", "table.html", values)
 
 
@@ -189,7 +204,8 @@ def attempts_figure(record):
     spans = attempts_spans(record)
     if not spans:
         return None
-    table = make_table("Attempts", [_attempt_row(record.site, *each) for each in enumerate(record.attempts, 1)])
+    rows = [_attempt_row(record.site, *each) for each in enumerate(record.attempts, 1)]
+    table = make_table("Attempts", ATTEMPTS, rows)
     used = [outcome for outcome in OUTCOMES if any(span.outcome == outcome for span in spans)]
     panel = timeline_panel("Attempts over time", spans)
     legend = tuple(Entry(outcome, OUTCOMES[outcome], box=True) for outcome in used)
@@ -199,17 +215,9 @@ def attempts_figure(record):
 
 
 def _attempt_row(site, count, attempt):
-    name, job = f"attempt {count}", str(attempt.get("job_id") or "")
+    job = str(attempt.get("job_id") or "")
     page = site.job_page.replace("{job}", job) if site is not None and job else ""
-    return name, {
-        "Attempt": name,
-        "Job": Cell(job, link=page),
-        "Start (UTC)": attempt.get("start") or "",
-        "Duration": number(attempt.get("seconds"), numbers.duration, "attempt_seconds"),
-        "Outcome": _outcome(attempt),
-        "First step": number(attempt.get("first_step"), numbers.whole),
-        "Last step": number(attempt.get("last_step"), numbers.whole),
-    }
+    return attempt | {"attempt": f"attempt {count}", "job": job, "page": page, "outcome": _outcome(attempt)}
 
 
 def _seconds(attempt, key):
@@ -232,18 +240,8 @@ def _operators_section(operators):
     """The operators that took most of the steps that were profiled."""
     if not operators:
         return None
-    rows = [(operator["name"], _operator_row(operator)) for operator in operators]
-    table = make_table("Operators of rank 0 in the profiled steps, the longest first", rows)
+    table = make_table("Operators of rank 0 in the profiled steps, the longest first", OPERATORS, operators)
     note = (
         "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing and https://ui.perfetto.dev show it."
     )
     return Section("operators", "Top operators", "table.html", {"table": table, "notes": (note,)})
-
-
-def _operator_row(operator):
-    return {
-        "Operator": operator["name"],
-        "Calls": number(operator["calls"], numbers.whole),
-        "Own time on the CPU": number(operator["cpu_seconds"], numbers.duration_of_step, "cpu_seconds"),
-        "Own time on the GPU": number(operator["device_seconds"], numbers.duration_of_step, "device_seconds"),
-    }
