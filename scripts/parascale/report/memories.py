@@ -56,7 +56,9 @@ def _bar(report, record):
         record.prediction.get("memory_bytes"),
         record.summary.memory,
     )
-    text = numbers.memory(peak) + (f", predicted {numbers.memory(foretold)}" if foretold else "")
+    text = numbers.memory(peak)
+    if foretold:  # a unit that both have stands once
+        text += f", predicted {numbers.memory(foretold).removesuffix(text[text.index(' ') :])}"
     if not parts:
         drawn = ((series_colour(report.series(record)), peak, f"{record.name}: {text}"),)
     else:

@@ -34,7 +34,7 @@ def provenance_section(report):
     values = {
         "shared": [(each.title, table.frame.iloc[0][each.name], table.frame.iloc[0].get(each.note)) for each in alike],
         "table": replace(table, columns=apart) if len(apart) > 1 else None,
-        "attempts": make_table("Attempts", ATTEMPTS, attempts),
+        "attempts": make_table("Attempts of the runs", ATTEMPTS, attempts),
         "mixed": _mixed(report),
         "left_out": report.left_out,
     }
