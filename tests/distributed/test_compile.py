@@ -18,7 +18,7 @@ LAYOUTS = {
     "fsdp": ({"fsdp": 2, "activation_checkpointing": True}, LLAMA, 5),
     "tp": ({"tp": 2}, {"dropout": 0.2}, 5),
     "tp selective": ({"tp": 2, "activation_checkpointing": "selective"}, LLAMA, 5),
-    "tp whole sequence": ({"tp": 2, "sequence_parallel": False}, {}, 5),
+    "tp whole sequence": ({"tp": 2, "sequence_parallel": False}, LLAMA, 5),
     "tp whole logits": ({"tp": 2, "sequence_parallel": False, "loss_parallel": False}, {}, 4),
     "pp": (pp(2, 2, "1F1B"), {}, (4, 6), (2, 3)),
     "fsdp x tp": ({"fsdp": 2, "tp": 2}, LLAMA, 5),

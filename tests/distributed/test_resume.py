@@ -11,7 +11,7 @@ import torch
 from parascale.checkpoint import read
 from parascale.files import read_json, read_json_lines
 from parascale.report import build_report, load_records
-from parascale.report.summary import summary_csv
+from parascale.report.summary import runs_table
 from parascale.train.parity import TOLERANCES, compare_folders
 
 from .cases import but_slow, pp, ranks_of
@@ -110,7 +110,7 @@ def reported(settings):
     output, name = Path(settings["output"]), settings["run"]["run"]
     shutil.copytree(output, output.parent / "runs" / name)  # where reports look for it
     records = load_records(output.parent, output.parent / "work", [name])
-    return next(csv.DictReader(summary_csv(build_report(records, "")).splitlines()))
+    return next(csv.DictReader(runs_table(build_report(records, "")).csv.splitlines()))
 
 
 def test_a_run_keeps_what_was_foretold_before_its_first_step(make_settings, tmp_path):

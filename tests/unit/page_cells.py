@@ -8,13 +8,14 @@ class Cells(html.parser.HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.table, self.found = None, {}
+        self.table, self.run, self.found = None, None, {}
         self.feed(page)
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         if tag == "table":
             self.table = attributes["id"]
-        if "data-figure" in attributes and "data-value" in attributes and "data-run" in attributes:
-            key = (self.table, attributes["data-run"], attributes["data-figure"])
-            self.found.setdefault(key, attributes["data-value"])
+        if tag == "tr":
+            self.run = attributes.get("data-run")
+        if tag in ("th", "td", "small") and "data-figure" in attributes and "data-value" in attributes:
+            self.found.setdefault((self.table, self.run, attributes["data-figure"]), attributes["data-value"])

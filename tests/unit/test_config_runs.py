@@ -14,6 +14,7 @@ from parascale.settings import (
     Layout,
     Run,
     Workload,
+    compiled_where_it_gains,
     load_project_file,
     run_from_dict,
     strict,
@@ -249,3 +250,7 @@ def test_transformers_are_compiled_on_gpus_unless_a_run_says_otherwise():
     assert not any(run.layout.compile for run in here.runs.values())
     compiled = {run.workload.model.kind: run.layout.compile for run in there.runs.values()}
     assert compiled == {"transformer_lm": True, "encoder_decoder": True, "xresnet": False}
+    run = next(run for run in there.runs.values() if run.layout.compile)
+    layout = Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule="InterleavedZeroBubble")
+    zero_bubble = compiled_where_it_gains(dataclasses.replace(run, layout=layout), there.site)
+    assert zero_bubble.layout.compile is False, "its backward pass is two"

@@ -126,21 +126,21 @@ def test_ten_figures_of_the_page_lead_back_to_raw_samples(tmp_path):
     for column in ("utilisation", "memory_bytes", "power_watts", "temperature_celsius"):
         values = [float(row[column]) for row in gpus]
         expected |= {
-            f"min_gpu_{column}": min(values),
-            f"mean_gpu_{column}": math.fsum(values) / len(values),
-            f"max_gpu_{column}": max(values),
+            f"gpu_{column}_min": min(values),
+            f"gpu_{column}_mean": math.fsum(values) / len(values),
+            f"gpu_{column}_max": max(values),
         }
     for rows_of_kind, kind, column in ((gpus, "gpu", "energy_joules"), (hosts, "host", "monitor_seconds")):
         last = {(row["node"], row["index"]): float(row[column]) for row in rows_of_kind}
-        expected[f"total_{kind}_{column}"] = sum(last.values())
+        expected[f"{kind}_{column}_total_mean"] = sum(last.values())
     shown = {
         figure: float(value)
         for (table, _, figure), value in cells.items()
         if table == "usage-table" and figure in expected
     }
     assert len(expected) == 14 and shown == pytest.approx(expected)
-    assert float(cells["job-table", "Energy of the GPUs", "energy_of_the_gpus"]) == pytest.approx(
-        expected["total_gpu_energy_joules"]
+    assert float(cells["job-table", "Energy of the GPUs", "energy_of_the_gpus_value"]) == pytest.approx(
+        expected["gpu_energy_joules_total_mean"]
     )
 
 
@@ -155,11 +155,11 @@ def test_disks_stand_as_rates_and_as_totals_that_lead_back_to_raw_samples(tmp_pa
         ]
         flows = [(after - before) / 10 for each in counted for before, after in itertools.pairwise(each)]
         name = f"host_{column}"
-        expected |= {f"min_{name}_per_second": min(flows), f"max_{name}_per_second": max(flows)}
-        expected |= {f"mean_{name}_per_second": sum(flows) / len(flows), f"total_{name}": sum(map(max, counted))}
+        expected |= {f"{name}_per_second_min": min(flows), f"{name}_per_second_max": max(flows)}
+        expected |= {f"{name}_per_second_mean": sum(flows) / len(flows), f"{name}_total_mean": sum(map(max, counted))}
     shown = {figure: float(value) for (table, _, figure), value in cells.items() if figure in expected}
     assert len(expected) == 8 and shown == pytest.approx(expected)
-    assert expected["max_host_read_bytes_per_second"] == pytest.approx(12_000)
+    assert expected["host_read_bytes_per_second_max"] == pytest.approx(12_000)
 
 
 def test_a_rate_is_neither_that_of_a_pause_nor_that_of_a_moment(tmp_path):
@@ -202,7 +202,7 @@ def test_page_and_pdf_are_there_for_every_kind_of_run(tmp_path, status):
     page = render_job(job)
     assert (
         page.partition('<g class="heat">')[2].partition("</g>")[0].count("<path") > 10
-        and f'data-figure="status">{status}<' in page
+        and f'data-figure="status_value">{status}<' in page
     )
     assert not re.search(r"(src=|url\(|@import|<link rel=.stylesheet)", page)
     for name in ("one.pdf", "two.pdf"):

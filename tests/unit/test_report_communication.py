@@ -38,7 +38,7 @@ def test_each_group_is_drawn_with_its_numbers_and_the_name_of_its_file(tmp_path)
     assert shown.count("<svg class") == 2 and shown.count('<g class="line">') == 3
     assert "dp-pp: 4 processes, 2 nodes" in shown and "dp-pp: 2 processes along dp, 1 node" in shown
     assert "all_reduce 10.1 GB/s at 64 MiB; broadcast 6.71 GB/s at 64 MiB" in shown, "in words where it cannot be seen"
-    assert 'data-figure="bus_gigabytes_per_second" data-value="10.0663296"' in shown
+    assert 'data-figure="all_reduce_bus_gigabytes_per_second" data-value="10.0663296"' in shown
     assert shown.count("<tr") == 1 + len(ROWS)
     assert "<code>results/communication/dp-pp.csv</code>" in shown
 

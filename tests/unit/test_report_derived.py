@@ -14,8 +14,7 @@ from parascale.plan.predict import predict
 from parascale.report import build_report, figures, load_records, numbers, render_page
 from parascale.report.derived import idle_fraction
 from parascale.report.plots import spread_apart, thinned
-from parascale.report.summary import model_flops_utilisation
-from parascale.report.tables import runs_table
+from parascale.report.summary import model_flops_utilisation, runs_table
 from parascale.report.verdict import verdicts
 from tests.unit.fake_results import CLUSTER, fake, workload, write_results
 

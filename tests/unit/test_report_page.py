@@ -149,9 +149,9 @@ def test_names_and_titles_cannot_break_the_page(tmp_path):
         ElementTree.parse(tmp_path / f"report/figures/{name}.svg")
 
 
-def test_the_package_needs_neither_torch_nor_snakemake_and_loads_matplotlib_only_to_draw():
+def test_the_package_needs_neither_torch_nor_snakemake_and_loads_matplotlib_and_pandas_only_to_draw_and_write():
     """A workflow reads the figures' names each time it starts, and once more in each job."""
-    names = ("torch", "snakemake", "matplotlib", "numpy")
+    names = ("torch", "snakemake", "matplotlib", "numpy", "pandas")
     code = f"import sys, parascale.report; print([name for name in {names} if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert told.strip() == "[]"

@@ -11,7 +11,7 @@ import pytest
 from parascale import submissions
 from parascale.report import build_report, load_records, render_page
 from parascale.report.records import found_runs
-from parascale.report.summary import COLUMNS, summary_csv, summary_rows
+from parascale.report.summary import COLUMNS, runs_table
 from parascale.settings.paths import Paths
 from tests.unit.fake_results import SITE, fake, write_results
 
@@ -24,7 +24,7 @@ def records_of(root, *fakes, names=None):
 
 def row_of(records, name):
     """The row of a run in `summary.csv`."""
-    text = summary_csv(build_report(list(records.values()), "Title"))
+    text = runs_table(build_report(list(records.values()), "Title")).csv
     return next(row for row in csv.DictReader(io.StringIO(text)) if row["run"] == name)
 
 
@@ -139,7 +139,7 @@ def test_a_loss_that_is_not_finite_draws_no_point(tmp_path):
 
 def test_the_header_of_summary_csv_is_the_contract():
     header = (
-        "run,workload,strategy,engine,nodes,world_size,dp,fsdp,tp,pp,status,attempts,seed,work,work_unit,seconds,"
+        "run,workload,strategy,engine,nodes,world_size,dp,fsdp,tp,pp,layout,status,stands_out,attempts,seed,work,work_unit,seconds,"
         "wall_seconds,rate,speedup,efficiency,train_loss,validation_loss,test_loss,loss_difference,parity,peak_memory_bytes,core_hours,"
         "energy_joules,gpu_utilisation,train_perplexity,validation_perplexity,test_perplexity,validation_accuracy,"
         "validation_top5,test_accuracy,test_top5,beam_rouge1,beam_rouge2,beam_rougeL,parameters,mfu,energy_per_work,"
@@ -147,7 +147,7 @@ def test_the_header_of_summary_csv_is_the_contract():
         "startup_seconds,training_core_hours,unranked,cores_busy,other_cores_busy,"
         "weights_memory_bytes,gradients_memory_bytes,optimizer_memory_bytes,activations_memory_bytes,process_memory_bytes"
     )
-    assert ",".join(COLUMNS) == header
+    assert ",".join(column.name for column in COLUMNS) == header
 
 
 def test_a_run_without_results_is_shown_with_what_the_run_table_says(tmp_path):
@@ -159,7 +159,7 @@ def test_a_run_without_results_is_shown_with_what_the_run_table_says(tmp_path):
     project = SimpleNamespace(runs={"tp-4": planned, "ddp": broken.run}, site=SITE, paths=Paths(tmp_path))
     submissions.note(tmp_path / "store", "17", "train_tp", "run", "tp-4", "key")  # it died before its record began
     report = build_report(load_records(results, work, ["single", "ddp", "tp-4", "unknown"], project), "Title")
-    rows = {row["run"]: row for row in summary_rows(report)}
+    rows = {row["run"]: row for row in runs_table(report).frame.to_dict("records")}
     known = ("status", "workload", "strategy", "world_size", "tp", "seed", "seconds", "speedup")
     assert [rows["tp-4"][name] for name in known] == ["missing", "lm-small", "tp", 4, 4, 7, None, None]
     assert [rows["ddp"][name] for name in known] == ["missing", "lm-small", "ddp", 2, 1, 1, None, None]

@@ -10,7 +10,7 @@ A model's `tensor_plan` says how each submodule takes part:
     whole                   every rank holds it all
     on_sequence             a norm between split matrices: with `sequence_parallel` each rank works on its part of the
                             sequence, which saves activation memory (Korthikanti et al. 2022, arXiv:2205.05198)
-    split_sequence_after    where the sequence is split for that
+    split_sequence_after    where the sequence is split for that; it arrives whole otherwise
     gather_before           where it is gathered again. The gradients of all matrices that follow are added up before they
                             are sent: one reduction for query, key and value together
     drops_of_heads          dropout on split heads, whose masks are those of this rank's
@@ -22,6 +22,7 @@ import fnmatch
 from functools import partial
 
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -60,7 +61,7 @@ def _styles(sequence_parallel):
             PrepareModuleOutput, output_layouts=Replicate(), desired_output_layouts=Shard(1), use_local_output=True
         )
         if sequence_parallel
-        else None,
+        else Arrived,
         "drops_of_heads": Part,
         "drops_of_sequence": Part if sequence_parallel else None,
         "gather_after": partial(
@@ -91,6 +92,16 @@ class SplitHead(ColwiseParallel):
         if getattr(module, "deferred", False):
             return outputs
         return ColwiseParallel._prepare_output_fn(output_layouts, use_local_output, module, outputs, mesh)
+
+
+class Arrived(ParallelStyle):
+    """Its result has arrived when the next module takes it: a compiled block loses the gradient of one that is still on its way."""
+
+    def _apply(self, module, device_mesh):
+        module.register_forward_hook(
+            lambda module, inputs, output: output.clone() if isinstance(output, AsyncCollectiveTensor) else output
+        )
+        return module
 
 
 class Part(ParallelStyle):

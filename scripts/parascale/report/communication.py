@@ -10,10 +10,32 @@ from parascale.report.derived import grouped
 from parascale.report.drawing import Entry, Figure, series_ink
 from parascale.report.plots import Line, curves_panel
 from parascale.report.section import Section
-from parascale.report.tables import make_table, number
+from parascale.report.tables import RUN, Column, columns, make_table
 
 LABELS = 5  # sizes that are written below a plot
 EVERYONE = "all"
+
+
+def _rate(gigabytes):
+    return f"{numbers.significant(gigabytes)} GB/s"
+
+
+def _size(count):
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{round(count, 1):g} {unit}"
+        count /= 1024
+    return f"{round(count, 1):g} GiB"
+
+
+COLUMNS = (
+    RUN,
+    *columns(group="Group", operation="Operation"),
+    *columns(numbers.whole, ranks="Processes", nodes="Nodes"),
+    Column("bytes", "Size", _size),
+    Column("seconds", "Time", numbers.duration_of_step),
+    *columns(_rate, algorithm_gigabytes_per_second="Algorithm bandwidth", bus_gigabytes_per_second="Bus bandwidth"),
+)
 
 
 @dataclass(frozen=True)
@@ -112,31 +134,5 @@ def _panel(run, rows, inks):
 
 
 def _table(every):
-    rows = [(found.run, _cells(found.run, row)) for found in every for row in found.rows]
-    return make_table("Collective operations: the median of several calls", rows)
-
-
-def _cells(run, row):
-    return {
-        "Run": run,
-        "Group": row.group,
-        "Operation": row.operation,
-        "Processes": number(row.ranks, numbers.whole),
-        "Nodes": number(row.nodes, numbers.whole),
-        "Size": number(row.bytes, _size),
-        "Time": number(row.seconds, numbers.duration_of_step),
-        "Algorithm bandwidth": number(row.algorithm_gigabytes_per_second, _rate),
-        "Bus bandwidth": number(row.bus_gigabytes_per_second, _rate, "bus_gigabytes_per_second"),
-    }
-
-
-def _rate(gigabytes):
-    return f"{numbers.significant(gigabytes)} GB/s"
-
-
-def _size(count):
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{round(count, 1):g} {unit}"
-        count /= 1024
-    return f"{round(count, 1):g} GiB"
+    rows = ({"run": found.run, "case": row.operation, **vars(row)} for found in every for row in found.rows)
+    return make_table("Collective operations: the median of several calls", COLUMNS, rows)

@@ -1,46 +1,36 @@
 """Converted checkpoints: the matrix from the layout that trained into the form that was written, as table and CSV."""
 
-from parascale.files import csv_text
 from parascale.report import numbers
-from parascale.report.tables import Cell, make_table, number
+from parascale.report.tables import RUN, Column, make_table
 
-CSV_COLUMNS = ("run", "layout", "form", "dtype", "bytes", "seconds", "gb_per_second", "peak_memory_bytes")
-CSV_COLUMNS += ("identical", "logits_difference", "optimizer", "test_loss")
-
-
-def conversions_csv(report):
-    """The text of `checkpoints.csv`: every number of the table; an empty cell is unknown."""
-    return csv_text(CSV_COLUMNS, report.conversions)
+COLUMNS = (
+    RUN,
+    Column("layout", "From layout"),
+    Column("form", "To form", below="dtype"),
+    Column("dtype"),
+    Column("bytes", "Size", numbers.memory),
+    Column("seconds", "Time", numbers.duration),
+    Column("gb_per_second", "GB/s", numbers.significant),
+    Column("peak_memory_bytes", "Peak memory", numbers.memory),
+    Column("identical", "Weights", text="alike", below="logits_difference", kind="verdict"),
+    Column("logits_difference", shown=lambda value: f"to {numbers.tiny(value)}"),
+    Column("optimizer", "Optimizer", text="carried"),
+    Column("test_loss", "Test loss", numbers.loss),
+)
 
 
 def conversions_table(report):
-    """A row for each form that a run's checkpoint was converted into; None where there are none."""
-    rows = [(row["run"], _cells(row)) for row in report.conversions]
-    return make_table("From the layout that trained, into the form that was written", rows, report.all_series)
+    """A row for each form that a run's checkpoint was converted into; its columns are `checkpoints.csv`."""
+    caption = "From the layout that trained, into the form that was written"
+    return make_table(caption, COLUMNS, map(_row, report.conversions), report.all_series)
 
 
-def _cells(row):
-    def measured(name, shown):
-        return number(row[name], shown, f"{row['form']}_{name}")
-
-    return {
-        "Run": row["run"],
-        "From layout": row["layout"],
-        "To form": Cell(row["form"], small=Cell(row["dtype"] or "")),
-        "Size": measured("bytes", numbers.memory),
-        "Time": measured("seconds", numbers.duration),
-        "GB/s": measured("gb_per_second", numbers.significant),
-        "Peak memory": measured("peak_memory_bytes", numbers.memory),
-        "Weights": _verdict_cell(row),
-        "Optimizer": "carried along" if row["optimizer"] else "not in it",
-        "Test loss": measured("test_loss", numbers.loss),
+def _row(row):
+    """Of a form that is no copy of the tensors, what is alike are the logits of its library and ours."""
+    alike = "identical" if row["logits_difference"] is None else "same logits"
+    return row | {
+        "case": row["form"],
+        "alike": alike if row["identical"] else "differ",
+        "verdict": "same" if row["identical"] else "different",
+        "carried": "carried along" if row["optimizer"] else "not in it",
     }
-
-
-def _verdict_cell(row):
-    """Of a form that is no copy of the tensors, how far the logits of its library lie from ours."""
-    difference = row["logits_difference"]
-    alike = "identical" if difference is None else "same logits"
-    kind, name = "same" if row["identical"] else "different", f"{row['form']}_logits_difference"
-    apart = Cell(f"to {numbers.tiny(difference)}", difference, name) if difference is not None else None
-    return Cell(alike if row["identical"] else "differ", figure=f"{row['form']}_identical", kind=kind, small=apart)

@@ -8,11 +8,19 @@ from parascale.report.drawing import Entry, Figure, series_ink
 from parascale.report.layouts import named
 from parascale.report.plots import Line, curves_panel, thinned
 from parascale.report.summary import perplexity
-from parascale.report.tables import make_table, number
+from parascale.report.tables import RUN, Column, columns, make_table
 
 BUCKETS = (40, 150)  # fewest and most intervals of a curve that keep two points each
 POINTS = 6_000  # intervals over all curves of a figure: bounds the size of the page
 TABLE_ROWS = 8  # rows of a run in the figure's table
+COLUMNS = (
+    RUN,
+    Column("step", "Step", numbers.whole),
+    Column("step_end", "Time", numbers.duration),
+    Column("step_core_hours", "Core-hours", numbers.significant),
+    *columns(numbers.loss, step_loss="Training loss", step_validation_loss="Validation loss"),
+    Column("step_perplexity", "Validation perplexity", numbers.significant),
+)
 
 
 def loss(report):
@@ -85,9 +93,9 @@ def _core_hours(record, index):
 
 def _table(report, records):
     """First and last step of each run and its evaluations, evenly thinned where there are many."""
-    rows = [(record.name, _cells(record, index)) for record in records for index in _chosen(record)]
+    rows = (_row(record, index) for record in records for index in _chosen(record))
     caption = "Loss at the first and last step and at evaluations (all of them are in steps.jsonl)"
-    return make_table(caption, rows, report.all_series)
+    return make_table(caption, COLUMNS, rows, report.all_series)
 
 
 def _chosen(record):
@@ -97,15 +105,14 @@ def _chosen(record):
     return sorted({0, len(record.curve.steps) - 1, *marks[::-1][::stride]})
 
 
-def _cells(record, index):
+def _row(record, index):
     curve, validation = record.curve, dict(record.curve.evaluations).get(index)
-    hours = _core_hours(record, index) if record.cores else None
     return {
-        "Run": record.name,
-        "Step": number(curve.steps[index], numbers.whole, "step"),
-        "Time": number(curve.seconds[index], numbers.duration),
-        "Core-hours": number(hours, numbers.significant),
-        "Training loss": number(curve.losses[index], numbers.loss, "step_loss"),
-        "Validation loss": number(validation, numbers.loss, "step_validation_loss"),
-        "Validation perplexity": number(perplexity(record, validation), numbers.significant),
+        "run": record.name,
+        "step": curve.steps[index],
+        "step_end": curve.seconds[index],
+        "step_core_hours": _core_hours(record, index) if record.cores else None,
+        "step_loss": curve.losses[index],
+        "step_validation_loss": validation,
+        "step_perplexity": perplexity(record, validation),
     }

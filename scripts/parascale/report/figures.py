@@ -1,6 +1,5 @@
 """Which figures the report holds, and what each says in words. Their names are files of `figures/`."""
 
-import functools
 from dataclasses import replace
 
 from parascale.report import numbers
@@ -12,9 +11,9 @@ from parascale.report.layouts import kind_of_run, named
 from parascale.report.loaders import loaders
 from parascale.report.memories import memory
 from parascale.report.plots import Bar, Point, bars_panel, record_bar, scaling_panel
-from parascale.report.records import PHASES
-from parascale.report.summary import energy_per_work, model_flops_utilisation
-from parascale.report.tables import Cell, make_table, number, records_table
+from parascale.report.steps import PHASES
+from parascale.report.summary import energy_per_work, of_runs
+from parascale.report.tables import RUN, Column, columns, make_table
 
 
 def scaling(report):
@@ -77,10 +76,27 @@ def throughput(report):
         "Throughput",
         "Work per second of training time, over all ranks.",
         tuple(panels),
-        table=records_table(report, "Throughput; an empty cell is not known", report.done, _throughput_row),
+        table=of_runs(report, "Throughput; an empty cell is not known", THROUGHPUT, report.done, _throughput_row),
     )
 
 
+SCALING = (
+    RUN,
+    *columns(work="Work", baseline="Baseline"),
+    Column("gpus", "Held", numbers.whole, text="held"),
+    Column("training_seconds", "Training time", numbers.duration),
+    Column("speedup", "Speed-up", "{:,.2f}".format),
+    Column("efficiency", "Efficiency", numbers.percent),
+)
+THROUGHPUT = (
+    Column("rate", "Rate", numbers.short, text="rate_words"),
+    Column("rate_of_each", "For each GPU or process", numbers.short, text="each_words"),
+    Column("mfu", "MFU", numbers.tenths),
+    Column("gpu_utilisation", "GPU use", numbers.percent),
+    Column("energy_per_work", "Energy", numbers.significant, text="energy_words"),
+    Column("energy_joules", "Energy in all", numbers.energy),
+    Column("parameters", "Parameters", numbers.short),
+)
 # Name → function of a Report that makes the Figure; each becomes a file `figures/<name>.svg`.
 FIGURES = {
     "scaling": scaling,
@@ -144,25 +160,16 @@ def _point(report, member, figure):
 
 def _scaling_table(report, experiments, caption):
     rows = [
-        (record.name, _scaling_row(report, experiment, record))
+        {
+            **{"run": record.name, "work": experiment.title, "baseline": record.run.baseline, "gpus": record.gpus},
+            **{"held": numbers.plural(record.gpus, record.gpu_word), "training_seconds": record.timing.training},
+            **vars(report.comparisons[record.name]),
+        }
         for experiment in experiments
         for member in experiment.members
         for record in member.records
     ]
-    return make_table(caption, rows, report.all_series)
-
-
-def _scaling_row(report, experiment, record):
-    compared = report.comparisons[record.name]
-    return {
-        "Run": record.name,
-        "Work": experiment.title,
-        "Baseline": record.run.baseline,
-        "Held": number(record.gpus, lambda gpus: numbers.plural(gpus, record.gpu_word)),
-        "Training time": number(record.timing.training, numbers.duration),
-        "Speed-up": number(compared.speedup, "{:,.2f}".format),
-        "Efficiency": number(compared.efficiency, numbers.percent),
-    }
+    return make_table(caption, SCALING, rows, report.all_series)
 
 
 def _phase(record, phase):
@@ -197,17 +204,21 @@ def _phase_note(record, phase):
 
 
 def _phase_table(report, records, used):
-    def cells(record):
-        total = sum(_phase(record, phase) for phase in used)
-        row = {}
+    shown = [
+        Column(f"{phase}_seconds_per_step", phase.capitalize(), numbers.duration_of_step, below=f"{phase}_share")
+        for phase in used
+    ]
+
+    def more(record):
+        total, row = sum(_phase(record, phase) for phase in used), {}
         for phase in used:
             value = _phase(record, phase)
-            share = Cell(numbers.percent(value / total, 1) if total else "")
-            figure = f"{phase}_seconds_per_step"
-            row[phase.capitalize()] = number(value, numbers.duration_of_step, figure, small=share)
-        return {**row, "Step": number(total, numbers.duration_of_step)}
+            row[f"{phase}_seconds_per_step"] = value
+            row[f"{phase}_share"] = numbers.tenths(value / total) if total else ""
+        return {**row, "seconds_per_step": total}
 
-    return records_table(report, "Mean time of a training step by phase", records, cells)
+    shown += columns(numbers.duration_of_step, seconds_per_step="Step")
+    return of_runs(report, "Mean time of a training step by phase", shown, records, more)
 
 
 def _rate(record, value):
@@ -215,17 +226,11 @@ def _rate(record, value):
 
 
 def _throughput_row(record):
-    summary, rate = record.summary, functools.partial(_rate, record)
-
-    def energy(joules):
-        return f"{numbers.significant(joules)} J/{summary.work_unit.removesuffix('s')}"
-
+    summary, each = record.summary, record.summary.rate / record.run.layout.world_size
+    energy = energy_per_work(record)
     return {
-        "Rate": number(summary.rate, rate),
-        "For each GPU or process": number(summary.rate / record.run.layout.world_size, rate),
-        "MFU": number(model_flops_utilisation(record), lambda part: numbers.percent(part, 1), "mfu"),
-        "GPU use": number(summary.gpu_utilisation, numbers.percent, "gpu_utilisation"),
-        "Energy": number(energy_per_work(record), energy, "energy_per_work"),
-        "Energy in all": number(summary.energy_joules, numbers.energy, "energy_joules"),
-        "Parameters": number(summary.parameters, numbers.short, "parameters"),
+        "rate_words": _rate(record, summary.rate),
+        "rate_of_each": each,
+        "each_words": _rate(record, each),
+        "energy_words": f"{numbers.significant(energy)} J/{summary.work_unit.removesuffix('s')}" if energy else "",
     }

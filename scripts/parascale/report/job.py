@@ -7,18 +7,24 @@ from pathlib import Path
 from parascale import files
 from parascale.errors import ParascaleError
 from parascale.report import numbers, sections
-from parascale.report.derived import Report, build_report, compare
-from parascale.report.drawing import Entry, Figure
-from parascale.report.findings import findings, hit_limit, time_used
+from parascale.report.attempts import attempts_figure
+from parascale.report.comparing import compare
+from parascale.report.derived import Report, build_report
+from parascale.report.findings import findings, time_used
 from parascale.report.layouts import degrees_text, hardware_text
 from parascale.report.page import render
-from parascale.report.plots import OUTCOMES, Span, timeline_panel
 from parascale.report.records import load_records
 from parascale.report.section import Section, filled
-from parascale.report.tables import Cell, make_table, number
+from parascale.report.tables import Column, columns, make_table
 from parascale.report.usage import heat_figure, metrics_table
 from parascale.telemetry import energy_joules, read_samples, sample_files
 
+FACTS = (Column("fact", "Fact"), Column("value", "Value", text="words"))
+OPERATORS = (
+    Column("name", "Operator"),
+    Column("calls", "Calls", numbers.whole),
+    *columns(numbers.duration_of_step, cpu_seconds="Own time on the CPU", device_seconds="Own time on the GPU"),
+)
 FOOTER = "Made from `run.json`, `summary.json`, `steps.jsonl` and `device.csv` of this run. "
 
 
@@ -72,7 +78,7 @@ def job_sections(job):
         sections.loss_section(report),
         sections.parity_section(report),
         sections.plan_section(report),
-        sections.provenance_section(report),
+        sections.provenance_section(report, attempts=False),  # they have a section here
     ]
     return filled(made)
 
@@ -154,70 +160,16 @@ def _clock(seconds):
 
 def _facts_section(job):
     rows = [
-        (name, {"Fact": name, "Value": Cell(words, value, name.lower().replace(" ", "_"))})
+        {"fact": name, "case": name.lower().replace(" ", "_"), "words": words, "value": value}
         for name, words, value in facts(job)
     ]
-    values = {"table": make_table("What this job was", rows), "notes": job.record.notes}
+    values = {"table": make_table("What this job was", FACTS, rows), "notes": job.record.notes}
     return Section("job", "The job", "table.html", values)
 
 
 def _attempts_section(record):
     figure = attempts_figure(record)
     return Section("attempts", "Its attempts", "figures.html", {"figures": [figure]}) if figure else None
-
-
-def attempts_spans(record):
-    """The attempts on the clock, those that tell when they began."""
-    spans = []
-    for count, attempt in enumerate(record.attempts, 1):
-        start = _seconds(attempt, "start")
-        if start is not None:
-            outcome, seconds = attempt.get("outcome") or "running", attempt.get("seconds") or 0.0
-            label = f"attempt {count}"
-            note = f"{label}: {numbers.duration(seconds)}, {_outcome(attempt)}"
-            spans.append(Span(label, outcome, start, start + seconds, attempt.get("submitted"), note))
-    return spans
-
-
-def _outcome(attempt):
-    outcome = attempt.get("outcome") or "running"
-    return f"{outcome} by the time limit" if hit_limit(attempt) else outcome
-
-
-def attempts_figure(record):
-    """The timeline of the attempts with their table; None where no attempt tells its times."""
-    spans = attempts_spans(record)
-    if not spans:
-        return None
-    table = make_table("Attempts", [_attempt_row(record.site, *each) for each in enumerate(record.attempts, 1)])
-    used = [outcome for outcome in OUTCOMES if any(span.outcome == outcome for span in spans)]
-    panel = timeline_panel("Attempts over time", spans)
-    legend = tuple(Entry(outcome, OUTCOMES[outcome], box=True) for outcome in used)
-    return Figure(
-        "attempts", "Attempts", "Each start of the run; a thin line is waiting in the queue.", (panel,), legend, table
-    )
-
-
-def _attempt_row(site, count, attempt):
-    name, job = f"attempt {count}", str(attempt.get("job_id") or "")
-    page = site.job_page.replace("{job}", job) if site is not None and job else ""
-    return name, {
-        "Attempt": name,
-        "Job": Cell(job, link=page),
-        "Start (UTC)": attempt.get("start") or "",
-        "Duration": number(attempt.get("seconds"), numbers.duration, "attempt_seconds"),
-        "Outcome": _outcome(attempt),
-        "First step": number(attempt.get("first_step"), numbers.whole),
-        "Last step": number(attempt.get("last_step"), numbers.whole),
-    }
-
-
-def _seconds(attempt, key):
-    """Seconds since 1970 of a moment that is written in ISO 8601, or None."""
-    try:
-        return datetime.fromisoformat(attempt[key]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _usage_section(devices, cores):
@@ -232,18 +184,8 @@ def _operators_section(operators):
     """The operators that took most of the steps that were profiled."""
     if not operators:
         return None
-    rows = [(operator["name"], _operator_row(operator)) for operator in operators]
-    table = make_table("Operators of rank 0 in the profiled steps, the longest first", rows)
+    table = make_table("Operators of rank 0 in the profiled steps, the longest first", OPERATORS, operators)
     note = (
         "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing and https://ui.perfetto.dev show it."
     )
     return Section("operators", "Top operators", "table.html", {"table": table, "notes": (note,)})
-
-
-def _operator_row(operator):
-    return {
-        "Operator": operator["name"],
-        "Calls": number(operator["calls"], numbers.whole),
-        "Own time on the CPU": number(operator["cpu_seconds"], numbers.duration_of_step, "cpu_seconds"),
-        "Own time on the GPU": number(operator["device_seconds"], numbers.duration_of_step, "device_seconds"),
-    }

@@ -4,9 +4,39 @@ from parascale.report import numbers
 from parascale.report.drawing import Figure
 from parascale.report.plots import Bar, bars_panel
 from parascale.report.section import Section
-from parascale.report.tables import Cell, make_table, number
+from parascale.report.tables import Column, columns, make_table
 
 ACCESS = (("random", "at random"), ("sequential", "in order"))
+
+
+# Of each format, its fastest ways of reading, and what it costs to make and to keep.
+FORMATS = (
+    Column("format", "Format", below="advised"),
+    Column("random_rate", "At random", numbers.significant, below="random_way"),
+    Column("sequential_rate", "In order", numbers.significant, below="sequential_way"),
+    Column("cold_rate", "Cold, at random", numbers.significant, below="cold_way"),
+    Column("decoded_rate", "Decoded", numbers.significant, below="decoded_way"),
+    Column("bytes", "Size", numbers.memory),
+    Column("inodes", "Inodes", numbers.whole),
+    Column("write_seconds", "Written in", numbers.duration, below="write_cpu_seconds"),
+    Column("write_cpu_seconds", shown=lambda seconds: f"CPU {numbers.duration(seconds)}"),
+)
+# Every case that was measured.
+CASES = (
+    *columns(dataset="Dataset", format="Format", access="Access", cache="Cache", io="Call", place="Place"),
+    Column("workers", "Workers", numbers.whole),
+    Column("decoded", "Decoded"),
+    Column("samples_per_second", "Samples/s", numbers.significant),
+    Column("spread", "Spread", numbers.percent),
+    *columns(
+        "{:,.2f}".format,
+        bytes_read_per_byte="Read per byte",
+        read_calls_per_sample="Calls a sample",
+        opens_per_sample="Opens a sample",
+    ),
+    Column("first_batch_seconds", "First batch", numbers.duration_of_step),
+    Column("peak_memory_bytes", "Peak memory", numbers.memory),
+)
 
 
 def loaders(report):
@@ -50,46 +80,29 @@ def _panels(readings):
 
 
 def _formats_table(readings):
-    """One row a format: its fastest ways of reading, and what it costs to make and to keep. None where nothing was read.
-
-    What was measured of no format is left out.
-    """
-    rows = [(name, _formats_row(readings, name)) for name in readings.formats]
-    empty = [heading for heading in (rows[0][1] if rows else ()) if not any(row[heading].text for _, row in rows)]
-    rows = [(name, {heading: row[heading] for heading in row if heading not in empty}) for name, row in rows]
-    return make_table(f"{readings.dataset}: {readings.unit} a second, fastest way of reading each format", rows)
+    """One row a format. What was measured of no format is left out."""
+    caption = f"{readings.dataset}: {readings.unit} a second, fastest way of reading each format"
+    return make_table(caption, FORMATS, [_formats_row(readings, name) for name in readings.formats]).known()
 
 
 def _formats_row(readings, name):
-    first = next(row for row in readings.rows if row.format == name)
-    decoded = max(
-        (row for row in readings.rows if row.format == name and row.decode and row.cache == "warm"),
-        key=lambda row: row.samples_per_second,
-        default=None,
-    )
-    workers = decoded and (numbers.plural(decoded.workers, "worker") if decoded.workers else "no workers")
-    return {
-        "Format": Cell(name, small=Cell("recommended" if name == readings.format else "")),
-        "At random": _rate_cell(readings.fastest(name, "random"), "random_rate"),
-        "In order": _rate_cell(readings.fastest(name, "sequential"), "sequential_rate"),
-        "Cold, at random": _rate_cell(readings.fastest(name, "random", cache="cold"), "cold_rate"),
-        "Decoded": _rate_cell(decoded, "decoded_rate", workers),
-        "Size": number(first.bytes, numbers.memory, "format_bytes"),
-        "Inodes": number(first.inodes, numbers.whole, "inodes"),
-        "Written in": _written_cell(first),
+    rows = [row for row in readings.rows if row.format == name]
+    decoded = [row for row in rows if row.decode and row.cache == "warm"]
+    ways = {
+        "random": readings.fastest(name, "random"),
+        "sequential": readings.fastest(name, "sequential"),
+        "cold": readings.fastest(name, "random", cache="cold"),
+        "decoded": max(decoded, key=lambda row: row.samples_per_second, default=None),
     }
-
-
-def _rate_cell(reading, figure, small=None):
-    if reading is None:
-        return Cell("", numeric=True)
-    return number(reading.samples_per_second, numbers.significant, figure, small=Cell(small or reading.io))
-
-
-def _written_cell(reading):
-    processor = reading.write_cpu_seconds
-    small = Cell(f"CPU {numbers.duration(processor)}" if processor is not None else "")
-    return number(reading.write_seconds, numbers.duration, "write_seconds", small=small)
+    row = vars(rows[0]) | {"advised": "recommended" if name == readings.format else ""}
+    for way, reading in ways.items():
+        if reading is not None:
+            workers = numbers.plural(reading.workers, "worker") if reading.workers else "no workers"
+            row |= {
+                f"{way}_rate": reading.samples_per_second,
+                f"{way}_way": workers if way == "decoded" else reading.io,
+            }
+    return row
 
 
 def _ceilings(readings):
@@ -113,28 +126,9 @@ def _ceilings(readings):
 
 
 def _details(every):
-    """Every case that was measured."""
-    caption = "Every way of reading that was measured; an empty cell is not known"
-    rows = [(readings.dataset, _details_row(readings.dataset, row)) for readings in every for row in readings.rows]
-    return make_table(caption, rows)
-
-
-def _details_row(dataset, row):
-    hundredths = "{:,.2f}".format
-    return {
-        "Dataset": dataset,
-        "Format": row.format,
-        "Access": row.access,
-        "Cache": row.cache,
-        "Call": row.io,
-        "Place": row.place,
-        "Workers": number(row.workers, numbers.whole),
-        "Decoded": "yes" if row.decode else "no",
-        "Samples/s": number(row.samples_per_second, numbers.significant),
-        "Spread": number(row.spread, numbers.percent),
-        "Read per byte": number(row.bytes_read_per_byte, hundredths),
-        "Calls a sample": number(row.read_calls_per_sample, hundredths),
-        "Opens a sample": number(row.opens_per_sample, hundredths),
-        "First batch": number(row.first_batch_seconds, numbers.duration_of_step),
-        "Peak memory": number(row.peak_memory_bytes, numbers.memory),
-    }
+    rows = (
+        {"dataset": readings.dataset, **vars(row), "decoded": "yes" if row.decode else "no"}
+        for readings in every
+        for row in readings.rows
+    )
+    return make_table("Every way of reading that was measured; an empty cell is not known", CASES, rows)

@@ -3,7 +3,8 @@
 from parascale.report import numbers
 from parascale.report.drawing import Entry, Figure, series_colour
 from parascale.report.plots import Bar, bars_panel
-from parascale.report.tables import number, records_table
+from parascale.report.summary import of_runs
+from parascale.report.tables import Column, columns
 
 # Part of the measured memory → name of its colour. Runs that were measured without parts have their own colour.
 PARTS = {
@@ -18,6 +19,12 @@ NAMES = {
     "activations": "activations and temporary tensors",
     "process": "process besides",
 }
+COLUMNS = (
+    *columns(numbers.memory, peak_memory_bytes="Measured peak of a rank", model_memory_bytes="The model's part"),
+    *(Column(f"{part}_memory_bytes", NAMES.get(part, part).capitalize(), numbers.memory) for part in PARTS),
+    Column("planned_memory_bytes", "Predicted", numbers.memory),
+    *columns(numbers.percent, memory_of_planned="Measured of predicted", memory_of_gpu="Measured of the GPU's"),
+)
 
 
 def memory(report):
@@ -39,7 +46,7 @@ def memory(report):
         "(libraries, data). A GPU's peak counts tensors alone. The tick is what was predicted before the run started.",
         tuple(panels),
         tuple(Entry(NAMES.get(part, part), PARTS[part], box=True) for part in used),
-        records_table(report, "Peak memory; an empty cell is not known", report.done, _row),
+        of_runs(report, "Peak memory; an empty cell is not known", COLUMNS, report.done, _row),
     )
 
 
@@ -49,7 +56,9 @@ def _bar(report, record):
         record.prediction.get("memory_bytes"),
         record.summary.memory,
     )
-    text = numbers.memory(peak) + (f", predicted {numbers.memory(foretold)}" if foretold else "")
+    text = numbers.memory(peak)
+    if foretold:  # a unit that both have stands once
+        text += f", predicted {numbers.memory(foretold).removesuffix(text[text.index(' ') :])}"
     if not parts:
         drawn = ((series_colour(report.series(record)), peak, f"{record.name}: {text}"),)
     else:
@@ -64,18 +73,10 @@ def _bar(report, record):
 def _row(record):
     peak, total = record.summary.peak_memory_bytes, record.site.gpu_memory_gb
     foretold = record.prediction.get("memory_bytes")
-    ratio = peak / foretold if peak and foretold else None
-    share = peak / (total * 1e9) if peak and total and record.site.device == "cuda" else None
     held = record.summary.memory
-    model = sum(value for part, value in held.items() if part != "process") if held else None
     return {
-        "Measured peak of a rank": number(peak, numbers.memory, "peak_memory_bytes"),
-        "The model's part": number(model, numbers.memory, "model_memory_bytes"),
-        **{
-            NAMES.get(part, part).capitalize(): number(held.get(part), numbers.memory, f"{part}_memory_bytes")
-            for part in PARTS
-        },
-        "Predicted": number(foretold, numbers.memory, "planned_memory_bytes"),
-        "Measured of predicted": number(ratio, numbers.percent, "memory_of_planned"),
-        "Measured of the GPU's": number(share, numbers.percent, "memory_of_gpu"),
+        "model_memory_bytes": sum(value for part, value in held.items() if part != "process") if held else None,
+        "planned_memory_bytes": foretold,
+        "memory_of_planned": peak / foretold if peak and foretold else None,
+        "memory_of_gpu": peak / (total * 1e9) if peak and total and record.site.device == "cuda" else None,
     }

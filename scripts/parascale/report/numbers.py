@@ -89,6 +89,11 @@ def percent(fraction, decimals=0):
     return "" if fraction is None else f"{100 * fraction:.{decimals}f} %"
 
 
+def tenths(fraction):
+    """A fraction as a percentage with one decimal."""
+    return percent(fraction, 1)
+
+
 def tiny(value):
     """A small difference: `4.8 × 10⁻⁷`, or 0."""
     if value is None:

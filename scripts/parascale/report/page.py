@@ -9,11 +9,11 @@ from markupsafe import Markup, escape
 
 from parascale import files
 from parascale.report import drawing, numbers
-from parascale.report.conversions import conversions_csv
+from parascale.report.conversions import conversions_table
 from parascale.report.figures import FIGURES
-from parascale.report.plans import advice_csv
+from parascale.report.plans import advice_table
 from parascale.report.sections import sections, warnings
-from parascale.report.summary import summary_csv
+from parascale.report.summary import runs_table
 from parascale.report.verdict import verdicts
 
 QUOTED = re.compile(r"`([^`]*)`")
@@ -77,8 +77,8 @@ def write_report(report, output):
     shown = {figure.name: figure for part in parts for figure in part.values.get("figures", ())}
     for name, make in FIGURES.items():
         files.write_text(output / "figures" / f"{name}.svg", drawing.standalone(shown.get(name) or make(report)))
-    for name, text in (("summary", summary_csv), ("advice", advice_csv), ("checkpoints", conversions_csv)):
-        files.write_text(output / f"{name}.csv", text(report))
+    for name, table in (("summary", runs_table), ("advice", advice_table), ("checkpoints", conversions_table)):
+        files.write_text(output / f"{name}.csv", table(report).csv)
     said = [" ".join((*verdict.sentences, *verdict.basis)) for verdict in verdicts(report)]
     files.write_text(output / "verdict.txt", "".join(f"{line}\n" for line in said))
     files.write_text(output / "index.html", render_page(report, parts))

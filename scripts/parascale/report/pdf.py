@@ -7,8 +7,9 @@ import textwrap
 
 from parascale.files import atomic_path
 from parascale.report import figures
+from parascale.report.attempts import attempts_figure
 from parascale.report.drawing import FONT, LINE, PALETTE, WIDTH, canvas
-from parascale.report.job import attempts_figure, facts
+from parascale.report.job import facts
 from parascale.report.usage import heat_figure, metrics_table
 
 A4 = (595, 842)  # points
@@ -57,9 +58,9 @@ def _lines(job):
         yield [(LEFT, name, {"color": PALETTE["muted"]}), (LEFT + 0.25, first, {})]
         yield from ([(LEFT + 0.25, text, {})] for text in more)
     table = metrics_table(job.devices)
-    if table is not None:
+    if table:
         yield from ([], [(LEFT, "Use of the hardware", HEADING)], [])
-        rows = [[name for name, _ in table.columns], *([cell.text for cell in row.cells] for row in table.rows)]
+        rows = [[column.title for column in table.headed], *([cell.text for cell in row.cells] for row in table.rows)]
         for number, (name, *values) in enumerate(rows):
             look = {"weight": "normal" if number else "bold"}
             numeric = zip((0.52, 0.72, 0.94), values, strict=True)

@@ -2,16 +2,27 @@
 
 from dataclasses import dataclass
 
-from parascale.files import csv_text
 from parascale.report import numbers
 from parascale.report.layouts import degrees_text
 from parascale.report.section import Section
-from parascale.report.tables import make_table, number, records_table
+from parascale.report.summary import of_runs
+from parascale.report.tables import Column, columns, make_table
 
 SHOWN = 8  # layouts of an advice
-
-
-FIGURES = ("layout", "strategy", "step_seconds", "seconds", "core_hours", "memory_bytes", "fits", "reason")
+COLUMNS = (
+    *map(Column, ("workload", "site", "gpus")),
+    *columns(layout="Layout", strategy="Strategy"),
+    *columns(numbers.duration, step_seconds="A step", seconds="Whole job"),
+    Column("core_hours", "Core-hours", numbers.significant),
+    Column("memory_bytes", "Memory a process", numbers.memory),
+    *columns(fits="Fits", reason="Why"),
+)
+# Heading, name as in `plan-against-actual.csv`, how it is written, and what became of it.
+COMPARED = (
+    ("Time", "seconds", numbers.duration, "actual"),
+    ("Memory", "memory_bytes", numbers.memory, "actual"),
+    ("Core-hours", "core_hours", numbers.significant, "charged"),
+)
 
 
 @dataclass(frozen=True)
@@ -31,9 +42,17 @@ class Advice:
 
 def plan_section(report):
     """What the plan foretold, frozen into each record before it started, beside what happened."""
+    made = []
+    for title, name, shown, happened in COMPARED:
+        made += [
+            Column(f"{name}_predicted", f"{title}, planned", shown),
+            Column(f"{name}_{happened}", f"{title}, {happened}", shown),
+            Column(f"{name}_of_planned", f"{title}, {happened} of planned", numbers.percent),
+        ]
+    made += columns(basis="Plan rests on", source="Charged by")
     foretold = [record for record in report.done if record.prediction]
     caption = "Plan against actual; an empty cell was not foretold"
-    table = records_table(report, caption, foretold, lambda record: _plan_row(record, report.charges.get(record.name)))
+    table = of_runs(report, caption, made, foretold, lambda record: _plan_row(record, report.charges.get(record.name)))
     files = (
         "`plan-against-actual.csv`, where `seconds` are those of the training steps and `hours` those of the whole job"
     )
@@ -44,64 +63,42 @@ def _plan_row(record, charge):
     """charge: (core-hours, what says so) of a run; without it the run's own record says."""
     plan, summary = record.prediction, record.summary
     charged, source = charge or (summary.core_hours, "record")
-
-    def pair(heading, name, expected, actual, shown, happened="actual"):
-        part = actual / expected if expected and actual else None
-        return {
-            f"{heading}, planned": number(expected, shown, f"planned_{name}"),
-            f"{heading}, {happened}": number(actual, shown, f"actual_{name}"),
-            f"{heading}, {happened} of planned": number(part, numbers.percent),
-        }
-
-    return {
-        **pair("Time", "seconds", plan.get("seconds"), summary.seconds, numbers.duration),
-        **pair("Memory", "memory_bytes", plan.get("memory_bytes"), summary.peak_memory_bytes, numbers.memory),
-        **pair("Core-hours", "core_hours", plan.get("core_hours"), charged, numbers.significant, "charged"),
-        "Plan rests on": plan.get("basis") or "",
-        "Charged by": source,
-    }
+    became = {"seconds": summary.seconds, "memory_bytes": summary.peak_memory_bytes, "core_hours": charged}
+    row = {"basis": plan.get("basis"), "source": source}
+    for _, name, _, happened in COMPARED:
+        expected, actual = plan.get(name), became[name]
+        row |= {f"{name}_predicted": expected, f"{name}_{happened}": actual}
+        row[f"{name}_of_planned"] = actual / expected if expected and actual else None
+    return row
 
 
 def advice_section(report):
     """Which layout formulas advise for each workload, with the reason."""
-    advised = [(advice, _advice_table(advice)) for advice in report.advice]
+    advised = []
+    for advice in report.advice:
+        rows = _rows(advice)
+        caption = (
+            f"{advice.workload} on {advice.gpus} of {advice.site}: the best {len(rows[:SHOWN])} of {len(rows)} layouts"
+        )
+        advised.append((advice, make_table(caption, COLUMNS, rows[:SHOWN])))
     return Section("advice", "Which layout next", "advice.html", {"advised": advised}, "`advice.csv`, of every layout")
 
 
-def advice_csv(report):
-    """The text of `advice.csv`: every layout of every workload, the best first; an empty cell is unknown."""
-    rows = [
-        {"workload": advice.workload, "site": advice.site, "gpus": advice.gpus, **_figures(each)}
-        for advice in report.advice
+def advice_table(report):
+    """Every layout of every workload, the best first; its columns are `advice.csv`."""
+    return make_table("Layouts by formula", COLUMNS, (row for advice in report.advice for row in _rows(advice)))
+
+
+def _rows(advice):
+    """Seconds of a step and of the whole job, its core-hours, bytes a GPU; None is unknown."""
+    return [
+        {
+            **{"workload": advice.workload, "site": advice.site, "gpus": advice.gpus},
+            **vars(each.prediction),
+            "seconds": each.prediction.wall_seconds,
+            "layout": degrees_text(each.run),
+            "strategy": each.layout.strategy(),
+            "reason": each.reason,
+        }
         for each in advice.ranked
     ]
-    return csv_text(("workload", "site", "gpus", *FIGURES), rows)
-
-
-def _figures(ranked):
-    """FIGURES of a layout: seconds of a step and of the whole job, its core-hours, bytes a GPU; None is unknown."""
-    foretold = ranked.prediction
-    figures = foretold.step_seconds, foretold.wall_seconds, foretold.core_hours, foretold.memory_bytes
-    words = degrees_text(ranked.run), ranked.layout.strategy()
-    return dict(zip(FIGURES, (*words, *figures, foretold.fits, ranked.reason), strict=True))
-
-
-def _advice_table(advice):
-    shown = [_figures(each) for each in advice.ranked[:SHOWN]]
-    caption = (
-        f"{advice.workload} on {advice.gpus} of {advice.site}: the best {len(shown)} of {len(advice.ranked)} layouts"
-    )
-    return make_table(caption, [(each["layout"], _advice_row(each)) for each in shown])
-
-
-def _advice_row(figures):
-    return {
-        "Layout": figures["layout"],
-        "Strategy": figures["strategy"],
-        "A step": number(figures["step_seconds"], numbers.duration),
-        "Whole job": number(figures["seconds"], numbers.duration),
-        "Core-hours": number(figures["core_hours"], numbers.significant),
-        "Memory a process": number(figures["memory_bytes"], numbers.memory),
-        "Fits": figures["fits"],
-        "Why": figures["reason"],
-    }

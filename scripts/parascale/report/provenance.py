@@ -1,36 +1,32 @@
 """The section that says by what code, on what, when, and in how many attempts each run was made: once what all share."""
 
-from parascale.report import numbers
+from dataclasses import replace
+
+from parascale.report.attempts import attempts_table
 from parascale.report.machines import machines_text
 from parascale.report.section import Section
-from parascale.report.tables import Cell, make_table, number, records_table
+from parascale.report.tables import RUN, Column, columns, make_table
+
+FACTS = (
+    Column("seed", "Seed"),
+    Column("code", "Code digest", note="code_digest"),
+    Column("commit", "Git commit", note="git_commit"),
+    *columns(site="Site", machine="Machine", hosts="Hosts", jobs="Jobs"),
+)
 
 
-def provenance_section(report):
-    """By what code, on what, when, and in how many attempts."""
+def provenance_section(report, attempts=True):
+    """By what code, on what, when, and, with `attempts`, in how many attempts."""
     known = [record for record in report.records if record.provenance]
-    cells = {record.name: _cells(record) for record in known}
-    headings = list(dict.fromkeys(heading for row in cells.values() for heading, cell in row.items() if cell.text))
-    shared = {
-        heading: found.pop()
-        for heading in headings
-        if len(found := {row.get(heading, Cell("")) for row in cells.values()}) == 1
-        and any(cell.text for cell in found)
-    }
-    apart = [heading for heading in headings if heading not in shared]
-    rows = records_table(
-        report,
-        "What the runs do not share",
-        known,
-        lambda record: {heading: cells[record.name].get(heading, Cell("")) for heading in apart},
-    )
-    attempts = [
-        (record.name, _attempt_row(record, *each)) for record in known for each in enumerate(record.attempts, 1)
-    ]
+    versions = dict.fromkeys(name for record in known for name in record.provenance["versions"] or ())
+    facts = (RUN, *FACTS, *(Column(f"version of {name}", name) for name in versions))
+    table = make_table("What the runs do not share", facts, map(_row, known), report.all_series).known()
+    alike = [each for each in table.columns if table.frame[each.name].nunique(dropna=False) == 1 and each is not RUN]
+    apart = tuple(each for each in table.columns if each not in alike)
     values = {
-        "shared": shared,
-        "table": rows if apart and len(known) > 1 else None,
-        "attempts": make_table("Attempts", attempts),
+        "shared": [(each.title, table.frame.iloc[0][each.name], table.frame.iloc[0].get(each.note)) for each in alike],
+        "table": replace(table, columns=apart) if len(apart) > 1 else None,
+        "attempts": attempts_table(known) if attempts else None,
         "mixed": _mixed(report),
         "left_out": report.left_out,
     }
@@ -46,34 +42,21 @@ def _mixed(report):
     return [name for name, found in digests.items() if len(found) > 1]
 
 
-def _cells(record):
-    """Heading → Cell of what is known of a run's origin; each version is a fact of its own, so that only those differ that do."""
-    origin = record.provenance
-    versions = {name: Cell(version) for name, version in (origin["versions"] or {}).items() if version}
+def _row(record):
+    """What is known of a run's origin; each version is a fact of its own, so that only those differ that do."""
+    origin, listed = record.provenance, {}
+    for name in ("hosts", "job_ids"):
+        listed[name] = ", ".join(dict.fromkeys(map(str, origin[name] or ()))) or None
     return {
-        "Seed": number(record.run.seed, numbers.whole),
-        "Code digest": _digest_cell(origin["code_digest"], "code_digest"),
-        "Git commit": _digest_cell(origin["git_commit"], "git_commit"),
-        "Site": Cell(record.site.title or record.site.name),
-        "Machine": Cell(machines_text(record)),
-        "Hosts": Cell(", ".join(dict.fromkeys(origin["hosts"] or ()))),
-        "Jobs": Cell(", ".join(map(str, origin["job_ids"] or ()))),
-        **versions,
-    }
-
-
-def _digest_cell(value, figure):
-    return Cell((value or "")[:12], value, figure, note=value or "")
-
-
-def _attempt_row(record, count, attempt):
-    first, last = attempt.get("first_step"), attempt.get("last_step")
-    return {
-        "Run": record.name,
-        "Attempt": number(count, numbers.whole),
-        "Start (UTC)": attempt.get("start") or "",
-        "End (UTC)": attempt.get("end") or "",
-        "Duration": number(attempt.get("seconds"), numbers.duration),
-        "Steps": f"{first:,} to {last:,}" if first is not None and last is not None else "",
-        "Outcome": attempt.get("outcome") or "",
+        "run": record.name,
+        "seed": record.run.seed,
+        "code": (origin["code_digest"] or "")[:12] or None,
+        "code_digest": origin["code_digest"],
+        "commit": (origin["git_commit"] or "")[:12] or None,
+        "git_commit": origin["git_commit"],
+        "site": record.site.title or record.site.name,
+        "machine": machines_text(record) or None,
+        "hosts": listed["hosts"],
+        "jobs": listed["job_ids"],
+        **{f"version of {name}": version or None for name, version in (origin["versions"] or {}).items()},
     }

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from parascale.report import layouts, numbers
 from parascale.report.section import Section
 from parascale.report.summary import perplexity
-from parascale.report.tables import Cell, make_table, number
+from parascale.report.tables import RUN, Column, columns, make_table
 from parascale.settings.workload import LANGUAGE_MODEL
 
 NOTE = "Times on other hardware say nothing about the code: such rows are there for orientation."
@@ -25,6 +25,13 @@ FIGURES = {
     "perplexity": ("Test perplexity", lambda record: perplexity(record, record.summary.test_loss), "{:,.1f}".format),
     "gpu_use": ("GPU use", lambda record: record.summary.gpu_utilisation, numbers.percent),
 }
+COLUMNS = (
+    RUN,
+    *columns(published="Published", figure="Figure"),
+    Column("theirs", "Theirs", numbers.significant, text="theirs_words"),
+    Column("ours", "Ours", numbers.significant, text="ours_words"),
+    *columns(their_hardware="Their hardware", our_hardware="Our hardware", comparable="Comparable", source="Source"),
+)
 
 
 @dataclass(frozen=True)
@@ -126,8 +133,8 @@ def published_section(report):
     rows = [row for record in report.done for entry in PUBLISHED for row in _rows(record, entry)]
     if not rows:
         return None
-    table = make_table("Published figures beside ours", rows, report.all_series)
-    near = sum(row["Comparable"] == "yes" for _, row in rows)
+    table = make_table("Published figures beside ours", COLUMNS, rows, report.all_series)
+    near = sum(row["comparable"] == "yes" for row in rows)
     values = {"table": table, "notes": (NOTE,), "none": "" if near else NOTHING_NEAR.format(len(rows))}
     files = "ours `summary.csv`; theirs the source that a row names"
     return Section("published", "Beside published figures", "published.html", values, files)
@@ -145,18 +152,20 @@ def _rows(record, entry):
         if gpus is None and not same_data(entry, record):
             continue  # not even its time can be set beside it
         differs = differences(entry, gpus, record)
-        row = {
-            "Run": record.name,
-            "Published": entry.what,
-            "Figure": heading,
-            "Theirs": Cell(entry.shown or shown(value), value, f"published_{figure}", numeric=True),
-            "Ours": number(ours, shown, figure),
-            "Their hardware": f"{numbers.plural(gpus, entry.gpu)}, {entry.machine}" if gpus else entry.machine,
-            "Our hardware": f"{layouts.hardware_text(record)}, {record.site.gpu or record.site.title or record.site.name}",
-            "Comparable": f"no: {'; '.join(differs)}" if differs else "yes",
-            "Source": entry.source.replace("`", ""),
+        yield {
+            "run": record.name,
+            "case": figure,
+            "published": entry.what,
+            "figure": heading,
+            "theirs": value,
+            "theirs_words": entry.shown or shown(value),
+            "ours": ours,
+            "ours_words": shown(ours),
+            "their_hardware": f"{numbers.plural(gpus, entry.gpu)}, {entry.machine}" if gpus else entry.machine,
+            "our_hardware": f"{layouts.hardware_text(record)}, {record.site.gpu or record.site.title or record.site.name}",
+            "comparable": f"no: {'; '.join(differs)}" if differs else "yes",
+            "source": entry.source.replace("`", ""),
         }
-        yield record.name, row
 
 
 def differences(entry, gpus, record):

@@ -1,10 +1,24 @@
 """How good the trained models are: ROUGE of summaries, accuracy of classes."""
 
 from parascale.report import numbers
-from parascale.report.tables import Cell, make_table, number, records_table
+from parascale.report.summary import of_runs
+from parascale.report.tables import RUN, Column, columns, make_table
 
 ROUGE = (("rouge1", "ROUGE-1"), ("rouge2", "ROUGE-2"), ("rougeL", "ROUGE-L"))
 WRITERS = (("beam", "beam search"), ("greedy", "greedy search"), ("lead", "lead words"))
+SCORES = (
+    RUN,
+    Column("writer", "Written by", below="how"),
+    *(Column(name, heading, "{:.3f}".format) for name, heading in ROUGE),
+    Column("documents", "Documents", numbers.whole),
+)
+ACCURACIES = columns(
+    numbers.tenths,
+    validation_accuracy="Validation",
+    validation_top5="Validation, top 5",
+    test_accuracy="Test",
+    test_top5="Test, top 5",
+)
 REASONS = {
     "without_document": "without document",
     "without_summary": "without summary",
@@ -21,24 +35,17 @@ def rouge_table(report):
     for record in report.done:
         found = record.summaries
         for key, writer in WRITERS if found else ():
-            more = {"lead": f"first {found['lead_words']} words", "beam": f"{found['beams']} beams"}.get(key, "")
-            scores = {heading: number(found[key][name], "{:.3f}".format, f"{key}_{name}") for name, heading in ROUGE}
-            row = {"Run": record.name, "Written by": Cell(writer, small=Cell(more)), **scores}
-            rows.append((record.name, {**row, "Documents": Cell(f"{found['documents']:,}", numeric=True)}))
-    return make_table("Summaries of the test split: mean F1 with the references", rows, report.all_series)
+            more = {"lead": f"first {found['lead_words']} words", "beam": f"{found['beams']} beams"}.get(key)
+            row = {"run": record.name, "case": key, "writer": writer, "how": more, "documents": found["documents"]}
+            rows.append(row | found[key])
+    return make_table("Summaries of the test split: mean F1 with the references", SCORES, rows, report.all_series)
 
 
 def accuracy_table(report):
     """Accuracy of every classifier: the last weights on the validation split, the best ones on the test split."""
-    figures = {"Validation": "validation_accuracy", "Validation, top 5": "validation_top5"}
-    figures |= {"Test": "test_accuracy", "Test, top 5": "test_top5"}
-
-    def cells(record):
-        values = ((heading, name, getattr(record.summary, name)) for heading, name in figures.items())
-        return {heading: number(value, lambda part: numbers.percent(part, 1), name) for heading, name, value in values}
-
-    known = [record for record in report.done if any(cell.text for cell in cells(record).values())]
-    return records_table(report, "Accuracy of the classifiers", known, cells)
+    names = [column.name for column in ACCURACIES]
+    known = [record for record in report.done if any(getattr(record.summary, name) is not None for name in names)]
+    return of_runs(report, "Accuracy of the classifiers", ACCURACIES, known)
 
 
 def _not_above_lead(found):

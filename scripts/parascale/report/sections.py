@@ -8,21 +8,47 @@ from collections import Counter
 from parascale.errors import few
 from parascale.report import figures, numbers, quality
 from parascale.report.communication import communication_section
+from parascale.report.comparing import is_different
 from parascale.report.conversions import conversions_table
-from parascale.report.derived import grouped, idle_fraction, is_different
+from parascale.report.derived import grouped, idle_fraction
 from parascale.report.loaders import loaders_section
 from parascale.report.machines import contradictions
 from parascale.report.plans import advice_section, plan_section
 from parascale.report.provenance import provenance_section
 from parascale.report.published import published_section
 from parascale.report.section import Section, filled
-from parascale.report.tables import Cell, number, records_table, runs_table, seeds_table
+from parascale.report.summary import of_runs, runs_table, seeds_table
+from parascale.report.tables import Column, columns
 from parascale.report.verdict import verdicts
 
 UNUSUAL = ("different", "not comparable")  # verdicts whose reason is told
 IN_SUMMARY = "`summary.csv`"
-# Of the wall time, beside training.
-PARTS = {"compilation": "Compilation", "evaluation": "Evaluation", "saving": "Saving", "startup": "Start-up"}
+PARITY = (
+    Column("baseline", "Baseline"),
+    Column("verdict", "Verdict", kind="verdict"),
+    *columns(numbers.tiny, loss_difference="Loss difference", grad_norm_difference="Gradient norm, relative"),
+    Column("weight_difference", "Weights, relative", numbers.tiny, below="worst_tensor"),
+    Column("first_step_outside", "First step outside", numbers.whole, text="outside"),
+    Column("compared", "Compared over"),
+)
+# Start-up, compilation and training apart, and the core-hours with and without what is no training.
+WALL = (
+    Column("training_seconds", "Training", numbers.duration, below="range"),
+    *columns(
+        numbers.duration,
+        compilation_seconds="Compilation",
+        evaluation_seconds="Evaluation",
+        saving_seconds="Saving",
+        startup_seconds="Start-up",
+        wall_seconds="Wall time",
+    ),
+    *columns(numbers.significant, training_core_hours="Core-hours, training", core_hours="Core-hours, whole job"),
+)
+BUBBLES = (
+    *columns(numbers.whole, pp="Pipeline ranks p", micro_batches="Micro-batches m"),
+    Column("schedule", "Schedule"),
+    *columns(numbers.tenths, bubble_measured="Bubble measured", bubble_expected="Bubble expected"),
+)
 
 
 def sections(report):
@@ -79,7 +105,7 @@ def parity_section(report):
     checked = [record for record in report.records if record.parity is not None]
     if not checked:
         return None
-    table = records_table(report, "Parity of each run with its baseline", checked, _parity_row)
+    table = of_runs(report, "Parity of each run with its baseline", PARITY, checked, _parity_row)
     counts = Counter(record.parity.verdict for record in checked)
     unchecked = [record.name for record in report.done if record.parity is None]
     reasons = [(record.name, record.parity) for record in checked if _is_explained(record)]
@@ -100,19 +126,10 @@ def _is_explained(record):
 
 def _parity_row(record):
     parity = record.parity
-    outside = numbers.whole(parity.first_step_outside) or ("none" if parity.verdict == "same" else "")
-
-    def difference(name, **more):
-        return number(getattr(parity, name), numbers.tiny, name, **more)
-
-    return {
-        "Baseline": "" if parity.verdict == "baseline" else parity.baseline,
-        "Verdict": Cell(parity.verdict, figure="parity", kind=parity.verdict.replace(" ", "-")),
-        "Loss difference": difference("loss_difference"),
-        "Gradient norm, relative": difference("grad_norm_difference"),
-        "Weights, relative": difference("weight_difference", small=Cell(parity.worst_tensor or "")),
-        "First step outside": Cell(outside, parity.first_step_outside, "first_step_outside", numeric=True),
-        "Compared over": f"{numbers.plural(parity.steps, 'step')}, {parity.precision}" if parity.steps else "",
+    return vars(parity) | {
+        "baseline": "" if parity.verdict == "baseline" else parity.baseline,
+        "outside": numbers.whole(parity.first_step_outside) or ("none" if parity.verdict == "same" else ""),
+        "compared": f"{numbers.plural(parity.steps, 'step')}, {parity.precision}" if parity.steps else "",
     }
 
 
@@ -145,62 +162,34 @@ def scaling_section(report):
 def phases_section(report):
     """Where the time goes, the pipeline's bubble, and GPUs that idle by design."""
     figure = figures.phases(report)
-    values = {"figures": [figure] if figure.panels else [], "wall": _wall(report)}
+    values = {
+        "figures": [figure] if figure.panels else [],
+        "wall": of_runs(report, "Wall time of each run", WALL, report.done, _range),
+    }
     values |= {"bubbles": _bubbles(report), "idle": _idle(report)}
     files = "`results/runs/<run>/summary.json`, seconds of all `steps` together; of each in `steps.jsonl` beside it; `summary.csv`"
     return Section("phases", "Where the time goes", "phases.html", values, files)
 
 
-def _wall(report):
-    """Start-up, compilation and training apart, and the core-hours with and without what is no training."""
-    return records_table(report, "Wall time of each run", report.done, _wall_row)
-
-
-def _wall_row(record):
-    timing, cores = record.timing, record.cores
-    hours = cores and cores * timing.training / 3600
-    row = {
-        heading: number(getattr(timing, name), numbers.duration, f"{name}_seconds") for name, heading in PARTS.items()
-    }
-    return {
-        "Training": number(timing.training, numbers.duration, "training_seconds", small=Cell(_range(timing))),
-        **row,
-        "Wall time": number(record.summary.wall_seconds, numbers.duration, "wall_seconds"),
-        "Core-hours, training": number(hours, numbers.significant, "training_core_hours"),
-        "Core-hours, whole job": number(record.summary.core_hours, numbers.significant, "core_hours"),
-    }
-
-
-def _range(timing):
+def _range(record):
     """The range of the training time in words; empty where the run's steps say nothing of it."""
-    if timing.low == timing.high:
-        return ""
-    return f"{numbers.duration(timing.low)} to {numbers.duration(timing.high)}"
+    low, high = record.timing.low, record.timing.high
+    return {"range": "" if low == high else f"{numbers.duration(low)} to {numbers.duration(high)}"}
 
 
 def _bubbles(report):
+    bubble = ("bubble_measured", "bubble_expected")
     piped = [
         record
         for record in report.done
-        if record.run.layout.pp > 1
-        and (record.summary.bubble_measured is not None or record.summary.bubble_expected is not None)
+        if record.run.layout.pp > 1 and any(getattr(record.summary, name) is not None for name in bubble)
     ]
-    return records_table(report, "Pipelines: part of the time in which a rank waits for the others", piped, _bubble_row)
+    caption = "Pipelines: part of the time in which a rank waits for the others"
+    return of_runs(report, caption, BUBBLES, piped, lambda record: _pipeline(record.run.layout))
 
 
-def _bubble_row(record):
-    layout = record.run.layout
-
-    def bubble(name):
-        return number(getattr(record.summary, name), lambda part: numbers.percent(part, 1), name)
-
-    return {
-        "Pipeline ranks p": number(layout.pp, numbers.whole),
-        "Micro-batches m": number(layout.micro_batches, numbers.whole),
-        "Schedule": layout.pipeline_schedule,
-        "Bubble measured": bubble("bubble_measured"),
-        "Bubble expected": bubble("bubble_expected"),
-    }
+def _pipeline(layout):
+    return {"micro_batches": layout.micro_batches, "schedule": layout.pipeline_schedule}
 
 
 def _idle(report):

@@ -1,13 +1,19 @@
-"""The rows of `summary.csv`: every figure of a run that is one number, and how those that no record holds are computed."""
+"""Runs as a table: every figure of a run that is one number, and how those that no record holds are computed.
+
+The main table, `summary.csv` and the tables that show other figures of runs choose from the same values.
+"""
 
 import math
 
-from parascale.files import csv_text
+from parascale.report import layouts, numbers
+from parascale.report.findings import findings
+from parascale.report.tables import RUN, Column, make_table
 from parascale.report.timing import unranked
 
-PERPLEXITIES = {f"{split}_perplexity": f"{split}_loss" for split in ("train", "validation", "test")}
 ROUGE = ("rouge1", "rouge2", "rougeL")
 LAYOUT = ("nodes", "world_size", "dp", "fsdp", "tp", "pp")
+LOSSES = {"train": "Train loss", "validation": "Validation loss", "test": "Test loss"}
+PARTS = ("weights", "gradients", "optimizer", "activations", "process")
 # Of the Timing: seconds.
 TIMING = {
     "training_seconds": "training",
@@ -18,56 +24,112 @@ TIMING = {
     "saving_seconds": "saving",
     "startup_seconds": "startup",
 }
+# Those with a title are the main table, all of them `summary.csv`.
 COLUMNS = (
-    *("run", "workload", "strategy", "engine", *LAYOUT, "status", "attempts", "seed"),
-    *("work", "work_unit", "seconds", "wall_seconds", "rate", "speedup", "efficiency"),
-    *("train_loss", "validation_loss", "test_loss"),
-    *("loss_difference", "parity", "peak_memory_bytes", "core_hours", "energy_joules", "gpu_utilisation"),
-    *(*PERPLEXITIES, "validation_accuracy", "validation_top5", "test_accuracy", "test_top5"),
-    *(*(f"beam_{name}" for name in ROUGE), "parameters", "mfu", "energy_per_work"),
-    *(*TIMING, "training_core_hours", "unranked", "cores_busy", "other_cores_busy"),
-    *(f"{part}_memory_bytes" for part in ("weights", "gradients", "optimizer", "activations", "process")),
+    Column("run", "Run", below="identity", link="page"),
+    *map(Column, ("workload", "strategy", "engine", *LAYOUT)),
+    Column("layout", "Layout", below="hardware"),
+    Column("status", "Status", below="attempts", note="notes", kind="status"),
+    Column("stands_out", "Stands out"),
+    Column("attempts", shown=lambda count: f"{count} attempts" if count > 1 else ""),
+    *map(Column, ("seed", "work", "work_unit")),
+    Column("seconds", "Time", numbers.duration),
+    Column("wall_seconds"),
+    Column("rate", "Rate", numbers.short, below="rate_unit"),
+    Column("speedup", "Speed‑up", "{:,.2f} ×".format, note="compared"),
+    Column("efficiency", "Efficiency", numbers.percent, note="efficiency_of"),
+    *(
+        Column(f"{split}_loss", title, numbers.loss, below=f"{split}_perplexity", note=f"{split}_labels")
+        for split, title in LOSSES.items()
+    ),
+    Column(
+        "loss_difference", "Parity, loss difference", numbers.tiny, text="checked", below="difference", kind="checked"
+    ),
+    Column("parity"),
+    Column("peak_memory_bytes", "Peak memory", numbers.memory),
+    Column("core_hours", "Core‑hours", numbers.significant),
+    *map(Column, ("energy_joules", "gpu_utilisation")),
+    *(Column(f"{split}_perplexity", shown=lambda value: f"ppl {numbers.significant(value)}") for split in LOSSES),
+    *map(Column, ("validation_accuracy", "validation_top5", "test_accuracy", "test_top5")),
+    *(Column(f"beam_{name}") for name in ROUGE),
+    *map(Column, ("parameters", "mfu", "energy_per_work", *TIMING, "training_core_hours")),
+    *map(Column, ("unranked", "cores_busy", "other_cores_busy")),
+    *(Column(f"{part}_memory_bytes") for part in PARTS),
 )
 # exp(loss) means something where the loss is a mean over tokens.
 PERPLEXITY_TASKS = ("language_model", "summarisation")
 
 
+def runs_table(report):
+    """The main table: every run, finished or not."""
+    return make_table("Every run, finished or not", COLUMNS, summary_rows(report), report.all_series)
+
+
+def of_runs(report, caption, columns, records, more=None):
+    """A Table with a row for each record, of what `summary_rows` knows; more: function of a record to a mapping of what else."""
+    rows = ({"run": record.name, **_row(report, record), **(more(record) if more else {})} for record in records)
+    return make_table(caption, (RUN, *columns), rows, report.all_series)
+
+
 def summary_rows(report):
-    """A mapping of COLUMNS for each run; None is unknown or does not apply."""
-    return [_row(record, report.comparisons.get(record.name)) for record in report.records]
+    """A mapping of COLUMNS, and of what these name, for each run. What is not there is unknown or does not apply."""
+    return [_row(report, record) for record in report.records]
 
 
-def summary_csv(report):
-    """The text of `summary.csv`."""
-    return csv_text(COLUMNS, summary_rows(report))
-
-
-def _row(record, comparison):
-    row = dict.fromkeys(COLUMNS)
-    row |= {"run": record.name, "status": record.status}
+def _row(report, record):
+    comparison, parity = report.comparisons.get(record.name), record.parity
+    row = {"run": record.name, "page": report.jobs.get(record.name), "status": record.status}
+    row |= {"notes": "; ".join(record.notes), "checked": parity.verdict if parity else "not checked"}
     if record.run is not None:
         run, layout = record.run, record.run.layout
         row |= {"workload": run.workload.name, "strategy": run.strategy, "engine": run.engine, "seed": run.seed}
         row |= {name: getattr(layout, name) for name in LAYOUT}
+        row |= {"identity": f"{run.strategy}, seed {run.seed}", "layout": layouts.degrees_text(run)}
+        row |= {"hardware": layouts.hardware_text(record)}
     if record.done:
         row |= _figures(record) | {"speedup": comparison.speedup, "efficiency": comparison.efficiency}
-    row["attempts"] = row["attempts"] or len(record.attempts) or None
-    if record.parity is not None:
-        row |= {"parity": record.parity.verdict, "loss_difference": record.parity.loss_difference}
+        row |= _notes(record, comparison)
+    row["stands_out"] = "; ".join(_found(record, comparison)) or None
+    row["attempts"] = row.get("attempts") or len(record.attempts) or None
+    if parity is not None:
+        row |= {"parity": parity.verdict, "loss_difference": parity.loss_difference}
+        row["difference"] = numbers.tiny(parity.loss_difference) if parity.verdict in ("same", "different") else ""
     return row
+
+
+def _notes(record, comparison):
+    """What a reader must know about figures of a finished run."""
+    weak = record.run.scaling == "weak"
+    otherwise = f"measured otherwise than its baseline: {comparison.measured}" if comparison.measured else ""
+    return {
+        "compared": "; ".join(filter(None, ("weak scaling" if weak else comparison.reason, otherwise))),
+        "efficiency_of": "of the rate" if weak else "",
+        "train_labels": "of smoothed labels" if record.run.workload.training.label_smoothing else "",
+    }
+
+
+def _found(record, comparison):
+    """What stands out, in few words; its own page says more."""
+    ranked = unranked(record) if record.done else ""
+    said = [finding.short for finding in findings(record, (), comparison) if finding.short]
+    return [f"not ranked: {ranked}", *said] if ranked else said
 
 
 def _figures(record):
     """What a finished run measured, and what follows from it."""
-    figures = {name: getattr(record.summary, name) for name in COLUMNS if hasattr(record.summary, name)}
-    figures |= {name: getattr(record.timing, part) for name, part in TIMING.items()}
-    figures |= {f"{part}_memory_bytes": value for part, value in record.summary.memory.items()}
-    hours = record.cores and record.cores * record.timing.training / 3600
+    summary, timing = record.summary, record.timing
+    figures = vars(summary) | {name: getattr(timing, part) for name, part in TIMING.items()}
+    figures |= {f"{part}_memory_bytes": value for part, value in summary.memory.items()}
+    hours = record.cores and record.cores * timing.training / 3600
     figures |= {"training_core_hours": hours, "unranked": unranked(record) or None}
-    figures |= {name: perplexity(record, figures[loss]) for name, loss in PERPLEXITIES.items()}
+    figures |= {f"{split}_perplexity": perplexity(record, figures[f"{split}_loss"]) for split in LOSSES}
     if record.summaries:
         figures |= {f"beam_{name}": record.summaries["beam"][name] for name in ROUGE}
-    return figures | {"mfu": model_flops_utilisation(record), "energy_per_work": energy_per_work(record)}
+    return figures | {
+        "rate_unit": f"{summary.work_unit}/s",
+        "mfu": model_flops_utilisation(record),
+        "energy_per_work": energy_per_work(record),
+    }
 
 
 def perplexity(record, loss):
@@ -94,3 +156,33 @@ def energy_per_work(record):
     """Joules a token or an image, or None."""
     energy, work = record.summary.energy_joules, record.summary.work
     return energy / work if energy is not None and work else None
+
+
+# Configurations that ran more than once: mean, and lowest to highest, of each figure.
+SPREADS = (
+    ("seconds", "Time", numbers.duration),
+    *((f"{split}_loss", title, numbers.loss) for split, title in LOSSES.items()),
+    ("peak_memory_bytes", "Peak memory", numbers.memory),
+    ("core_hours", "Core-hours", numbers.significant),
+)
+
+
+def seeds_table(report):
+    """Configurations that ran more than once: mean, and lowest to highest."""
+    columns = (
+        Column("run", "Configuration", below="names"),
+        Column("seeds", "Seeds"),
+        *(Column(f"mean_{name}", title, shown, below=f"range_{name}") for name, title, shown in SPREADS),
+    )
+    rows = [_spread_row(member) for member in report.members if len(member.records) > 1]
+    return make_table("Configurations that ran more than once", columns, rows, report.all_series)
+
+
+def _spread_row(member):
+    names, seeds = zip(*((record.name, str(record.run.seed)) for record in member.records), strict=True)
+    row = {"run": member.first.name, "names": ", ".join(names), "seeds": ", ".join(seeds)}
+    for name, _, shown in SPREADS:
+        spread = member.spread(lambda record, name=name: getattr(record.summary, name))
+        if spread is not None:
+            row |= {f"mean_{name}": spread.mean, f"range_{name}": f"{shown(spread.low)} to {shown(spread.high)}"}
+    return row

@@ -1,19 +1,48 @@
-"""Tables: cells that know both their exact value and how people read it, and the table of runs."""
+"""Tables: a list of columns, and a frame of pandas that holds their values; the page and the CSV beside it come from both."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from parascale.report import layouts, numbers
-from parascale.report.findings import findings
-from parascale.report.summary import summary_rows
-from parascale.report.timing import unranked
+
+@dataclass(frozen=True)
+class Column:
+    """name: of its values in rows, CSV and page. title: its heading; without one the page has no such column.
+
+    shown: writes a number that is known, with its unit; a column without it is of texts. The others are names of values of the same row:
+    text, words that stand for the value; below, a second line; note, what the pointer shows; kind, of its tag; link, a page.
+    """
+
+    name: str
+    title: str = ""
+    shown: object = None
+    text: str = ""
+    below: str = ""
+    note: str = ""
+    kind: str = ""
+    link: str = ""
+
+    @property
+    def numeric(self):
+        """Whether it holds numbers."""
+        return self.shown is not None
+
+    @property
+    def beside(self):
+        """Use → name of the value that stands beside the column's own."""
+        uses = {"text": self.text, "below": self.below, "note": self.note, "kind": self.kind, "link": self.link}
+        return {use: name for use, name in uses.items() if name}
+
+
+def columns(shown=None, **titles):
+    """Columns that are written alike: name → title."""
+    return [Column(name, title, shown) for name, title in titles.items()]
+
+
+RUN = Column("run", "Run")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """text: as shown. value: exact, for sorting and for programs. figure: its name. small: a second line below it.
-
-    link: a page, beside this one or elsewhere, that the text leads to. numeric: whether it belongs into a column of numbers.
-    """
+    """text: as shown. value: exact, for sorting and for programs. figure: its name. small: a second line below it."""
 
     text: str
     value: object = None
@@ -22,12 +51,6 @@ class Cell:
     note: str = ""
     kind: str = ""
     link: str = ""
-    numeric: bool = False
-
-
-def number(value, shown, figure="", **more):
-    """The Cell of a number that the function `shown` writes; empty where the value is None. more: fields of a Cell."""
-    return Cell("" if value is None else shown(value), value, figure, numeric=True, **more)
 
 
 @dataclass(frozen=True)
@@ -41,137 +64,62 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """columns: (heading, whether it holds numbers). The caption says what the rows are."""
+    """The caption says what the rows are. frame: a column for each Column, and what these name; None is unknown.
+
+    `run` in it names the run of a row, else the first column does; `case` tells figures of several rows of a run apart.
+    """
 
     caption: str
     columns: tuple
-    rows: tuple
+    frame: object
+    series: dict = field(default_factory=dict)
+
+    @property
+    def headed(self):
+        """The columns of the page."""
+        return [column for column in self.columns if column.title]
+
+    @property
+    def rows(self):
+        """The Rows of the page."""
+        key, named = "run" if "run" in self.frame else self.headed[0].name, {each.name: each for each in self.columns}
+        for values in self.frame.to_dict("records"):
+            cells = tuple(_cell(column, values, named) for column in self.headed)
+            yield Row(values[key], cells, self.series.get(values[key]))
+
+    @property
+    def csv(self):
+        """The columns as CSV; an empty cell is unknown."""
+        return self.frame[[column.name for column in self.columns]].to_csv(index=False)
+
+    def __len__(self):
+        return len(self.frame)
+
+    def known(self):
+        """Without the columns in which nothing is known."""
+        return replace(self, columns=tuple(each for each in self.columns if self.frame[each.name].notna().any()))
 
 
-def make_table(caption, rows, series=None):
-    """A Table of (name of the run, {heading: its Cell or text}), or None without rows. series: name → number of its colour."""
-    rows = list(rows)
-    made = [
-        Row(
-            name,
-            tuple(Cell(item) if isinstance(item, str) else item for item in row.values()),
-            (series or {}).get(name),
-        )
-        for name, row in rows
-    ]
-    if not made:
-        return None
-    columns = zip(rows[0][1], zip(*(row.cells for row in made), strict=True), strict=True)
-    headed = tuple((heading, any(cell.numeric for cell in cells)) for heading, cells in columns)
-    return Table(caption, headed, tuple(made))
+def make_table(caption, columns, rows, series=None):
+    """A Table of rows: mappings by the columns' names, and more. series: run → number of its colour."""
+    import pandas  # loads slowly
+
+    columns, rows = tuple(columns), list(rows)
+    names = dict.fromkeys(name for column in columns for name in (column.name, *column.beside.values()))
+    names |= dict.fromkeys(name for name in ("run", "case") if rows and name in rows[0])
+    values = [[row.get(name) for name in names] for row in rows]
+    return Table(caption, columns, pandas.DataFrame(values, columns=list(names), dtype=object), series or {})
 
 
-def records_table(report, caption, records, cells):
-    """A Table with a row for each record; `cells` gives what follows the name of its run. None without records."""
-    rows = ((record.name, {"Run": record.name, **cells(record)}) for record in records)
-    return make_table(caption, rows, report.all_series)
-
-
-def runs_table(report):
-    """The main table: every run, finished or not."""
-    rows = [
-        (record.name, _runs_row(report, record, row))
-        for record, row in zip(report.records, summary_rows(report), strict=True)
-    ]
-    return make_table("Every run, finished or not", rows, report.all_series)
-
-
-def _runs_row(report, record, row):
-    comparison = report.comparisons.get(record.name)
-    reason = comparison.reason if comparison and record.done else ""
-    seed = Cell(f"{row['strategy']}, seed {row['seed']}") if record.run else None
-    weak = record.run is not None and record.run.scaling == "weak"
-    noted = ["weak scaling" if weak else reason]
-    if comparison and comparison.measured:
-        noted.append(f"measured otherwise than its baseline: {comparison.measured}")
-    unit = Cell(f"{row['work_unit']}/s" if row["work_unit"] else "")
-
-    def figure(name, shown, **more):
-        return number(row[name], shown, name, **more)
-
-    return {
-        "Run": Cell(record.name, figure="run", small=seed, link=report.jobs.get(record.name, "")),
-        "Layout": _layout_cell(record),
-        "Status": Cell(
-            record.status, figure="status", kind=record.status, note="; ".join(record.notes), small=_attempts_cell(row)
-        ),
-        "Stands out": Cell("; ".join(_found(record, comparison))),
-        "Time": figure("seconds", numbers.duration),
-        "Rate": figure("rate", numbers.short, small=unit),
-        "Speed‑up": figure("speedup", "{:,.2f} ×".format, note="; ".join(filter(None, noted))),
-        "Efficiency": figure("efficiency", numbers.percent, note="of the rate" if weak else ""),
-        "Train loss": _loss_cell(record, row, "train_loss"),
-        "Validation loss": _loss_cell(record, row, "validation_loss"),
-        "Test loss": _loss_cell(record, row, "test_loss"),
-        "Parity, loss difference": _parity_cell(row),
-        "Peak memory": figure("peak_memory_bytes", numbers.memory),
-        "Core‑hours": figure("core_hours", numbers.significant),
-    }
-
-
-def _attempts_cell(row):
-    count = row["attempts"]
-    return count and Cell(f"{count} attempts" if count > 1 else "", count, "attempts")
-
-
-def _found(record, comparison):
-    """What stands out, in few words; its own page says more."""
-    ranked = unranked(record) if record.done else ""
-    said = [finding.short for finding in findings(record, (), comparison) if finding.short]
-    return [f"not ranked: {ranked}", *said] if ranked else said
-
-
-def _layout_cell(record):
-    if record.run is None:
-        return Cell("", figure="layout")
-    return Cell(layouts.degrees_text(record.run), figure="layout", small=Cell(layouts.hardware_text(record)))
-
-
-def _loss_cell(record, row, name):
-    figure = name.replace("loss", "perplexity")
-    small = Cell(f"ppl {numbers.significant(row[figure])}", row[figure], figure) if row[figure] else None
-    smoothed = name == "train_loss" and record.run and record.run.workload.training.label_smoothing
-    note = "of smoothed labels" if smoothed else ""
-    return number(row[name], numbers.loss, name, small=small, note=note)
-
-
-def _parity_cell(row):
-    """The verdict, above the largest difference of a loss, by which the column sorts."""
-    verdict = row["parity"] or "not checked"
-    shown = numbers.tiny(row["loss_difference"]) if verdict in ("same", "different") else ""
-    return Cell(
-        verdict, row["loss_difference"], "loss_difference", Cell(shown), kind=verdict.replace(" ", "-"), numeric=True
-    )
-
-
-def seeds_table(report):
-    """Configurations that ran more than once: mean, and lowest to highest. None where there are none."""
-    rows = []
-    for member in report.members:
-        seeds = [str(record.run.seed) for record in member.records]
-        names = Cell(", ".join(record.name for record in member.records))
-        row = {
-            "Configuration": Cell(member.first.name, small=names),
-            "Seeds": ", ".join(seeds),
-            "Time": _spread_cell(member, "seconds", numbers.duration),
-            "Train loss": _spread_cell(member, "train_loss", numbers.loss),
-            "Validation loss": _spread_cell(member, "validation_loss", numbers.loss),
-            "Test loss": _spread_cell(member, "test_loss", numbers.loss),
-            "Peak memory": _spread_cell(member, "peak_memory_bytes", numbers.memory),
-            "Core-hours": _spread_cell(member, "core_hours", numbers.significant),
-        }
-        if len(seeds) > 1:
-            rows.append((member.first.name, row))
-    return make_table("Configurations that ran more than once", rows, report.all_series)
-
-
-def _spread_cell(member, name, shown):
-    spread = member.spread(lambda record: getattr(record.summary, name))
-    if spread is None:
-        return Cell("", numeric=True)
-    return number(spread.mean, shown, f"mean_{name}", small=Cell(f"{shown(spread.low)} to {shown(spread.high)}"))
+def _cell(column, values, named):
+    """named: the Columns of the table by name."""
+    value, case = values[column.name], f"{values['case']}_" if "case" in values else ""
+    beside = {use: values[name] or "" for use, name in column.beside.items() if use not in ("text", "below")}
+    if column.below:
+        beside["small"] = _cell(named.get(column.below) or Column(column.below), values, named)
+    if column.text:
+        text = values[column.text] or ""
+    else:
+        text = "" if value is None else column.shown(value) if column.numeric else str(value)
+    exact = column.numeric or column.text
+    return Cell(text, value if exact else None, f"{case}{column.name}" if exact or column.kind else "", **beside)

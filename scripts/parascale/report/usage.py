@@ -9,7 +9,7 @@ import numpy as np
 from parascale.report import numbers
 from parascale.report.drawing import Figure
 from parascale.report.plots import heat_panel
-from parascale.report.tables import Cell, make_table, number
+from parascale.report.tables import Column, columns, make_table
 from parascale.telemetry import total
 
 BUCKETS = 60  # moments of a heat map
@@ -73,6 +73,14 @@ TOTALS = (
 )
 
 
+METRIC_COLUMNS = (
+    Column("metric", "Metric"),
+    Column("min", "Lowest", numbers.significant, text="min_words", below="min_device"),
+    Column("mean", "Mean or total", numbers.significant, text="mean_words"),
+    Column("max", "Highest", numbers.significant, text="max_words", below="max_device"),
+)
+
+
 def metrics_table(devices):
     """Lowest, mean and highest value of every metric over all samples and devices, and the device of each extreme."""
     rows = []
@@ -82,20 +90,16 @@ def metrics_table(devices):
             continue
         low, low_device = min(((min(values), device) for device, values in known), key=lambda pair: pair[0])
         high, high_device = max(((max(values), device) for device, values in known), key=lambda pair: pair[0])
-        mean = statistics.fmean(value for _, values in known for value in values)
-        row = {
-            "Metric": metric.title,
-            "Lowest": number(low, metric.shown, f"min_{metric.name}", small=Cell(low_device.label)),
-            "Mean or total": number(mean, metric.shown, f"mean_{metric.name}"),
-            "Highest": number(high, metric.shown, f"max_{metric.name}", small=Cell(high_device.label)),
-        }
-        rows.append((metric.name, row))
+        found = {"min": low, "mean": statistics.fmean(value for _, values in known for value in values), "max": high}
+        words = {f"{name}_words": metric.shown(value) for name, value in found.items()}
+        row = {"metric": metric.title, "case": metric.name, **found, **words}
+        rows.append(row | {"min_device": low_device.label, "max_device": high_device.label})
     for kind, column, title, shown in TOTALS:
         value = total(devices, kind, column)
         if value is not None:
-            summed = number(value, shown, f"total_{kind}_{column}")
-            rows.append((f"{kind}_{column}", {"Metric": title, "Lowest": "", "Mean or total": summed, "Highest": ""}))
-    return make_table("Every metric over all samples", rows)
+            row = {"metric": title, "case": f"{kind}_{column}_total"}
+            rows.append(row | {"mean": value, "mean_words": shown(value)})
+    return make_table("Every metric over all samples", METRIC_COLUMNS, rows)
 
 
 def heat_figure(devices, cores=None):
@@ -140,18 +144,21 @@ def _scale_end(devices, every, metric, cores):
 
 def _devices_table(devices):
     """What each GPU or process did on average."""
-    chosen = _of(devices, "gpu") or _of(devices, "rank")
-    return make_table("Means of each device", [(device.label, _device_row(device)) for device in chosen])
-
-
-def _device_row(device):
-    rank = "unused" if device.kind == "gpu" and device.rank is None else str(device.rank)
-    row = {"Device": device.label, "Rank": rank, "Node": device.host}
-    for metric in METRICS:
-        if metric.kind == device.kind:
-            row[metric.title] = number(device.mean(metric.column), metric.shown, f"mean_{metric.column}")
-    slowed = (f"{reason.replace('_', ' ')} ({count} samples)" for reason, count in device.throttled.items())
-    return {**row, "Slowed down by": ", ".join(slowed)}
+    kind = "gpu" if _of(devices, "gpu") else "rank"
+    metrics = [metric for metric in METRICS if metric.kind == kind]
+    shown = (Column(f"mean_{metric.column}", metric.title, metric.shown) for metric in metrics)
+    made = columns(device="Device", rank="Rank", node="Node"), shown, columns(slowed="Slowed down by")
+    rows = []
+    for device in _of(devices, kind):
+        slowed = (f"{reason.replace('_', ' ')} ({count} samples)" for reason, count in device.throttled.items())
+        row = {
+            "device": device.label,
+            "rank": "unused" if device.rank is None else str(device.rank),
+            "node": device.host,
+        }
+        means = {f"mean_{metric.column}": device.mean(metric.column) for metric in metrics}
+        rows.append({**row, **means, "slowed": ", ".join(slowed)})
+    return make_table("Means of each device", itertools.chain(*made), rows)
 
 
 def _of(devices, kind):

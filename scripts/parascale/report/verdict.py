@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from parascale.report import numbers
-from parascale.report.derived import Member, Spread, is_different
+from parascale.report.comparing import is_different
+from parascale.report.derived import Member, Spread
 
 # Smaller differences are none, however narrow the ranges: another start of the same run may make them.
 MARGIN = 0.02

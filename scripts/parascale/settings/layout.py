@@ -9,8 +9,6 @@ Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "Interleaved
 SCHEDULES = get_args(Schedule)
 # Schedules in which a rank holds two stages; in the V-shaped one, rank r holds stages r and n-1-r.
 LOOPED_SCHEDULES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
-# Schedules whose backward pass is two, for gradients of inputs and of weights.
-SPLIT_SCHEDULES = ("InterleavedZeroBubble", "ZBVZeroBubble")
 # What saves more memory, and takes more time, stands later.
 Recomputation = Literal[False, "selective", True]
 RECOMPUTATION = get_args(Recomputation)
@@ -91,6 +89,11 @@ class Layout:
         return self.pp * (2 if self.pp > 1 and self.pipeline_schedule in LOOPED_SCHEDULES else 1)
 
     @property
+    def splits_backward(self):
+        """Whether a stage's backward pass is two: one for the gradient of its input, one for those of its weights."""
+        return self.pp > 1 and self.pipeline_schedule in ("InterleavedZeroBubble", "ZBVZeroBubble")
+
+    @property
     def bubble(self):
         """Time that a pipeline's rank waits over the time that it computes: (p − 1) / (m × v), v stages a rank.
 
@@ -120,11 +123,12 @@ class Layout:
                 f"schedule {self.schedule} needs at least as many micro_batches as stages "
                 f"({self.stages}), not {self.micro_batches}"
             )
-        if self.pp > 1 and self.pipeline_schedule in SPLIT_SCHEDULES and self.activation_checkpointing == "selective":
-            raise ConfigError(
-                f"schedule {self.schedule} goes backward twice, but what activation_checkpointing = selective keeps is there once; "
-                "take activation_checkpointing = true, or another schedule"
-            )
+        for name, value in (("activation_checkpointing", "selective"), ("compile", True)):
+            if self.splits_backward and getattr(self, name) == value:
+                raise ConfigError(
+                    f"schedule {self.schedule} goes backward in two passes, but with {name} = {str(value).lower()} what a block keeps is "
+                    "there for one; take another value, or another schedule"
+                )
 
     def strategy(self, average_every=None):
         """The name of this spread, as reports and rules use it."""

@@ -202,9 +202,7 @@ def compiled_where_it_gains(run, site):
     layout, known = run.layout, families.kinds().get(run.workload.model.kind)
     if layout.compile is not None:
         return run
-    # Compiled, a Llama whose sequence is not split fails in the backward pass of a distributed tensor (torch 2.13).
-    whole = layout.tp > 1 and not layout.sequence_parallel
-    gains = site.device == "cuda" and known is not None and known.compiled and not whole
+    gains = site.device == "cuda" and known is not None and known.compiled and not layout.splits_backward
     return dataclasses.replace(run, layout=dataclasses.replace(layout, compile=gains))
 
 

@@ -1,0 +1,52 @@
+"""What the lines of `steps.jsonl` hold for the report: the curve of the loss, and where the time went."""
+
+import math
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+from parascale.files import read_json_lines
+from parascale.report.checked import RecordError, read_record
+
+BESIDE = ("evaluation_seconds", "checkpoint_seconds")
+PHASES = ("data", "forward", "backward", "communication", "optimizer", "bubble", "other")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Columns of `steps.jsonl`: `seconds` is the training time up to and with a step, `losses` are in nats.
+
+    evaluations: (index into the columns, validation loss). phases: seconds of all steps by what they were spent on; beside:
+    seconds between them.
+    """
+
+    steps: array
+    losses: array
+    seconds: array
+    evaluations: tuple
+    phases: dict = field(default_factory=dict)
+    beside: dict = field(default_factory=dict)
+
+
+def load_curve(path):
+    """The Curve in a `steps.jsonl`. Lines without a finite loss carry no point, but their time counts."""
+    steps, losses, seconds, evaluations = array("q"), array("d"), array("d"), []
+    elapsed, phases, beside = 0.0, {}, Counter()
+    try:
+        for line in read_record(path, read_json_lines):
+            elapsed += line["seconds"]["total"]
+            for phase, spent in line["seconds"].items():
+                phases[phase] = phases.get(phase, 0.0) + spent
+            beside.update({name: line[name] for name in BESIDE if name in line})
+            loss, validation = line.get("loss"), line.get("validation_loss")
+            if loss is None or not math.isfinite(loss):
+                continue
+            if validation is not None:
+                evaluations.append((len(steps), validation))
+            steps.append(line["step"])
+            losses.append(loss)
+            seconds.append(elapsed)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path}: a line lacks {error}") from None
+    phases.pop("total", None)
+    return Curve(steps, losses, seconds, tuple(evaluations), phases, beside)
