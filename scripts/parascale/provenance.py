@@ -42,6 +42,7 @@ CODE = {
     # The steps of every training; its family, task and engine come on top.
     "training": (
         "train/loop.py",
+        "train/averaging.py",
         "train/step.py",
         "train/loss.py",
         "train/optim.py",

@@ -1,14 +1,21 @@
-"""How right plans are after one calibration: predicted beside measured time of the default runs.
+"""How right plans are: predicted beside measured time, in three measurements.
 
-Example: python tests/benchmarks/prediction.py --work FOLDER --repeats 3
+Example: python tests/benchmarks/prediction.py runs --work FOLDER --repeats 3
+Example: python tests/benchmarks/prediction.py shapes --work FOLDER
+Example: python tests/benchmarks/prediction.py first --work FOLDER
 
-First the probes of `calibrate`, then every run of the table `--repeats` times, a root below FOLDER each, and last the
-table for RESULTS.md. No prediction knows a finished run, and no probe has the layout and size of a run. What is
-finished is not done again: start it again after an interruption. Seconds are those of a whole process, from its start
-to the published result. Nothing else should run on the machine meanwhile; the table says how much did.
+runs      after the probes of `calibrate`, every run of the default table `--repeats` times; no probe has the layout and size of a run
+shapes    after the same probes, and after `parascale calibrate --machine` alone: models of other widths and depths, with other batches, on 1, 2
+          and 4 processes, none of them in the default table
+first     a first `make run`: each run beside the price that its record froze before it started
+
+No prediction knows a finished run but those of `first`, as in a user's first workflow. Each root is below FOLDER; what is finished is not
+done again: start it again after an interruption, or do it in pieces with `--only`. Seconds are those of a whole process, from its start to the
+published result. Nothing else should run on the machine meanwhile; the last line says how much did.
 """
 
 import argparse
+import dataclasses
 import os
 import shutil
 import statistics
@@ -18,6 +25,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from parascale.files import read_json
 from parascale.plan import calibrate
 from parascale.plan.facts import data_facts
@@ -26,19 +35,30 @@ from parascale.settings import load_project_file
 from parascale.settings.paths import Paths
 
 REPOSITORY = Path(__file__).parents[2]
-EACH, MEDIAN = 0.25, 0.10  # the goals: largest relative error, and the median of the errors
+# Name → sizes of the model, samples of a step, layout.
+SHAPES = {
+    "narrow": ({"dim": 96, "heads": 4, "layers": 6, "hidden": 384}, 24, {}),
+    "wide": ({"dim": 320, "heads": 8, "layers": 2, "hidden": 1280}, 32, {}),
+    "deep": ({"dim": 160, "heads": 4, "layers": 10, "hidden": 640}, 64, {}),
+    "wide-dp-2": ({"dim": 256, "heads": 8, "layers": 3, "hidden": 1024}, 32, {"dp": 2}),
+    "deep-fsdp-2": ({"dim": 192, "heads": 6, "layers": 8, "hidden": 512}, 64, {"fsdp": 2}),
+    "wide-tp-2": ({"dim": 320, "heads": 8, "layers": 3, "hidden": 1280}, 24, {"tp": 2}),
+    "deep-pp-2": ({"dim": 128, "heads": 4, "layers": 12, "hidden": 512}, 80, {"pp": 2, "micro_batches": 4}),
+    "wide-dp-4": ({"dim": 224, "heads": 4, "layers": 4, "hidden": 896}, 64, {"dp": 4}),
+}
+DEGREES = ("dp", "fsdp", "tp", "pp", "micro_batches")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run: seconds of the whole process and of a step, predicted and measured (medians over repeats)."""
+    """One run, and what its price rests on: seconds of the whole process and of a step, predicted and measured."""
 
     run: str
+    basis: str
     predicted: float
     measured: float
     step_predicted: float
     step_measured: float
-    seen: bool  # whether a probe had its degrees, in another size
 
     @property
     def error(self):
@@ -52,21 +72,137 @@ class Row:
 
 
 def main():
-    """Probe, run, and print the table."""
-    arguments = parse()
-    work = arguments.work.resolve()
+    """Measure, and print the table."""
+    arguments, load = parse(), Load()
+    arguments.work = arguments.work.resolve()
     os.chdir(REPOSITORY)
-    project = load_project_file("config/config.yaml")
-    probed, load = Paths(work / "probes"), Load()
-    workflow(probed.root, "calibrate")
-    roots = [Paths(work / f"repeat-{number}") for number in range(1, arguments.repeats + 1)]
+    {"runs": measure_runs, "shapes": measure_shapes, "first": measure_first}[arguments.measurement](arguments)
+    print(f"Other work took {load.others():.2f} cores meanwhile")
+
+
+def measure_runs(arguments):
+    """The default table, after its probes."""
+    project, probed = load_project_file("config/config.yaml"), probe(arguments.work)
+    runs = chosen(project.runs, arguments.only)
+    roots = [Paths(arguments.work / f"repeat-{number}") for number in range(1, arguments.repeats + 1)]
     for paths in roots:
-        if not paths.results.exists():
-            shutil.copytree(probed.results / "data", paths.results / "data")
-        workflow(paths.root, *(paths.run(name) / "summary.json" for name in project.runs))
-    rows = [compare(run, project.site, probed, roots) for run in project.runs.values()]
-    print("\n".join(table(rows)))
-    print(f"{verdict(rows)}. Other work took {load.others():.2f} cores meanwhile")
+        train(paths, probed, runs)
+    known = calibrate.known(probed, project.site.name)
+    report([compare(run, project.site, known, roots) for run in runs.values()], time=(0.10, 0.25))
+
+
+def measure_shapes(arguments):
+    """Models that no probe had, after the probes of the default table and after the processors alone were measured."""
+    probed, file = probe(arguments.work), write_shapes(arguments.work)
+    project = load_project_file("config/config.yaml", file)
+    runs, paths = chosen(project.runs, arguments.only), Paths(arguments.work / "shapes")
+    train(paths, probed, runs, "--configfile", file)
+    known = calibrate.known(probed, project.site.name)
+    for what, calibration in (
+        ("the processors", dataclasses.replace(known, observations=())),
+        ("the probes", known),
+    ):
+        print(f"\nAfter {what} were measured:\n")
+        report([compare(run, project.site, calibration, [paths]) for run in runs.values()], step=(0.15, 0.35))
+
+
+def measure_first(arguments):
+    """A first workflow, each run of which was priced before it started."""
+    project, paths = load_project_file("config/config.yaml"), Paths(arguments.work / "first")
+    runs = chosen(project.runs, arguments.only)
+    workflow(paths.root, [paths.run(name) / "summary.json" for name in arguments.only] or ["all"])
+    report([frozen(paths.run(name)) for name in runs], time=(0.20, None))
+
+
+def write_shapes(work):
+    """The configuration of SHAPES: workloads that are the smallest shipped one in other sizes, and a run of each."""
+    folder = work / "config"
+    (folder / "workloads").mkdir(parents=True, exist_ok=True)
+    plain = yaml.safe_load(Path("config/workloads/lm-small.yaml").read_text(encoding="utf-8"))
+    lines = ["\t".join(["run", "workload", "gpus_per_node", *DEGREES])]
+    for name, (model, batch, layout) in SHAPES.items():
+        shape = plain | {"model": model, "training": plain["training"] | {"global_batch": batch}}
+        (folder / f"workloads/{name}.yaml").write_text(yaml.safe_dump(shape), encoding="utf-8")
+        processes = max(layout.values(), default=1) if "pp" not in layout else layout["pp"]
+        lines.append("\t".join([name, name, str(processes), *(str(layout.get(each, 1)) for each in DEGREES)]))
+    (folder / "shapes.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    file = folder / "shapes.yaml"
+    file.write_text("runs: shapes.tsv\nworkloads: workloads\n", encoding="utf-8")
+    return file
+
+
+def probe(work):
+    """The Paths below which the processors were measured, and the probes of the default table have run."""
+    paths = Paths(work / "probes")
+    if not paths.machine("local").is_file():
+        command = [sys.executable, "-m", "parascale", "calibrate", "--machine", "--root", str(paths.root)]
+        subprocess.run(command, check=True)
+    workflow(paths.root, ["calibrate"])
+    return paths
+
+
+def train(paths, probed, runs, *options):
+    """Train runs below a root, on the data that the probes had, one at a time."""
+    if not paths.results.exists():
+        shutil.copytree(probed.results / "data", paths.results / "data")
+        # What a workflow finds it does not measure again; no prediction here reads it.
+        shutil.copytree(probed.results / "calibration", paths.results / "calibration")
+    workflow(paths.root, [paths.run(name) / "summary.json" for name in runs], *options)
+
+
+def workflow(root, targets, *options):
+    """Bring targets about with the default configuration, or one on top of it, but below another root."""
+    command = [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/local", "--quiet", "all"]
+    subprocess.run([*command, *map(str, options), "--config", f"root={root}", "--", *map(str, targets)], check=True)
+
+
+def compare(run, site, calibration, roots):
+    """The Row of a run, by a calibration; medians over roots."""
+    foretold = predict(run, site, calibration, data_facts(run, roots[0]))
+    summaries = [read_json(paths.run(run.run) / "summary.json") for paths in roots]
+    return Row(
+        run=run.run,
+        basis=foretold.basis,
+        predicted=foretold.wall_seconds,
+        measured=statistics.median(summary["wall_seconds"] for summary in summaries),
+        step_predicted=foretold.step_seconds,
+        step_measured=statistics.median(summary["seconds"] / summary["steps"] for summary in summaries),
+    )
+
+
+def frozen(folder):
+    """The Row of a finished run, by what its record foretold before it started."""
+    foretold, summary = read_json(folder / "run.json")["prediction"], read_json(folder / "summary.json")
+    return Row(
+        run=folder.name,
+        basis=foretold["basis"],
+        predicted=foretold["wall_seconds"],
+        measured=summary["wall_seconds"],
+        step_predicted=foretold["step_seconds"],
+        step_measured=summary["seconds"] / summary["steps"],
+    )
+
+
+def chosen(runs, only):
+    """Those of the runs that were asked for; all, if none were."""
+    return {name: runs[name] for name in only} or runs
+
+
+def report(rows, **goals):
+    """Print the table, and how the errors compare with the goals: `time` or `step` → (median, worst or None)."""
+    print("| run | rests on | predicted, s | measured, s | error | a step: predicted, ms | measured, ms | error |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for row in rows:
+        step = f"{1000 * row.step_predicted:.0f} | {1000 * row.step_measured:.0f} | {row.step_error:+.1%}"
+        print(f"| {row.run} | {row.basis} | {row.predicted:.1f} | {row.measured:.1f} | {row.error:+.1%} | {step} |")
+    for what, errors in (("time", [row.error for row in rows]), ("step", [row.step_error for row in rows])):
+        middle, worst = statistics.median(map(abs, errors)), max(map(abs, errors))
+        said = f"{what}: median {middle:.1%}, worst {worst:.1%}"
+        if what in goals:
+            median, most = goals[what]
+            met = middle <= median and (most is None or worst <= most)
+            said += f" (goal {median:.0%}" + (f" and {most:.0%}" if most else "") + f": {'met' if met else 'missed'})"
+        print(said)
 
 
 class Load:
@@ -91,51 +227,11 @@ class Load:
 def parse():
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="folder for probes and runs")
+    parser.add_argument("measurement", choices=["runs", "shapes", "first"])
+    parser.add_argument("--work", type=Path, required=True, help="folder for everything that is made")
     parser.add_argument("--repeats", type=int, default=3, help="times that each run is done (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="RUN", help="only these runs")
     return parser.parse_args()
-
-
-def workflow(root, *targets):
-    """Bring targets about with the default configuration, but below another root."""
-    command = [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/local", "--quiet", "all"]
-    subprocess.run([*command, "--config", f"root={root}", "--", *map(str, targets)], check=True)
-
-
-def compare(run, site, probed, roots):
-    """The Row of a run."""
-    calibration = calibrate.load(probed.calibration(site.name), site.name)
-    foretold = predict(run, site, calibration, data_facts(run, probed))
-    summaries = [read_json(paths.run(run.run) / "summary.json") for paths in roots]
-    probes = (observation.resolved.layout for observation in calibration.observations)
-    return Row(
-        run=run.run,
-        predicted=foretold.wall_seconds,
-        measured=statistics.median(summary["wall_seconds"] for summary in summaries),
-        step_predicted=foretold.step_seconds,
-        step_measured=statistics.median(summary["seconds"] / summary["steps"] for summary in summaries),
-        seen=any(run.layout.dimensions == layout.dimensions for layout in probes),
-    )
-
-
-def table(rows):
-    """Lines of Markdown."""
-    yield "| run | new to the calibration | predicted, s | measured, s | error | a step: predicted, ms | measured, ms | error |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-    for row in rows:
-        new = "size" if row.seen else "layout and size"
-        step = f"{1000 * row.step_predicted:.0f} | {1000 * row.step_measured:.0f} | {row.step_error:+.1%}"
-        yield f"| {row.run} | {new} | {row.predicted:.1f} | {row.measured:.1f} | {row.error:+.1%} | {step} |"
-
-
-def verdict(rows):
-    """How the errors compare with the goals."""
-    said = []
-    for what, errors in (("time", [row.error for row in rows]), ("step", [row.step_error for row in rows])):
-        worst, middle = max(map(abs, errors)), statistics.median(map(abs, errors))
-        met = worst <= EACH and middle <= MEDIAN
-        said.append(f"{what}: median {middle:.1%}, worst {worst:.1%}: {'met' if met else 'missed'}")
-    return f"Goals {MEDIAN:.0%} in the median and {EACH:.0%} each. " + "; ".join(said)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,10 @@ RUNS = {
     "lightning-8": (2, 8, 5_100, 15),
     "local-sgd-4": (1, 4, 5_100, 15),
     "local-sgd-8": (2, 8, 5_100, 15),
+    "gossip-4": (1, 4, 5_100, 15),
+    "server-4": (1, 4, 5_100, 15),
+    "ddp-8-fp16": (2, 8, 5_100, 15),
+    "ddp-8-powersgd": (2, 8, 5_100, 15),
     "course-1": (1, 1, 163_174, 360),
     "course-4": (1, 4, 40_794, 95),
     "course-8": (2, 8, 20_397, 50),
@@ -177,13 +181,13 @@ def test_what_needs_no_gpu_holds_no_node_with_gpus(project):
 
 
 def test_fresh_and_forced_all_is_counted(project):
-    """nodes × (steps / 10 + 100) s × 128 cores. WikiText-2 takes 18 nodes, GPT-2 3, the Llamas 3 and 4, and the parity runs of all
-    51."""
+    """nodes × (steps / 10 + 100) s × 128 cores. WikiText-2 takes 24 nodes, GPT-2 3, the Llamas 3 and 4, and the parity runs of all
+    57."""
     core_hours, fresh = check_plan(project, RUNS, RUNS)
     course = (16317.4 + 100) + (4079.4 + 100) + 2 * (2039.7 + 100)
     xsum = (187.5 + 100) + (46.9 + 100) + 2 * (23.5 + 100) + 6 * (1594.2 + 100)
     imagewoof = (98.8 + 100) + (24.7 + 100) + 2 * (12.4 + 100) + 5 * (35.3 + 100)
-    seconds = 18 * 610 + course + xsum + imagewoof + 3 * 200 + 3 * 110 + 4 * 105 + 51 * 102
+    seconds = 24 * 610 + course + xsum + imagewoof + 3 * 200 + 3 * 110 + 4 * 105 + 57 * 102
     assert core_hours == pytest.approx(128 * seconds / 3600)
     finish(project, lambda path: "data" in path.parts)
     known, _ = check_plan(project, RUNS, RUNS)

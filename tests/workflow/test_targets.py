@@ -11,7 +11,7 @@ from .small_project import link_project
 # Target → what it stands for in config/runs-strategies.tsv: run → rule that trains it.
 TARGETS = {
     "single_gpu": dict.fromkeys(("single", "waste", "summary-single", "images-single"), "train_single"),
-    "ddp": dict.fromkeys(("ddp", "images-own-norm"), "train_ddp"),
+    "ddp": dict.fromkeys(("ddp", "ddp-fp16", "ddp-powersgd", "images-own-norm"), "train_ddp"),
     "multi_node": dict.fromkeys(("multi-node", "summary-multi-node", "images-multi-node"), "train_multi_node"),
     "fsdp": {
         **dict.fromkeys(("fsdp", "summary-fsdp", "images-fsdp"), "train_fsdp"),
@@ -22,7 +22,7 @@ TARGETS = {
     "hybrid": dict.fromkeys(("fsdp-tp", "summary-fsdp-tp"), "train_hybrid"),
     "three_d": {"three-d": "train_three_d"},
     "lightning": dict.fromkeys(("lightning", "images-lightning"), "train_lightning"),
-    "local_sgd": {"local-sgd": "train_local_sgd"},
+    "local_sgd": dict.fromkeys(("local-sgd", "gossip", "server"), "train_local_sgd"),
 }
 MORE = ("parity", "communication", "results/comparisons/ddp-vs-single.svg")
 

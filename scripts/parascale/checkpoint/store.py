@@ -166,6 +166,8 @@ def state_dict(model, optimizers):
         }
     own = _own_prefix(model, optimizers)
     shared = {key: value for key, value in state.items() if not own or key.startswith("model.")}
+    if own:
+        state |= {f"kept.{name}": value for name, value in model.kept.items()}
     return shared | {own + key: value for key, value in state.items()}
 
 

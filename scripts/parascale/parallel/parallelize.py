@@ -46,6 +46,7 @@ class ParallelModel:
     forward_module: what is called in training (the DDP wrapper, or the one part).
     ranks_differ: ranks train apart and agree only when they average (local SGD).
     copies: those in half precision that parts compute with, where FSDP does not make them.
+    kept: name → tensor that a rank which trains apart keeps besides, also in checkpoints.
     """
 
     mesh: object
@@ -58,6 +59,7 @@ class ParallelModel:
     ties_group: object | None = None
     ranks_differ: bool = False
     copies: Copies | None = None
+    kept: dict = field(default_factory=dict)
 
     @property
     def head(self):
@@ -130,7 +132,7 @@ def parallelize(build, run, mesh, loss, clock, timeout_seconds):
         ties = tying.split_ties(parts, tied)
         model = ParallelModel(mesh, whole, parts, None, joined, tied, ties, group, copies=copies)
     else:
-        forward_module = ddp.replicate(parts[0], mesh) if uses_ddp(run) else parts[0]
+        forward_module = ddp.replicate(parts[0], mesh, run.compression) if uses_ddp(run) else parts[0]
         ranks_differ = run.average_every is not None
         model = ParallelModel(mesh, whole, parts, forward_module, tied=tied, ranks_differ=ranks_differ, copies=copies)
     loss.head = model.head

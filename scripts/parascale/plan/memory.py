@@ -221,10 +221,12 @@ class RankMemory:
 
     def _parts(self, kept, logits=0, gradients=0, buffers=0):
         states = self.sharded * self.batch.parameter
+        # The first rank of a parameter server has that server's weights and its own last ones besides.
+        copies = OPTIMIZER_COPIES[self.run.workload.optim.name] + 2 * (self.run.averaging == "server")
         return {
             "parameters": states,
             "gradients": max(gradients, self._gradients_stay()),
-            "optimizer": states * OPTIMIZER_COPIES[self.run.workload.optim.name],
+            "optimizer": states * copies,
             "activations": kept,
             "logits": logits,
             "buffers": buffers + self.copies + self._received(),

@@ -175,6 +175,8 @@ def _data_transfers(run, rank):
     layout, batch = run.layout, rank.batch
     if not layout.uses_fsdp:
         size = rank.elements * batch.parameter
+        if run.compression == "fp16":  # what PowerSGD sends less is not known here: its price is that of DDP
+            size /= 2
         every = run.average_every or 1
         gradients = all_reduce(layout, "dp", size).times(1 / every)
         return {"gradients": gradients, "buckets": max(1, math.ceil(size / BUCKET_BYTES))}

@@ -7,13 +7,12 @@ from pathlib import Path
 from parascale import files
 from parascale.errors import ParascaleError
 from parascale.report import numbers, sections
+from parascale.report.attempts import attempts_figure
 from parascale.report.comparing import compare
 from parascale.report.derived import Report, build_report
-from parascale.report.drawing import Entry, Figure
-from parascale.report.findings import findings, hit_limit, time_used
+from parascale.report.findings import findings, time_used
 from parascale.report.layouts import degrees_text, hardware_text
 from parascale.report.page import render
-from parascale.report.plots import OUTCOMES, Span, timeline_panel
 from parascale.report.records import load_records
 from parascale.report.section import Section, filled
 from parascale.report.tables import Column, columns, make_table
@@ -21,14 +20,6 @@ from parascale.report.usage import heat_figure, metrics_table
 from parascale.telemetry import energy_joules, read_samples, sample_files
 
 FACTS = (Column("fact", "Fact"), Column("value", "Value", text="words"))
-ATTEMPTS = (
-    Column("attempt", "Attempt"),
-    Column("job", "Job", link="page"),
-    Column("start", "Start (UTC)"),
-    Column("seconds", "Duration", numbers.duration),
-    Column("outcome", "Outcome"),
-    *columns(numbers.whole, first_step="First step", last_step="Last step"),
-)
 OPERATORS = (
     Column("name", "Operator"),
     Column("calls", "Calls", numbers.whole),
@@ -87,7 +78,7 @@ def job_sections(job):
         sections.loss_section(report),
         sections.parity_section(report),
         sections.plan_section(report),
-        sections.provenance_section(report),
+        sections.provenance_section(report, attempts=False),  # they have a section here
     ]
     return filled(made)
 
@@ -179,53 +170,6 @@ def _facts_section(job):
 def _attempts_section(record):
     figure = attempts_figure(record)
     return Section("attempts", "Its attempts", "figures.html", {"figures": [figure]}) if figure else None
-
-
-def attempts_spans(record):
-    """The attempts on the clock, those that tell when they began."""
-    spans = []
-    for count, attempt in enumerate(record.attempts, 1):
-        start = _seconds(attempt, "start")
-        if start is not None:
-            outcome, seconds = attempt.get("outcome") or "running", attempt.get("seconds") or 0.0
-            label = f"attempt {count}"
-            note = f"{label}: {numbers.duration(seconds)}, {_outcome(attempt)}"
-            spans.append(Span(label, outcome, start, start + seconds, attempt.get("submitted"), note))
-    return spans
-
-
-def _outcome(attempt):
-    outcome = attempt.get("outcome") or "running"
-    return f"{outcome} by the time limit" if hit_limit(attempt) else outcome
-
-
-def attempts_figure(record):
-    """The timeline of the attempts with their table; None where no attempt tells its times."""
-    spans = attempts_spans(record)
-    if not spans:
-        return None
-    rows = [_attempt_row(record.site, *each) for each in enumerate(record.attempts, 1)]
-    table = make_table("Attempts", ATTEMPTS, rows)
-    used = [outcome for outcome in OUTCOMES if any(span.outcome == outcome for span in spans)]
-    panel = timeline_panel("Attempts over time", spans)
-    legend = tuple(Entry(outcome, OUTCOMES[outcome], box=True) for outcome in used)
-    return Figure(
-        "attempts", "Attempts", "Each start of the run; a thin line is waiting in the queue.", (panel,), legend, table
-    )
-
-
-def _attempt_row(site, count, attempt):
-    job = str(attempt.get("job_id") or "")
-    page = site.job_page.replace("{job}", job) if site is not None and job else ""
-    return attempt | {"attempt": f"attempt {count}", "job": job, "page": page, "outcome": _outcome(attempt)}
-
-
-def _seconds(attempt, key):
-    """Seconds since 1970 of a moment that is written in ISO 8601, or None."""
-    try:
-        return datetime.fromisoformat(attempt[key]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _usage_section(devices, cores):

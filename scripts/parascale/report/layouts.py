@@ -53,6 +53,8 @@ def switches(run):
         ),
         (f"accumulated over {accumulate} parts", accumulate > 1),
         (f"averaged every {run.average_every} steps", run.average_every),
+        ({"neighbour": "gossip", "server": "parameter server"}.get(run.averaging), run.averaging != "all"),
+        (f"gradients in {run.compression}", run.compression != "none"),
         ("deterministic", run.deterministic),
         (run.engine, run.engine != "native"),
     )

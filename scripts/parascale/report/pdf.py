@@ -7,8 +7,9 @@ import textwrap
 
 from parascale.files import atomic_path
 from parascale.report import figures
+from parascale.report.attempts import attempts_figure
 from parascale.report.drawing import FONT, LINE, PALETTE, WIDTH, canvas
-from parascale.report.job import attempts_figure, facts
+from parascale.report.job import facts
 from parascale.report.usage import heat_figure, metrics_table
 
 A4 = (595, 842)  # points

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from parascale.report import numbers
+from parascale.report.attempts import attempts_table
 from parascale.report.machines import machines_text
 from parascale.report.section import Section
 from parascale.report.tables import RUN, Column, columns, make_table
@@ -13,28 +13,20 @@ FACTS = (
     Column("commit", "Git commit", note="git_commit"),
     *columns(site="Site", machine="Machine", hosts="Hosts", jobs="Jobs"),
 )
-ATTEMPTS = (
-    RUN,
-    Column("attempt", "Attempt", numbers.whole),
-    *columns(start="Start (UTC)", end="End (UTC)"),
-    Column("attempt_seconds", "Duration", numbers.duration),
-    *columns(steps="Steps", outcome="Outcome"),
-)
 
 
-def provenance_section(report):
-    """By what code, on what, when, and in how many attempts."""
+def provenance_section(report, attempts=True):
+    """By what code, on what, when, and, with `attempts`, in how many attempts."""
     known = [record for record in report.records if record.provenance]
     versions = dict.fromkeys(name for record in known for name in record.provenance["versions"] or ())
     facts = (RUN, *FACTS, *(Column(f"version of {name}", name) for name in versions))
     table = make_table("What the runs do not share", facts, map(_row, known), report.all_series).known()
     alike = [each for each in table.columns if table.frame[each.name].nunique(dropna=False) == 1 and each is not RUN]
-    attempts = [_attempt_row(record, *each) for record in known for each in enumerate(record.attempts, 1)]
     apart = tuple(each for each in table.columns if each not in alike)
     values = {
         "shared": [(each.title, table.frame.iloc[0][each.name], table.frame.iloc[0].get(each.note)) for each in alike],
         "table": replace(table, columns=apart) if len(apart) > 1 else None,
-        "attempts": make_table("Attempts of the runs", ATTEMPTS, attempts),
+        "attempts": attempts_table(known) if attempts else None,
         "mixed": _mixed(report),
         "left_out": report.left_out,
     }
@@ -68,10 +60,3 @@ def _row(record):
         "jobs": listed["job_ids"],
         **{f"version of {name}": version or None for name, version in (origin["versions"] or {}).items()},
     }
-
-
-def _attempt_row(record, count, attempt):
-    first, last = attempt.get("first_step"), attempt.get("last_step")
-    steps = f"{first:,} to {last:,}" if first is not None and last is not None else ""
-    row = {"run": record.name, "attempt": count, "attempt_seconds": attempt.get("seconds"), "steps": steps}
-    return row | {name: attempt.get(name) for name in ("start", "end", "outcome")}

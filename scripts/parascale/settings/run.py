@@ -41,6 +41,18 @@ class Run:
     average_every: int | None = option(
         None, "local SGD: ranks train apart and average their parameters every so many steps", low=1
     )
+    averaging: Literal["all", "neighbour", "server"] = option(
+        "all",
+        "with whom ranks that train apart average: `all`; one `neighbour` on a ring (gossip); or a parameter `server` that they "
+        "visit in turn (asynchronous SGD). For teaching, on one node",
+        before="all",
+    )
+    compression: Literal["none", "fp16", "powersgd"] = option(
+        "none",
+        "how DDP sends gradients: as they are, rounded to fp16, or as products of thin matrices (`powersgd`, Vogels et al. 2019, "
+        "arXiv:1905.13727; what was not sent is added to the next gradient, and forgotten where a job is started again)",
+        before="none",
+    )
     init_from: str | None = option(None, "start from the last checkpoint of this run, in any layout")
     profile: str | None = option(
         None,
@@ -184,6 +196,18 @@ class Run:
             raise ConfigError(
                 "average_every (local SGD) averages parameters, and batch norm's statistics are none: take model.norm: group"
             )
+        if self.averaging != "all" and not self.average_every:
+            raise ConfigError(
+                f"averaging = {self.averaging} needs average_every: after how many steps ranks come together"
+            )
+        if self.compression != "none" and (
+            not only_ddp or layout.dp == 1 or self.average_every or self.engine != "native"
+        ):
+            raise ConfigError(
+                "compression is of DDP's gradients: it needs dp > 1, fsdp = tp = pp = 1 and engine native, no average_every"
+            )
+        if self.compression != "none" and self.precision == "fp16":
+            raise ConfigError("compression would overflow with the scaled gradients of precision fp16; take bf16")
         if self.average_every and self.init_from:
             raise ConfigError("average_every (local SGD) cannot start from another run's checkpoint")
 

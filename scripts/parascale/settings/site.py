@@ -52,11 +52,11 @@ class QuotaCommand:
 class Assumed:
     """What a plan takes for granted of a machine until a calibration has measured it."""
 
-    core_gigaflops: Number = option(50.0, "rate of one core, in runs on CPUs", above=0.0)
-    core_gigabytes_per_second: Number = option(12.0, "memory bandwidth of one core", above=0.0)
+    core_gigaflops: Number = option(82.0, "rate of one core, in runs on CPUs", above=0.0)
+    core_gigabytes_per_second: Number = option(22.0, "memory bandwidth of one core", above=0.0)
     kernel_microseconds: Number = option(12.0, "time to start an operation, in runs on CPUs", above=0.0)
     split_pass_microseconds: Number = option(
-        5000.0,
+        7000.0,
         "additional time per pass through a block with tensor parallelism, in runs on CPUs: operations handle split matrices",
         above=0.0,
     )

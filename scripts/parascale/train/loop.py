@@ -118,13 +118,15 @@ def _engine(name):
 
 def _make_steps(session):
     """The native engine: one optimizer step after the other."""
-    every, stepper = session.run.average_every, session.stepper
+    stepper, every = session.stepper, session.run.workload.training.evaluate_every
+    if stepper.averager and session.first_step == 1:
+        stepper.averager.begin()
     session.clock.reset()
     for step in range(session.first_step, session.steps + 1):
         session.begin_step(step)
         result = stepper.step(session.batches(step), *session.wishes())
-        if every and (step == session.steps or step % every == 0):
-            stepper.average_parameters()
+        if stepper.averager:
+            stepper.come_together(step, agree=step == session.steps or _is_multiple(step, every))
         session.end_step(step, result)
 
 

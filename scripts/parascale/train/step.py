@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from parascale.data.sampler import share
 from parascale.families.dropout import Draws
+from parascale.train.averaging import make_averager
 from parascale.train.loss import LossScale, all_reduce, computation_context, count_targets
 from parascale.train.optim import clip, finish_gradients, squared_norm, unscale
 
@@ -72,6 +72,7 @@ class Stepper:
         self.mesh = model.mesh
         self.computation = partial(computation_context, run, model)
         self.draws = make_draws(run, model)
+        self.averager = make_averager(run, model)
         self.number = 0
         self.scale = LossScale() if run.precision == "fp16" else None
         self.clip_norm = run.workload.optim.clip_norm
@@ -175,10 +176,10 @@ class Stepper:
             values[:2] /= self.scale.value
         return values
 
-    @torch.no_grad()
-    def average_parameters(self):
-        """Local SGD: every rank continues from the mean of all ranks' parameters."""
+    def come_together(self, step, agree):
+        """After a step, ranks that train apart take from each other what their averager says. agree: all need the same model now."""
         with self.clock.phase("communication"):
-            for _, parameter in self.model.named_parameters():
-                dist.all_reduce(parameter, group=self.mesh.data_devices.get_group())
-                parameter /= self.mesh.layout.data_parallel
+            if agree:
+                self.averager.agree()
+            elif step % self.run.average_every == 0:
+                self.averager.average(step // self.run.average_every)

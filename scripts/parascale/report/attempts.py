@@ -1,0 +1,71 @@
+"""The attempts of a run: over time, and as a table."""
+
+from datetime import datetime
+
+from parascale.report import numbers
+from parascale.report.drawing import Entry, Figure
+from parascale.report.findings import hit_limit
+from parascale.report.plots import OUTCOMES, Span, timeline_panel
+from parascale.report.tables import RUN, Column, columns, make_table
+
+COLUMNS = (
+    Column("attempt", "Attempt", numbers.whole),
+    Column("job", "Job", link="page"),
+    *columns(start="Start (UTC)", end="End (UTC)"),
+    Column("attempt_seconds", "Duration", numbers.duration),
+    Column("outcome", "Outcome"),
+    *columns(numbers.whole, first_step="First step", last_step="Last step"),
+)
+
+
+def attempts_table(records):
+    """The attempts of several runs."""
+    return make_table("Attempts", (RUN, *COLUMNS), (row for record in records for row in _rows(record)))
+
+
+def _rows(record):
+    for count, attempt in enumerate(record.attempts, 1):
+        job = str(attempt.get("job_id") or "")
+        page = record.site.job_page.replace("{job}", job) if record.site is not None and job else ""
+        row = {"run": record.name, "attempt": count, "job": job, "page": page, "outcome": _outcome(attempt)}
+        yield attempt | row | {"attempt_seconds": attempt.get("seconds")}
+
+
+def attempts_figure(record):
+    """The timeline of the attempts with their table; None where no attempt tells its times."""
+    spans = _spans(record)
+    if not spans:
+        return None
+    table = make_table("Attempts", COLUMNS, _rows(record))
+    used = [outcome for outcome in OUTCOMES if any(span.outcome == outcome for span in spans)]
+    panel = timeline_panel("Attempts over time", spans)
+    legend = tuple(Entry(outcome, OUTCOMES[outcome], box=True) for outcome in used)
+    return Figure(
+        "attempts", "Attempts", "Each start of the run; a thin line is waiting in the queue.", (panel,), legend, table
+    )
+
+
+def _spans(record):
+    """The attempts on the clock, those that tell when they began."""
+    spans = []
+    for count, attempt in enumerate(record.attempts, 1):
+        start = _began(attempt)
+        if start is not None:
+            outcome, seconds = attempt.get("outcome") or "running", attempt.get("seconds") or 0.0
+            label = f"attempt {count}"
+            note = f"{label}: {numbers.duration(seconds)}, {_outcome(attempt)}"
+            spans.append(Span(label, outcome, start, start + seconds, attempt.get("submitted"), note))
+    return spans
+
+
+def _outcome(attempt):
+    outcome = attempt.get("outcome") or "running"
+    return f"{outcome} by the time limit" if hit_limit(attempt) else outcome
+
+
+def _began(attempt):
+    """Seconds since 1970, or None."""
+    try:
+        return datetime.fromisoformat(attempt["start"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return None
