@@ -156,6 +156,21 @@ def run(layout=None, training=None, model=None, optim=None, task="language_model
             {"average_every": 4, "layout": {"gpus_per_node": 2, "dp": 2}, "init_from": "other"},
             "cannot start from another",
         ),
+        ({"averaging": "server"}, "needs average_every"),
+        (
+            {"average_every": 4, "averaging": "neighbour", "layout": {"gpus_per_node": 3, "dp": 3}},
+            "leaves one alone; take an even number",
+        ),
+        (
+            {
+                "average_every": 4,
+                "averaging": "server",
+                "layout": {"gpus_per_node": 2, "dp": 2},
+                "training": {"evaluate_every": 4},
+            },
+            "would never happen",
+        ),
+        ({"compression": "fp16"}, "compression is of DDP's gradients"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_spent(changes, message):

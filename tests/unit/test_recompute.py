@@ -1,6 +1,7 @@
 """What a block keeps and what its backward pass computes again: eagerly, with copies in half precision, and compiled."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parascale.errors import ConfigError
+from parascale.families.build import build_model
+from parascale.families.images.settings import XResNet
+from parascale.families.images.sizes import ImageSizes
 from parascale.families.language.modules import Block
 from parascale.parallel.precision import Copies
 from parascale.parallel.recompute import PRODUCTS, recomputed
@@ -104,3 +108,38 @@ def test_a_backward_pass_in_two_parts_finds_nothing_twice(schedule, switch, valu
     layout = Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule=schedule, **{switch: value})
     with pytest.raises(ConfigError, match=f"{switch} = {value}.* another schedule".replace("True", "true")):
         layout.check()
+
+
+@pytest.mark.parametrize(("number", "shortcut"), [(0, True), (1, False)])
+def test_the_plan_knows_which_convolution_is_computed_again(number, shortcut):
+    """Of a block with a shortcut of its own the first convolution, else the second."""
+    settings = XResNet(dim=8, depths=[2], norm="group")
+    block = build_model(settings, 10, 32).stages[0][number]
+    assert (block.project is not None) == shortcut
+    block.forward = recomputed(block, True)
+    with Shapes() as shapes:
+        result = block(torch.randn(2, block.reduce.convolution.in_channels, 8, 8, requires_grad=True))
+        forward = len(shapes.seen)
+        result.sum().backward()
+    sizes = ImageSizes(settings, 10, 32)
+    first = len(sizes.blocks[0]) * number
+    products = sizes.block_operations(SimpleNamespace(samples=2, compute=4), False).products[first:]
+    planned = [
+        (each.outputs, each.inputs, each.size)
+        for each, product in zip(sizes.blocks[number], products, strict=False)
+        if product.again
+    ]
+    assert shapes.seen[forward:] == planned
+
+
+class Shapes(TorchDispatchMode):
+    """Notes outputs, inputs and size of each convolution's kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
+        if function is torch.ops.aten.convolution.default:
+            self.seen.append(tuple(arguments[1].shape[:3]))
+        return function(*arguments, **(keywords or {}))

@@ -222,14 +222,14 @@ class RankMemory:
     def _parts(self, kept, logits=0, gradients=0, buffers=0):
         states = self.sharded * self.batch.parameter
         # The first rank of a parameter server has that server's weights and its own last ones besides.
-        copies = OPTIMIZER_COPIES[self.run.workload.optim.name] + 2 * (self.run.averaging == "server")
+        served = 2 * states if self.run.averaging == "server" else 0
         return {
             "parameters": states,
             "gradients": max(gradients, self._gradients_stay()),
-            "optimizer": states * copies,
+            "optimizer": states * OPTIMIZER_COPIES[self.run.workload.optim.name],
             "activations": kept,
             "logits": logits,
-            "buffers": buffers + self.copies + self._received(),
+            "buffers": buffers + self.copies + self._received() + served,
         }
 
     def _activations(self, stages=None):

@@ -175,10 +175,9 @@ def _data_transfers(run, rank):
     layout, batch = run.layout, rank.batch
     if not layout.uses_fsdp:
         size = rank.elements * batch.parameter
-        if run.compression == "fp16":  # what PowerSGD sends less is not known here: its price is that of DDP
-            size /= 2
-        every = run.average_every or 1
-        gradients = all_reduce(layout, "dp", size).times(1 / every)
+        # What PowerSGD, a neighbour or a parameter server send less, or more, is not known here: they cost what sums over all do.
+        sent = rank.elements * 2 if run.compression == "fp16" else size
+        gradients = all_reduce(layout, "dp", sent).times(1 / (run.average_every or 1))
         return {"gradients": gradients, "buckets": max(1, math.ceil(size / BUCKET_BYTES))}
     again = layout.reshard_after_forward and layout.pp == 1
 

@@ -48,8 +48,8 @@ def _unit(record):
 
 def _named(record):
     words = []
-    if record.run.average_every:
-        words.append("local SGD, not comparable step by step")
+    if record.run.way:
+        words.append(f"{record.run.way}, not comparable step by step")
     if record.run.workload.training.label_smoothing:
         words.append("training loss of smoothed labels")
     if not record.done:

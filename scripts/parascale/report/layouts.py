@@ -52,9 +52,11 @@ def switches(run):
             if name not in SAID
         ),
         (f"accumulated over {accumulate} parts", accumulate > 1),
-        (f"averaged every {run.average_every} steps", run.average_every),
-        ({"neighbour": "gossip", "server": "parameter server"}.get(run.averaging), run.averaging != "all"),
-        (f"gradients in {run.compression}", run.compression != "none"),
+        (f"{'averaged' if run.averaging == 'all' else run.way} every {run.average_every} steps", run.average_every),
+        (
+            {"fp16": "gradients in fp16", "powersgd": "gradients by PowerSGD"}.get(run.compression),
+            run.compression != "none",
+        ),
         ("deterministic", run.deterministic),
         (run.engine, run.engine != "native"),
     )

@@ -12,6 +12,8 @@ from parascale.settings.workload import Workload
 
 Precision = Literal["fp32", "tf32", "fp64", "bf16", "fp16"]
 PRECISIONS = get_args(Precision)
+# What the ways are called in which ranks that train apart come together.
+WAYS = {"all": "local SGD", "neighbour": "gossip", "server": "parameter server"}
 
 
 @settings(RECIPE)
@@ -44,7 +46,7 @@ class Run:
     averaging: Literal["all", "neighbour", "server"] = option(
         "all",
         "with whom ranks that train apart average: `all`; one `neighbour` on a ring (gossip); or a parameter `server` that they "
-        "visit in turn (asynchronous SGD). For teaching, on one node",
+        "visit in turn (asynchronous SGD). For teaching",
         before="all",
     )
     compression: Literal["none", "fp16", "powersgd"] = option(
@@ -78,6 +80,11 @@ class Run:
     def strategy(self):
         """The strategy's name, derived from the layout."""
         return self.layout.strategy(self.average_every)
+
+    @property
+    def way(self):
+        """What the way is called in which ranks that train apart come together; None where they do not train apart."""
+        return WAYS[self.averaging] if self.average_every else None
 
     @property
     def global_batch(self):
@@ -199,6 +206,15 @@ class Run:
         if self.averaging != "all" and not self.average_every:
             raise ConfigError(
                 f"averaging = {self.averaging} needs average_every: after how many steps ranks come together"
+            )
+        if self.averaging != "all" and every == self.average_every:
+            raise ConfigError(
+                f"averaging = {self.averaging} would never happen: an evaluation needs one model, so ranks average with all whenever "
+                f"training.evaluate_every = {every} comes round; take a smaller average_every"
+            )
+        if self.averaging == "neighbour" and layout.dp % 2:
+            raise ConfigError(
+                f"averaging = neighbour pairs ranks, and dp = {layout.dp} leaves one alone; take an even number"
             )
         if self.compression != "none" and (
             not only_ddp or layout.dp == 1 or self.average_every or self.engine != "native"

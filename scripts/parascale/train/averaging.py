@@ -3,8 +3,8 @@
 Each rank makes `average_every` steps with its own share of the batch; then
 
 - all: everyone goes on from the mean of all. Local SGD: Stich 2019, arXiv:1805.09767.
-- neighbour: everyone goes on from the mean of itself and one neighbour on a ring, left and right in turn, so that news takes half the
-  ring's length to reach everyone, and nobody waits for more than one other. Gossip: Lian et al. 2017, arXiv:1705.09056.
+- neighbour: everyone goes on from the mean of itself and one neighbour on a ring, left and right in turn, so that news takes half as
+  many turns as there are ranks to reach everyone, and nobody waits for more than one other. Gossip: Lian et al. 2017, arXiv:1705.09056.
 - server: one rank brings a parameter server what it has learned since its last visit, and goes on from what the server has by then.
   The others train on from parameters as old as their own last visit. Asynchronous SGD: Dean et al. 2012, "Large scale distributed
   deep networks"; ranks take turns here, as in Zinkevich et al. 2009, "Slow learners are fast", so that a run can be repeated bit for
@@ -19,25 +19,30 @@ import torch.distributed as dist
 
 def make_averager(run, model):
     """The averager of a run's model, or None where ranks do not train apart."""
-    return (
-        {"all": Everyone, "neighbour": Neighbours, "server": Server}[run.averaging](model)
-        if run.average_every
-        else None
-    )
+    kinds = {"all": Everyone, "neighbour": Neighbours, "server": Server}
+    return kinds[run.averaging](run, model) if run.average_every else None
 
 
 class Everyone:
     """Everyone goes on from the mean of all, which is one model at any time."""
 
-    def __init__(self, model):
+    def __init__(self, run, model):
+        self.every, self.evaluated = run.average_every, run.workload.training.evaluate_every
         self.model, self.group = model, model.mesh.data_devices.get_group()
         self.rank, self.ranks = model.mesh.data_rank, model.mesh.layout.data_parallel
 
     def begin(self):
         """Before the first step of all."""
 
+    def after(self, step, last):
+        """After a step, come together if it is time for it."""
+        if last or (self.evaluated and step % self.evaluated == 0):
+            self.agree()
+        elif step % self.every == 0:
+            self.average(step // self.every - (step // self.evaluated if self.evaluated else 0))
+
     def average(self, turn):
-        """Come together for the turn-th time, from 1."""
+        """Come together for the turn-th time, from 1, of those when one model is not needed."""
         self.agree()
 
     def agree(self):
@@ -63,12 +68,9 @@ class Neighbours(Everyone):
     """Everyone goes on from the mean of itself and of the neighbour on its left or right, in turn."""
 
     def average(self, turn):
-        """Ranks 2k and 2k + 1 meet at odd turns, 2k + 1 and 2k + 2 at even ones; of an odd number, one stays alone."""
-        ring = self.ranks - self.ranks % 2
-        place = (self.rank + (turn + 1) % 2) % self.ranks  # pairs begin at even places
-        if place >= ring:
-            return
-        neighbour = (self.rank + (1 if place % 2 == 0 else -1)) % self.ranks
+        """Ranks 2k and 2k + 1 meet at odd turns, 2k + 1 and 2k + 2 at even ones. Their number is even."""
+        right = (self.rank + turn) % 2
+        neighbour = (self.rank + (1 if right else -1)) % self.ranks
         own = self.parameters()
         theirs = torch.empty_like(own)
         talks = [
@@ -86,8 +88,8 @@ class Server(Everyone):
     Its parameters, and those that each rank took home from its last visit, are kept with the rank's state in checkpoints.
     """
 
-    def __init__(self, model):
-        super().__init__(model)
+    def __init__(self, run, model):
+        super().__init__(run, model)
         self.fetched = torch.empty_like(self.parameters())
         model.kept = {"fetched": self.fetched}
         if self.rank == 0:

@@ -118,7 +118,7 @@ def _engine(name):
 
 def _make_steps(session):
     """The native engine: one optimizer step after the other."""
-    stepper, every = session.stepper, session.run.workload.training.evaluate_every
+    stepper = session.stepper
     if stepper.averager and session.first_step == 1:
         stepper.averager.begin()
     session.clock.reset()
@@ -126,7 +126,7 @@ def _make_steps(session):
         session.begin_step(step)
         result = stepper.step(session.batches(step), *session.wishes())
         if stepper.averager:
-            stepper.come_together(step, agree=step == session.steps or _is_multiple(step, every))
+            stepper.come_together(step, last=step == session.steps)
         session.end_step(step, result)
 
 

@@ -45,12 +45,7 @@ class ParityError(ParascaleError):
 def not_comparable(run):
     """Why a run's mathematics is not the baseline's, or None."""
     if run.average_every:
-        way = {
-            "all": "local SGD",
-            "neighbour": "gossip with a neighbour",
-            "server": "asynchronous SGD with a parameter server",
-        }
-        return f"ranks train apart for {run.average_every} steps ({way[run.averaging]}): another algorithm, not another layout"
+        return f"ranks train apart for {run.average_every} steps ({run.way}): another algorithm, not another layout"
     if run.compression != "none":
         sent = {"fp16": "rounded to fp16", "powersgd": "as products of thin matrices (PowerSGD)"}[run.compression]
         return f"gradients are sent {sent}: ranks go on from others than those that they computed"

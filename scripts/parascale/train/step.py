@@ -176,10 +176,7 @@ class Stepper:
             values[:2] /= self.scale.value
         return values
 
-    def come_together(self, step, agree):
-        """After a step, ranks that train apart take from each other what their averager says. agree: all need the same model now."""
+    def come_together(self, step, last):
+        """After a step, ranks that train apart take from each other what their averager says."""
         with self.clock.phase("communication"):
-            if agree:
-                self.averager.agree()
-            elif step % self.run.average_every == 0:
-                self.averager.average(step // self.run.average_every)
+            self.averager.after(step, last)

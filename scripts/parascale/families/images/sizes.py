@@ -76,15 +76,23 @@ class ImageSizes(Sizes):
 
     def block_operations(self, batch, fused):
         """Of the mean block: its products one after the other count in full, divided by the number of blocks."""
-        return self._operations([each for block in self.blocks for each in block], batch, fused, self.layers)
+        convolutions = [each for block in self.blocks for each in block]
+        # As `parallel.recompute` has it: the shortcut comes first, every second product is kept, and the last is not made again.
+        again = [n == (0 if len(block) == 4 else 1) for block in self.blocks for n in range(len(block))]
+        return self._operations(convolutions, again, batch, fused, self.layers)
 
     def ends_operations(self, batch, fused):
         """Of the stem and the head."""
-        return self._operations(self.stem, batch, fused, 1)
+        return self._operations(self.stem, [False] * len(self.stem), batch, fused, 1)
 
-    def _operations(self, convolutions, batch, fused, blocks):
-        """A norm reads its input twice and writes, a ReLU reads and writes; joined, they read once less."""
-        products = tuple(each.product(batch.samples / blocks, n % 2 == 1) for n, each in enumerate(convolutions))
+    def _operations(self, convolutions, again, batch, fused, blocks):
+        """A norm reads its input twice and writes, a ReLU reads and writes; joined, they read once less.
+
+        again: which of them selective recomputation makes again.
+        """
+        products = tuple(
+            each.product(batch.samples / blocks, made) for each, made in zip(convolutions, again, strict=True)
+        )
         results = sum(each.results * (3 + (0 if fused else 2) * each.follows) for each in convolutions) * batch.samples
         return Operations(
             products, 0.0, results * batch.compute / blocks, 3 * len(convolutions) // blocks, batch.compute
