@@ -112,7 +112,7 @@ def test_a_backward_pass_in_two_parts_finds_nothing_twice(schedule, switch, valu
 
 @pytest.mark.parametrize(("number", "shortcut"), [(0, True), (1, False)])
 def test_the_plan_knows_which_convolution_is_computed_again(number, shortcut):
-    """Of a block with a shortcut of its own the first convolution, else the second."""
+    """Of a block with a shortcut of its own the first convolution, else the second; and the last, before a norm."""
     settings = XResNet(dim=8, depths=[2], norm="group")
     block = build_model(settings, 10, 32).stages[0][number]
     assert (block.project is not None) == shortcut

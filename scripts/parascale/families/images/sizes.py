@@ -77,8 +77,9 @@ class ImageSizes(Sizes):
     def block_operations(self, batch, fused):
         """Of the mean block: its products one after the other count in full, divided by the number of blocks."""
         convolutions = [each for block in self.blocks for each in block]
-        # As `parallel.recompute` has it: the shortcut comes first, every second product is kept, and the last is not made again.
-        again = [n == (0 if len(block) == 4 else 1) for block in self.blocks for n in range(len(block))]
+        # As `parallel.recompute` has it: the shortcut comes first, every second product is kept, but not the last, and its norm asks
+        # for that again.
+        again = [n in (0 if len(block) == 4 else 1, 2) for block in self.blocks for n in range(len(block))]
         return self._operations(convolutions, again, batch, fused, self.layers)
 
     def ends_operations(self, batch, fused):
