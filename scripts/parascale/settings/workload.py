@@ -165,7 +165,11 @@ class Training:
         30.0, "minutes between resumable checkpoints, whichever comes first; `null`: never by time", CONDUCT, above=0.0
     )
     checkpoint_async: bool = option(
-        False, "write checkpoints in the background; costs a copy of the state in host memory", CONDUCT, expert=True
+        False,
+        "write checkpoints in the background, from a copy of the state in host memory, which must have room for it (pinned for GPUs: "
+        "up to twice its size); otherwise training goes on when they are whole",
+        CONDUCT,
+        expert=True,
     )
     keep: int = option(2, "number of resumable checkpoints to keep", CONDUCT, low=1)
 
