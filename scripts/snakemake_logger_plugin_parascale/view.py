@@ -16,6 +16,7 @@ from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultForma
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.errors import ParascaleError
+from parascale.report import numbers
 from parascale.report.live import Live as Training
 from parascale.settings.strict import nearest
 from parascale.settings.yaml_files import read_yaml
@@ -122,7 +123,7 @@ def _progress(name, training):
         return name
     loss = training.last.get("loss")
     words = [name, f"step {training.step:,}" + (f"/{training.steps:,}" if training.steps else "")]
-    return " · ".join([*words, *([f"loss {loss:.2g}"] if loss is not None else [])])
+    return " · ".join([*words, *([f"loss {numbers.loss(loss)}"] if loss is not None else [])])
 
 
 def told(text, workflow):

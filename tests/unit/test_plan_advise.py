@@ -1,6 +1,7 @@
 """Advice as an expert gives it: what else a batch can be cut into, the simpler of equals, and where more GPUs stop paying."""
 
 import dataclasses
+import re
 import time
 
 import pytest
@@ -9,13 +10,15 @@ from parascale.commands.plan import line
 from parascale.plan.advise import NEAR, advise, scaling
 from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.facts import DataFacts
-from parascale.settings import Site, load_workload
+from parascale.plan.planner import Planner
+from parascale.settings import Layout, Site, load_workload
+from tests.unit.test_plan_budget import project
 from tests.unit.test_plan_fit import CLUSTER
 
 FACTS = DataFacts(32_000)
 LLAMA = load_workload("config/workloads", "llama-1b")
 A100_40 = dataclasses.replace(CLUSTER, gpu_memory_gb=42.9)
-LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1)
+LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1, plays_nodes=True)
 
 
 def best(site, gpus, workload=LLAMA, precision="bf16"):
@@ -51,6 +54,27 @@ def test_recomputation_is_for_what_does_not_fit_without_and_selective_where_that
     small, ample = (best(site, 8, large) for site in (A100_40, CLUSTER))
     assert small.prediction.fits == ample.prediction.fits == "fits"
     assert small.layout.activation_checkpointing == "selective" and not ample.layout.activation_checkpointing
+
+
+def test_the_ceiling_offers_no_switch_that_the_layout_refuses(tmp_path):
+    """A backward pass in two halves allows neither `compile` nor selective recomputation."""
+    plain = project(tmp_path)
+    layouts = {
+        "single": Layout(),
+        "halves": Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule="ZBVZeroBubble"),
+    }
+    single = plain.runs["single"]
+    deep = dataclasses.replace(single.workload, model=dataclasses.replace(single.workload.model, layers=4))
+    runs = {name: dataclasses.replace(single, workload=deep, layout=layout) for name, layout in layouts.items()}
+    planner = Planner(dataclasses.replace(plain, runs=runs))
+    refused = {"torch.compile on", "selective recomputation"}
+    assert refused <= planner.ceiling("single").keys()
+    assert planner.ceiling("halves").keys() == {"now", "recomputation on", "micro-batches of one sample"}
+
+
+def test_a_share_of_a_step_is_written_as_the_pages_write_it():
+    reasons = "; ".join(each.reason for each in advise(LLAMA, CLUSTER, 8, "bf16", facts=FACTS))
+    assert re.search(r"; \d+ % of a step is talking to other GPUs", reasons)
 
 
 def test_scaling_marks_the_knee_and_what_a_node_makes_free():

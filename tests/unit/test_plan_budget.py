@@ -120,6 +120,9 @@ def test_columns_that_others_read(tmp_path):
     wanted = {"rule", "run", "wildcards", "nodes", "gpus", "hours_expected", "hours_worst", "core_hours_expected"}
     assert wanted | {"core_hours_worst", "fits", "basis"} <= set(values["jobs"][0])
     assert {"schema_version", "site", "jobs", "totals", "unknown"} <= set(values)
+    assert values["quota"] is None
+    values = budget.make_plan(jobs(), Planner(project(tmp_path, quota=5.0))).as_dict()
+    assert (values["quota"], values["quota_words"]) == (5, "the quota of 5 core-h")
 
 
 def test_the_cap_refuses_and_says_so(tmp_path):

@@ -18,7 +18,7 @@ from parascale.settings.paths import Paths
 from parascale.settings.workload import LanguageTraining
 from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD
 
-LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1)
+LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1, plays_nodes=True)
 WIDE = Site("wide", cores_per_node=64, threads_per_process=1)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import types
 
 import pytest
 
@@ -12,13 +13,17 @@ from parascale.plan import calibrate
 from parascale.plan.facts import DataFacts
 from parascale.plan.planner import MUCH_SECONDS, Planner
 from parascale.plan.predict import predict
-from parascale.plan.rates import MEASURED, REFERENCE, as_measured
-from parascale.settings import Layout, Run, Site
+from parascale.plan.rates import MEASURED, REFERENCE, as_measured, formula_rates
+from parascale.plan.time import Prices
+from parascale.report import job
+from parascale.report.timing import wanted_cores
+from parascale.settings import Layout, Run, Site, identity, load_site
+from parascale.settings.config import Config
 from parascale.settings.project import Project
-from parascale.settings.site import Assumed, Partition
+from parascale.settings.site import Assumed
 from tests.unit.test_plan_budget import JURECA, WORKLOAD, project
 
-LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1)
+LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1, plays_nodes=True)
 FACTS = DataFacts(vocabulary=5000)
 SLOW = {
     name: value / 2 if name == "gigaflops" else 2 * value for name, value in REFERENCE.items()
@@ -44,8 +49,8 @@ def test_a_machine_that_is_half_as_fast_takes_twice_as_long(layout):
 @pytest.mark.parametrize("axis", ["dp", "fsdp"])
 def test_nodes_that_one_machine_plays_share_its_cores(axis):
     """Two nodes of a process each cost what two processes of one node do, and four processes crowd two cores however they are dealt. With
-    a queue each node has cores of its own, and a network between."""
-    queue = dataclasses.replace(LAPTOP, partitions=[Partition("cpus")])
+    a cluster each node has cores of its own, and a network between."""
+    queue = dataclasses.replace(LAPTOP, plays_nodes=None)
 
     def seconds(site, nodes, processes):
         layout = Layout(nodes=nodes, gpus_per_node=processes, **{axis: nodes * processes})
@@ -58,6 +63,43 @@ def test_nodes_that_one_machine_plays_share_its_cores(axis):
         assert all(one != two for one, two in zip(seconds(queue, 2, 2)[:2], seconds(LAPTOP, 2, 2)[:2], strict=True))
     assert cores_of(Layout(nodes=2, gpus_per_node=2, dp=4), LAPTOP) == 4
     assert cores_of(Layout(nodes=2, gpus_per_node=2, dp=4), queue) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "plays"),
+    [
+        ("device: cpu", True),
+        ("cores_per_node: 64", False),
+        ("partitions: [{name: cpus}]", False),
+        ("{cores_per_node: 64, plays_nodes: true}", True),
+        ("plays_nodes: false", False),
+    ],
+)
+def test_a_machine_plays_nodes_where_no_file_says_what_a_node_is(text, plays, tmp_path):
+    """Slurm's partitions are optional in a site file; a cluster's has the cores of its nodes at least."""
+    (tmp_path / "here.yaml").write_text(text)
+    site = load_site(Config(sites=str(tmp_path)), "here")
+    layout = Layout(nodes=2, gpus_per_node=4, dp=8)
+    assert site.processes_together(layout) == (8 if plays else 4)
+    assert cores_of(layout, dataclasses.replace(site, threads_per_process=1)) == (8 if plays else 4)
+
+
+def test_threads_of_a_process_are_the_same_for_plan_launch_record_and_report():
+    """Where the site gives no number, the processes of all nodes share the cores of the machine that plays them. Finished trainings on one
+    node keep their key."""
+    site = Site("laptop", cores_per_node=8, plays_nodes=True)
+    run = Run("r", WORKLOAD, Layout(nodes=2, gpus_per_node=2, dp=4))
+    launched = cores_of(run.layout, site) // run.layout.nodes // run.layout.processes_per_node
+    record = types.SimpleNamespace(run=run, site=site)
+    priced = Prices.at(formula_rates(site, "fp32"), site, site.processes_together(run.layout)).threads
+    shown = job.JobReport(record, [], [], None).cores, wanted_cores(record) // 4
+    assert (launched, priced, identity.threads(run, site), *shown) == (2,) * 5
+    cluster, one_node = (
+        dataclasses.replace(site, plays_nodes=None),
+        dataclasses.replace(run, layout=Layout(gpus_per_node=4, dp=4)),
+    )
+    assert (identity.threads(run, cluster), identity.threads(one_node, cluster)) == (4, 2)
+    assert identity.key_of(one_node, cluster, "code") == identity.key_of(one_node, site, "code")
 
 
 def test_what_a_site_says_of_itself_stays():

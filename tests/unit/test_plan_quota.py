@@ -32,7 +32,7 @@ def jutil(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
     def answers(text, code=0):
-        (folder / "answer").write_text(text)
+        (folder / "answer").write_text(text, errors="surrogateescape")
         command = folder / "jutil"
         command.write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\ncat {folder}/answer\nexit {code}\n')
         command.chmod(0o755)
@@ -49,7 +49,7 @@ def test_what_is_left_stands_beside_the_sum(tmp_path, jutil):
     assert plan.quota.core_hours == pytest.approx(5499.5)
     for text in (tables.text(plan), tables.page(plan)):
         assert "Share of the 5,500 core-h that zam has left: 0.0" in text and "% at worst" in text
-    assert json.loads(json.dumps(plan.as_dict()))["quota"]["core_hours"] == pytest.approx(5499.5)
+    assert json.loads(json.dumps(plan.as_dict()))["quota"] == pytest.approx(5499.5)
 
 
 def test_more_than_is_left_is_a_warning_and_no_refusal(tmp_path, jutil):
@@ -77,6 +77,12 @@ def test_what_is_given_is_not_asked_for(tmp_path, jutil):
         ('[{"quota": "plenty", "used": 0}]', 0, "answered something else than JSON with core-hours"),
         ('[{"granted": 10, "used": 0}]', 0, "no 'quota' in the answer of `jutil user cpuquota"),
         ('[{"granted": 10, "used": 0}]', 0, "it names granted, used: set `quota` of the site file"),
+        ('[{"quota": 1, "used": 0}, {"quota": 1}]', 0, "no 'used' in the answer"),
+        ('[{"quota": 1, "used": 0}, {"quota": 1}]', 0, "it names quota: set"),
+        ("{}", 0, "it names nothing: set"),
+        ('{"quota": NaN, "used": 0}', 0, "answered something else than JSON with core-hours"),
+        ('[{"quota": 1e400, "used": 0}]', 0, "answered something else than JSON with core-hours"),
+        ("\udcff", 0, "answered something else than JSON with core-hours"),
     ],
 )
 def test_a_machine_that_does_not_say_is_one_line(tmp_path, jutil, monkeypatch, answer, code, said):
@@ -87,6 +93,19 @@ def test_a_machine_that_does_not_say_is_one_line(tmp_path, jutil, monkeypatch, a
     plan = budget.make_plan(jobs(), Planner(charged(tmp_path)))
     (line,) = [line for line in tables.remarks(plan) if line.startswith("Quota: unknown")]
     assert said in line and not any("core-h are more" in warning for warning in budget.warnings(plan))
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("jutil '{account}", "`jutil '{account}` is no command: No closing quotation"),
+        (" ", "` ` is no command"),
+        ("/", "`/` does not start: Permission denied"),
+        (__file__, f"`{__file__}` does not start: Permission denied"),
+    ],
+)
+def test_a_command_that_cannot_start_is_one_line(tmp_path, command, said):
+    assert said in quota_of(charged(tmp_path, QuotaCommand(command))).words
 
 
 def test_nobody_is_asked_without_an_account(tmp_path, jutil):

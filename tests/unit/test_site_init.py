@@ -101,7 +101,7 @@ def test_the_files_of_a_cluster_say_what_slurm_says_and_mark_the_rest(cluster, a
     ]
     assert set(marked) == OPEN[name] and len(marked) == len(OPEN[name])
     project = load_project_file(f"config/{name}.yaml")
-    assert len(project.runs) == (40 if project.site.gpus_per_node >= 4 else 2)
+    assert len(project.runs) == (44 if project.site.gpus_per_node >= 4 else 2)
     assert project.site.device == "cuda" and project.site.name == name
     extra = yaml.safe_load(texts[2])["default-resources"]["slurm_extra"]
     assert ("--threads-per-core=1" in extra) == (project.site.threads_per_core > 1)

@@ -87,8 +87,10 @@ def test_what_runs_now_has_its_step_and_its_loss(tmp_path):
     folder = under_way(tmp_path) / "runs/ddp"
     shown = view()
     shown.started({1: ("ddp 4 · lm-small", folder), 2: ("prepare prose", None), 3: ("tp 2 · lm-small", tmp_path)})
-    loss = json.loads((folder / "steps.jsonl").read_text().splitlines()[-1])["loss"]
-    expected = [f"ddp 4 · lm-small · step 30/60 · loss {loss:.2g}", "prepare prose", "tp 2 · lm-small"]
+    steps = folder / "steps.jsonl"
+    *before, last = steps.read_text().splitlines()
+    steps.write_text("\n".join([*before, json.dumps(json.loads(last) | {"loss": 123.45678})]) + "\n")
+    expected = ["ddp 4 · lm-small · step 30/60 · loss 123.4568", "prepare prose", "tp 2 · lm-small"]
     assert str(Now(shown.running).__rich__()).splitlines() == expected
     shown.started(dict.fromkeys(range(4, 8), ("more", None)))
     assert str(Now(shown.running).__rich__()).splitlines()[-2:] == ["more", "and 3 more"]

@@ -220,7 +220,9 @@ def _where_time_goes(phases):
     whole = sum(phases.values())
     said = {"bubble": "waiting for other stages", "communication": "talking to other GPUs"}
     return [
-        f"{phases[name] / whole:.0%} of a step is {what}" for name, what in said.items() if phases[name] > 0.1 * whole
+        f"{100 * phases[name] / whole:.0f} % of a step is {what}"
+        for name, what in said.items()
+        if phases[name] > 0.1 * whole
     ]
 
 

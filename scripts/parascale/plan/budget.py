@@ -95,11 +95,9 @@ class Plan:
     targets: tuple = ()
 
     def as_dict(self):
-        """The mapping that `plan.json` holds."""
-        quota = self.quota and vars(self.quota)
-        return (
-            {"schema_version": SCHEMA_VERSION} | vars(self) | {"jobs": [vars(job) for job in self.jobs], "quota": quota}
-        )
+        """The mapping that `plan.json` holds. Its `quota` is a number of core-hours, or None."""
+        quota = {"quota": self.quota and self.quota.core_hours, "quota_words": self.quota and self.quota.words}
+        return {"schema_version": SCHEMA_VERSION} | vars(self) | {"jobs": [vars(job) for job in self.jobs]} | quota
 
 
 def make_plan(

@@ -129,6 +129,10 @@ class Planner:
         peak = self.site.peak_tflops[run.precision] * 1e12
         found = {}
         for words, each in changed.items():
+            try:
+                each.check()
+            except ConfigError:  # a switch that this layout refuses
+                continue
             foretold = predict(each, self.site, self.calibration, facts, remedy=False)
             targets = model_sizes(each.workload.model, facts.vocabulary, *each.workload.sizes).targets
             useful = foretold.flops_per_token * each.global_batch * targets

@@ -52,11 +52,14 @@ def left_of(answer, asked):
     answer: the text; asked: the site's `quota`. Raises RequirementError where the answer does not say.
     """
     try:
-        told = json.loads(answer)
-        records = told if isinstance(told, list) and told else [told]
-        return max(0.0, math.fsum(_number(each[asked.granted]) - _number(each[asked.used]) for each in records))
+        told, left = json.loads(answer), 0.0
+        for record in told if isinstance(told, list) and told else [told]:
+            left += _number(record[asked.granted]) - _number(record[asked.used])
+        if not math.isfinite(left):
+            raise ValueError(f"{left} core-hours")
+        return max(0.0, left)
     except KeyError as error:
-        names = ", ".join(records[0])
+        names = ", ".join(record) or "nothing"
         raise RequirementError(
             f"no {error} in the answer of `{asked.command}`; it names {names}: set `quota` of the site file"
         ) from None
@@ -70,11 +73,17 @@ def _number(value):
 
 def _answer(command, account):
     """What a site's command prints; RequirementError where it is not there, fails or takes too long."""
-    words = [word.replace("{account}", account or "") for word in shlex.split(command)]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=GLANCE_SECONDS)
-    except OSError:
+        words = [word.replace("{account}", account or "") for word in shlex.split(command)]
+        if not words:
+            raise ValueError("it is empty")
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=GLANCE_SECONDS)
+    except ValueError as error:
+        raise RequirementError(f"`{command}` is no command: {error}; set `quota.command` of the site file") from None
+    except FileNotFoundError:
         raise RequirementError(f"`{words[0]}` is not installed here") from None
+    except OSError as error:
+        raise RequirementError(f"`{words[0]}` does not start: {error.strerror}") from None
     except subprocess.TimeoutExpired:
         raise RequirementError(f"`{shlex.join(words)}` did not answer within {GLANCE_SECONDS} s") from None
     if done.returncode:

@@ -41,8 +41,8 @@ class JobReport:
     @property
     def cores(self):
         """Cores that a process computes with, or None."""
-        run = self.record.run
-        return run and self.record.site.threads(run.layout.processes_per_node)
+        run, site = self.record.run, self.record.site
+        return run and site.threads(site.processes_together(run.layout))
 
     @property
     def findings(self):

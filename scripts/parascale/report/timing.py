@@ -84,8 +84,8 @@ def _cores_there(record):
 
 def wanted_cores(record):
     """Cores that a run computes with on CPUs, over all nodes."""
-    layout = record.run.layout
-    return layout.world_size * record.site.threads(layout.processes_per_node)
+    layout, site = record.run.layout, record.site
+    return layout.world_size * site.threads(site.processes_together(layout))
 
 
 def cores_taken(record):

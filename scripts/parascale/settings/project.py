@@ -173,6 +173,8 @@ def load_site(config, name):
     path = named_file(config.sites, name, "site")
     values, places = read_placed(path)
     site = strict.load(Site, with_name(values, name, path), places)
+    if site.plays_nodes is None:
+        site = dataclasses.replace(site, plays_nodes=site.cores_per_node is None and not site.partitions)
     if site.cores_per_node is None:
         site = dataclasses.replace(site, cores_per_node=os.cpu_count())
     return site

@@ -102,6 +102,11 @@ class Site:
     title: str = option("", "title in reports")
     device: Literal["cpu", "cuda"] = option("cpu", "device that computes")
     cores_per_node: int | None = option(None, "cores of a node, as charged; default: those of this machine", low=1)
+    plays_nodes: bool | None = option(
+        None,
+        "without Slurm: processes on CPUs of all nodes of a run share the cores of one machine; default: where neither `cores_per_node` "
+        "nor `partitions` are given",
+    )
     threads_per_process: int | None = option(
         None, "cores per process; default: an even share of the node", LAYOUT, low=1
     )
@@ -160,8 +165,8 @@ class Site:
         return self.threads_per_process or max(1, (self.cores_per_node or 1) // processes)
 
     def played(self, layout):
-        """A Layout as machines see it: on CPUs without a queue this machine plays all nodes, which share its cores and its loopback."""
-        if layout.nodes == 1 or self.device != "cpu" or self.partitions:
+        """A Layout as machines see it: one machine of CPUs may play all nodes, which share its cores and its loopback."""
+        if layout.nodes == 1 or self.device != "cpu" or not self.plays_nodes:
             return layout
         return dataclasses.replace(layout, nodes=1, gpus_per_node=layout.world_size, idle_gpus=0)
 
