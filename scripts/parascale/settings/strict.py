@@ -126,8 +126,14 @@ def _said(error, kind, values, where, prefix):
         return f"{start}: unknown key `{key}`{nearest(place[-1], allowed)}"
     if name == "missing":
         return f"{start}: `{key}` is missing ({declared(owner)[place[-1]].field.description})"
-    if name == "literal_error" and not isinstance(given, str) and all(isinstance(word, str) for word in _choices(hint)):
-        return f"{start}: `{key}` must be text, not {_shown(given)}"
+    if name == "literal_error" and not isinstance(given, str):
+        choices = _choices(hint)
+        wanted = (
+            "text"
+            if all(isinstance(word, str) for word in choices)
+            else nearest("", choices).removeprefix(". Allowed: ")
+        )
+        return f"{start}: `{key}` must be {wanted}, not {_shown(given)}"
     if name == "literal_error":
         return f"{start}: `{key}` = {_shown(given)} is not known{nearest(str(given), _choices(hint))}"
     if name in BOUNDS:

@@ -151,7 +151,7 @@ def _stand_ins(storages):
         patch.object(ShardingPropagator, "_fake_mode_lock", Uncounted(storages)),
         patch.object(DeviceMesh, "_concatenate", staticmethod(_outside(DeviceMesh._concatenate))),
         patch.object(pipeline, "ends_group", _outside(pipeline.ends_group)),
-        patch.object(ddp, "replicate", lambda model, mesh: BucketsOfDDP(model)),
+        patch.object(ddp, "replicate", lambda model, *how: BucketsOfDDP(model)),
     ):
         yield
 

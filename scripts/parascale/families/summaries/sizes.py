@@ -78,8 +78,9 @@ class EncoderDecoderSizes(Sizes):
         return max(half.working_bytes(batch) for half in self.halves)
 
     def forward_bytes(self, batch):
-        """Of the half with the longer text; the decoder holds the memory of the documents too."""
-        return max(half.forward_bytes(batch) for half in self.halves) + self.halves[0].split_bytes(batch)
+        """Of the half with the longer text; the decoder holds the memory of the documents too, with `tp` also gathered."""
+        gathered = self.halves[0].tokens(batch) * self.model.dim * batch.compute if batch.tp > 1 else 0
+        return max(half.forward_bytes(batch) for half in self.halves) + self.halves[0].split_bytes(batch) + gathered
 
     def ends_bytes(self, batch):
         """The last norms', the memory, and the output layer's input."""
