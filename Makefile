@@ -33,7 +33,7 @@ test-slow: $(INSTALLED) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not slurm and not gpu"
 
 test-slurm: $(INSTALLED) ## run every test on a real Slurm (as root, with the packages that .ci/run names)
-	$(BIN)/python -m pytest -m slurm
+	$(BIN)/python -m pytest -m slurm --numprocesses 2
 
 # From a plain clone: any Python that has torch will do (`make gpu PYTHON=...`), and this project's own environment is enough.
 gpu: ## try this machine's GPUs in ten minutes; writes check-gpu/check.html and check.json, to be sent back
