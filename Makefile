@@ -18,9 +18,9 @@ install: $(INSTALLED) ## make the environment in .venv
 run: $(INSTALLED) ## run the default matrix on this machine and write results/report/index.html
 	$(BIN)/snakemake --profile profiles/local
 
-# Tests on Slurm mostly wait, so a third process costs the others little. The longest tests start first.
+# Tests on Slurm and of launchers mostly wait, so four processes keep two cores busy. The longest tests start first.
 test: lint ## style and all quick tests; as root and with Slurm's packages also on a real Slurm
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 3 --no-loadscope-reorder \
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 4 --no-loadscope-reorder \
 		tests/slurm tests/workflow tests/distributed tests/unit plugins
 
 lint: $(INSTALLED) ## check the style of the Python code, the Snakefile and the rules
@@ -32,8 +32,8 @@ lint: $(INSTALLED) ## check the style of the Python code, the Snakefile and the 
 test-slow: $(INSTALLED) ## run the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not slurm and not gpu"
 
-test-slurm: $(INSTALLED) ## run every test on a real Slurm (as root, with the packages that .ci/run names)
-	$(BIN)/python -m pytest -m slurm --numprocesses 2
+test-slurm: $(INSTALLED) ## run the long tests on a real Slurm (as root, with the packages that .ci/run names)
+	$(BIN)/python -m pytest -m "slurm and slow" --numprocesses 3 tests/slurm
 
 # From a plain clone: any Python that has torch will do (`make gpu PYTHON=...`), and this project's own environment is enough.
 gpu: ## try this machine's GPUs in ten minutes; writes check-gpu/check.html and check.json, to be sent back

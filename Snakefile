@@ -18,6 +18,7 @@ report: "rules/captions/report.rst"
 
 
 include: "rules/common.smk"
+include: "rules/lookups.smk"
 include: "rules/communication.smk"
 include: "rules/data.smk"
 include: "rules/formats.smk"

@@ -24,11 +24,8 @@ from parascale.commands.communication import mesh_of, shapes
 from parascale.settings import load_project
 from parascale.settings.project import project_words
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
-from parascale.settings.identity import of_group
 from parascale.settings.names import pattern
-from parascale.settings.options import RECIPE
 from parascale.settings.pretrained import Pretrained
-from parascale.data.named_files import local_files, local_folders
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
 from parascale.launch.measuring import measure_processors
@@ -50,7 +47,7 @@ def near(path):
 
 
 def configuration_files():
-    """The files that the configuration was read from, of which later ones go before earlier ones."""
+    """The files that the configuration was read from, of which later ones override earlier ones."""
     given = workflow.config_settings
     own, named = map(near, workflow.configfiles), list(map(near, given.configfiles))
     return ([] if given.replace_workflow_config else [file for file in own if file not in named]) + named
@@ -125,7 +122,7 @@ def before_the_first_job():
         for job in workflow.dag.needrun_jobs():
             if kind := snakemake_logger_plugin_parascale.trained_by(job.rule):
                 trainings.append((job.wildcards.run, kind))
-                # Snakemake empties what results show before it makes them anew.
+                # Snakemake empties what results show before it makes them again.
                 done, _ = PATHS.places(kind)
                 Store(PATHS.trainings).adopt(done(job.wildcards.run))
             if "pretrained" in job.input.keys() and (folder := pretrained_of(job.wildcards)):
@@ -193,48 +190,9 @@ def shared(value, runs=RUNS):
 data_of = shared(lambda run: PATHS.data_of(run) / "manifest.json")
 
 
-def own_files(wildcards):
-    """The files on this machine that a dataset is made from, so that an edited text is seen."""
-    return local_files(PROJECT.datasets[wildcards.dataset].source)
-
-
-def own_folders(wildcards):
-    """The folders on this machine that a dataset's images lie in, so that images that came or went are seen."""
-    return local_folders(PROJECT.datasets[wildcards.dataset].source)
-
-
 def source_of(dataset):
     """The manifest of what a dataset is read or converted from: the index of its images, or its tokens."""
     return PATHS.data(dataset, "index" if dataset in IMAGE_DATA else PROJECT.datasets[dataset].format) / "manifest.json"
-
-
-def verified_of(dataset):
-    """The proofs of a dataset's formats, those that the configuration names."""
-    formats = PROJECT.config.formats
-    names = formats.images if dataset in IMAGE_DATA else formats.tokens
-    return [PATHS.data(dataset, name) / "verify.json" for name in names]
-
-
-def readable_of(wildcards):
-    """What stands for each format that can be read of a dataset, the flat tokens among them."""
-    flat = [] if wildcards.dataset in IMAGE_DATA else [source_of(wildcards.dataset)]
-    return flat + verified_of(wildcards.dataset)
-
-
-def conversion_settings(wildcards):
-    """The settings that a finished shard depends on."""
-    return as_json({key: getattr(PROJECT.config.formats, key) for key in ("shards", "seed", "check")})
-
-
-def reading_settings(wildcards):
-    """The settings of a benchmark of readers."""
-    return as_json({key: value for key, value in of_group(PROJECT.config.loaders).items() if key != "workloads"})
-
-
-def window_of(wildcards):
-    """Tokens of a window in the first workload on a dataset."""
-    first = next(each for each in PROJECT.workloads.values() if each.data.dataset == wildcards.dataset)
-    return getattr(first.training, "window", None)  # images have none
 
 
 def pretrained_of(wildcards):
@@ -275,32 +233,6 @@ def starts():
         return PATHS.start_of(PROJECT.runs[wildcards.run]) or []
 
     return start if any(run.init_from for run in PROJECT.runs.values()) else []
-
-
-def checkpoint_of(wildcards):
-    """The folder of the checkpoint of a run that is converted. As text: Snakemake does not see when a path in params changes."""
-    run = PROJECT.runs[wildcards.run]
-    return str(PATHS.run(run.run) / run.checkpoint_folder(PROJECT.config.checkpoints.which))
-
-
-def proofs_shown():
-    """Proofs of conversion that the report shows: those it is to have, and those that were made besides."""
-    proofs = {name: PATHS.checkpoint(name) / "verify.json" for name in PROJECT.runs}
-    return [path for name, path in proofs.items() if name in PROJECT.converted or path.exists()]
-
-
-def form_settings():
-    """Those settings of conversions that decide what is written."""
-    return as_json(
-        {key: getattr(PROJECT.config.checkpoints, key) for key in ("forms", "dtype", "optimizer", "file_mb")}
-    )
-
-
-def data_settings(*sections):
-    """A function from wildcards to what decides a dataset's content in those sections of its settings."""
-    return lambda wildcards: as_json(
-        {name: of_group(getattr(PROJECT.datasets[wildcards.dataset], name), RECIPE) for name in sections}
-    )
 
 
 def key_of(kind):

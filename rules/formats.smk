@@ -106,7 +106,7 @@ rule benchmark_loaders:
         **one_node(30),
     params:
         settings=reading_settings,
-        window=window_of,
+        sample=sample_of,
         code=code_of("loaders"),
     shell:
         "parascale data benchmark --dataset {wildcards.dataset:q} > {log:q} 2>&1"

@@ -109,7 +109,7 @@ rule crate:
         "parascale export crate > {log:q} 2>&1"
 
 
-# A finished run for Weights & Biases, on request and offline: `wandb sync` sends it from a machine with internet.
+# A run that trained without `monitor.wandb`, for Weights & Biases, on request: `wandb sync` sends it from a machine with internet.
 rule wandb_run:
     input:
         record=PATHS.run("{run}") / "run.json",

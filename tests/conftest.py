@@ -1,14 +1,20 @@
-"""Which tests stay together where several run at once (`pytest --numprocesses`)."""
+"""Which tests stay together where several run at once (`pytest --numprocesses`), and how long examples of Hypothesis may take."""
 
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
+
+SLURM = "tests/slurm/"
+settings.register_profile("shared", deadline=None)  # on a busy machine an example may take longer than 0.2 s
+settings.load_profile("shared")
 
 
 class ByFile(LoadScopeScheduling):
-    """A file's tests share what they set up; those on Slurm share one cluster."""
+    """A file's tests share what they set up; those on Slurm share one cluster, unless only tests on Slurm run."""
 
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
-        return "tests/slurm" if file.startswith("tests/slurm/") else file
+        beside_others = not all(each.startswith(SLURM) for each in self.collection)
+        return SLURM if beside_others and file.startswith(SLURM) else file
 
 
 def pytest_xdist_make_scheduler(config, log):

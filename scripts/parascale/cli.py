@@ -34,7 +34,7 @@ OF_THE_DISK = {
 }
 # Verb → its module in `parascale.commands`. A verb's module is loaded when the verb is called, or asked for help.
 VERBS = {
-    "advise": "plan",
+    "advise": "advise",
     "calibrate": "results",
     "check": "project",
     "checkpoint": "checkpoint",
@@ -116,9 +116,9 @@ def main():
 
 
 def open_project(files=(), overrides=(), root=None, bases=()):
-    """The Project of these configuration files, of which later ones go before earlier ones, as in Snakemake.
+    """The Project of these configuration files, of which later ones override earlier ones, as in Snakemake.
 
-    overrides: pairs of a key and its value, which go before all files. root: a folder that goes before that of the configuration.
+    overrides: pairs of a key and its value, which override all files. root: a folder that overrides that of the configuration.
     bases: what rules say (see `load_project`), which work in a folder of their own. Else the project is the nearest folder upwards
     that holds a Snakefile and `config/config.yaml`: the process works there from then on, and its own configuration comes
     first, as in Snakemake.
@@ -224,7 +224,7 @@ def project_options(verb):
         "overrides",
         type=Override(),
         multiple=True,
-        help="Set a key of the configuration to a YAML value; a dotted key is given nested: 'budget={core_hours: 10}'.",
+        help="Set a key of the configuration to a YAML value; write a dotted key as a nested value: 'budget={core_hours: 10}'.",
     )
     @click.option(
         "--root",

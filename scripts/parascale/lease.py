@@ -3,7 +3,7 @@
 After a killed Snakemake its job may still be running; a second job must not write into the same folder. Nor must a
 holder go on that was cut off for so long that another has taken its place: it ends as soon as it sees the other's lease.
 
-A job that Slurm begins anew, because it lost the node, may meet its own former start, which trains on where Slurm no
+A job that Slurm requeues, because it lost the node, may meet its own former start, which trains on where Slurm no
 longer sees it. The later start takes the lease, and begins once the former must have seen that.
 """
 
@@ -173,7 +173,7 @@ class Lease:
     def holder(self):
         """What the lease says of its holder; None where there is none.
 
-        A damaged lease tells no more than when it was written: if it has a living holder, that soon writes it anew.
+        A damaged lease tells no more than when it was written: if it has a living holder, that soon rewrites it.
         """
         with suppress(FileNotFoundError):
             return _read(self.path)
@@ -199,7 +199,7 @@ def _read(path):
 def _own_start():
     """What tells this process from every other that may hold a lease.
 
-    job_id, restarts: of the Slurm job, and how often Slurm has begun it anew; None where there is none.
+    job_id, restarts: of the Slurm job, and how often Slurm has requeued it; None where there is none.
     """
     return {
         "host": socket.gethostname(),

@@ -30,6 +30,8 @@ DISTRIBUTIONS = (
     "datasets",
     "tokenizers",
     "transformers",
+    "nvidia-dali-cuda120",
+    "nvidia-dali-cuda130",
     "snakemake",
 )
 # Fields that say nothing about what code does: a name is read or written where its place says so, and u"" is "".
@@ -69,7 +71,7 @@ CODE = {
     ),
     "language_model": ("data/text.py",),
     "summarisation": ("data/text.py", "data/pairs.py", "settings/pretrained.py"),
-    "classification": ("data/ahead.py", "data/classes.py", "data/crops.py", "data/jpeg.py"),
+    "classification": ("data/ahead.py", "data/classes.py", "data/crops.py", "data/dali.py", "data/jpeg.py"),
     "lightning": ("train/lightning.py",),
     "parity": ("train/parity.py",),
     "summaries": ("evaluation/summaries.py",),  # the model, and how its data is read, count in the training before it
@@ -87,7 +89,18 @@ CODE = {
         "checkpoint/writers.py",
         "families/*/export.py",
     ),
-    "loaders": ("data/advice.py", "data/benchmark.py", "data/cases.py", "data/measure.py", "data/formats/*.py"),
+    "loaders": (
+        "data/advice.py",
+        "data/ahead.py",
+        "data/benchmark.py",
+        "data/cases.py",
+        "data/classes.py",
+        "data/crops.py",
+        "data/dali.py",
+        "data/jpeg.py",
+        "data/measure.py",
+        "data/formats/*.py",
+    ),
     "communication": ("parallel/communication.py",),
     "calibration": ("plan/calibrate.py",),
     "report": ("report/**/*", "plan/*.py"),

@@ -31,7 +31,7 @@ def job_id():
 
 
 def restarts():
-    """How often Slurm has begun this job anew (sbatch(1)), which the launcher tells every step; None where it is unknown."""
+    """How often Slurm has requeued this job (sbatch(1)), which the launcher tells every step; None where it is unknown."""
     count = os.environ.get("SLURM_RESTART_COUNT")
     return None if count is None else int(count)
 
@@ -82,17 +82,17 @@ def allocation():
 
 def parse_job(line):
     """The mapping in one line of `scontrol show job --oneliner`, whose times are those of this machine's clock."""
-    told = fields(line)
+    said = fields(line)
     return {
-        "submitted": _moment(told.get("SubmitTime")),
-        "allocated": _moment(told.get("StartTime")),
-        "limit_seconds": seconds(told.get("TimeLimit")),
-        "partition": told.get("Partition"),
+        "submitted": _moment(said.get("SubmitTime")),
+        "allocated": _moment(said.get("StartTime")),
+        "limit_seconds": seconds(said.get("TimeLimit")),
+        "partition": said.get("Partition"),
     }
 
 
 def _job_line():
-    return _told(["scontrol", "show", "job", job_id(), "--oneliner"], 30) if job_id() else ""
+    return told(["scontrol", "show", "job", job_id(), "--oneliner"], 30) if job_id() else ""
 
 
 def _moment(text):
@@ -128,7 +128,7 @@ def ask_steps_to_stop():
 
 def cancel(job):
     """End a job."""
-    _told(["scancel", job], ANSWER_SECONDS)
+    told(["scancel", job], ANSWER_SECONDS)
 
 
 def note_hopeless():
@@ -138,7 +138,7 @@ def note_hopeless():
     the ranks, nor the launchers of nodes but the first.
     """
     if job_id() and "RANK" not in os.environ and os.environ.get("SLURM_NODEID", "0") == "0":
-        _told(["scontrol", "update", f"jobid={job_id()}", f"comment={HOPELESS_COMMENT}"], GLANCE_SECONDS)
+        told(["scontrol", "update", f"jobid={job_id()}", f"comment={HOPELESS_COMMENT}"])
 
 
 # --- jobs that this user has submitted
@@ -159,21 +159,23 @@ def waiting_or_running(name):
 
 
 def states(name):
-    """{id: state} of the jobs of this name that Slurm has not forgotten, ended ones included. RequirementError where it does not answer."""
-    command = ["squeue", "--noheader", "--array", "--states=all", f"--name={name}", "--format=%i|%T"]
-    return dict(line.split("|", 1) for line in _ask(command).splitlines())
+    """{id: (state, reason of one that waits)} of the jobs of this name that Slurm has not forgotten, ended ones included.
+    RequirementError where it does not answer."""
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--name={name}", "--format=%i|%T|%r"]
+    rows = (line.split("|", 2) for line in _ask(command).splitlines())
+    return {identity: (state, reason) for identity, state, reason in rows}
 
 
 def last_state(job):
     """The state of a job in the accounting, such as COMPLETED; None where there is none."""
     command = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job}", "--format=State"]
-    words = _told(command, GLANCE_SECONDS).split()
+    words = told(command).split()
     return words[0] if words else None
 
 
 def described(job):
     """What Slurm says of a job, as text by field; empty where it does not answer, or has forgotten the job (`MinJobAge`)."""
-    return fields(_told(["scontrol", "show", "job", job, "--oneliner"], GLANCE_SECONDS))
+    return fields(told(["scontrol", "show", "job", job, "--oneliner"]))
 
 
 # --- the machine
@@ -192,7 +194,7 @@ def configuration():
 
 def partitions():
     """`records("partition")`; empty where Slurm does not answer."""
-    return parse_records("partition", _told(_show("partition"), GLANCE_SECONDS))
+    return parse_records("partition", told(_show("partition")))
 
 
 def parse_records(kind, text):
@@ -215,7 +217,7 @@ def accounts():
         ],
         ["sshare", "--noheader", "--parsable2", "--Users", "--format=account"],
     ):
-        if names := _told(command, ANSWER_SECONDS).split():
+        if names := told(command, ANSWER_SECONDS).split():
             return sorted(set(names))
     return []
 
@@ -238,7 +240,7 @@ class Charged:
 
 def charged(job_ids):
     """{job id: Charged} from Slurm's accounting; empty without ids or without accounting."""
-    return parse_sacct(_told(sacct_command(job_ids), GLANCE_SECONDS)) if job_ids else {}
+    return parse_sacct(told(sacct_command(job_ids))) if job_ids else {}
 
 
 def sacct_command(job_ids):
@@ -289,8 +291,8 @@ def _ask(command, within=ANSWER_SECONDS):
     return done.stdout
 
 
-def _told(command, within):
-    """The output of a Slurm command; empty where there is none within so many seconds."""
+def told(command, within=GLANCE_SECONDS):
+    """The output of a command, Slurm's or a driver's; empty where there is none within so many seconds."""
     with suppress(RequirementError):
         return _ask(command, within)
     return ""

@@ -49,7 +49,7 @@ def jobs_of_runs(lines, kind="run", latest=False):
 
 
 def key_submitted(store, job_id, kind, run):
-    """The key with which a job was submitted to train a run; None where nobody wrote one down, as of a job started by hand."""
+    """The key with which a job was submitted to train a run; None if nobody wrote one down, as for a job started by hand."""
     known = [line for line in noted(store) if (line["job_id"], line["kind"], line["run"]) == (job_id, kind, run)]
     return known[-1]["key"] if known else None
 

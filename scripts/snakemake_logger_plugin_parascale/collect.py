@@ -4,11 +4,11 @@ import itertools
 import re
 import sys
 
-from parascale.plan.budget import PlannedJob
+from parascale.plan.price import PlannedJob
 
 
 def pending_jobs(workflow):
-    """A list of `parascale.plan.budget.PlannedJob`, in an order in which they can run.
+    """A list of `parascale.plan.price.PlannedJob`, in an order in which they can run.
 
     Read from the graph itself: the events of a dry run leave out jobs under `--quiet`, do not say which rules are local,
     and come too late in a real run to refuse it.
@@ -43,7 +43,7 @@ def _described(job, workflow, pending):
         nodes = 0
     per_task = _count(resources.get("cpus_per_task"), default=job.threads)
     minutes = _count(resources.get("runtime"), default=None)
-    by_cores = capacity(workflow)[1]
+    by_cores, group = capacity(workflow)[1], dag.get_job_group(job)
     return PlannedJob(
         id=dag.jobid(job),
         rule=rule.name,
@@ -56,9 +56,22 @@ def _described(job, workflow, pending):
         partition=resources.get("slurm_partition"),
         slots=job.threads if by_cores else int(nodes > 0),
         after=tuple(sorted(dag.jobid(other) for other in dag.dependencies[job] if other in pending)),
+        together=_ids(dag, group) if group and len(group.jobs) > 1 else (),
         benchmark=job.benchmark and str(job.benchmark),
         kind=trained_by(rule),
     )
+
+
+def members(dag, identity):
+    """Ids of the jobs of which Snakemake tells that they were started: of a job its number, of a group a name of its own."""
+    if isinstance(identity, int):
+        return (identity,)
+    return next((_ids(dag, group) for group in set(dag._group.values()) if group.jobid == identity), ())
+
+
+def _ids(dag, group):
+    """Ids of the jobs of a group, in an order in which they can run one after another."""
+    return tuple(dag.jobid(job) for level in group.toposorted for job in sorted(level, key=_key))
 
 
 def trained_by(rule):

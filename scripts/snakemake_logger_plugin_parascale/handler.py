@@ -11,7 +11,8 @@ from parascale.data.named_files import missing_data
 from parascale.errors import ParascaleError
 from parascale.files import read_json, write_json, write_text
 from parascale.plan import budget, earlier, limits, tables
-from snakemake_logger_plugin_parascale.collect import capacity, pending_jobs, submits
+from parascale.plan.spent import spent
+from snakemake_logger_plugin_parascale.collect import capacity, members, pending_jobs, submits
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View
 
@@ -56,9 +57,10 @@ class LogHandler(LogHandlerBase):
         if self.ledger is None:
             return
         if event == LogEvent.JOB_STARTED:
+            numbers = [number for each in record.jobs for number in members(self.workflow.dag, each)]
             if self.view is not None:
-                self.view.started({number: self._called(number) for number in record.jobs})
-            costly = self.ledger.started(record.jobs, time.time())
+                self.view.started({number: self._called(number) for number in numbers})
+            costly = self.ledger.started(numbers, time.time())
         elif event == LogEvent.JOB_FINISHED:
             if self.view is not None:
                 self.view.finished(record.job_id, self._verdict(record.job_id))
@@ -102,14 +104,17 @@ class LogHandler(LogHandlerBase):
     def _verdict(self, number):
         """The parity of a job's run in a word: of the job that found it, and of the training where nothing may change it any more."""
         job = self._job(number)
-        run = self.planner.project.runs.get(job.wildcards.get("run")) if job else None
+        run = self.planner.project.runs.get(job.wildcards.get("run")) if job and job.kind != "parity" else None
         path = self.planner.project.paths.parity(run.run) / "verdict.json" if run else None
         if path is None or not path.is_file():
             return ""
-        left = {*self.ledger.waiting, *self.ledger.running}
-        to_come = [each.wildcards.get("run") for each in self._parities() if each.id in left]
-        known = job in self._parities() if job.kind is None else run.run not in to_come and run.baseline not in to_come
-        return read_json(path)["verdict"] if known and job.kind != "parity" else ""
+        parities = self._parities()
+        if job.kind is None:
+            known = job in parities
+        else:
+            left = {*self.ledger.waiting, *self.ledger.running}
+            known = not {run.run, run.baseline} & {each.wildcards.get("run") for each in parities if each.id in left}
+        return read_json(path)["verdict"] if known else ""
 
     def _parities(self):
         """The plan's parity runs, and the jobs that compare them: those that need one and train nothing."""
@@ -176,7 +181,7 @@ def start(workflow, planner):
     # Under `--quiet progress` Snakemake tells nobody that jobs end. It prints as little as before: that is up to its own filter.
     workflow.scheduler.print_progress = True
     for handler in _handlers(workflow):
-        handler.ledger = Ledger(plan, results / "plan" / "events.jsonl", planner)
+        handler.ledger = Ledger(plan, planner)
         if handler.view is not None:
             handler.view.begin(len(plan.jobs))
         handler.show()
@@ -186,19 +191,18 @@ def start(workflow, planner):
 
 def plan_of(workflow, planner):
     """The Plan of what still has to run."""
-    folder, site = planner.project.paths.results / "plan", planner.site.name
-    events = folder / "events.jsonl"
+    paths = planner.project.paths
     slots, is_cores = capacity(workflow)
     targets = sorted(map(str, workflow.dag_settings.targets))
     return budget.make_plan(
         pending_jobs(workflow),
         planner,
-        history=earlier.rule_history(events, site),
+        history=earlier.rule_history(paths.events, planner.site.name),
         capacity=slots,
         capacity_is_cores=is_cores,
         site=limits.live_site(planner.site, submits(workflow)),
-        spent=earlier.spent(events, site),
-        before=earlier.last_plan(folder / "plan.json", targets),
+        spent=spent(paths, planner.site.name),
+        before=earlier.last_plan(paths.results / "plan" / "plan.json", targets),
         targets=targets,
     )
 

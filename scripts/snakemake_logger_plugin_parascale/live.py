@@ -1,15 +1,15 @@
 """Core-hours used, core-hours left and the time of the end, while a workflow runs."""
 
-import csv
 import dataclasses
 import json
 import os
 from collections import Counter
 from datetime import UTC, datetime
 
-from parascale.files import read_json, read_json_lines
+from parascale.files import append_line
 from parascale.plan.predict import charged_core_hours
 from parascale.plan.schedule import wall_hours
+from parascale.plan.spent import ran_seconds
 from parascale.plan.tables import duration
 
 
@@ -17,26 +17,28 @@ class Ledger:
     """Follows the jobs of a plan; every change is a line of `events.jsonl`.
 
     A training, parity run or probe says itself how long it ran, and for other jobs Snakemake's benchmark does: it begins where
-    the job does. Of a rule without one, of a job that failed and of one under way the time since submission is all that is
-    seen, waiting in a queue included.
+    the job does. Of a rule without one, of a job that failed without a record, and of one under way the time since submission is
+    all that is seen, waiting in a queue included; of jobs that share one of the scheduler, an equal part of it.
     """
 
-    def __init__(self, plan, events, planner):
-        self.plan, self.events, self.planner = plan, events, planner
+    def __init__(self, plan, planner):
+        self.plan, self.events, self.planner = plan, planner.project.paths.events, planner
         self.waiting = {job.id: job for job in plan.jobs}
-        self.running = {}
+        self.running = {}  # id → (job, when it was started, with how many, itself among them, it shares a job of the scheduler)
         self.failures = Counter()  # of each job
         self.lost = 0  # jobs that will not run: they failed in all their attempts, or need one that did
         self.used = 0.0
         self.done = 0
-        events.parent.mkdir(parents=True, exist_ok=True)
 
     def started(self, ids, now):
         """Jobs were started or submitted; says whether there was one that costs something."""
         begun = [self.waiting.pop(identity) for identity in ids if identity in self.waiting]
+        shared = Counter(job.together for job in begun if job.together)
         for job in begun:
-            self.running[job.id] = (job, now)
-            self._write("started", job, now)
+            self.running[job.id] = job, now, shared.get(job.together, 1)
+            # What `plan.spent` needs where this workflow does not live to see its end.
+            benchmark = job.benchmark and os.path.abspath(job.benchmark)
+            self._write("started", job, now, cores=self._charge(job, 1.0), kind=job.kind, benchmark=benchmark)
         return any(job.nodes for job in begun)
 
     def finished(self, identity, now):
@@ -72,24 +74,26 @@ class Ledger:
         core_hours = sum(self._charge(job, job.hours_expected) for job in left)
         unknown = sum(job.hours_expected is None for job in left if job.nodes)
         more = f" and {unknown} unknown" if unknown else ""
-        lost = f", {self.lost} failed or in need of one that did" if self.lost else ""
+        lost = f", {self.lost} failed or depend on one that did" if self.lost else ""
         used = f"{self.used + self._spent(now):,.2f} core-h used"
         line = f"parascale: {self.done} of {len(self.plan.jobs)} jobs done{lost}, {used}"
         if not left:
             return line
         hours = wall_hours(left, self.plan.capacity)
         end = datetime.fromtimestamp(now + 3600 * hours).strftime("%d %b %H:%M")
-        return f"{line}, about {core_hours:,.2f}{more} to go, for {duration(hours)}: until {end}, queues apart"
+        return (
+            f"{line}, about {core_hours:,.2f}{more} to go, for {duration(hours)}: until {end}, without time in queues"
+        )
 
     def _remaining(self, now):
         """What is left of jobs that run, and those that wait."""
-        for job, began in self.running.values():
-            hours = None if job.hours_expected is None else max(0.0, job.hours_expected - (now - began) / 3600)
+        for job, began, shared in self.running.values():
+            hours = None if job.hours_expected is None else max(0.0, job.hours_expected - (now - began) / shared / 3600)
             yield dataclasses.replace(job, hours_expected=hours)
         yield from self.waiting.values()
 
     def _spent(self, now):
-        return sum(self._charge(job, (now - began) / 3600) for job, began in self.running.values())
+        return sum(self._charge(job, (now - began) / shared / 3600) for job, began, shared in self.running.values())
 
     def _charge(self, job, hours):
         seconds, site = (hours or 0.0) * 3600, self.planner.site
@@ -98,44 +102,16 @@ class Ledger:
     def _end(self, identity, now, event):
         if identity not in self.running:
             return None
-        job, began = self.running.pop(identity)
-        hours = self._recorded_hours(job, began) or _benchmarked_hours(job, began) or (now - began) / 3600
-        charged = self._charge(job, hours)
+        job, began, shared = self.running.pop(identity)
+        seconds = ran_seconds(self.planner.project.paths, job.kind, job.run, job.benchmark, began, now)
+        seconds = seconds or (now - began) / shared
+        charged = self._charge(job, seconds / 3600)
         self.used += charged
-        self._write(event, job, now, seconds=hours * 3600, core_hours=charged)
+        self._write(event, job, now, seconds=seconds, core_hours=charged)
         return job
-
-    def _recorded_hours(self, job, began):
-        """How long a training ran since `began`, by its own record, finished or under way; None where there is none."""
-        if job.kind is None:
-            return None
-        done, work = self.planner.project.paths.places(job.kind)
-        finished, under_way = done(job.run) / "run.json", work(job.run) / "attempts.jsonl"
-        attempts = read_json_lines(under_way) if under_way.is_file() else []
-        attempts += (read_json(finished).get("attempts") or []) if finished.is_file() else []
-        recent = {
-            entry["start"]: entry["seconds"]
-            for entry in attempts
-            if entry.get("seconds") is not None and datetime.fromisoformat(entry["start"]).timestamp() >= began
-        }
-        return sum(recent.values()) / 3600 or None
 
     def _write(self, event, job, now, **more):
         at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
         entry = {"time": at, "event": event, "job": job.id, "rule": job.rule, "wildcards": job.wildcards}
         entry |= {"site": self.planner.site.name, **more}
-        with open(self.events, "a", encoding="utf-8") as handle:
-            handle.write(json.dumps(entry) + "\n")
-
-
-def _benchmarked_hours(job, began):
-    """How long a job ran, by the benchmark that Snakemake wrote since `began`; None where there is none."""
-    if job.benchmark is None:
-        return None
-    try:
-        with open(job.benchmark, encoding="utf-8") as table:
-            if os.fstat(table.fileno()).st_mtime < began:
-                return None
-            return sum(float(row["s"]) for row in csv.DictReader(table, delimiter="\t")) / 3600
-    except (OSError, ValueError, KeyError):
-        return None
+        append_line(self.events, json.dumps(entry))

@@ -5,7 +5,6 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards
@@ -14,52 +13,15 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from parascale import slurm, submissions
 from parascale.errors import ParascaleError, RequirementError
 from parascale.lease import Lease
-from snakemake_logger_plugin_parascale import trained_by
+from snakemake_slurm_parascale.jobs import key_of, members_of, noted_as, training_of, work_of
+from snakemake_slurm_parascale.waiting import why
 
 AWAY_SECONDS = (10.0, 300.0)  # before Slurm is asked again that did not answer: at first, and at most
 LOOKS = 3  # in a row that must agree before a job is given up for which the plugin would wait forever
 # Slurm may yet put a job back into the queue that it has taken from its nodes.
 UNDECIDED = (None, "PREEMPTED", "NODE_FAIL")
-
-
-@dataclass(frozen=True)
-class Training:
-    """What a job trains: kind (`run`, `parity` or `probe`), name of the run, and the key of its settings and code."""
-
-    kind: str
-    run: str
-    key: str
-
-
-def training_of(job):
-    """The Training of a job of Snakemake's; None where it trains nothing."""
-    kind = None if job.is_group() else trained_by(job.rule)
-    return kind and Training(kind, job.wildcards.run, job.params.key)
-
-
-def members_of(job):
-    """The jobs in a group, or the job alone."""
-    return sorted(job.jobs, key=work_of) if job.is_group() else [job]
-
-
-def work_of(job):
-    """What a job is at, whatever its settings: [rule, values of the wildcards]."""
-    return [job.rule.name, list(job.wildcards)]
-
-
-def key_of(job):
-    """What tells jobs at the same work apart: a training's key, else a digest of the parameters, which hold the settings and code that
-    decide the output."""
-    training = training_of(job)
-    decided = [sorted(member.params.items()) for member in members_of(job)]
-    return training.key if training else hashlib.sha256(repr(decided).encode()).hexdigest()
-
-
-def noted_as(job):
-    """What `submissions.note` is told of a job."""
-    known = {"rule": job.name, "key": key_of(job), "jobs": [work_of(member) for member in members_of(job)]}
-    training = training_of(job)
-    return known | asdict(training) if training else known
+# What sbatch says where the controller is away or busy: the job may be in its queue all the same, now or a little later.
+UNANSWERED = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted")
 
 
 class RootExecutor(Executor):
@@ -76,6 +38,7 @@ class RootExecutor(Executor):
         # job → looks in a row at which Slurm had not decided, or forgotten, what became of it
         self.undecided = Counter()
         self.away = {}  # job of Snakemake's → seconds after which Slurm is asked again
+        self.told = set()  # (job, why it waits) that was said
         self.found = None  # what was in the queue at first
         self.tried = set()  # jobs of Snakemake's that were submitted since
         self.run_uuid = f"{self.workflow.executor_settings.jobname_prefix or 'parascale'}_{root}"
@@ -103,21 +66,29 @@ class RootExecutor(Executor):
         """
         try:
             left = self._left_by_others(job)
-            self.away.pop(job, None)
             if left:
                 self._watch(job, *left)
             return not left
         except RequirementError as error:
-            self._ask_later(job, error)
+            self._ask_later(job, f"{error}.")
         except Exception as error:
-            self._report_job_error_threadsafe(SubmittedJobInfo(job), f"{error or type(error).__name__} ")
+            super()._report_job_error_threadsafe(SubmittedJobInfo(job), f"{error or type(error).__name__} ")
         return False
+
+    def _report_job_error_threadsafe(self, job_info, msg):
+        """A submission that failed spends a retry only if Slurm has refused it: where Slurm did not answer, the job may be in the queue,
+        and nobody would watch it, nor cancel it."""
+        job = job_info.job
+        if any(words in msg for words in UNANSWERED):
+            self._ask_later(job, next(line for line in msg.splitlines() if any(words in line for words in UNANSWERED)))
+        elif self._is_left_to_us(job):
+            super()._report_job_error_threadsafe(job_info, msg)
 
     def _ask_later(self, job, error):
         """Try again once Slurm may answer: a retry at once would be spent for nothing."""
         first, most = AWAY_SECONDS
         seconds = self.away[job] = min(2 * self.away.get(job, first / 2), most)
-        self.logger.warning(f"{error}: {job.name} is submitted when it answers; next try in {seconds:.0f} s.")
+        self.logger.warning(f"{error} {job.name} is submitted when Slurm answers; next try in {seconds:.0f} s.")
         timer = threading.Timer(seconds, self._submit_again, [job])
         timer.daemon = True
         timer.start()
@@ -132,7 +103,11 @@ class RootExecutor(Executor):
             self.found = slurm.waiting_or_running(self.run_uuid)
         again = job in self.tried or self._at_work(job, self.found)
         self.tried.add(job)
-        return self._at_work(job, slurm.waiting_or_running(self.run_uuid)) if again else None
+        left = self._at_work(job, slurm.waiting_or_running(self.run_uuid)) if again else None
+        if left and left[1] is None and left[0] not in self.found:  # our own, whose submission had no answer
+            self._note(SubmittedJobInfo(job, external_jobid=left[0]))
+            left = left[0], key_of(job)
+        return left
 
     def _at_work(self, job, queue):
         """Of a queue, {id: comment}, what `_left_by_others` tells of."""
@@ -161,7 +136,7 @@ class RootExecutor(Executor):
         log = self.slurm_logdir / f"{'group' if job.is_group() else 'rule'}_{job.name}" / wildcards / f"{identity}.log"
         what = f"{job.name} {wildcards}".strip()
         if ours:
-            self.logger.info(f"Job {job.jobid}: Slurm job {identity} is already at {what}; it is taken up.")
+            self.logger.info(f"Job {job.jobid}: Slurm job {identity} already works on {what}; it is taken up.")
         else:
             remedy = f" `scancel --signal=TERM {identity}` makes it save its state and end." if training_of(job) else ""
             self.logger.info(
@@ -172,6 +147,7 @@ class RootExecutor(Executor):
         self._report_job_submission_threadsafe(SubmittedJobInfo(job, external_jobid=identity, aux=aux))
 
     def _report_job_submission_threadsafe(self, job_info):
+        self.away.pop(job_info.job, None)
         if job_info.aux.get("submitted", True):
             self._note(job_info)
         super()._report_job_submission_threadsafe(job_info)
@@ -207,7 +183,9 @@ class RootExecutor(Executor):
         there = []
         for job_info in watched:
             identity = job_info.external_jobid
-            self.undecided[identity] = self.undecided[identity] + 1 if states.get(identity) in UNDECIDED else 0
+            state, reason = states.get(identity, (None, None))
+            self._say_why_it_waits(job_info, reason if state == "PENDING" else None)
+            self.undecided[identity] = self.undecided[identity] + 1 if state in UNDECIDED else 0
             if self.undecided[identity] < LOOKS:
                 there.append(job_info)
                 continue
@@ -222,9 +200,16 @@ class RootExecutor(Executor):
                 self.report_job_error(job_info, msg=told)
         return there
 
+    def _say_why_it_waits(self, job_info, reason):
+        """Say what keeps a job waiting beside its turn, once for each reason."""
+        identity = job_info.external_jobid
+        if (identity, reason) not in self.told and (said := why(identity, reason)):
+            self.logger.warning(f"Slurm job {identity} of {job_info.job.name} waits: {said}")
+        self.told.add((identity, reason))
+
     def _is_silent(self, job_info):
         """Whether the training of a job has begun, not ended, and not renewed its lease for too long, by our own clock, while Slurm
-        calls the very start of the job running that wrote it: one that waits in the queue anew has left its lease."""
+        calls the very start of the job running that wrote it: one that is back in the queue has left its lease."""
         training, identity, lease = training_of(job_info.job), job_info.external_jobid, None
         with suppress(OSError):
             lease = training and Lease(self.paths.places(training.kind)[1](training.run)).holder()
@@ -245,14 +230,14 @@ class RootExecutor(Executor):
         super().cancel_jobs([job_info for job_info in active_jobs if (job_info.aux or {}).get("ours", True)])
 
     def report_job_success(self, job_info):
-        """A job has ended well; if it was another's, it is ours' turn."""
+        """A job has ended well; if it was another's, ours is next."""
         if job_info.aux.get("ours", True):
             super().report_job_success(job_info)
         else:
             self._submit_again(job_info.job)
 
     def report_job_error(self, job_info, msg=None, **more):
-        """A job has ended badly; if it was another's, it is ours' turn. What stopped on its way goes on without using up a retry,
+        """A job has ended badly; if it was another's, ours is next. What stopped on its way goes on without using up a retry,
         and what would fail again is not tried again."""
         job, identity = job_info.job, job_info.external_jobid
         if not (job_info.aux or {}).get("ours", True):

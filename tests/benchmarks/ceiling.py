@@ -15,13 +15,14 @@ Rules, which stand before any figure:
 - Attention costs 4 × rows × places × width forward, of causal masks half, and 2.5 times that backward (Dao 2023, arXiv:2307.08691).
 - Collectives lie beside computing, which makes that longer by `interference` of their time; the first all-gather and the last
   reduction have nothing beside them.
-- RMSNorm is one kernel, as on CUDA.
+- RMSNorm is one kernel, as on CUDA. Fused attention draws masks of dropout within, at no cost.
 
 Useful operations are those of `flops_per_target`: recomputation is none, attention counts in full.
 
 Example: python tests/benchmarks/ceiling.py gpt2-124m accumulate=4
          python tests/benchmarks/ceiling.py llama-1b fsdp=4 compile=true activation_checkpointing=selective
          python tests/benchmarks/ceiling.py llama-1b accumulate=8 compile=true
+         python tests/benchmarks/ceiling.py gpt2-124m accumulate=4 compile=true dropout=0.1
 """
 
 import argparse
@@ -33,6 +34,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
+import yaml
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._functorch.aot_autograd import aot_function
@@ -46,11 +49,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from parascale.families.dropout import Dropout
 from parascale.families.sizes import model_sizes
 from parascale.parallel import make_mesh, recompute
 from parascale.plan.rates import _kinds
 from parascale.settings import Layout, Run, load_workload
-from parascale.settings.workload import LanguageTraining
 from parascale.train import fake
 
 WORKLOADS = Path(__file__).parents[2] / "config/workloads"
@@ -190,9 +193,14 @@ class Counter(TorchDispatchMode):
 
             return make_boxed_func(run)
 
-        def whole(parameters, buffers, *inputs):
+        drops = [part for part in module.modules() if isinstance(part, Dropout)] if module is not None else []
+
+        def whole(parameters, buffers, keys, *inputs):
+            held = _place_keys(drops, keys)
             with stateless._reparametrize_module(module, {**parameters, **buffers}):
-                return function(*inputs)
+                outputs = function(*inputs)
+            _place_keys(drops, held)
+            return outputs
 
         traced = aot_function(
             whole if module is not None else function,
@@ -203,7 +211,9 @@ class Counter(TorchDispatchMode):
         )
         if module is None:
             return traced
-        return lambda *inputs: traced(dict(module.named_parameters()), dict(module.named_buffers()), *inputs)
+        return lambda *inputs: traced(
+            dict(module.named_parameters()), dict(module.named_buffers()), [drop.key for drop in drops], *inputs
+        )
 
     def communication(self):
         """(seconds with nothing beside them, what computing becomes longer by)."""
@@ -227,6 +237,14 @@ def _(counter, state, function, *arguments, **keywords):
         return function(*arguments, **keywords)
 
 
+def _place_keys(drops, keys):
+    """Give dropout other random keys; returns those that it had."""
+    held = [drop.key for drop in drops]
+    for drop, key in zip(drops, keys, strict=True):
+        drop.key = key
+    return held
+
+
 def _tensors(tree):
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
@@ -241,6 +259,11 @@ def _bytes(tensor):
 
 def _row_bytes(matrix):
     return max(matrix.stride()[-2:]) * matrix.element_size()
+
+
+def _fused(attention):
+    """Attention on GPUs, whose kernels draw masks of dropout; on CPUs it would be explicit."""
+    return lambda query, key, value, mask=None, probability=0.0, **rest: attention(query, key, value, mask, **rest)
 
 
 def _one_kernel(norm, values):
@@ -267,11 +290,12 @@ def ceiling(run, vocabulary):
         patch.object(nn.Module, "compile", compile_module),
         patch.object(torch, "compile", lambda function, **_: counter.traced(function)),
         patch.object(nn.RMSNorm, "forward", _one_kernel),
+        patch.object(F, "scaled_dot_product_attention", _fused(F.scaled_dot_product_attention)),
         patch.object(recompute, "create_selective_checkpoint_contexts", _numbered),
     ):
         mesh = make_mesh(run.layout, torch.device("cpu"), 60.0)
         with FakeTensorMode(allow_non_fake_inputs=True), counter:
-            stepper = fake._stepper(run, vocabulary, mesh, fake=True)
+            stepper = fake._stepper(run, vocabulary, mesh, shapes_known=True)
             batches = fake._batches(run)
             stepper.step(batches)
             counter.on = True
@@ -284,27 +308,26 @@ def ceiling(run, vocabulary):
 
 
 def run_of(name, changes, layers=None):
-    """The Run of a workload on H200s. changes: {key of its training or layout: value}. layers: instead of all of its own."""
-    workload = load_workload(WORKLOADS, name)
-    if layers:
-        workload = dataclasses.replace(workload, model=dataclasses.replace(workload.model, layers=layers))
-    keys = {field.name for field in dataclasses.fields(LanguageTraining)}
-    training = dataclasses.replace(workload.training, **{k: v for k, v in changes.items() if k in keys})
-    layout = {key: value for key, value in changes.items() if key not in keys}
-    world = layout.get("dp", 1) * layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("pp", 1)
-    return Run(name, dataclasses.replace(workload, training=training), Layout(gpus_per_node=world, **layout), "bf16")
+    """The Run of a workload on H200s. changes: {key of its model, training or layout: value}. layers: instead of all of its own."""
+    workload, rest = load_workload(WORKLOADS, name), changes | ({"layers": layers} if layers else {})
+    for part in ("model", "training"):
+        settings = getattr(workload, part)
+        own = {field.name: rest.pop(field.name) for field in dataclasses.fields(settings) if field.name in rest}
+        workload = dataclasses.replace(workload, **{part: dataclasses.replace(settings, **own)})
+    world = rest.get("dp", 1) * rest.get("fsdp", 1) * rest.get("tp", 1) * rest.get("pp", 1)
+    return Run(name, workload, Layout(gpus_per_node=world, **rest), "bf16")
 
 
 def main():
     """Print the ceiling of one training, and where its time goes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload")
-    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="of the layout or of `training`")
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="of model, training or layout")
     parser.add_argument("--layers", type=int, help="of the model (default: all)")
     arguments = parser.parse_args()
     changes = {}
     for key, text in (change.split("=") for change in arguments.changes):
-        changes[key] = int(text) if text.isdigit() else text == "true" if text in ("true", "false") else text
+        changes[key] = yaml.safe_load(text)
     run = run_of(arguments.workload, changes, arguments.layers)
     counter, seconds, share = ceiling(run, run.workload.data.expected_outputs or run.workload.data.text.max_vocabulary)
     for kind, spent in counter.seconds.items():

@@ -1,9 +1,10 @@
-"""File to tensor, side by side: our loader, torchvision's ImageFolder with DataLoader, and DALI on the CPU. Prints a table of ratios.
+"""File to tensor, side by side: our loader, torchvision's ImageFolder with DataLoader, DALI on the CPU, and ffcv. Prints a table of ratios.
 
 900 JPEGs of about 110 kB, with the spectrum of photographs, are drawn once into the work folder. Each side gives batches of 64 random
 crops of 160 pixels (area of 0.08 to 1), half of them flipped, from the page cache. All take turns in one run; the ratio is the median
 of the turns' ratios. On a machine that is shared, `--clock processor` counts the processor's time of a side with its workers and
-threads, which others change less. The peers need an environment of their own (make_peers.py --of decoding).
+threads, which others change less. The peers need an environment of their own (make_peers.py --of decoding); ffcv on top of it needs
+Debian's libopencv-dev and libturbojpeg0-dev to be built: `pip install ffcv==1.0.2`.
 
 Example: python tests/benchmarks/decoding.py --work /tmp/decoding --peers /tmp/peers/bin/python
 """
@@ -18,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-SAMPLES, SIZE, BATCH, SMALLEST = 900, 160, 64, 0.08
+SAMPLES, SIZE, BATCH, SMALLEST, QUALITY = 900, 160, 64, 0.08, 91
 SHAPES = ((500, 375), (375, 500), (500, 333), (500, 400))
-GOALS = {1: {"torchvision": 1.5, "dali": 1.35}}
+GOALS = {1: {"torchvision": 1.5, "dali": 1.35}, 2: {"ffcv": 1.0}}
 
 
 def draw(folder):
@@ -29,7 +30,7 @@ def draw(folder):
     from tests.unit.test_crops import photo
 
     for number in range(SAMPLES):
-        data = photo(number, *SHAPES[number % len(SHAPES)], quality=91)
+        data = photo(number, *SHAPES[number % len(SHAPES)], quality=QUALITY)
         for split in ("train", "val") if number < 20 else ("train",):
             path = folder / f"{split}/class{number % 10}/{number:04d}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,33 @@ def dali(folder, workers):
         yield built.run()
 
 
-SIDES = {"ours": ours, "torchvision": torchvision, "dali": dali}
+def ffcv(folder, workers):
+    """Yield batches of ffcv's loader from its own file, which has the images as JPEGs of the same quality."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import RandomHorizontalFlip, ToTensor, ToTorchImage
+    from ffcv.writer import DatasetWriter
+    from torchvision.datasets import ImageFolder
+
+    path = folder.parent / "photos.beton"
+    if not path.exists():
+        fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=QUALITY), "label": IntField()}
+        DatasetWriter(path.with_suffix(".new"), fields, num_workers=1).from_indexed_dataset(
+            ImageFolder(folder / "train")
+        )
+        path.with_suffix(".new").rename(path)
+    crop = RandomResizedCropRGBImageDecoder((SIZE, SIZE), scale=(SMALLEST, 1.0))
+    seen = {"image": [crop, RandomHorizontalFlip(), ToTensor(), ToTorchImage()], "label": [IntDecoder(), ToTensor()]}
+    batches = Loader(str(path), BATCH, workers, order=OrderOption.RANDOM, os_cache=True, drop_last=True, pipelines=seen)
+    while True:
+        yield from batches
+
+
+SIDES = {"ours": ours, "torchvision": torchvision, "dali": dali, "ffcv": ffcv}
+
+
+PEERS = [side for side in SIDES if side != "ours"]
 
 
 def processor():
@@ -140,7 +167,7 @@ def compare(arguments):
     """Measure the sides in turns and print the table."""
     from comparison import Comparison, machine
 
-    table, peers = Comparison(), [side for side in SIDES if side != "ours" and arguments.peers]
+    table, peers = Comparison(), arguments.against if arguments.peers else []
     for workers in arguments.counts:
         rates = {side: [] for side in ("ours", *peers)}
         for _ in range(arguments.repeats):
@@ -164,6 +191,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the images")
     parser.add_argument("--peers", type=Path, help="python of the peers' environment")
+    parser.add_argument("--against", nargs="+", choices=PEERS, default=PEERS[:2], help="peers (default: all but ffcv)")
     parser.add_argument("--repeats", type=int, default=3, help="turns (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of a turn (default: %(default)s)")
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2], help="of workers (default: 1 2)")

@@ -49,9 +49,12 @@ class SlowImages:
 
 
 class InMemory:
-    """All samples of a reader as objects in a list, which workers inherit."""
+    """All samples of a reader as objects in a list."""
+
+    io, THREADS = "mmap", True
 
     def __init__(self, reader):
+        self.classes = reader.classes
         self.samples, self.labels = [reader[i] for i in range(len(reader))], reader.labels
 
     def __len__(self):
@@ -59,6 +62,9 @@ class InMemory:
 
     def __getitem__(self, i):
         return self.samples[i]
+
+    def require_open(self):
+        """There is nothing to open."""
 
     def where(self, i):
         """For messages."""
@@ -68,7 +74,10 @@ class InMemory:
 class Numbered:
     """A reader of tiny images whose label is their number: what a loader delivers, without the cost of decoding."""
 
+    io, THREADS = "mmap", True
+
     def __init__(self, count):
+        self.classes = range(count)
         buffer = io.BytesIO()
         Image.new("RGB", (1, 1)).save(buffer, "BMP")
         self.labels, self._data = np.arange(count), buffer.getvalue()
@@ -78,6 +87,9 @@ class Numbered:
 
     def __getitem__(self, i):
         return self._data
+
+    def require_open(self):
+        """There is nothing to open."""
 
     def where(self, i):
         """For messages."""

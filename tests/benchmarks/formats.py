@@ -22,11 +22,11 @@ from comparison import Comparison, machine, rate, seconds, warm
 from format_samples import SAMPLES, InMemory, Numbered, OneSplit, SlowImages, pack, samples, write_rows_of_lists
 
 from parascale.data.cases import Case
+from parascale.data.classes import ClassImages
 from parascale.data.convert import convert
 from parascale.data.formats import open_images
-from parascale.data.loader import EvaluationBatches, StepBatches, image_loader
 from parascale.data.measure import measure
-from parascale.data.sampler import Sampler
+from parascale.data.sampler import Sampler, evaluation_share, share
 from parascale.data.text import Windows
 from parascale.settings.formats import Formats
 
@@ -140,7 +140,8 @@ def exactness(bench):
     again = bench.convert(DEFAULT, "again", threads=3)
     bench.table.exact("the same bytes on a rebuild with other threads", again == _manifest(bench.work / DEFAULT))
     reader = Numbered(SAMPLES)
-    seen = [number for rank in range(3) for number in _numbers(reader, EvaluationBatches(SAMPLES, BATCH, rank, 3), 2)]
+    shares = [np.array_split(evaluation_share(SAMPLES, rank, 3), SAMPLES // BATCH) for rank in range(3)]
+    seen = [number for batches in shares for number in _numbers(reader, batches, 2)]
     bench.table.exact("evaluation on 3 ranks × 2 workers: every sample once", sorted(seen) == list(range(SAMPLES)))
     bench.table.exact("resumed in mid-epoch with other ranks and workers: the same samples", _resumed(reader))
 
@@ -148,17 +149,18 @@ def exactness(bench):
 def _resumed(reader):
     """Whether 4 ranks × 2 workers go on from a kept state with the global batches of one process that never stopped."""
     sampler, first, last = Sampler(SAMPLES, BATCH, seed=1), 100, 400  # an epoch ends between
-    whole = _numbers(reader, StepBatches(sampler, first, last))
+    whole = _numbers(reader, map(sampler.indices, range(first, last)))
     resumed = Sampler(SAMPLES, BATCH, seed=1)
     start = resumed.step(sampler.state(first))
-    parts = [np.array(_numbers(reader, StepBatches(resumed, start, last, rank, 4), 2)) for rank in range(4)]
+    shares = [[share(resumed.indices(step), rank, 4) for step in range(start, last)] for rank in range(4)]
+    parts = [np.array(_numbers(reader, batches, 2)) for batches in shares]
     together = np.stack(parts, axis=1)  # rank r has the samples r, r + 4, … of each global batch
     return together.ravel().tolist() == whole
 
 
 def _numbers(reader, batches, workers=0):
     """Sample numbers in the order in which a loader delivers them."""
-    return [number for _, labels in image_loader(reader, batches, workers) for number in labels.tolist()]
+    return [number for _, labels in ClassImages(reader, 16).batches(batches, workers) for number in labels.tolist()]
 
 
 def _manifest(folder):
@@ -166,19 +168,19 @@ def _manifest(folder):
 
 
 def _case(bench, name, io, cache):
-    return Case(str(bench.work / name), "train", name, "random", cache, io, 0, False, SAMPLES, PASS_SECONDS, 1)
+    return Case(str(bench.work / name), "train", name, "random", cache, io, 0, None, SAMPLES, PASS_SECONDS, 1)
 
 
 def loader(bench):
-    """DataLoader with two workers that decode: our HDF5 against the samples in a list in memory."""
+    """Two threads that decode: our HDF5 against the samples in a list in memory."""
     reader = open_images(bench.work / DEFAULT, "train")
     memory = InMemory(reader)
     ours, theirs = [], []
     for repeat in range(bench.repeats):
         for source, found in ((reader, ours), (memory, theirs)):
-            batches = StepBatches(Sampler(SAMPLES, BATCH, repeat), 0, SAMPLES // BATCH)
-            found.append(_loader_rate(image_loader(source, batches, 2)))
-    bench.table.pair("DataLoader with decoding, 2 workers, against samples in memory", ours, theirs, 0.88, "samples/s")
+            batches = map(Sampler(SAMPLES, BATCH, repeat).indices, range(SAMPLES // BATCH))
+            found.append(_loader_rate(ClassImages(source, 160).batches(batches, 2)))
+    bench.table.pair("from file to tensor, 2 workers, against samples in memory", ours, theirs, 0.88, "samples/s")
 
 
 def _loader_rate(batches):

@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from parascale.settings import Layout, Model, Optim, Run, Site, Text, Workload, 
 from parascale.settings.workload import LanguageTraining
 from parascale.train import loop
 from parascale.train.job import Job
+from parascale.train.optim import make_optimizers
 
 SIZES = {
     "small": (make(Model, dim=128, heads=4, layers=4, hidden=512), 32, 32),  # lm-small of the default matrix
@@ -89,7 +91,7 @@ def bare_steps(folder, run, weights):
     sampler = Sampler(len(windows), training.global_batch, run.seed)
     model = build_model(run.workload.model, tokens.vocabulary_size, training.window)
     model.load_state_dict(weights)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=optim.lr, betas=tuple(optim.betas), fused=True)
+    (optimizer,) = make_optimizers(SimpleNamespace(parts=[model]), optim)  # no decay of norms and biases either
     numbers = iter(range(training.steps))
 
     def steps(count):

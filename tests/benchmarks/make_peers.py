@@ -18,7 +18,7 @@ PACKAGES = {
         "datasets==5.0.1",
         "torch==2.13.0",
     ),
-    "decoding": ("torch==2.15.0", "torchvision==0.29.2", "nvidia-dali-cuda120==2.4.0", "psutil"),
+    "decoding": ("torch==2.14.1", "torchvision==0.29.1", "nvidia-dali-cuda120==2.4.0", "psutil"),
 }
 
 

@@ -16,6 +16,7 @@ published result. Nothing else should run on the machine meanwhile; the last lin
 
 import argparse
 import dataclasses
+import math
 import os
 import shutil
 import statistics
@@ -46,7 +47,7 @@ SHAPES = {
     "deep-pp-2": ({"dim": 128, "heads": 4, "layers": 12, "hidden": 512}, 80, {"pp": 2, "micro_batches": 4}),
     "wide-dp-4": ({"dim": 224, "heads": 4, "layers": 4, "hidden": 896}, 64, {"dp": 4}),
 }
-DEGREES = ("dp", "fsdp", "tp", "pp", "micro_batches")
+DEGREES = ("dp", "fsdp", "tp", "pp")
 
 
 @dataclass(frozen=True)
@@ -119,12 +120,13 @@ def write_shapes(work):
     folder = work / "config"
     (folder / "workloads").mkdir(parents=True, exist_ok=True)
     plain = yaml.safe_load(Path("config/workloads/lm-small.yaml").read_text(encoding="utf-8"))
-    lines = ["\t".join(["run", "workload", "gpus_per_node", *DEGREES])]
+    lines = ["\t".join(["run", "workload", "gpus_per_node", *DEGREES, "micro_batches"])]
     for name, (model, batch, layout) in SHAPES.items():
         shape = plain | {"model": model, "training": plain["training"] | {"global_batch": batch}}
         (folder / f"workloads/{name}.yaml").write_text(yaml.safe_dump(shape), encoding="utf-8")
-        processes = max(layout.values(), default=1) if "pp" not in layout else layout["pp"]
-        lines.append("\t".join([name, name, str(processes), *(str(layout.get(each, 1)) for each in DEGREES)]))
+        degrees = [layout.get(each, 1) for each in DEGREES]
+        cells = [name, name, math.prod(degrees), *degrees, layout.get("micro_batches", 1)]
+        lines.append("\t".join(map(str, cells)))
     (folder / "shapes.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     file = folder / "shapes.yaml"
     file.write_text("runs: shapes.tsv\nworkloads: workloads\n", encoding="utf-8")

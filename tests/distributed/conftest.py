@@ -63,7 +63,7 @@ def settings_below(tokens):
         optim=None,
         training=None,
         parity=False,
-        timeout=60.0,
+        timeout=200.0,
         task="language_model",
         data=None,
         text=None,

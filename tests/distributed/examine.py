@@ -9,17 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parascale.checkpoint import store
 from parascale.errors import Interrupted, TrainingError
-from parascale.families.head import Head
 from parascale.families.language import modules as transformer
 from parascale.parallel.tying import local
 from parascale.train import loop
@@ -33,6 +30,18 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"
 def train_settings(settings):
     """Train the job that `settings` describe."""
     loop.train(job_from_settings(settings))
+
+
+def train_with_slow_stages(settings, seconds):
+    """Train a language model whose forward pass sleeps for so many seconds a sample, in each stage of a pipeline."""
+    forward = transformer.TransformerLM.forward
+
+    def slow(model, tokens_or_hidden):
+        time.sleep(seconds * len(tokens_or_hidden))
+        return forward(model, tokens_or_hidden)
+
+    transformer.TransformerLM.forward = slow
+    train_settings(settings)
 
 
 def train_and_look(settings):
@@ -66,42 +75,6 @@ def train_and_look(settings):
     loop.Stepper, transformer.Attention._heads = Looking, seen
     train_settings(settings)
     return facts | {"heads": sorted(heads), "graphs": compiled_graphs()}
-
-
-def train_and_keep_gradients(settings, folder):
-    """Train; the whole gradients of this rank's parameters in the first step, before they are clipped, as a file of `folder`."""
-    place = Path(folder) / f"{os.environ['RANK']}.pt"
-
-    class Keeping(loop.Stepper):
-        def report(self, *arguments):
-            if not place.exists():
-                factor = self.scale.value if self.scale is not None else 1.0
-                gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
-                gradients = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in gradients.items()}
-                torch.save({name: tensor.double() / factor for name, tensor in gradients.items()}, place)
-            return super().report(*arguments)
-
-    loop.Stepper = Keeping
-    train_settings(settings)
-
-
-def train_with_loss_scale(settings, first, growth_steps, stop_after=None, overflows=()):
-    """Train in fp16 with other numbers of the loss's factor, perhaps until the process asks itself to stop in a step.
-
-    overflows: steps in which an element of the gradient on the last rank, and on no other, is infinite.
-    """
-
-    class Overflowing(loop.Stepper):
-        def _forward_backward(self, batches):
-            loss = super()._forward_backward(batches)
-            if self.number in overflows and self.mesh.rank == self.mesh.world_size - 1:
-                local(next(p.grad for _, p in self.model.named_parameters())).view(-1)[0] = torch.inf
-            return loss
-
-    loop.Stepper, loop.LossScale.FIRST, loop.LossScale.GROWTH_STEPS = Overflowing, first, growth_steps
-    if stop_after is None:
-        return train_settings(settings)
-    train_until_told_to_stop(settings, stop_after, 0)
 
 
 def train_and_note_buffers(settings):
@@ -286,115 +259,3 @@ def train_until_told_to_stop(settings, step, rank):
     except Interrupted as stop:
         return str(stop)
     raise AssertionError("the training was not interrupted")
-
-
-class Waits(TorchDispatchMode):
-    """Counts reads of tensors' values by the host, each of which would wait for a GPU."""
-
-    READERS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__")
-
-    def __init__(self):
-        super().__init__()
-        self.calls, self.reading = 0, False
-
-    def __enter__(self):
-        self.originals = {name: getattr(torch.Tensor, name) for name in self.READERS}
-        for name, original in self.originals.items():
-            setattr(torch.Tensor, name, self._counted(original))
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        for name, original in self.originals.items():
-            setattr(torch.Tensor, name, original)
-        return super().__exit__(*error)
-
-    def _counted(self, original):
-        def reader(tensor, *arguments):
-            before, self.reading = self.reading, True  # a reader may call another one, or an operator
-            self.calls += not before
-            try:
-                return original(tensor, *arguments)
-            finally:
-                self.reading = before
-
-        return reader
-
-    def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
-        # Sizes that an operator computes are read by the host as well.
-        if function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
-            self.calls += not self.reading
-        return function(*arguments, **(keywords or {}))
-
-
-def train_and_count_waits(settings):
-    """Train; the reads of tensors' values in each step, and after it, as two lists."""
-    counts = [], []
-
-    def counting(function, into):
-        def counted(*arguments, **keywords):
-            with Waits() as waits:
-                result = function(*arguments, **keywords)
-            into.append(waits.calls)
-            return result
-
-        return counted
-
-    loop.Stepper.step = counting(loop.Stepper.step, counts[0])
-    loop.Session.end_step = counting(loop.Session.end_step, counts[1])
-    loop.RunState.checkpoint = lambda *_: {}
-    loop.RunState.publish = lambda state: None
-    train_settings(settings)
-    return counts
-
-
-def train_and_count_compiled_calls(settings):
-    """Train with graphs that run as they are; (how often a compiled graph ran in all, why graphs broke) on this rank."""
-    import torch._dynamo
-    from torch._dynamo.backends.debugging import aot_eager
-
-    calls, compiled = Counter(), torch.compile
-
-    def counting(graph, inputs):
-        run = aot_eager(graph, inputs)
-
-        def counted(*arguments):
-            calls["all"] += 1
-            return run(*arguments)
-
-        return counted
-
-    torch.compile = lambda function, **keywords: compiled(function, **{**keywords, "backend": counting})
-    train_settings(settings)
-    return calls["all"], list(torch._dynamo.utils.counters["graph_break"])
-
-
-def train_with_broken_graphs(settings):
-    """Train where dynamo captures no block whole."""
-    import torch._dynamo
-
-    split_heads = transformer.Attention._heads
-
-    def broken(attention, projected):
-        torch._dynamo.graph_break()
-        return split_heads(attention, projected)
-
-    transformer.Attention._heads = broken
-    train_and_count_compiled_calls(settings)
-    assert torch._dynamo.utils.counters["graph_break"]
-
-
-def split_loss_and_gradient(vocabulary):
-    """(loss, its gradient in the hidden states) of 5 tokens with the output layer split over all ranks, and of it whole."""
-    mesh = init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
-    generator = torch.Generator().manual_seed(0)
-    matrix, hidden = (torch.randn(count, 8, generator=generator, dtype=torch.float64) for count in (vocabulary, 5))
-    head, results = Head(8, vocabulary), []
-    for weight, place in (
-        (distribute_tensor(matrix, mesh, [Shard(0)]), lambda states: DTensor.from_local(states, mesh, [Replicate()])),
-        (matrix, lambda states: states),
-    ):
-        head.weight, states = nn.Parameter(weight), hidden.clone().requires_grad_()
-        loss = head.summed_loss(place(states), torch.arange(5) % vocabulary, 0.1)
-        loss.backward()
-        results.append((loss.item(), states.grad.tolist()))
-    return results

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from parascale.settings import Site, run_from_dict, strict
+from parascale.settings.config import Monitor
 from parascale.train.job import Job
 
 PLACES = ("data", "work", "output", "results", "store", "start")
@@ -18,6 +19,7 @@ def plain(job):
 def job_from_settings(values):
     """The Job that `plain` took apart."""
     places = {name: Path(values[name]) for name in PLACES if values.get(name) is not None}
-    return Job(
-        **{**values, **places, "run": run_from_dict(values["run"]), "site": strict.load(Site, values["site"], "site")}
-    )
+    settings = {"run": run_from_dict(values["run"]), "site": strict.load(Site, values["site"], "site")}
+    if values.get("monitor") is not None:
+        settings["monitor"] = strict.load(Monitor, values["monitor"], "monitor")
+    return Job(**{**values, **places, **settings})

@@ -42,7 +42,7 @@ def measured(folder, processes, *options):
     output = folder / "communication/run.csv"
     launcher = ["launch", "--processes", processes, "--site", "local", "--logs", folder / "logs"]
     command = [*launcher, "--", "-m", "parascale", "communication", "--output", output]
-    done = parascale(*command, *options, timeout=120)
+    done = parascale(*command, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     return list(csv.DictReader(output.open()))
 

@@ -1,9 +1,13 @@
 """With `compile`, each block and the loss really run compiled, in one graph each, under every strategy: the same training."""
 
+from collections import Counter
+
 import pytest
 
+from parascale.families.language import modules as transformer
+
 from .cases import LLAMA, TIED, but_slow, pp, ranks_of
-from .examine import train_and_count_compiled_calls, train_with_broken_graphs
+from .examine import train_settings
 from .harness import run_on_ranks
 from .rounding import verdict_on
 
@@ -24,6 +28,42 @@ LAYOUTS = {
     "fsdp x tp": ({"fsdp": 2, "tp": 2}, LLAMA, 5),
 }
 SLOW = ("tp selective", "tp whole sequence", "tp whole logits", "fsdp x tp", "single recomputed")
+
+
+def train_and_count_compiled_calls(settings):
+    """Train with graphs that run as they are; (how often a compiled graph ran in all, why graphs broke) on this rank."""
+    import torch._dynamo
+    from torch._dynamo.backends.debugging import aot_eager
+
+    calls, compiled = Counter(), torch.compile
+
+    def counting(graph, inputs):
+        run = aot_eager(graph, inputs)
+
+        def counted(*arguments):
+            calls["all"] += 1
+            return run(*arguments)
+
+        return counted
+
+    torch.compile = lambda function, **keywords: compiled(function, **{**keywords, "backend": counting})
+    train_settings(settings)
+    return calls["all"], list(torch._dynamo.utils.counters["graph_break"])
+
+
+def train_with_broken_graphs(settings):
+    """Train where dynamo captures no block whole."""
+    import torch._dynamo
+
+    split_heads = transformer.Attention._heads
+
+    def broken(attention, projected):
+        torch._dynamo.graph_break()
+        return split_heads(attention, projected)
+
+    transformer.Attention._heads = broken
+    train_and_count_compiled_calls(settings)
+    assert torch._dynamo.utils.counters["graph_break"]
 
 
 @pytest.mark.parametrize("name", but_slow(LAYOUTS, SLOW))

@@ -12,7 +12,7 @@ import torch
 from parascale.checkpoint import read
 from parascale.checkpoint.load import load_run
 from parascale.data.text import Tokens
-from parascale.evaluation.summaries import judge
+from parascale.evaluation.summaries import judge, write
 from parascale.evaluation.task import open_task
 from parascale.families.build import build_model
 from parascale.files import read_json, read_json_lines
@@ -77,8 +77,9 @@ def test_a_layout_of_fine_tuning_is_the_same_training(name, precision, pretraine
     run, facts, _ = compare(case, keys, make_settings, single, tmp_path)
     check_spread(run, facts, Tokens(data).vocabulary_size, 4)
     _, model = load_run(tmp_path / "results/case")
-    rouge = judge(model, open_task(run.workload, data).splits["test"], Tokens(data).decode, Summaries(), 9, "cpu")
-    assert rouge["documents"] == 9
+    test = open_task(run.workload, data).splits["test"]
+    written = write(model, test, Tokens(data).decode, Summaries(), 9, "cpu")
+    assert judge(test, written, Summaries())["documents"] == 9
 
 
 @pytest.mark.parametrize(("name", "precision"), comparisons(tasks.CLASSIFICATION_CASES, tasks.SLOW))

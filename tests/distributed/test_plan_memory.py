@@ -23,7 +23,7 @@ LAYOUTS = {
 def measured_with_data(settings, ranks):
     """Peak bytes of live tensor storages on this process, in a step and in an evaluation, in the group of all."""
     from parascale.parallel import start_processes, stop_processes
-    from parascale.train.fake import measure_with_data
+    from tests.unit.real_tensors import measure_with_data
 
     start_processes("cpu", 60.0)
     found = measure_with_data(run_from_dict(settings), VOCABULARY)

@@ -1,15 +1,19 @@
 """Which arithmetic a run computes in: the one that it names, in every layout."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from parascale.errors import ConfigError
 from parascale.files import read_json, read_json_lines
+from parascale.parallel.tying import local
+from parascale.train import loop
 
 from .cases import TIED, pp, ranks_of
-from .examine import look_at_session, train_and_keep_gradients, train_with_loss_scale
+from .examine import look_at_session, train_settings, train_until_told_to_stop
 from .harness import run_on_ranks
 from .rounding import verdict_on
 from .test_resume import assert_same_bits
@@ -35,6 +39,23 @@ LAYOUTS = {
     "pp": pp(2, 4, "1F1B"),
     "fsdp x tp": {"fsdp": 2, "tp": 2},
 }
+
+
+def train_and_keep_gradients(settings, folder):
+    """Train; the whole gradients of this rank's parameters in the first step, before they are clipped, as a file of `folder`."""
+    place = Path(folder) / f"{os.environ['RANK']}.pt"
+
+    class Keeping(loop.Stepper):
+        def report(self, *arguments):
+            if not place.exists():
+                factor = self.scale.value if self.scale is not None else 1.0
+                gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
+                gradients = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in gradients.items()}
+                torch.save({name: tensor.double() / factor for name, tensor in gradients.items()}, place)
+            return super().report(*arguments)
+
+    loop.Stepper = Keeping
+    train_settings(settings)
 
 
 def gradient(folder, settings):
@@ -63,6 +84,25 @@ def test_the_gradient_is_as_near_to_fp32_in_every_layout(layout, precision, exac
 
 
 FIRST, OVERFLOWS = 2.0**16, (1, 2, 9)
+
+
+def train_with_loss_scale(settings, first, growth_steps, stop_after=None, overflows=()):
+    """Train in fp16 with other numbers of the loss's factor, perhaps until the process asks itself to stop in a step.
+
+    overflows: steps in which an element of the gradient on the last rank, and on no other, is infinite.
+    """
+
+    class Overflowing(loop.Stepper):
+        def _forward_backward(self, batches):
+            loss = super()._forward_backward(batches)
+            if self.number in overflows and self.mesh.rank == self.mesh.world_size - 1:
+                local(next(p.grad for _, p in self.model.named_parameters())).view(-1)[0] = torch.inf
+            return loss
+
+    loop.Stepper, loop.LossScale.FIRST, loop.LossScale.GROWTH_STEPS = Overflowing, first, growth_steps
+    if stop_after is None:
+        return train_settings(settings)
+    train_until_told_to_stop(settings, stop_after, 0)
 
 
 def scaled(settings, folder, stop_after=None, first=FIRST, overflows=()):

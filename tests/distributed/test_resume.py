@@ -81,11 +81,12 @@ def test_repeating_a_run_gives_the_same_bits(layout, make_settings, tmp_path):
     assert_same_bits(*runs)
 
 
-@pytest.mark.parametrize("dropout", but_slow([0.0, 0.2], {0.0}))
+@pytest.mark.parametrize("masks", but_slow([None, "same", "per-rank"], {None, "same"}))
 @pytest.mark.parametrize("layout", but_slow(LAYOUTS, {"fsdp", "tp"}))
-def test_a_stopped_run_goes_on_to_the_same_bits(layout, dropout, make_settings, tmp_path):
-    """The signal reaches one rank; all stop after the same step, save, and say so."""
-    whole, stopped = (make_settings(name, LAYOUTS[layout], {"dropout": dropout}) for name in ("whole", "stopped"))
+def test_a_stopped_run_goes_on_to_the_same_bits(layout, masks, make_settings, tmp_path):
+    """The signal reaches one rank; all stop after the same step, save, and say so. masks: of dropout, if any."""
+    model = {"dropout": 0.2, "dropout_masks": masks} if masks else {"dropout": 0.0}
+    whole, stopped = (make_settings(name, LAYOUTS[layout], model) for name in ("whole", "stopped"))
     train(whole, tmp_path / "whole")
     messages = stop_at(7, stopped, tmp_path / "stopped")
     assert all("asked to stop after step 7 of 20" in message for message in messages)

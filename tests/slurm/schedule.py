@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,9 +29,9 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
-import daemons
 from cluster import Cluster
 from shape import Shape
+from strikes import DAMAGED, FAULTS, PASSING, TIMEOUT
 from workflow import Patience, Workflow, assert_same_numbers
 from workloads import STEPS
 
@@ -49,9 +47,8 @@ LAYOUTS = {
     "pp": {"gpus_per_node": 2, "pp": 2, "micro_batches": 2},
     "nodes": {"nodes": 2, "dp": 2},
 }
-DAMAGED, PASSED = "newest checkpoint damaged", "weights bit-equal"
+PASSED = "weights bit-equal"
 PAUSE = 5.0  # seconds that a step takes until every fault has struck
-TIMEOUT = 45  # `timeout_seconds` of the workflow: how long a rank may wait for another
 LATEST = (
     300 + 2 * TIMEOUT
 )  # seconds in which a struck run must have begun again: Slurm takes up to 200 to see some losses
@@ -93,7 +90,7 @@ class Schedule:
     def run(self, latest=1200):
         """Strike, wait for the end, and check it. Returns the injections."""
         deadline = Patience(latest)
-        self._start()
+        self.start()
         while any(self._open(name) for name in self.names):
             self._tick(deadline)
             for name in self.names:
@@ -115,7 +112,8 @@ class Schedule:
 
     # ---- watching
 
-    def _start(self):
+    def start(self):
+        """Start the workflow, or go on with it."""
         targets = [self.workflow.run(name).target for name in self.names]
         options = ("--retries", 20, "--slurm-init-seconds-before-status-checks", 3)
         self.workflow.start(*targets, options=options, settings=(f"timeout_seconds={TIMEOUT}",))
@@ -134,7 +132,7 @@ class Schedule:
             assert len(self.causes) < 10, self.causes
             for injection in self._not_yet_recovered():
                 injection.cause = self.causes[-1]
-            self._start()
+            self.start()
         for injection in self._not_yet_recovered():
             waited = time.monotonic() - self.struck_at[id(injection)]
             passing = injection.fault in PASSING and waited > PASSING[injection.fault]
@@ -178,9 +176,10 @@ class Schedule:
 
     def ranks(self, name):
         """(node, process number on this computer) of every training process of a run's job."""
-        return self._processes(name, lambda line: "-m parascale train" in line and line.startswith("/"))
+        return self.processes(name, lambda line: "-m parascale train" in line and line.startswith("/"))
 
-    def _processes(self, name, wanted):
+    def processes(self, name, wanted):
+        """(node, process number on this computer) of every process of a run's job whose command line is `wanted`."""
         found = [
             (node, self.cluster.nodes[node].processes(f"SLURM_JOB_ID={self.job(name)}")) for node in self.cluster.nodes
         ]
@@ -189,85 +188,6 @@ class Schedule:
     def after(self, seconds, action):
         """Do something later."""
         self.later.append((time.monotonic() + seconds, action))
-
-    # ---- faults
-
-    def kill_rank(self, name):
-        signal_all([self.draw.choice(self.ranks(name))], signal.SIGKILL)
-
-    def kill_launcher(self, name):
-        """One process needs no launcher: there it is the process itself."""
-        launchers = self._processes(name, lambda line: "-m parascale launch" in line and line.startswith("/"))
-        signal_all(launchers[:1] or self.ranks(name), signal.SIGKILL)
-
-    def kill_slurmd(self, name):
-        """Slurm gives the job other nodes, while the ranks on the old one train on; then the node is repaired."""
-        node = self.draw.choice(self.ranks(name))[0]
-        self.cluster.kill_slurmd(node)
-        self.after(60, lambda: self._repair(node))
-
-    def kill_slurmstepd(self, name):
-        """Nobody is left who would tell Slurm of the job's end."""
-        node = self.draw.choice(self.ranks(name))[0]
-        daemon = self.cluster.on_node(node, ["pkill", "-KILL", "-x", "slurmstepd"], cwd="/")
-        subprocess.run(daemon, check=False)
-
-    def kill_node(self, name):
-        node = self.draw.choice(self.ranks(name))[0]
-        self.cluster.kill_node(node)
-        self.after(30, lambda: self._repair(node))
-
-    def scancel(self, name):
-        self.cluster.run(["scancel", self.job(name)], check=False)
-
-    def terminate(self, name):
-        self.cluster.run(["scancel", "--signal=TERM", self.job(name)], check=False)
-
-    def stop_rank(self, name):
-        """A rank hangs until others have given it up; a process that is alone goes on after a while."""
-        victims = [self.draw.choice(self.ranks(name))]
-        signal_all(victims, signal.SIGSTOP)
-        if len(self.ranks(name)) == 1:
-            self.after(15, lambda: signal_all(victims, signal.SIGCONT))
-
-    def damage_newest(self, name):
-        """One bit of one file of the newest checkpoint, its manifest included; then the job dies."""
-        processes = self.ranks(name)
-        signal_all(processes, signal.SIGSTOP)  # what is newest now stays so
-        path = self.draw.choice(sorted(self.workflow.run(name).checkpoints()[-1].iterdir()))
-        content = bytearray(path.read_bytes())
-        content[self.draw.randrange(len(content))] ^= 1 << self.draw.randrange(8)
-        path.write_bytes(content)
-        signal_all(processes, signal.SIGKILL)
-
-    def kill_snakemake(self, name):
-        self.workflow.kill()
-        self._start()
-
-    def fill_disk(self, name):
-        filler = self.disk / "filler"
-
-        def fill():
-            # Whoever writes meanwhile may have taken the last of it.
-            with open(filler, "ab", buffering=0) as handle, suppress(OSError):
-                if free := shutil.disk_usage(self.disk).free:
-                    os.posix_fallocate(handle.fileno(), handle.seek(0, os.SEEK_END), free)
-
-        fill()
-        for seconds in range(3, 12, 3):
-            self.after(seconds, fill)
-        self.after(12, lambda: filler.unlink(missing_ok=True))
-
-    def kill_slurmctld(self, name):
-        login = self.cluster.login
-        controllers = [(login, number) for number, line in login.processes().items() if line.startswith("slurmctld")]
-        signal_all(controllers, signal.SIGKILL)
-        time.sleep(20)
-        daemons.start(login, self.cluster.directory, ["slurmctld", "-D"])
-
-    def _repair(self, node):
-        self.cluster.kill_node(node)
-        self.cluster.restart_node(node, timeout=120)
 
     # ---- the end
 
@@ -287,33 +207,6 @@ class Schedule:
         return [
             line for node in self.cluster.nodes.values() for line in node.processes().values() if "parascale" in line
         ]
-
-
-# Faults that a run may survive without beginning again, and the seconds after which it has.
-PASSING = {"SIGSTOP": 2 * TIMEOUT, "Snakemake -9": 30, "disk full": 30, "slurmctld away": 40}
-FAULTS = {
-    "rank -9": Schedule.kill_rank,
-    "launcher -9": Schedule.kill_launcher,
-    "slurmd -9": Schedule.kill_slurmd,
-    "slurmstepd -9": Schedule.kill_slurmstepd,
-    "node lost": Schedule.kill_node,
-    "scancel": Schedule.scancel,
-    "TERM": Schedule.terminate,
-    "SIGSTOP": Schedule.stop_rank,
-    DAMAGED: Schedule.damage_newest,
-    "Snakemake -9": Schedule.kill_snakemake,
-    "disk full": Schedule.fill_disk,
-    "slurmctld away": Schedule.kill_slurmctld,
-}
-
-
-def signal_all(processes, number):
-    """Send a signal to (machine, process number) pairs; those that have ended are passed over."""
-    for _, process in processes:
-        try:
-            os.kill(process, number)
-        except ProcessLookupError:
-            continue
 
 
 def say(text):

@@ -46,6 +46,7 @@ def ranks(cluster, job):
     ]
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_next_job_continues(cluster, disturbed, undisturbed):
     """What Slurm sends before a time limit, at a preemption, and for `scancel --signal=TERM`. It uses up no retry."""
     workflow, run = disturbed("nodes", options=["--retries", "0"])

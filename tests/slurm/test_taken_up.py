@@ -11,16 +11,17 @@ from workflow import Workflow, assert_resumed_without_loss, assert_same_numbers
 from parascale import submissions
 from parascale.settings.paths import Paths
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slurm
 
 HELD = r"is being written by process \d+ on jrlogin01, of \w+ since .* workflow on the same root"
+PAUSE = 15.0  # seconds a step, so that a training lasts until it has been struck
 ROWS = [{"run": name, "deterministic": "true", "baseline": name} for name in ("single", "other")]
 
 
 @pytest.fixture
 def workflow(cluster, tmp_path, undisturbed):
     data = undisturbed("single").root / "results/data"
-    with Workflow(cluster, tmp_path / "project", ROWS, pause=5.0, data=data) as started:
+    with Workflow(cluster, tmp_path / "project", ROWS, PAUSE, data=data) as started:
         yield started
 
 
@@ -197,7 +198,7 @@ def test_a_preempted_training_goes_on_without_a_retry(mode, grace, jobs, cluster
 def test_two_checkouts_of_one_root_train_once(cluster, workflow, undisturbed, tmp_path):
     """The second is told who holds the root; when the first has died, it takes up its job. What the second has changed takes
     nothing away from the first."""
-    run, second = begun_and_killed(workflow), Workflow(cluster, tmp_path / "second", ROWS, 5.0, root=workflow.root)
+    run, second = begun_and_killed(workflow), Workflow(cluster, tmp_path / "second", ROWS, PAUSE, root=workflow.root)
     workflow.start(run.target)
     workflow.when(lambda: "is taken up" in workflow.log, "the first works again")
     with second:

@@ -4,11 +4,14 @@ import csv
 import subprocess
 
 import pytest
-from workflow import Workflow, assert_same_numbers
+import yaml
+from workflow import ROOT, Workflow, assert_same_numbers
 from workloads import STEPS
 
+from parascale import submissions
 from parascale.files import read_json
 from parascale.report import published
+from parascale.settings.paths import Paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
 
@@ -87,7 +90,7 @@ def test_plan_and_report_hold_all_three_trainings(cluster, finished):
     page = (results / "report/index.html").read_text()
     for name in ("texts", "texts-ddp", "texts-two-nodes"):
         (job,) = finished.jobs(f"summarise/{name}")
-        assert ("summarise", name) in planned and "gres/gpu=1" in cluster.sacct(job)["ReqTRES"].split(",")
+        assert ("summarise", name) in planned and "gres/gpu=4" in cluster.sacct(job)["ReqTRES"].split(",")
         judged = read_json(results / f"summaries/{name}.json")
         assert judged["documents"] == 50
         assert judged["lead"] == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0}, "these summaries are first words"
@@ -113,7 +116,8 @@ def granted(cluster, workflow, name):
 
 @pytest.mark.slow
 def test_formats_and_loaders(cluster, finished):
-    """Images and text are converted, proven by jobs of one node in the partition without GPUs, and measured on a node that trains."""
+    """Images and text are converted, proven by jobs of one node in the partition without GPUs, and measured one after another on a
+    node that trains."""
     results = finished.root / "results"
     for dataset, formats in (("pictures", {"hdf5"}), ("prose", {"flat", "arrow"})):
         with open(results / f"loaders/{dataset}.csv", newline="") as file:
@@ -122,14 +126,51 @@ def test_formats_and_loaders(cluster, finished):
         assert all(float(row["samples_per_second"]) > 0 for row in rows)
     proofs = [results / "data" / name / "verify.json" for name in ("pictures/hdf5", "prose/arrow")]
     assert all(read_json(proof)["identical"] for proof in proofs)
-    for rule in ("index_images", "convert_shard", "convert_tokens", "verify_format", "benchmark_loaders"):
-        for job in finished.jobs(rule):
+    rules = ("index_images", "convert_shard", "convert_tokens", "verify_format", "benchmark_loaders")
+    held = submitted(finished.root)
+    jobs = {rule: [job for job, work in held if rule in [name for name, _ in work]] for rule in rules}
+    for rule in rules:
+        for job in jobs[rule]:
             whole = cluster.sacct(job)
             trains = rule == "benchmark_loaders"
             place = "dc-gpu" if trains else "dc-cpu"
             assert (whole["Partition"], whole["Account"], whole["AllocNodes"]) == (place, "training", "1"), rule
             assert ("gpu" in whole["ReqTRES"]) == trains, rule
-    assert len(finished.jobs("verify_format")) == len(finished.jobs("benchmark_loaders")) == 2
+    assert (len(jobs["verify_format"]), len(jobs["benchmark_loaders"])) == (2, 1), "measurements share a job"
+
+
+@pytest.mark.slow
+def test_short_jobs_share_a_node_where_no_partition_is_theirs(cluster, tmp_path):
+    """As the profile of JUWELS Booster groups them: one after another on one node, with the GPU that is demanded. The plugin's options
+    for a QoS, nodes to avoid and a report of efficiency do what they say."""
+    profile = yaml.safe_load((ROOT / "profiles/juwels-booster/config.yaml").read_text())
+    chosen = {**profile, "resources": ["cpus_per_task=128"]}
+    names = ("groups", "group-components", "set-resource-scopes", "resources")
+    options = [word for name in names for word in (f"--{name}", *chosen[name])]
+    avoided = next(iter(cluster.nodes))
+    options += ["--slurm-qos", "normal", "--slurm-exclude-failed-nodes", avoided, "--slurm-efficiency-report"]
+    rows = [{"run": "single"}, {"run": "texts", "workload": "texts"}, {"run": "pictures", "workload": "pictures"}]
+    with Workflow(cluster, tmp_path / "project", rows) as workflow:
+        workflow.start("data", "formats", options=options, settings=["data_partition=none"]).wait(timeout=600)
+    groups = {job: [rule for rule, _ in held] for job, held in submitted(workflow.root)}
+    assert sorted(map(sorted, groups.values())) == [
+        ["convert_shard", "convert_tokens"],
+        ["index_images", "prepare", "prepare"],
+        ["verify_format", "verify_format"],
+    ]
+    for job in groups:
+        whole = cluster.sacct(job)
+        asked = dict(pair.split("=") for pair in whole["ReqTRES"].split(","))
+        assert (whole["Partition"], whole["AllocNodes"], asked["cpu"], asked["gres/gpu"]) == ("dc-gpu", "1", "128", "1")
+        said = cluster.run(["sacct", "-nPX", "--format=NodeList,SubmitLine", f"--jobs={job}"]).stdout
+        assert not said.startswith(avoided) and "--qos=normal" in said
+    (report,) = workflow.folder.glob("efficiency_report_*.csv")
+    assert all(job in report.read_text() for job in groups)
+
+
+def submitted(root):
+    """(Slurm job, what it is at) of the jobs that were submitted for a root."""
+    return [(line["job_id"], line["jobs"]) for line in submissions.noted(Paths(root).store)]
 
 
 @pytest.mark.slow

@@ -41,8 +41,9 @@ class SlowModel(TransformerLM):
         self.pause = settings.options["pause"]
 
     def forward(self, tokens_or_hidden):
-        if self.training and os.path.exists("box/brake"):
-            time.sleep(self.pause)
+        end = time.monotonic() + self.pause
+        while self.training and os.path.exists("box/brake") and time.monotonic() < end:
+            time.sleep(0.1)
         return super().forward(tokens_or_hidden)
 """
 

@@ -183,6 +183,7 @@ def _attempt(entry, lines):
     end = datetime.fromisoformat(START) + timedelta(seconds=seconds)
     return {
         "start": START,
+        "started": datetime.fromisoformat(START).timestamp(),
         "end": None if outcome is None else end.isoformat(timespec="milliseconds"),
         "seconds": None if outcome is None else seconds,
         "first_step": 1,

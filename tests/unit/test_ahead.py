@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def test_batches_read_ahead_are_those_read_one_by_one(name, workers, images, tmp
     samples.reader.close()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 19), min_size=1, max_size=6), max_size=12), st.integers(1, 5000))
 def test_any_plan_gives_its_samples_in_order(images_as_hdf5, plan, most):
     reader = open_images(images_as_hdf5, "train", "pread", check=True)
@@ -136,3 +137,43 @@ def test_a_damaged_sample_is_named_when_its_batch_comes(images, tmp_path):
     assert next(batches)[1] == [reader[0], reader[1]]
     with pytest.raises(DataError, match=r"sample 5 .* is damaged: its checksum differs"):
         next(batches)
+
+
+def test_the_next_window_is_asked_for_before_the_first_is_used(large, monkeypatch):
+    """Else nothing would be read while a step computes."""
+    reader, asked = open_images(large, "train", "pread"), []
+
+    class AtOnce:
+        """A pool that does its work when it is asked."""
+
+        def __init__(self, threads):
+            pass
+
+        def submit(self, work, piece):
+            asked.extend(piece)
+            future = Future()
+            future.set_result(work(piece))
+            return future
+
+        def shutdown(self, cancel_futures):
+            pass
+
+    monkeypatch.setattr(ahead, "ThreadPoolExecutor", AtOnce)
+    batches = np.array_split(np.arange(40), 4)  # of 1.1 MB: a window each, as the first one is small
+    taken = ahead.read_ahead(reader, batches, most=1 << 20)
+    for number in range(3):
+        next(taken)
+        assert set(asked) == {*range(10 * (number + 2))}, "this window and the next one"
+
+
+@pytest.mark.parametrize(("asked", "told"), [({}, (0, None)), ({"workers": 3, "device": "cuda:1"}, (3, "cuda:1"))])
+def test_samples_that_read_ahead_are_told_of_the_plan_the_workers_and_the_device(asked, told):
+    plans = []
+
+    class Planned:
+        def batches(self, chosen, *more):
+            plans.append((chosen, more))
+            return ((np.array(numbers),) for numbers in chosen)
+
+    found = [numbers.tolist() for (numbers,) in read_batches(Planned(), [[1, 2], [3]], **asked)]
+    assert found == [[1, 2], [3]] and plans == [([[1, 2], [3]], told)]

@@ -33,3 +33,28 @@ def test_weights_in_bf16_leave_statistics_in_fp32(synchronised, group):
     result, expected = norm.eval()(images), exact.eval()(images.double())
     assert result.dtype == torch.bfloat16
     torch.testing.assert_close(result.double(), expected, rtol=2**-8, atol=0)
+
+
+def test_gradients_over_ranks_are_those_of_one_process(group):
+    """With small variances, where the constant beside them counts, and with `eps` far from the usual."""
+    torch.manual_seed(0)
+    images = torch.randn(6, 3, 4, 4, dtype=torch.float64) * 0.01
+    found = []
+    for synchronised in (group, None):
+        norm, own = nn.BatchNorm2d(3, eps=1e-3).double(), images.clone().requires_grad_()
+        batch_norm.prepare(norm, synchronised)
+        (norm(own) ** 3).sum().backward()
+        found.append([own.grad, norm.weight.grad, norm.bias.grad])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_only_training_asks_the_other_ranks(group, monkeypatch):
+    asked, gather = [], batch_norm._gathered
+    monkeypatch.setattr(batch_norm, "_gathered", lambda *what: asked.append(what) or gather(*what))
+    for synchronised, training, times in ((group, True, 1), (group, False, 0), (None, True, 0)):
+        norm = nn.BatchNorm2d(3).train(training)
+        batch_norm.prepare(norm, synchronised)
+        norm(torch.randn(4, 3, 2, 2))
+        assert len(asked) == times
+        asked.clear()

@@ -1,4 +1,4 @@
-"""Checkpoints behind the training's back hold the state of the moment at which they were asked for."""
+"""Checkpoints saved in the background hold the state of the moment at which they were asked for."""
 
 import threading
 from types import SimpleNamespace

@@ -77,3 +77,10 @@ def test_a_run_is_the_same_as_its_checkpoint_in_another_form(runs, tmp_path):
     with pytest.raises(CheckpointError, match=r"tensor .* has shape"):
         save_run(tmp_path / "wide", {"hidden": 96})
         compare(runs[0], tmp_path / "wide/checkpoint", Checkpoints())
+
+
+def test_five_layers_are_told_of_many(runs):
+    found = compare(*runs, Checkpoints())
+    layers = [{"layer": f"blocks.{n}", "largest": 1.0, "mean": 1.0, "relative": 1.0 + n} for n in range(7)]
+    told = as_text(found | {"layers": layers})
+    assert [n for n in range(7) if f"blocks.{n} (" in told] == [2, 3, 4, 5, 6]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.checkpoint import store
-from parascale.checkpoint.manifest import MANIFEST, read_manifest
+from parascale.checkpoint.manifest import MANIFEST, read_manifest, step_folder
 from parascale.errors import CheckpointError
 
 from .checkpoints import ALONE, save_run
@@ -18,7 +18,7 @@ from .checkpoints import ALONE, save_run
 def checkpoint(tmp_path_factory):
     """A checkpoint in a folder that names its step."""
     saved = save_run(tmp_path_factory.mktemp("run"))[2]
-    return saved.rename(store.step_folder(saved.parent, 2))
+    return saved.rename(step_folder(saved.parent, 2))
 
 
 @given(data=st.data())

@@ -80,7 +80,7 @@ def tensor_sets(draw):
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(tensor_sets(), st.integers(1, 300), st.integers(1, 3), st.integers(1, 400))
 def test_writers_keep_every_bit_at_any_block_size(tmp_path_factory, tensors, memory, threads, limit):
     """Whatever the shapes, dtypes, memory bound and file limit, each form gives back what went in."""
@@ -204,7 +204,7 @@ def test_a_conversion_is_replaced_without_its_manifest_too_but_no_folder_of_anot
     assert (tmp_path / "converted" / MANIFEST).is_file()
     (tmp_path / "downloaded").mkdir()
     shutil.copy(tmp_path / "converted/model.safetensors", tmp_path / "downloaded")
-    with pytest.raises(CheckpointError, match="would be replaced, but is no checkpoint"):
+    with pytest.raises(CheckpointError, match="would be replaced, but is not a checkpoint"):
         convert(saved / "checkpoint", tmp_path / "downloaded", SMALL, ["safetensors"])
 
 
@@ -244,3 +244,11 @@ def test_comparison_finds_the_tensor_that_differs(saved, tmp_path):
     assert max(found["layers"], key=lambda row: row["relative"])["layer"] == "blocks.1"
     assert all(row["largest"] == 0 for row in found["tensors"][1:])
     assert compare(saved / "checkpoint", saved / "checkpoint", SMALL)["identical"]
+
+
+def test_no_file_is_larger_than_asked_for(tmp_path):
+    """In megabytes of 10⁶ bytes, headers apart."""
+    _, _, checkpoint = save_run(tmp_path, {"dim": 128, "hidden": 1024})
+    convert(checkpoint, tmp_path / "out", Checkpoints(file_mb=1), ["safetensors"])
+    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("model*.safetensors")]
+    assert sum(sizes) > 2e6 and len(sizes) >= 3 and max(sizes) <= 1e6 + 10_000

@@ -1,6 +1,10 @@
 """Samples of a classifier: the same images whatever reads them, and bad data named."""
 
+import contextlib
 import io
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -25,7 +29,7 @@ from tests.unit.image_sets import FORMATS, jpeg, packed_index
 class Reader:
     """As readers of parascale.data.formats: encoded images of three classes."""
 
-    folder, classes, io = "here", ("a", "b", "c"), "mmap"
+    folder, classes, io, THREADS = "here", ("a", "b", "c"), "mmap", True
 
     def __init__(self, count=6, labels=None, broken=()):
         random = np.random.default_rng(0)
@@ -42,11 +46,14 @@ class Reader:
     def __getitem__(self, i):
         return self.images[i]
 
+    def require_open(self):
+        pass
+
     def where(self, i):
         return f"sample {i}"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(numbers=st.lists(st.integers(0, 50), min_size=1, max_size=5), seed=st.integers(0, 3))
 def test_an_image_follows_from_seed_epoch_and_sample_alone(numbers, seed):
     samples = AugmentedImages(Reader(), 16, seed, 0.3)
@@ -98,6 +105,77 @@ def test_workers_change_nothing():
     chosen = [np.array([1, 5]), np.array([7]), np.array([30, 2, 2])]
     for one, other in zip(read_batches(samples, chosen), read_batches(samples, chosen, workers=2), strict=True):
         assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+def test_a_new_thread_has_the_model_s_threads_after_workers_that_overlapped(monkeypatch):
+    """torch's number for new threads is the process's: a worker that starts while another decodes, and ends after it, sees 1."""
+    began, taken, threads = threading.Event(), threading.Event(), torch.get_num_threads()
+
+    def decoded(*_):
+        if began.is_set():
+            assert taken.wait(20)
+        else:
+            began.set()
+            assert second.wait(20)
+        return np.zeros((3, 16, 16), np.uint8)
+
+    def chosen():
+        yield [0]
+        assert began.wait(20)
+        yield from ([1], [2])
+
+    second = threading.Event()
+    one_thread = classes.one_thread
+
+    @contextlib.contextmanager
+    def watched(*threads):
+        with one_thread(*threads):
+            if began.is_set():
+                second.set()
+            yield
+
+    monkeypatch.setattr(classes, "cropped", decoded)
+    monkeypatch.setattr(classes, "one_thread", watched)
+    torch.set_num_threads(2)
+    try:
+        found = ClassImages(Reader(), 16).batches(chosen(), workers=2)
+        next(found)
+        taken.set()
+        assert sum(1 for _ in found) == 2
+        with ThreadPoolExecutor(1) as fresh:
+            assert fresh.submit(torch.get_num_threads).result() == 2 == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_workers_decode_at_the_same_time_beside_the_training_and_no_further_ahead_than_a_batch_each(monkeypatch):
+    """Two threads meet, each in its batch, before the training has taken one; what it does not take is not decoded."""
+    meeting, batches = threading.Barrier(2, timeout=20), []
+    here = threading.get_ident()
+
+    def decoded(self, threads, numbers, encoded):
+        assert threading.get_ident() != here
+        batches.append(numbers)
+        if len(batches) <= 2:
+            meeting.wait()
+        return np.zeros(1), np.zeros(1)
+
+    monkeypatch.setattr(ClassImages, "_decoded", decoded)
+    found = ClassImages(Reader(), 16).batches(([number] for number in range(6)), workers=2)
+    next(found)
+    late = time.monotonic() + 20
+    while len(batches) < 3 and time.monotonic() < late:
+        time.sleep(0.01)
+    time.sleep(0.1)  # a fourth would begin
+    assert sorted(batches) == [[0], [1], [2]]
+    assert sum(1 for _ in found) == 5 and sorted(batches) == [[number] for number in range(6)]
+
+
+def test_an_image_that_a_worker_cannot_decode_is_named_when_its_batch_comes():
+    found = read_batches(AugmentedImages(Reader(broken=[2]), 16, 0, 0.3), [[0, 1], [3], [2], [4]], workers=2)
+    assert next(found)[1].tolist() == [0, 1] and next(found)[1].tolist() == [0]
+    with pytest.raises(DataError, match=r"sample 2: .*`formats.bad_samples: skip`"):
+        next(found)
 
 
 @given(

@@ -1,8 +1,10 @@
 """Settings: what is wrong is said with its place and a way out, and what is right is taken as people write it."""
 
+import ast
 import math
 import re
 import typing
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -10,14 +12,15 @@ from hypothesis import strategies as st
 
 from parascale.errors import ConfigError
 from parascale.families import kinds, settings_of
-from parascale.settings import Config, Layout, Site, strict
+from parascale.settings import Config, Layout, Run, Site, strict
 from parascale.settings.options import DECISIONS, walk
 from parascale.settings.workload import TASKS, LanguageModelling
 
+ROOT = Path(__file__).parents[2]
 KINDS = (Config, Layout, Site, *TASKS.values())
 
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def declared_settings():
@@ -104,6 +107,24 @@ def test_every_setting_says_what_it_decides(kind, setting):
     assert setting.decides in DECISIONS, f"`{setting.key}`: say in its declaration, or its class's, what it decides"
 
 
+# Read by names that code puts together: the module that does.
+READ_BY_NAME = {"data.expected.train_tokens": "data/text.py", "data.images.test": "data/drawing.py"}
+
+
+def test_every_setting_is_read_somewhere():
+    """As an attribute of that name, in the package or in the rules: one that nothing reads decides nothing, and goes."""
+    read = set()
+    for path in (ROOT / "scripts").rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        read |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    for path in (ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk")):
+        read |= set(re.findall(r"\.(\w+)", path.read_text(encoding="utf-8")))
+    keys = {setting.key for kind in (*KINDS, Run) for setting in walk(kind)}
+    keys |= {setting.key for _, setting in declared_settings()}
+    unread = {key for key in keys if key.rpartition(".")[2] not in read}
+    assert len(keys) > 200 and unread == set(READ_BY_NAME)
+
+
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("other", TASKS)
 def test_no_section_takes_a_key_of_another_task(task, other):
@@ -150,6 +171,8 @@ def test_numbers_are_taken_as_people_write_them(given_, taken):
             r"unknown key `data.source.files.valid`.*Allowed: train, validation",
         ),
         (("data", "source", "columns"), {"text": 3}, "`data.source.columns.text` must be text, not 3"),
+        (("data", "source", "kind"), 3, "`data.source.kind` must be builtin, hub, files or url, not 3"),
+        (("data", "format"), 3, "`data.format` must be flat"),
         (("model", "options"), {3: 4}, "`model.options`: its keys must be text, not 3"),
         (("optim", "betas"), [0.9, "high"], r"`optim.betas\[1\]` must be a number, not `high`"),
         (("optim",), None, "optim. must be a mapping of keys, not None"),

@@ -31,7 +31,7 @@ WORKLOAD = {"training": {"window": 16, "global_batch": 8, "steps": 10}, "model":
 IMAGES = {"task": "classification", "model": {"kind": "xresnet", "norm": "batch"}, "training": {"steps": 10}}
 
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
     [
         ("run workload nodez\na small 1\n", r"runs.tsv, line 1: unknown column `nodez`; did you mean `nodes`"),
         (["run workload", "a small"], r"line 1: tabs separate columns, but this line has spaces"),
-        ("run workload dp dp\na small 1 1\n", "column `dp` stands twice"),
+        ("run workload dp dp\na small 1 1\n", "column `dp` appears twice"),
         ("run workload\na small 1\n", "line 2: 3 cells, but the header has 2"),
-        ("run workload\n\n# note\na small\na small\n", "line 5: run `a` stands twice"),
+        ("run workload\n\n# note\na small\na small\n", "line 5: run `a` appears twice"),
         ("run workload\na/b small\n", r"line 2, column \d+: `run` = `a/b` must be letters"),
         ("run workload\n../b small\n", r"line 2, column \d+: `run` = `../b` must be letters"),
         ("run workload\n- small\n", "line 2: `run` is missing"),
@@ -92,8 +92,8 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
         ),
         (HEADER + "a small 1 1 b -\nb other 1 1 - -\n", "baseline `b` trains workload `other`, not `small`"),
         (HEADER + "a small 1 1 - c\n", "run `a`: init_from `c` is not in the table"),
-        (HEADER + "a small 1 1 - a\n", "init_from goes in a circle: a → a"),
-        (HEADER + "a small 1 1 - b\nb small 1 1 - a\n", "init_from goes in a circle: a → b → a"),
+        (HEADER + "a small 1 1 - a\n", "init_from is circular: a → a"),
+        (HEADER + "a small 1 1 - b\nb small 1 1 - a\n", "init_from is circular: a → b → a"),
         (HEADER + "a small 4 4 - -\n", "gpus_per_node = 4, but a node of here has 2 GPUs"),
         ("run workload nodes dp\na small 5 5\n", "nodes = 5, but the largest partition of here takes 4 nodes"),
     ],
@@ -198,8 +198,8 @@ def test_a_pretrained_model_takes_nothing_of_the_one_it_replaces(project, tmp_pa
 @pytest.mark.parametrize(
     ("workloads", "message"),
     [
-        ({"a": {"extends": "b"}, "b": {"extends": "a"}}, "`extends` goes in a circle: a → b → a"),
-        ({"a": {"extends": "a"}}, "`extends` goes in a circle: a → a"),
+        ({"a": {"extends": "b"}, "b": {"extends": "a"}}, "`extends` is circular: a → b → a"),
+        ({"a": {"extends": "a"}}, "`extends` is circular: a → a"),
         ({"a": {"extends": "aa"}, "b": {}}, "aa.yaml: no such workload; did you mean `a`"),
         ({"a": {**WORKLOAD, "name": "other"}}, "leave out `name`"),
         ({"a": {**WORKLOAD, "data": {"dataset": "../raw"}}}, "`data.dataset` = `../raw` must be letters"),
@@ -267,8 +267,8 @@ def test_a_wrong_setting_of_formats_and_loaders_is_named(project, settings, mess
     ("content", "message"),
     [
         (b"a: [1", "w.yaml, line 1, column 6: not valid YAML"),
-        (b"title: a\ntitle: b", "w.yaml, line 2, column 1: not valid YAML.*key `title` stands twice"),
-        (b"model:\n  dim: 1\n  dim: 2", "key `dim` stands twice"),
+        (b"title: a\ntitle: b", "w.yaml, line 2, column 1: not valid YAML.*key `title` appears twice"),
+        (b"model:\n  dim: 1\n  dim: 2", "key `dim` appears twice"),
         (b"title: \xff", "w.yaml: not UTF-8 text"),
         (b"just text", "w.yaml: must be a mapping of keys"),
     ],

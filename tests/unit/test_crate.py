@@ -31,6 +31,8 @@ def packed(tmp_path_factory):
     write_devices(results / "runs/ddp", gpu_lines(1))
     (results / "runs/ddp/checkpoint").mkdir()
     (results / "runs/ddp/checkpoint/0.distcp").write_bytes(b"weights")
+    (results / "runs/ddp/wandb").mkdir()
+    (results / "runs/ddp/wandb/latest-run").symlink_to("offline-run-gone")
     parascale("export", "crate", "--root", root, "--output", root / "a.crate.zip", check=True)
     with zipfile.ZipFile(root / "a.crate.zip") as archive:
         archive.extractall(root / "out")

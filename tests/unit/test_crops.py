@@ -1,6 +1,8 @@
 """Decoding no more than a crop needs gives the pixels of decoding everything, or, where it is also scaled, nearly."""
 
 import io
+import math
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from parascale.data import crops, jpeg
-from parascale.errors import RequirementError
+from parascale.data.classes import ClassImages
+from parascale.errors import DataError, RequirementError
 
 
 def photo(seed, width=200, height=150, mode="RGB", **how):
@@ -32,7 +35,7 @@ def difference(data, box, size):
     return np.abs(ours - full)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(17, 200), st.integers(17, 200), st.sampled_from(["RGB", "L"]), st.sampled_from([0, 1, 2]),
     st.booleans(), st.sampled_from([0, 3]), st.tuples(*[st.floats(0, 1)] * 4),
@@ -48,23 +51,49 @@ def test_rows_below_the_crop_change_nothing(width, height, mode, subsampling, pr
     assert not difference(data, box, size=220).any()  # larger than the image: nothing is scaled
 
 
+@pytest.mark.parametrize("eighths", crops.SCALES)
+@pytest.mark.parametrize(("subsampling", "progressive"), [(0, False), (1, False), (2, False), (2, True)])
+def test_rows_below_the_crop_change_nothing_wherever_it_ends(eighths, subsampling, progressive):
+    """At the last row of an MCU too, where chroma is interpolated from rows of the next one."""
+    data = photo(4, 40, 75, subsampling=subsampling, progressive=progressive, quality=100)
+    frame = crops.jpeg_frame(data)
+
+    def decoded(bottom):
+        return crops._decode_part(data, frame, (0, 0, 40, bottom), eighths, crops.Scratch(16))
+
+    whole = decoded(75)
+    for bottom in np.arange(1, 75, 0.5):
+        rows = math.ceil(bottom * eighths / 8)
+        assert np.array_equal(decoded(bottom)[:rows], whole[:rows]), bottom
+
+
 @pytest.mark.parametrize(
     ("box", "eighths"),
     [
         ((0, 0, 200, 150), 8),
-        ((5, 3, 210, 250), 6),
-        ((5.3, 3.7, 250.2, 260.1), 5),
-        ((99.9, 80.4, 520, 600), 3),
+        ((5, 3, 304, 303.5), 8),
+        ((5.3, 3.7, 305.6, 320.1), 4),
+        ((99.9, 80.4, 520, 600), 4),
         ((0, 0, 640, 640), 2),
+        ((400, 0, 600, 300), 8),
+        ((0, 400, 300, 600), 8),
     ],
 )
 def test_scaled_decoding_is_close_to_full_decoding(box, eighths):
     """On photographs: at most 4 of 255 on average, and 25 anywhere."""
     for seed in range(4):
         data = photo(seed, 640, 640)
-        assert crops._moved(lambda *_, box=box: box, 640, 640, 150)[1] == eighths
+        assert crops.moved(lambda *_, box=box: box, 640, 640, 150)[1] == eighths
         found = difference(data, box, 150)
         assert found.mean() <= 4.0 and found.max() <= 25, (found.mean(), found.max())
+
+
+def test_an_image_does_not_depend_on_what_was_decoded_into_the_same_memory_before():
+    scratch, box = crops.Scratch(40), lambda width, height: (3, 2, width - 5, height - 1)
+    for seed, sides in enumerate([(64, 48), (200, 150), (31, 90), (200, 150)]):
+        data = photo(seed, *sides)
+        alone = crops.cropped(data, box, 40, "scaled").copy()
+        assert np.array_equal(crops.cropped(data, box, 40, "scaled", scratch), alone)
 
 
 def test_a_16_bit_png_keeps_its_upper_bits_and_a_32_bit_image_is_refused():
@@ -78,7 +107,50 @@ def test_a_16_bit_png_keeps_its_upper_bits_and_a_32_bit_image_is_refused():
         jpeg.check(buffer.getvalue(), "decode")
 
 
-def test_a_machine_without_the_decoder_is_told(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "simplejpeg", None)
-    with pytest.raises(RequirementError, match=r"pip install simplejpeg.*decoder: full"):
-        crops.require_decoder()
+@pytest.mark.parametrize(
+    ("decoder", "module", "said"),
+    [
+        ("scaled", "simplejpeg", r"pip install simplejpeg.*decoder: full"),
+        (
+            "dali",
+            "nvidia.dali",
+            r"decoder: dali` needs NVIDIA DALI: `pip install -r envs/requirements-dali.txt`.*decoder: scaled",
+        ),
+    ],
+)
+def test_a_machine_without_the_decoder_is_told_before_anything_is_read(decoder, module, said, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(RequirementError, match=said):
+        ClassImages(None, 32, decoder)
+
+
+@pytest.mark.parametrize(("mode", "subsampling", "unit"), [("RGB", 0, 8), ("RGB", 2, 16), ("L", 0, 8)])
+def test_a_jpegs_header_says_its_size_and_where_its_height_stands(mode, subsampling, unit):
+    """Without it every image would be decoded whole, to the same pixels, only slower."""
+    data = photo(0, 200, 150, mode, subsampling=subsampling)
+    frame = crops.jpeg_frame(data)
+    assert (frame.unit, frame.height, frame.width) == (unit, 150, 200)
+    assert data[frame.place : frame.place + 2] == (150).to_bytes(2, "big")
+
+
+@pytest.mark.parametrize("decoder", ["scaled", "full"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_jpeg_that_is_cut_anywhere_in_its_header_is_named(mode, decoder):
+    data = photo(0, mode=mode)
+    header = data.index(b"\xff\xda")
+    assert jpeg.frame_place(data) < header
+    for end in range(header):
+        with pytest.raises(DataError, match=r"^sample 2: it cannot be decoded"):
+            crops.readable(
+                data[:end],
+                lambda: "sample 2",
+                lambda encoded: crops.cropped(encoded, lambda *_: (0, 0, 9, 9), 8, decoder),
+            )
+
+
+def test_what_is_no_jpeg_of_one_or_three_colours_has_no_frame():
+    png = io.BytesIO()
+    Image.new("RGB", (20, 10)).save(png, "PNG")
+    assert crops.jpeg_frame(png.getvalue()) is None
+    assert crops.jpeg_frame(photo(0, mode="CMYK")) is None
+    assert crops.jpeg_frame(photo(0)[:100]) is None

@@ -1,9 +1,18 @@
 """Dropout by place: masks are as random as torch's, and whoever holds a part of a sample has that part of its mask."""
 
+import itertools
+from types import SimpleNamespace
+from unittest.mock import patch
+
 import pytest
 import torch
+import torch.nn.functional as F
 
+from parascale.families.build import build_model
 from parascale.families.dropout import Draws, Dropout
+from parascale.settings import Layout, Model, Run, Workload, identity, make
+from parascale.train.parity import not_comparable
+from parascale.train.step import torch_seed
 
 
 def mask(samples, shape, *, step=1, seed=1, layer="block.dropout", part=0, probability=0.2):
@@ -50,3 +59,51 @@ def test_a_part_of_a_batch_or_of_a_sample_has_that_part_of_the_mask():
     assert torch.equal(mask([3, 7, 11], (8, 6)), whole[[3, 7, 11]])
     for part in range(4):
         assert torch.equal(mask(range(12), (2, 6), part=part), whole[:, 2 * part : 2 * part + 2])
+
+
+@pytest.mark.parametrize(
+    ("masks", "training", "probability"), [("per-rank", True, 0.2), ("per-rank", False, 0.0), ("same", True, None)]
+)
+def test_only_masks_of_a_rank_are_left_to_the_fused_kernel(masks, training, probability):
+    """None: attention is written out. What lies outside of attention draws by place all the same."""
+    settings = make(Model, dim=16, heads=2, layers=1, dropout=0.2, dropout_masks=masks)
+    model = build_model(settings, 50, 8).train(training)
+    Draws([model], 1, [[0, 1]], 1, "cpu").begin_part(1, 0)
+    assert model.embedding.dropout.key is not None
+    with patch.object(F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention) as fused:
+        model(torch.zeros(2, 8, dtype=torch.int64)).sum().backward()
+    assert [call.args[4] for call in fused.call_args_list] == ([] if probability is None else [probability])
+
+
+@pytest.mark.parametrize(("masks", "seeds"), [("per-rank", 16), ("same", 8)])
+def test_every_rank_and_step_has_a_seed_of_its_own(masks, seeds):
+    """Ranks of a tp group with masks of their own, since they hold other heads of the same samples; else they agree."""
+    workload = make(Workload, name="lm", model=make(Model, dropout=0.1, dropout_masks=masks))
+    run = Run("a", workload, Layout(gpus_per_node=8, dp=2, tp=2, pp=2, micro_batches=2))
+    meshes = [
+        SimpleNamespace(data_rank=data, coordinate={"tp": tp, "pp": pp}.get)
+        for data, tp, pp in itertools.product(range(2), repeat=3)
+    ]
+    assert len({torch_seed(run, step, mesh) for mesh in meshes for step in (1, 2)}) == seeds
+    tp_groups = [[torch_seed(run, 1, mesh) for mesh in meshes[first : first + 3 : 2]] for first in (0, 1, 4, 5)]
+    assert all((one == other) == (masks == "same") for one, other in tp_groups)
+
+
+def test_runs_with_masks_of_ranks_are_compared_with_nothing_else():
+    """Neither other layouts nor runs with masks by place. Those have the keys that they had before there was a choice."""
+
+    def run(masks="same", dropout=0.1, **layout):
+        model = make(Model, dropout=dropout, dropout_masks=masks)
+        return Run("a", make(Workload, name="lm", model=model), Layout(gpus_per_node=layout.get("dp", 1), **layout))
+
+    assert "each rank's own" in not_comparable(run("per-rank", dp=2))
+    # One process may accumulate, or be compared with several.
+    assert not_comparable(run("per-rank", compile=True)) and not_comparable(run("per-rank"))
+    assert not_comparable(run(dp=2)) is not_comparable(run("per-rank", 0.0, dp=2)) is None
+    assert "dropout_masks" in identity.difference(run("per-rank"), run())
+    assert not any("masks" in key for key in identity.recipe(run()))
+
+
+def test_a_layer_that_drops_nothing_costs_no_keys():
+    layers = {"some": Dropout(0.1), "none": Dropout(0.0)}
+    assert Draws([torch.nn.ModuleDict(layers)], 1, [[0]], 1, "cpu").modules == [layers["some"]]

@@ -70,7 +70,7 @@ def test_no_place_of_a_summary_sees_a_later_one(name):
     assert torch.equal(before[:, :3], after[:, :3]) and (before[:, 3:] != after[:, 3:]).any(-1).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(length=st.integers(1, PLACES), seed=st.integers(0, 99))
 def test_a_document_reads_the_same_however_far_it_is_padded(length, seed):
     model = made().double()

@@ -1,7 +1,7 @@
 """The environment check names what is missing or of another version, and what to install."""
 
 import dataclasses
-import importlib
+import importlib.util
 import operator
 import re
 import shutil
@@ -195,6 +195,36 @@ def test_interfaces_that_a_strategy_needs_are_looked_for(monkeypatch):
     # Replicas of a model that is cut otherwise are FSDP's too.
     monkeypatch.setitem(environment.INTERFACES, "fsdp", ["torch.distributed.fsdp:gone"])
     assert "torch.distributed.fsdp has no gone (needed for fsdp)" in problems({}, CPU, runs[-1:])
+
+
+def test_the_package_of_the_chosen_decoder_is_looked_for(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run = next(each for each in load_project_file("config/config.yaml").runs.values() if each.workload.of_images)
+    training = dataclasses.replace(run.workload.training, decoder="dali")
+    chosen = dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("nvidia") else there(name))
+    assert problems({}, CPU, [run]) == []
+    (said,) = problems({}, CPU, [run, chosen])
+    assert said.startswith("NVIDIA DALI is not installed") and said.endswith(
+        "pip install -r envs/requirements-dali.txt"
+    )
+    assert (ROOT / said.split()[-1]).is_file()
+
+
+def test_a_torch_that_cannot_go_backward_in_two_passes_is_told_before_the_first_job(monkeypatch):
+    """Only torch itself can say so; it is loaded, by another process, for runs of such a schedule alone."""
+    monkeypatch.chdir(ROOT)
+    run = next(iter(load_project_file("config/config.yaml").runs.values()))
+    simple, split = (
+        dataclasses.replace(run, layout=Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule=schedule))
+        for schedule in ("Interleaved1F1B", "ZBVZeroBubble")
+    )
+    assert problems({}, CPU, [simple, split]) == [], "the pinned torch can"
+    monkeypatch.setattr(environment, "BACKWARD", "print('torch forgets', end='')")
+    assert problems({}, CPU, [simple, split]) == ["torch forgets"] and problems({}, CPU, [simple]) == []
+    monkeypatch.setattr(environment, "BACKWARD", "import no_such_module")
+    assert problems({}, CPU, [split]) == []
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def write(folder, first, last, steps, before=()):
     events.begin(1000.0, steps, before)
     for step in range(first, last + 1):
         events.add([line(step)])
-    events.close()
+    events.close("finished", {})
     return events.path
 
 
@@ -33,7 +33,7 @@ def read(folder):
     return found
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=20))
 def test_tensorboard_reads_every_value(tmp_path_factory, losses):
     folder = tmp_path_factory.mktemp("events")
@@ -41,7 +41,7 @@ def test_tensorboard_reads_every_value(tmp_path_factory, losses):
     events.begin(1000.0, 1, [])
     for step, loss in enumerate(losses, 1):
         events.add([line(10**step, loss=loss) if step < 9 else line(step, loss=loss)])
-    events.close()
+    events.close("finished", {})
     found = read(folder).Scalars("loss")
     assert [event.value for event in found] == pytest.approx(losses, rel=1e-6)
     assert [event.wall_time for event in found] == [1000 + 0.5 * number for number in range(1, len(losses) + 1)]
@@ -70,7 +70,7 @@ def test_a_watcher_sees_a_step_as_soon_as_it_is_done(tmp_path):
     for step in (1, 2):
         events.add([line(step)])
         assert [event.step for event in read(tmp_path).Scalars("loss")] == list(range(1, step + 1))
-    events.close()
+    events.close("finished", {})
 
 
 def test_a_long_run_stays_small_and_keeps_its_evaluations(tmp_path):
@@ -79,7 +79,7 @@ def test_a_long_run_stays_small_and_keeps_its_evaluations(tmp_path):
     events.begin(1000.0, steps, [])
     for step in range(1, steps + 1):
         events.add([line(step, **({"validation_loss": 1.0} if step == 7 else {}))])
-    events.close()
+    events.close("finished", {})
     found = read(tmp_path)
     assert POINTS - 1 <= len(found.Scalars("loss")) <= POINTS + 1
     assert [event.step for event in found.Scalars("validation_loss")] == [7]

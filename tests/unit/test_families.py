@@ -16,7 +16,7 @@ from parascale.plan.memory import peak_memory, total
 from parascale.plan.predict import predict
 from parascale.settings import Layout, Model, Run, Site, Workload, make
 from parascale.settings.workload import TASKS
-from parascale.train.fake import measure_with_data
+from tests.unit.real_tensors import measure_with_data
 
 ROOT = Path(__file__).parents[2]
 KINDS = families.kinds()

@@ -158,7 +158,7 @@ def test_an_error_of_the_disk_behind_a_write_is_raised(tmp_path, monkeypatch):
         handle.write(bytes(2_000_000))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(values, max_size=4), st.data())
 def test_json_lines_cut_anywhere_give_all_whole_lines_before_the_cut(tmp_path_factory, written, data):
     path = tmp_path_factory.getbasetemp() / "cut.jsonl"

@@ -1,9 +1,7 @@
-"""Every format gives back what went in: all samples, exactly, in every way of reading, in every kind of process."""
+"""Every format gives back what went in: all samples, exactly, in every way of reading."""
 
 import json
-import multiprocessing
 import os
-import pickle
 import shutil
 import tarfile
 
@@ -17,14 +15,15 @@ from PIL import Image
 
 from parascale.data.convert import RECORD, convert, convert_shard, shard_samples
 from parascale.data.formats import image_format, open_images
+from parascale.data.formats.base import BlockWriter
 from parascale.data.formats.storage import drop_from_cache
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.verify import verify_images
 from parascale.errors import ConfigError
 from parascale.files import read_json, sha256
-from parascale.settings.formats import IMAGE_FORMATS, Formats, Images
-from tests.unit.image_sets import FORMATS, image_folder, is_available, jpeg, packed_index
+from parascale.settings.formats import Formats, Images
+from tests.unit.image_sets import FORMATS, image_folder, jpeg, packed_index
 
 BYTE_FORMATS = ("hdf5", "arrow", "webdataset", "binary")
 ANY_BYTES = Formats(check="none", threads=4)
@@ -109,32 +108,17 @@ def test_a_rebuild_gives_the_same_bytes_whatever_the_threads(name, source, conve
         assert sha256(tmp_path / name / file) == sha256(converted(name) / file), file
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_readers_in_use_survive_fork_and_spawn(method, converted):
-    names = list(filter(is_available, IMAGE_FORMATS))
-    readers = [open_images(converted(name), "train") for name in names]
-    here = [_first_samples(reader) for reader in readers]
-    with multiprocessing.get_context(method).Pool(2) as pool:
-        there = pool.map(_first_samples, readers)
-        pool.close()
-        pool.join()
-    assert there == here == [_first_samples(reader) for reader in readers]
-    for reader in readers:
-        reader.close()
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_reader_holds_no_objects_a_sample(name, converted):
-    """What travels to a worker, and what a reader keeps, does not grow with the samples."""
+    """What a reader keeps does not grow with the samples."""
     reader = open_images(converted(name), "train")
     reader[0]
-    assert len(pickle.dumps(reader)) < 1000
     kept = [value for value in vars(reader).values() if isinstance(value, (list, tuple, dict, set))]
     assert all(len(value) < 20 for value in kept)
     reader.close()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.binary(min_size=1, max_size=3000), st.integers(0, 2)), min_size=1, max_size=40),
     st.integers(1, 5),
@@ -149,7 +133,6 @@ def test_any_bytes_come_back_exactly(name, tmp_path, samples, shards):
     assert verify_images(tmp_path / name, index, "any", choice)["samples"] == len(samples)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 400), st.integers(1, 20), st.integers(0, 5))
 def test_shards_hold_every_sample_once_and_differ_by_one_at_most(samples, shards, seed):
     parts = [shard_samples(range(samples), number, shards, seed) for number in range(shards)]
@@ -211,9 +194,10 @@ def test_a_parquet_reader_warns_once_of_random_access(tmp_path):
     index = packed_index(tmp_path / "index", {"train": [(bytes([number % 251]), 0) for number in range(1500)]})
     convert(index, "many", "parquet", ANY_BYTES, tmp_path / "parquet")
     reader = open_images(tmp_path / "parquet", "train")
-    with pytest.warns(UserWarning, match="read at random"):
-        for i in (0, 1400, 300, 1100, 5):
+    with pytest.warns(UserWarning, match="read at random") as told:
+        for i in (0, 1400, 300, 1100, 5, 1300, 7, 1200):
             reader[i]
+    assert len(told) == 1
     list(open_images(tmp_path / "parquet", "train").iterate(0))  # in order: no warning, which pytest would show
 
 
@@ -230,10 +214,6 @@ def test_packed_images_are_written_out_as_files(converted):
 def test_an_index_opened_twice_reads_the_same(source):
     again = ImageIndex(source.folder).split("validation")
     assert [again.read(i) for i in range(len(again))] == [source.split("validation").read(i) for i in range(7)]
-
-
-def _first_samples(reader):
-    return [reader[i] for i in range(8)]
 
 
 def _bytes_read():
@@ -272,3 +252,29 @@ def test_tables_say_what_hugging_face_shows_and_members_of_a_tar_are_named_as_th
     assert sorted(extensions) == [".cls"] * 3 + [".jpg"] * 2 + [".png"]
     assert keys[::2] == keys[1::2] and all("." not in key for key in keys)
     assert f"train/dog/{long}" in keys and "train/cat/a_b" in keys
+
+
+def test_a_write_that_takes_only_a_part_is_continued(tmp_path, monkeypatch):
+    """As a filesystem may at any size, and Linux does above 2 GiB."""
+    whole = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda file, parts, place: whole(file, [b"".join(parts)[:5]], place))
+    with BlockWriter(tmp_path / "block", None, 0) as writer:
+        places = [writer.put(data) for data in (b"abc", b"defgh", b"ij")]
+        writer.finish()
+    assert places == [0, 3, 8] and (tmp_path / "block").read_bytes() == b"abcdefghij"
+
+
+@pytest.mark.parametrize("name", BYTE_FORMATS)
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_closed_reader_holds_no_file(name, io, converted):
+    """A process may open only so many."""
+    reader = open_images(converted(name), "train", io)
+    assert reader[0] and held_in(converted(name))
+    reader.close()
+    assert not held_in(converted(name))
+
+
+def held_in(folder):
+    """Files of samples in a folder that this process holds open; their table stays mapped."""
+    held = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
+    return [path for path in held if path.startswith(f"{folder.resolve()}/") and not path.endswith(".npy")]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from parascale.data.benchmark import benchmark_images
 from parascale.data.convert import convert, convert_shard
-from parascale.data.dali import dali_batches
 from parascale.data.formats import open_images, squashfs, storage
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
@@ -19,6 +17,7 @@ from parascale.data.verify import verify_images
 from parascale.errors import HOPELESS, ConfigError, DataError, RequirementError
 from parascale.files import read_json
 from parascale.settings.formats import Formats, Images, Loaders
+from parascale.settings.workload import ImageTraining
 from tests.command import parascale
 from tests.unit.image_sets import image_folder, jpeg, packed_index
 
@@ -27,7 +26,7 @@ BAD_SAMPLES = [
     pytest.param(b"", "the file is empty", id="empty"),
     pytest.param(GOOD[:-40], "no end-of-image marker", id="truncated in its pixels"),
     pytest.param(GOOD[:100], "within its header", id="truncated in its header"),
-    pytest.param(b"<html>not found</html>", "no image that can be read", id="another file under an image's name"),
+    pytest.param(b"<html>not found</html>", "not a readable image", id="another file under an image's name"),
 ]
 SKIP = Formats(bad_samples="skip", threads=2)
 
@@ -246,7 +245,7 @@ def test_a_copy_that_does_not_fit_shared_memory_is_refused(made, tmp_path, monke
         storage.copy_to_memory(folder, tmp_path)
     assert not list(tmp_path.glob("parascale-*"))
     with pytest.raises(RequirementError, match="not enough room in /dev/shm"):
-        benchmark_images("set", [folder], Loaders(shared_memory=True))
+        benchmark_images("set", [folder], Loaders(shared_memory=True), ImageTraining())
 
 
 def test_a_copy_in_shared_memory_reads_the_same(made, tmp_path):
@@ -299,9 +298,3 @@ def test_a_source_that_lost_a_file_since_conversion_cannot_prove_anything(tmp_pa
     (root / "train/cat/1.jpg").unlink()
     with pytest.raises(DataError, match=r"train/cat/1\.jpg: the source cannot be read any more"):
         verify_images(tmp_path / "hdf5", index, "set", Formats())
-
-
-def test_without_dali_the_error_says_what_to_do(monkeypatch):
-    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    with pytest.raises(RequirementError, match="the DataLoader decodes on the CPU"):
-        next(dali_batches(None, [], 1, 32))

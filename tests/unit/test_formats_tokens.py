@@ -67,7 +67,7 @@ def test_a_rebuild_gives_the_same_bytes(name, flat, tmp_path):
     assert hashes[0] == hashes[1] and len(hashes[0]) == len(SPLITS) + 1
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.sampled_from(TOKEN_FORMATS), st.sampled_from([np.uint16, np.uint32]), st.integers(1, 3000), st.integers(0, 9))
 def test_any_array_comes_back_exactly(tmp_path_factory, name, dtype, count, seed):
     path = tmp_path_factory.mktemp("tokens") / "a"

@@ -250,7 +250,7 @@ def test_a_busy_hub_is_asked_again(site, tmp_path):
         ({"revision": None}, "must be a commit"),
         ({"revision": "main"}, "must be a commit.*branch or tag moves"),
         ({"name": None}, "needs `data.source.name`"),
-        ({"name": "not a name!"}, "no data set's id"),
+        ({"name": "not a name!"}, "not the id of a data set"),
         ({"config": "smal"}, "no configuration `smal`.*did you mean `small`"),
         ({"config": None}, "several configurations.*small, large"),
     ],

@@ -89,7 +89,7 @@ def test_an_archive_by_address_is_unpacked_and_indexed(site, made, tmp_path, que
 
 def test_what_is_no_archive_is_refused_before_anything_is_fetched(site, tmp_path):
     urls = [{"url": f"{site.address}/data/train.csv", "sha256": "0" * 64}]
-    with pytest.raises(ConfigError, match=r"train\.csv is no archive of images"):
+    with pytest.raises(ConfigError, match=r"train\.csv is not an archive of images"):
         download_images(Source(kind="url", urls=[*source_of(site).urls, *urls]), Images(), tmp_path / "raw")
     assert site.requests == []
 

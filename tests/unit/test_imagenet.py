@@ -1,6 +1,5 @@
 """ImageNet's official tar files are read where they lie, and whole or not at all."""
 
-import io
 import tarfile
 
 import pytest
@@ -11,29 +10,20 @@ from parascale.errors import DataError
 from parascale.settings.formats import Formats
 from tests.unit.image_sets import image_folder, index_of
 from tests.unit.image_sets import jpeg as make_jpeg
+from tests.unit.test_url import tar_of
 
 
 def imagenet_tars(root):
     """The official tar files, small: two classes of three images, and two validation images; returns name → bytes."""
     root.mkdir()
     content = {name: {f"{name}_{i}.JPEG": make_jpeg(i + len(name)) for i in range(3)} for name in ("n02", "n01")}
-    inner = {f"{name}.tar": tar_of(images) for name, images in content.items()}
-    (root / imagenet.TRAIN).write_bytes(tar_of(inner))
+    inner = {f"{name}.tar": tar_of(images, "w") for name, images in content.items()}
+    (root / imagenet.TRAIN).write_bytes(tar_of(inner, "w"))
     content["val"] = {f"ILSVRC2012_val_{i}.JPEG": make_jpeg(90 + i) for i in (1, 2)}
-    (root / imagenet.VALIDATION).write_bytes(tar_of(content["val"]))
+    (root / imagenet.VALIDATION).write_bytes(tar_of(content["val"], "w"))
     lines = ["ImageId,PredictionString", "ILSVRC2012_val_2,n02 1 2 3 4", "ILSVRC2012_val_1,n01 1 2 3 4 n01 5 6 7 8 "]
     (root / imagenet.LABELS).write_text("\n".join(lines))
     return content
-
-
-def tar_of(files):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
 
 
 def test_imagenet_is_read_from_its_official_tar_files_where_they_lie(tmp_path):
@@ -102,7 +92,7 @@ def test_a_damaged_header_is_no_end(name, tmp_path):
 def test_labels_without_an_image_are_named(tmp_path):
     content = imagenet_tars(tmp_path / "raw")
     content["val"].popitem()
-    (tmp_path / "raw" / imagenet.VALIDATION).write_bytes(tar_of(content["val"]))
+    (tmp_path / "raw" / imagenet.VALIDATION).write_bytes(tar_of(content["val"], "w"))
     with pytest.raises(DataError, match=r"lacks images that LOC_val_solution.csv names: ILSVRC2012_val_2; fetch both"):
         index_of(tmp_path / "raw", tmp_path / "index")
 

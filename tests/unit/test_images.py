@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale.data import drawing, jpeg
+from parascale.data.classes import AugmentedImages, ClassImages
 from parascale.data.convert import convert
 from parascale.data.formats import open_images
-from parascale.data.sampler import Sampler
+from parascale.data.sampler import Sampler, evaluation_share, share
 from parascale.errors import DataError
 from parascale.settings.formats import Formats, Images
 from tests.unit.image_sets import image_folder, index_of, packed_index
@@ -90,7 +91,7 @@ def test_a_label_that_is_no_class_is_listed(tmp_path):
     metadata = {"huggingface": '{"info": {"features": {"label": {"names": ["beagle"]}}}}'}
     pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "raw/train.parquet")
     with pytest.raises(
-        DataError, match=r"one that is no class: 1\. The classes are 0: give each row one of them, or remove it"
+        DataError, match=r"one that is not a class: 1\. The classes are 0: give each row one of them, or remove it"
     ):
         index_of(tmp_path / "raw", tmp_path / "index")
 
@@ -146,7 +147,7 @@ def test_a_part_is_held_out_where_there_is_no_validation(tmp_path):
     assert again.split("validation").digest == index.split("validation").digest != other.split("validation").digest
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 9), st.integers(16, 96), st.integers(0, 1000))
 def test_a_drawn_image_is_a_jpeg_of_its_size(label, size, number):
     settings_ = Images(size=size)
@@ -182,7 +183,7 @@ def test_every_colour_space_decodes_to_rgb(mode):
     assert jpeg.decode(make_jpeg(1, mode=mode)).shape == (16, 16, 3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 3), st.floats(0, 0.999))
 def test_a_jpeg_cut_anywhere_is_found(seed, part):
     """The check without decoding misses no truncation."""
@@ -203,47 +204,37 @@ def test_the_end_of_a_thumbnail_is_not_the_end_of_the_image():
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_loader_gives_the_same_batches_for_any_workers_and_ranks(workers, ranks, tmp_path):
+def test_a_training_gets_the_same_batches_with_any_workers_and_ranks(workers, ranks, tmp_path):
     """Also when it starts in the middle of an epoch, as a resumed run does."""
-    from parascale.data.loader import EvaluationBatches, StepBatches, image_loader
+    from parascale.data.loader import read_batches
 
-    samples = [(make_jpeg(seed), seed % 3) for seed in range(20)]
-    index = packed_index(tmp_path / "index", {"train": samples})
+    index = packed_index(tmp_path / "index", {"train": [(make_jpeg(seed), seed % 3) for seed in range(20)]})
     convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
-    reader, sampler = open_images(tmp_path / "hdf5", "train"), Sampler(20, 6, seed=1)
+    samples = AugmentedImages(open_images(tmp_path / "hdf5", "train"), 16, 0, 0.3)
+    sampler = Sampler(20, 6, seed=1, count_on=True)
     for first in (0, 4):
-        loaders = [image_loader(reader, StepBatches(sampler, first, 8, rank, ranks), workers) for rank in range(ranks)]
-        for step, parts in zip(range(first, 8), zip(*loaders, strict=True), strict=True):
-            wanted = sampler.indices(step).tolist()
-            for rank, (images, labels) in enumerate(parts):
-                assert labels.tolist() == [reader.labels.item(i) for i in wanted[rank::ranks]]
-                np.testing.assert_array_equal(images[0], jpeg.decode(reader[wanted[rank]]))
+        of_ranks = [
+            read_batches(samples, [share(sampler.indices(step), rank, ranks) for step in range(first, 8)], workers)
+            for rank in range(ranks)
+        ]
+        for step, parts in zip(range(first, 8), zip(*of_ranks, strict=True), strict=True):
+            pixels, labels = samples.batch(sampler.indices(step))
+            for rank, part in enumerate(parts):
+                assert np.array_equal(part[0], pixels[rank::ranks]) and np.array_equal(part[1], labels[rank::ranks])
     seen = [
         label
         for rank in range(ranks)
-        for _, labels in image_loader(reader, EvaluationBatches(20, 4, rank, ranks), workers)
+        for _, labels in read_batches(samples, np.array_split(evaluation_share(20, rank, ranks), 3), workers)
         for label in labels.tolist()
     ]
-    assert sorted(seen) == sorted(reader.labels.tolist())
+    assert sorted(seen) == sorted(samples.reader.labels.tolist())
 
 
-def test_the_loader_names_an_image_that_does_not_decode(tmp_path):
-    from parascale.data.loader import DecodedImages
-
+def test_a_training_names_an_image_that_does_not_decode(tmp_path):
     index = packed_index(tmp_path / "index", {"train": [(b"no image", 0)]})
     convert(index, "set", "hdf5", Formats(threads=1, check="none"), tmp_path / "hdf5")
     with pytest.raises(DataError, match=r"train\.h5: sample 0 \(number 0 of the source.*cannot be decoded.*skip"):
-        DecodedImages(open_images(tmp_path / "hdf5", "train")).batch([0])
-
-
-def test_the_loader_takes_images_of_different_sizes(tmp_path):
-    """As photographs are: the benchmark of readers decodes them as they are."""
-    from parascale.data.loader import EvaluationBatches, image_loader
-
-    index = packed_index(tmp_path / "index", {"train": [(make_jpeg(0, size=8 + seed), 0) for seed in range(2)]})
-    convert(index, "set", "hdf5", Formats(threads=1), tmp_path / "hdf5")
-    ((images, _),) = image_loader(open_images(tmp_path / "hdf5", "train"), EvaluationBatches(2, 2))
-    assert sorted(image.shape for image in images) == [(8, 8, 3), (9, 9, 3)]
+        ClassImages(open_images(tmp_path / "hdf5", "train"), 16).batch([0])
 
 
 def write_table(path, names, labels, columns=("path", "label")):

@@ -28,7 +28,7 @@ ALLOWED["check"] = {"settings", "data", "families", "evaluation", "checkpoint", 
 ALLOWED["commands"] = set(ALLOWED)  # the verbs, which nothing but the command loads
 BESIDE = {"cli.py": {"settings"}, "__main__.py": {"check"}}  # modules beside the rooms that may import from one
 WITHOUT_TORCH = ("settings", "families", "store", "plan", "report", "launch", "data", "commands")
-# What is imported only where it is used: torch's DataLoader, and of families what is no settings and no sizes.
+# What is imported only where it is used: batches as tensors, and of families what is no settings and no sizes.
 NEEDS_TORCH = re.compile(r"parascale\.(data\.loader|families\.(build|dropout|head|shards|\w+\.(\w*modules|export)))")
 SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sshare")
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -1,6 +1,5 @@
 """Initial weights: random as they should be, the same in every layout, and no rank draws more than it holds."""
 
-import math
 from functools import partial
 from unittest.mock import patch
 
@@ -17,6 +16,7 @@ from parascale.settings import strict
 from parascale.settings.run import Run
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss
+from tests.distributed.cases import ranks_of
 from tests.distributed.harness import SPAWN
 
 LANGUAGE = {"dim": 12, "heads": 6, "kv_heads": 3, "layers": 3, "hidden": 42, "activation": "swiglu", "tied": True}
@@ -41,8 +41,9 @@ def run_of(layout, model=LANGUAGE):
         "model": model,
         "training": {"steps": 1, "global_batch": 36, **({"image_size": 32} if images else {"window": 12})},
     }
-    world = math.prod(layout.get(axis, 1) for axis in ("dp", "fsdp", "tp", "pp"))
-    return strict.load(Run, {"run": "x", "workload": workload, "layout": {"gpus_per_node": world, **layout}}, "test")
+    return strict.load(
+        Run, {"run": "x", "workload": workload, "layout": {"gpus_per_node": ranks_of(layout), **layout}}, "test"
+    )
 
 
 def model_of(run):

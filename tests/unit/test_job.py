@@ -93,7 +93,7 @@ def test_a_training_belongs_to_the_data_that_it_was_started_on(job, after):
     if after == "nothing":
         job.check_data()
         return
-    with pytest.raises(ChangedDataError, match=r"has been made anew since it started"):
+    with pytest.raises(ChangedDataError, match=r"was rebuilt after it started"):
         job.check_data()
 
 

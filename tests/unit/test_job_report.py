@@ -84,7 +84,7 @@ PLANTED = {
     ),
     "killed": (
         {"attempts": [attempt(1, "killed", 300), attempt(2, "killed", 300), attempt(3, "finished", 600)]},
-        "2 of 3 attempts were killed without a sign; it went on from its checkpoint.",
+        "2 of 3 attempts were killed without warning; it continued from its checkpoint.",
     ),
     "failed": ({"attempts": [attempt(1, "failed", 5)], "status": "failed", "steps": 10}, "It failed; start it again"),
     "a limit far too long": (

@@ -227,3 +227,13 @@ def test_of_many_that_find_a_dead_holder_one_takes_its_place(tmp_path, monkeypat
     [thread.join() for thread in threads]
     assert len(won) == 1
     won[0].release()
+
+
+def test_a_lease_that_another_wrote_in_between_is_not_ours(tmp_path, monkeypatch):
+    """Where the file system has no locks, two may find the same dead holder: the later one must not believe it holds the lease."""
+    (tmp_path / "work").mkdir()
+    lease = Lease(tmp_path / "work")
+    lease._write()
+    dead = lease.holder()["time"]
+    monkeypatch.setattr(type(lease.path), "unlink", lambda *_, **__: None)  # the other's stands there again
+    assert lease._claim(dead) is False

@@ -6,12 +6,15 @@ import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from parascale.files import write_json
 from parascale.plan import budget, earlier
 from parascale.plan.planner import Planner
+from parascale.plan.price import PlannedJob
+from snakemake_logger_plugin_parascale.collect import members
 from snakemake_logger_plugin_parascale.live import Ledger
 from tests.unit.test_plan_budget import jobs, project
 
@@ -24,7 +27,7 @@ HOUR = 3600.0
 def ledger(tmp_path):
     """A Ledger of a download, a preparation, and two trainings on nodes of 128 cores."""
     planner = Planner(project(tmp_path))
-    return Ledger(budget.make_plan(jobs(), planner), tmp_path / "events.jsonl", planner)
+    return Ledger(budget.make_plan(jobs(), planner), planner)
 
 
 def attempt(began, seconds):
@@ -81,15 +84,15 @@ def chain(tmp_path):
     """A Ledger of a download, `convert` with two attempts, `verify` which needs it, `index`, and a local report on all; an hour
     each, as history says."""
     jobs = [
-        budget.PlannedJob(0, "download", {}, nodes=0),
-        budget.PlannedJob(1, "convert", {}, attempts=2, after=(0,), benchmark=str(tmp_path / "convert.tsv")),
-        budget.PlannedJob(2, "verify", {}, after=(1,)),
-        budget.PlannedJob(3, "index", {}, after=(0,)),
-        budget.PlannedJob(4, "report", {}, nodes=0, after=(2, 3)),
+        PlannedJob(0, "download", {}, nodes=0),
+        PlannedJob(1, "convert", {}, attempts=2, after=(0,), benchmark=str(tmp_path / "convert.tsv")),
+        PlannedJob(2, "verify", {}, after=(1,)),
+        PlannedJob(3, "index", {}, after=(0,)),
+        PlannedJob(4, "report", {}, nodes=0, after=(2, 3)),
     ]
     planner = Planner(project(tmp_path))
     plan = budget.make_plan(jobs, planner, history={"convert": 1.0, "verify": 1.0, "index": 1.0})
-    return Ledger(plan, tmp_path / "events.jsonl", planner)
+    return Ledger(plan, planner)
 
 
 def benchmark(ledger, seconds, when):
@@ -116,7 +119,7 @@ def test_what_failed_for_good_is_not_to_go_nor_what_needs_it(chain):
     assert "1 of 5 jobs done, 128.00 core-h used, about 384.00 to go" in chain.line(BEGAN + HOUR)
     chain.started([1], BEGAN + HOUR)
     assert chain.failed(1, BEGAN + 2 * HOUR)
-    lost = "1 of 5 jobs done, 3 failed or in need of one that did, 256.00 core-h used"
+    lost = "1 of 5 jobs done, 3 failed or depend on one that did, 256.00 core-h used"
     assert f"{lost}, about 128.00 to go" in chain.line(BEGAN + 2 * HOUR)
     chain.started([3], BEGAN + 2 * HOUR)
     chain.finished(3, BEGAN + 3 * HOUR)
@@ -130,6 +133,39 @@ def test_a_job_with_a_benchmark_counts_as_long_as_that_says(chain):
     chain.finished(1, BEGAN + 10 * HOUR)
     assert chain.used == pytest.approx(64)
     assert earlier.rule_history(chain.events, "jureca") == {"convert": 0.5}
+
+
+def test_jobs_that_share_one_count_together_as_long_as_that_ran(tmp_path):
+    """Of two without a record each counts half of it, also while they run; their turns come one after another."""
+    jobs = [PlannedJob(number, "verify", {"dataset": f"d{number}"}, together=(2, 1)) for number in (1, 2)]
+    planner = Planner(project(tmp_path))
+    plan = budget.make_plan(jobs, planner, history={"verify": 1.0})
+    assert plan.totals["wall_hours_at_once"] == 2
+    ledger = Ledger(plan, planner)
+    ledger.started([1, 2], BEGAN)
+    assert "128.00 core-h used, about 128.00 to go, for 1 h" in ledger.line(BEGAN + HOUR)
+    ledger.failed(1, BEGAN + 2 * HOUR)
+    ledger.finished(2, BEGAN + 2 * HOUR)
+    assert ledger.used == pytest.approx(256)
+    again = Ledger(plan, planner)
+    again.started([1], BEGAN)  # tried alone
+    again.finished(1, BEGAN + HOUR)
+    assert again.used == pytest.approx(128)
+
+
+def test_of_a_group_snakemake_names_it_and_not_its_jobs():
+    """Else nothing that ran in a group would count as used."""
+
+    class Thing(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    jobs = [
+        Thing(rule=Thing(name=name), wildcards_dict={}, number=number)
+        for name, number in (("b", 4), ("a", 3), ("a", 7))
+    ]
+    one, other = Thing(jobid="one's", toposorted=[jobs[:1], jobs[1:2]]), Thing(jobid="another's", toposorted=[jobs[2:]])
+    dag = Thing(_group=dict(zip(range(3), (one, one, other), strict=True)), jobid=lambda job: job.number)
+    assert [members(dag, each) for each in (9, "one's", "another's", "gone")] == [(9,), (4, 3), (7,), ()]
 
 
 def test_a_benchmark_of_an_earlier_job_says_nothing(chain):

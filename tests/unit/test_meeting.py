@@ -296,7 +296,7 @@ def test_the_secret_is_for_its_user_alone_and_does_not_stay(tmp_path):
             read_secret(path)
         os.chmod(path, 0o600)
         os.truncate(path, 31)
-        with pytest.raises(RequirementError, match="no secret of a launch: it has 31 of 32 bytes"):
+        with pytest.raises(RequirementError, match="not the secret of a launch: it has 31 of 32 bytes"):
             read_secret(path)
     with pytest.raises(RequirementError, match=r"launch.secret`, cannot be read: No such file"):
         read_secret(path)

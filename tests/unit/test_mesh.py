@@ -38,9 +38,10 @@ def test_a_rank_is_in_no_group_of_its_own(degrees, sizes):
 
 def test_on_gpus_the_group_knows_its_device(monkeypatch):
     """Without it NCCL cannot split a communicator, and makes each group's anew."""
-    asked = {}
+    asked, devices = {}, []
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.update(options))
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     for name, value in {"LOCAL_RANK": "2", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     assert start_processes("cuda", 60.0) == asked["device_id"] == torch.device("cuda", 2)
+    assert devices == [torch.device("cuda", 2)], "before any tensor or group is made"

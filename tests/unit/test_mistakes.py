@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,7 +78,6 @@ def test_a_mistake_is_one_good_line(edits, words, said, tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     for start in ("run_node", "run_nodes_here"):
         monkeypatch.setattr(launch, start, lambda *_: pytest.fail("it was started"))
-    monkeypatch.setitem(sys.modules, "wandb", None)
     if FULL_DISK in edits:
         monkeypatch.setattr(os, "fsync", full_disk)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it was started"))

@@ -192,7 +192,7 @@ def place(monkeypatch, rank, local_rank, local_size):
 def job(folder, site=SITE, seconds=0.05):
     """What `monitored` reads of a job."""
     run = SimpleNamespace(layout=SimpleNamespace(gpus_per_node=4))
-    return SimpleNamespace(work=folder, site=site, run=run, sample_seconds=seconds)
+    return SimpleNamespace(work=folder, site=site, run=run, monitor=SimpleNamespace(interval_seconds=seconds))
 
 
 @pytest.mark.parametrize(

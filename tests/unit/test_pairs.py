@@ -32,7 +32,7 @@ def prepare(folder, rows, columns=None, text=None):
 WORDS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=9).map(" ".join)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=6), st.integers(2, 11), st.integers(2, 11))
 def test_batches_hold_every_pair_that_fits_and_nothing_else(tmp_path_factory, rows, window, summary_window):
     folder = prepare(tmp_path_factory.mktemp("pairs"), [{"document": d, "summary": s} for d, s in rows])
@@ -95,7 +95,7 @@ def test_over_long_documents_and_summaries_are_counted(tmp_path, over_long, left
     [
         ([{"text": "x", "summary": "y"}], {}, r"no pair of document and summary \(1 rows without document.*columns"),
         ([{"document": "x", "summary": 3}], {}, r"line 1: `summary` holds no text but 3"),
-        (["only text"], {}, r"line 1: it is no mapping with `document` and `summary`"),
+        (["only text"], {}, r"line 1: it is not a mapping with `document` and `summary`"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, rows, columns, message):

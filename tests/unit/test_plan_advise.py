@@ -1,24 +1,50 @@
 """Advice as an expert gives it: what else a batch can be cut into, the simpler of equals, and where more GPUs stop paying."""
 
 import dataclasses
+import itertools
+import math
 import re
 import time
+from contextlib import suppress
+from typing import get_args
 
 import pytest
 
-from parascale.commands.plan import line
-from parascale.plan.advise import NEAR, advise, scaling
+from parascale.commands.advise import line
+from parascale.errors import ConfigError
+from parascale.plan.advise import advise, rule_of_thumb, scaling
 from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.facts import DataFacts
 from parascale.plan.planner import Planner
-from parascale.settings import Layout, Site, load_workload
-from tests.unit.test_plan_budget import project
+from parascale.plan.predict import predict
+from parascale.plan.search import NEAR
+from parascale.settings import (
+    Layout,
+    Model,
+    Run,
+    Site,
+    Workload,
+    compiled_where_it_gains,
+    load_site,
+    load_workload,
+    make,
+)
+from parascale.settings.config import Config
+from parascale.settings.layout import RECOMPUTATION, Schedule
+from parascale.settings.workload import LanguageTraining
+from tests.unit.test_plan_budget import JURECA, WORKLOAD, project
 from tests.unit.test_plan_fit import CLUSTER
 
 FACTS = DataFacts(32_000)
+SCHEDULES = get_args(Schedule)
 LLAMA = load_workload("config/workloads", "llama-1b")
 A100_40 = dataclasses.replace(CLUSTER, gpu_memory_gb=42.9)
 LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1, plays_nodes=True)
+
+
+def batch_of(samples):
+    """LLAMA with a step of so many samples, trained so long that its start does not matter."""
+    return dataclasses.replace(LLAMA, training=dataclasses.replace(LLAMA.training, global_batch=samples, steps=10**6))
 
 
 def best(site, gpus, workload=LLAMA, precision="bf16"):
@@ -47,6 +73,46 @@ def test_the_simpler_of_equals_stands_first():
 def test_on_shared_cores_a_pipeline_is_not_the_fastest():
     """Four processes on two cores: measured 0.139 s a step with DDP, 0.308 with `pp` 4, which was advised before."""
     assert best(LAPTOP, 4, load_workload("config/workloads", "lm-small"), "fp32").layout.strategy() == "ddp"
+
+
+def of_degrees(ranked, **degrees):
+    """The advice with these degrees."""
+    return next(each for each in ranked if each.layout.dimensions == degrees)
+
+
+@pytest.mark.parametrize(
+    ("batch", "schedules"),
+    [(4, {"GPipe"}), (8, {"1F1B"}), (16, {"Interleaved1F1B", "InterleavedZeroBubble"}), (512, {"1F1B"})],
+)
+def test_a_pipeline_gets_the_simplest_schedule_that_is_about_as_fast(batch, schedules):
+    """Of eight stages. With few micro-batches they wait for each other, and two pieces a rank gain; with many nothing is to be gained.
+    A batch of four samples fills no other schedule than GPipe, which is faster than one micro-batch after the other."""
+    found = of_degrees(advise(batch_of(batch), CLUSTER, 8, "bf16", facts=FACTS), pp=8)
+    assert found.layout.pipeline_schedule in schedules
+    assert ("schedule=" in line(found)) == (found.layout.pipeline_schedule != "1F1B")
+    if batch < 8:
+        assert found.layout.micro_batches == batch
+
+
+@pytest.mark.parametrize("batch", [8, 12, 32])
+def test_no_schedule_or_number_of_micro_batches_is_better_than_what_is_advised(batch):
+    """Every schedule that exists, with every cut: none is faster by more than what formulas can tell apart. A batch of 12 has cuts that
+    are no powers of two."""
+    workload = batch_of(batch)
+    ranked = advise(workload, CLUSTER, 8, "bf16", facts=FACTS)
+    for degrees in ({"pp": 4, "dp": 2}, {"pp": 8}, {"pp": 2, "fsdp": 4}):
+        found, fastest = of_degrees(ranked, **degrees), math.inf
+        assert found.prediction.fits == "fits"
+        for schedule, count, saving in itertools.product(SCHEDULES, range(1, batch + 1), RECOMPUTATION[:2]):
+            layout = dataclasses.replace(
+                found.layout, schedule=schedule, micro_batches=count, activation_checkpointing=saving, compile=None
+            )
+            run = compiled_where_it_gains(Run("r", workload, layout, "bf16"), CLUSTER)
+            with suppress(ConfigError):
+                run.check()
+                foretold = predict(run, CLUSTER, facts=FACTS, remedy=False)
+                fastest = min(fastest, foretold.step_seconds if foretold.fits == "fits" else math.inf)
+        assert found.prediction.step_seconds <= NEAR * fastest
 
 
 def test_recomputation_is_for_what_does_not_fit_without_and_selective_where_that_is_enough():
@@ -88,6 +154,19 @@ def test_scaling_marks_the_knee_and_what_a_node_makes_free():
     assert {step.gpus: step.free_from for step in steps if step.free_from} == {4: 1}
 
 
+def test_the_knee_is_never_where_more_gpus_are_faster_and_cost_less():
+    """Of a small model on whole nodes of four: 2 GPUs are slower than 4 and cost more, though they are used better."""
+    site = load_site(Config(sites="config/sites"), "jureca")
+    steps = scaling(load_workload("config/workloads", "wikitext2"), site, 16, facts=DataFacts(8_000, 10_000))
+    (knee,) = (step for step in steps if step.knee)
+    assert knee.gpus >= 4 and steps[2].efficiency < 0.7
+
+    def worth(step):
+        return step.advice.prediction.wall_seconds * step.advice.prediction.core_hours
+
+    assert worth(knee) == min(map(worth, steps))
+
+
 def test_measured_layouts_stand_among_predicted_ones_and_rank_them_anew():
     """Layouts that were trained have the places of their measured steps, and say so."""
     best, other, *_ = (
@@ -105,6 +184,26 @@ def test_measured_layouts_stand_among_predicted_ones_and_rank_them_anew():
     assert [each.layout for each in measured] == [other.layout, best.layout]
     assert all(each.prediction.step_seconds == seen[each.layout] and ", measured" in line(each) for each in measured)
     assert sum(", measured" in line(each) for each in after) == 2
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_pipeline_that_was_trained_is_ranked_whatever_its_schedule(schedule):
+    """Those too that are never advised."""
+    workload, layout = batch_of(8), Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule=schedule)
+    run = compiled_where_it_gains(Run("r", workload, layout, "bf16"), CLUSTER)
+    run.check()
+    seen = Observation("run", "r", dataclasses.asdict(run), FACTS.vocabulary, 1e-3, {}, extra_seconds=1.0)
+    first = advise(workload, CLUSTER, 2, "bf16", Calibration(CLUSTER.name, (seen,)), FACTS)[0]
+    assert first.run.layout == run.layout and ", measured" in line(first) and first.reason
+
+
+def test_a_share_that_is_no_power_of_two_is_cut_down_to_single_samples():
+    """Of seven samples one at a time fits with selective recomputation, two do not: cut by powers of two alone, all blocks would be computed
+    twice. Where two at a time fit as well, the last of four parts has one sample, and seven parts are no slower."""
+    for memory in (28.0, 29.5):
+        found = advise(batch_of(7), dataclasses.replace(CLUSTER, gpu_memory_gb=memory), 1, "bf16", facts=FACTS)[0]
+        assert found.prediction.fits == "fits" and found.run.workload.training.accumulate == 7
+        assert found.layout.activation_checkpointing == "selective"
 
 
 def test_advice_is_for_the_rows_that_a_table_would_hold():
@@ -137,3 +236,41 @@ def test_another_method_is_no_layout(other):
     seen = Observation("run", "r", dataclasses.asdict(run), FACTS.vocabulary, 1e-3, {}, extra_seconds=1.0)
     after = advise(LLAMA, CLUSTER, 2, "bf16", Calibration(CLUSTER.name, (seen,)), FACTS)
     assert "history" not in {each.prediction.basis for each in after}
+
+
+def test_advice_is_whole_and_ranked():
+    """Every layout stands once, those that fit come first, each with its reason."""
+    ranked = advise(WORKLOAD, JURECA, 8, facts=DataFacts(5000))
+    degrees = [(a.layout.dp, a.layout.fsdp, a.layout.tp, a.layout.pp) for a in ranked]
+    assert len(set(degrees)) == len(degrees) and (8, 1, 1, 1) in degrees and (1, 8, 1, 1) in degrees
+    assert all(dp * fsdp * tp * pp == 8 for dp, fsdp, tp, pp in degrees)
+    order = ["fits", "unknown", "risky", "does not fit"]
+    places = [order.index(advice.prediction.fits) for advice in ranked]
+    assert places == sorted(places) and all(advice.reason for advice in ranked)
+    assert ranked[0].layout.strategy() in ("multi_node", "fsdp", "hsdp")
+
+
+@pytest.mark.parametrize("batch", [1024, 20_160])  # the latter has 84 divisors
+def test_advice_for_512_gpus_takes_less_than_two_seconds(batch):
+    model = make(Model, dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu")
+    workload = make(
+        Workload, name="w", model=model, training=LanguageTraining(steps=1, window=2048, global_batch=batch)
+    )
+    began = time.process_time()
+    ranked = advise(workload, JURECA, 512, "bf16", facts=DataFacts(32000))
+    assert time.process_time() - began < 2 and len(ranked) > 50
+    assert ranked[0].prediction.fits == "fits"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (make(Model), "DDP"),
+        (make(Model, dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu"), "FSDP"),
+        (make(Model, dim=32768, heads=256, layers=2, hidden=131072), "TP"),
+        (make(Model, dim=8192, heads=64, layers=200, hidden=32768), "PP"),
+    ],
+)
+def test_rule_of_thumb(model, said):
+    workload = make(Workload, name="w", model=model, training=LanguageTraining(steps=1, window=2048, global_batch=64))
+    assert said in rule_of_thumb(workload, JURECA, 8, "bf16", 32000)

@@ -2,19 +2,30 @@
 
 import dataclasses
 import json
-import time
+import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale import slurm, submissions
-from parascale.plan import actual, budget, earlier, tables
-from parascale.plan.advise import advise, rule_of_thumb
+from parascale.plan import actual, budget, tables
 from parascale.plan.facts import DataFacts
+from parascale.plan.memory import total
 from parascale.plan.planner import Planner
-from parascale.plan.predict import charged_core_hours, predict, time_limit, verdict, worst_seconds
+from parascale.plan.predict import (
+    FITS_BELOW,
+    charged_core_hours,
+    find_remedy,
+    memory_parts,
+    predict,
+    time_limit,
+    verdict,
+    worst_seconds,
+)
+from parascale.plan.price import PlannedJob, PricedJob
 from parascale.plan.schedule import wall_hours
+from parascale.plan.spent import Spent, spent
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.config import Budget, Config
 from parascale.settings.paths import Paths
@@ -58,12 +69,10 @@ def project(tmp_path, **limits):
 
 def jobs():
     return [
-        budget.PlannedJob(1, "download", {"dataset": "d"}, nodes=0),
-        budget.PlannedJob(2, "prepare", {"dataset": "d"}, limit_hours=1.0, after=(1,)),
-        budget.PlannedJob(
-            3, "train_single", {"run": "single"}, gpus=1, limit_hours=0.5, attempts=4, after=(2,), kind="run"
-        ),
-        budget.PlannedJob(
+        PlannedJob(1, "download", {"dataset": "d"}, nodes=0),
+        PlannedJob(2, "prepare", {"dataset": "d"}, limit_hours=1.0, after=(1,)),
+        PlannedJob(3, "train_single", {"run": "single"}, gpus=1, limit_hours=0.5, attempts=4, after=(2,), kind="run"),
+        PlannedJob(
             4,
             "train_multi_node",
             {"run": "ddp-8"},
@@ -135,21 +144,27 @@ def test_the_cap_refuses_and_says_so(tmp_path):
     assert "unknown cost: prepare (d): no earlier job" in warning
 
 
+def test_without_a_cap_nothing_is_said_of_what_it_cannot_account_for(tmp_path):
+    plan = budget.make_plan(jobs(), Planner(project(tmp_path)), spent=Spent(1.0, ("convert (d)",)))
+    assert plan.totals["jobs_unknown"] and plan.spent_unknown and budget.warnings(plan) == []
+
+
 def test_the_cap_counts_what_was_spent(tmp_path):
     """Jobs of this root and site, failed ones included; those of another site are another budget's."""
     planner = Planner(project(tmp_path, core_hours=17.0))
-    events = tmp_path / "events.jsonl"
+    paths = planner.project.paths
+    paths.events.parent.mkdir(parents=True)
     charged = [("jureca", "finished", 8.0), ("jureca", "failed", 8.0), ("elsewhere", "finished", 50.0)]
-    events.write_text(
-        "".join(json.dumps({"event": kind, "site": site, "core_hours": hours}) + "\n" for site, kind, hours in charged)
-    )
-    spent = earlier.spent(events, "jureca")
-    assert spent == 16.0 and earlier.spent(tmp_path / "none.jsonl", "jureca") == 0
+    common = {"rule": "prepare", "wildcards": {}}
+    lines = (common | {"event": kind, "site": site, "core_hours": hours} for site, kind, hours in charged)
+    assert spent(paths, "jureca").core_hours == 0
+    paths.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert spent(paths, "jureca") == Spent(16.0)
     fresh = budget.make_plan(jobs(), planner)
     budget.check(fresh)
     assert 1 < fresh.totals["core_hours_expected"] < 17
     with pytest.raises(budget.BudgetError, match=r"beside 16.00 core-h spent before"):
-        budget.check(budget.make_plan(jobs(), planner, spent=spent))
+        budget.check(budget.make_plan(jobs(), planner, spent=spent(paths, "jureca")))
 
 
 def test_beyond_the_quota_is_a_warning(tmp_path):
@@ -164,7 +179,6 @@ def test_nothing_to_run_says_so(tmp_path):
     assert "Nothing has to run" in tables.page(plan)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 10), st.integers(1, 3), st.sets(st.integers(0, 20), max_size=3)), max_size=20),
     st.integers(1, 6),
@@ -172,10 +186,10 @@ def test_nothing_to_run_says_so(tmp_path):
 def test_calendar_bounds(drawn, capacity):
     """No schedule beats the longest chain or the work divided by the capacity; none exceeds one job after the other."""
     planned = [
-        budget.PlannedJob(number, "r", {}, limit_hours=hours, slots=slots, after=tuple(i for i in after if i < number))
+        PlannedJob(number, "r", {}, limit_hours=hours, slots=slots, after=tuple(i for i in after if i < number))
         for number, (hours, slots, after) in enumerate(drawn)
     ]
-    priced = [budget.PricedJob(**vars(job), hours_expected=job.limit_hours) for job in planned]
+    priced = [PricedJob(**vars(job), hours_expected=job.limit_hours) for job in planned]
     chain, limited = wall_hours(priced), wall_hours(priced, capacity)
     total = sum(job.limit_hours for job in planned)
     work = sum(job.limit_hours * min(job.slots, capacity) for job in planned) / capacity
@@ -213,6 +227,15 @@ def test_time_limits_grow_and_are_cut():
     assert time_limit(predict(run, JURECA, facts=FACTS), JURECA, 99, "dc-gpu-devel") == 120
 
 
+def test_time_limits_come_from_what_95_of_100_runs_take():
+    """Rounded up to 5 minutes; neither from what is expected nor from the range of 80 of 100."""
+    run = Run("r", dataclasses.replace(WORKLOAD, training=LanguageTraining(steps=3_000_000)))
+    foretold = predict(run, JURECA, facts=FACTS)
+    assert foretold.wall_seconds < foretold.wall_high < foretold.limit_seconds - 300
+    assert time_limit(foretold, JURECA) == 5 * math.ceil(foretold.limit_seconds / 300)
+    assert time_limit(dataclasses.replace(foretold, limit_seconds=3601.0), JURECA) == 65
+
+
 def test_unknown_stays_unknown():
     """No vocabulary, no steps, no rate, no formula: each is said, none is 0."""
     assert "vocabulary" in predict(Run("r", WORKLOAD), JURECA, facts=DataFacts(None)).unknown
@@ -222,41 +245,6 @@ def test_unknown_stays_unknown():
     assert "peak_tflops.fp64" in predict(Run("r", WORKLOAD, precision="fp64"), JURECA, facts=FACTS).unknown
     own = dataclasses.replace(WORKLOAD, model=make(Model, kind="mine.py:Mine"))
     assert predict(Run("r", own), JURECA, facts=FACTS).memory_bytes is None
-
-
-def test_advice_is_whole_and_ranked():
-    """Every layout stands once, those that fit come first, each with its reason."""
-    ranked = advise(WORKLOAD, JURECA, 8, facts=FACTS)
-    degrees = [(a.layout.dp, a.layout.fsdp, a.layout.tp, a.layout.pp) for a in ranked]
-    assert len(set(degrees)) == len(degrees) and (8, 1, 1, 1) in degrees and (1, 8, 1, 1) in degrees
-    assert all(dp * fsdp * tp * pp == 8 for dp, fsdp, tp, pp in degrees)
-    order = ["fits", "unknown", "risky", "does not fit"]
-    places = [order.index(advice.prediction.fits) for advice in ranked]
-    assert places == sorted(places) and all(advice.reason for advice in ranked)
-    assert ranked[0].layout.strategy() in ("multi_node", "fsdp", "hsdp")
-
-
-def test_advice_for_512_gpus_takes_less_than_a_second():
-    model = make(Model, dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu")
-    workload = make(Workload, name="w", model=model, training=LanguageTraining(steps=1, window=2048, global_batch=1024))
-    began = time.process_time()
-    ranked = advise(workload, JURECA, 512, "bf16", facts=DataFacts(32000))
-    assert time.process_time() - began < 1 and len(ranked) > 50
-    assert ranked[0].prediction.fits == "fits"
-
-
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (make(Model), "DDP"),
-        (make(Model, dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu"), "FSDP"),
-        (make(Model, dim=32768, heads=256, layers=2, hidden=131072), "TP"),
-        (make(Model, dim=8192, heads=64, layers=200, hidden=32768), "PP"),
-    ],
-)
-def test_rule_of_thumb(model, said):
-    workload = make(Workload, name="w", model=model, training=LanguageTraining(steps=1, window=2048, global_batch=64))
-    assert said in rule_of_thumb(workload, JURECA, 8, "bf16", 32000)
 
 
 def test_sacct_is_summed(tmp_path):
@@ -301,3 +289,55 @@ def test_every_job_that_was_submitted_is_charged(tmp_path):
     charged = [("a", "sacct", 4 * 128), ("b", "sacct", 2 * 128), ("a (parity)", "sacct", 128)]
     assert [(row.run, row.source, row.core_hours_charged) for row in rows] == charged
     assert [row.hours_actual for row in rows] == [3, 2, 1] and rows[1].seconds_actual is None
+
+
+def test_the_table_has_a_row_for_each_rule_that_costs_something(tmp_path):
+    """With the least and the most nodes and GPUs that its jobs ask for; what runs here is no row."""
+    planned = [dataclasses.replace(job, rule="train") if job.kind == "run" else job for job in jobs()]
+    plan = budget.make_plan(planned, Planner(project(tmp_path)))
+    prepare, train = budget.rows(plan, by_strategy=False)
+    assert (prepare["rule"], prepare["nodes"], prepare["gpus"]) == ("prepare", "1", "0")
+    assert (train["rule"], train["nodes"], train["gpus"]) == ("train", "1–2", "1–8")
+
+
+def test_communicators_take_memory_of_gpus_for_each_degree():
+    laptop = Site("laptop", cores_per_node=2, assumed=JURECA.assumed)
+    run = Run("r", WORKLOAD, Layout(gpus_per_node=4, dp=2, fsdp=2))
+    each = JURECA.assumed.communicator_gigabytes * 1e9
+    assert memory_parts(run, JURECA, 5000)["communicators"] == int(2 * each) > 0
+    assert memory_parts(run, laptop, 5000)["communicators"] == 0
+
+
+def remedy_where_it_just_fits(run, changed):
+    """What is advised for `run` where a device has just the memory for `changed`."""
+    capacity = math.ceil(total(memory_parts(changed, JURECA, 5000)) / FITS_BELOW) + 1
+    assert total(memory_parts(run, JURECA, 5000)) > FITS_BELOW * capacity
+    return find_remedy(run, JURECA, 5000, capacity)
+
+
+def test_the_smallest_change_that_helps_is_advised():
+    """Parts of a batch by powers of two, or micro-batches where there is a pipeline; weights that are freed after their use."""
+    training = LanguageTraining(steps=9, window=1024, global_batch=64)
+    workload = make(Workload, name="w", model=make(Model, dim=512, heads=8, layers=8), training=training)
+    single = Run("r", workload, Layout(activation_checkpointing=True))
+    for parts in (2, 4, 8, 16, 32):
+        cut = dataclasses.replace(workload, training=dataclasses.replace(training, accumulate=parts))
+        assert remedy_where_it_just_fits(single, dataclasses.replace(single, workload=cut)) == (
+            f"training.accumulate = {parts}"
+        )
+    stages = Layout(gpus_per_node=2, pp=2, micro_batches=4, activation_checkpointing=True)
+    deep, finer = (Run("r", workload, dataclasses.replace(stages, micro_batches=count)) for count in (4, 8))
+    assert remedy_where_it_just_fits(deep, finer) == "micro_batches = 8"
+    kept, freed = (
+        Run("r", workload, Layout(gpus_per_node=4, fsdp=4, activation_checkpointing=True, reshard_after_forward=freed))
+        for freed in (False, True)
+    )
+    assert remedy_where_it_just_fits(kept, freed) == "reshard_after_forward = true"
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"),
+    [(0.0, "0 s"), (29 / 3600, "29 s"), (1 / 60, "1 min"), (0.99, "59 min"), (1.0, "1 h 00 min"), (3.09, "3 h 05 min")],
+)
+def test_a_duration_of_the_plan_is_written_in_the_unit_that_fits(hours, said):
+    assert tables.duration(hours) == said

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,16 @@ import pytest
 from parascale.checkpoint.manifest import MANIFEST
 from parascale.data.text import check_expected
 from parascale.errors import DataError
+from parascale.families.sizes import model_sizes
 from parascale.plan import budget, earlier, tables
 from parascale.plan.planner import Planner
 from parascale.plan.predict import predict
-from parascale.settings import load_project_file
+from parascale.plan.price import PlannedJob, core_hours_left, price
+from parascale.plan.time import forward_seconds
+from parascale.plan.work import step_work
+from parascale.settings import Layout, load_project_file
 from parascale.settings.data import ExpectedText
-from parascale.store.reasons import Reason, Reasons
+from parascale.store.reasons import KEPT, Reason, Reasons
 from tests.unit.test_plan_budget import JURECA, jobs, project
 
 
@@ -27,7 +32,7 @@ def jureca(tmp_path_factory):
 
 def other(stage, **wildcards):
     """A job of the stage whose benchmarks lie in that folder, under a name that another workflow may have given it."""
-    return budget.PlannedJob(1, f"theirs_{stage}", wildcards, benchmark=f"results/benchmarks/{stage}/x.tsv")
+    return PlannedJob(1, f"theirs_{stage}", wildcards, benchmark=f"results/benchmarks/{stage}/x.tsv")
 
 
 @pytest.mark.parametrize(
@@ -46,16 +51,25 @@ def other(stage, **wildcards):
 def test_jobs_that_train_nothing_have_a_price(jureca, stage, wildcards):
     """Between its start and an hour, by formula; the ledger's own experience stands above that."""
     job = other(stage, **wildcards)
-    priced = budget.price(job, jureca, {})
+    priced = price(job, jureca, {})
     assert jureca.site.assumed.startup_seconds / 3600 < priced.hours_expected < 1 and priced.basis == "formula"
     assert priced.core_hours_expected == pytest.approx(128 * priced.hours_expected)
-    assert budget.price(job, jureca, {job.rule: 0.25}).hours_expected == 0.25
+    assert price(job, jureca, {job.rule: 0.25}).hours_expected == 0.25
+
+
+def test_summaries_are_written_by_all_gpus_that_the_job_has(jureca):
+    """What each process does once, such as to start and to read the weights, stays."""
+    job = dataclasses.replace(other("summarise", run="xsum-single"), gpus=1)
+    alone, four, many = (
+        price(dataclasses.replace(job, gpus=gpus), jureca, {}).hours_expected for gpus in (1, 4, 10**9)
+    )
+    assert alone - four == pytest.approx(3 / 4 * (alone - many)) and alone > 3 * four > 3 * many
+    assert many * 3600 >= jureca.site.assumed.startup_seconds
 
 
 def test_more_data_costs_more(jureca):
     small, large = (
-        budget.price(other("prepare", dataset=name), jureca, {}).hours_expected
-        for name in ("wikitext2", "wikitext103-50k")
+        price(other("prepare", dataset=name), jureca, {}).hours_expected for name in ("wikitext2", "wikitext103-50k")
     )
     assert large > 2 * small
 
@@ -102,6 +116,83 @@ def test_what_a_run_does_beside_computing_is_in_its_price(jureca, part, training
     )
 
 
+def test_evaluations_and_saves_are_counted_as_a_training_makes_them(jureca):
+    """Of 988 steps: four evaluations and one at the end, of which each but the last may save its weights as the best; saves after so
+    many steps, or minutes where they come more often, and at the end."""
+    run = jureca.run("imagewoof-course-1")
+
+    def beside(**training):
+        training = {"evaluate_every": None, "checkpoint_every": None, "checkpoint_minutes": None} | training
+        training = dataclasses.replace(run.workload.training, **training)
+        changed = dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
+        return predict(changed, jureca.site, facts=jureca.facts(run))
+
+    once = beside(evaluate=False)
+    state, steps = once.beside["saving"], once.steps
+    assert steps == 988 and once.beside["evaluation"] == 0 and state > 0
+    weights = state / 3  # AdamW keeps two copies beside them
+    assert beside(checkpoint_every=200, evaluate=False).beside["saving"] == pytest.approx(5 * state)
+    minutes = once.seconds / 60 / 3.5
+    assert beside(checkpoint_minutes=minutes, evaluate=False).beside["saving"] == pytest.approx(4 * state)
+    one, five = beside(), beside(evaluate_every=200)
+    assert five.beside["evaluation"] == pytest.approx(5 / 2 * one.beside["evaluation"]) and one.beside["evaluation"] > 0
+    assert one.beside["saving"] == pytest.approx(state + weights)
+    assert five.beside["saving"] == pytest.approx(state + 4 * weights)
+
+
+def test_images_are_decoded_by_workers_beside_the_step(jureca):
+    """64 images of 100 kB at 32 MB/s a core take 0.2 s: alone in full, by few workers what a step does not hide, by many nothing."""
+    run = jureca.run("imagewoof-course-1")
+
+    def phases(workers):
+        training = dataclasses.replace(run.workload.training, workers=workers)
+        changed = dataclasses.replace(run, workload=dataclasses.replace(run.workload, training=training))
+        return predict(changed, jureca.site, facts=jureca.facts(run)).phases
+
+    alone = phases(0)
+    assumed, computing = jureca.site.assumed, sum(alone.values()) - alone["data"]
+    decoding = 64 * (1e5 / (assumed.decode_megabytes_per_second * 1e6) + assumed.sample_microseconds / 1e6)
+    assert alone["data"] == pytest.approx(decoding)
+    assert phases(2)["data"] == pytest.approx(decoding / 2 - computing) and phases(32)["data"] == 0
+
+
+def test_batch_norm_tells_all_ranks_its_statistics(jureca):
+    """Two small collectives a norm, there and back: latencies, which nothing hides, of each of xresnet50's norms."""
+    run = jureca.run("imagewoof-course-4")
+
+    def communication(**layout):
+        changed = dataclasses.replace(run, layout=dataclasses.replace(run.layout, **layout))
+        return predict(changed, jureca.site, facts=jureca.facts(run)).phases["communication"]
+
+    norms = model_sizes(run.workload.model, 10, *run.workload.sizes).norms
+    more = communication(sync_batch_norm=True) - communication(sync_batch_norm=False)
+    ring = 6 * jureca.site.node_link.microseconds / 1e6  # an all-reduce of four ranks
+    assert norms > 50 and 2 * norms * ring < more < 4 * norms * ring
+
+
+def test_fsdp_over_nodes_is_not_free_in_the_plan_of_jureca(jureca):
+    """Eight GPUs of two nodes talk five times as long as if one node held them, with two InfiniBand links for four GPUs."""
+    run = jureca.run("llama-7b-fsdp-8")
+    layout = dataclasses.replace(run.layout, nodes=1, gpus_per_node=8)
+    inside = predict(dataclasses.replace(run, layout=layout), jureca.site, facts=jureca.facts(run))
+    outside = jureca.prediction("llama-7b-fsdp-8")
+    assert run.layout.nodes == 2 and outside.phases["communication"] > 0.05 * outside.step_seconds
+    assert outside.phases["communication"] > 5 * inside.phases["communication"]
+
+
+def test_a_prediction_takes_less_than_a_millisecond(jureca):
+    """Of the processor, in the mean over the shipped run table; what else a machine does lengthens it, so the quickest of three counts."""
+    facts = {name: jureca.facts(run) for name, run in jureca.project.runs.items()}
+
+    def seconds():
+        began = time.process_time()
+        for name, run in jureca.project.runs.items():
+            predict(run, jureca.site, facts=facts[name])
+        return (time.process_time() - began) / len(facts)
+
+    assert min(seconds() for _ in range(3)) < 1e-3 and len(facts) > 40
+
+
 def test_what_is_only_about_right_is_not_checked():
     """A plan may rest on an estimate; a figure that is given as exact is checked against the data."""
     found = {"train_tokens": (90, "tokens")}
@@ -114,25 +205,29 @@ def test_a_training_under_way_is_charged_for_what_is_left(tmp_path, monkeypatch)
     """Steps after which its state is saved are done; its start, evaluation and last save are not."""
     planner = Planner(project(tmp_path))
     job = jobs()[2]
-    whole = budget.price(job, planner, {})
+    whole = price(job, planner, {})
     monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues what was begun", step=750))
-    left, foretold = budget.price(job, planner, {}), planner.prediction("single")
+    left, foretold = price(job, planner, {}), planner.prediction("single")
     assert left.hours_expected == pytest.approx((foretold.wall_seconds - 0.75 * foretold.seconds) / 3600)
     assert left.hours_expected < left.hours_worst < whole.hours_worst
+    for reason, hours in (
+        (Reason("continues what was begun", step=750), left.hours_expected),
+        (Reason("new"), whole.hours_expected),
+        (KEPT, 0.0),
+    ):
+        assert core_hours_left(foretold, reason) == pytest.approx(128 * hours), "as `plan --check` counts it"
     monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues what was begun", step=5000))
-    assert budget.price(job, planner, {}).hours_expected == pytest.approx(sum(foretold.beside.values()) / 3600)
+    assert price(job, planner, {}).hours_expected == pytest.approx(sum(foretold.beside.values()) / 3600)
 
 
 def test_the_step_that_a_training_continues_from_is_the_last_whole_one(tmp_path, monkeypatch):
     reasons = Reasons(project(tmp_path))
     run = reasons_run = project(tmp_path).runs["single"]
     work = project(tmp_path).paths.work(run.run)
-    for name, whole in (("step-000000100", True), ("step-000000250", True), ("step-000000300", False)):
+    for name in ("step-000000100", "step-000000250", "step-000000400.partial", "step-old"):
         (work / "checkpoints" / name).mkdir(parents=True)
-        if whole:
-            (work / "checkpoints" / name / MANIFEST).write_text("{}")
-    (work / "checkpoints/step-000000400.partial").mkdir()
-    (work / "checkpoints/step-000000400.partial" / MANIFEST).write_text("{}")
+        (work / "checkpoints" / name / MANIFEST).write_text("{}")
+    (work / "checkpoints/step-000000300").mkdir()
     (work / "run.json").write_text(
         json.dumps({"settings": dataclasses.asdict(reasons_run), "site": dataclasses.asdict(JURECA)})
     )
@@ -177,3 +272,24 @@ def test_only_a_plan_of_the_same_targets_is_compared(damage, tmp_path):
     for text in (json.dumps(values | damage), json.dumps([values]), '{"jo'):
         path.write_text(text)
         assert earlier.last_plan(path, ["report"]) is None
+
+
+def test_a_checkpoint_is_verified_with_the_validation_and_the_test_split(jureca):
+    """Both are evaluated, so that ten times as long a split takes ten times as long, loading apart."""
+    run = jureca.run("fsdp-4")
+
+    def seconds(tokens):
+        data = run.workload.data
+        data = dataclasses.replace(data, expected=dataclasses.replace(data.expected, validation_tokens=tokens))
+        changed = dataclasses.replace(run, workload=dataclasses.replace(run.workload, data=data))
+        planner = Planner(dataclasses.replace(jureca.project, runs={"fsdp-4": changed}))
+        return 3600 * price(other("verify_checkpoint", run="fsdp-4"), planner, {}).hours_expected
+
+    none, once, tenfold = (seconds(count * run.workload.training.window) for count in (1, 10_001, 100_001))
+    rates, _ = jureca.calibration.rates(jureca.site, run, 0.0)
+    vocabulary = jureca.facts(run).vocabulary
+    alone = dataclasses.replace(run, layout=Layout())
+    work = step_work(alone, model_sizes(run.workload.model, vocabulary, *run.workload.sizes), jureca.site)
+    batch = forward_seconds(work, rates, jureca.site)
+    assert once - none == pytest.approx(2 * 10_000 / run.global_batch * batch)
+    assert tenfold - none == pytest.approx(10 * (once - none))

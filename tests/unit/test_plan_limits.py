@@ -10,6 +10,7 @@ from parascale import slurm
 from parascale.errors import ConfigError
 from parascale.plan import budget, limits, tables
 from parascale.plan.planner import Planner
+from parascale.plan.price import PlannedJob
 from parascale.settings import load_project
 from tests.unit.test_plan_budget import JURECA, jobs, project
 
@@ -50,6 +51,25 @@ device: cuda
 gpus_per_node: 4
 partitions: [{name: dc-gpu, max_hours: 24, max_nodes: 24}, {name: dc-gpu-devel, max_hours: 2, max_nodes: 4}]
 """
+
+
+@pytest.mark.parametrize(
+    ("count", "hours", "fits"), [(8, 3.0, True), (8, 3.1, False), (1, 24.0, True), (8, None, True)]
+)
+def test_limits_of_jobs_that_share_one_add_up(tmp_path, count, hours, fits):
+    """Slurm is asked for the time of all of them, which a partition may never grant although it grants that of each. It is said once."""
+    ids = tuple(range(count)) if count > 1 else ()
+    shared = [
+        PlannedJob(number, "prepare", {"dataset": f"d{number}"}, limit_hours=hours, together=ids)
+        for number in range(count)
+    ]
+    plan = budget.make_plan(shared, Planner(project(tmp_path)))
+    assert len(plan.violations) == (not fits)
+    for line in plan.violations:
+        assert line.startswith(
+            "8 jobs in one group (prepare (d0), prepare (d1), prepare (d2), … and 5 more): asks for 24.8 h; partition dc-gpu"
+        )
+        assert line.endswith("ends jobs after 24 h: put fewer into one (`--group-components`)")
 
 
 @pytest.mark.parametrize("name", VIOLATIONS)

@@ -10,7 +10,6 @@ from parascale.files import write_json
 from parascale.launch.measuring import measure_processors
 from parascale.launch.resources import cores_of
 from parascale.plan import calibrate
-from parascale.plan.facts import DataFacts
 from parascale.plan.planner import MUCH_SECONDS, Planner
 from parascale.plan.predict import predict
 from parascale.plan.rates import MEASURED, REFERENCE, as_measured, formula_rates
@@ -21,13 +20,11 @@ from parascale.settings import Layout, Run, Site, identity, load_site
 from parascale.settings.config import Config
 from parascale.settings.project import Project
 from parascale.settings.site import Assumed
-from tests.unit.test_plan_budget import JURECA, WORKLOAD, project
+from tests.unit.test_plan_budget import FACTS, JURECA, WORKLOAD, project
+from tests.unit.test_plan_calibrate import LAPTOP
 
-LAPTOP = Site("laptop", cores_per_node=2, threads_per_process=1, plays_nodes=True)
-FACTS = DataFacts(vocabulary=5000)
-SLOW = {
-    name: value / 2 if name == "gigaflops" else 2 * value for name, value in REFERENCE.items()
-}  # half as fast in all
+# Half as fast in all.
+SLOW = {name: value / 2 if name.startswith("giga") else 2 * value for name, value in REFERENCE.items()}
 
 
 def calibration(machine):
@@ -112,6 +109,15 @@ def test_what_a_site_says_of_itself_stays():
     assert measured.node_link.microseconds == 2 * own.node_link.microseconds
 
 
+@pytest.mark.parametrize(("measured", "taken"), [(33.0, 1.5), (11.0, 0.5), (2.0, 0.5), (900.0, 2.0), (None, 1.0)])
+def test_memory_has_a_rate_of_its_own_within_what_is_plausible(measured, taken):
+    """As far from the REFERENCE as it was measured, but no further than twice from products; where it was not, products speak for it."""
+    machine = {name: value for name, value in REFERENCE.items() if name != "gigabytes_per_second"}
+    machine |= {"gigabytes_per_second": measured} if measured else {}
+    rates, known = (formula_rates(as_measured(LAPTOP, each), "fp32") for each in (machine, REFERENCE))
+    assert known.moved / rates.moved == pytest.approx(taken) and dataclasses.replace(rates, moved=known.moved) == known
+
+
 def test_no_figure_of_a_cpu_prices_a_gpu():
     run = Run("r", WORKLOAD)
     assert predict(run, JURECA, calibration(SLOW), FACTS) == predict(run, JURECA, calibration(None), FACTS)
@@ -155,3 +161,11 @@ def test_the_figures_of_this_machine():
 
     figures = measure(seconds=0.5)
     assert figures.keys() == REFERENCE.keys() and all(value > 0 for value in figures.values())
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "others"), [(1, 1, 0.0), (2, 1, 0.0), (2, 2, 1.0), (5, 3, 0.5), (4, 9, 1.0)]
+)
+def test_part_of_the_other_cores_compute_as_well(cores, processes, others):
+    site = Site("here", cores_per_node=cores, threads_per_process=1)
+    assert Prices.at(formula_rates(site, "fp32"), site, processes).others == others

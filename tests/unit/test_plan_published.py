@@ -1,12 +1,18 @@
 """Formulas beside figures that others have published, each with its source."""
 
+from dataclasses import replace
+
 import pytest
 
-from parascale.families.language.sizes import TransformerSizes
-from parascale.families.sizes import MicroBatch, Sizes, model_sizes
+from parascale.families.sizes import MicroBatch, model_sizes
+from parascale.plan import score
+from parascale.plan.advise import advise
+from parascale.plan.calibrate import AXES
+from parascale.plan.facts import DataFacts
 from parascale.plan.memory import peak_memory, total
 from parascale.settings import Model, make
 from tests.unit.test_plan_memory import make_run
+from tests.unit.test_plan_score import ROWS, SITES
 
 GIB = 2**30
 LLAMA = {"norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False}
@@ -23,9 +29,7 @@ RESERVED = (1.1, 1.3)
 def gib(model, window, batch, **layout):
     """Peak of one rank in GiB, bf16."""
     run = make_run(model, "bf16", window=window, batch=batch, **layout)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TransformerSizes, "loss_bytes", Sizes.loss_bytes)  # theirs made all logits at once
-        return total(peak_memory(run, LLAMA3_VOCABULARY, "cuda")) / GIB
+    return total(peak_memory(run, LLAMA3_VOCABULARY, "cuda", chunked=False)) / GIB
 
 
 # https://github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 2, 4 and 5, rows with full
@@ -96,3 +100,35 @@ def test_activations_of_megatron(name):
     batch = MicroBatch(1, tp=1, sequence_parallel=False, parameter=4, compute=2, copies=False)
     kept = model_sizes(model, 1, 2048).block_bytes(batch)
     assert kept == pytest.approx((34 - 2) * 2048 * dim, rel=0.01)
+
+
+def compared():
+    """{name: rows} wherever a source compares layouts of one model on as many GPUs of one machine."""
+    groups = {}
+    for row in ROWS:
+        name = " ".join(row[key] for key in ("source", "machine", "gpus", "model", "window"))
+        groups.setdefault(name, []).append(row)
+    return {name: rows for name, rows in groups.items() if len(set(map(degrees, rows))) > 1}
+
+
+def degrees(row):
+    return tuple(int(row[axis]) for axis in AXES)
+
+
+@pytest.mark.parametrize("name", compared())
+def test_of_the_layouts_that_were_measured_advise_puts_a_good_one_first(name):
+    """Within 5 % of the source's best, for each batch that it trained with. `advise` chooses among all layouts, cuts and recomputation."""
+    rows = compared()[name]
+    published = {degrees(row): float(row["tokens_per_second_per_gpu"]) for row in rows}
+    for row in rows:
+        site = SITES[row["machine"]]
+        run, facts = score.run_of(row, site, name), DataFacts(int(row["vocabulary"]))
+        workload = replace(run.workload, training=replace(run.workload.training, accumulate=1))
+        ranked = [
+            tuple(getattr(each.layout, axis) for axis in AXES)
+            for each in advise(workload, site, run.layout.world_size, run.precision, facts=facts)
+        ]
+        best = min(published, key=ranked.index)
+        ratio = published[best] / max(published.values())
+        print(f"{name}, batch {run.global_batch}: {dict(zip(AXES, best, strict=True))}, {ratio:.2f} of the best")
+        assert ratio >= 0.95

@@ -98,8 +98,8 @@ def test_a_machine_that_does_not_say_is_one_line(tmp_path, jutil, monkeypatch, a
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("jutil '{account}", "`jutil '{account}` is no command: No closing quotation"),
-        (" ", "` ` is no command"),
+        ("jutil '{account}", "`jutil '{account}` is not a command: No closing quotation"),
+        (" ", "` ` is not a command"),
         ("/", "`/` does not start: Permission denied"),
         (__file__, f"`{__file__}` does not start: Permission denied"),
     ],

@@ -12,12 +12,11 @@ import pytest
 
 from parascale.families.sizes import model_sizes
 from parascale.plan import score
-from parascale.plan.advise import advise
-from parascale.plan.calibrate import AXES, FORMULA_ERROR
-from parascale.plan.facts import DataFacts
+from parascale.plan.calibrate import FORMULA_ERROR
 from parascale.plan.fit import most_probable
-from parascale.plan.predict import RANGE
+from parascale.plan.ranges import RANGE
 from parascale.plan.rates import formula_rates, gpu_kind
+from parascale.plan.score import RATE
 from parascale.plan.time import step_seconds
 from parascale.plan.work import step_work
 from tests.unit.test_plan_memory import LLAMA_7B, make_run
@@ -29,9 +28,19 @@ ROWS = [row for row in ALL_ROWS if score.has_run(row)]
 MEDIAN, WORST = 0.09, 0.30
 
 
+BEYOND = [
+    ("nanotron", "16")
+]  # source and `dp` of the rows that are further off than WORST: see README.md beside the table
+
+
 def apart(row):
-    """nanotron's pipelines, and its data-parallel run (see README.md beside the table)."""
-    return row["source"] == "nanotron" and (row["pp"] != "1" or row["dp"] == "16")
+    """nanotron's pipelines (see README.md beside the table)."""
+    return row["source"] == "nanotron" and row["pp"] != "1"
+
+
+def beyond(rows, off):
+    """Source and `dp` of the rows whose relative errors are larger than WORST."""
+    return [(row["source"], row["dp"]) for row, error in zip(rows, off, strict=True) if error > WORST]
 
 
 # Every constant that a fit may move, and how far its source leaves it open: the deviation of its logarithm. Products begin from one
@@ -74,7 +83,7 @@ class Row:
             kind, _, price = name.rpartition(" ")
             if kind in ("", self.kind):
                 moved[price] = math.exp(factor)
-        phases = step_seconds(self.work, self.prior.scaled(moved), self.site, self.run.layout.processes_per_node)
+        phases = step_seconds(self.work, self.prior.scaled(moved), self.site)
         return math.log(self.tokens / sum(phases.values()) / self.published)
 
 
@@ -89,25 +98,27 @@ def fitted(rows):
 
 @functools.cache
 def held_out():
-    """Logarithms of predicted over published of rows that were not fitted to, both ways, with a split that was frozen before."""
-    rows, off = [Row(row) for row in ROWS if not apart(row)], []
+    """(table's row, logarithm of predicted over published) of what was not fitted to, both ways, with a split that was frozen before."""
+    rows, off = [(row, Row(row)) for row in ROWS if not apart(row)], []
     for half in "ab":
-        factors = fitted([row for row in rows if row.half == half])
-        off += [row.error(factors) for row in rows if row.half != half]
-    assert len(off) == len(rows) >= 27
+        factors = fitted([row for _, row in rows if row.half == half])
+        off += [(cells, row.error(factors)) for cells, row in rows if row.half != half]
+    assert len(off) == len(rows) >= 28
     return off
 
 
 def test_what_is_fitted_on_some_sources_holds_for_the_others():
-    """All constants are fitted to one half. Tokens a second of the other: in the median within 9 %, at worst 30 %."""
-    off = [abs(math.expm1(error)) for error in held_out()]
-    print(f"{len(off)} rows: median {statistics.median(off):.3f}, worst {max(off):.3f}")
-    assert statistics.median(off) <= MEDIAN and max(off) <= WORST
+    """All constants are fitted to one half. Tokens a second of the other: in the median within 9 %, at worst 30 %, but for one row."""
+    rows, off = [row for row, _ in held_out()], [abs(math.expm1(error)) for _, error in held_out()]
+    print(
+        f"{len(off)} rows: median {statistics.median(off):.3f}, worst {', '.join(f'{each:.3f}' for each in sorted(off)[:-3:-1])}"
+    )
+    assert statistics.median(off) <= MEDIAN and beyond(rows, off) == BEYOND
 
 
 def test_the_range_of_a_formula_holds_80_of_100_published_runs():
     """Of those that were not fitted to: at least 80 of 100, and not all of them."""
-    inside = [abs(error) <= RANGE * FORMULA_ERROR["cuda"] for error in held_out()]
+    inside = [abs(error) <= RANGE * FORMULA_ERROR["cuda"] for _, error in held_out()]
     assert 0.8 <= sum(inside) / len(inside) < 0.95
 
 
@@ -123,20 +134,41 @@ def test_a_rate_that_no_data_sheet_has_is_unknown(tmp_path):
     assert score.errors([unknown, known])["all"]["rows"] == 1
 
 
+@pytest.mark.parametrize(("cell", "dropout"), [({}, 0.1), ({"dropout": "0.0"}, 0.0), ({"source": "llm-foundry"}, 0.0)])
+def test_what_the_code_of_a_source_is_known_to_do_is_its_default(cell, dropout):
+    """Megatron-LM's dropout, which a table need not name: without it its rows are predicted up to 1.34 times as fast as they ran."""
+    row = next(row for row in ROWS if row["source"] == "megatron") | cell
+    assert score.run_of(row, SITES[row["machine"]], "table").workload.model.dropout == dropout
+
+
+@pytest.mark.parametrize("tuned", [{"tuned": "false"}, {}])
+def test_code_that_is_not_tuned_neither_compiles_nor_makes_its_loss_in_chunks(tuned):
+    """An empty cell is the default. All logits of 64 samples of 8,192 tokens are 269 GB in fp32, where a chunk is 1."""
+    names = ("source", "machine", "gpus", "model", "dim", "heads", "layers", "vocabulary", "window", "global_batch")
+    row = dict(zip(names, ["s", "h100-80", "1", "m", "256", "4", "2", "128256", "8192", "64"], strict=True)) | {
+        RATE: "100"
+    }
+    fast, slow = (score.score_row(row | cell, SITES, "table") for cell in ({"tuned": "true"}, tuned))
+    assert fast.predicted > slow.predicted and (fast.fits, slow.fits) == ("fits", "does not fit")
+
+
 def test_shipped_constants_are_as_good():
-    scored = [
-        each
-        for each, row in zip(score.score(TABLES / "runs.csv", TABLES / "machines.csv"), ALL_ROWS, strict=True)
-        if each.ran and not apart(row)
-    ]
+    rows, scored = zip(
+        *(
+            (row, each)
+            for each, row in zip(score.score(TABLES / "runs.csv", TABLES / "machines.csv"), ALL_ROWS, strict=True)
+            if each.ran and not apart(row)
+        ),
+        strict=True,
+    )
     every = score.errors(scored)["all"]
-    assert every["median"] <= MEDIAN and every["worst"] <= WORST, every
+    assert every["median"] <= MEDIAN and beyond(rows, [abs(each.ratio - 1) for each in scored]) == BEYOND, every
 
 
 def step(run, site, vocabulary=32_000):
     """{phase: seconds} of a step by the formula."""
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
-    phases = step_seconds(step_work(run, sizes, site), formula_rates(site, "bf16"), site, run.layout.processes_per_node)
+    phases = step_seconds(step_work(run, sizes, site), formula_rates(site, "bf16"), site)
     return phases, sizes.flops_per_target * run.global_batch * run.workload.training.window
 
 
@@ -167,11 +199,17 @@ def test_fsdp_that_leaves_the_node_is_not_free():
 
 
 def test_fsdp_over_512_gpus_waits_for_its_network():
-    """The more ranks, the longer its rings: what was hidden on 64 GPUs is not on 1,024."""
-    few, many = (
-        utilisation(seven_billion(2 * ranks, nodes=ranks // 8, fsdp=ranks), SITES["a100-80"]) for ranks in (64, 1024)
+    """The more ranks, the longer its rings: what was hidden on 64 GPUs is not on 1,024. Up to 512 it is no worse than HSDP, then it falls."""
+
+    def of(ranks, **layout):
+        return utilisation(seven_billion(2 * ranks, nodes=ranks // 8, **layout), SITES["a100-80"])
+
+    counts = (8, 64, 256, 512, 1024, 2048)
+    fsdp, hsdp = (
+        [of(ranks, dp=ranks // (held or ranks), fsdp=held or ranks) for ranks in counts] for held in (None, 8)
     )
-    assert many < 0.92 * few
+    assert fsdp == sorted(fsdp, reverse=True) and fsdp[4] < 0.92 * fsdp[1] and fsdp[5] < 0.7 * fsdp[1]
+    assert fsdp[3] > 0.98 * hsdp[3] and fsdp[4] < 0.98 * hsdp[4] and fsdp[5] < 0.75 * hsdp[5]
 
 
 def test_constants_of_cpus_price_no_gpu():
@@ -236,35 +274,3 @@ def test_a_table_may_say_in_many_ways_that_a_run_ran_out_of_memory(tmp_path, cel
     (row,) = score.score(table, TABLES / "machines.csv")
     assert (row.ran, row.published) == (ran, 100.0 if cells.startswith("100") else None)
     assert score.memory([row])["out_of_memory_but_fits"] == (not ran)
-
-
-def compared():
-    """{name: rows} wherever a source compares layouts of one model on as many GPUs of one machine."""
-    groups = {}
-    for row in ROWS:
-        name = " ".join(row[key] for key in ("source", "machine", "gpus", "model", "window"))
-        groups.setdefault(name, []).append(row)
-    return {name: rows for name, rows in groups.items() if len(set(map(degrees, rows))) > 1}
-
-
-def degrees(row):
-    return tuple(int(row[axis]) for axis in AXES)
-
-
-@pytest.mark.parametrize("name", compared())
-def test_of_the_layouts_that_were_measured_advise_puts_a_good_one_first(name):
-    """Within 5 % of the source's best, for each batch that it trained with. `advise` chooses among all layouts, cuts and recomputation."""
-    rows = compared()[name]
-    published = {degrees(row): float(row["tokens_per_second_per_gpu"]) for row in rows}
-    for row in rows:
-        site = SITES[row["machine"]]
-        run, facts = score.run_of(row, site, name), DataFacts(int(row["vocabulary"]))
-        workload = replace(run.workload, training=replace(run.workload.training, accumulate=1))
-        ranked = [
-            tuple(getattr(each.layout, axis) for axis in AXES)
-            for each in advise(workload, site, run.layout.world_size, run.precision, facts=facts)
-        ]
-        best = min(published, key=ranked.index)
-        ratio = published[best] / max(published.values())
-        print(f"{name}, batch {run.global_batch}: {dict(zip(AXES, best, strict=True))}, {ratio:.2f} of the best")
-        assert ratio >= 0.95

@@ -51,7 +51,7 @@ def check_parts(model, module, *places):
     return sizes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(models, st.integers(2, 50), st.integers(2, 20))
 def test_sizes_are_those_of_the_real_module(model, vocabulary, window):
     """The count by parts agrees with `named_parameters()`."""
@@ -60,7 +60,7 @@ def test_sizes_are_those_of_the_real_module(model, vocabulary, window):
     check_parts(model, module, vocabulary, window)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(models, st.integers(2, 50), st.integers(2, 20), st.integers(2, 20))
 def test_sizes_of_the_encoder_decoder_are_those_of_the_real_module(model, vocabulary, window, summary_window):
     model = dataclasses.replace(model, kind="encoder_decoder")
@@ -81,7 +81,7 @@ xresnets = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(xresnets, st.integers(2, 12), st.integers(32, 70))
 def test_sizes_of_xresnet_are_those_of_the_real_module(model, classes, size):
     """Parameters, and the operations that torch counts in a forward pass."""

@@ -8,7 +8,7 @@ from parascale.data import pool
 from parascale.data.pool import ordered_map
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(), max_size=50), st.integers(1, 8), st.integers(1, 16))
 def test_the_pool_keeps_order_and_its_bound(items, threads, ahead):
     begun, most = [], 0

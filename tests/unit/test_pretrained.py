@@ -200,9 +200,12 @@ def _with_a_gap(folder):
         (_text("tokenizer.json", "{}"), r"no vocabulary in tokenizer\.json"),
         (_text("model.safetensors", "short"), r"model\.safetensors: no whole safetensors file.*fetch it again"),
         (lambda folder: edit_config(folder, model_type="pegasus"), r"`model_type` = pegasus cannot.*Allowed: t5, bart"),
-        (lambda folder: edit_config(folder, eos_token_id=7777), r"`eos_token_id` = 7777 is no entry"),
+        (lambda folder: edit_config(folder, eos_token_id=7777), r"`eos_token_id` = 7777 is not an entry"),
         (_with_a_gap, r"some numbers below the model's `vocab_size` have no entry"),
-        (lambda folder: edit_config(folder, pad_token_id=7777), r"`pad_token_id` = 7777 is no entry of its tokenizer"),
+        (
+            lambda folder: edit_config(folder, pad_token_id=7777),
+            r"`pad_token_id` = 7777 is not an entry of its tokenizer",
+        ),
         (lambda folder: edit_config(folder, d_model="wide"), r"config\.json: `transformers` does not take it.*d_model"),
         (lambda folder: edit_config(folder, num_layers=3), r"its weights lack `encoder\.block\.2"),
         (

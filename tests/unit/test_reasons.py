@@ -1,11 +1,13 @@
 """Why a training has to run, in words; what it repeats is counted, and refused above a bound."""
 
 import dataclasses
+import json
 import shutil
 
 import pytest
 
-from parascale.files import write_json, write_text
+from parascale.commands.plan import judge
+from parascale.files import append_line, write_json, write_text
 from parascale.plan import budget, tables
 from parascale.plan.planner import Planner
 from parascale.settings import Layout, identity
@@ -141,4 +143,23 @@ def test_a_plan_prices_what_is_kept_at_nothing_and_refuses_to_repeat_much(traine
     assert (priced.core_hours_expected, priced.basis) == (0.0, "store")
     # Its data is made anew: nobody knows yet whether that is the same.
     _, second = budget.make_plan([jobs()[1], jobs()[2]], Planner(made)).jobs
-    assert second.core_hours_expected > 0 and second.why == "what it reads is made anew"
+    assert second.core_hours_expected > 0 and second.why == "its input is rebuilt"
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_finished_training_counts_once_against_the_cap(trained, capsys, stored):
+    """As what was spent, also when the store gave it up and only results show it; and its price need not be known. Where it runs again, that
+    counts too."""
+    made = trained(core_hours=3.0)
+    if stored:
+        assert Store(made.paths.trainings).adopt(made.paths.run("single"))
+    ended = {"event": "finished", "rule": "train_single", "wildcards": {}, "site": "jureca", "core_hours": 2.5}
+    append_line(made.paths.events, json.dumps(ended))
+    assert judge(["single"], Planner(made)) == 0
+    assert capsys.readouterr().out == "all 1 runs can start: 0.00 core-h expected beside 2.50 spent before\n"
+    blind = Planner(made)
+    blind.prediction = lambda *_: dataclasses.replace(Planner(made).prediction("single"), core_hours=None)
+    assert judge(["single"], blind) == 0 and "unknown" not in capsys.readouterr().out
+    shutil.rmtree(made.paths.run("single") / "checkpoint")
+    made.runs["single"] = made.runs["single"] if not stored else changed(made.runs["single"], lr=2e-3)
+    assert judge(["single"], Planner(made)) == 1 and "more than budget.core_hours = 3" in capsys.readouterr().out

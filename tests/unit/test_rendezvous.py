@@ -1,6 +1,7 @@
 """Where launchers look for each other, what each rank is told, and which failure is called the cause."""
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale import slurm
+from parascale.cli import parascale
 from parascale.commands.launch import start
 from parascale.errors import RequirementError
 from parascale.launch import binding
@@ -21,6 +23,7 @@ from parascale.launch.rendezvous import address_of, interface_addresses, meeting
 from parascale.launch.workers import root_cause
 from parascale.settings.site import Network, Site
 
+ROOT = Path(__file__).parents[2]
 GPU_NODE = Site("node", device="cuda", gpus_per_node=4, cores_per_node=128)
 
 
@@ -163,6 +166,34 @@ def test_a_single_process_is_bound_as_a_rank_is(monkeypatch, job):
     start(Launch(("x.py",), 1, 1, GPU_NODE, 60.0, 10.0, "logs", 8), False, None, None, None, 1)
     assert len(started) == 1
     assert bound == ([{4, 5}] if job else []) and binding.cores_of_ranks(GPU_NODE, 4)[0] == {4, 5}
+
+
+def test_a_rank_is_told_names_and_paths_and_finds_its_settings_itself(monkeypatch, tmp_path):
+    """No settings on a command line: systems limit its length, and `ps` shows it to all users of a node."""
+    started = []
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("parascale.commands.launch.start", lambda launch, *more: started.append(launch) or 0)
+    for name, kind in (("three-d", "run"), ("multi-node", "parity")):
+        words = ["--kind", kind, "--config", "config/strategies.yaml", "--root", str(tmp_path)]
+        assert parascale.main(["launch", "--run", name, *words], standalone_mode=False) == 0
+        line = shlex.join(started[-1].python_command)
+        assert f"--run {name}" in line and len(line) < 500 and "{" not in line, line
+
+
+def test_the_line_that_starts_a_run_on_its_nodes_has_names_and_paths_alone(monkeypatch, tmp_path):
+    """srun's line is handed to every node, and stands in Slurm's accounting."""
+    lines, root = [], tmp_path / "results-of-a-project"
+    words = ["--run", "ddp-8", "--config", "config/jureca.yaml", "--root", str(root)]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["parascale", "launch", *words])
+    monkeypatch.setattr(slurm, "job_id", lambda: "7")
+    monkeypatch.setattr(slurm, "note_restarts", lambda: None)
+    monkeypatch.setattr("parascale.commands.launch.check_node", lambda site: None)
+    monkeypatch.setattr("parascale.commands.launch.run_in_step", lambda line: lines.append(line) or 0)
+    assert parascale.main(["launch", *words], standalone_mode=False) == 0
+    line = shlex.join(lines[0])
+    assert line.startswith("srun --nodes=2 ") and "--run ddp-8" in line
+    assert len(line) < 500 and "{" not in line, line
 
 
 def failure(rank, when, certain=False):

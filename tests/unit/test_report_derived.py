@@ -270,6 +270,8 @@ def test_labels_are_moved_apart_and_stay_inside(wanted):
         (numbers.significant(0.0123456), "0.0123"),
         (numbers.significant(9.999), "10.0"),
         (numbers.significant(0), "0"),
+        (numbers.duration(0.042), "42.0 ms"),
+        (numbers.duration(0.15), "0.150 s"),
         (numbers.duration(0.42), "0.420 s"),
         (numbers.duration(252), "4 min 12 s"),
         (numbers.duration(5520), "1 h 32 min"),

@@ -19,12 +19,12 @@ FACTS = {
 }
 
 
-def row(name, access, rate, io="pread", cache="warm", decode=False, workers=0):
+def row(name, access, rate, io="pread", cache="warm", decoder=None, workers=0):
     """A row of the benchmark; what is left out is an empty cell."""
     return {
-        "dataset": "shapes", "format": name, "access": access, "cache": cache, "io": io, "workers": workers, "decode": decode,
+        "dataset": "shapes", "format": name, "access": access, "cache": cache, "io": io, "workers": workers, "decoder": decoder,
         "place": "disk", "samples_per_second": rate, "spread": 0.2, "sample_bytes": 1000.0, "inodes": 3, "bytes": 5 << 20,
-        "write_seconds": 1.5, "bytes_read_per_byte": 1.0 if io == "pread" else None,
+        "write_seconds": 1.5, "samples": 4500, "cpu_seconds": 9.0, "bytes_read_per_byte": 1.0 if io == "pread" else None,
     }  # fmt: skip
 
 
@@ -34,7 +34,7 @@ ROWS = [
     row("hdf5", "random", 300_000.0, io="mmap"),
     row("hdf5", "random", 7.0, cache="cold"),
     row("hdf5", "sequential", 400_000.0),
-    row("hdf5", "random", 900.0, decode=True, workers=2),
+    row("hdf5", "random", 900.0, decoder="scaled", workers=2),
 ]
 
 
@@ -69,7 +69,9 @@ def test_the_page_shows_advice_rates_ceilings_and_leaves_unknown_cells_empty(res
     section = page.split('<section id="formats"')[1].split("</section>")[0]
     assert "Take hdf5: because." in section and "recommended" in section
     assert 'data-figure="random_rate" data-value="300000.0"' in section
-    assert 'data-figure="cold_rate" data-value="7.0"' in section and "2 workers" in section
+    assert 'data-figure="cold_rate" data-value="7.0"' in section and "scaled, 2 workers" in section
+    assert 'data-figure="decoded_rate" data-value="900.0"' in section
+    assert 'data-figure="decoded_a_core" data-value="500.0"' in section
     assert "9.0 GB/s reading a large file from the page cache and 2.0 GB/s copying memory" in section
     assert "<code>hdf5</code> at random gives 0.30 GB/s" in section
     assert section.count("<svg") == 2, "a panel at random, one in order"
@@ -77,11 +79,16 @@ def test_the_page_shows_advice_rates_ceilings_and_leaves_unknown_cells_empty(res
 
 def test_what_was_measured_of_no_format_has_no_column(results):
     write_rows(
-        results / "loaders/shapes.csv", [each for each in ROWS if each["cache"] == "warm" and not each["decode"]]
+        results / "loaders/shapes.csv", [each for each in ROWS if each["cache"] == "warm" and not each["decoder"]]
     )
     page = render_page(build_report([], "Title", readings=load_readings(results)))
     table = page.split('id="loaders-shapes"')[1].split("</table>")[0]
-    assert "Cold, at random" not in table and "Decoded" not in table and "In order" in table
+    assert (
+        "Cold, at random" not in table
+        and "File to tensor" not in table
+        and "A core" not in table
+        and "In order" in table
+    )
 
 
 def test_only_the_datasets_that_were_asked_for_are_shown(results):

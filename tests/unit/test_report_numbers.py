@@ -27,7 +27,7 @@ def traced(folder):
     pairs = zip(lines(folder, "pp", "parity"), lines(folder, "single", "parity"), strict=True)
     wall = math.fsum(attempt["seconds"] for attempt in described["attempts"])
     return {
-        "seconds": seconds,
+        "training_seconds": seconds,
         "rate": sum(line["tokens"] for line in own) / seconds,
         "speedup": base_seconds / seconds,
         "efficiency": base_seconds / seconds / 2,

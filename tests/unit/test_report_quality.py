@@ -53,7 +53,10 @@ def test_each_figure_is_on_the_page_with_its_exact_value(report):
 def test_summaries_stand_beside_their_references_and_exclusions_are_told(report):
     page = render_page(report)
     assert "a &lt;long&gt; text" in page and "<strong>Summary:</strong> long text" in page
-    assert "7 with too long a summary and 1,200 cut to the window" in page and "without summary" not in page
+    assert (
+        "7 with too long a summary left out and 1,200 documents cut to the window" in page
+        and "without summary" not in page
+    )
 
 
 @pytest.mark.parametrize(

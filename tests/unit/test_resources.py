@@ -131,6 +131,26 @@ def test_profiles_explain_each_entry_and_name_their_configuration(name):
         assert profile["slurm-status-command"] == "squeue" and 3 * first_look <= 300  # Slurm's default MinJobAge
 
 
+GROUPING = ("groups", "group-components", "set-resource-scopes", "resources")
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_profile_groups_short_jobs_where_no_partition_is_theirs_and_knows_a_nodes_cores_as_the_site_does(name):
+    """All in one way: that of any cluster shows it in comments, which are read here as they are meant."""
+    text = (ROOT / "profiles" / name / "config.yaml").read_text()
+    if name == "slurm":
+        for key in GROUPING:
+            assert f"# {key}: [" in text
+            text = text.replace(f"# {key}: [", f"{key}: [")
+    profile, site = yaml.safe_load(text), load_site(Config(sites=str(ROOT / "config/sites")), name)
+    if site.data_partition:
+        assert not set(GROUPING) & set(profile)
+        return
+    assert profile["resources"] == [f"cpus_per_task={site.cores_per_node}"]
+    jupiter = yaml.safe_load((ROOT / "profiles/jupiter/config.yaml").read_text())
+    assert {key: profile[key] for key in GROUPING[:3]} == {key: jupiter[key] for key in GROUPING[:3]}
+
+
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_ranks_have_their_grace_between_slurms_warning_and_the_limit(name):
     profile = yaml.safe_load((ROOT / "profiles" / name / "config.yaml").read_text())

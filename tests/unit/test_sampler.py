@@ -9,7 +9,7 @@ from parascale.data.sampler import Sampler, evaluation_share, share
 from parascale.errors import DataError
 
 SAMPLES, BATCH, SEED = st.integers(1, 100), st.integers(1, 150), st.integers(0, 2**32)
-unhurried = settings(deadline=None, max_examples=50)  # other tests may keep the machine busy
+unhurried = settings(max_examples=50)  # other tests may keep the machine busy
 
 
 @unhurried

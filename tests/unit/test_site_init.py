@@ -11,7 +11,7 @@ from parascale import slurm
 from parascale.cli import parascale
 from parascale.commands import site
 from parascale.errors import HOPELESS, RequirementError
-from parascale.plan.survey import data_sheet, survey
+from parascale.plan.survey import data_sheet, gpu_here, survey
 from parascale.settings import load_project_file
 from tests.unit.clusters import AMD, SHARED, SMALL
 from tests.workflow.small_project import link_project
@@ -31,7 +31,7 @@ EXPECTED = {
             ],
         },
         {"site": "meadow"},
-        {"slurm-qos": "normal", "slurm-init-seconds-before-status-checks": 10},
+        {"slurm-qos": "normal", "slurm-init-seconds-before-status-checks": 10, "groups": None, "resources": None},
     ),
     "northern": (
         {
@@ -42,7 +42,10 @@ EXPECTED = {
             ],
         },
         {"account": "project_465"},
-        {"slurm-init-seconds-before-status-checks": 20},
+        {
+            "slurm-init-seconds-before-status-checks": 20, "resources": ["cpus_per_task=64"],
+            "group-components": ["prepare=8", "convert=8", "verify=8"], "set-resource-scopes": ["cpus_per_task=local"],
+        },
     ),
     "cluster": (
         {
@@ -50,7 +53,7 @@ EXPECTED = {
             "partitions": [{"name": "debug", "max_hours": 8760, "max_nodes": 1}], "host_memory_gb": 134.2,
         },
         {},
-        {"slurm-no-account": True},
+        {"slurm-no-account": True, "resources": ["cpus_per_task=16"]},
     ),
 }  # fmt: skip
 # cluster → keys that are marked as not found out
@@ -132,7 +135,7 @@ def test_a_profile_that_was_begun_plans(asked, tmp_path, monkeypatch):
         _own_copy(tmp_path / folder)
     parascale.main(["site", "init", name], standalone_mode=False)
     command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{name}", "-n"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and "train_single" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
@@ -196,3 +199,21 @@ def test_the_name_is_the_drivers_where_it_answered(gpu, named, memory):
     records = [slurm.parse_records(kind, text) for kind, text in zip(("node", "partition"), SHARED, strict=False)]
     found = yaml.safe_load(site.site_file(survey(*records, {}), gpu, []))
     assert (found["gpu"], found["gpu_memory_gb"]) == (named, memory) and named in found["title"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "answer", "found"),
+    [
+        ("nvidia-smi", "NVIDIA A100-SXM4-40GB, 40960\nNVIDIA A100-SXM4-40GB, 40960\n", ("NVIDIA A100-SXM4-40GB", 42.9)),
+        ("nvidia-smi", "NVIDIA GB10, [N/A]\n", ("NVIDIA GB10", None)),
+        (
+            "rocm-smi",
+            "device,VRAM Total Memory (B),Card Series\ncard0,68702699520,AMD Instinct MI250X\n",
+            ("AMD Instinct MI250X", 68.7),
+        ),
+        ("neither", "", None),
+    ],
+)
+def test_a_gpu_of_this_machine_is_what_its_driver_says(tool, answer, found, monkeypatch):
+    monkeypatch.setattr(slurm, "told", lambda command: answer if tool in " ".join(command) else "")
+    assert gpu_here() == found

@@ -27,6 +27,8 @@ def fill(folder, run, key=KEY):
         (folder / tree).mkdir()
         (folder / tree / "weights").write_bytes(os.urandom(100))
         write_manifest(folder / tree, {"step": 3}, describe_files(folder / tree, ["weights"]))
+    (folder / "wandb").mkdir()
+    (folder / "wandb/curves").write_text(key)
     (folder / "steps.jsonl").write_text("{}\n")
     write_json(folder / "run.json", {"run": run.run, "key": key, "settings": dataclasses.asdict(run)})
     write_json(folder / "summary.json", {"run": run.run, "workload": run.workload.name, "core_hours": 2.5})
@@ -74,10 +76,30 @@ def test_it_is_shown_under_the_names_of_today_and_with_the_conduct_of_then(store
     assert (record["run"], summary["run"], summary["workload"]) == ("two", "two", "new name")
     settings = record["settings"]
     assert (settings["workload"]["title"], settings["baseline"], settings["profile"]) == ("new name", "three", "1-2")
+    assert (output / "wandb/curves").read_text() == KEY
     assert not (output / "profile").exists() and not (output / "training.json").exists()
     ours, kept = ((place / "best/weights").stat() for place in (output, store.finished(KEY).folder))
     assert (ours.st_ino == kept.st_ino) == linked
     assert shown_places(tmp_path / "results") == {KEY: ["runs/two"]}
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_links_that_wandb_leaves_in_a_result_neither_stop_its_keeping_nor_damage_it(tmp_path, monkeypatch, linked):
+    """`latest-run` may dangle; `debug-core.log` leads to a cache, whose files others change."""
+    if not linked:
+        monkeypatch.setattr(
+            os, "link", lambda *paths: (_ for _ in ()).throw(OSError(errno.EPERM, "no hard links here"))
+        )
+    store, shown, cache = Store(tmp_path / "store"), tmp_path / "results/runs/one", tmp_path / "core.log"
+    fill(shown, run_of())
+    cache.write_text("begun")
+    (shown / "wandb/latest-run").symlink_to("offline-run-gone")
+    (shown / "wandb/debug-core.log").symlink_to(cache)
+    assert store.adopt(shown)
+    cache.write_text("more")
+    store.check(store.finished(KEY))
+    store.show(KEY, shown, run_of())
+    assert (shown / "wandb/curves").read_text() == KEY
 
 
 @pytest.mark.parametrize("name", ["best/weights", "checkpoint/checkpoint.json", "run.json", "steps.jsonl"])

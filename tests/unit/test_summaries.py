@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from parascale.data.sources import download
 from parascale.data.text import Tokens
 from parascale.data.tokenize import END_ID, UNKNOWN_ID
 from parascale.errors import DataError
-from parascale.evaluation.summaries import ROUGE, beam_search, judge, rouge
+from parascale.evaluation.summaries import ROUGE, beam_search, judge, rouge, write
 from parascale.families.build import build_model
 from parascale.settings import Model, Source, Summaries, Text, make
 from parascale.settings.data import ExpectedText
@@ -122,11 +123,29 @@ def test_summaries_are_judged_by_the_raw_references_all_of_them(pairs, model):
 
     assert len(pairs) == 1
     words = round(np.mean([len(summary.split()) for _, summary in RAW]))
-    unknown = judge(model_of(pairs), pairs, lambda numbers: "<unk> <unk>", Summaries(beams=2), 4, "cpu")
+    unknown = judged(pairs, lambda numbers: "<unk> <unk>", Summaries(beams=2))
     assert unknown["documents"] == len(RAW)
     assert unknown["lead"] == expected([" ".join(document.split()[:words]) for document, _ in RAW])
     assert unknown["beam"] == dict.fromkeys(ROUGE, 0.0)
-    assert judge(model_of(pairs), pairs, str, Summaries(beams=2, documents=3), 4, "cpu")["documents"] == 3
+    assert judged(pairs, str, Summaries(beams=2, documents=3))["documents"] == 3
+
+
+def judged(pairs, decode, settings):
+    return judge(pairs, write(model_of(pairs), pairs, decode, settings, 4, "cpu"), settings)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_processes_write_the_summaries_that_one_writes(parts, monkeypatch):
+    """Each some of the batches, and all in the order of the documents again; more processes than batches do no harm."""
+    said = lambda model, documents, mask, length, width, penalty: [f"{row} {width}" for row in documents.tolist()]  # noqa: E731
+    monkeypatch.setattr("parascale.evaluation.summaries.beam_search", said)
+    numbered = SimpleNamespace(raw=lambda: RAW, documents=lambda rows: (rows, rows), summary_window=6)
+    settings = Summaries(beams=2, examples=len(RAW))
+    shares = [write(None, numbered, str, settings, 3, "cpu", part, parts) for part in reversed(range(parts))]
+    assert sorted(map(len, shares)) == {2: [2, 2], 3: [1, 1, 2], 5: [0, 1, 1, 1, 1]}[parts]
+    found = judge(numbered, [batch for share in shares for batch in share], settings)
+    assert [each["summary"] for each in found["examples"]] == [f"{row} 2" for row in range(len(RAW))]
+    assert found == judge(numbered, write(None, numbered, str, settings, 3, "cpu"), settings)
 
 
 def model_of(pairs):

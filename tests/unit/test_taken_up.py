@@ -61,14 +61,15 @@ def executor(tmp_path, monkeypatch):
     made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(tmp_path)}))
     made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", tmp_path / "slurm_logs", [], {}
     made.undecided, made.away, made.signs, made.found, made.tried = Counter(), {}, {}, None, set()
-    made.logger = SimpleNamespace(info=lambda text: None, warning=lambda text: None)
+    made.told, made.warned = set(), []
+    made.logger = SimpleNamespace(info=lambda text: None, warning=made.warned.append)
     made._job_submission_executor = SimpleNamespace(submit=lambda function, job: made.did.append("again"))
     monkeypatch.setattr(slurm, "waiting_or_running", lambda name: made.queue)
     monkeypatch.setattr(slurm, "described", lambda identity: made.queue.get(identity, {}))
     monkeypatch.setattr(Executor, "run_job", lambda self, job: made.did.append("submitted"))
     reported = lambda self, info: made.did.append(f"watches {info.external_jobid}")  # noqa: E731
     monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", reported)
-    monkeypatch.setattr(RootExecutor, "_report_job_error_threadsafe", lambda self, info, msg: self.did.append(msg))
+    monkeypatch.setattr(Executor, "_report_job_error_threadsafe", lambda self, info, msg: self.did.append(msg))
     monkeypatch.setattr(Executor, "report_job_success", lambda self, info: made.did.append("done"))
     monkeypatch.setattr(Executor, "report_job_error", lambda self, info, msg, **more: made.did.append("failed"))
     return made
@@ -182,6 +183,85 @@ def test_without_an_answer_of_slurm_nothing_is_submitted_and_no_retry_is_spent(e
     for _ in range(7):
         executor.run_job(job)
     assert executor.did == ["again"] * 7 and waits == [10, 20, 40, 80, 160, 300, 300] and job.attempt == 1
+    monkeypatch.setattr(slurm, "waiting_or_running", lambda name: {})
+    monkeypatch.setattr(
+        Executor, "run_job", lambda self, job: self._report_job_error_threadsafe(SubmittedJobInfo(job), TIMED_OUT)
+    )
+    waits.clear()
+    other = job_of("tp")
+    for each in (other, job, other, job):
+        executor.run_job(each)
+    assert waits == [10, 300, 20, 300], "squeue answers, sbatch does not: it is not asked more often for that"
+
+
+REFUSED = "SLURM sbatch failed. The error message was 'sbatch: error: Batch job submission failed: Invalid qos'.\n  sbatch call:"
+TIMED_OUT = REFUSED.replace("Invalid qos", "Socket timed out on send/recv operation")
+
+
+@pytest.mark.parametrize(
+    ("message", "queue", "expected"),
+    [
+        (REFUSED, {}, [REFUSED]),
+        (REFUSED, {"7": COMMENT}, ["watches 7"]),  # killed after it had submitted
+        (REFUSED, None, ["again"]),  # and now Slurm does not answer
+        (TIMED_OUT, {}, ["again"]),  # it may be in the queue soon
+        ("stale file handle", {}, ["stale file handle"]),
+    ],
+)
+def test_a_submission_without_an_answer_leaves_no_job_behind_and_spends_no_retry(
+    executor, message, queue, expected, monkeypatch
+):
+    def fails(self, job):
+        executor.queue = queue
+        self._report_job_error_threadsafe(SubmittedJobInfo(job), message)
+
+    def asked(name):
+        if executor.queue is None:
+            raise RequirementError("slurmctld is away")
+        return executor.queue
+
+    timer = lambda seconds, function, words: Thing(start=lambda: function(*words))  # noqa: E731
+    monkeypatch.setattr("threading.Timer", timer)
+    monkeypatch.setattr(Executor, "run_job", fails)
+    monkeypatch.setattr(slurm, "waiting_or_running", asked)
+    monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", note_watching)
+    executor.run_job(job_of("ddp"))
+    assert executor.did == expected
+    noted = [(line["job_id"], line["run"], line["key"]) for line in submissions.noted(executor.paths.store)]
+    assert noted == ([("7", "ddp", "key")] if expected == ["watches 7"] else []), "what Slurm charges is written down"
+
+
+MAINTENANCE = {
+    "upkeep": {"StartTime": "2026-11-24T08:00:00", "EndTime": "2026-11-24T18:00:00", "Flags": "MAINT,IGNORE_JOBS"}
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("None", None),
+        ("Priority", None),
+        ("Resources", None),
+        ("BeginTime", None),  # put back into the queue
+        (
+            "ReqNodeNotAvail, Reserved for maintenance",
+            "(02:00:00) reaches into the reservation `upkeep` (2026-11-24T08:00:00 to",
+        ),
+        ("ReqNodeNotAvail, UnavailableNodes:jrc0007", "(`scontrol show job 7`)"),
+        ("JobHeldUser", "`scontrol release 7`"),
+        ("AssocGrpCPUMinutesLimit", "a limit of the account, such as its budget"),
+        ("QOSMaxJobsPerUserLimit", "a limit of the quality of service"),
+    ],
+)
+def test_why_a_job_waits_is_said_once_unless_it_is_its_turn(executor, reason, said, monkeypatch):
+    monkeypatch.setattr(slurm, "described", lambda job: {"TimeLimit": "02:00:00"})
+    monkeypatch.setattr(slurm, "records", lambda kind: MAINTENANCE)
+    monkeypatch.setattr(slurm, "states", lambda name: {"7": ("PENDING", reason)})
+    for _ in range(5):
+        assert executor._still_there([SubmittedJobInfo(job_of("ddp"), external_jobid="7", aux={})])
+    told = [text for text in executor.warned if said and said in text]
+    assert executor.warned == told and len(told) == bool(said), executor.warned
+    assert all(text.startswith(f"Slurm job 7 of train_ddp waits: {reason}") for text in told)
 
 
 def test_whatever_goes_wrong_at_a_submission_is_a_failure_of_that_job(executor, monkeypatch):
@@ -219,7 +299,7 @@ def test_no_job_is_waited_for_that_slurm_has_given_up_or_forgotten(executor, mon
         said = states.pop(0)
         if said is None:
             raise RequirementError("slurmctld is away")
-        return said
+        return {identity: (state, "None") for identity, state in said.items()}
 
     monkeypatch.setattr(Executor, "check_active_jobs", watches)
     monkeypatch.setattr(slurm, "states", answer)

@@ -17,7 +17,7 @@ from parascale.settings import Source, Text
 from parascale.settings.data import ExpectedText
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
-unhurried = settings(deadline=None, max_examples=60)  # other tests may keep the machine busy
+unhurried = settings(max_examples=60)  # other tests may keep the machine busy
 TRAIN = "the cat sat\n\nthe dog <unk> The\na cat"
 
 

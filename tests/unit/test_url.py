@@ -133,7 +133,7 @@ def test_busy_answers_are_tried_again(site, tmp_path):
         ({"statuses": [503] * 9}, "given up after 3 attempts: status 503"),
         ({"files": {}}, "404"),
         ({"token": "secret"}, "access is refused.*hf auth login"),
-        ({"files": {"/data/train.txt": b"something else"}}, "sha256 is .* not .*another file than the one meant"),
+        ({"files": {"/data/train.txt": b"something else"}}, "sha256 is .* not .*another file than the one you named"),
     ],
 )
 def test_what_cannot_be_fetched_leaves_no_output(site, tmp_path, change, message):
@@ -255,7 +255,7 @@ GOOD = {"url": "http://host/a.txt", "sha256": "0" * 64, "split": "train"}
         ([GOOD, {**GOOD, "sha": "1"}], r"urls\[1\]`: unknown key `sha`.*did you mean `sha256`"),
         ([{**GOOD, "url": "ftp://host/a.txt"}], "http"),
         ([{"url": GOOD["url"]}], "64 hex digits"),
-        ([{**GOOD, "split": "valid"}], "`valid` is no split.*did you mean `validation`"),
+        ([{**GOOD, "split": "valid"}], "`valid` is not a split.*did you mean `validation`"),
         ([{**GOOD, "url": "http://host/a.zip"}], "is an archive"),
         ([{**GOOD, "url": "http://host/a.txt"}, {**GOOD, "url": "http://other/a.txt"}], "came from another address"),
     ],

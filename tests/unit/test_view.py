@@ -9,8 +9,8 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.files import write_json
 from parascale.plan import budget
-from parascale.plan.budget import PlannedJob
 from parascale.plan.planner import Planner
+from parascale.plan.price import PlannedJob
 from snakemake_logger_plugin_parascale.handler import LogHandler
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import Now, View, told
@@ -103,7 +103,8 @@ def handler_of(tmp_path):
     verdict = PlannedJob(9, "parity_verdict", {"run": "ddp-8"}, nodes=0, after=(8,))
     made = object.__new__(LogHandler)
     made.planner, made.view, made.shown, made.failed = planner, view(), None, False
-    made.ledger = Ledger(budget.make_plan([*jobs(), parity, verdict], planner), tmp_path / "events.jsonl", planner)
+    made.workflow = types.SimpleNamespace(dag=None)
+    made.ledger = Ledger(budget.make_plan([*jobs(), parity, verdict], planner), planner)
     return made
 
 

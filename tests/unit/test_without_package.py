@@ -22,7 +22,7 @@ main({arguments!r})
 @pytest.mark.parametrize("arguments", [["--lint"], ["-n", "--cores", "1"]], ids=lambda words: words[0])
 def test_what_is_missing_is_named_with_the_remedy(arguments):
     command = [sys.executable, "-c", WITHOUT.format(arguments=arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     said = done.stdout + done.stderr
     assert done.returncode and "lacks `parascale`" in said and "pip install -e" in said, said
 
@@ -30,3 +30,13 @@ def test_what_is_missing_is_named_with_the_remedy(arguments):
 def test_the_least_snakemake_is_the_pinned_one():
     least = re.search(r'min_version\("(.*)"\)', (ROOT / "Snakefile").read_text())[1]
     assert f"\nsnakemake=={least}\n" in re.sub(" +#.*", "", (ROOT / "envs/requirements.txt").read_text())
+
+
+def test_the_slurm_plugin_that_modules_are_written_for_is_the_pinned_one():
+    pinned = re.search(
+        r"^snakemake-executor-plugin-slurm==(\S+)", (ROOT / "envs/requirements.txt").read_text(), re.MULTILINE
+    )[1]
+    texts = {path: path.read_text() for path in (ROOT / "scripts").rglob("*.py")}
+    named = {path: re.findall(r"snakemake-executor-plugin-slurm (\d[\d.]*\d)", text) for path, text in texts.items()}
+    named = {path: versions for path, versions in named.items() if versions}
+    assert len(named) == 2 and all(versions == [pinned] for versions in named.values()), named

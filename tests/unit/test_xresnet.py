@@ -51,6 +51,28 @@ def test_a_block_begins_as_its_shortcut(norm):
     torch.testing.assert_close(block(images), images)  # a ReLU of what is positive already
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("trained", [True, False])
+def test_images_have_their_channels_last_in_every_layer_and_their_gradients_too(kind, trained):
+    """From the pixels on: one operation that brings them back would have all after it copy, on GPUs at each convolution. The mean over
+    the last layer's places gives its gradient without a format."""
+    model = build_model(make(Model, kind="xresnet", dim=8, depths=[1, 2], norm="batch"), 5, 32).to(kind).train(trained)
+    seen = {"values": [], "gradients": []}
+
+    def look(name, tensor):
+        if tensor.ndim == 4:
+            seen[name].append(tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous())
+
+    for module in filter(lambda module: not list(module.children()), model.modules()):
+        module.register_forward_hook(lambda module, inputs, output: look("values", output))
+        module.register_full_backward_hook(lambda module, inputs, outputs: look("gradients", outputs[0]))
+    model(torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)).float().sum().backward()
+    layers = sum(isinstance(module, torch.nn.Conv2d) for module in model.modules())
+    for name, formats in seen.items():
+        after = formats if name == "values" else formats[1:]
+        assert len(formats) >= 2 * layers and all(after), (name, formats)
+
+
 @pytest.mark.parametrize("size", [32, 33, 47])
 def test_odd_sizes_fit_through_both_ways_of_a_block(size):
     model = build_model(make(Model, kind="xresnet", dim=4, depths=[1, 1, 1, 1], norm="batch"), 5, size).eval()
@@ -96,3 +118,13 @@ def test_every_rank_with_its_own_batch_norm_is_another_training():
     }
     assert not_comparable(runs[True]) is None
     assert "its own batch norm" in not_comparable(runs[False])
+
+
+def test_pixels_are_standardised_as_those_of_imagenet():
+    """Mean and deviation of each colour, of 0 to 255 (torchvision's are of 0 to 1)."""
+    model, seen = build_model(make(Model, kind="xresnet", dim=4, depths=[1]), 5, 32), []
+    initialise(model, None, 1, {})
+    model.stem.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model.eval()(torch.full((1, 3, 32, 32), 255, dtype=torch.uint8))
+    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    torch.testing.assert_close(seen[0][0, :, 0, 0], (1 - mean) / deviation, atol=0.01, rtol=0)

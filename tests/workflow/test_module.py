@@ -101,7 +101,6 @@ def run(checkout, cwd, *arguments, before=()):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
     )
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-4000:]

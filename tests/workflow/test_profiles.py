@@ -1,7 +1,10 @@
 """Every shipped profile plans on a computer that has no Slurm and no account: a laptop shows what a cluster would run."""
 
 import functools
+import json
 import os
+import re
+import resource
 import shlex
 import shutil
 import subprocess
@@ -34,7 +37,7 @@ SUBMITTED = {
     ("train_pp", "run=pp-2"): {"--nodes": "1", "--gres": "gpu:2"},
     ("train_three_d", "run=three-d-8"): {"--nodes": "2", "--ntasks": "2", "--gres": "gpu:4"},
     ("parity_run", "run=ddp-8"): {"--nodes": "2", "--ntasks": "2", "--gres": "gpu:4"},
-    ("summarise", "run=xsum-ddp-8"): {"--nodes": "1", "--gres": "gpu:1"},
+    ("summarise", "run=xsum-ddp-8"): {"--nodes": "1", "--gres": "gpu:4"},
 }
 # SMT is on, and JSC advises against it (https://apps.fz-juelich.de/jsc/hps/jusuf/cluster/affinity.html, on Slurm 22.05).
 EVERY_JOB = {
@@ -50,7 +53,8 @@ INCIDENTAL = {"--parsable", "--job-name", "--output", "--export", "--comment", "
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    """A function: the folder and the words of a dry run with a profile, on a computer without Slurm; each is made once."""
+    """A function: the folder and the words of a dry run with a profile, and its seconds of the processor, on a computer without Slurm; each
+    is made once."""
 
     @functools.cache
     def run(profile):
@@ -62,6 +66,7 @@ def plan(tmp_path_factory):
             if program.name not in SLURM:
                 (tools / program.name).symlink_to(program)
         assert not shutil.which("sbatch", path=str(tools))
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         environment = {name: value for name, value in os.environ.items() if name not in ("SCRATCH", "PROJECT", "DATA")}
         done = subprocess.run(
             [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", "-n"],
@@ -69,21 +74,76 @@ def plan(tmp_path_factory):
             env={**environment, "PATH": str(tools)},
             capture_output=True,
             text=True,
-            timeout=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        return folder, done.stdout + done.stderr
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return folder, done.stdout + done.stderr, seconds
 
     return run
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_dry_run_needs_neither_slurm_nor_an_account(profile, plan):
-    folder, output = plan(profile)
+    folder, output, _ = plan(profile)
     assert "train_fsdp" in output and "dry-run" in output
     left = {path.name for path in folder.glob("**/results/**/*") if path.is_file()}
     assert left == {"plan.json", "plan.html"}, "a dry run leaves its plan and nothing else"
     assert "core-h at worst" in output
+
+
+def test_the_plan_of_jureca_is_quick_and_ends_on_one_screen(plan):
+    """A row for each rule, sums, remarks; the page has the rows of each strategy."""
+    folder, output, seconds = plan("jureca")
+    if seconds >= 5:  # what else a machine does lengthens it: only the quicker of two counts
+        seconds = min(seconds, plan.__wrapped__("jureca")[2])
+    closing = output[output.index("Plan for jureca") : output.index("Using profile")].strip().splitlines()
+    assert seconds < 5 and len(closing) <= 40, output
+    assert re.search(r"\nparity_run +several +\d\d ", output) and re.search(r"\ntrain_fsdp +fsdp +\d ", output)
+    page = next(folder.glob("**/plan.html")).read_text()
+    assert "<td>parity_run</td><td>fsdp</td>" in page and "<td>parity_run</td><td>ddp</td>" in page
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if name != "slurm"])
+def test_every_job_has_a_price_and_none_that_needs_no_gpu_has_a_node_with_gpus_alone(profile, plan):
+    """Such jobs go to a partition of their own, or several share one, as a group."""
+    folder, output, _ = plan(profile)
+    (planned,) = folder.glob("**/results/plan/plan.json")
+    jobs = [job for job in json.loads(planned.read_text())["jobs"] if job["nodes"]]
+    assert {"gossip-4", "server-4", "local-sgd-8", "lightning-8", "ddp-8-powersgd"} <= {job["run"] for job in jobs}
+    assert [job for job in jobs if job["core_hours_expected"] is None] == []
+    assert "does not fit" not in output, "a shipped run, or its parity run, would end for lack of memory"
+    alone = {name.split("_")[0] for name, values in jobs_in(output) if "gres=" in values["resources"]}
+    assert alone == {"train", "parity", "summarise", "benchmark"}  # jobs of a group stand further in
+
+
+def test_a_group_of_jobs_stays_within_its_partition(tmp_path):
+    """Their time limits add up in one Slurm job: eight are too much for a partition of two hours, two are not, nor eight for one of 24."""
+    link_project(tmp_path)
+    smaller = ["--group-components", "prepare=2", "convert=2", "verify=2"]
+    for partition, options, fits in (
+        ("booster", [], True),
+        ("develbooster", [], False),
+        ("develbooster", smaller, True),
+    ):
+        command = [
+            "--profile",
+            "profiles/juwels-booster",
+            "-n",
+            "-q",
+            "--config",
+            f"partition={partition}",
+            f"root={tmp_path}",
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "snakemake", *command, *options, "--", "data", "formats"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        never = [line for line in done.stdout.splitlines() if line.startswith("can never start")]
+        assert not never if fits else all("8 jobs in one group" in line for line in never[1:]) and len(never) > 2
 
 
 class Resources(dict):
@@ -131,6 +191,6 @@ def test_a_submission_whose_results_would_lie_beside_the_code_is_refused(tmp_pat
 @pytest.mark.slow
 def test_what_a_strategy_of_the_table_needs_and_torch_lacks_is_told_before_the_first_job(tmp_path):
     project = SmallProject(tmp_path)
-    project.edit("scripts/parascale/launch/environment.py", "parallel:DistributedDataParallel", "parallel:Gone")
+    project.edit("scripts/parascale/parallel/ddp.py", "import DistributedDataParallel", "import Gone")
     assert "torch.nn.parallel has no Gone (needed for ddp)" in project.snakemake("data", fails=True)
     assert not (tmp_path / "results/data").exists()

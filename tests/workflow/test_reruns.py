@@ -156,6 +156,12 @@ DECIDES = [
     ),
     ("window", setting(LM, "training.window", 16), trainings("lm") | {"benchmark_loaders words"}, LATER),
     ("label smoothing", setting(IMAGES, "training.label_smoothing", 0.1), trainings("images"), ()),
+    (
+        "size of images",
+        setting(IMAGES, "training.image_size", 20),
+        trainings("images") | {"benchmark_loaders shapes"},
+        (),
+    ),
     ("steps", setting(SUMMARY, "training.steps", 20), {"train_single summary"}, ()),
     ("rare words", setting(LM, "data.text.min_count", 2), {"prepare words flat"}, trainings("lm") | LATER),
     ("drawn images", setting(IMAGES, "data.images.noise", 4), {"download_images"}, ALL_OF_IMAGES),
@@ -211,8 +217,8 @@ DECIDES = [
     ),
     ("pairs", more(f"{CODE}/data/pairs.py", LINE), trainings("summary"), ()),
     ("tokens, which pairs are too", more(f"{CODE}/data/text.py", LINE), trainings("lm", "summary"), LATER),
-    ("classes", more(f"{CODE}/data/classes.py", LINE), trainings("images"), ()),
-    ("reading ahead", more(f"{CODE}/data/ahead.py", LINE), trainings("images"), ()),
+    ("classes", more(f"{CODE}/data/classes.py", LINE), trainings("images") | {"benchmark_loaders"}, ()),
+    ("reading ahead", more(f"{CODE}/data/ahead.py", LINE), trainings("images") | {"benchmark_loaders"}, ()),
     (
         "Lightning",
         more(f"{CODE}/train/lightning.py", LINE),

@@ -34,7 +34,7 @@ def dry_run(tmp_path):
 
     def plan(*arguments):
         command = [sys.executable, "-m", "snakemake", "--profile", "profiles/local", "-n", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
 
     return plan
@@ -47,8 +47,11 @@ def jobs_in(output):
 
 
 def test_targets_stand_for_their_runs_under_rule_names_of_their_own(dry_run):
-    code, output = dry_run("--configfile", "config/strategies.yaml", "--", *TARGETS, *MORE)
+    code, output = dry_run("-p", "--configfile", "config/strategies.yaml", "--", *TARGETS, *MORE)
     assert code == 0, output
+    commands = re.findall(r"^Shell command: (.*)$", output, re.MULTILINE)
+    assert len(commands) > 50 and max(map(len, commands)) < 500, "a command has names and paths, settings are in files"
+    assert not [command for command in commands if "{" in command]
     jobs = list(jobs_in(output))
     inputs = {name: values.get("input", "") for name, values in jobs}
     trained = {values["wildcards"].removeprefix("run="): name for name, values in jobs if name.startswith("train_")}

@@ -47,7 +47,7 @@ def snakemake(tmp_path):
         command = [sys.executable, "-m", "snakemake", "--cores", "8", "--logger", "budget", *arguments]
         path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=250
+            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
         )
         return done.returncode, done.stdout + done.stderr
 

@@ -1,4 +1,4 @@
-"""`parascale check gpu`: what a person runs in ten minutes on GPUs that nothing of this has seen, and sends back.
+"""`parascale check gpu`: a check of ten minutes on GPUs that this code has not run on yet, with a page to send back.
 
 Needs torch, NumPy, PyYAML and pydantic, a plain clone and no network. Each part has processes of its own: one that fails, hangs or
 runs out of memory ends alone. Without a GPU the same is done at tiny sizes, which shows that the check itself works.
@@ -25,7 +25,7 @@ PARTS = {
     "collectives": ("NCCL's collectives give right sums; their rates", True),
     "precision": ("errors of matrix products, and of a step, in each precision", False),
     "compile": ("a compiled step against the same step without compiling", False),
-    "resume": ("a step after a resumed checkpoint, saved in step and behind the training's back", True),
+    "resume": ("a step after a resumed checkpoint, saved in step and in the background", True),
     "batch-norm": ("batch norm over all ranks against one process in fp64", True),
     "sampler": ("what NVML tells of a busy GPU", False),
     "layouts": ("a step and an evaluation of every layout that fits, beside what the plan foretells", True),
@@ -120,7 +120,7 @@ def _run(name, ranks, options, names=()):
 
 
 def _wait(processes, files):
-    """Until all have ended, or one has failed; whether neither came in time. A file that is written anew is a sign of life."""
+    """Until all have ended, or one has failed; whether neither came in time. A file that is rewritten is a sign of life."""
     seen = time.time()
     while any(process.poll() is None for process in processes):
         seen = max([seen, *(file.stat().st_mtime for file in files if file.exists())])
@@ -135,7 +135,7 @@ def _wait(processes, files):
 
 
 def _layouts(options, ranks):
-    """Rows of one step each, several in a process: what comes after one that fails is done by new processes."""
+    """Rows of one step each, several in a process: after one that fails, new processes do the rest."""
     from parascale.check.trainings import layouts
 
     done, failed = [], 0

@@ -13,7 +13,7 @@ table { border-collapse: collapse; margin: .5rem 0 } th, td { padding: .2rem .7r
 def page(found):
     """The HTML of what a check has found so far (what check.json holds)."""
     machine, parts = found["machine"], found["parts"]
-    sizes = "tiny sizes: the check's own logic alone" if found["tiny"] else "full shapes"
+    sizes = "tiny sizes: this tries only the check itself" if found["tiny"] else "full shapes"
     body = [f"<h1>parascale on {escape(', '.join(sorted(set(machine['gpus']))) or 'CPUs')}</h1><p>{sizes}</p>"]
     body.append(_table([{"": key, "value": value} for key, value in machine.items()]))
     for name, part in parts.items():

@@ -24,7 +24,8 @@ from parascale.check.trainings import (
 )
 from parascale.launch import environment
 from parascale.parallel.batch_norm import prepare
-from parascale.parallel.precision import set_arithmetic
+from parascale.parallel.communication import OPERATIONS, measure, operation
+from parascale.parallel.precision import number_type, set_arithmetic
 from parascale.settings.run import PRECISIONS
 
 # Precision → the largest relative error of a product of two matrices of 1,024, and of a first step's loss, against fp64.
@@ -64,48 +65,22 @@ def devices(place):
 
 
 def collectives(place):
-    """Right sums, and bytes a second of each rank, of the collectives that trainings use."""
+    """Right numbers, and the algorithm bandwidth, of the collectives that trainings use."""
     if place.ranks == 1:
         raise Skip("one device")
+    numbers, group = torch.arange(1.0, place.ranks + 1, device=place.device), dist.group.WORLD
+    before = numbers.roll(1)[place.rank]
+    expected = {"all_reduce": numbers.sum(), "reduce_scatter": numbers.sum(), "broadcast": 1.0, "send_receive": before}
     for size in (2**10, 2**16) if place.tiny else (2**18, 2**26):
-        mine = torch.full((size,), float(place.rank + 1), device=place.device)
-        total, ranks = place.ranks * (place.ranks + 1) / 2, place.ranks
-        gathered, part = mine.new_empty(ranks * size), mine.new_empty(size // ranks)
-        work = {
-            "all_reduce": lambda mine=mine: dist.all_reduce(mine.clone()),
-            "all_gather": lambda mine=mine, out=gathered: dist.all_gather_into_tensor(out, mine),
-            "reduce_scatter": lambda mine=mine, out=part: dist.reduce_scatter_tensor(
-                out, mine[: out.numel() * place.ranks]
-            ),
-            "ring": lambda mine=mine: _ring(place, mine),
-        }
-        for name, call in work.items():
+        for row in measure({"all": group}, [4 * size], 5, place.device, place.ranks):
+            rate = row["algorithm_gigabytes_per_second"]
+            place.report({"collective": row["operation"], "MB": row["bytes"] / 1e6, "GB/s": rate})
+        elements = size // place.ranks * place.ranks
+        expected["all_gather"] = numbers.repeat_interleave(elements // place.ranks)
+        for name in OPERATIONS:
+            call, result = operation(name, elements, place.device, group, filled=place.rank + 1.0)
             call()
-            place.synchronize()
-            started = time.perf_counter()
-            for _ in range(5):
-                call()
-            place.synchronize()
-            seconds = (time.perf_counter() - started) / 5
-            place.report({"collective": name, "MB": 4 * size / 1e6, "GB/s": 4 * size / seconds / 1e9})
-        summed = mine.clone()
-        dist.all_reduce(summed)
-        assert (summed == total).all() and (part == total).all(), "a sum over all ranks is wrong"
-        assert (gathered.view(ranks, -1)[:, 0] == torch.arange(1, ranks + 1, device=place.device)).all(), (
-            "gathered wrongly"
-        )
-        assert (_ring(place, mine) == (place.rank - 1) % ranks + 1).all(), "received another rank's numbers"
-    return None
-
-
-def _ring(place, mine):
-    """What the rank before sent."""
-    received = torch.empty_like(mine)
-    ends = [dist.P2POp(dist.isend, mine, (place.rank + 1) % place.ranks)]
-    ends.append(dist.P2POp(dist.irecv, received, (place.rank - 1) % place.ranks))
-    for request in dist.batch_isend_irecv(ends):
-        request.wait()
-    return received
+            assert (result == expected[name]).all(), f"{name} gives other numbers than it should"
 
 
 def precision(place):
@@ -114,7 +89,7 @@ def precision(place):
     run, losses = replace(single(replace(place, tiny=True), "gpt2"), deterministic=False), {}
     for name in ("fp64", *(each for each in PRECISIONS if each != "fp64")):
         set_arithmetic(replace(run, precision=name))
-        kind = {"fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}.get(name, torch.float32)
+        kind = number_type(name)
         error = _relative(a.to(kind) @ b.to(kind), a @ b)
         stepper, batches, _ = training_of(place, replace(run, precision=name))
         losses[name] = our_step(stepper, batches)(1)[1]
@@ -131,7 +106,7 @@ def _seeded(place):
 
 
 def resume(place):
-    """A checkpoint, saved in step and behind the training's back, brings the same next step back."""
+    """A checkpoint, saved in step and in the background, brings the same next step back."""
     from parascale.checkpoint import manifest, store
 
     run = single(place, "gpt2")

@@ -1,5 +1,6 @@
 """Parts of the check that train: layouts at full shapes, compiling, a bare loop, resuming. Rows are what the page shows."""
 
+import functools
 import gc
 import time
 from dataclasses import replace
@@ -32,6 +33,7 @@ WARM_UP = 3
 BATCHES = {"gpt2": 16, "llama": 4}  # samples of a step beside a bare loop, which fit any GPU
 
 
+@functools.cache
 def project(tiny):
     """The project whose runs are tried: JURECA's, or this machine's."""
     return load_project_file(ROOT / "config" / ("config.yaml" if tiny else "jureca.yaml"), bases=[ROOT / "config"])
@@ -113,7 +115,7 @@ def peak(place):
 
 
 def forget(place):
-    """Give memory back, and count its peak anew."""
+    """Give memory back, and reset its peak."""
     gc.collect()
     if place.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -202,23 +204,25 @@ def against_a_bare_loop(place):
     """Ours and what anyone would write by hand, of the same weights and batches."""
     site = site_of(place)
     for kind in BATCHES:
-        run, rows = single(place, kind), {}
-        for loop in ("ours", "bare"):
-            forget(place)
-            stepper, batches, facts = training_of(place, run)
-            step = our_step(stepper, batches) if loop == "ours" else bare(place, run, facts.vocabulary, batches)
-            foretold = predict(run, site, facts=facts_here(run), remedy=False)
-            del stepper
-            forget(place)
-            seconds, used, (norm, loss, targets) = timed(place, step, 2 if place.tiny else 30)
-            rows[loop] = {"model": run.workload.name, "loop": loop, "loss": loss, "norm": norm, "step s": seconds}
-            rows[loop] |= {**_rates(run, site, foretold, seconds, targets), "peak GB": used and used / 1e9}
-            del step
-        ours, theirs = rows["ours"], rows["bare"]
+        forget(place)
+        run = single(place, kind)
+        stepper, batches, facts = training_of(place, run)
+        row = partial(_loop_row, place, run, site, predict(run, site, facts=facts, remedy=False))
+        ours = row("ours", our_step(stepper, batches))
+        del stepper
+        forget(place)
+        theirs = row("bare", bare(place, run, facts.vocabulary, batches))
         ratios = {key: ours[key] / theirs[key] for key in ("targets/s", "MFU", "peak GB") if ours[key] and theirs[key]}
-        for row in (ours, theirs, {"model": run.workload.name, "loop": "ours / bare", **ratios}):
-            place.report(row)
+        for each in (ours, theirs, {"model": run.workload.name, "loop": "ours / bare", **ratios}):
+            place.report(each)
         assert abs(ours["loss"] - theirs["loss"]) < 1e-2 * theirs["loss"], f"{run.workload.name}: other losses"
+
+
+def _loop_row(place, run, site, foretold, loop, step):
+    forget(place)
+    seconds, used, (norm, loss, targets) = timed(place, step, 2 if place.tiny else 30)
+    rates = _rates(run, site, foretold, seconds, targets) | {"peak GB": used and used / 1e9}
+    return {"model": run.workload.name, "loop": loop, "loss": loss, "norm": norm, "step s": seconds, **rates}
 
 
 def bare(place, run, vocabulary, batches):

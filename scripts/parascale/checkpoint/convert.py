@@ -39,7 +39,7 @@ def convert(folder, target, settings, forms, form=None):
     if Path(folder).resolve() == target.resolve():
         raise CheckpointError(f"{folder} cannot be converted into itself; name another target")
     if target.is_file() or (target.is_dir() and any(target.iterdir()) and not _is_conversion(target)):
-        raise CheckpointError(f"{target} would be replaced, but is no checkpoint; name another target")
+        raise CheckpointError(f"{target} would be replaced, but is not a checkpoint; name another target")
     with open_source(folder, form, settings.threads) as source, full_disk_is_an_error(target):
         contents = {name: _contents(source, settings, name) for name in forms}
         total = sum(bytes_of(tensor) for parts in contents.values() for part in parts for tensor in part.values())

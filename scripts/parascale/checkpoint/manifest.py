@@ -14,8 +14,26 @@ from parascale.errors import CheckpointError
 from parascale.files import BLOCK_BYTES, read_json, write_json
 
 MANIFEST = "checkpoint.json"
+STEP = re.compile(r"step-(\d+)(?:\.old)?")  # the old one of a step that is being written again
 SCHEMA_VERSION = 2
 UNSEALED = {"schema_version", "facts", "files"}  # the keys of a manifest of schema 1
+
+
+def step_folder(folder, step):
+    """The folder of the checkpoint after `step` optimizer steps."""
+    return Path(folder) / f"step-{step:09d}"
+
+
+def step_of(folder):
+    """The number of steps in a checkpoint folder's name; None for another name."""
+    match = STEP.fullmatch(folder.name)
+    return match and int(match[1])
+
+
+def whole_checkpoints(folder):
+    """Checkpoint folders below `folder`, the newest step first."""
+    found = [entry.parent for entry in Path(folder).glob(f"step-*/{MANIFEST}")]
+    return sorted((entry for entry in found if step_of(entry) is not None), reverse=True)
 
 
 def checksum(path):
@@ -56,8 +74,8 @@ def read_manifest(folder):
         if manifest.keys() != UNSEALED or sealed != (_seal(manifest) if manifest["schema_version"] != 1 else None):
             raise CheckpointError(f"{path} is damaged: its own checksum differs")
         facts, files = manifest["facts"], manifest["files"]
-        named = re.fullmatch(r"step-(\d+)", path.parent.name)
-        if named and int(named[1]) != facts["step"]:
+        named = step_of(path.parent)
+        if named is not None and named != facts["step"]:
             raise CheckpointError(f"{path} is of step {facts['step']}, not of the step that its folder names")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None

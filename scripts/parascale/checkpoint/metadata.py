@@ -39,6 +39,8 @@ DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
+        if module == "pathlib._local":  # where the classes of paths are in Python 3.13, and only there
+            module = "pathlib"
         if name in ALLOWED.get(module, ()) or (module == "torch" and name in DTYPES):
             return super().find_class(module, name)
         raise CheckpointError(f"refuses to load `{module}.{name}`: an index of tensors has no need of it")
@@ -59,7 +61,7 @@ def read_index(folder):
         raise CheckpointError(f"{path} holds a {type(index).__name__}, not the index of a checkpoint")
     for name, entry in index.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
-            raise CheckpointError(f"{path}: `{name}` is no tensor but a pickled object, which is not loaded")
+            raise CheckpointError(f"{path}: `{name}` is not a tensor but a pickled object, which is not loaded")
     return index
 
 

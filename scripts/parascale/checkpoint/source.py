@@ -197,7 +197,7 @@ def read_header(handle):
     """
     (length,) = struct.unpack("<Q", handle.read(0, 8))
     if length > HEADER_LIMIT:
-        raise CheckpointError(f"{handle.path} is no safetensors file (a header of {length:,} bytes)")
+        raise CheckpointError(f"{handle.path} is not a safetensors file (a header of {length:,} bytes)")
     try:
         header = json.loads(handle.read(8, length))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}

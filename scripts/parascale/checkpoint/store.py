@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from parascale.checkpoint.manifest import MANIFEST, check_files, describe_files, read_manifest, write_manifest
+from parascale.checkpoint.manifest import check_files, describe_files, read_manifest, write_manifest
 from parascale.checkpoint.metadata import INDEX, load_tensors, read_index, save_tensors
 from parascale.checkpoint.ranks import on_lead, together
 from parascale.errors import CheckpointError, ParascaleError
@@ -32,7 +32,7 @@ OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class Saver:
-    """Saves checkpoints of one training, in step with it or behind its back.
+    """Saves checkpoints of one training, in step with it or in the background.
 
     asynchronous: training waits only until the state is copied to host memory; a thread writes it, over a process group of
     its own, because two threads must not talk over one. At most one save is under way. Every rank makes one, and every call
@@ -50,8 +50,7 @@ class Saver:
         """Write the checkpoint `folder`, whole or not at all.
 
         model: ParallelModel. optimizers: one a part, or empty to save the weights alone. facts: JSON values to keep beside.
-        after: called on rank 0 once the checkpoint is whole. An error of a save behind the training's back is raised by
-        the next call.
+        after: called on rank 0 once the checkpoint is whole. An error of a save in the background is raised by the next call.
         """
         self.wait()
         state = state_dict(model, optimizers)
@@ -144,17 +143,6 @@ def load(folder, model, optimizers):
     together(mesh, lambda: load_tensors(state, folder), "cannot be loaded")
     _put(model, optimizers, _below(own, state))
     return facts
-
-
-def whole_checkpoints(folder):
-    """Checkpoint folders below `folder`, the newest step first."""
-    found = [entry.parent for entry in Path(folder).glob(f"step-*/{MANIFEST}")]
-    return sorted((entry for entry in found if not entry.name.endswith(".partial")), reverse=True)
-
-
-def step_folder(folder, step):
-    """The folder of the checkpoint after `step` optimizer steps."""
-    return Path(folder) / f"step-{step:09d}"
 
 
 def state_dict(model, optimizers):

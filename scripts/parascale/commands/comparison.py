@@ -10,6 +10,7 @@ from parascale.report import build_report, load_readings, load_records, load_tra
 from parascale.report.numbers import plural
 from parascale.report.plans import Advice
 from parascale.report.records import found_runs
+from parascale.report.timing import wants_too_much
 
 
 def write_comparison(project, output, names, datasets, measured):
@@ -39,9 +40,9 @@ def write_comparison(project, output, names, datasets, measured):
 
 
 def advised(records, paths):
-    """Yield the Advice for each workload: on as many GPUs as its widest finished run computes with."""
+    """Yield the Advice for each workload: on as many GPUs as its widest finished run computes with that has a core for each process."""
     widest = {}
-    for record in (record for record in records if record.done):
+    for record in (record for record in records if record.done and not wants_too_much(record)):
         known = widest.get(record.run.workload.name)
         if known is None or record.run.layout.world_size > known.run.layout.world_size:
             widest[record.run.workload.name] = record

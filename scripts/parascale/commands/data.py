@@ -215,13 +215,14 @@ def benchmark(project, workload, forms):
     from parascale.data import benchmark as readers
 
     if workload.of_pairs:
-        raise ConfigError("pairs have one format alone: there is nothing to compare")
+        raise ConfigError("pairs have only one format: there is nothing to compare")
     formats, settings, dataset = project.config.formats, project.config.loaders, workload.data.dataset
     usual = formats.images if workload.of_images else [workload.data.format, *formats.tokens]
     folders = [project.paths.data(dataset, form) for form in forms or usual]
     if workload.of_images:
-        rows = readers.benchmark_images(dataset, folders, settings)
-        chosen, said = advice.advise_images(rows)
+        rows = readers.benchmark_images(dataset, folders, settings, workload.training)
+        devices = "processes" if project.site.device == "cpu" else "GPUs"
+        chosen, said = advice.advise_images(rows, taken=images_taken(project, dataset), devices=devices)
     else:
         rows = readers.benchmark_tokens(dataset, folders, workload.training.window, settings)
         chosen, said = advice.advise_tokens(rows)
@@ -245,6 +246,21 @@ def benchmark(project, workload, forms):
     print(said)
 
 
+def images_taken(project, dataset):
+    """Images a second that a device trains on if it waits for none, by the plan: of the run on this dataset that takes most of
+    them; None where no plan says so.
+    """
+    from parascale.plan.planner import Planner
+
+    planner, found = Planner(project), []
+    for name, run in project.runs.items():
+        phases = planner.prediction(name).phases if run.workload.data.dataset == dataset else None
+        if phases:
+            computing = sum(seconds for phase, seconds in phases.items() if phase != "data")
+            found.append(run.global_batch / (computing * run.layout.world_size))
+    return max(found, default=None)
+
+
 def source_of(project, workload):
     """The folder that a dataset is read or converted from: the index of its images, or its tokens."""
     return project.paths.data(workload.data.dataset, "index" if workload.of_images else workload.data.format)
@@ -255,4 +271,5 @@ def require_format(workload, form):
     offered = () if workload.of_pairs else IMAGE_FORMATS if workload.of_images else TOKEN_FORMATS
     if form not in offered:
         kind = "pairs" if workload.of_pairs else "images" if workload.of_images else "tokens"
-        raise ConfigError(f"{kind} are not written as {form}. Their formats: {', '.join(offered) or 'one alone'}")
+        known = f"Their formats: {', '.join(offered)}" if offered else "They have one format only"
+        raise ConfigError(f"{kind} are not written as {form}. {known}")

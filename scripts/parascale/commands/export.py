@@ -48,52 +48,36 @@ def crate(project, output, weights):
 def wandb(project, name, output, collection):
     """Write a finished run as an offline run of Weights & Biases, from its records. Nothing is sent.
 
-    Needs the package `wandb`, which is not among the project's own: pip install wandb. On a machine with internet, such
-    as a login node, `wandb sync results/wandb/ddp/wandb/offline-run-*` sends the run.
+    For a run that was trained without `monitor.wandb`. Every step is in it; while it trains, a run writes about 1,000 of them at most.
+    Needs the package `wandb`: pip install wandb. On a machine with internet, such as a login node, `wandb sync
+    results/wandb/ddp/wandb/offline-run-*` sends the run.
 
     \b
     Example: parascale export wandb --run ddp
     """
-    try:
-        import wandb as library
-    except ImportError:
-        raise RequirementError(
-            "the package `wandb` is not installed: pip install wandb, into the environment of this command"
-        ) from None
     folder, output = project.paths.run(name), output or project.paths.results / "wandb" / name
     if not (folder / "summary.json").is_file():
         named("run", name, project.runs, project.config.runs)
         raise DataError(f"{folder}: no finished run (summary.json is missing)")
     if output.is_dir() and any(output.iterdir()) and not (output / "wandb").is_dir():
-        raise DataError(f"{output} would be replaced, but is no export of a run; name another folder")
+        raise DataError(f"{output} would be replaced, but is not an export of a run; name another folder")
     with atomic_path(output) as partial:
         partial.mkdir()
-        log_steps(library, folder, partial, collection)
-        for path in partial.rglob("*"):
-            if path.is_symlink():  # shortcuts of wandb's to where it wrote, which is moved now
-                path.unlink()
+        log_steps(folder, partial, collection)
     print(f"{output}: wandb sync {output}/wandb/offline-run-*", flush=True)
 
 
-def log_steps(library, folder, output, collection):
-    """Log every step of the run in `folder` below `output`. library: the module wandb."""
+def log_steps(folder, output, collection):
+    """Log every step of the finished run in `folder` below `output`."""
     from parascale.train.events import scalars
+    from parascale.train.wandb_run import MISSING, WandbRun
 
-    described, summary = read_json(folder / "run.json"), read_json(folder / "summary.json")
-    run = library.init(
-        mode="offline",
-        dir=output,
-        project=collection,
-        name=described["run"],
-        group=summary["workload"],
-        job_type=described["strategy"],
-        config={key: described[key] for key in ("settings", "site", "versions", "code_digest", "git_commit")},
-        # Nothing of this machine, where the run may not have run at all.
-        settings=library.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False),
-    )
-    elapsed = 0.0
+    described, elapsed, failures = read_json(folder / "run.json"), 0.0, []
+    run = WandbRun(output, "offline", collection, described, failures.append, patient=True)
+    run.begin(described["attempts"][0]["started"])
     for line in read_json_lines(folder / "steps.jsonl"):
         elapsed += line["seconds"]["total"]
-        run.log({**dict(scalars(line)), "training_seconds": elapsed}, step=line["step"])
-    run.summary.update({key: value for key, value in summary.items() if isinstance(value, (int, float))})
-    run.finish()
+        run.add(line["step"], {**dict(scalars(line)), "training_seconds": elapsed})
+    run.end("finished", read_json(folder / "summary.json"))
+    for reason in failures:
+        raise RequirementError(reason) if reason == MISSING else DataError(f"{folder}: not exported: {reason}")

@@ -128,7 +128,7 @@ def planned_launch(find, name, kind, site, words, first):
     if kind in KINDS and slurm.job_id():
         refuse_other_settings(project.paths.store, run, kind, site)
     elif kind in KINDS and first:
-        # What an earlier start of the workflow left is at it. In a job of Slurm's, waiting would be charged.
+        # A job that an earlier start of the workflow left may be at it. In a job of Slurm's, waiting would be charged.
         _only_launcher(logs)
         Lease(project.paths.places(kind)[1](name)).wait()
     planned = Launch(
@@ -156,18 +156,18 @@ def _only_launcher(logs):
     lock, hold = logs / "launch.lock", click.get_current_context().with_resource
     lock.touch()
     if hold(locked(lock)) is False:
-        print(f"waits: another launcher is at this run, by {lock}", flush=True)
+        print(f"waits: another launcher works on this run ({lock})", flush=True)
         hold(locked(lock, math.inf))
 
 
 def refuse_other_settings(store, run, kind, site):
-    """Raise ConfigError where the configuration or the code was changed while this job of Slurm's waited: what it would train is
-    not what it was submitted, and is written down, for."""
+    """Raise ConfigError where the configuration or the code was changed while this job of Slurm's waited: it would train something else
+    than it was submitted, and noted, for."""
     key = submissions.key_submitted(store, slurm.job_id(), kind, run.run)
     if key not in (None, key_of_run(run, site)):
         raise ConfigError(
             f"run {run.run}: its configuration or the code was changed after Slurm job {slurm.job_id()} was submitted; start the "
-            "workflow again, which submits it with what holds now"
+            "workflow again, which submits it with the current settings"
         )
 
 

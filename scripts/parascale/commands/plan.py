@@ -1,4 +1,4 @@
-"""`parascale plan` and `parascale advise`: what runs will need, and which layout to take."""
+"""`parascale plan`: what runs will need."""
 
 import dataclasses
 import functools
@@ -8,18 +8,14 @@ from concurrent.futures import ProcessPoolExecutor
 
 import click
 
-from parascale.cli import Location, OutputFile, project_options, run_option, with_project
+from parascale.cli import Location, OutputFile, project_options, run_option
 from parascale.data.named_files import missing_data
-from parascale.plan import actual, calibrate, limits, score
-from parascale.plan import advise as advice_of
-from parascale.plan.facts import data_facts
+from parascale.plan import actual, budget, limits, score
 from parascale.plan.planner import Planner
+from parascale.plan.price import core_hours_left
 from parascale.plan.quota import quota_of
+from parascale.plan.spent import spent
 from parascale.report.numbers import plural
-from parascale.settings import load_site, load_workload
-from parascale.settings.run import PRECISIONS, Run
-
-COUNT = click.IntRange(min=1)
 
 BASES = {
     "formula": "no run was observed on this machine; constants of its kind, of processors as they were measured first",
@@ -50,7 +46,8 @@ BASES = {
 def plan(context, find, name, check, exact, table, explain):
     """Plan the runs: memory, time, core-hours; and compare finished runs with their plans.
 
-    The plan covers every run, finished or not, and no other jobs; `snakemake -n` shows what is left to do.
+    The plan covers every run, finished or not, and no other jobs; `snakemake -n` shows what is left to do. The check counts what is left
+    of the runs, and what was spent before.
 
     \b
     Example: parascale plan                        every run's prediction
@@ -90,8 +87,9 @@ def plan(context, find, name, check, exact, table, explain):
 def score_verb(find, table, machines, as_json):
     """Predict published trainings, each as an uncalibrated run without evaluation, and compare.
 
-    An empty cell is the default. tuned: true is predicted with torch.compile. A row ran out of memory where a cell says OOM, or where it
-    has neither a rate nor a peak of memory.
+    An empty cell is the default. Where tuned is true, torch.compile and the loss in chunks are on, else both are off. Rows of the source
+    megatron train with a dropout of 0.1 unless a column says otherwise. A row ran out of memory if a cell says OOM, or if it has
+    neither a rate nor a peak of memory.
 
     \b
     Example: parascale plan score runs.csv --machines machines.csv
@@ -174,7 +172,7 @@ def ceilings(name, planner):
 
 
 def judge(names, planner):
-    """0 where every run fits, is within the machine's limits and all together within the budget; else 1, with reasons."""
+    """0 where every run fits and is within the machine's limits, and what is left of them all is within the budget; else 1, with reasons."""
     project, partition = planner.project, planner.project.config.partition
     submits = bool(partition or project.config.account)  # what only Slurm asks for
     site, said, cost, unknown = limits.live_site(project.site, submits), [], 0.0, 0
@@ -191,20 +189,25 @@ def judge(names, planner):
             )
         if foretold.fits == "does not fit":
             said.append(f"{name}: does not fit" + (f"; it would with {foretold.remedy}" if foretold.remedy else ""))
-        cost += foretold.core_hours or 0.0
-        unknown += foretold.core_hours is None
+        reason = planner.reason(name)
+        if not (reason.kept or reason.shown):  # what was charged for it is in what was spent
+            cost += core_hours_left(foretold, reason)
+            unknown += foretold.core_hours is None
+    before = spent(project.paths, site.name)
+    if before.unknown:
+        print(f"note: not counted: {budget.unknown_words(before.unknown)}")
     if unknown:
         print(f"note: the cost of {unknown} of {len(names)} runs is unknown, and counted as nothing")
     quota = quota_of(project)
     if quota and not quota.allows(cost):
         print(f"note: {cost:,.2f} core-h expected are more than {quota.words}")
     cap = project.config.budget.core_hours
-    if cap is not None and cost > cap:
-        said.append(f"{cost:,.2f} core-h expected, more than budget.core_hours = {cap:,g}")
-    print(
-        "\n".join([f"refused: {line}" for line in said])
-        or f"all {len(names)} runs can start: {cost:,.2f} core-h expected"
+    words = f"{cost:,.2f} core-h expected" + (
+        f" beside {before.core_hours:,.2f} spent before" if before.core_hours else ""
     )
+    if cap is not None and before.core_hours + cost > cap:
+        said.append(f"{words}, more than budget.core_hours = {cap:,g}")
+    print("\n".join([f"refused: {line}" for line in said]) or f"all {len(names)} runs can start: {words}")
     return 1 if said else 0
 
 
@@ -229,95 +232,3 @@ def measure_rank(run, vocabulary, rank):
     from parascale.train.fake import measure
 
     return measure(run, vocabulary, rank).peak_bytes
-
-
-@click.command()
-@click.option("--workload", required=True, metavar="NAME", help="The workload.")
-@click.option("--site", "machine", metavar="NAME", help="The site.  [default: the configuration's]")
-@click.option("--gpus", type=COUNT, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
-@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", help="The precision.")
-@click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="What to rank by.")
-@click.option("--global-batch", type=COUNT, help="Samples of a step.  [default: the workload's]")
-@click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
-@click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary, if the data is not prepared.")
-@click.option("--top", type=COUNT, default=10, help="Number of layouts to show.")
-@click.option("--json", "as_json", is_flag=True, help="Print all layouts as JSON.")
-@with_project
-def advise(project, workload, machine, gpus, precision, by, global_batch, scaling, vocabulary, top, as_json):
-    """Rank the layouts for a number of GPUs, with their memory and the reason in words.
-
-    \b
-    Example: parascale advise --workload lm-small --site jureca --gpus 8
-    Example: parascale advise --workload lm-small --site jureca --gpus 64 --scaling
-    """
-    site = load_site(project.config, machine) if machine else project.site
-    workload = load_workload(project.config.workloads, workload)
-    if global_batch:
-        training = dataclasses.replace(workload.training, global_batch=global_batch)
-        workload = dataclasses.replace(workload, training=training)
-    facts = data_facts(Run(run="advice", workload=workload), project.paths)
-    if vocabulary:
-        facts = dataclasses.replace(facts, vocabulary=vocabulary)
-    known = calibrate.known(project.paths, site.name)
-    if scaling:
-        steps = advice_of.scaling(workload, site, gpus, precision, known, facts)
-        print("\n".join(scaling_lines(steps)))
-        return
-    ranked = advice_of.advise(workload, site, gpus, precision, known, facts, by)
-    if as_json:
-        print(json.dumps([as_dict(advice) for advice in ranked], indent=2))
-        return
-    thumb = advice_of.rule_of_thumb(workload, site, gpus, precision, facts.vocabulary)
-    best = ranked[0].prediction
-    if thumb:
-        print(thumb)
-    if best.unknown:
-        print(f"unknown: {best.unknown}")
-    print(f"{len(ranked)} layouts for {gpus} GPUs of {site.name}, by {by}; rests on {best.basis}\n")
-    for number, advice in enumerate(ranked[:top], 1):
-        print(f"{number:3}. {line(advice)}\n     {advice.reason}")
-
-
-def scaling_lines(steps):
-    """The best layout on each number of GPUs: time, cost, and where more GPUs stop paying."""
-    lines = [f"{'GPUs':>6} {'hours':>9} {'core-h':>10} {'efficiency':>10}  best layout"]
-    for step in steps:
-        said = step.advice.prediction
-        mark = "  <- the knee: twice as many GPUs are hardly faster" if step.knee else ""
-        lines.append(
-            f"{step.gpus:6,} {said.wall_seconds / 3600:9.2f} {said.core_hours:10.1f} {step.efficiency:10.0%}  {line(step.advice).split(':')[0]}{mark}"
-        )
-        if step.free_from:
-            lines.append(f"       {step.gpus} GPUs cost what {step.free_from} costs here: whole nodes are charged")
-    return lines
-
-
-def line(advice):
-    """One layout and its figures."""
-    layout, foretold = advice.layout, advice.prediction
-    degrees = " ".join(f"{axis}={degree}" for axis, degree in layout.dimensions.items())
-    if layout.pp > 1:
-        degrees += f" micro_batches={layout.micro_batches}"
-    if (accumulate := advice.run.workload.training.accumulate) > 1:
-        degrees += f" accumulate={accumulate}"
-    if layout.activation_checkpointing:
-        degrees += f" activation_checkpointing={str(layout.activation_checkpointing).lower()}"
-    memory = "memory unknown"
-    if foretold.memory_bytes is not None:
-        memory = f"{foretold.memory_bytes / 1e9:.1f} GB a GPU: {foretold.fits}"
-    how = ", measured" if foretold.basis == "history" else ""
-    step = "" if foretold.step_seconds is None else f", {1000 * foretold.step_seconds:.1f} ms a step{how}"
-    hours = foretold.core_hours
-    cost = "" if hours is None else f", {foretold.wall_seconds / 3600:.2f} h, {hours:.1f} core-h"
-    return f"{layout.strategy()} ({degrees.strip() or 'one GPU'}): {memory}{step}{cost}"
-
-
-def as_dict(advice):
-    """Plain values of a RankedLayout."""
-    return {
-        "strategy": advice.layout.strategy(),
-        "layout": dataclasses.asdict(advice.layout),
-        "accumulate": advice.run.workload.training.accumulate,
-        "reason": advice.reason,
-        "prediction": advice.prediction.as_dict(),
-    }

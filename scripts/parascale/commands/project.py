@@ -33,8 +33,8 @@ PAGE = PINS.parents[1] / "config/README.md"
 def check(project, name, pins):
     """Check that this machine has what the runs need, and warn of files that storage will delete.
 
-    Where Slurm answers, account and partition are checked too; `parascale plan --check` has the budget. Together this is what the
-    workflow refuses before its first job.
+    If Slurm answers, it also checks account and partition; `parascale plan --check` checks the budget. The workflow makes these checks
+    before its first job. `parascale check gpu` tries this machine's GPUs, part by part.
 
     \b
     Example: parascale check --run ddp

@@ -22,7 +22,10 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 @click.option("--only", multiple=True, metavar="NAME", help="Compare only this run; repeat for several.")
 @click.option("--everything", is_flag=True, help="Everything with results, not only what the run table names.")
 @click.option(
-    "--output", type=OutputFolder(), metavar="DIR", help="[default: results/report, and its jobs/ with --run]"
+    "--output",
+    type=OutputFolder(),
+    metavar="DIR",
+    help="Folder to write.  [default: results/report, and its jobs/ with --run]",
 )
 @with_project
 def report(project, name, only, everything, output):
@@ -70,7 +73,7 @@ def write_job_report(project, name, output):
 def watch(project, every, once):
     """Show running trainings in the terminal. It only reads their files, so it also works over ssh.
 
-    For each run: step, loss, rate, utilisation and memory of each GPU or process, used time limit, core-hours. Ctrl-C
+    For each run: step, loss, rate, utilisation and memory of each GPU or process, share of the time limit used, core-hours. Ctrl-C
     ends it.
 
     \b

@@ -1,16 +1,21 @@
 """Verbs for what runs left: `generate`, `summarise`, `parity` and `calibrate`. Torch loads slowly, so only where it is needed."""
 
+import functools
 import json
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import active_children, get_context
 
 import click
 
 from parascale.cli import Location, named, run_option, with_project
 from parascale.errors import ConfigError, DataError
 from parascale.files import read_json, write_json
+from parascale.launch import die_with_parent
 from parascale.plan import calibrate as prices
 from parascale.plan.planner import Planner
+from parascale.settings import run_from_dict
 
 BATCH = 32  # documents at once; the summaries do not depend on it
 
@@ -33,7 +38,7 @@ BATCH = 32  # documents at once; the summaries do not depend on it
 def generate(project, name, prompt, prompts, batch, count, temperature, seed, which, checkpoint, device, allow_unknown):
     """Continue texts with the language model of a run, in one process, whatever its layout was.
 
-    Of a file, each line gives one line of JSON with `prompt` and `text`. A text continues in the same way alone and among others.
+    With --prompts, each line gives one line of JSON with `prompt` and `text`. A text continues the same way alone as among others.
 
     \b
     Example: parascale generate --run single --prompt "the function returns a"
@@ -98,30 +103,69 @@ def _lines(path):
 def summarise(project, name, device):
     """Summarise the test split with the model of a finished run, and score the summaries (ROUGE).
 
-    One process compares them, and the lead words of each document, with the references. Writes
-    results/summaries/NAME.json.
+    Each visible GPU writes a share of the summaries; one process then scores them, and the lead words of each document, against the
+    references. Writes results/summaries/NAME.json.
 
     \b
     Example: parascale summarise --run summary-single
     """
     require_finished(project, name, "summarisation")
-    import torch
-
-    from parascale.checkpoint.load import load_run
-    from parascale.data.text import Tokens
     from parascale.evaluation.summaries import judge
     from parascale.evaluation.task import open_task
 
-    run, model = load_run(project.paths.run(name))
+    finished, settings = project.paths.run(name), project.config.summaries
+    run = run_from_dict(read_json(finished / "run.json")["settings"])
     folder = project.paths.data(run.workload.data.dataset, run.workload.data.format)
-    test, decode = open_task(run.workload, folder).splits["test"], Tokens(folder).decode
-    device = torch.device(device or project.site.device)
-    result = judge(model.to(device), test, decode, project.config.summaries, BATCH, device)
+    devices = _devices(device or project.site.device)
+    work = functools.partial(write_summaries, finished, folder, settings, devices)
+    if len(devices) == 1:
+        batches = work(0)
+    else:
+        with ProcessPoolExecutor(len(devices), get_context("spawn"), die_with_parent) as pool:
+            batches = [batch for part in _all_or_none(pool, work, len(devices)) for batch in part]
+    result = judge(open_task(run.workload, folder).splits["test"], batches, settings)
     told = {"schema_version": 1, "run": run.run, "split": "test", **result}
     write_json(project.paths.summaries(name), told)
     for way in ("beam", "greedy", "lead"):
         figures = ", ".join(f"{key} {value:.4f}" for key, value in result[way].items())
         print(f"{run.run}: {way}: {figures} over {result['documents']:,} documents")
+
+
+def _all_or_none(pool, work, count):
+    """What `work(0)` to `work(count - 1)` return. If one fails, the others end at once: they would hold their GPUs for nothing."""
+    parts = [pool.submit(work, part) for part in range(count)]
+    try:
+        for part in as_completed(parts):
+            part.result()
+    except BaseException:
+        for child in active_children():
+            child.terminate()
+        raise
+    return [part.result() for part in parts]
+
+
+def write_summaries(finished, folder, settings, devices, part):
+    """One process's part of the summaries of a finished run, as `evaluation.summaries.write` gives them. devices: of all parts. folder:
+    of the data."""
+    import torch
+
+    from parascale.checkpoint.load import load_run
+    from parascale.data.text import Tokens
+    from parascale.evaluation.summaries import write
+    from parascale.evaluation.task import open_task
+
+    run, model = load_run(finished)
+    test, device = open_task(run.workload, folder).splits["test"], devices[part]
+    torch.set_num_threads(max(1, torch.get_num_threads() // len(devices)))
+    return write(model.to(device), test, Tokens(folder).decode, settings, BATCH, device, part, len(devices))
+
+
+def _devices(device):
+    """Names of the devices that this machine may compute with: all its visible GPUs, or its processors as one."""
+    import torch
+
+    count = torch.cuda.device_count() if device == "cuda" else 0
+    return [f"cuda:{number}" for number in range(count)] or [device]
 
 
 @click.command()

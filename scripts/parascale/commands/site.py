@@ -1,6 +1,5 @@
 """`parascale site init`: the files of a cluster that nobody has described yet, as far as the cluster itself says what is in them."""
 
-import re
 from pathlib import Path
 
 import click
@@ -10,10 +9,10 @@ from parascale.cli import project_options
 from parascale.errors import ConfigError
 from parascale.files import write_text
 from parascale.plan.survey import data_sheet, gpu_here, networks_here, survey
+from parascale.settings.strict import NAME
 
 SHIPPED = Path(__file__).resolve().parents[3]
 CHECK, MISSING = "# ~ check this", "# ? not found out: "
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @click.group()
@@ -24,14 +23,15 @@ def site():
 @site.command()
 @click.argument("called", metavar="[NAME]", required=False)
 @click.option(
-    "--partition", help="The partition for trainings; default: Slurm's default if it has GPUs, else that with most."
+    "--partition",
+    help="The partition for trainings; default: Slurm's default if it has GPUs, else the one with most GPUs.",
 )
 @project_options
 def init(find, called, partition):
-    """Begin the files of this cluster: config/sites/NAME.yaml, config/NAME.yaml and profiles/NAME/config.yaml. NAME is that of the
-    cluster unless another is given.
+    """Begin the files of this cluster: config/sites/NAME.yaml, config/NAME.yaml and profiles/NAME/config.yaml. Without NAME, they take
+    the cluster's name.
 
-    Slurm is asked, and the driver of this machine's GPUs if it has some: on a node with GPUs more is found out than on a login node.
+    It asks Slurm, and the driver if this machine has GPUs: on a node with GPUs it finds out more than on a login node.
     Values marked ~ are assumed, and lines marked ? could not be found out.
 
     \b
@@ -41,7 +41,7 @@ def init(find, called, partition):
     found = survey(slurm.records("node"), slurm.records("partition"), slurm.configuration(), partition)
     name, accounts = called or found.cluster, slurm.accounts()
     if not NAME.fullmatch(name):
-        raise ConfigError(f"`{name}` is no name for files: give one of letters, digits, `-` and `_`")
+        raise ConfigError(f"`{name}` cannot name files: use letters, digits, `-` and `_`")
     files = {
         Path(f"config/sites/{name}.yaml"): site_file(found, gpu_here(), networks_here()),
         Path(f"config/{name}.yaml"): configuration_file(name, found, accounts),
@@ -180,6 +180,9 @@ def profile_file(name, found, accounts):
         changes["'--signal=TERM@120'"] = "'--signal=TERM@120 --threads-per-core=1'"
     if found.needs_account is None:
         changes["# slurm-no-account: true # if"] = "slurm-no-account: true #"
+    if found.data is None:
+        changes |= {f"# {key}: [": f"{key}: [" for key in ("groups", "group-components", "set-resource-scopes")}
+        changes["# resources: [cpus_per_task=64]"] = f"resources: [cpus_per_task={found.shape.cores}]"
     if found.forgets and found.forgets < 60:
         changes["status-checks: 20"] = f"status-checks: {max(1, int(found.forgets / 3))}"
     for old, new in changes.items():

@@ -28,7 +28,8 @@ def store():
 def list_(project):
     """Show every training that is kept: its key, what it is, when it ended, its core-hours and size, and where results show it.
 
-    Below them are the unfinished ones, and what jobs that were killed, damaged files and earlier versions left. One whose settings changed stepped aside; it goes on when they are changed back.
+    Below them stand unfinished trainings, and what killed jobs, damaged files and earlier versions left. A training whose settings
+    changed has stepped aside; it goes on when they are changed back.
 
     \b
     Example: parascale store list
@@ -59,7 +60,7 @@ def list_(project):
     "gigabytes",
     type=click.FloatRange(min=0),
     metavar="GB",
-    help="The same without what stepped aside, down to this size.",
+    help="Of what --unused names, except what stepped aside, free as much as it takes to keep no more than this.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_project

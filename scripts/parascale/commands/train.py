@@ -42,7 +42,7 @@ def train(project, name, kind):
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != run.layout.world_size:
         raise ConfigError(
-            f"run {name} has {run.layout.world_size} processes, but {started} were started: `parascale launch --run {name}` starts "
+            f"run {name} has {run.layout.world_size} processes, but {started} started: `parascale launch --run {name}` starts "
             "them all"
         )
     belong(project.paths, project.site)

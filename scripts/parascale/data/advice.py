@@ -6,15 +6,16 @@ from parascale.data.formats import image_format, tokens_are_mapped
 
 GOOD_ENOUGH = 0.7  # of the fastest; among formats above it, PREFERENCE decides
 # Self-describing and widely read first; a bare binary needs our index to mean anything.
-PREFERENCE = ("hdf5", "arrow", "webdataset", "binary", "squashfs", "files", "parquet")
+PREFERENCE = ("hdf5", "arrow", "webdataset", "numpy", "binary", "squashfs", "files", "parquet")
 TOKEN_PREFERENCE = ("flat", "hdf5", "arrow", "parquet")
 MANY_INODES = 100_000  # projects have a few million on a parallel filesystem
 
 
-def advise_images(rows, memory_bytes=None):
+def advise_images(rows, memory_bytes=None, taken=None, devices="GPUs"):
     """(format to take, why in a sentence) for an image set.
 
-    rows: of the benchmark; memory_bytes: of the machine (default: this one's).
+    rows: of the benchmark; memory_bytes: of the machine (default: this one's). taken: images a second that one of `devices` trains
+    on if it waits for none; None where that is not known.
     """
     memory_bytes = memory_bytes or psutil.virtual_memory().total
     speeds = _speeds(rows, "random")
@@ -28,13 +29,7 @@ def advise_images(rows, memory_bytes=None):
         few = ", of which a project has few" if files["inodes"] > MANY_INODES else ""
         parts.append(f"{row['inodes']:,} inodes instead of {files['inodes']:,}{few}")
     parts.append(_memory_sentence(row["bytes"], memory_bytes))
-    decoded = _speeds(rows, "random", decode=True).get(chosen)
-    if decoded:
-        parts.append(
-            f"decoding takes most of the time ({decoded:,.0f} samples/s with it), so workers matter more than the format"
-            if decoded < speeds[chosen] / 2
-            else f"{decoded:,.0f} samples/s with decoding"
-        )
+    parts += _from_file_to_tensor([row for row in rows if row["format"] == chosen], speeds[chosen], taken, devices)
     if "parquet" in speeds and speeds["parquet"] < speeds[chosen] / 10:
         parts.append("Parquet only in order: at random it reads a row group a sample")
     return chosen, "; ".join(parts) + "."
@@ -58,11 +53,28 @@ def advise_tokens(rows, memory_bytes=None):
     return chosen, "; ".join(parts) + "."
 
 
-def _speeds(rows, access, decode=False):
-    """format → the best rate of its warm, bytes-only (or decoded) cases on disk."""
+def _from_file_to_tensor(rows, read, taken, devices):
+    """What decoding leaves of the rate at which a format's bytes are read, and how many devices that feeds: up to two phrases."""
+    rows = [row for row in rows if row["decoder"] and row["cache"] == "warm" and row["place"] == "disk"]
+    if not rows:
+        return
+    best = max(rows, key=lambda row: row["samples_per_second"])
+    rate, workers = best["samples_per_second"], best["workers"]
+    threads = f"{workers} worker{'s' * (workers > 1)}" if workers else "no workers"
+    a_core = best["samples"] / best["cpu_seconds"]
+    said = f"from file to tensor {rate:,.0f} samples/s (decoder `{best['decoder']}`, {threads}), {a_core:,.0f} a core"
+    yield (
+        f"{said}: decoding takes most of the time, and workers matter more than the format" if rate < read / 2 else said
+    )
+    if taken:
+        yield f"that keeps {rate / taken:,.1f} {devices} of this kind busy, which take {taken:,.0f} samples/s each by the plan"
+
+
+def _speeds(rows, access):
+    """format → the best rate of its warm, bytes-only cases on disk."""
     speeds = {}
     for row in rows:
-        if row["access"] == access and row["cache"] == "warm" and row["decode"] == decode and row["place"] == "disk":
+        if row["access"] == access and row["cache"] == "warm" and not row["decoder"] and row["place"] == "disk":
             speeds[row["format"]] = max(speeds.get(row["format"], 0.0), row["samples_per_second"])
     return speeds
 
@@ -79,5 +91,5 @@ def _memory_sentence(size, memory):
         return f"its {size / 2**20:,.0f} MiB stay in the page cache after the first epoch ({memory / 2**30:,.0f} GiB of memory)"
     return (
         f"its {size / 2**30:,.1f} GiB do not stay in {memory / 2**30:,.0f} GiB of memory: every epoch reads the disk, "
-        "so prefer `pread`, more workers, and a shard a node"
+        "so prefer `pread`, more workers, and one shard per node"
     )

@@ -1,7 +1,8 @@
 """Reading ahead by plan: batches that are known before they are needed are read by threads, some megabytes at a time.
 
 What several batches take is read together, in the order in which it lies, and in one piece where it is near: a random order
-then costs a slow filesystem what an order of its own choice would. Memory holds two such windows at most.
+then costs a slow filesystem no more than the order on disk would. Memory holds two such windows at most, each up to a batch larger
+than is said below, and the batches that the consumer keeps.
 """
 
 from collections import deque

@@ -10,16 +10,17 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from parascale.data.cases import Case, byte_addressed
-from parascale.data.formats import module_name, tokens_are_mapped
+from parascale.data.formats import image_format, module_name, tokens_are_mapped
 from parascale.data.formats.manifest import read_manifest
 from parascale.data.formats.storage import copy_to_memory, default_io, filesystem, require_room
 from parascale.data.measure import measure
 from parascale.data.progress import Progress
 from parascale.files import csv_text, read_json, write_text
 from parascale.settings.formats import IMAGE_FORMATS
+from parascale.settings.workload import usable_decoders
 
 COLUMNS = (
-    "dataset", "format", "access", "cache", "io", "workers", "decode", "place", "samples_per_second", "spread", "repeats",
+    "dataset", "format", "access", "cache", "io", "workers", "decoder", "place", "samples_per_second", "spread", "repeats",
     "samples", "sample_bytes", "cpu_seconds", "bytes_read_per_byte", "read_calls_per_sample", "opens_per_sample", "first_batch_seconds",
     "peak_memory_bytes", "inodes", "bytes", "write_seconds", "write_cpu_seconds",
 )  # fmt: skip
@@ -27,19 +28,20 @@ DISK, SHARED_MEMORY = "disk", "shm"
 CEILING_BLOCK, CEILING_COPY_BYTES, CEILING_SECONDS = 8 << 20, 256 << 20, 0.3
 
 
-def benchmark_images(dataset, folders, settings):
-    """Measure image formats. folders: those of the formats; settings: parascale.settings.formats.Loaders. Returns rows.
+def benchmark_images(dataset, folders, settings, training):
+    """Measure image formats. folders: those of the formats; settings: parascale.settings.formats.Loaders; training: what sees the
+    decoded images, a parascale.settings.workload.ImageTraining. Returns rows.
 
     Raises RequirementError, before anything is measured, where a copy in shared memory is wanted and does not fit.
     """
     if settings.shared_memory:
         for folder in folders:
             require_room(folder)
-    cases = [(folder, DISK, case) for folder in folders for case in image_cases(folder, settings)]
+    cases = [(folder, DISK, case) for folder in folders for case in image_cases(folder, settings, training)]
     rows = _run(dataset, cases)
     if settings.shared_memory:
         for folder in folders:
-            rows += _in_shared_memory(dataset, Path(folder), settings)
+            rows += _in_shared_memory(dataset, Path(folder), settings, training)
     return rows
 
 
@@ -49,10 +51,11 @@ def benchmark_tokens(dataset, folders, window, settings):
     return _run(dataset, cases)
 
 
-def image_cases(folder, settings):
-    """Every case of one format: by each kind of access and cache, bytes only by each call, and decoded by so many workers."""
+def image_cases(folder, settings, training):
+    """Every case of one format: by cache, bytes by each kind of access and call, and tensors by each decoder and number of workers."""
     manifest = read_manifest(folder)
     case = _case(folder, manifest["format"], settings)
+    seen = {"access": "random", "size": training.image_size, "smallest": training.smallest_crop}
     chosen = settings.io if settings.io != "auto" else default_io(folder, manifest["bytes"])
     calls = [settings.io] if settings.io != "auto" else ["pread", "mmap"]
     if not byte_addressed(folder):
@@ -62,8 +65,9 @@ def image_cases(folder, settings):
         for access in ("sequential", "random"):
             for io in calls:
                 yield dataclasses.replace(case, access=access, cache=cache, io=io)
+        for decoder in usable_decoders() if image_format(case.format).RANDOM_ACCESS else ():
             for workers in settings.workers:
-                yield dataclasses.replace(case, access=access, cache=cache, io=chosen, workers=workers, decode=True)
+                yield dataclasses.replace(case, **seen, cache=cache, io=chosen, workers=workers, decoder=decoder)
 
 
 def token_cases(folder, window, settings):
@@ -107,9 +111,10 @@ def ceilings(path, repeats=3):
     }
 
 
-def _in_shared_memory(dataset, folder, settings):
+def _in_shared_memory(dataset, folder, settings, training):
     """The warm cases from a copy in shared memory; raw files have none, since they lie where the user has them."""
-    wanted = [case for case in image_cases(folder, settings) if case.cache == "warm" and case.format != "files"]
+    cases = image_cases(folder, settings, training)
+    wanted = [case for case in cases if case.cache == "warm" and case.format != "files"]
     if not wanted:
         return []
     copy = copy_to_memory(folder)
@@ -122,21 +127,20 @@ def _in_shared_memory(dataset, folder, settings):
 def _case(folder, name, settings):
     """The case of one format from which the others differ in a field or two."""
     limits = {key: getattr(settings, key) for key in ("samples", "seconds", "repeats")}
-    return Case(str(folder), "train", name, "sequential", "warm", "pread", workers=0, decode=False, **limits)
+    return Case(str(folder), "train", name, "sequential", "warm", "pread", workers=0, decoder=None, **limits)
 
 
 def _run(dataset, cases):
-    """Measure each case, one at a time, since they would disturb each other; without workers in a process of its own."""
+    """Measure each case, one at a time in a process of its own, since they would disturb each other."""
     rows = []
     server = get_context("forkserver")  # it has imported what a case needs, and nothing else: a fresh process is quick
     server.set_forkserver_preload(["parascale.data.measure", "parascale.data.text", *map(module_name, IMAGE_FORMATS)])
     with (
         Progress(f"{dataset}: reading", "cases", len(cases)) as progress,
         ProcessPoolExecutor(1, mp_context=server, max_tasks_per_child=1) as fresh,
-        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as lasting,  # torch is loaded once for all that need it
     ):
         for folder, place, case in cases:
-            figures = (lasting if case.workers else fresh).submit(measure, case).result()
+            figures = fresh.submit(measure, case).result()
             progress.add(1)
             if figures is not None:
                 rows.append({**_row(dataset, folder, case), "place": place, **figures})
@@ -145,7 +149,7 @@ def _run(dataset, cases):
 
 def _row(dataset, folder, case):
     seconds, cpu = conversion_cost(folder)
-    row = {key: getattr(case, key) for key in ("format", "access", "cache", "io", "workers", "decode")}
+    row = {key: getattr(case, key) for key in ("format", "access", "cache", "io", "workers", "decoder")}
     if case.format == "flat":
         manifest = read_json(Path(folder) / "manifest.json")
         files = manifest["files"]

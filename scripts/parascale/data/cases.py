@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from parascale.data import jpeg
 from parascale.data.formats import image_format, open_images, open_tokens
 from parascale.data.formats.manifest import read_manifest
 
@@ -18,7 +17,12 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured. window: of text; None for images."""
+    """What is measured.
+
+    decoder: from file to tensor, as a training with this decoder sees random crops of `smallest` of an image's area or more,
+    in random order and resized to `size` pixels a side, by `workers` threads, and for `dali` on the first GPU if there is one; None:
+    the encoded bytes alone, and no `size` or `smallest`. window: of text; None for images.
+    """
 
     folder: str
     split: str
@@ -27,11 +31,13 @@ class Case:
     cache: str  # warm | cold
     io: str  # pread | mmap | files | memory, for what was read as it was opened
     workers: int
-    decode: bool
+    decoder: str | None
     samples: int
     seconds: float
     repeats: int
     window: int | None = None
+    size: int | None = None
+    smallest: float | None = None
 
 
 @contextlib.contextmanager
@@ -53,7 +59,8 @@ def opened(case):
 def reads(case, source, seed):
     """Yield (samples, bytes) of each read, in the order that a case wants."""
     order = _order(len(source[0] if case.window else source), case.access, seed)
-    return (_window_reads if case.window else _image_reads)(case, source, order)
+    read = _window_reads if case.window else _decoded_reads if case.decoder else _image_reads
+    return read(case, source, order)
 
 
 def paths(case):
@@ -88,9 +95,24 @@ def _image_reads(case, reader, order):
     """Yield (1, bytes) of each image read."""
     for _ in _rounds(case):
         for data in _samples(reader, order):
-            if case.decode:
-                jpeg.decode(data)
             yield 1, len(data)
+
+
+def _decoded_reads(case, reader, order):
+    """Yield (images, bytes) of each batch of images that was decoded, cropped and resized, each differently in each round."""
+    import torch
+
+    from parascale.data.classes import AugmentedImages
+
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else None
+    samples, lengths = AugmentedImages(reader, case.size, SEED, case.smallest, case.decoder), reader.samples["length"]
+    here, there = itertools.tee(
+        order[first : first + BATCH] + number * len(reader)
+        for number in _rounds(case)
+        for first in range(0, len(order), BATCH)
+    )
+    for numbers, _ in zip(here, samples.batches(there, case.workers, device), strict=True):
+        yield len(numbers), int(lengths[numbers % len(reader)].sum())
 
 
 def _samples(reader, order):

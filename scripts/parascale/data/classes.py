@@ -10,7 +10,18 @@ from functools import partial
 import numpy as np
 
 from parascale.data.ahead import read_ahead
-from parascale.data.crops import cropped, one_thread, readable, require_decoder
+from parascale.data.crops import (
+    Scratch,
+    cropped,
+    jpeg_frame,
+    moved,
+    one_thread,
+    readable,
+    require_decoder,
+    torch_threads,
+)
+from parascale.data.dali import Dali, Part
+from parascale.data.pool import ordered_map
 from parascale.errors import DataError
 
 # Of width to height, as logarithms, of a random crop (Szegedy et al. 2014, arXiv:1409.4842, section 6).
@@ -26,8 +37,7 @@ class ClassImages:
     """
 
     def __init__(self, reader, size, decoder="scaled"):
-        if decoder == "scaled":
-            require_decoder()
+        require_decoder(decoder)
         self.reader, self.size, self.decoder = reader, size, decoder
         labels = np.asarray(reader.labels)
         classes = len(reader.classes)
@@ -43,33 +53,73 @@ class ClassImages:
 
     def batch(self, numbers):
         """Samples by number: (pixels_BCHW as uint8, labels_B as int64)."""
-        return self._decoded(numbers, (self.reader[number % len(self.reader)] for number in map(int, numbers)))
+        return next(self.batches([numbers]))
 
-    def batches(self, chosen):
-        """Yield `batch(numbers)` of each array of numbers in `chosen`. What takes long to read is read ahead by threads."""
-        if (
-            self.reader.io == "mmap" or not self.reader.THREADS
-        ):  # mapped data is in memory, or comes as the kernel reads ahead
-            yield from map(self.batch, chosen)
-            return
+    def batches(self, chosen, workers=0, device=None):
+        """Yield `batch(numbers)` of each array of numbers in `chosen`, in that order. What takes long to read is read ahead by threads.
+
+        workers: threads that decode the batches after the one that is yielded, each batch in one of them; DALI's decode one batch
+        together. 0: the caller's decodes. device: torch.device on which `dali` decodes (default: the CPU); its pixels are a tensor there.
+        """
+        encoded, threads = self._encoded(chosen), torch_threads()
+        if self.decoder == "dali":
+            dali = Dali(self.size, max(1, workers), device)
+            for pixels_BCHW, labels_B in _ahead(partial(self._decoded_by, dali, threads), encoded, min(workers, 1)):
+                dali.hand_over(pixels_BCHW)
+                yield pixels_BCHW, labels_B
+        else:
+            yield from _ahead(partial(self._decoded, threads), encoded, workers)
+
+    def _encoded(self, chosen):
+        """Yield (numbers, their encoded images) of each array of numbers."""
         here, there = itertools.tee(chosen)
         samples = (np.asarray(numbers, np.int64) % len(self.reader) for numbers in there)
-        for numbers, (_, data) in zip(here, read_ahead(self.reader, samples), strict=True):
-            yield self._decoded(numbers, data)
+        if not self.reader.THREADS:
+            data = map(self.reader.read_batch, samples)
+        elif self.reader.io == "mmap":  # in memory, or there as the kernel reads ahead: read where it is decoded
+            self.reader.require_open()
+            data = (map(self.reader.__getitem__, batch.tolist()) for batch in samples)
+        else:
+            data = (read for _, read in read_ahead(self.reader, samples))
+        return zip(here, data, strict=True)
 
-    def _decoded(self, numbers, encoded):
-        pixels_BCHW = np.empty((len(numbers), 3, self.size, self.size), np.uint8)
-        with one_thread():
+    def _decoded(self, threads, numbers, encoded):
+        pixels_BCHW, scratch = np.empty((len(numbers), 3, self.size, self.size), np.uint8), Scratch(self.size)
+        with one_thread(threads):
             for row, (number, data) in enumerate(zip(map(int, numbers), encoded, strict=True)):
-                pixels_BCHW[row] = self._square(number, data)
-        return pixels_BCHW, np.asarray(self.reader.labels)[np.asarray(numbers) % len(self.reader)].astype(np.int64)
+                pixels_BCHW[row] = self._square(number, data, scratch)
+        return pixels_BCHW, self._labels(numbers)
 
-    def _square(self, number, data):
-        return self._cropped(number, data, middle_square)
+    def _decoded_by(self, dali, threads, numbers, encoded):
+        """As `_decoded`, with its JPEGs of 1 or 3 colours by DALI."""
+        parts, others = {}, {}
+        with one_thread(threads):
+            for row, (number, data) in enumerate(zip(map(int, numbers), encoded, strict=True)):
+                frame = jpeg_frame(data)
+                if frame:
+                    box_of, mirrored = self._view(number)
+                    box, _ = moved(box_of, frame.width, frame.height, self.size)
+                    parts[row] = Part(data, box, mirrored(), self._where(number))
+                else:
+                    others[row] = self._square(number, data, None)
+            return dali.batch(parts, others), self._labels(numbers)
 
-    def _cropped(self, number, data, box_of):
-        where = partial(self.reader.where, number % len(self.reader))
-        return readable(data, where, lambda encoded: cropped(encoded, box_of, self.size, self.decoder))
+    def _labels(self, numbers):
+        return np.asarray(self.reader.labels)[np.asarray(numbers) % len(self.reader)].astype(np.int64)
+
+    def _where(self, number):
+        return partial(self.reader.where, number % len(self.reader))
+
+    def _square(self, number, data, scratch):
+        box_of, mirrored = self._view(number)
+        pixels_CHW = readable(
+            data, self._where(number), lambda encoded: cropped(encoded, box_of, self.size, self.decoder, scratch)
+        )
+        return pixels_CHW[..., ::-1] if mirrored() else pixels_CHW
+
+    def _view(self, number):
+        """What is seen of a sample: a function (width, height) → box, and a second, to be called after it: whether it is flipped."""
+        return middle_square, lambda: False
 
 
 class AugmentedImages(ClassImages):
@@ -89,10 +139,17 @@ class AugmentedImages(ClassImages):
                 "add images, or take the class out of the source"
             )
 
-    def _square(self, number, data):
+    def _view(self, number):
         random = np.random.default_rng((self.seed, *divmod(number, len(self.reader))))
-        pixels_CHW = self._cropped(number, data, lambda *size: random_crop(*size, self.smallest, random))
-        return pixels_CHW[..., ::-1] if random.random() < 0.5 else pixels_CHW
+        return lambda *size: random_crop(*size, self.smallest, random), lambda: random.random() < 0.5
+
+
+def _ahead(decoded, encoded, workers):
+    """Yield `decoded(numbers, data)` of each of `encoded`, in order. workers: threads that begin with those that come next."""
+    if workers:
+        yield from ordered_map(lambda batch: decoded(*batch), encoded, workers, workers + 1)
+    else:
+        yield from itertools.starmap(decoded, encoded)
 
 
 def middle_square(width, height):

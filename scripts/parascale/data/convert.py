@@ -100,12 +100,14 @@ def write_manifest(index, dataset, format_name, settings, output):
         target = output / settings.shard(number)
         records.append(finished_record(target, shard_identity(index, dataset, format_name, number, settings)))
         if records[-1] is None:
-            raise DataError(f"{target}: this shard is missing or of other settings; remove it and convert it first")
+            raise DataError(
+                f"{target}: this shard is missing or was made with other settings; remove it and convert it first"
+            )
     bad = [sample for record in records for sample in record["bad"]]
     if bad and settings.bad_samples == "error":
         raise DataError(
             f"{bad_message(dataset, bad)}\nSet `formats.bad_samples: skip` to leave them out: nothing is converted again. "
-            f"Or repair or remove them, remove the folder of the index and {output}, and run again: both are made anew."
+            f"Or repair or remove them, remove the folder of the index and {output}, and run again: both are rebuilt."
         )
     splits = {split: _gather_split(index.split(split), records, settings, output) for split in index.splits}
     shards = [shard for split in splits.values() for shard in split["shards"]]

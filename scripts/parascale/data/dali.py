@@ -1,44 +1,123 @@
-"""Images decoded on the GPU by NVIDIA DALI, where it is installed: any of our readers feeds its pipeline."""
+"""JPEGs decoded, cropped, resized and flipped by NVIDIA DALI, a batch at a time: on a GPU, or by threads of its own on the CPU."""
+
+from typing import NamedTuple
 
 import numpy as np
 
-from parascale.errors import RequirementError
+from parascale.data.crops import readable
+from parascale.data.jpeg import BadImage
 
 
-def dali_batches(reader, batches, batch, size, device_id=0, threads=4):
-    """Yield (images, labels) as DALI's tensor lists: batch × size × size × 3 of uint8, on the GPU, and int32 labels.
+class Part(NamedTuple):
+    """What is seen of a JPEG.
 
-    reader: of images, in any format. batches: an iterable of lists of sample numbers (as in parascale.data.loader), none
-    longer than `batch`. size: pixels that each image is resized to. device_id: the GPU; None decodes on the CPU. Raises
-    RequirementError where DALI is not installed.
+    data: its bytes. box: (left, top, right, bottom) in pixels, of which left and top are whole. mirrored: whether it is flipped.
+    where: function that says which image it is.
     """
-    try:
-        from nvidia.dali import fn, pipeline_def, types
-    except ImportError:
-        raise RequirementError(
-            "decoding by DALI needs NVIDIA's package for your CUDA version (such as `nvidia-dali-cuda130`) and a GPU; "
-            "without it, the DataLoader decodes on the CPU"
-        ) from None
 
-    @pipeline_def(batch_size=batch, num_threads=threads, device_id=device_id)
-    def decoded():
-        encoded, labels = fn.external_source(
-            source=_encoded(reader, batches), num_outputs=2, dtype=[types.UINT8, types.INT32]
-        )
-        images = fn.decoders.image(encoded, device="cpu" if device_id is None else "mixed", output_type=types.RGB)
-        return fn.resize(images, size=[size, size]), labels
+    data: bytes
+    box: tuple
+    mirrored: bool
+    where: object
 
-    pipeline = decoded()
-    pipeline.build()
-    while True:
+
+class Dali:
+    """A pipeline that decodes batches, one after the other; any thread may call it.
+
+    size: pixels of a side. threads: of DALI's. device: torch.device, on which it decodes; default: the CPU.
+    """
+
+    def __init__(self, size, threads, device=None):
+        import torch
+
+        self.size, self.threads, self.device = size, threads, device or torch.device("cpu")
+        self._stream = torch.cuda.Stream(device) if self.device.type == "cuda" else None
+        self._pipeline, self._most = None, 0
+
+    def batch(self, parts, others):
+        """Pixels as a uint8 tensor of B × 3 × size × size, RGB, on the device.
+
+        parts: row → Part. others: row → pixels of an image that was decoded otherwise. Raises DataError that names a damaged image.
+        """
+        import torch
+
+        shape = (len(parts) + len(others), 3, self.size, self.size)
+        with torch.cuda.stream(self._stream):
+            pixels_BCHW = torch.empty(shape, dtype=torch.uint8, device=self.device)
+            if parts:
+                found = self._decoded(list(parts.values()), shape[0])
+                pixels_BCHW[list(parts)] = torch.from_dlpack(found.as_tensor())
+            if others:
+                pixels_BCHW[list(others)] = torch.from_numpy(np.stack(list(others.values()))).to(self.device)
+            if self._stream:
+                self._stream.synchronize()  # DALI takes the memory of `found` again
+        return pixels_BCHW
+
+    def hand_over(self, pixels_BCHW):
+        """What the caller's stream uses from now on: the memory may not be taken again before that."""
+        import torch
+
+        if self._stream:
+            pixels_BCHW.record_stream(torch.cuda.current_stream(self.device))
+
+    def _decoded(self, parts, most):
+        """What DALI returns for the parts of a batch of at most so many."""
         try:
-            yield pipeline.run()
-        except StopIteration:
-            return
+            return self._run(parts, most)
+        except RuntimeError:  # it names no sample, or one by its place
+            alone = Dali(self.size, 1)
+            for part in parts:
+                readable(part, part.where, alone._try)
+            raise
+
+    def _try(self, part):
+        try:
+            self._run([part], 1)
+        except RuntimeError:
+            raise BadImage("DALI cannot decode it (another `training.decoder` may)") from None
+
+    def _run(self, parts, most):
+        if most > self._most:
+            self._most = most
+            self._pipeline = _pipeline(self.size, self._most, self.threads, self.device.index)
+        sides = [(bottom - top, right - left) for left, top, right, bottom in (part.box for part in parts)]
+        (found,) = self._pipeline.run(
+            encoded=[np.frombuffer(part.data, np.uint8) for part in parts],
+            start=np.array([(part.box[1], part.box[0]) for part in parts], np.int32),
+            shape=np.ceil(sides).astype(np.int32),
+            end=np.array(sides, np.float32),
+            mirror=np.array([part.mirrored for part in parts], np.int32),
+        )
+        return found
 
 
-def _encoded(reader, batches):
-    """Yield (list of encoded images, list of labels) of each batch, as arrays."""
-    for indices in batches:
-        images = [np.frombuffer(data, np.uint8) for data in reader.read_batch(indices)]
-        yield images, [np.array([reader.labels.item(i)], np.int32) for i in indices]
+def _pipeline(size, batch, threads, device_id):
+    """A pipeline of batches up to so many images, in the order of other decoders: decoded, cut, resized, then flipped.
+
+    What it does to an image may not depend on the others of its batch, or layouts would see different pixels: `hw_decoder_load` would
+    give a share of each batch to a GPU's JPEG engine. Chroma is interpolated as libjpeg does, and no camera's orientation is
+    applied, since no other decoder does so.
+    """
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(batch_size=batch, num_threads=threads, device_id=device_id, prefetch_queue_depth=1)
+    def cropped():
+        given = {name: fn.external_source(name=name) for name in ("encoded", "start", "shape", "end", "mirror")}
+        part_HWC = fn.decoders.image_slice(
+            given["encoded"],
+            start=given["start"],
+            shape=given["shape"],
+            axis_names="HW",
+            device="cpu" if device_id is None else "mixed",
+            output_type=types.RGB,
+            adjust_orientation=False,
+            jpeg_fancy_upsampling=True,
+            hw_decoder_load=0.0,
+        )
+        # The part need not end at a whole pixel.
+        resized_HWC = fn.resize(part_HWC, size=[size, size], roi_start=[0.0, 0.0], roi_end=given["end"], antialias=True)
+        return fn.crop_mirror_normalize(resized_HWC, mirror=given["mirror"], dtype=types.UINT8, output_layout="CHW")
+
+    pipeline = cropped()
+    pipeline.build()
+    return pipeline

@@ -52,7 +52,7 @@ def _fetch_archives(source, output, attempts):
     for entry in source.urls:
         if not archives.is_archive(url.file_name(entry["url"])):
             raise ConfigError(
-                f"`data.source.urls`: {entry['url']} is no archive of images ({', '.join(archives.TAR_ENDINGS)}, .zip)"
+                f"`data.source.urls`: {entry['url']} is not an archive of images ({', '.join(archives.TAR_ENDINGS)}, .zip)"
             )
     with url.fetched(source, output, attempts) as (pieces, folder, origin):
         url.placed(source.urls, pieces, folder)

@@ -129,7 +129,7 @@ def scan_folders(folders, root, notes):
             writer.add(names, label, lengths)
             ignored += others
         if ignored:
-            notes.append(f"{split}: {ignored:,} files are no images by their names and were left out")
+            notes.append(f"{split}: {ignored:,} files are not images by their names and were left out")
         splits[split] = writer.arrays()
     return [_shown(name) for name in classes], splits
 
@@ -215,7 +215,7 @@ def scan_tables(tables, columns, root):
 
 
 def _size(path):
-    """Bytes of a file; None where there is none, be it that a link leads nowhere or that no file can have this name."""
+    """Bytes of a file; None if there is none: a link may lead nowhere, or no file can have this name."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):

@@ -25,7 +25,7 @@ def pack_parquet(tables, columns, folder):
                     unknown = [first + row for row, label in enumerate(labels) if str(label) not in numbers]
                     if unknown:
                         raise DataError(
-                            f"{path}: rows without a label, or with one that is no class: {few(unknown)}. The classes are "
+                            f"{path}: rows without a label, or with one that is not a class: {few(unknown)}. The classes are "
                             f"{few(numbers)}: give each row one of them, or remove it."
                         )
                     data = [_image_bytes(image, path, first + row) for row, image in enumerate(images)]

@@ -124,5 +124,5 @@ def _check_other(data):
             mode = image.mode
             image.verify()
     except UNREADABLE as error:
-        raise BadImage(f"it is no image that can be read ({_reason(error)})") from None
+        raise BadImage(f"it is not a readable image ({_reason(error)})") from None
     return {"L": "grey", "CMYK": "CMYK"}.get(mode, "colour")

@@ -4,38 +4,40 @@ What is read is counted by the kernel (`/proc/self/io`, proc(5)): `rchar`, bytes
 calls; `read_bytes`, what storage had to deliver, page faults of mapped files included.
 """
 
-import dataclasses
-import resource
 import statistics
 import sys
 import time
 import warnings
-from multiprocessing import get_context
-
-import numpy as np
-import psutil
 
 from parascale.data import cases
 from parascale.data.formats.storage import drop_from_cache
 
 CLOCK_EVERY = 32  # samples between looks at the clock
+WORKER_BATCHES = 5  # of each thread that decodes in a pass, at least: which is ahead at its ends matters little
 COUNTED = 512  # samples over which opens are counted
 
 
 def measure(case):
     """Measure one case; returns the columns that reading gives, or None where the cache cannot be dropped.
 
-    samples_per_second is the median of the repeats and spread their range relative to it; samples and cpu_seconds are a
-    pass's medians, sample_bytes is the mean of what was asked for. peak_memory_bytes is what reading added to the process,
-    mapped pages of files as long as they are mapped. Workers share most pages with others: theirs is each one's private memory
-    at the end of a pass, all together, and no peak. Unknown figures are None.
+    samples_per_second is the median of the repeats and spread their range relative to it; of a pass, samples is the mean and
+    cpu_seconds the median, all threads together; sample_bytes is the mean of what was asked for. peak_memory_bytes is what reading
+    added to the process, mapped pages of files as long as they are mapped. Unknown figures are None: where images are decoded, workers read
+    further than what they gave, and calls and bytes are those of reading alone.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Parquet warns that random access is slow, which is what is measured here
-        return _measure_workers(case) if case.workers else _measure_here(case)
+        return _measured(case)
 
 
-def _measure_here(case):
+def _measured(case):
+    if case.decoder:
+        import torch  # noqa: F401 (takes seconds, which are not those of the first batch)
+
+        from parascale.data.crops import require_decoder
+
+        require_decoder(case.decoder)  # its package too
+
     start_memory = _memory("VmRSS")
     if case.cache == "warm":
         # One reader for all passes: the first fills the cache and is not counted, but for its first batch.
@@ -54,16 +56,17 @@ def _measure_here(case):
             passes.append(_cold_pass(case, repeat))
         first = statistics.median(one["first"] for one in passes)
     asked, samples = (sum(one[key] for one in passes) for key in ("bytes", "samples"))
+    reading = None if case.decoder else passes
     return {
         **_rates([one["samples"] / one["seconds"] for one in passes]),
         "samples": samples // case.repeats,
         "sample_bytes": asked / samples,
         "cpu_seconds": statistics.median(one["cpu"] for one in passes),
-        "bytes_read_per_byte": _read_per_byte(case, passes, asked),
-        "read_calls_per_sample": sum(one["syscr"] for one in passes) / samples,
+        "bytes_read_per_byte": reading and _read_per_byte(case, passes, asked),
+        "read_calls_per_sample": reading and sum(one["syscr"] for one in passes) / samples,
         "first_batch_seconds": first,
         "peak_memory_bytes": max(0, _memory("VmHWM") - start_memory),
-        "opens_per_sample": _opens(case) if case.cache == "warm" else None,
+        "opens_per_sample": _opens(case) if case.cache == "warm" and reading else None,
     }
 
 
@@ -88,15 +91,19 @@ def _rates(rates):
 
 def _one_pass(case, source, seed):
     """Read for a while: samples, bytes asked for, seconds, CPU seconds, seconds to the first batch, the kernel's counts."""
-    reads = cases.reads(case, source, seed)
+    reads, start, first = cases.reads(case, source, seed), time.perf_counter(), None
+    uncounted, least = _uncounted(case, source)
+    for _ in range(uncounted):
+        next(reads)
+        first = first or time.perf_counter() - start
     before, start, cpu = _counters(), time.perf_counter(), time.process_time()
     samples = size = 0
-    first = None
     for count, length in reads:
         samples, size = samples + count, size + length
         if first is None and samples >= cases.BATCH:
             first = time.perf_counter() - start
-        if samples % CLOCK_EVERY == 0 and time.perf_counter() - start > case.seconds:
+        looked = samples >= least and (count > 1 or samples % CLOCK_EVERY == 0)
+        if looked and time.perf_counter() - start > case.seconds:
             break
         if case.cache == "cold" and samples >= case.samples:
             break
@@ -105,99 +112,23 @@ def _one_pass(case, source, seed):
     return {"samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **counts}
 
 
-def _measure_workers(case):
-    """Decoded batches through torch's DataLoader; reads and memory are those of the workers, all together."""
-    from parascale.data.loader import EvaluationBatches, StepBatches, image_loader
-    from parascale.data.sampler import Sampler
+def _uncounted(case, source):
+    """Where images are decoded: (batches that come before a pass counts, samples that it counts at least).
 
-    with cases.opened(case) as reader:
-        batch = max(1, min(cases.BATCH, len(reader) // (2 * case.workers)))  # every worker has two batches at least
-        steps = min(case.samples, len(reader)) // batch
-        rates, firsts, costs, counts, reads = [], [], [], [], []
-        for repeat in range(case.repeats):
-            if case.cache == "cold" and not drop_from_cache(cases.paths(case)):
-                return None
-            batches = StepBatches(Sampler(len(reader), batch, repeat), 0, steps)
-            if case.access == "sequential":
-                batches = EvaluationBatches(steps * batch, batch)
-            cpu, asked = _cpu_of_workers(), _Asked(batches)
-            # Forked, as in a training: this process was spawned itself, and would pass that on to its workers.
-            loader = image_loader(reader, asked, case.workers, start_method="fork")
-            arrivals, seen = _arrivals(loader, asked, case.seconds)
-            numbers = np.concatenate(asked.batches)
-            reads.append({**seen, "asked": int(reader.samples["length"][numbers].sum())})
-            firsts.append(arrivals[0])
-            counts.append(len(numbers))
-            costs.append(_cpu_of_workers() - cpu)
-            # Starting the workers is in the time to the first batch; each delivers its first batch at about that time.
-            ready = min(case.workers, len(arrivals) - 1) - 1
-            rates.append((len(arrivals) - 1 - ready) * batch / (arrivals[-1] - arrivals[ready]))
-    asked = sum(seen["asked"] for seen in reads)
-    return {
-        **_rates(rates),
-        "samples": statistics.median(counts),
-        "sample_bytes": asked / sum(counts),
-        "cpu_seconds": statistics.median(costs),
-        "first_batch_seconds": statistics.median(firsts),
-        "bytes_read_per_byte": _read_per_byte(case, reads, asked),
-        "read_calls_per_sample": sum(seen["syscr"] for seen in reads) / sum(counts),
-        "peak_memory_bytes": max(seen["memory"] for seen in reads),
-    }
-
-
-class _Asked:
-    """Batches of numbers for a loader, until `over` is set; keeps those that it asked for, which its workers read."""
-
-    def __init__(self, source):
-        self.source, self.batches, self.over = source, [], False
-
-    def __len__(self):
-        return len(self.source)
-
-    def __iter__(self):
-        for batch in self.source:
-            if self.over:
-                break
-            self.batches.append(batch)
-            yield batch
-
-
-def _arrivals(loader, asked, seconds):
-    """(seconds until each batch arrived, what the workers read and took for all that was asked).
-
-    Ends `seconds` after the first; what was asked for ahead by then is waited for without a look at the clock.
+    Threads that have just started give nothing for the time of a batch, and batches under way at the end are never counted. So a pass
+    counts from the first batch that is a thread's second: it then begins as it ends. A cold pass too short for that counts from its
+    start.
     """
-    others = set(psutil.Process().children())
-    ready = get_context("fork").SimpleQueue()
-    # A worker's start reads torch's own files: what it counts from here on is the data's.
-    loader.worker_init_fn = lambda _: ready.put(_counters())
-    start, arrivals = time.perf_counter(), []
-    batches = iter(loader)
-    workers = set(psutil.Process().children()) - others
-    for _ in batches:
-        arrivals.append(time.perf_counter() - start)
-        late = arrivals[-1] - arrivals[0] > seconds and len(arrivals) > 2 * loader.num_workers
-        if late or len(arrivals) == len(loader):
-            break
-    asked.over = True
-    for _ in range(len(asked.batches) - len(arrivals)):
-        next(batches)
-    # Counted once, after the last time was taken, since counting a worker's pages takes 8 ms. The workers are still alive.
-    first, last = [ready.get() for _ in workers], [_counters(each.pid) for each in workers]
-    seen = {key: sum(one[key] for one in last) - sum(one[key] for one in first) for key in last[0]}
-    seen["memory"] = sum(each.memory_full_info().uss for each in workers)
-    del batches  # ends the workers, whose CPU time counts only then
-    return arrivals, seen
-
-
-def _cpu_of_workers():
-    own, workers = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return own.ru_utime + own.ru_stime + workers.ru_utime + workers.ru_stime
+    if not case.decoder:
+        return 0, 0
+    batches = case.workers + 1
+    if case.cache == "cold" and min(len(source), case.samples) < 2 * batches * cases.BATCH:
+        return 0, 0
+    return batches, WORKER_BATCHES * max(1, case.workers) * cases.BATCH
 
 
 def _opens(case):
     """Files opened for each sample once a reader is warm. An audit hook cannot be removed, so this comes last."""
-    case = dataclasses.replace(case, decode=False)
     with cases.opened(case) as source:
         reads, opens, count = cases.reads(case, source, cases.SEED), [0], 0
         next(reads)
@@ -215,8 +146,8 @@ def _counted_since(before):
     return {key: value - before[key] for key, value in _counters().items()}
 
 
-def _counters(process="self"):
-    with open(f"/proc/{process}/io", encoding="ascii") as file:
+def _counters():
+    with open("/proc/self/io", encoding="ascii") as file:
         values = dict(line.split(": ") for line in file.read().splitlines())
     return {key: int(values[key]) for key in ("rchar", "syscr", "read_bytes")}
 

@@ -21,10 +21,10 @@ SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
 
 
 def local_files(source, most=MOST_LISTED):
-    """The files on this machine that a source names, as far as they are there: what a rule's input can list.
+    """The existing files on this machine that a source names: what a rule's input can list.
 
-    None where they are more than `most`, which would take long to look at in every plan, or where the settings cannot be
-    followed: the download says why. Where a location alone is given, the manifest in it, if it has one.
+    None if they are more than `most`, which every plan would take long to look at, or if the settings make no sense: the download says
+    why. If only a location is given: the manifest in it, if it has one.
     """
     if source.kind != "files" and not source.location:
         return []
@@ -48,14 +48,13 @@ def local_folders(source, most=MOST_FOLDERS):
         root = expanded(source.location or "", "data.source.location")
     except ConfigError:
         return []
-    level = [root] if os.path.isdir(root) else []
-    found = [*level]
-    for _ in range(2):  # its splits, their classes
-        level = [entry.path for folder in level for entry in _listed(folder) if entry.is_dir()]
-        if len(found) + len(level) > most:
-            break
-        found += level
-    beside = (entry.path for entry in _listed(root) if entry.name.endswith((".csv", ".parquet", ".tar")))
+    entries, found = _listed(root), [root] if os.path.isdir(root) else []
+    splits = _folders(entries)
+    if len(found) + len(splits) <= most:
+        found += splits
+        classes = [path for split in splits for path in _folders(_listed(split))]
+        found += classes if len(found) + len(classes) <= most else []
+    beside = (entry.path for entry in entries if entry.name.endswith((".csv", ".parquet", ".tar")))
     return sorted([*found, *itertools.islice(beside, MOST_LISTED)]) if found else []
 
 
@@ -65,6 +64,10 @@ def _listed(folder):
             return list(entries)
     except OSError:  # the index says which cannot be read
         return []
+
+
+def _folders(entries):
+    return [entry.path for entry in entries if entry.is_dir()]
 
 
 def missing_data(datasets):

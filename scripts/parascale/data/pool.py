@@ -12,9 +12,9 @@ BUSY = 0.8  # of a core: the interpreter's lock lets Python have no more than on
 def ordered_map(function, items, threads, ahead=None):
     """Yield `function(item)` for each item in its order, with at most `threads` calls at once.
 
-    ahead: most calls that are begun and not yet handed out (default: twice the threads), or a function that says so from
-    time to time, such as Demand; it bounds the memory. An exception of a call is raised at its place, and what was not
-    begun is dropped.
+    ahead: most calls that are submitted and not yet handed out, the one that comes next among them (default: twice the threads),
+    or a function that is asked at each item, such as Demand; it bounds the memory. An exception of a call is raised at its place,
+    and what was not begun is dropped.
     """
     ahead = ahead or 2 * threads
     bound = ahead if callable(ahead) else lambda: ahead

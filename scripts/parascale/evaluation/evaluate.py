@@ -38,7 +38,7 @@ def split_sums(outputs, samples, rank, ranks, batch, device, metrics=(), workers
     """This rank's sums over its share of a split: (loss in nats, number of targets, then each of `metrics`), a float64 tensor.
 
     outputs: function from a sample's inputs to what `loss` takes, such as logits (…, V), or to None on a pipeline rank without
-    the last stage. loss, metrics: functions (outputs, labels) → summed over the targets. workers: processes that read ahead.
+    the last stage. loss, metrics: functions (outputs, labels) → summed over the targets. workers: threads that decode ahead.
     Summed over the `ranks` that see different samples, the result is exact: no padding, no mean of means. All ranks make
     the same number of forward passes, because strategies communicate in them; a rank that runs out of samples repeats
     its first ones with labels that do not count.
@@ -48,7 +48,7 @@ def split_sums(outputs, samples, rank, ranks, batch, device, metrics=(), workers
     passes = math.ceil(math.ceil(len(samples) / ranks) / batch)
     chosen = [share[number * batch : (number + 1) * batch] for number in range(passes)]
     filled = [numbers if len(numbers) else np.zeros(1, dtype=np.int64) for numbers in chosen]
-    for numbers, parts in zip(chosen, read_batches(samples, filled, workers), strict=True):
+    for numbers, parts in zip(chosen, read_batches(samples, filled, workers, device), strict=True):
         *inputs, labels = (part.to(device) for part in parts)
         sums = _batch_sums(outputs(*inputs), labels, (loss, *metrics))
         if sums is not None and len(numbers):

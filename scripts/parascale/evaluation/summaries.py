@@ -3,6 +3,8 @@
 Dimensions: B batch, W beams, S places of a document, T places of a summary, V vocabulary.
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 from rouge_score.rouge_scorer import RougeScorer
@@ -64,25 +66,38 @@ def rouge(references, summaries):
     return {name: float(np.mean([score[name].fmeasure for score in scores])) for name in ROUGE}
 
 
-def judge(model, pairs, decode, settings, batch, device):
+def write(model, pairs, decode, settings, batch, device, part=0, parts=1):
+    """[(number of the first document, its summaries: greedy, beam)] of a split, by batches: of every `parts`-th, from `part` on.
+
+    pairs: the split (parascale.data.pairs.Pairs). decode: numbers → text. settings: a config Summaries. batch: documents at once.
+    """
+    rows = np.arange(len(pairs.raw()[: settings.documents]))
+    batches = [rows[first : first + batch] for first in range(0, len(rows), batch)][part::parts]
+    written = []
+    title = "summaries" if parts == 1 else f"summaries, part {part + 1} of {parts}"
+    with Progress(title, unit="documents", total=sum(map(len, batches))) as progress:
+        for chosen in batches:
+            document, mask = (torch.from_numpy(part).to(device) for part in pairs.documents(chosen))
+            search = partial(beam_search, model, document, mask, pairs.summary_window)
+            found = [search(width, settings.length_penalty) for width in (1, settings.beams)]
+            written.append((int(chosen[0]), *([decode(summary) for summary in each] for each in found)))
+            progress.add(len(chosen))
+    return written
+
+
+def judge(pairs, batches, settings):
     """What a model's summaries of a split are worth: {documents, greedy, beam, lead: ROUGE by name, examples}.
 
-    pairs: the split (parascale.data.pairs.Pairs). Every document of it is summarised, and every summary is compared with the
-    reference as it was written, however long either is. decode: numbers → text. settings: a config Summaries. batch:
-    documents at once. `lead` is what nothing but the first words of each document would reach, as many as references have
-    on average.
+    Every document of the split is summarised, and every summary is compared with the reference as it was written, however long either
+    is. batches: what `write` gives, of all parts in any order. `lead` is what the first words of each document alone would reach, as many
+    as references have on average.
     """
     documents, references = zip(*pairs.raw()[: settings.documents], strict=True)
     rows = np.arange(len(documents))
     written = {"greedy": [], "beam": []}
-    with Progress("summaries", unit="documents", total=len(rows)) as progress:
-        for first in range(0, len(rows), batch):
-            chosen = rows[first : first + batch]
-            document, mask = (torch.from_numpy(part).to(device) for part in pairs.documents(chosen))
-            for name, width in (("greedy", 1), ("beam", settings.beams)):
-                found = beam_search(model, document, mask, pairs.summary_window, width, settings.length_penalty)
-                written[name] += map(decode, found)
-            progress.add(len(chosen))
+    for _, greedy, beam in sorted(batches):
+        written["greedy"] += greedy
+        written["beam"] += beam
     words = round(np.mean([len(reference.split()) for reference in references]))
     lead = [" ".join(document.split()[:words]) for document in documents]
     return {

@@ -28,7 +28,7 @@ class Task:
     metrics: name → function (logits, labels) that sums over the targets, as evaluations report it for each target.
     augmented: samples of the train split differ from epoch to epoch, so they are numbered on (see Sampler).
     excluded: split → {reason: samples that were left out or cut}, as the record of a run tells it.
-    workers: processes of each rank that read ahead.
+    workers: threads of each rank that decode ahead.
     """
 
     splits: dict
@@ -100,7 +100,7 @@ def _open_classification(workload, folder, seed):
         require_split(folder, name, there)
     readers = {name: open_images(folder, name, workload.data.io, check=True) for name in SPLITS if name in there}
     for reader in readers.values():
-        reader.read_batch([0])  # opens its files now: the folder may be one that goes again
+        reader.read_batch([0])  # opens its files now: the folder may be a copy that is soon removed
     bad = [sample["split"] for sample in readers["train"].manifest["bad"]]
     classes, images = len(readers["train"].classes), len(readers["train"]) + bad.count("train")
     found = {

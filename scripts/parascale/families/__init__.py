@@ -49,7 +49,7 @@ def families_of(kind):
 
 
 def family_of(kind):
-    """The package of the family that has a kind of model; None where none has, as of a class of the user's own."""
+    """The package of the family that has a kind of model; None if none has it, as for a user's class."""
     return next((family for family in _families(tuple(__path__)) if kind in family.KINDS), None)
 
 

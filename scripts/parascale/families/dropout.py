@@ -33,7 +33,8 @@ class Dropout(nn.Dropout):
         return torch.where(self._mask(values), values * (1 / (1 - self.p)), 0.0)
 
     def _mask(self, values):
-        """What is kept. Its numbers take more memory than it: they change in place, and are gone before anything is masked."""
+        """Where values are kept. The random numbers take more memory than the mask: they change in place, and are freed before anything
+        is masked."""
         places = values[0].numel()
         first = self.part * places
         place = mixed(torch.arange(first, first + places, dtype=torch.int32, device=values.device))
@@ -55,14 +56,14 @@ class Draws:
         self.positions = [torch.tensor(part, dtype=torch.int32, device=device) for part in positions]
 
     def begin_part(self, step, number):
-        """What follows are the samples of part `number` of a step."""
+        """The samples that follow are those of part `number` of a step."""
         if self.modules:
             samples = mixed(mixed(self.positions[number]) + key(f"{self.seed}/{step}"))
             self.part = mixed(self.layers ^ samples)
             self.begin_micro_batch(0)
 
     def begin_micro_batch(self, number):
-        """Within a part, what follows are the samples of one micro-batch of a pipeline."""
+        """The samples that follow are those of one micro-batch of the part, in a pipeline."""
         if self.modules:
             # Tensors of the modules: a number of a layer would make `torch.compile` a graph for each, and soon give up.
             keys = self.part.chunk(self.micro_batches, dim=1)[number].unbind()

@@ -2,7 +2,7 @@
 
 The loss goes over the tokens in chunks. The logits of a chunk give its part of the loss and, in their place, their gradient, from
 which its part of the other gradients follows at once, so that no logits are kept (Hsu et al. 2024, arXiv:2410.10989, section 3.2).
-They are computed for a multiple of `ALIGNED` entries of the vocabulary; those that do not exist are impossible.
+Their rows are filled up to a multiple of `ALIGNED` bytes; entries of the vocabulary that do not exist are impossible.
 
 Dimensions: N tokens, C of a chunk, D width, V entries of the vocabulary on this rank, P those and what fills them up.
 """
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
-from parascale.families.sizes import chunk_tokens, padded
+from parascale.families.sizes import chunk_tokens, padded, share
 
 
 class Head(nn.Linear):
@@ -37,7 +37,7 @@ class Head(nn.Linear):
             hidden, DTensor
         ):  # each rank has all hidden states, its part of the vocabulary and of their gradient
             group = weight_VD.device_mesh.get_group()
-            first = -(-self.out_features // group.size()) * group.rank()
+            first = share(self.out_features, group.size()) * group.rank()
             weight_VD, hidden = weight_VD.to_local(), hidden.to_local(grad_placements=[Partial()])
         wanted = torch.is_grad_enabled() and weight_VD.requires_grad
         rest = (self.score, first, self.out_features, smoothing, group, wanted, divisor)
@@ -45,7 +45,7 @@ class Head(nn.Linear):
 
 
 class _Loss(torch.autograd.Function):
-    """The gradients are made with the loss; the backward pass scales them, and as often as it is asked to.
+    """The gradients are made with the loss; the backward pass scales them, as often as it is called.
 
     They are divided from the start: in fp16 their sums over tokens overflow otherwise, where no factor of the loss can help.
     """
@@ -84,11 +84,12 @@ class _Loss(torch.autograd.Function):
 
 
 def _filled(weight_VD):
-    """The matrix, with rows of zeros up to a multiple of ALIGNED: one at least, where a rank has no entry."""
+    """The matrix, with rows of zeros up to a multiple of ALIGNED bytes of logits: one at least, where a rank has no entry."""
     entries, width = weight_VD.shape
-    if padded(entries) == entries:
+    filled = padded(entries, weight_VD.itemsize)
+    if filled == entries:
         return weight_VD
-    matrix_PD = weight_VD.new_zeros(padded(entries), width)
+    matrix_PD = weight_VD.new_zeros(filled, width)
     matrix_PD[:entries] = weight_VD
     return matrix_PD
 
@@ -99,24 +100,32 @@ def score(logits_CP, labels_C, first, entries, vocabulary, smoothing, group, wei
     first: number of this rank's first entry of the whole `vocabulary`. group: of the ranks that hold the others, or None.
     weight: what the gradient is multiplied by before it is rounded, a tensor.
     """
-    counts_C1, places_C1 = (labels_C >= 0)[:, None], (labels_C - first)[:, None]
-    here_C1 = counts_C1 & (places_C1 >= 0) & (places_C1 < entries)
+    counts_C1, places_C1 = (labels_C >= 0)[:, None], labels_C[:, None]
+    here_C1 = counts_C1
+    if group is not None:
+        places_C1 = places_C1 - first
+        here_C1 = counts_C1 & (places_C1 >= 0) & (places_C1 < entries)
     places_C1 = places_C1.clamp(0, max(0, entries - 1))
-    logits_CP[:, entries:] = -torch.inf
+    if entries < logits_CP.shape[1]:
+        logits_CP[:, entries:] = -torch.inf
     values_CP = logits_CP if logits_CP.itemsize >= 4 else logits_CP.float()
     highest_C1 = values_CP.amax(1, keepdim=True)
     if group is not None:
         dist.all_reduce(highest_C1, dist.ReduceOp.MAX, group)
     values_CP -= highest_C1
     target_C1 = values_CP.gather(1, places_C1).where(here_C1, 0.0)
-    all_C1 = values_CP[:, :entries].sum(1, keepdim=True) if smoothing else torch.zeros_like(target_C1)
+    sums = [target_C1] + ([values_CP[:, :entries].sum(1, keepdim=True)] if smoothing else [])
     values_CP.exp_()
-    sums_C3 = torch.cat((values_CP.sum(1, keepdim=True), target_C1, all_C1), 1)
+    sums.append(values_CP.sum(1, keepdim=True))
     if group is not None:
-        dist.all_reduce(sums_C3, group=group)
-    total_C1, wanted_C1, all_C1 = sums_C3.split(1, dim=1)
-    loss_C1 = total_C1.log() - (1 - smoothing) * wanted_C1 - smoothing / vocabulary * all_C1
-    # The gradient: the odds less what they should be.
+        together = torch.cat(sums, 1)
+        dist.all_reduce(together, group=group)
+        sums = together.split(1, dim=1)
+    wanted_C1, *all_C1, total_C1 = sums
+    loss_C1 = total_C1.log() - (1 - smoothing) * wanted_C1
+    if smoothing:
+        loss_C1 -= smoothing / vocabulary * all_C1[0]
+    # The gradient: probabilities minus targets.
     weights_C1 = counts_C1 * weight
     values_CP *= weights_C1 / total_C1
     if smoothing:
@@ -125,5 +134,5 @@ def score(logits_CP, labels_C, first, entries, vocabulary, smoothing, group, wei
         logits_CP.copy_(values_CP)
     rows_C1 = torch.arange(len(labels_C), device=labels_C.device)[:, None]
     at_target_C1 = weight * (target_C1.exp() / total_C1 - (1 - smoothing) - smoothing / vocabulary)
-    logits_CP[rows_C1, places_C1] = logits_CP.gather(1, places_C1).where(~here_C1, at_target_C1.to(logits_CP.dtype))
+    logits_CP[rows_C1, places_C1] = at_target_C1.to(logits_CP.dtype).where(here_C1, logits_CP.gather(1, places_C1))
     return (loss_C1 * counts_C1).sum()

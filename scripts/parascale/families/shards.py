@@ -72,7 +72,7 @@ def _normal_quantiles():
 
 
 def _probabilities():
-    """Those in the middles of so many equally likely intervals."""
+    """The midpoints of so many equally likely intervals."""
     return (torch.arange(QUANTILES, dtype=torch.float64) + 0.5) / QUANTILES
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from parascale.families import part_of
 
 CHUNK_ELEMENTS = 2**28  # logits at once: 0.5 GiB in bf16
-ALIGNED = 64  # entries of a vocabulary: tensor cores want rows of whole cache lines
+ALIGNED = 128  # bytes: tensor cores want rows of logits that are whole cache lines
 NUMBER_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # of what is computed with
 BACKWARD = 2  # a backward pass costs twice a forward pass: gradients of inputs and of weights
 
@@ -31,13 +31,14 @@ def share(count, parts):
     return math.ceil(count / parts)
 
 
-def padded(entries):
-    """Entries of a vocabulary and what fills them up to a multiple of ALIGNED, not 0."""
-    return max(1, -(-entries // ALIGNED)) * ALIGNED
+def padded(entries, element):
+    """Entries of a vocabulary, of `element` bytes each, and what fills them up to a multiple of ALIGNED, not 0."""
+    line = ALIGNED // element
+    return max(1, share(entries, line)) * line
 
 
 def chunk_tokens(tokens, width):
-    """Of how many tokens the loss makes logits of `width` at once: of all, or of the largest of equal parts."""
+    """The number of tokens whose logits, each of `width`, the loss makes at once: all, or the largest of equal parts."""
     least = max(1, share(tokens, max(1, CHUNK_ELEMENTS // max(1, width))))
     # Chunks of one size, where the tokens allow it: `torch.compile` makes a graph for each size.
     parts = next((parts for parts in range(least, 2 * least) if tokens % parts == 0), least)
@@ -113,7 +114,8 @@ class Operations:
 
 @dataclass(frozen=True)
 class LossBytes:
-    """Of a loss that makes its logits in chunks. making, evaluating: while it is made, with gradients and without. kept: the gradient of
+    """Bytes of a loss that makes its logits in chunks. making, evaluating: while it is made, with gradients and without. kept: the
+    gradient of
     the output layer's matrix, which waits for the backward pass; scaled: what that makes of it. hidden: likewise the gradient of its input.
     """
 
@@ -127,8 +129,8 @@ class LossBytes:
 class Sizes:
     """A model that is a sequence of blocks between an embedding (or a stem) and an output layer.
 
-    Its constructor takes (model, outputs, *places) and sets what has no default here. Elements are those of parameters; what
-    tensor parallelism splits is told from what every rank of a `tp` group holds whole. Blocks that differ count by their mean.
+    Its constructor takes (model, outputs, *places) and sets what has no default here. Elements are those of parameters; what tensor
+    parallelism splits stands apart from what every rank of a `tp` group holds whole. Blocks that differ count by their mean.
     """
 
     layers: int  # blocks
@@ -145,6 +147,7 @@ class Sizes:
     norms: int = 0  # those of batches: what ranks tell each other of each, in `statistics` elements of all together
     statistics: int = 0
     targets: int = 1  # labels of a sample that enter the loss
+    chunked: bool = True  # the loss makes its logits in chunks, where `loss_bytes` says so; False: all at once, as other programs do
 
     @property
     def block(self):

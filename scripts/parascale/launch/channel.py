@@ -138,7 +138,7 @@ def read_secret(path):
     if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise RequirementError(f"others can read `{path}`, the secret of the launch: it must be yours, with mode 0600")
     if len(secret) < SECRET_BYTES:
-        raise RequirementError(f"`{path}` is no secret of a launch: it has {len(secret)} of {SECRET_BYTES} bytes")
+        raise RequirementError(f"`{path}` is not the secret of a launch: it has {len(secret)} of {SECRET_BYTES} bytes")
     return secret
 
 

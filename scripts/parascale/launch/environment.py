@@ -7,12 +7,15 @@ another than the pinned one, a site's own build too, if it has the interfaces th
 import ast
 import ctypes
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 from parascale.errors import RequirementError
+from parascale.settings.workload import usable_decoders
 
 INDIRECT = "what these need"  # the section of pins that no code of ours asks for
 PYTHON = (3, 11)
@@ -41,6 +44,8 @@ INTERFACES = {
         "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule.set_force_sum_reduction_for_comms",
     ],
 }
+# What torch must be able to do for a schedule whose backward pass is two; it prints what is wrong.
+BACKWARD = "from parascale.parallel.pipeline import backward_problem as problem; print(problem() or '', end='')"
 
 
 def of_allocator(environment):
@@ -75,6 +80,8 @@ def problems(pins, site, runs=(), in_job=False):
         found += _wrong_driver(in_job)
     if runs and not any(problem.startswith("torch ") for problem in found):
         found += _missing(runs)
+        if any(run.layout.splits_backward for run in runs):
+            found += _printed(BACKWARD)
     return found
 
 
@@ -200,6 +207,17 @@ def _missing(runs):
             yield f"there is no module {module} (needed for {need})"
         elif not re.search(rf"\b{name.rpartition('.')[2]}\b", source.read_text(encoding="utf-8")):
             yield f"{module} has no {name} (needed for {need})"
+    decoders = {getattr(run.workload.training, "decoder", None) for run in runs}
+    if "dali" in decoders - set(usable_decoders()):
+        yield "NVIDIA DALI is not installed (needed for `training.decoder: dali`): pip install -r envs/requirements-dali.txt"
+
+
+def _printed(code):
+    """What code prints, as a list of one sentence or none, in a process of its own: it loads torch. If that fails, a job will say why."""
+    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    return [done.stdout] if done.returncode == 0 and done.stdout else []
 
 
 def interfaces(user):

@@ -24,8 +24,8 @@ GRACE_SECONDS = 100.0
 # Every library's own count. Snakemake sets them all to a rule's `threads`, and torch takes MKL's before OpenMP's: four
 # processes of two threads each on two cores took ten times as long, spinning for one another.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# On CPUs freed memory stays with the process. As it is, glibc gives a large tensor back to the system and asks for the next
-# one anew: thousands of page faults in every step, a quarter of its time.
+# On CPUs freed memory stays with the process. As it is, glibc gives a large tensor back to the system and asks for the next one again:
+# thousands of page faults in every step, a quarter of its time.
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 
 
@@ -146,7 +146,7 @@ def process_environment(launch, environment):
     added = {
         **dict.fromkeys(THREAD_VARIABLES, str(_threads(launch))),
         "PYTHONFAULTHANDLER": "1",  # a process that is ended says where it was
-        # Compute nodes have no internet: a training that asks for it shall fail at once, not wait.
+        # Compute nodes have no internet: a training that asks for it must fail at once, not wait.
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
     }

@@ -22,7 +22,7 @@ def storage_warnings(site, root, most_seconds=MOST_SECONDS):
     if old:
         found.append(
             f"{at_least}{old} files below {root} were not used for up to {oldest:.0f} days; {site.name} deletes them after "
-            f"{site.purge_days}. Copy what shall stay to a permanent folder ($PROJECT, $DATA)"
+            f"{site.purge_days}. Copy what you want to keep to a permanent folder ($PROJECT, $DATA)"
         )
     if site.inode_limit and count > WARN_SHARE * site.inode_limit:
         found.append(

@@ -60,7 +60,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if shown else self._file,
             stderr=subprocess.STDOUT,
-            process_group=0,  # so that a rank's own children (data loading) end with it
+            process_group=0,  # so that a rank's own children end with it
             preexec_fn=prepare,
         )
         self.output = self._process.stdout
@@ -96,7 +96,7 @@ class Worker:
         python = self._command[self._command.index(sys.executable) :]
         if python != self._command:
             below = psutil.Process(self._process.pid).children(recursive=True)
-            # Those that it forks to load data have the same command, but are younger.
+            # What it forks has the same command until it runs another, but is younger.
             if found := [(each.create_time(), each.pid) for each in below if each.cmdline() == python]:
                 return min(found)[1]
         return self._process.pid

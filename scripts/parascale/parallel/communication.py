@@ -7,7 +7,7 @@ hardware's rate whatever the number of ranks. `size` is that of the whole tensor
 what it begins with before reduce-scatter.
 
 Each operation is measured between all ranks, and along each dimension of a mesh that has several: there all groups of a
-dimension are at it at the same time, as in a training.
+dimension communicate at the same time, as in a training.
 """
 
 import os
@@ -68,26 +68,30 @@ def measure(groups, sizes, repeats, device, processes_per_node):
     rows but for the nodes, which are those of its own groups.
     """
     rows = []
-    for name, group in groups.items():
+    for dimension, group in groups.items():
         members = dist.get_process_group_ranks(group)
         ranks, nodes = len(members), len({member // processes_per_node for member in members})
-        for operation in OPERATIONS:
+        for name in OPERATIONS:
             for size in sizes:
                 elements = max(1, size // 4 // ranks) * ranks  # every rank holds an equal part
-                seconds = statistics.median(_timed(_operation(operation, elements, device, group), repeats, device))
+                call, _ = operation(name, elements, device, group)
+                seconds = statistics.median(_timed(call, repeats, device))
                 rate = elements * 4 / 1e9 / seconds
-                bus = rate * bus_factor(operation, ranks)
-                values = (operation, name, nodes, ranks, elements * 4, seconds, rate, bus)
+                bus = rate * bus_factor(name, ranks)
+                values = (name, dimension, nodes, ranks, elements * 4, seconds, rate, bus)
                 rows.append(dict(zip(COLUMNS, values, strict=True)))
     return rows
 
 
-def _operation(name, elements, device, group):
-    """A function without arguments that does the operation once on buffers that stay."""
+def operation(name, elements, device, group, filled=1.0):
+    """(function without arguments that does the operation once, tensor that holds what this rank gets) on buffers that stay.
+
+    filled: number in this rank's buffers, of `elements` fp32 elements in all.
+    """
     members = dist.get_process_group_ranks(group)
     rank, ranks = dist.get_rank(group), len(members)
-    whole = torch.ones(elements, device=device)
-    part = torch.ones(elements // ranks, device=device)
+    whole = torch.full((elements,), filled, device=device)
+    part = torch.full((elements // ranks,), filled, device=device)
     if name == "send_receive":
         # A ring, as nccl-tests has it: every rank sends to the next and receives from the one before.
         received = torch.empty_like(whole)
@@ -100,12 +104,12 @@ def _operation(name, elements, device, group):
             for request in dist.batch_isend_irecv(requests):
                 request.wait()
 
-        return ring
+        return ring, received
     return {
-        "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
-        "broadcast": lambda: dist.broadcast(whole, src=members[0], group=group),
+        "all_reduce": (lambda: dist.all_reduce(whole, group=group), whole),
+        "all_gather": (lambda: dist.all_gather_into_tensor(whole, part, group=group), whole),
+        "reduce_scatter": (lambda: dist.reduce_scatter_tensor(part, whole, group=group), part),
+        "broadcast": (lambda: dist.broadcast(whole, src=members[0], group=group), whole),
     }[name]
 
 
@@ -138,7 +142,7 @@ def meet(timeout_seconds):
     """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # The others wait longer: rank 0 knows who is missing, so it shall be the first to speak.
+    # The others wait longer: rank 0 knows who is missing, so it should speak first.
     patience = timedelta(seconds=timeout_seconds * (1 if rank == 0 else 2))
     store = dist.TCPStore(*address, ranks, is_master=rank == 0, timeout=patience, wait_for_workers=False)
     store.set(_key(rank), socket.gethostname())
@@ -178,7 +182,7 @@ def rounds(ranks):
 
 
 def _try_link(rank, partner, store, device, timeout_seconds):
-    """Send a tensor there and back, and look at what came."""
+    """Send a tensor there and back, and compare what arrives."""
     link = f"the link between {_named(min(rank, partner), store)} and {_named(max(rank, partner), store)}"
     mine = torch.full((PROBE_ELEMENTS,), float(rank), device=device)
     received = torch.empty_like(mine)

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 # Of the matrices that PowerSGD sends instead of a gradient; Vogels et al. 2019 train language models with 4.
 POWER_RANK = 4
-EXACT_STEPS = 10  # before PowerSGD begins: first gradients are large, and DDP lays its buckets out anew after the first
+EXACT_STEPS = 10  # before PowerSGD begins: first gradients are large, and DDP rebuilds its buckets after the first
 
 
 def replicate(model, mesh, compression="none"):

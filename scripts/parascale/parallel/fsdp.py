@@ -17,7 +17,7 @@ def shard(model, mesh, layout, precision):
     mesh: 1-D (`fsdp`), or 2-D (`dp`, `fsdp`) where shards are also replicated.
     Gradients are summed over the ranks, not averaged: the loss is already divided by the global count of targets.
     """
-    # See parallel.precision: of bf16 and fp16 alone, None leaves numbers as they are.
+    # See parallel.precision: only bf16 and fp16 convert; None leaves numbers as they are.
     policy = MixedPrecisionPolicy(
         param_dtype=HALF.get(precision), reduce_dtype=torch.float32 if precision in HALF else None
     )

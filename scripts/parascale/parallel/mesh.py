@@ -59,7 +59,9 @@ def start_processes(device_kind, timeout_seconds, store=None):
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         place = {} if store is None else {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
         if device.type == "cuda":
-            place["device_id"] = device  # then NCCL splits the communicators of groups instead of making each anew
+            place["device_id"] = (
+                device  # then NCCL splits the communicators of groups instead of making each from scratch
+            )
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), store=store, **place)
     return device
 

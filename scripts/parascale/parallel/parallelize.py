@@ -119,7 +119,7 @@ def parallelize(build, run, mesh, loss, clock, timeout_seconds):
         model = whole()
     check_plans(type(model), layout)
     tied = tying.tied_names(model)
-    indices = held_stages(layout, mesh.coordinate("pp")) if layout.pp > 1 else [0]
+    indices = held_stages(layout, mesh.coordinate("pp"))
     copies = Copies(HALF[run.precision]) if run.precision in HALF and not layout.uses_fsdp else None
     parts = [_make_part(whole, run, mesh, tied, index, copies) for index in indices]
     for part in parts:

@@ -6,9 +6,11 @@ same whatever the cut.
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import GradientEdge
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
+from parascale.errors import RequirementError
 from parascale.parallel.mesh import set_timeout
 from parascale.settings.stages import held_stages, stage_blocks, stage_rank
 
@@ -28,6 +30,36 @@ def cut(model, stage, stages):
             if not held:
                 setattr(model, name, None)
     return model
+
+
+class _Same(torch.autograd.Function):
+    """Its input, by a function of Python's as the loss of a language model is one."""
+
+    @staticmethod
+    def forward(context, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient
+
+
+def backward_problem():
+    """A sentence where the installed torch cannot go backward in two passes, else None.
+
+    The second pass starts from nodes that the first has kept of a graph that is gone. torch 2.11 and 2.12 then know no node of an
+    `autograd.Function` any more.
+    """
+    values = torch.ones(1, requires_grad=True)
+    node = _Same.apply(values).grad_fn
+    try:
+        torch.autograd.grad([GradientEdge(node, 0)], [values], [torch.ones(1)])
+    except RuntimeError:
+        return (
+            f"torch {torch.__version__} forgets what the second backward pass of zero-bubble and V schedules starts from: install torch 2.13 "
+            "or newer, or choose another `schedule`, such as Interleaved1F1B"
+        )
+    return None
 
 
 class TimedStage(PipelineStage):
@@ -65,6 +97,8 @@ class Pipeline:
     def __init__(self, parts, mesh, loss, clock):
         """parts: modules of this rank's stages, in ascending order. loss: (outputs, labels) → summed, already divided."""
         layout = mesh.layout
+        if layout.splits_backward and (problem := backward_problem()):
+            raise RequirementError(problem)
         self.layout = layout
         self.device = mesh.device
         self.group = mesh.devices.get_group("pp")

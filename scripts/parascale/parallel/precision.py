@@ -10,8 +10,8 @@ In bf16 and fp16
 - kernels keep in fp32 what needs it: sums of a matrix product, statistics of norms, softmax; the loss is computed of fp32 logits.
 
 This is what FSDP2's `MixedPrecisionPolicy(param_dtype=…, reduce_dtype=torch.float32)` does, and where FSDP holds the parameters, it does
-it; `Copies` does the same for all other layouts. Neither touches buffers: statistics of batch norm stay in fp32, and a class of one's
-own brings others to the type of what they meet. The other choice, autocast, keeps the residual stream in fp32: its gradient is
+it; `Copies` does the same for all other layouts. Neither touches buffers: statistics of batch norm stay in fp32, and a
+user's class converts other buffers itself. The other choice, autocast, keeps the residual stream in fp32: its gradient is
 closer to that of fp32, but norms, sums and all that travels between ranks move twice the bytes, each product casts its input again,
 and FSDP cannot do the same. Trainings at scale are made as here (torchtitan, Llama 3).
 
@@ -28,11 +28,15 @@ from torch import nn
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def set_arithmetic(run):
-    """Choose the kernels of a run's process: deterministic ones where it wants them, and TF32 where it names it.
+def number_type(precision):
+    """The type of the numbers that a run of this precision computes with."""
+    return HALF.get(precision, torch.float64 if precision == "fp64" else torch.float32)
 
-    TF32 rounds what convolutions and matrix products of fp32 get to 10 bits. torch's own default is on for the ones and off for
-    the others.
+
+def set_arithmetic(run):
+    """Choose the kernels of a run's process: deterministic ones if it asks for them, and TF32 if it names it.
+
+    TF32 rounds what convolutions and matrix products of fp32 get to 10 bits. torch's default is on for convolutions and off for products.
     """
     torch.use_deterministic_algorithms(run.deterministic)
     torch.backends.cudnn.benchmark = not run.deterministic

@@ -40,7 +40,7 @@ def recomputed(block, selective, copies=None):
     def contexts():
         traced = get_proxy_mode() is not None
         first, again = nullcontext(), nullcontext()
-        if selective or traced:  # the modes tell a graph what to keep; without a product that is nothing
+        if selective or traced:  # the modes tell a graph what to keep; without a product there is nothing to tell
             first, again = create_selective_checkpoint_contexts(_keeping(products))
         # A graph holds the copies that it was given; where Python computes again, those of the part are gone.
         return first, again if copies is None or traced else _WithCopies(copies, block, again)

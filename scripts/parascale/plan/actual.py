@@ -1,7 +1,7 @@
 """Plan against actual: what was predicted for runs beside what they took and were charged.
 
-Every job is charged that was submitted for a run: those too that died before its record began, whose record is lost, or that
-trained it with earlier settings. What was predicted is compared with the time of those alone that had the last.
+Every job that was submitted for a run counts, also one that died before its record began, whose record is lost, or that trained it
+with earlier settings. The prediction is compared with the time of jobs with the last settings only.
 """
 
 from dataclasses import asdict, dataclass, fields

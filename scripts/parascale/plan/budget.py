@@ -1,9 +1,4 @@
-"""What the jobs that still have to run will cost, and whether the project may spend it.
-
-A job is priced from the prediction of its run, or from how long the same rule took before; where neither is known, its
-expectation is unknown, and the plan says so. At worst a training takes what 95 of 100 do when nodes fail at the site's rate, and any
-other job its time limit.
-"""
+"""What the jobs that still have to run will cost together, and whether the project may spend it."""
 
 import math
 from collections import defaultdict
@@ -12,12 +7,19 @@ from dataclasses import dataclass
 from parascale.errors import ParascaleError, few
 from parascale.plan import limits
 from parascale.plan.earlier import SCHEMA_VERSION, changes
-from parascale.plan.others import other_seconds
-from parascale.plan.predict import charged_core_hours
+from parascale.plan.price import KEPT, price, title
 from parascale.plan.quota import Quota, quota_of
+from parascale.plan.ranges import RANGE, quantile
 from parascale.plan.schedule import wall_hours
+from parascale.plan.spent import Spent
 
-KEPT = "store"  # basis of the price of a training that is there already
+NOTHING = Spent()
+# What a job is charged for each of its hours.
+HELD = {
+    "node_hours": lambda job: job.nodes,
+    "gpu_hours": lambda job: job.gpus,
+    "core_hours": lambda job: job.core_hours_expected / job.hours_expected,
+}
 NAMED = 3  # jobs that a sentence names; the rest it counts
 
 
@@ -26,58 +28,12 @@ class BudgetError(ParascaleError):
 
 
 @dataclass(frozen=True)
-class PlannedJob:
-    """A job that still has to run, as the workflow describes it.
-
-    nodes: 0 for a local rule, which runs where the workflow runs and costs nothing. gpus: on each node.
-    cores: asked for in all. limit_hours: None where the job asks for no limit. after: ids of jobs it waits for.
-    benchmark: the file in which the job itself says how long it took, or None. kind: what it trains, `run`, `parity` or `probe`;
-    None of a job that trains nothing.
-    """
-
-    id: int
-    rule: str
-    wildcards: dict
-    nodes: int = 1
-    gpus: int = 0
-    cores: int | None = None
-    limit_hours: float | None = None
-    attempts: int = 1
-    partition: str | None = None
-    slots: int = 1
-    after: tuple = ()
-    benchmark: str | None = None
-    kind: str | None = None
-
-
-@dataclass(frozen=True)
-class PricedJob(PlannedJob):
-    """A row of `plan.json`: hours of wall time and core-hours as charged; None is unknown. gpus: on all nodes together.
-
-    why: of a training, why it has to run. repeats: core-hours of the finished training that it takes the place of.
-    """
-
-    run: str | None = None
-    strategy: str | None = None
-    hours_expected: float | None = None
-    hours_worst: float | None = None
-    core_hours_expected: float | None = None
-    core_hours_worst: float | None = None
-    fits: str | None = None
-    basis: str | None = None
-    note: str | None = None
-    remedy: str | None = None
-    why: str | None = None
-    repeats: float = 0.0
-
-
-@dataclass(frozen=True)
 class Plan:
     """Priced jobs and what they come to. capacity: slots that may be taken at once; None: all.
 
     cap: core-hours that it may cost together with `spent`, what jobs of this root were charged before. repeats_cap: core-hours of
-    finished trainings that it may repeat. since: what changed since the last plan, in words. targets: what was asked for; none: the
-    first rule.
+    finished trainings that it may repeat. spent_unknown: jobs of this root of which nothing tells what they were charged. since: what
+    changed since the last plan, in words. targets: what was asked for; none: the first rule.
     """
 
     site: str
@@ -91,6 +47,7 @@ class Plan:
     capacity: int | None
     capacity_is_cores: bool = False
     spent: float = 0.0
+    spent_unknown: tuple = ()
     since: str | None = None
     targets: tuple = ()
 
@@ -101,12 +58,20 @@ class Plan:
 
 
 def make_plan(
-    jobs, planner, history=None, capacity=None, capacity_is_cores=False, site=None, spent=0.0, before=None, targets=()
+    jobs,
+    planner,
+    history=None,
+    capacity=None,
+    capacity_is_cores=False,
+    site=None,
+    spent=NOTHING,
+    before=None,
+    targets=(),
 ):
     """The Plan for `jobs` (a list of PlannedJob).
 
     history: rule → hours (see `earlier.rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the
-    planner's, or the same with limits read live. spent: core-hours (see `earlier.spent`). before: see `earlier.last_plan`.
+    planner's, or the same with limits read live. spent: what this root was charged, as Spent. before: see `earlier.last_plan`.
     targets: what was asked for.
     """
     site = site or planner.site
@@ -117,12 +82,13 @@ def make_plan(
         if priced[-1].basis == KEPT:
             kept.add(job.id)
     violations = []
-    for job in jobs:
-        request = limits.Request(_title(job), job.nodes, job.gpus, job.limit_hours)
-        violations += limits.violations(request, site, job.partition) if job.nodes else []
+    for request, partition, hint in _requests(jobs):
+        violations += [line + hint for line in limits.violations(request, site, partition)]
     limited = wall_hours(priced, capacity) if capacity else None
-    totals = {
-        **_totals(priced, site.gpu_watts),
+    gpu_hours = (totals := _totals(priced))["gpu_hours_expected"]
+    totals |= {
+        **_ranges(priced),
+        "gpu_kwh_expected": None if site.gpu_watts is None else gpu_hours * site.gpu_watts / 1000,
         "wall_hours_at_once": wall_hours(priced),
         "wall_hours_limited": limited,
     }
@@ -131,73 +97,48 @@ def make_plan(
     since = changes(before, priced) if before is not None else None
     machine = capacity, capacity_is_cores
     quota = quota_of(planner.project)
-    return Plan(site.name, tuple(priced), totals, *said, quota, *caps, *machine, spent, since, tuple(targets))
-
-
-def price(job, planner, history, ready=True):
-    """The PricedJob of a PlannedJob. ready: whether the files that it reads are there and stay as they are."""
-    run = job.wildcards.get("run")
-    kind = job.kind
-    hours = fits = basis = note = remedy = reason = None
-    worst = job.limit_hours
-    if job.nodes == 0:
-        hours = worst = 0.0
-    elif kind is not None:
-        prediction = planner.prediction(run, kind)
-        fits, basis, note, remedy = prediction.fits, prediction.basis, prediction.unknown, prediction.remedy
-        reason = planner.reason(run, kind, ready)
-        left = left_of(prediction, reason.step)
-        hours = None if left is None else left / 3600
-        worst = planner.worst_hours(run, kind) or worst
-        if hours is not None:  # what is done fails no more
-            worst -= prediction.wall_seconds / 3600 - hours
-        if reason.kept:
-            hours, worst, basis, note = 0.0, 0.0, KEPT, None
-    elif job.rule in history:
-        hours, basis = history[job.rule], "history"
-    else:
-        seconds, note = other_seconds(job, planner)
-        if seconds is not None:
-            hours, basis = seconds / 3600, "formula"
-
-    def charge(duration):
-        known = duration is not None
-        return charged_core_hours(planner.site, job.nodes, duration * 3600, job.cores, job.partition) if known else None
-
-    return PricedJob(
-        **vars(job) | {"gpus": job.nodes * job.gpus},
-        run=run,
-        strategy=planner.strategy(run),
-        hours_expected=hours,
-        hours_worst=worst,
-        core_hours_expected=charge(hours),
-        core_hours_worst=charge(worst),
-        fits=fits,
-        basis=basis,
-        note=note,
-        remedy=remedy,
-        why=reason and reason.words,
-        repeats=reason.repeats if reason else 0.0,
+    return Plan(
+        site.name,
+        tuple(priced),
+        totals,
+        *said,
+        quota,
+        *caps,
+        *machine,
+        spent.core_hours,
+        spent.unknown,
+        since,
+        tuple(targets),
     )
 
 
-def left_of(prediction, step):
-    """Seconds that are left of a training which has its state after `step` optimizer steps; None where its time is unknown."""
-    if prediction.wall_seconds is None:
-        return None
-    return prediction.wall_seconds - prediction.seconds * min(1.0, step / prediction.steps)
+def _requests(jobs):
+    """(Request, partition, what to do) of each job of the scheduler. Those that share one run one after another: their limits add up."""
+    by_id = {job.id: job for job in jobs}
+    for job in jobs:
+        members = [by_id[each] for each in job.together if each in by_id] or [job]
+        if not job.nodes or job is not members[0]:
+            continue
+        hours = None if any(each.limit_hours is None for each in members) else sum(each.limit_hours for each in members)
+        name, hint = few([title(each.rule, each.wildcards) for each in members], NAMED), ""
+        if len(members) > 1:
+            name, hint = f"{len(members)} jobs in one group ({name})", ": put fewer into one (`--group-components`)"
+        nodes, gpus = (max(getattr(each, what) for each in members) for what in ("nodes", "gpus"))
+        yield limits.Request(name, nodes, gpus, hours), job.partition, hint
 
 
-def rows(plan):
-    """The plan's table: one dict for each rule and strategy that cost something, in the plan's order, with sums over the jobs."""
+def rows(plan, by_strategy=True):
+    """The plan's table: one dict for each rule, and strategy, that cost something, in the plan's order, with sums over the jobs."""
     groups = defaultdict(list)
     for job in plan.jobs:
         if job.nodes:
-            groups[job.rule, job.strategy].append(job)
-    return [
-        {"rule": rule, "strategy": strategy, **_totals(jobs), **_range_of(jobs)}
-        for (rule, strategy), jobs in groups.items()
-    ]
+            groups[job.rule, by_strategy and job.strategy].append(job)
+    found = []
+    for (rule, _), jobs in groups.items():
+        strategies = {job.strategy for job in jobs}
+        strategy = strategies.pop() if len(strategies) == 1 else "several"
+        found.append({"rule": rule, "strategy": strategy, **_totals(jobs), **_range_of(jobs)})
+    return found
 
 
 def check(plan):
@@ -229,14 +170,31 @@ def warnings(plan):
         said.append(f"at worst {worst:,.1f} core-h are more than {plan.quota.words}")
     if plan.cap is not None and plan.totals["jobs_unknown"]:
         said.append(f"budget.core_hours cannot account for jobs of unknown cost: {'; '.join(plan.unknown)}")
+    if plan.cap is not None and plan.spent_unknown:
+        said.append(f"budget.core_hours cannot account for {unknown_words(plan.spent_unknown)}")
     for job in plan.jobs:
         if job.fits in ("risky", "does not fit"):
-            said.append(f"{_title(job)}: memory: {job.fits}" + (f"; it would with {job.remedy}" if job.remedy else ""))
+            remedy = f"; it would with {job.remedy}" if job.remedy else ""
+            said.append(f"{title(job.rule, job.wildcards)}: memory: {job.fits}{remedy}")
     return said
 
 
-def _totals(jobs, watts=None):
-    """Sums over jobs; what is unknown is counted apart and adds nothing. watts: of a GPU at work."""
+def unknown_words(titles):
+    """Jobs that were started, of which nothing tells what they were charged, in words."""
+    return f"what was spent on {few(titles, NAMED)}, whose workflow is still running or was killed: neither a record nor accounting tells"
+
+
+def _ranges(jobs):
+    """{what is charged, low and high: hours} that 80 of 100 sums over jobs lie between, without what is unknown."""
+    found = {}
+    for name, held in HELD.items():
+        parts = [part.times(held(job)) for job in jobs if job.nodes for part in job.parts if part.value]
+        found |= {f"{name}_{end}": quantile(parts, z) for end, z in (("low", -RANGE), ("high", RANGE))}
+    return found
+
+
+def _totals(jobs):
+    """Sums over jobs; what is unknown is counted apart and adds nothing."""
     costly = [job for job in jobs if job.nodes]
 
     def summed(name, weight=lambda job: 1):
@@ -250,7 +208,6 @@ def _totals(jobs, watts=None):
         "node_hours_expected": summed("hours_expected", lambda job: job.nodes),
         "gpu_hours_expected": summed("hours_expected", lambda job: job.gpus),
         "core_hours_repeated": summed("repeats"),
-        "gpu_kwh_expected": None if watts is None else summed("hours_expected", lambda job: job.gpus) * watts / 1000,
     }
 
 
@@ -259,7 +216,7 @@ def _unknown(jobs):
     reasons = defaultdict(list)
     for job in jobs:
         if job.nodes and job.hours_expected is None:
-            reasons[job.note].append(_title(job))
+            reasons[job.note].append(title(job.rule, job.wildcards))
     for note, titles in reasons.items():
         yield f"{few(titles, NAMED)}: {note}"
 
@@ -269,7 +226,7 @@ def reasons(plan):
     jobs = defaultdict(list)
     for job in plan.jobs:
         if job.why:
-            jobs[job.why].append(_title(job))
+            jobs[job.why].append(title(job.rule, job.wildcards))
     return [f"{len(titles):,} × {why}: {few(titles, NAMED)}" for why, titles in jobs.items()]
 
 
@@ -280,8 +237,3 @@ def _range_of(jobs):
         values = sorted({getattr(job, name) for job in jobs})
         ranges[name] = str(values[0]) if len(values) == 1 else f"{values[0]}–{values[-1]}"
     return ranges
-
-
-def _title(job):
-    wildcards = ", ".join(map(str, job.wildcards.values()))
-    return f"{job.rule} ({wildcards})" if wildcards else job.rule

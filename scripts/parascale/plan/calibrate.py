@@ -2,11 +2,10 @@
 
 `results/calibration/<site>.json` holds observations, nothing derived: {schema_version, site, observations: [{source:
 "probe" | "run", run, settings, vocabulary, step_seconds, phases, startup_seconds, peak_memory_bytes}]}. Prices are fitted
-anew whenever a plan is made, so that every further record refines them.
+again whenever a plan is made, so that every further record refines them.
 """
 
 import dataclasses
-import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -169,14 +168,18 @@ class Calibration:
         return fitted.rates, fitted
 
     def deviation(self, run, site, work, fitted):
-        """Standard deviation of the logarithm of a step's predicted seconds. fitted: what `rates` gave."""
+        """(own, shared) errors of a step's predicted seconds, as `ranges.Part` has them. fitted: what `rates` gave.
+
+        What finished runs and residuals show is each run's own. What is not known of prices is wrong for every run of the machine; of
+        constants that nothing was fitted to, nobody knows which part is a run's own: all of it is shared, which is the careful side.
+        """
         basis = self.basis(run)
         if basis == "history":
-            return HISTORY_ERROR
+            return HISTORY_ERROR, 0.0
         if fitted is None:
-            return FORMULA_ERROR[site.device]
+            return 0.0, FORMULA_ERROR[site.device]
         off = fitted.misfit * (OWN if basis == "probe" else OTHERS)
-        return math.hypot(off, fitted.deviation(work, site, site.processes_together(run.layout)))
+        return off, fitted.deviation(work, site)
 
 
 def _computes(run):
@@ -202,7 +205,7 @@ def _seen_step(observation, site, deviation):
         seconds = {name: value for name, value in {**found, "other": rest}.items() if value > 0}
     from parascale.plan.fit import Seen
 
-    return Seen(step_work(run, sizes, site), site.processes_together(run.layout), seconds, deviation)
+    return Seen(step_work(run, sizes, site), seconds, deviation)
 
 
 def saved_bytes(run, vocabulary):

@@ -1,4 +1,4 @@
-"""What earlier starts of a workflow left for the next plan: how long rules took, what was charged, and the plan before."""
+"""What earlier starts of a workflow left for the next plan: how long rules took, and the plan before."""
 
 import statistics
 from collections import defaultdict
@@ -14,16 +14,10 @@ def rule_history(events, site):
     if not events.is_file():
         return {}
     hours = defaultdict(list)
-    for event in read_json_lines(events):
+    for event in read_json_lines(events, readable=True):
         if event["event"] == "finished" and event.get("site") == site and event.get("seconds") is not None:
             hours[event["rule"]].append(event["seconds"] / 3600)
     return {rule: statistics.median(values) for rule, values in hours.items()}
-
-
-def spent(events, site):
-    """Core-hours that jobs were charged at a site (a name) by an `events.jsonl`, failed ones included; 0 without the file."""
-    charged = read_json_lines(events) if events.is_file() else []
-    return sum(event.get("core_hours") or 0.0 for event in charged if event.get("site") == site)
 
 
 def last_plan(path, targets):

@@ -41,10 +41,9 @@ ROUNDS = 25
 
 @dataclass(frozen=True)
 class Seen:
-    """An observed step: its Work, processes a node, seconds in all or {phase: seconds}, and the deviation of their logarithm."""
+    """An observed step: its Work, seconds in all or {phase: seconds}, and the deviation of their logarithm."""
 
     work: object
-    processes: int
     seconds: dict
     deviation: float
 
@@ -60,9 +59,9 @@ class Fitted:
     covariance: np.ndarray = field(compare=False)
     misfit: float
 
-    def deviation(self, work, site, processes):
+    def deviation(self, work, site):
         """Standard deviation of the logarithm of a step's seconds, as the prices are uncertain."""
-        gradient = _gradient(lambda rates: math.log(_total(step_seconds(work, rates, site, processes))), self.rates)
+        gradient = _gradient(lambda rates: math.log(_total(step_seconds(work, rates, site))), self.rates)
         return math.sqrt(max(0.0, gradient @ self.covariance @ gradient))
 
 
@@ -127,7 +126,7 @@ def _residuals(prior, factors, seen, site):
     rates = prior.scaled(_by_price(factors))
     found = []
     for each in seen:
-        predicted = step_seconds(each.work, rates, site, each.processes)
+        predicted = step_seconds(each.work, rates, site)
         for name, seconds in each.seconds.items():
             value = _total(predicted) if name == "step" else predicted[name]
             found.append(math.log(max(value, 1e-9) / seconds) / each.deviation)

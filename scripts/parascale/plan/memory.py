@@ -35,14 +35,15 @@ class Stage:
     in_flight: int  # micro-batches whose activations are alive at once
 
 
-def peak_memory(run, vocabulary, device):
+def peak_memory(run, vocabulary, device, chunked=True):
     """{part: bytes} of the rank that needs most, at its peak; None where the model's kind is unknown.
 
-    Tensors only: what libraries hold beside them comes on top.
+    Tensors only: what libraries hold beside them comes on top. chunked: see `Sizes.chunked`.
     """
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     if sizes is None:
         return None
+    sizes.chunked = chunked
     ranks = (rank_memory(run, sizes, device, held) for held in rank_stages(run.layout, sizes.layers))
     return max(ranks, key=total)
 
@@ -107,7 +108,7 @@ class RankMemory:
     def _ends_of(self, batch):
         """(bytes of all logits, None) of a model that makes them itself, else (0, LossBytes)."""
         split = self.layout.tp > 1 and self.layout.loss_parallel
-        loss = self.sizes.loss_bytes(batch) if self.layout.tp == 1 or split else None
+        loss = self.sizes.loss_bytes(batch) if self.sizes.chunked and (self.layout.tp == 1 or split) else None
         if not self.last:
             return 0, None
         return (self.sizes.logits_bytes(batch, split), None) if loss is None else (0, loss)

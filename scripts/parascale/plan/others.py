@@ -10,6 +10,7 @@ from parascale.plan.facts import IMAGE_BYTES
 from parascale.plan.time import forward_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout
+from parascale.settings.workload import usable_decoders
 
 # Of data that is not there: an English word with its space, an article with its summary.
 TOKEN_BYTES, PAIR_BYTES = 5.0, 2500.0
@@ -25,7 +26,7 @@ def other_seconds(job, planner):
         seconds, missing = _of_data(stage, job.wildcards["dataset"], planner)
     elif stage in COPIES or stage == "summarise":
         name = job.wildcards.get("run") or job.wildcards["first"]
-        seconds, missing = _of_run(stage, name, planner)
+        seconds, missing = _of_run(stage, name, planner, max(1, job.gpus))
     else:
         return None, "no earlier job of this rule to go by"
     return (None, missing) if seconds is None else (planner.site.assumed.startup_seconds + seconds, None)
@@ -49,7 +50,8 @@ def _of_data(stage, name, planner):
     if stage == "loaders":
         readers, of_images = config.loaders, name in project.image_datasets
         formats = len(config.formats.images if of_images else config.formats.tokens) + (not of_images)
-        cases = 2 * formats * (1 + readers.cold) * ((2 + len(readers.workers)) if of_images else 1)
+        ways = 4 + len(usable_decoders()) * len(readers.workers) if of_images else 2
+        cases = formats * (1 + readers.cold) * ways
         return cases * (CASE_SECONDS + readers.repeats * readers.seconds), None
     size = raw_bytes(name, project)
     if size is None:
@@ -58,26 +60,27 @@ def _of_data(stage, name, planner):
     return size / (planner.site.assumed.data_megabytes_per_second * 1e6), None
 
 
-def _of_run(stage, name, planner):
-    run, site, facts = planner.run(name), planner.site, planner.facts(planner.run(name))
+def _of_run(stage, name, planner, processes):
+    run, site = planner.run(name), planner.site
+    facts = planner.facts(run)
     if missing := planner.prediction(name).unknown:
         return None, missing
     size = saved_bytes(run, facts.vocabulary)
     seconds = COPIES.get(stage, 1) * size / (site.assumed.save_gigabytes_per_second * 1e9)
     if stage in ("summarise", "verify_checkpoint"):
-        seconds += _forward(stage, run, facts, planner)
+        seconds += _forward(stage, run, facts, planner) / (processes if stage == "summarise" else 1)
     return seconds, None
 
 
 def _forward(stage, run, facts, planner):
-    """Seconds in which one process evaluates the validation and the test split, or writes the summaries of the latter.
+    """Seconds in which a process evaluates the validation and the test split, or writes the summaries of the latter.
 
     Each token of a summary passes through the decoder with all that stand before it, once for each beam, and once for greedy search.
     """
     rates, _ = planner.calibration.rates(planner.site, run, facts.sample_bytes)
     sizes = model_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)
     alone = dataclasses.replace(run, layout=Layout())
-    batch = forward_seconds(step_work(alone, sizes, planner.site), rates, planner.site, 1)
+    batch = forward_seconds(step_work(alone, sizes, planner.site), rates, planner.site)
     batches = (facts.validation_samples or 0) / alone.global_batch
     if stage == "verify_checkpoint":
         return 2 * batches * batch

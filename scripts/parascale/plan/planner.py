@@ -9,7 +9,7 @@ from parascale.plan import calibrate
 from parascale.plan.facts import data_facts
 from parascale.plan.predict import predict, time_limit, worst_seconds
 from parascale.plan.probes import probes
-from parascale.settings import strict
+from parascale.settings import identity, strict
 from parascale.store.reasons import Reasons
 
 RECOMPUTED = {False: "recomputation off", "selective": "selective recomputation", True: "recomputation on"}
@@ -22,7 +22,7 @@ class Planner:
     def __init__(self, project):
         self.project = project
         self.site = project.site
-        self._predictions, self._workloads = {}, {}
+        self._predictions, self._speeds, self._workloads = {}, {}, {}
         self._reasons = Reasons(project)
 
     def unmeasured(self, trainings):
@@ -38,6 +38,7 @@ class Planner:
     def look_again(self):
         """Forget what was predicted: something was measured."""
         self._predictions.clear()
+        self._speeds.clear()
         self.__dict__.pop("calibration", None)
 
     @functools.cached_property
@@ -88,11 +89,14 @@ class Planner:
         """The Prediction for a run of a kind (see `run`)."""
         if (name, kind) not in self._predictions:
             run = self.run(name, kind)
-            self._predictions[name, kind] = predict(run, self.site, self.calibration, self.facts(run))
+            same = run.workload.name, identity.speed_of(run)  # repeats of a run are foretold once
+            if same not in self._speeds:
+                self._speeds[same] = predict(run, self.site, self.calibration, self.facts(run))
+            self._predictions[name, kind] = self._speeds[same]
         return self._predictions[name, kind]
 
     def reason(self, name, kind="run", ready=True):
-        """The Reason why a run of a kind has to run. ready: whether what it reads is there, and not to be made anew."""
+        """The Reason why a run of a kind has to run. ready: whether what it reads is there, and will not be rebuilt."""
         return self._reasons.of(self.run(name, kind), kind, ready)
 
     def runtime_minutes(self, name, attempt=1, kind="run", partition=None):

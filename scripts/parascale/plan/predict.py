@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from parascale.errors import ParascaleError
 from parascale.families.sizes import model_sizes
 from parascale.plan import limits
-from parascale.plan.calibrate import HISTORY_ERROR, Calibration, saved_bytes
+from parascale.plan.calibrate import Calibration, saved_bytes
 from parascale.plan.facts import data_facts
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
+from parascale.plan.ranges import LIMIT, RANGE, Part, quantile
 from parascale.plan.time import forward_seconds, step_seconds
 from parascale.plan.work import step_work
 from parascale.settings.layout import RECOMPUTATION
 
 FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequences may end a run
-# Quantiles of the normal distribution: a price lies between low and high in 80 of 100 runs, and below its limit in 95.
-RANGE, LIMIT = 1.2816, 1.6449
 BESIDE_ERROR = 0.4  # deviation of the logarithm of start-up, evaluation and saving, where no run was seen to do them
 ROUNDED_MINUTES = 5
 
@@ -25,9 +24,10 @@ ROUNDED_MINUTES = 5
 class Prediction:
     """Frozen into `run.json` before a run starts. What is unknown is None, and `unknown` says why.
 
-    seconds: training steps alone; wall_seconds: with what `beside` names (seconds of start-up, evaluation, saving). wall_low, wall_high:
-    80 of 100 runs lie between; 95 of 100 last no longer than limit_seconds. memory: bytes by part of the rank that needs most.
-    fits: fits | risky | does not fit | unknown. basis: formula | fit | probe | history (see `Calibration.basis`).
+    step_seconds, phases: of a step as it mostly is. seconds: training steps alone; wall_seconds: with what `beside` names (seconds of
+    start-up, evaluation, saving); both are means, as slow runs are further off than fast ones. wall_low, wall_high: 80 of 100 runs lie
+    between; 95 of 100 last no longer than limit_seconds. parts: `ranges.Part`s of wall_seconds, the first with the steps.
+    memory: bytes by part of the rank that needs most. fits: fits | risky | does not fit | unknown. basis: formula | fit | probe | history (see `Calibration.basis`).
     """
 
     basis: str
@@ -39,6 +39,7 @@ class Prediction:
     wall_low: float | None = None
     wall_high: float | None = None
     limit_seconds: float | None = None
+    parts: tuple = ()
     beside: dict | None = None
     core_hours: float | None = None
     memory: dict | None = None
@@ -135,9 +136,9 @@ def verdict(used, capacity):
     return "fits" if used < FITS_BELOW * capacity else "risky" if used <= capacity else "does not fit"
 
 
-def memory_parts(run, site, vocabulary):
-    """{part: bytes}, libraries and communicators included."""
-    parts = peak_memory(run, vocabulary, site.device)
+def memory_parts(run, site, vocabulary, chunked=True):
+    """{part: bytes}, libraries and communicators included. chunked: see `Sizes.chunked`."""
+    parts = peak_memory(run, vocabulary, site.device, chunked)
     layout, assumed = run.layout, site.assumed
     groups = sum(degree > 1 for degree in (layout.dp, layout.fsdp, layout.tp, layout.pp))
     on_device = site.device == "cuda"
@@ -212,35 +213,34 @@ def _time(prediction, run, site, calibration, sizes, facts):
         known = f"peak_tflops.{run.precision} and memory_gigabytes_per_second"
         return dataclasses.replace(prediction, steps=steps, unknown=f"time: site {site.name} does not state {known}")
     work, same = step_work(run, sizes, site), calibration.same(run)
-    phases = step_seconds(work, rates, site, site.processes_together(run.layout))
+    phases = step_seconds(work, rates, site)
     step = same[0] if same else sum(phases.values())
     prediction = dataclasses.replace(prediction, steps=steps, step_seconds=step, phases=phases)
     if steps is None:
         return dataclasses.replace(
             prediction, unknown="steps: prepare the data, or give data.expected.train_tokens in the workload"
         )
-    seconds = steps * step
+    own, shared = calibration.deviation(run, site, work, fitted)
+    mean = math.exp(own**2 / 2)  # of what is log-normal, over its median
+    seconds = steps * step * mean
     if same:
-        beside = {"beside the steps": same[1]}
+        beside = {"beside the steps": same[1] * mean}
     else:
         turns = run.layout.stages > run.layout.pp
-        evaluation = forward_seconds(work, rates, site, site.processes_together(run.layout), turns)
+        evaluation = forward_seconds(work, rates, site, turns)
         beside = _beside(run, site, facts, steps, seconds, evaluation)
     extra = sum(beside.values())
-    deviations = calibration.deviation(run, site, work, fitted), HISTORY_ERROR if same else BESIDE_ERROR
-
-    def quantile(z):
-        """The logarithms of both parts are normal; they are added as if they were high together, which is the careful side."""
-        return seconds * math.exp(z * deviations[0]) + extra * math.exp(z * deviations[1])
-
     wall = seconds + extra
+    # A run that was seen is slow in all of it.
+    parts = (Part(wall, own, shared),) if same else (Part(seconds, own, shared), Part(extra, shared=BESIDE_ERROR))
     return dataclasses.replace(
         prediction,
         seconds=seconds,
         wall_seconds=wall,
-        wall_low=quantile(-RANGE),
-        wall_high=quantile(RANGE),
-        limit_seconds=quantile(LIMIT),
+        wall_low=quantile(parts, -RANGE),
+        wall_high=quantile(parts, RANGE),
+        limit_seconds=quantile(parts, LIMIT),
+        parts=parts,
         beside=beside,
         core_hours=charged_core_hours(site, run.layout.nodes, wall, _cores_asked(run, site)),
     )

@@ -19,7 +19,7 @@ class Quota:
     words: str
 
     def allows(self, core_hours):
-        """Whether so many core-hours are within it; of one that is unknown, they are."""
+        """Whether so many core-hours are within it; True if it is unknown."""
         return self.core_hours is None or core_hours <= self.core_hours
 
     def share(self, expected, worst):
@@ -79,7 +79,7 @@ def _answer(command, account):
             raise ValueError("it is empty")
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=GLANCE_SECONDS)
     except ValueError as error:
-        raise RequirementError(f"`{command}` is no command: {error}; set `quota.command` of the site file") from None
+        raise RequirementError(f"`{command}` is not a command: {error}; set `quota.command` of the site file") from None
     except FileNotFoundError:
         raise RequirementError(f"`{words[0]}` is not installed here") from None
     except OSError as error:

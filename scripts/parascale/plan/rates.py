@@ -12,20 +12,23 @@ import yaml
 KINDS = Path(__file__).with_name("gpus.yaml")
 CPU = {"wave": 0, "interference": 0.0}
 # The figures of the machine on which the constants of CPUs were found (2 cores of an AMD EPYC), and the constants that go with each.
-# What moves memory goes with products: where processors train it lies in caches.
 REFERENCE = {
     "gigaflops": 100.0,
+    "gigabytes_per_second": 22.0,
     "kernel_microseconds": 1.4,
     "message_microseconds": 33.0,
 }
 MEASURED = {
-    "gigaflops": ("assumed", ["core_gigaflops", "core_gigabytes_per_second"]),
+    "gigaflops": ("assumed", ["core_gigaflops"]),
+    "gigabytes_per_second": ("assumed", ["core_gigabytes_per_second"]),
     "kernel_microseconds": (
         "assumed",
         [f"{name}_microseconds" for name in ("kernel", "split_pass", "shard_pass", "sample")] + ["step_milliseconds"],
     ),
     "message_microseconds": ("node_link", ["microseconds"]),
 }
+# A faster core comes with a faster memory: beyond this factor from what its products say a figure shows caches, or a neighbour.
+PLAUSIBLE = 2.0
 
 
 @dataclass(frozen=True)
@@ -119,13 +122,23 @@ def as_measured(site, machine):
     site's file assumes otherwise than by default was found on the site itself, and stays. The latency of its link does not: that of
     `sites/local.yaml` is the reference's.
     """
-    default = type(site.assumed)()
+    default, speeds = type(site.assumed)(), _speeds(machine)
     for figure, (section, names) in MEASURED.items():
-        if figure in machine:
-            part, speed = getattr(site, section), machine[figure] / REFERENCE[figure]
+        if figure in speeds:
+            part, speed = getattr(site, section), speeds[figure]
             ours = [name for name in names if section != "assumed" or getattr(part, name) == getattr(default, name)]
             site = replace(site, **{section: replace(part, **{name: speed * getattr(part, name) for name in ours})})
     return site
+
+
+def _speeds(machine):
+    """{figure: what a machine measured of it, as part of the REFERENCE}, its memory's within what is PLAUSIBLE."""
+    speeds = {figure: machine[figure] / usual for figure, usual in REFERENCE.items() if figure in machine}
+    if "gigaflops" in speeds:
+        products = speeds["gigaflops"]
+        memory = speeds.get("gigabytes_per_second", products)  # machines measured by earlier versions have none
+        speeds["gigabytes_per_second"] = min(max(memory, products / PLAUSIBLE), products * PLAUSIBLE)
+    return speeds
 
 
 def _link(site, name):

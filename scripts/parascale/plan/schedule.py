@@ -6,7 +6,7 @@ import math
 
 
 def wall_hours(jobs, capacity=None):
-    """Hours until the last of `jobs` (with id, hours_expected, slots, after) ends; jobs of unknown length count as 0.
+    """Hours until the last of `jobs` (with id, hours_expected, slots, after, together) ends; jobs of unknown length count as 0.
 
     capacity: slots that running jobs may take together (jobs of a queue, cores of a machine); None: no limit, and the
     answer is the longest chain. With one, jobs start as soon as they can in their order (list scheduling: Graham 1969,
@@ -15,7 +15,7 @@ def wall_hours(jobs, capacity=None):
     jobs = list(jobs)
     numbers = {job.id: number for number, job in enumerate(jobs)}
     graph = graphlib.TopologicalSorter(
-        {numbers[job.id]: {numbers[i] for i in job.after if i in numbers} for job in jobs}
+        {numbers[job.id]: {numbers[i] for i in (*job.after, *_turn_before(job)) if i in numbers} for job in jobs}
     )
     graph.prepare()
     slots = [job.slots if capacity is None else min(job.slots, capacity) for job in jobs]
@@ -31,3 +31,8 @@ def wall_hours(jobs, capacity=None):
         free += slots[ended]
         graph.done(ended)
     return now
+
+
+def _turn_before(job):
+    """Ids of the jobs that share a job of the scheduler with this one and have their turn before it."""
+    return job.together[: job.together.index(job.id)] if job.together else ()

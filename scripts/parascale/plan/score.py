@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
 from parascale.plan.facts import DataFacts
-from parascale.plan.predict import predict
+from parascale.plan.memory import total
+from parascale.plan.predict import capacity_bytes, memory_parts, predict, verdict
 from parascale.settings import Layout, Model, Run, Site, Workload, strict
 from parascale.settings.workload import LanguageTraining
 
 MODEL = ("dim", "heads", "kv_heads", "layers", "hidden", "tied", "norm", "position", "activation", "bias", "dropout")
 LAYOUT = ("gpus_per_node", "dp", "fsdp", "tp", "pp", "micro_batches", "schedule")
 RECOMPUTED = {None: False, "none": False, "false": False, "selective": "selective"}
+# What the code of a source does where its table says nothing. Megatron-LM drops 0.1 of the attention weights and of what layers give
+# (`--attention-dropout`, `--hidden-dropout`): FlashAttention came a year after its paper of 2021.
+USUAL = {"megatron": {"dropout": 0.1}}
 TRAINING = ("window", "global_batch", "accumulate")
 RATE, PEAK = "tokens_per_second_per_gpu", "peak_memory_gb"
 OUT_OF_MEMORY = re.compile(r"\s*(oom|out[ _-]of[ _-]memory)\s*", re.IGNORECASE)
@@ -73,7 +77,7 @@ def site_of(row):
 
 
 def run_of(row, site, where):
-    """The Run of a row, as a training of ours: one step, no evaluation, compiled where the source's code was."""
+    """The Run of a row, as a training of ours: one step, no evaluation, compiled where the source's code is tuned."""
     layout = {name: row[name] for name in LAYOUT if name in row}
     world = int(row.get("gpus", 1))
     held = min(world, int(layout.setdefault("gpus_per_node", site.gpus_per_node)))
@@ -81,9 +85,9 @@ def run_of(row, site, where):
         "gpus_per_node": held,
         "nodes": max(1, world // held),
         "activation_checkpointing": RECOMPUTED.get(row.get("activation_checkpointing"), True),
-        "compile": row.get("tuned") == "true",
+        "compile": tuned(row),
     }
-    model = {name: row[name] for name in MODEL if name in row}
+    model = USUAL.get(row.get("source"), {}) | {name: row[name] for name in MODEL if name in row}
     training = {name: row[name] for name in TRAINING if name in row} | {"steps": 1, "evaluate": False}
     workload = Workload.variant({}, {})
     values = {
@@ -95,6 +99,11 @@ def run_of(row, site, where):
     return Run("row", strict.load(workload, values, where), layout, row.get("precision", "bf16"))
 
 
+def tuned(row):
+    """Whether the source's code is compiled and makes its loss in chunks: a cell says so."""
+    return row.get("tuned") == "true"
+
+
 def score_row(row, sites, where):
     """The Scored of a row. Raises ConfigError for a machine that is not known, or settings that are none."""
     if row["machine"] not in sites:
@@ -103,13 +112,20 @@ def score_row(row, sites, where):
     run = run_of(row, site, where)
     vocabulary = int(row["vocabulary"])
     prediction = predict(run, site, facts=DataFacts(vocabulary), remedy=False)
+    used = total(memory_parts(run, site, vocabulary, chunked=tuned(row)))
     targets = model_sizes(run.workload.model, vocabulary, *run.workload.sizes).targets
     published = _number(row.get(RATE))
     step = prediction.step_seconds
     predicted = run.global_batch * targets / step / run.layout.world_size if step else None
     ratio = predicted / published if predicted and published else None
     return Scored(
-        row.get("source", ""), row.get("model", ""), predicted, published, ratio, prediction.fits, has_run(row)
+        source=row.get("source", ""),
+        model=row.get("model", ""),
+        predicted=predicted,
+        published=published,
+        ratio=ratio,
+        fits=verdict(used, capacity_bytes(run, site)),
+        ran=has_run(row),
     )
 
 

@@ -3,7 +3,6 @@
 import functools
 import os
 import re
-import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,23 +114,15 @@ def _shape(record):
 def gpu_here():
     """(name, memory in 10⁹ bytes or None) of a GPU of this machine, as its driver says; None where there is none, as on most login
     nodes."""
-    if lines := _lines(NVIDIA):
+    if lines := slurm.told(NVIDIA).splitlines():
         name, _, memory = lines[0].rpartition(", ")
         return name, round(float(memory) * 2**20 / 1e9, 1) if memory.strip().isdigit() else None
-    if len(lines := _lines(AMD)) > 1:
+    if len(lines := slurm.told(AMD).splitlines()) > 1:
         values = dict(zip(lines[0].split(","), lines[1].split(","), strict=False))
         total = next((value for key, value in values.items() if "Total Memory" in key), "")
         name = values.get("Card Series") or values.get("Card series") or "AMD GPU"
         return name, round(float(total) / 1e9, 1) if total.isdigit() else None
     return None
-
-
-def _lines(command):
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=slurm.GLANCE_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.splitlines() if done.returncode == 0 else []
 
 
 @functools.cache

@@ -5,14 +5,15 @@ import html
 from parascale.plan.budget import reasons, rows, warnings
 
 COLUMNS = ("rule", "strategy", "jobs", "nodes", "GPUs", "hours", "node-h", "GPU-h", "core-h", "core-h at worst")
+UNITS = {"node": "node-h", "gpu": "GPU-h", "core": "core-h"}
 NOTHING = "Nothing has to run: 0 core-h."
 
 
 def text(plan):
-    """The plan for a terminal, many lines."""
+    """The plan for a terminal: a row for each rule."""
     if not plan.jobs:
         return f"Plan for {plan.site}\n{NOTHING}"
-    body = cells(plan)
+    body = cells(plan, by_strategy=False)
     widths = [max(len(row[index]) for row in [COLUMNS, *body]) for index in range(len(COLUMNS))]
     lines = [
         f"Plan for {plan.site}: what still has to run",
@@ -23,9 +24,9 @@ def text(plan):
     return "\n".join([*lines, *remarks(plan)])
 
 
-def cells(plan):
-    """Rows of text: a rule and strategy each, local jobs together, and the total."""
-    costly = [_row(row["rule"], row) for row in rows(plan)]
+def cells(plan, by_strategy=True):
+    """Rows of text: a rule, and strategy, each, local jobs together, and the total."""
+    costly = [_row(row["rule"], row) for row in rows(plan, by_strategy)]
     local = sum(job.nodes == 0 for job in plan.jobs)
     if local:
         costly.append(["local jobs", "", f"{local:,}", *[""] * 5, "0", "0"])
@@ -36,10 +37,16 @@ def remarks(plan):
     """Sentences below the table: wall time, quota, cap, unknowns, warnings, violations."""
     totals = plan.totals
     least = "at least " if totals["jobs_unknown"] else ""
-    said = [f"Wall time: {least}{duration(totals['wall_hours_at_once'])} if all fits at once, waiting in queues apart"]
+    said = [
+        f"Wall time: {least}{duration(totals['wall_hours_at_once'])} if all jobs run at once, without time in queues"
+    ]
     if totals["wall_hours_limited"] is not None:
         what = "slots" if plan.capacity_is_cores else "jobs at once"
         said[0] += f"; {least}{duration(totals['wall_hours_limited'])} with {plan.capacity} {what}"
+    if totals["core_hours_high"]:
+        ends = ((totals[f"{name}_hours_low"], totals[f"{name}_hours_high"], unit) for name, unit in UNITS.items())
+        spans = ", ".join(f"{low:,.2f} to {high:,.2f} {unit}" for low, high, unit in ends if high)
+        said.append(f"In 80 of 100 cases: {spans}" + (", without what is unknown" if least else ""))
     if plan.since:
         said.append(f"Since the last plan: {plan.since}")
     if plan.quota:

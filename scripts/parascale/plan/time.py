@@ -61,13 +61,13 @@ class RankTime:
     once: float
 
 
-def step_seconds(work, rates, site, processes):
-    """{phase: seconds} of a step where a machine of `site` has `processes` of the run.
+def step_seconds(work, rates, site):
+    """{phase: seconds} of a step at a site.
 
     Where processes share cores, one computes while another waits: a step is as long as the longest chain, or as all computing takes
     on the cores, whichever is longer.
     """
-    prices = Prices.at(rates, site, processes)
+    prices = Prices.at(rates, site, work.processes)
     times = [rank_time(rank, work, prices) for rank in work.ranks]
     longest = max(times, key=lambda each: each.compute + each.communication)
     rank = work.ranks[times.index(longest)]
@@ -90,12 +90,12 @@ def step_seconds(work, rates, site, processes):
     return phases
 
 
-def forward_seconds(work, rates, site, processes, turns=False):
+def forward_seconds(work, rates, site, turns=False):
     """Seconds of the forward passes of a step alone, as an evaluation makes them.
 
     The stages of a pipeline compute one piece after the other side by side; turns: a rank holds two, so that they take turns.
     """
-    prices = Prices.at(rates, site, processes)
+    prices = Prices.at(rates, site, work.processes)
     passes = [
         rank.blocks * (prices.load(rank.forward, work.overlaps) + prices.transfer(rank.split))
         + prices.load(rank.ends_forward, work.overlaps)

@@ -5,7 +5,7 @@ Sources of the formulas:
 - collectives of S bytes over p ranks in rings: an all-gather or reduce-scatter sends (p − 1)/p S in p − 1 messages, an all-reduce
   twice that; over several nodes an all-reduce takes as few messages as a tree: Thakur, Rabenseifner and Gropp 2005,
   doi:10.1177/1094342005051521
-- the backward pass of a product is two products, over which the wave of tiles is spread anew; flash attention computes its scores
+- the backward pass of a product is two products, over which the wave of tiles is spread again; flash attention computes its scores
   again: 2.5 times its forward pass (Dao 2023, arXiv:2307.08691, section 3.1)
 - tensor parallelism: four collectives of the residual stream a block and direction with a split sequence, which weigh as two
   all-reduces do without: Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2
@@ -93,7 +93,8 @@ class Work:
     """A step of a run: the work of each pipeline rank.
 
     fill: part of the other ranks' time for one micro-batch that the longest one waits in a step. interference: see `gpus.yaml`.
-    overlaps: whether a device computes while it communicates. workers: processes of a rank that read samples ahead.
+    overlaps: whether a device computes while it communicates. processes: of the run, which share a machine's cores. workers: threads of a
+    rank that decode samples ahead.
     """
 
     ranks: tuple
@@ -101,6 +102,7 @@ class Work:
     fill: float
     interference: float
     overlaps: bool
+    processes: int
     workers: int = 0
 
 
@@ -109,12 +111,20 @@ def step_work(run, sizes, site):
     layout, kind = site.played(run.layout), gpu_kind(site)
     if layout is not run.layout:
         run = replace(run, layout=layout)
-    ranks = (RankMemory(run, sizes, site.device, stages) for stages in rank_stages(layout, sizes.layers))
     fill = layout.bubble * layout.micro_batches / max(1, layout.pp - 1)
     fill *= run.workload.training.accumulate
-    work = tuple(_rank_work(run, sizes, kind, rank) for rank in ranks)
+    made = {}  # ranks of the middle of a pipeline do the same
+
+    def work_of(stages):
+        alike = tuple((stage.blocks, stage.first, stage.last) for stage in stages)
+        if alike not in made:
+            made[alike] = _rank_work(run, sizes, kind, RankMemory(run, sizes, site.device, stages))
+        return made[alike]
+
+    work = tuple(map(work_of, rank_stages(layout, sizes.layers)))
     workers = getattr(run.workload.training, "workers", 0)
-    return Work(work, run.micro_batches, fill, kind["interference"], site.device != "cpu", workers)
+    overlaps, processes = site.device != "cpu", layout.processes_per_node
+    return Work(work, run.micro_batches, fill, kind["interference"], overlaps, processes, workers)
 
 
 def _rank_work(run, sizes, kind, rank):

@@ -27,7 +27,7 @@ def read_record(path, read=read_json):
 
 
 def typed(kind, values, path):
-    """A `kind` from a mapping. Keys that it does not know belong to others and are passed over."""
+    """A `kind` from a mapping. Keys that it does not know are passed over."""
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise RecordError(f"{path}: not of schema_version {SCHEMA_VERSION}")
     try:

@@ -1,6 +1,6 @@
 """A run beside its baseline: speed-up and efficiency, and why there is none.
 
-Speed-up is the baseline's training time over the run's (`timing`: neither start-up nor compilation), for the same training: workload,
+Speed-up is the baseline's training time over the run's (`timing`: neither start-up nor warm-up), for the same training: workload,
 machine, amount of work, and global batch (strong scaling). Pairs of document and summary are counted as pairs there: how many target
 tokens so many pairs hold follows from their order, and so from the seed. Efficiency is the speed-up over the ratio of the GPUs held,
 idle ones included. Weak scaling keeps the batch of a data-parallel rank, so its runs do other work: they have no speed-up, and their
@@ -18,7 +18,8 @@ class Comparison:
     """A run beside its baseline. Without an efficiency, `reason` says why.
 
     low, high: range of the speed-up. measured: how it was measured under other conduct or code than the baseline, in words; times are
-    marked with it.
+    marked with it. computing: how long forward and backward of a sample take in each process, in those of the baseline; of runs that
+    split nothing but the batch.
     """
 
     speedup: float | None = None
@@ -27,6 +28,7 @@ class Comparison:
     measured: str = ""
     low: float | None = None
     high: float | None = None
+    computing: float | None = None
 
 
 def compare(record, baseline):
@@ -47,7 +49,15 @@ def compare(record, baseline):
     ours, theirs = record.timing, baseline.timing
     speedup = theirs.training / ours.training
     low, high = (1.0, 1.0) if record is baseline else (theirs.low / ours.high, theirs.high / ours.low)
-    return Comparison(speedup, speedup / growth, "", measured_otherwise(record, baseline), low, high)
+    measured, computing = measured_otherwise(record, baseline), _computing(record, baseline)
+    return Comparison(speedup, speedup / growth, "", measured, low, high, computing)
+
+
+def _computing(record, baseline):
+    layout, phases = record.run.layout, (record.summary.phases, baseline.summary.phases)
+    splits_batch = layout.dp == layout.world_size > 1 == baseline.run.layout.world_size
+    ours, theirs = (sum(each.get(name, 0.0) for name in ("forward", "backward")) for each in phases)
+    return layout.dp * ours / theirs if splits_batch and theirs else None
 
 
 def measured_otherwise(record, baseline):

@@ -26,7 +26,7 @@ def conversions_table(report):
 
 
 def _row(row):
-    """Of a form that is no copy of the tensors, what is alike are the logits of its library and ours."""
+    """A form that is no copy of the tensors is compared by its library's logits and ours."""
     alike = "identical" if row["logits_difference"] is None else "same logits"
     return row | {
         "case": row["form"],

@@ -6,7 +6,7 @@ from parascale.report import numbers
 from parascale.report.derived import grouped
 from parascale.report.drawing import Entry, Figure, series_ink
 from parascale.report.layouts import named
-from parascale.report.plots import Line, curves_panel, thinned
+from parascale.report.plots import Line, curves_panel, over_the_top, thinned
 from parascale.report.summary import perplexity
 from parascale.report.tables import RUN, Column, columns, make_table
 
@@ -30,16 +30,24 @@ def loss(report):
     records = [record for group in groups.values() for record in group]
     buckets = min(BUCKETS[1], max(BUCKETS[0], POINTS // max(len(records), 1)))
     panels = [panel for key, group in groups.items() for panel in _panels(report, *key, group, buckets)]
+    above = any(_leaves_the_plot(report, group, buckets) for group in groups.values())
+    arrow = " A number with an arrow is a validation loss above the plot." if above else ""
     return Figure(
         "loss",
         "Loss against steps, time and core-hours",
         "Lines: training loss of a step; of long runs, the lowest and the highest of each stretch are drawn. Dots: loss "
-        "on the validation split. Time is training time; core-hours are that time on all cores of the run's nodes.",
+        "on the validation split. Where losses are equal, lines overlap. Time is training time; core-hours are that time on all cores of the "
+        f"run's nodes.{arrow}",
         tuple(panels),
         tuple(Entry(_named(record), *series_ink(report.series(record))) for record in records),
         _table(report, records),
         samples=True,
     )
+
+
+def _leaves_the_plot(report, records, buckets):
+    lines = [_line(report, record, lambda record, index: index, buckets) for record in records]
+    return any(y > over_the_top(lines) for line in lines for _, y, _ in line.marked)
 
 
 def _unit(record):

@@ -77,7 +77,7 @@ class Panel:
         """
         axes, paper = drawn.add_axes((0, 0, 1, 1)), drawn.bbox
         self.draw(axes)
-        for _ in range(2):  # ticks depend on the size, which depends on the ticks
+        for _ in range(4):  # ticks and words at the right depend on the size, which depends on them
             outer, inner = axes.get_tightbbox(), axes.bbox
             x, y = left + inner.x0 - outer.x0, bottom + inner.y0 - outer.y0
             across, upward = width - outer.width + inner.width, height - outer.height + inner.height
@@ -123,7 +123,7 @@ class Figure:
 def canvas(width, height, size=FONT):
     """An empty Figure of matplotlib in the house's style while it is drawn and saved. All lengths are points.
 
-    Loaded when something is drawn: a workflow that asks for the figures' names alone shall not wait for matplotlib.
+    Loaded when something is drawn: a workflow that only asks for the figures' names need not wait for matplotlib.
     """
     import matplotlib.figure
 

@@ -11,7 +11,7 @@ from parascale.report.layouts import kind_of_run, named
 from parascale.report.loaders import loaders
 from parascale.report.memories import memory
 from parascale.report.plots import Bar, Point, bars_panel, record_bar, scaling_panel
-from parascale.report.steps import PHASES
+from parascale.report.steps import PHASES, of_mean_rank
 from parascale.report.summary import energy_per_work, of_runs
 from parascale.report.tables import RUN, Column, columns, make_table
 
@@ -25,11 +25,13 @@ def scaling(report):
         if len({member.first.gpus for member in experiment.members}) > 1:
             row += [_against_gpus(report, experiment, "speedup"), _against_gpus(report, experiment, "efficiency")]
         panels += [replace(panel, row=experiment.title) for panel in row]
+    unranked = any(member.unranked for experiment in experiments for member in experiment.members)
+    hollow = " Hollow dots are not ranked; the verdict says why." if unranked else ""
     return Figure(
         "scaling",
         "Strong scaling: the same work on more hardware",
         "Each panel holds runs of one workload, one amount of work and one global batch. The dotted line is ideal "
-        "scaling from the named baseline. Whiskers span repeats, or blocks of steps of a run that was not repeated.",
+        f"scaling from the named baseline. Whiskers span repeats, or blocks of steps of a run that was not repeated.{hollow}",
         tuple(panels),
         table=_scaling_table(report, experiments, "Strong scaling"),
     )
@@ -57,7 +59,7 @@ def phases(report):
     return Figure(
         "phases",
         "Time of a step",
-        "Mean time of a training step, by what it was spent on. Evaluation and saving are not in it.",
+        "Mean time of a training step, by what it was spent on. Evaluation and saving are not included.",
         panels,
         tuple(Entry(phase, phase, box=True) for phase in used),
         _phase_table(report, [record for records in groups.values() for record in records], used),
@@ -74,7 +76,7 @@ def throughput(report):
     return Figure(
         "throughput",
         "Throughput",
-        "Work per second of training time, over all ranks.",
+        "Work per second over all steps, warm-up included, and over all ranks.",
         tuple(panels),
         table=of_runs(report, "Throughput; an empty cell is not known", THROUGHPUT, report.done, _throughput_row),
     )
@@ -114,7 +116,7 @@ def _time_panel(report, experiment):
     bars = []
     for member in experiment.members:
         seconds = member.time
-        text = numbers.duration(seconds.mean)
+        text = numbers.duration(seconds.mean) + (", not ranked" if member.unranked else "")
         parts = ((series_colour(report.series(member.first)), seconds.mean, f"{member.label}: {text}"),)
         whisker = seconds.low, seconds.high
         bars.append(Bar(member.label, parts, text, whisker, member is experiment.members[0]))
@@ -154,8 +156,8 @@ def _point(report, member, figure):
     spread = member.spread(lambda record: getattr(report.comparisons[record.name], figure), within)
     shown = numbers.percent(spread.mean) if figure == "efficiency" else f"{spread.mean:.2f} ×"
     colour = series_colour(report.series(member.first))
-    note = f"{member.label} on {member.extent}: {shown}"
-    return Point(member.first.gpus, spread, colour, note)
+    note = f"{member.label} on {member.extent}: {shown}{', not ranked' if member.unranked else ''}"
+    return Point(member.first.gpus, spread, colour, note, not member.unranked)
 
 
 def _scaling_table(report, experiments, caption):
@@ -178,14 +180,7 @@ def _phase(record, phase):
 
 
 def _phases(record):
-    """Seconds by phase, as rank 0 spent them; in a pipeline it waits as long as the mean rank does, so that no figure says other than
-    the table of bubbles."""
-    phases, waited = record.summary.phases, record.summary.bubble_measured
-    total, own = sum(phases.values()), phases.get("bubble", 0.0)
-    if waited is None or own >= total:
-        return phases
-    scale = total * (1 - waited) / (total - own)
-    return {name: scale * seconds for name, seconds in phases.items()} | {"bubble": total * waited}
+    return of_mean_rank(record.summary.phases, record.summary.bubble_measured)
 
 
 def _phase_panel(workload, kind, records):

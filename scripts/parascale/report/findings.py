@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from parascale.report import numbers
 from parascale.report.derived import idle_fraction
 from parascale.report.machines import contradictions
+from parascale.report.steps import of_mean_rank
 from parascale.report.timing import cores_taken, wanted_cores
 from parascale.telemetry import figures
 
@@ -23,6 +24,7 @@ LITTLE_MEMORY = 0.25
 THROTTLED = 0.05
 BUSY = 0.7
 OVER_PLAN = 1.5
+COMPUTING = 1.25  # times as long for a sample as the baseline
 LIMIT_SECONDS = 180.0  # profiles let Slurm warn 120 s before the limit; saving takes some of them
 LONG_LIMIT = 0.25
 LONG_LIMIT_SECONDS = 3600.0  # a scheduler fits shorter jobs in anyhow
@@ -80,7 +82,9 @@ def hit_limit(attempt):
 def _ends(record):
     attempts, count = record.attempts, len(record.attempts)
     limits = [limit for attempt in attempts if (limit := hit_limit(attempt))]
-    after = "it went on from its checkpoint" if record.done else "start it again, and it goes on from its checkpoint"
+    after = (
+        "it continued from its checkpoint" if record.done else "start it again, and it continues from its checkpoint"
+    )
     if limits:
         often = "" if count == 1 else f" in {len(limits)} of {count} attempts"
         text = f"Stopped by the time limit of {numbers.duration(limits[-1])}{often}; {after}."
@@ -88,7 +92,7 @@ def _ends(record):
     others = [attempt for attempt in attempts if not hit_limit(attempt)]
     for outcome, words in (
         ("stopped", "asked to stop and saved its state"),
-        ("killed", "killed without a sign"),
+        ("killed", "killed without warning"),
         ("failed", "failed"),
     ):
         ended = sum(attempt.get("outcome") == outcome for attempt in others)
@@ -125,11 +129,18 @@ def _slow(record, comparison):
         held, baseline = numbers.plural(record.gpus, record.gpu_word), record.run.baseline
         text = f"It is slower than its baseline `{baseline}`: {comparison.speedup:.2f} times as fast, on {held}."
         yield Finding("bad", text, "training_seconds of both in summary.csv", f"slower than {baseline}")
+    if comparison is not None and (comparison.computing or 0) > COMPUTING:
+        longer = f"{numbers.significant(comparison.computing, 2)} ×"
+        text = (
+            f"A sample takes each process {longer} as long to compute as the baseline `{record.run.baseline}`, "
+            "communication apart. Processes that share memory, caches or clocks do that, and so do small parts of a batch."
+        )
+        yield Finding("note", text, "forward and backward in summary.json", f"a sample computes {longer} as long")
     planned, took = record.prediction.get("seconds"), record.summary.seconds
     if planned and took > OVER_PLAN * planned:
         ratio = f"{numbers.significant(took / planned, 2)} ×"
         text = (
-            f"Training took {ratio} the planned time: {numbers.duration(took)} instead of {numbers.duration(planned)}."
+            f"Its steps took {ratio} the planned time: {numbers.duration(took)} instead of {numbers.duration(planned)}."
         )
         yield Finding("bad", text, "prediction in run.json", f"{ratio} the planned time")
 
@@ -144,11 +155,14 @@ def _shared(record, devices):
         busy, taken = figures(devices)["cores_busy"], None
     wanted = wanted_cores(record)
     if taken:
-        text = f"Others took {numbers.significant(taken, 2)} of the {wanted} cores that it computes with: its time says little."
-        yield Finding("bad", text, "busy cores of the node and of the processes in device.csv", "shared its cores")
+        text = (
+            f"Other programs took {numbers.significant(taken, 2)} of the {wanted} cores that it computes with: "
+            "its time says little, and it is not ranked."
+        )
+        yield Finding("bad", text, "busy cores of the node and of the processes in device.csv")
     if busy is not None and busy < BUSY * wanted:
         said = f"{numbers.significant(busy, 2)} of {numbers.plural(wanted, 'core')}"
-        text = f"Its processes kept {said} busy: the rest of the time they waited, or others computed."
+        text = f"Its processes kept {said} busy: the rest of the time they waited, or other programs computed."
         yield Finding("bad" if taken else "note", text, "busy cores of the processes in device.csv", f"{said} busy")
 
 
@@ -220,18 +234,24 @@ def _throttled(gpus):
 
 
 def _waiting(record):
-    phases = record.curve.phases if record.curve is not None else {}
+    waited = record.summary.bubble_measured if record.summary is not None else None
+    phases = of_mean_rank(record.curve.phases, waited) if record.curve is not None else {}
     total = sum(phases.values())
     if total > 0:
         shares = {name: seconds / total for name, seconds in phases.items()}
         words = (
-            ("data", DATA_WAIT, "Waits for data {} of the time: faster storage or format, more loader processes."),
+            (
+                "data",
+                DATA_WAIT,
+                "Waits for data {} of the time: try faster storage, another format or more `training.workers`.",
+            ),
             ("communication", COMMUNICATION, "Spends {} of the time in communication that no computation hides."),
             ("bubble", BUBBLE, "A pipeline rank waits for the others {} of the time: more micro-batches shrink that."),
         )
         for phase, least, text in words:
             if shares.get(phase, 0.0) >= least:
-                source = f"seconds.{phase} in steps.jsonl"
+                of_all = phase == "bubble" and waited is not None
+                source = "bubble_measured in summary.json" if of_all else f"seconds.{phase} in steps.jsonl"
                 share = numbers.percent(shares[phase])
                 yield Finding("bad", text.format(share), source, f"{phase} {share} of a step")
     summary = record.summary

@@ -42,7 +42,7 @@ class JobReport:
     def cores(self):
         """Cores that a process computes with, or None."""
         run, site = self.record.run, self.record.site
-        return run and site.threads(site.processes_together(run.layout))
+        return run and site.threads_of(run.layout)
 
     @property
     def findings(self):
@@ -53,7 +53,9 @@ class JobReport:
 def load_job(results, work, name):
     """The JobReport of a run, finished or under way. Raises ParascaleError where it left nothing."""
     (record,) = load_records(results, work, [name])
-    baseline = record.run and load_records(results, work, [record.run.baseline])[0]
+    baseline = record
+    if record.run is not None and record.run.baseline != name:
+        (baseline,) = load_records(results, work, [record.run.baseline])
     finished = Path(results) / "runs" / name
     folder = finished if finished.is_dir() else Path(work) / "runs" / name
     if not folder.is_dir():
@@ -114,7 +116,7 @@ def facts(job):
                 f"{numbers.whole(summary.work)} {summary.work_unit} in {numbers.whole(summary.steps)} steps",
                 summary.work,
             ),
-            ("Training time", numbers.duration(summary.seconds), summary.seconds),
+            ("Time of all steps", numbers.duration(summary.seconds), summary.seconds),
             ("Rate", f"{numbers.short(summary.rate)} {summary.work_unit}/s", summary.rate),
             ("Peak memory of a rank", numbers.memory(summary.peak_memory_bytes), summary.peak_memory_bytes),
             ("Skipped steps", numbers.whole(summary.skipped_steps), summary.skipped_steps),
@@ -146,12 +148,17 @@ def _times(attempts):
     if first.get("submitted") and first.get("allocated"):
         waited = first["allocated"] - first["submitted"]
         yield "Waited in the queue", numbers.duration(waited), waited
-    yield "Started (UTC)", first.get("start") or "", None
-    yield "Ended (UTC)", last.get("end") or "", None
+    yield "Started (UTC)", _without_zone(first.get("start")), None
+    yield "Ended (UTC)", _without_zone(last.get("end")), None
     if known := time_used(last):
         seconds, limit = known
         used = seconds / limit
         yield "Time limit", f"{numbers.duration(limit)}, {numbers.percent(used)} used by the last attempt", used
+
+
+def _without_zone(time):
+    """A time as records have it, `2026-11-23T12:31:17.630+00:00`, to the second; its zone stands in the heading."""
+    return (time or "")[:19].replace("T", " ")
 
 
 def _clock(seconds):

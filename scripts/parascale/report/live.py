@@ -18,7 +18,7 @@ RECENT = 20  # steps of which the rate is told
 
 
 class Tail:
-    """The whole lines that a file has gained. A file that was replaced, as at the start of an attempt, begins anew."""
+    """The whole lines that a file has gained. A file that was replaced, as at the start of an attempt, starts over."""
 
     def __init__(self, path):
         self.path, self.place, self.offset = path, None, 0
@@ -28,8 +28,8 @@ class Tail:
         try:
             with open(self.path, "rb") as handle:
                 state = os.fstat(handle.fileno())
-                anew = state.st_ino != self.place or state.st_size < self.offset
-                if anew:
+                replaced = state.st_ino != self.place or state.st_size < self.offset
+                if replaced:
                     self.place, self.offset = state.st_ino, 0
                 handle.seek(self.offset)
                 block = handle.read()
@@ -37,7 +37,7 @@ class Tail:
             return [], False
         whole = block[: block.rfind(b"\n") + 1]
         self.offset += len(whole)
-        return whole.decode("utf-8", "replace").splitlines(), anew
+        return whole.decode("utf-8", "replace").splitlines(), replaced
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Live:
                 self.devices[line["kind"], int(line["node"]), int(line["index"])] = line
 
     def _read_steps(self):
-        lines, anew = self.steps_tail.read()
-        if anew:
+        lines, replaced = self.steps_tail.read()
+        if replaced:
             self.recent.clear()
             self.step, self.last, self.validation = 0, {}, None
         for text in lines:

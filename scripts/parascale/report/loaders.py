@@ -15,7 +15,8 @@ FORMATS = (
     Column("random_rate", "At random", numbers.significant, below="random_way"),
     Column("sequential_rate", "In order", numbers.significant, below="sequential_way"),
     Column("cold_rate", "Cold, at random", numbers.significant, below="cold_way"),
-    Column("decoded_rate", "Decoded", numbers.significant, below="decoded_way"),
+    Column("decoded_rate", "File to tensor", numbers.significant, below="decoded_way"),
+    Column("decoded_a_core", "A core", numbers.significant),
     Column("bytes", "Size", numbers.memory),
     Column("inodes", "Inodes", numbers.whole),
     Column("write_seconds", "Written in", numbers.duration, below="write_cpu_seconds"),
@@ -25,8 +26,9 @@ FORMATS = (
 CASES = (
     *columns(dataset="Dataset", format="Format", access="Access", cache="Cache", io="Call", place="Place"),
     Column("workers", "Workers", numbers.whole),
-    Column("decoded", "Decoded"),
+    Column("decoder", "Decoder"),
     Column("samples_per_second", "Samples/s", numbers.significant),
+    Column("a_core", "A core", numbers.significant),
     Column("spread", "Spread", numbers.percent),
     *columns(
         "{:,.2f}".format,
@@ -45,8 +47,9 @@ def loaders(report):
         "loaders",
         "Reading each format",
         "Samples a second of one process that takes the encoded bytes and nothing else, from the page cache, by pread or "
-        "mmap, whichever is faster. Whiskers are as long as the passes are apart; the recommended format is set in bold.",
+        "mmap, whichever is faster. Whiskers show the spread of the passes; the recommended format is set in bold.",
         tuple(panel for readings in report.readings if readings.rows for panel in _panels(readings)),
+        samples=True,
         table=_details(report.readings),
     )
 
@@ -87,12 +90,11 @@ def _formats_table(readings):
 
 def _formats_row(readings, name):
     rows = [row for row in readings.rows if row.format == name]
-    decoded = [row for row in rows if row.decode and row.cache == "warm"]
     ways = {
         "random": readings.fastest(name, "random"),
         "sequential": readings.fastest(name, "sequential"),
         "cold": readings.fastest(name, "random", cache="cold"),
-        "decoded": max(decoded, key=lambda row: row.samples_per_second, default=None),
+        "decoded": readings.fastest(name, "random", decoded=True),
     }
     row = vars(rows[0]) | {"advised": "recommended" if name == readings.format else ""}
     for way, reading in ways.items():
@@ -100,7 +102,8 @@ def _formats_row(readings, name):
             workers = numbers.plural(reading.workers, "worker") if reading.workers else "no workers"
             row |= {
                 f"{way}_rate": reading.samples_per_second,
-                f"{way}_way": workers if way == "decoded" else reading.io,
+                f"{way}_way": f"{reading.decoder}, {workers}" if way == "decoded" else reading.io,
+                f"{way}_a_core": reading.a_core,
             }
     return row
 
@@ -127,8 +130,6 @@ def _ceilings(readings):
 
 def _details(every):
     rows = (
-        {"dataset": readings.dataset, **vars(row), "decoded": "yes" if row.decode else "no"}
-        for readings in every
-        for row in readings.rows
+        {"dataset": readings.dataset, **vars(row), "a_core": row.a_core} for readings in every for row in readings.rows
     )
     return make_table("Every way of reading that was measured; an empty cell is not known", CASES, rows)

@@ -3,17 +3,11 @@
 from parascale.report import numbers
 from parascale.report.drawing import Entry, Figure, series_colour
 from parascale.report.plots import Bar, bars_panel
-from parascale.report.summary import of_runs
+from parascale.report.summary import PARTS, of_runs
 from parascale.report.tables import Column, columns
 
 # Part of the measured memory → name of its colour. Runs that were measured without parts have their own colour.
-PARTS = {
-    "weights": "backward",
-    "gradients": "forward",
-    "optimizer": "optimizer",
-    "activations": "data",
-    "process": "bubble",
-}
+COLOURS = dict(zip(PARTS, ("backward", "forward", "optimizer", "data", "bubble"), strict=True))
 NAMES = {
     "optimizer": "optimizer state",
     "activations": "activations and temporary tensors",
@@ -31,7 +25,7 @@ def memory(report):
     """Peak memory of the rank that needs most, with what was predicted before the run."""
     panels, shown = [], [record for record in report.done if record.summary.peak_memory_bytes]
     for name, records in report.workloads().items():
-        known = [record for record in records if record in shown]
+        known = [record for record in records if record.summary.peak_memory_bytes]
         if known:
             site = known[0].site
             limit = site.gpu_memory_gb * 1e9 if site.device == "cuda" and site.gpu_memory_gb else None
@@ -45,7 +39,7 @@ def memory(report):
         "Memory of the rank that needed most, at its peak: what its part of the model holds, and what the process takes besides "
         "(libraries, data). A GPU's peak counts tensors alone. The tick is what was predicted before the run started.",
         tuple(panels),
-        tuple(Entry(NAMES.get(part, part), PARTS[part], box=True) for part in used),
+        tuple(Entry(NAMES.get(part, part), COLOURS[part], box=True) for part in used),
         of_runs(report, "Peak memory; an empty cell is not known", COLUMNS, report.done, _row),
     )
 
@@ -64,7 +58,7 @@ def _bar(report, record):
     else:
         drawn = tuple(
             (colour, parts[part], f"{record.name}: {NAMES.get(part, part)} {numbers.memory(parts[part])}")
-            for part, colour in PARTS.items()
+            for part, colour in COLOURS.items()
             if part in parts and (part != "process" or record.site.device == "cpu")
         )
     return Bar(record.name, drawn, text, strong=record.name == record.run.baseline, tick=foretold)

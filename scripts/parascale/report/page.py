@@ -27,8 +27,8 @@ MANY = 12  # runs from which on the page has a filter
 TABLES = ("summary.csv", "plan-against-actual.csv", "advice.csv", "checkpoints.csv")  # beside the page
 HOW_TO_READ = (
     "Only runs of the same work on the same machine are compared, each with its baseline: the run that its row names.",
-    "Speed-up and efficiency are of training alone; start-up and compilation stand apart. Efficiency counts every GPU held.",
-    "A range spans repeats, or blocks of steps of a run that was not repeated. Inside of it, no difference was measured.",
+    "Speed-up and efficiency are of training alone; start-up and warm-up stand apart. Efficiency counts every GPU held.",
+    "A range spans repeats, or blocks of steps of a run that was not repeated. A difference inside it counts as none.",
     "`same`: a short exact run gave the losses, gradient norms and weights of the baseline's. Never compare a `different` one.",
     "A price or memory is predicted before a run, and kept as it was. Core-hours are of the whole job unless they say otherwise.",
 )

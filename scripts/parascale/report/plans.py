@@ -9,6 +9,13 @@ from parascale.report.summary import of_runs
 from parascale.report.tables import Column, columns, make_table
 
 SHOWN = 8  # layouts of an advice
+# Basis of a prediction, as `Calibration.basis` has it, in words.
+BASES = {
+    "history": "finished runs alike",
+    "probe": "probes of its workload",
+    "fit": "other runs here",
+    "formula": "formulas alone",
+}
 COLUMNS = (
     *map(Column, ("workload", "site", "gpus")),
     *columns(layout="Layout", strategy="Strategy"),
@@ -64,7 +71,7 @@ def _plan_row(record, charge):
     plan, summary = record.prediction, record.summary
     charged, source = charge or (summary.core_hours, "record")
     became = {"seconds": summary.seconds, "memory_bytes": summary.peak_memory_bytes, "core_hours": charged}
-    row = {"basis": plan.get("basis"), "source": source}
+    row = {"basis": BASES.get(plan.get("basis"), plan.get("basis")), "source": source}
     for _, name, _, happened in COMPARED:
         expected, actual = plan.get(name), became[name]
         row |= {f"{name}_predicted": expected, f"{name}_{happened}": actual}
@@ -80,8 +87,14 @@ def advice_section(report):
         caption = (
             f"{advice.workload} on {advice.gpus} of {advice.site}: the best {len(rows[:SHOWN])} of {len(rows)} layouts"
         )
-        advised.append((advice, make_table(caption, COLUMNS, rows[:SHOWN])))
-    return Section("advice", "Which layout next", "advice.html", {"advised": advised}, "`advice.csv`, of every layout")
+        advised.append((advice, BASES.get(advice.basis, advice.basis), make_table(caption, COLUMNS, rows[:SHOWN])))
+    return Section(
+        "advice",
+        "Which layout next",
+        "advice.html",
+        {"advised": advised},
+        "`advice.csv`, of every layout",
+    )
 
 
 def advice_table(report):

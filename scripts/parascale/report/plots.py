@@ -91,22 +91,25 @@ def _shortened(name):
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration in a scaling plot: its GPUs, and the Spread of its value over its seeds."""
+    """A configuration in a scaling plot: its GPUs, and the Spread of its value over its seeds. One that is not ranked is hollow."""
 
     gpus: int
     spread: object
     colour: str
     note: str
+    ranked: bool = True
 
 
 def scaling_panel(title, words, across, upward, series, origin, percent=False):
     """Values against GPUs with the ideal line. series: (name, Points) of each line; origin: the baseline's, where lines begin.
 
-    Both axes are logarithmic for speed-ups; percentages stand on a linear axis from 0.
+    Both axes are logarithmic for speed-ups; percentages stand on a linear axis from 0. Points on as many GPUs stand side by side, so
+    that each range is seen.
     """
     height = max(270, (len(series) + 1) * LINE + 110)  # names stand below one another at the right
     others = [point for _, line in series for point in line]
     counts = sorted({point.gpus for point in (origin, *others)})
+    across_of = _side_by_side((origin, *others), math.log2(counts[-1] / counts[0]))
 
     def draw(axes):
         ideal = [1.0 if percent else gpus / origin.gpus for gpus in (counts[0], counts[-1])]
@@ -115,13 +118,17 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
             ordered = sorted(line, key=lambda point: point.gpus)
             if len(ordered) > 1 and len({point.gpus for point in ordered}) == len(ordered):
                 joined = [origin, *ordered] if origin.gpus < ordered[0].gpus else ordered
-                places = [point.gpus for point in joined], [point.spread.mean for point in joined]
+                places = [across_of[id(point)] for point in joined], [point.spread.mean for point in joined]
                 mark(axes.plot(*places, color=PALETTE[line[0].colour]), "line")
         for point in (*others, origin):
+            x, colour = across_of[id(point)], PALETTE[point.colour]
             if point.spread.high > point.spread.low:
-                axes.plot((point.gpus, point.gpus), (point.spread.low, point.spread.high), color=PALETTE["ink"])
-            mark(axes.plot(point.gpus, point.spread.mean, "o", color=PALETTE[point.colour]), "dot", point.note)
-        axes.set(xscale="log", xlim=(counts[0] * 0.93, counts[-1] * 1.07), title=upward)
+                axes.plot((x, x), (point.spread.low, point.spread.high), color=colour)
+            look = (
+                {"color": colour} if point.ranked else {"markerfacecolor": PALETTE["paper"], "markeredgecolor": colour}
+            )
+            mark(axes.plot(x, point.spread.mean, "o", **look), "dot", point.note)
+        axes.set(xscale="log", xlim=(min(across_of.values()) * 0.93, max(across_of.values()) * 1.07), title=upward)
         axes.set_xticks(counts, [f"{count:,}" for count in counts])
         axes.set_xlabel(f"{across} (logarithmic)")
         highest = max(*ideal, *(point.spread.high for point in (origin, *others)))
@@ -134,15 +141,27 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
             axes.set_ylim(lowest * 0.93, highest * 1.07)
             axes.yaxis.set_major_formatter("{x:g} ×")
         axes.minorticks_off()
-        _name_ends(axes, series, LINE / (height - 5 * LINE))
+        _name_ends(axes, series, across_of, LINE / (height - 5 * LINE))
 
     return Panel(title, f"{words}: {few([point.note for point in others])}.", height, draw)
 
 
-def _name_ends(axes, series, gap):
+def _side_by_side(points, octaves):
+    """id of each Point → where it stands over a logarithmic axis of so many octaves: at its GPUs, beside others that hold as many."""
+    alike = {}
+    for point in points:
+        alike.setdefault(point.gpus, []).append(point)
+    places = {}
+    for gpus, group in alike.items():
+        apart = min(0.04 * octaves, 0.5 / len(group))
+        places |= {id(point): gpus * 2 ** (apart * (n - (len(group) - 1) / 2)) for n, point in enumerate(group)}
+    return places
+
+
+def _name_ends(axes, series, across_of, gap):
     """Names of the series in the margin, moved apart by a part of its height, each led to its last point."""
     ends = [max(line, key=lambda point: point.gpus) for _, line in series]
-    places = [(end.gpus, end.spread.mean) for end in ends]
+    places = [(across_of[id(end)], end.spread.mean) for end in ends]
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = spread_apart([to_axes.transform(place)[1] for place in places], gap, 0, 1)
     for (name, line), place, y in zip(series, places, heights, strict=True):
@@ -189,9 +208,13 @@ def curves_panel(title, description, across, upward, lines, sizes=None):
         for line in lines:
             look = {"color": PALETTE[line.ink[0]], "linestyle": line.ink[1]}
             mark(axes.plot(*zip(*line.points, strict=True), **look), "line", line.note)
+        above = over_the_top(lines)
         for line in lines:
             for x, y, note in line.marked:
-                mark(axes.plot(x, y, "o", color=PALETTE[line.ink[0]]), "dot", note)
+                if y <= above:
+                    mark(axes.plot(x, y, "o", color=PALETTE[line.ink[0]]), "dot", note)
+        if not sizes:
+            _point_upwards(axes, lines, above)
         axes.set(xlabel=across, title=upward)
         if sizes:
             values = [y for line in lines for _, y in line.points]
@@ -205,6 +228,32 @@ def curves_panel(title, description, across, upward, lines, sizes=None):
             axes.xaxis.set_major_formatter("{x:,.10g}")
 
     return Panel(title, description, 300, draw)
+
+
+def over_the_top(lines):
+    """Value above which marked points are told in numbers: drawn, they would press the curves flat."""
+    values = [y for line in lines for _, y in line.points]
+    return max(values) + 0.5 * (max(values) - min(values))
+
+
+def _point_upwards(axes, lines, above):
+    """The values of marked points above the plot, at its upper edge, one below the other where they are near."""
+    width, written = max(x for line in lines for x, _ in line.points), []
+    for line in lines:
+        for x, y, _ in line.marked:
+            if y > above:
+                below = sum(abs(x - other) < 0.2 * width for other in written)
+                place = {
+                    "xycoords": axes.get_xaxis_transform(),
+                    "textcoords": "offset fontsize",
+                    "va": "top",
+                    "ha": "center",
+                }
+                mark(
+                    [axes.annotate(f"↑ {y:.3g}", (x, 1), (0, -1.2 * below), color=PALETTE[line.ink[0]], **place)],
+                    "halo",
+                )
+                written.append(x)
 
 
 def thinned(count, buckets, values):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from parascale.errors import few
 from parascale.report.attempts import attempts_table
 from parascale.report.machines import machines_text
 from parascale.report.section import Section
@@ -25,13 +26,23 @@ def provenance_section(report, attempts=True):
     apart = tuple(each for each in table.columns if each not in alike)
     values = {
         "shared": [(each.title, table.frame.iloc[0][each.name], table.frame.iloc[0].get(each.note)) for each in alike],
-        "table": replace(table, columns=apart) if len(apart) > 1 else None,
+        "table": _grouped(table, apart) if len(apart) > 1 else None,
         "attempts": attempts_table(known) if attempts else None,
         "mixed": _mixed(report),
         "left_out": report.left_out,
     }
     files = "`results/runs/<run>/run.json`; of unfinished runs `work/runs/<run>/`"
     return Section("provenance", "Where this comes from", "provenance.html", values, files)
+
+
+def _grouped(table, apart):
+    """A row for runs that differ in nothing. Rows of several runs have no colour, and stay whatever runs are chosen."""
+    rows, names = [], [each.name for each in apart if each.name != RUN.name]
+    beside = [note for each in apart for note in each.beside.values()]
+    for _, group in table.frame.groupby(names, sort=False, dropna=False):
+        runs = list(group["run"])
+        rows.append(group.iloc[0][[*names, *beside]].to_dict() | {"run": few(runs, 6), "every": ", ".join(runs)})
+    return make_table(table.caption, (replace(RUN, title="Runs", note="every"), *apart[1:]), rows, table.series)
 
 
 def _mixed(report):
@@ -42,11 +53,14 @@ def _mixed(report):
     return [name for name, found in digests.items() if len(found) > 1]
 
 
+def _joined(values):
+    """Each value once, in words; None without any."""
+    return ", ".join(dict.fromkeys(map(str, values or ()))) or None
+
+
 def _row(record):
     """What is known of a run's origin; each version is a fact of its own, so that only those differ that do."""
-    origin, listed = record.provenance, {}
-    for name in ("hosts", "job_ids"):
-        listed[name] = ", ".join(dict.fromkeys(map(str, origin[name] or ()))) or None
+    origin = record.provenance
     return {
         "run": record.name,
         "seed": record.run.seed,
@@ -56,7 +70,7 @@ def _row(record):
         "git_commit": origin["git_commit"],
         "site": record.site.title or record.site.name,
         "machine": machines_text(record) or None,
-        "hosts": listed["hosts"],
-        "jobs": listed["job_ids"],
+        "hosts": _joined(origin["hosts"]),
+        "jobs": _joined(origin["job_ids"]),
         **{f"version of {name}": version or None for name, version in (origin["versions"] or {}).items()},
     }

@@ -63,7 +63,7 @@ ITS_MODEL = (("dim", 128), ("heads", 4), ("layers", 4), ("hidden", 2048))
 OF_SUMMARIES = (("window", 512), ("summary_window", 150), ("gpu_batch", 4), ("epochs", 5))
 OF_IMAGES = (("image_size", 160), ("gpu_batch", 64), ("epochs", 7), ("label_smoothing", 0.0))
 AS_FASTAI = (
-    "half precision is fp16 there, the optimizer's means begin anew with the second cycle, and an epoch's last batch is left out "
+    "half precision is fp16 there, the optimizer's means are reset for the second cycle, and an epoch's last batch is left out "
     "where it is not full"
 )
 OF_LEADERBOARD = (("image_size", 192), ("whole_batch", 128), ("epochs", 5), ("label_smoothing", 0.1))

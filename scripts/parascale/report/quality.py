@@ -20,12 +20,12 @@ ACCURACIES = columns(
     test_top5="Test, top 5",
 )
 REASONS = {
-    "without_document": "without document",
-    "without_summary": "without summary",
-    "long_summary": "with too long a summary",
-    "long_document": "with too long a document",
-    "cut_documents": "cut to the window",
-    "bad_images": "that are no whole images",
+    "without_document": "without a document left out",
+    "without_summary": "without a summary left out",
+    "long_summary": "with too long a summary left out",
+    "long_document": "with too long a document left out",
+    "cut_documents": "documents cut to the window",
+    "bad_images": "that are not whole images left out",
 }
 
 
@@ -56,9 +56,12 @@ def _not_above_lead(found):
 
 
 def not_shown(report):
-    """(run, where it is no better than the lead words) of the summarisers whose samples would show nothing but that."""
-    below = [(record.name, _not_above_lead(record.summaries)) for record in report.done if record.summaries]
-    return [(name, numbers.listed(headings)) for name, headings in below if headings]
+    """(runs, where they are no better than the lead words) of the summarisers whose samples would show nothing but that."""
+    below = {}
+    for record in report.done:
+        if record.summaries and (headings := _not_above_lead(record.summaries)):
+            below.setdefault(numbers.listed(headings), []).append(record.name)
+    return [(names, headings) for headings, names in below.items()]
 
 
 def examples(report):

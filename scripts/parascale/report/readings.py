@@ -13,7 +13,8 @@ SCHEMA_VERSION = 1
 class Reading:
     """One way of reading one format, a row of the CSV. What is not known is None, never 0.
 
-    spread: range of the repeats over their median. bytes, inodes and the cost of writing are those of the whole format.
+    decoder: of images that were cropped and resized as for a training; None for encoded bytes. samples, cpu_seconds: of a pass, all
+    threads together. spread: range of the repeats over their median. bytes, inodes and the cost of writing are those of the whole format.
     """
 
     format: str
@@ -22,11 +23,13 @@ class Reading:
     io: str
     place: str
     workers: int
-    decode: bool
     samples_per_second: float
     spread: float
     inodes: int
     bytes: int
+    decoder: str | None = None
+    samples: int | None = None
+    cpu_seconds: float | None = None
     sample_bytes: float | None = None
     bytes_read_per_byte: float | None = None
     read_calls_per_sample: float | None = None
@@ -35,6 +38,11 @@ class Reading:
     peak_memory_bytes: int | None = None
     write_seconds: float | None = None
     write_cpu_seconds: float | None = None
+
+    @property
+    def a_core(self):
+        """Samples for a second of one core; None where that is not known."""
+        return self.samples / self.cpu_seconds if self.samples and self.cpu_seconds else None
 
 
 @dataclass(frozen=True)
@@ -57,11 +65,13 @@ class Readings:
         """Names of the formats, in the order in which they were measured."""
         return list(dict.fromkeys(row.format for row in self.rows))
 
-    def fastest(self, name, access, decode=False, cache="warm"):
+    def fastest(self, name, access, decoded=False, cache="warm"):
         """The fastest way of reading a format from its disk: a Reading, or None."""
-        wanted = ("disk", access, decode, cache)
+        wanted = (name, "disk", access, decoded, cache)
         found = [
-            row for row in self.rows if row.format == name and (row.place, row.access, row.decode, row.cache) == wanted
+            row
+            for row in self.rows
+            if (row.format, row.place, row.access, row.decoder is not None, row.cache) == wanted
         ]
         return max(found, key=lambda row: row.samples_per_second, default=None)
 

@@ -31,12 +31,12 @@ PARITY = (
     Column("first_step_outside", "First step outside", numbers.whole, text="outside"),
     Column("compared", "Compared over"),
 )
-# Start-up, compilation and training apart, and the core-hours with and without what is no training.
+# Start-up, warm-up and training apart, and the core-hours with and without what is no training.
 WALL = (
     Column("training_seconds", "Training", numbers.duration, below="range"),
     *columns(
         numbers.duration,
-        compilation_seconds="Compilation",
+        compilation_seconds="Warm-up",
         evaluation_seconds="Evaluation",
         saving_seconds="Saving",
         startup_seconds="Start-up",

@@ -28,6 +28,16 @@ class Curve:
     beside: dict = field(default_factory=dict)
 
 
+def of_mean_rank(phases, waited):
+    """Seconds by phase, which are rank 0's, with the pipeline wait of the mean rank: every figure then says what the table of bubbles
+    says. waited: that wait as a share of a step, or None where it is not known."""
+    total, own = sum(phases.values()), phases.get("bubble", 0.0)
+    if waited is None or own >= total:
+        return phases
+    scale = total * (1 - waited) / (total - own)
+    return {name: scale * seconds for name, seconds in phases.items()} | {"bubble": total * waited}
+
+
 def load_curve(path):
     """The Curve in a `steps.jsonl`. Lines without a finite loss carry no point, but their time counts."""
     steps, losses, seconds, evaluations = array("q"), array("d"), array("d"), []

@@ -68,12 +68,17 @@ def _without_warm_up(steps, numbers, attempts):
 def unranked(record):
     """Why a run is shown and not ranked, in words; empty for one whose time says what its layout does."""
     layout, wanted, there = record.run.layout, wanted_cores(record), _cores_there(record)
-    if record.site.device == "cpu" and wanted > there:
+    if wants_too_much(record):
         computing = f"{layout.world_size} processes" if wanted == layout.world_size else f"{wanted} threads"
         return f"{computing} on {there} cores"
     if taken := cores_taken(record):
-        return f"others took {taken:.1f} of its {wanted:,} cores"
+        return f"other programs took {taken:.1f} of its {wanted:,} cores"
     return ""
+
+
+def wants_too_much(record):
+    """Whether a run computes with more cores than its machines have."""
+    return record.site.device == "cpu" and wanted_cores(record) > _cores_there(record)
 
 
 def _cores_there(record):
@@ -84,20 +89,16 @@ def _cores_there(record):
 
 def wanted_cores(record):
     """Cores that a run computes with on CPUs, over all nodes."""
-    layout, site = record.run.layout, record.site
-    return layout.world_size * site.threads(site.processes_together(layout))
+    layout = record.run.layout
+    return layout.world_size * record.site.threads_of(layout)
 
 
 def cores_taken(record):
-    """Cores that others kept busy of those that a run computes with, where that is more than a trifle; None otherwise.
-
-    Processes that read data ahead belong to the run, and no sample tells them from others.
-    """
+    """Cores that others kept busy of those that a run computes with, where that is more than a trifle; None otherwise."""
     busy, site = record.summary and record.summary.other_cores_busy, record.site
     if busy is None or site.device != "cpu":
         return None
-    layout, wanted = record.run.layout, wanted_cores(record)
-    busy -= layout.world_size * getattr(record.run.workload.training, "workers", 0)
+    wanted = wanted_cores(record)
     free = _cores_there(record) - wanted
     taken = min(busy, busy - free)
     return taken if taken > SHARED * wanted else None

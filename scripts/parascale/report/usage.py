@@ -189,7 +189,7 @@ def rates(device, column):
     """How much a counter of a device rose a second, between any two samples.
 
     Left out is what is much shorter than the others, as the time before a run's last sample, for it says too little; and the
-    pause before another attempt, whose counters begin anew.
+    pause before another attempt, whose counters start again at 0.
     """
     usual = statistics.median(_gaps(device.times) or [0.0])
     samples = itertools.pairwise(zip(device.times, device.values[column], strict=True))

@@ -27,12 +27,11 @@ def core_hours(value):
 
 def training_core_hours(member):
     """Spread of the core-hours of training alone, or None."""
-    cores = member.first.cores
-    if not cores or member.time is None:
+    cores, time = member.first.cores, member.time
+    if not cores:
         return None
-    time = member.time
-    values = [tuple(each * cores / 3600 for each in time.values)]
-    return Spread(*values, *(each * cores / 3600 for each in (time.mean, time.low, time.high)))
+    hours = [each * cores / 3600 for each in (time.mean, time.low, time.high)]
+    return Spread(tuple(each * cores / 3600 for each in time.values), *hours)
 
 
 AIMS = (
@@ -79,7 +78,9 @@ class Winner:
         if not self.beats:
             return "the baseline; nothing is measurably better"
         also = (
-            f"; no difference measured to {numbers.listed(member.label for member in self.alike)}" if self.alike else ""
+            f"; no measurable difference from {numbers.listed(member.label for member in self.alike)}"
+            if self.alike
+            else ""
         )
         return f"{self.saving} less than {self.reference}{also}"
 
@@ -138,7 +139,7 @@ def _basis(experiment):
     else:
         said = ["Ranges span repeated runs."]
     others = [f"`{member.label}` ({member.unranked})" for member in experiment.members[1:] if member.unranked]
-    return (*said, f"Shown and not ranked: {numbers.listed(others)}.") if others else tuple(said)
+    return (*said, f"Shown but not ranked: {numbers.listed(others)}.") if others else tuple(said)
 
 
 def _apart(low, high):
@@ -167,7 +168,7 @@ def _time_sentence(experiment, winner):
     if not winner.beats:
         spread, member = winner.runner_up
         if member in winner.alike:
-            how = f"no difference measured to `{member.label}` on {member.extent} ({_ranged(spread)})"
+            how = f"no measurable difference from `{member.label}` on {member.extent} ({_ranged(spread)})"
         else:
             how = f"`{member.label}` on {member.extent} comes next with {_ranged(spread)}"
         return f"{what}, nothing beats the baseline `{winner.reference}` in time ({_ranged(winner.value)}); {how}."
@@ -193,18 +194,20 @@ def _ranged(spread):
 
 def _alike(winner):
     names = numbers.listed(f"`{member.label}`" for member in winner.alike)
-    return f"; no difference measured to {names}" if names else ""
+    return f"; no measurable difference from {names}" if names else ""
 
 
 def _cost_sentence(head, winners):
-    parts = []
+    parts, last = [], None
     for winner in winners:
         memory = winner.aim.key == "peak_memory_bytes"
         verb = "needs the least memory" if memory else "costs the fewest core-hours"
-        shown = f"{winner.shown} per {winner.best.first.gpu_word}" if memory else f"{_hours(winner)}"
+        shown = f"{winner.shown} per {winner.best.first.gpu_word}" if memory else _hours(winner)
         if winner.beats:
-            shown += f", {winner.saving} less than `{head.label}`"
-            parts.append(f"`{winner.best.label}` {verb} ({shown})")
+            shown = f"{shown}, {winner.saving} less than `{head.label}`" if memory else _hours(winner, head)
+            subject = "" if winner.best is last else f"`{winner.best.label}` "
+            parts.append(f"{subject}{verb} ({shown}{_alike(winner)})")
+            last = winner.best
         else:
             beaten = "needs less memory than" if memory else "costs fewer core-hours than"
             parts.append(f"nothing {beaten} `{head.label}` ({shown})")
@@ -213,8 +216,20 @@ def _cost_sentence(head, winners):
     return f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
 
 
-def _hours(winner):
-    """Core-hours of training, and with start-up."""
-    whole = winner.best.spread(lambda record: record.summary.core_hours)
-    more = f", {numbers.significant(whole.mean)} with start-up" if whole else ""
-    return f"{numbers.significant(winner.value.mean)} for training{more}"
+def _hours(winner, head=None):
+    """Core-hours of training, and with start-up; each beside those of `head`, which start-up may bring nearer or ahead."""
+
+    def said(value, reference, what):
+        shown = f"{numbers.significant(value)} {what}"
+        if head is None or not reference:
+            return shown
+        difference = numbers.percent(abs(1 - value / reference))
+        return f"{shown}, {difference} {'less' if value <= reference else 'more'} than `{head.label}`"
+
+    values = [said(winner.value.mean, winner.baseline.mean, "for training")]
+    whole, theirs = (
+        member and member.spread(lambda record: record.summary.core_hours) for member in (winner.best, head)
+    )
+    if whole:
+        values.append(said(whole.mean, theirs and theirs.mean, "with start-up"))
+    return "; ".join(values)

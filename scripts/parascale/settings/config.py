@@ -68,6 +68,13 @@ class Monitor:
         low=0.1,
         expert=True,
     )
+    wandb: Literal["none", "offline", "live"] = option(
+        "none",
+        "also write the values of TensorBoard's events for Weights & Biases (`pip install wandb`) while a run trains. `offline`: into the "
+        "run's folder, `wandb/`, which `wandb sync` sends; `live`: sent at once, where compute nodes reach the internet. A run "
+        "that is continued continues its curves; a failure ends them, but not the training",
+    )
+    wandb_project: str = option("parascale", "the project at Weights & Biases")
 
 
 @settings(RECIPE)

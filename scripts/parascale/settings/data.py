@@ -58,7 +58,7 @@ class Source:
     )
 
     def check(self, where, of_images=False):
-        """Raise ConfigError, beginning with `where`, for settings that nothing would make anything of."""
+        """Raise ConfigError, beginning with `where`, for settings that cannot work."""
         if self.content != "files":
             self._check_content(where, of_images)
         if not self.location:
@@ -146,7 +146,7 @@ class Text:
                 f"{where}: `data.text.{learned[0]}` is for a vocabulary that is learned, not for a pretrained one"
             )
         if self.prefix and not own:
-            raise ConfigError(f"{where}: `data.text.prefix` is for a pretrained model that was taught to begin with it")
+            raise ConfigError(f"{where}: `data.text.prefix` is for a pretrained model that was trained with it")
 
 
 @settings(CONDUCT)

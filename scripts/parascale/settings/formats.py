@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from parascale.settings.options import CONDUCT, RECIPE, Number, option, settings
 
-ImageFormat = Literal["files", "hdf5", "arrow", "parquet", "webdataset", "squashfs", "binary"]
+ImageFormat = Literal["files", "hdf5", "arrow", "parquet", "webdataset", "squashfs", "numpy", "binary"]
 TokenFormat = Literal["hdf5", "arrow", "parquet"]  # besides `flat`, which `prepare` makes and all others are made from
 ReadCalls = Literal["auto", "pread", "mmap"]
 IMAGE_FORMATS, TOKEN_FORMATS = get_args(ImageFormat), get_args(TokenFormat)
@@ -86,12 +86,15 @@ class Loaders:
         expert=True,
     )
     samples: int = option(20000, "most samples of a pass with a cold cache or with workers", low=1, expert=True)
-    seconds: Number = option(0.5, "seconds per pass; a pass from the cache repeats the data until then", above=0.0)
+    seconds: Number = option(
+        0.5,
+        "seconds per pass, longer where a thread decodes fewer than 5 batches in them; a pass from the cache repeats the data",
+        above=0.0,
+    )
     repeats: int = option(3, "number of passes; the table shows their median and spread", low=1, expert=True)
     workers: list[int] = option(
         [0, 2],
-        "worker processes of the DataLoader, measured with decoding; memory is each worker's private memory at the end of a "
-        "pass, not its peak",
+        "threads that decode, in the measurement from file to tensor",
     )
     cold: bool = option(True, "also measure after dropping the files from the page cache, if possible")
     shared_memory: bool = option(False, "also measure from a copy in `/dev/shm`")

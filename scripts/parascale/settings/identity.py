@@ -98,7 +98,7 @@ def continuation_of(run, site, code, data):
 
 def threads(run, site):
     """Cores that each process of a run computes with, where that is the site's matter; None on GPUs."""
-    return site.threads(site.processes_together(run.layout)) if site.device == "cpu" else None
+    return site.threads_of(run.layout) if site.device == "cpu" else None
 
 
 def speed_of(run):

@@ -6,7 +6,6 @@ from parascale.errors import ConfigError
 from parascale.settings.options import LAYOUT, option, settings
 
 Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"]
-SCHEDULES = get_args(Schedule)
 # Schedules in which a rank holds two stages; in the V-shaped one, rank r holds stages r and n-1-r.
 LOOPED_SCHEDULES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble")
 # What saves more memory, and takes more time, stands later.
@@ -86,12 +85,12 @@ class Layout:
     @property
     def stages(self):
         """Pipeline stages: one a pipeline rank, two in looped schedules."""
-        return self.pp * (2 if self.pp > 1 and self.pipeline_schedule in LOOPED_SCHEDULES else 1)
+        return self.pp * (2 if self.pipeline_schedule in LOOPED_SCHEDULES else 1)
 
     @property
     def splits_backward(self):
         """Whether a stage's backward pass is two: one for the gradient of its input, one for those of its weights."""
-        return self.pp > 1 and self.pipeline_schedule in ("InterleavedZeroBubble", "ZBVZeroBubble")
+        return self.pipeline_schedule in ("InterleavedZeroBubble", "ZBVZeroBubble")
 
     @property
     def bubble(self):
@@ -126,8 +125,8 @@ class Layout:
         for name, value in (("activation_checkpointing", "selective"), ("compile", True)):
             if self.splits_backward and getattr(self, name) == value:
                 raise ConfigError(
-                    f"schedule {self.schedule} goes backward in two passes, but with {name} = {str(value).lower()} what a block keeps is "
-                    "there for one; take another value, or another schedule"
+                    f"schedule {self.schedule} goes backward in two passes, but with {name} = {str(value).lower()} a block keeps its "
+                    "activations for only one; take another value, or another schedule"
                 )
 
     def strategy(self, average_every=None):

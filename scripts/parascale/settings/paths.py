@@ -50,6 +50,11 @@ class Paths:
         """What is not: runs, and the logs of their ranks."""
         return self.root / "work"
 
+    @property
+    def events(self):
+        """The ledger of workflows: the start and the end of each job."""
+        return self.results / "plan" / "events.jsonl"
+
     def raw(self, dataset):
         """What was downloaded."""
         return self.results / "data" / dataset / "raw"
@@ -63,7 +68,7 @@ class Paths:
         return self.data(run.workload.data.dataset, run.workload.data.format)
 
     def start_of(self, run):
-        """The checkpoint that a Run begins from, of another run; None where it begins anew."""
+        """The checkpoint that a Run begins from, of another run; None if it starts from scratch."""
         return self.run(run.init_from) / "checkpoint" if run.init_from else None
 
     def run(self, run):

@@ -102,7 +102,7 @@ class Pretrained:
         end = self.config.get("eos_token_id")
         if end not in numbers.values() or end == numbers[unknown]:
             raise DataError(
-                f"{self.folder / CONFIG}: `eos_token_id` = {end} is no entry of {TOKENIZER} that can end a text"
+                f"{self.folder / CONFIG}: `eos_token_id` = {end} is not an entry of {TOKENIZER} that can end a text"
             )
         return numbers[unknown], end
 

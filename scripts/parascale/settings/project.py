@@ -94,7 +94,7 @@ def load_project(values, files=(), bases=("config",)):
         run = strict.load(Run, {**row, "workload": find_workload(row["workload"])}, place)
         run = compiled_where_it_gains(run, site)
         if run.run in runs:
-            raise ConfigError(f"{place}: run `{run.run}` stands twice in the table")
+            raise ConfigError(f"{place}: run `{run.run}` appears twice in the table")
         try:
             run.check()
             site.check_run(run)
@@ -201,10 +201,13 @@ def run_from_dict(values):
 
 def compiled_where_it_gains(run, site):
     """`run` with `compile` true or false: where nobody said, as its family gains on the site's device."""
-    layout, known = run.layout, families.kinds().get(run.workload.model.kind)
+    layout = run.layout
     if layout.compile is not None:
         return run
-    gains = site.device == "cuda" and known is not None and known.compiled and not layout.splits_backward
+    gains = False
+    if site.device == "cuda" and not layout.splits_backward:
+        known = families.kinds().get(run.workload.model.kind)
+        gains = known is not None and known.compiled
     return dataclasses.replace(run, layout=dataclasses.replace(layout, compile=gains))
 
 
@@ -239,7 +242,7 @@ def _check_starts(runs, where):
                     f"{where}: run `{chain[-1]}`: init_from `{start}` is not in the table{strict.nearest(start, runs)}"
                 )
             if start in chain:
-                raise ConfigError(f"{where}: init_from goes in a circle: {' → '.join([*chain, start])}")
+                raise ConfigError(f"{where}: init_from is circular: {' → '.join([*chain, start])}")
             if runs[start].workload.model != runs[chain[-1]].workload.model:
                 raise ConfigError(f"{where}: run `{chain[-1]}`: init_from `{start}` trains another model")
             chain.append(start)

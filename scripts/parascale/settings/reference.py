@@ -37,7 +37,7 @@ def tables():
 
 
 def fill(page):
-    """`page` with each table between its markers made anew. Raises ConfigError where a table has no place or two."""
+    """`page` with each table between its markers rebuilt. Raises ConfigError where a table has no place or two."""
     made = tables()
     found = [name for _, name, _ in BLOCK.findall(page)]
     if sorted(found) != sorted(made):

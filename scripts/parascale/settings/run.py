@@ -165,7 +165,7 @@ class Run:
         if optim.schedule == "one_cycle" and optim.warmup_steps:
             raise ConfigError("optim.schedule: one_cycle rises by itself: leave out optim.warmup_steps")
         if optim.schedule != "one_cycle" and (optim.cycles or optim.swing):
-            raise ConfigError(f"optim.cycles and optim.swing are of the schedule one_cycle, not of {optim.schedule}")
+            raise ConfigError(f"optim.cycles and optim.swing need optim.schedule: one_cycle, not {optim.schedule}")
         if steps is not None and optim.warmup_steps >= steps:
             raise ConfigError(
                 f"optim.warmup_steps = {optim.warmup_steps} leaves none of training.steps = {steps} to train"
@@ -197,11 +197,11 @@ class Run:
         if self.average_every and every and every % self.average_every:
             raise ConfigError(
                 f"training.evaluate_every = {every} must be a multiple of average_every = {self.average_every}: "
-                "between averages there is no one model to evaluate"
+                "between averages there is no single model to evaluate"
             )
         if self.average_every and self.workload.model.counts_batches:
             raise ConfigError(
-                "average_every (local SGD) averages parameters, and batch norm's statistics are none: take model.norm: group"
+                "average_every (local SGD) averages parameters, but not batch norm's statistics: take model.norm: group"
             )
         if self.averaging != "all" and not self.average_every:
             raise ConfigError(
@@ -220,7 +220,7 @@ class Run:
             not only_ddp or layout.dp == 1 or self.average_every or self.engine != "native"
         ):
             raise ConfigError(
-                "compression is of DDP's gradients: it needs dp > 1, fsdp = tp = pp = 1 and engine native, no average_every"
+                "compression applies to DDP's gradients: it needs dp > 1, fsdp = tp = pp = 1 and engine native, no average_every"
             )
         if self.compression != "none" and self.precision == "fp16":
             raise ConfigError("compression would overflow with the scaled gradients of precision fp16; take bf16")

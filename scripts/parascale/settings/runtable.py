@@ -56,7 +56,7 @@ def _lines(path):
     for column in header:
         where = f"{path}, line {numbered[0][0]}"
         if header.count(column) > 1:
-            raise ConfigError(f"{where}: column `{column}` stands twice in the header")
+            raise ConfigError(f"{where}: column `{column}` appears twice in the header")
         if column not in COLUMNS:
             _refuse_other_separators(header, where)
             raise ConfigError(f"{where}: unknown column `{column}`{strict.nearest(column, COLUMNS)}")

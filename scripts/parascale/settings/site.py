@@ -174,6 +174,10 @@ class Site:
         """Processes of a run that share the cores of a machine."""
         return self.played(layout).processes_per_node
 
+    def threads_of(self, layout):
+        """Cores that each process of a run computes with."""
+        return self.threads(self.processes_together(layout))
+
     def crowding(self, processes):
         """Computing threads for each core where a machine has `processes` of a run; 1 where each has a core, or a GPU."""
         if self.device != "cpu":

@@ -101,7 +101,7 @@ def read_text(path, what):
 
 def nearest(word, allowed):
     """A sentence that names the nearest allowed word and all of them."""
-    allowed = [str(item).lower() if isinstance(item, bool) else str(item) for item in allowed]
+    allowed = [_written(item) for item in allowed]
     if not allowed:
         return ". There is none yet"
     meant = {item for item, words in MEANT.items() if word.lower() in words}
@@ -127,12 +127,8 @@ def _said(error, kind, values, where, prefix):
     if name == "missing":
         return f"{start}: `{key}` is missing ({declared(owner)[place[-1]].field.description})"
     if name == "literal_error" and not isinstance(given, str):
-        choices = _choices(hint)
-        wanted = (
-            "text"
-            if all(isinstance(word, str) for word in choices)
-            else nearest("", choices).removeprefix(". Allowed: ")
-        )
+        *words, last = map(_written, _choices(hint))
+        wanted = f"{', '.join(words)} or {last}" if words else last
         return f"{start}: `{key}` must be {wanted}, not {_shown(given)}"
     if name == "literal_error":
         return f"{start}: `{key}` = {_shown(given)} is not known{nearest(str(given), _choices(hint))}"
@@ -185,6 +181,11 @@ def _dotted(place):
     """`a.b[1].c` of a path of keys."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return text.removeprefix(".")
+
+
+def _written(word):
+    """An allowed value as a file has it."""
+    return str(word).lower() if isinstance(word, bool) else str(word)
 
 
 def _shown(value):

@@ -39,7 +39,7 @@ class Places:
 
 
 def read_yaml(path):
-    """The mapping in a YAML file. Raises ConfigError where it is none, or a key stands twice."""
+    """The mapping in a YAML file. Raises ConfigError where it is none, or a key appears twice."""
     return read_placed(path)[0]
 
 
@@ -63,7 +63,7 @@ def read_placed(path):
 def with_name(values, name, path):
     """`values` with the name that their file gives them."""
     if "name" in values:
-        raise ConfigError(f"{path}: leave out `name`: the file's own name is taken")
+        raise ConfigError(f"{path}: leave out `name`: the file's own name is used")
     return {**values, "name": name}
 
 
@@ -76,7 +76,7 @@ def extended(folder, path, seen):
     if not isinstance(base, str):
         raise ConfigError(f"{places.of(('extends',))}: `extends` must be the name of a workload, not {base!r}")
     if base in seen:
-        raise ConfigError(f"{places.of(('extends',))}: `extends` goes in a circle: {' → '.join([*seen, base])}")
+        raise ConfigError(f"{places.of(('extends',))}: `extends` is circular: {' → '.join([*seen, base])}")
     below, marks = extended(folder, named_file(folder, base, "workload"), [*seen, base])
     return merged(below, values), Places(path, marks.marks | places.marks)
 
@@ -133,13 +133,13 @@ def _relative(value, folder, of_class):
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error; plain YAML quietly takes the second."""
+    """YAML in which a key that appears twice is an error; plain YAML quietly takes the second."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key `{key.value}` stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"key `{key.value}` appears twice", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

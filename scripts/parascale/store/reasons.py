@@ -1,28 +1,30 @@
 """Why a training has to run: what changed since the one that results show, or that it is kept already."""
 
 import functools
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 
-from parascale.checkpoint.manifest import MANIFEST
+from parascale.checkpoint.manifest import step_of, whole_checkpoints
 from parascale.errors import ParascaleError, few
 from parascale.files import read_json
 from parascale.settings import Site, identity, run_from_dict, strict
 from parascale.settings.options import LAYOUT
+from parascale.store.folders import NEEDED, record_in
 from parascale.store.keys import data_known, key_of, modules_of_run
-from parascale.store.trainings import Store, record_in
+from parascale.store.trainings import Store
 
 
 @dataclass(frozen=True)
 class Reason:
     """Why a training runs, in words. kept: the store has it, so that it is only published. repeats: core-hours of the finished
-    training that it takes the place of. step: optimizer steps after which its state is saved, of one that continues."""
+    training that it takes the place of. step: optimizer steps after which its state is saved, of one that continues. shown: results
+    have it as it would be now, with the files that make a training whole."""
 
     words: str
     kept: bool = False
     repeats: float = 0.0
     step: int = 0
+    shown: bool = False
 
 
 KEPT = Reason("kept in the store: published in seconds", kept=True)
@@ -51,12 +53,15 @@ class Reasons:
         record, hours = self._finished(output)
         if unfinished := record_in(work):
             if not self._changes(unfinished, run, known, resharded=True):
-                return Reason("continues what was begun", repeats=hours, step=_saved_step(work))
+                saved = whole_checkpoints(work / "checkpoints")
+                return Reason("continues what was begun", repeats=hours, step=step_of(saved[0]) if saved else 0)
             record = record or unfinished
         if not record:
             return Reason("new")
-        missing = "a file of its result is missing" if ready else "what it reads is made anew"
-        return Reason(self._changes(record, run, known) or missing, repeats=hours)
+        changes = self._changes(record, run, known)
+        missing = "a file of its result is missing" if ready else "its input is rebuilt"
+        shown = ready and not changes and all((output / name).is_file() for name in NEEDED)
+        return Reason(changes or missing, repeats=hours, shown=shown)
 
     def _finished(self, output):
         """(record, core-hours) of the last finished training that was shown in a folder; ({}, 0.0) where there was none."""
@@ -95,9 +100,3 @@ class Reasons:
         if known is not None and record.get("data") not in (None, identity.digest_of(known)):
             words.append("its data")
         return ", ".join(filter(None, words))
-
-
-def _saved_step(work):
-    """The last step of a training under way whose state is whole in its folder; 0 without one."""
-    steps = (re.fullmatch(r"step-(\d+)", path.parent.name) for path in work.glob(f"checkpoints/step-*/{MANIFEST}"))
-    return max((int(step[1]) for step in steps if step), default=0)

@@ -5,7 +5,7 @@
 <key>.….partial/   one that is being put there, or goes       <key>.damaged/   one whose checksums were wrong
 <name>.….earlier/  a result of an earlier version of parascale, which recorded no key
 
-Snakemake empties a folder of results before it makes them anew. What lies here stays until it is freed, and a start that
+Snakemake empties a folder of results before it makes them again. What lies here stays until it is freed, and a start that
 finds its key here shows it instead of training again. Results are hard links to it, so that both take the room of one.
 """
 
@@ -16,17 +16,13 @@ import tempfile
 import time
 from collections import defaultdict
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
-from parascale.checkpoint.manifest import MANIFEST as CHECKPOINT
-from parascale.checkpoint.manifest import check_files, read_manifest
 from parascale.errors import CheckpointError, ConfigError, ParascaleError
 from parascale.files import (
     atomic_folder,
     atomic_path,
     full_disk_is_an_error,
-    link_or_copy,
     make_folder,
     read_json,
     sha256,
@@ -36,19 +32,25 @@ from parascale.files import (
     write_json,
 )
 from parascale.settings import identity, run_from_dict
+from parascale.store.folders import (
+    MANIFEST,
+    NEEDED,
+    TREES,
+    check_trees,
+    copy,
+    copy_tree,
+    described,
+    files_in,
+    record_in,
+)
 
-MANIFEST = "training.json"
-SCHEMA_VERSION = 1
-TREES = ("checkpoint", "best", "profile")  # what a training leaves besides single files
-READERS = 4  # files of a checkpoint that are read at once
 PARTIAL, DAMAGED, EARLIER = ".partial", ".damaged", ".earlier"
 ABANDONED_SECONDS = 86400.0  # a training is put into the store in minutes
 SHORT = 12  # digits of a key that people are shown
-NEEDED = ("run.json", "summary.json", f"checkpoint/{CHECKPOINT}")
 
 
 class StoreError(ParascaleError):
-    """A training in the store is damaged, or there is none of a key."""
+    """A training in the store is damaged, or a key has none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,14 +120,14 @@ class Store:
         with full_disk_is_an_error(self.folder / key), self._aside(key) as partial:
             partial.mkdir()
             yield partial
-            write_json(partial / MANIFEST, _described(partial, key, place))
+            write_json(partial / MANIFEST, described(partial, key, place))
             sync_tree(partial)
             if not self.finished(key):  # by another job, meanwhile
                 if (self.folder / key).exists():
                     self.set_aside(key, f"{self.folder / key / MANIFEST} is missing or damaged")
                 try:
                     partial.rename(self.folder / key)
-                except OSError:  # another job was just as far
+                except OSError:  # another job was faster
                     if not self.finished(key):
                         raise
             sync_path(self.folder)
@@ -141,10 +143,10 @@ class Store:
             shutil.rmtree(holder, ignore_errors=True)
 
     def adopt(self, shown):
-        """Keep a finished training that lies nowhere whole but in a folder of results; says whether there was one.
+        """Keep a finished training that is whole only in a folder of results; returns whether there was one.
 
-        Weights that it shows are looked at by their size alone: what is damaged in them is so in both, and is seen when they are
-        shown again. One without a key, of an earlier version, is never shown again, but kept until it is freed.
+        Of its weights only the sizes are checked: the store links the same files, and damage is found when they are shown again. One
+        without a key, of an earlier version, is never shown again, but kept until it is freed.
         """
         if not all((shown / name).is_file() for name in NEEDED):
             return False
@@ -158,12 +160,12 @@ class Store:
         except StoreError as error:
             self.set_aside(key, str(error))
         try:
-            _check_trees(shown, shown)
+            check_trees(shown, shown)
         except CheckpointError as error:
             print(f"store: {error}. This result is not kept", flush=True)
             return False
         with self.keeping(key, f"{shown.parent.name}/{shown.name}") as folder:
-            _copy(shown, folder)
+            copy(shown, folder)
         return True
 
     def _keep_earlier(self, shown):
@@ -172,7 +174,7 @@ class Store:
         if target.exists():
             return False
         with atomic_folder(target) as folder:
-            _copy(shown, folder)
+            copy(shown, folder)
         print(
             f"store: {shown} is of an earlier version of parascale, and has no key; it is kept as {target}", flush=True
         )
@@ -188,7 +190,7 @@ class Store:
                 path = kept.folder / name
                 if not path.is_file() or path.stat().st_size != entry["bytes"] or sha256(path) != entry["sha256"]:
                     raise StoreError(f"{path} is missing or damaged")
-            _check_trees(kept.folder, shown)
+            check_trees(kept.folder, shown)
         except CheckpointError as error:
             raise StoreError(str(error)) from None
 
@@ -212,10 +214,10 @@ class Store:
         for name in TREES:
             if (folder / name).is_dir():
                 with atomic_path(output / name) as partial:
-                    shutil.copytree(folder / name, partial, copy_function=link_or_copy)
+                    copy_tree(folder / name, partial)
             else:
                 shutil.rmtree(output / name, ignore_errors=True)
-        for path in _files(folder):
+        for path in files_in(folder):
             if path.name not in (MANIFEST, "run.json", "summary.json"):
                 with atomic_path(output / path.name) as partial:
                     shutil.copyfile(path, partial)
@@ -245,64 +247,6 @@ def shown_places(results):
     for path in sorted([*results.glob("runs/*/run.json"), *results.glob("parity/*/run.json")]):
         found[record_in(path.parent).get("key")].append(f"{path.parts[-3]}/{path.parts[-2]}")
     return dict(found)
-
-
-def record_in(folder):
-    """The `run.json` of a folder; empty where there is none, or it is not whole."""
-    try:
-        record = read_json(folder / "run.json")
-    except (FileNotFoundError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _described(folder, key, place):
-    """What the manifest of a training holds. A checkpoint's own manifest has the checksums of its other files."""
-    inside = _checkpoints(folder)
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    files = [path for path in paths if path.name == CHECKPOINT or not any(tree in path.parents for tree in inside)]
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "key": key,
-        "place": place,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "core_hours": read_json(folder / "summary.json")["core_hours"],
-        "bytes": tree_bytes(folder),
-        "files": {
-            str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files
-        },
-    }
-
-
-def _copy(shown, folder):
-    """Copy a result, its trees as links where the filesystem has them."""
-    for path in _files(shown):
-        shutil.copyfile(path, folder / path.name)
-    for name in filter(lambda name: (shown / name).is_dir(), TREES):
-        shutil.copytree(shown / name, folder / name, copy_function=link_or_copy)
-
-
-def _checkpoints(folder):
-    return [path.parent for path in folder.glob(f"*/{CHECKPOINT}")]
-
-
-def _check_trees(folder, shown=None):
-    """Raise CheckpointError unless the checkpoints in a folder are whole. Of files that are also those in `shown`, sizes are checked."""
-    for tree in _checkpoints(folder):
-        files = read_manifest(tree)["files"]
-        common = {name for name in files if shown and _are_one(tree / name, shown / tree.name / name)}
-        check_files(tree, files, READERS, common)
-
-
-def _are_one(path, other):
-    try:
-        return path.samefile(other)
-    except FileNotFoundError:
-        return False
-
-
-def _files(folder):
-    return [path for path in sorted(folder.iterdir()) if path.is_file()]
 
 
 def _settings(run, trained):

@@ -1,4 +1,4 @@
-"""Ways in which ranks that train apart come together: no other layouts of a training, but other algorithms.
+"""How ranks that train apart come together: these are other algorithms, not other layouts of one training.
 
 Each rank makes `average_every` steps with its own share of the batch; then
 
@@ -42,7 +42,7 @@ class Everyone:
             self.average(step // self.every - (step // self.evaluated if self.evaluated else 0))
 
     def average(self, turn):
-        """Come together for the turn-th time, from 1, of those when one model is not needed."""
+        """Come together for the turn-th time (from 1), not counting the times when all agree on one model."""
         self.agree()
 
     def agree(self):
@@ -106,7 +106,7 @@ class Server(Everyone):
         self._visit((turn - 1) % self.ranks)
 
     def agree(self):
-        """Everyone visits, and then takes the same home."""
+        """Everyone visits, and then all go on from the same parameters."""
         for visitor in range(self.ranks):
             self._visit(visitor)
         if self.rank == 0:

@@ -1,8 +1,8 @@
 """TensorBoard's event files, so that `tensorboard --logdir` shows runs, those under way too.
 
-Messages and records are those of the package tensorboard. Its EventFileWriter is not used: it names the file itself, begins it
-with the time of now, and writes from a thread. Only rank 0 writes, so it alone loads the package (0.1 s and 17 MB; torch's
-writer takes 2.7 s and 210 MB).
+Messages and records are those of the package tensorboard. Its EventFileWriter is not used: it names the file itself, begins it with the
+current time, and writes from a thread. Only rank 0 writes, so it alone loads the package (0.1 s and 17 MB; torch's
+writer takes 2.7 s and 210 MB). Weights & Biases gets the same values where the configuration asks for it (`wandb_run.py`).
 """
 
 import math
@@ -19,14 +19,18 @@ class Events:
 
     def __init__(self, folder):
         self.path = folder / NAME
-        self.handle = None
+        self.handle = self.wandb = None
 
-    def begin(self, started, steps, lines):
-        """Write the lines of the steps done so far anew, and stay open for those to come.
+    def begin(self, started, steps, lines, wandb=None):
+        """Write the steps done so far once more, and stay open for those to come.
 
-        started: seconds since 1970. steps: of the whole run; of a long one every so many are written, and all evaluations.
+        started: seconds since 1970. steps: of the whole run; a long run has at most POINTS steps written, and every evaluation.
+        wandb: the WandbRun that gets the same values, if any.
         """
-        self.now, self.every = started, math.ceil(steps / POINTS)
+        self.now = self.started = started
+        self.every, self.wandb = math.ceil(steps / POINTS), wandb
+        if wandb:
+            wandb.begin(started)
         with atomic_path(self.path) as partial, open(partial, "wb") as handle:
             _write(handle, wall_time=started, file_version="brain.Event:2")
             self._add(handle, lines)
@@ -37,16 +41,21 @@ class Events:
         self._add(self.handle, lines)
         self.handle.flush()
 
-    def close(self):
-        """No more steps in this attempt."""
+    def close(self, outcome, facts):
+        """No more steps in this attempt. outcome: finished, stopped or failed. facts: what the run came to."""
         self.handle.close()
+        if self.wandb:
+            self.wandb.end(outcome, facts)
 
     def _add(self, handle, lines):
         for line in lines:
             self.now += line["seconds"]["total"]
             if line["step"] % self.every == 0 or "validation_loss" in line:
-                values = [{"tag": tag, "simple_value": value} for tag, value in scalars(line)]
-                _write(handle, wall_time=self.now, step=line["step"], summary={"value": values})
+                values = dict(scalars(line))
+                tagged = [{"tag": tag, "simple_value": value} for tag, value in values.items()]
+                _write(handle, wall_time=self.now, step=line["step"], summary={"value": tagged})
+                if self.wandb:
+                    self.wandb.add(line["step"], values | {"training_seconds": self.now - self.started})
 
 
 def scalars(line):

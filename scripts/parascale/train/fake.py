@@ -1,8 +1,8 @@
 """The real training step on tensors without data: what one rank of any layout would hold, found on one process.
 
 `FakeTensorMode` gives tensors a shape but no memory, and the `fake` process group answers every collective at once, so
-that a rank of 512 with a model of billions of parameters runs on a laptop. Counted are live tensor storages, as this
-machine's kernels would leave them; the memory of libraries (CUDA context, NCCL) is not among them.
+that a rank of 512 with a model of billions of parameters runs on a laptop. It counts live tensor storages, as this machine's
+kernels would leave them, without the memory of libraries (CUDA context, NCCL).
 """
 
 import functools
@@ -26,13 +26,13 @@ from torch.utils._pytree import tree_leaves
 from parascale.evaluation.task import EmptySamples, empty_batch
 from parascale.families.build import build_model
 from parascale.parallel import ddp, make_mesh, parallelize, pipeline
-from parascale.parallel.precision import HALF
+from parascale.parallel.precision import number_type
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss, evaluate
 from parascale.train.optim import make_optimizers
 from parascale.train.step import Stepper
 
-STEPS = 2  # the optimizer's state exists from the end of the first step on: the second is like all others
+STEPS = 2  # the optimizer's state exists once the first step is done, so the second is like all others
 TIMEOUT_SECONDS = 60.0  # groups want one; nothing is ever sent
 
 
@@ -119,20 +119,16 @@ def measure(run, vocabulary, rank=0):
     with _processes(run.layout.world_size, rank), _stand_ins(storages):
         mesh = make_mesh(run.layout, torch.device("cpu"), TIMEOUT_SECONDS)  # reads rank numbers, so not under fake mode
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return _measure_steps(run, vocabulary, mesh, storages, fake=True)
+            return measure_steps(run, vocabulary, mesh, storages, shapes_known=True)
 
 
-def measure_with_data(run, vocabulary):
-    """The Measured memory of this process in the process group that it has joined, with real tensors: proves `measure`."""
-    storages = LiveStorages()
-    with patch.object(ShardingPropagator, "_fake_mode_lock", Uncounted(storages)):
-        mesh = make_mesh(run.layout, torch.device("cpu"), TIMEOUT_SECONDS)
-        return _measure_steps(run, vocabulary, mesh, storages, fake=False)
+def measure_steps(run, vocabulary, mesh, storages, shapes_known):
+    """The Measured memory of STEPS steps and an evaluation on this rank.
 
-
-def _measure_steps(run, vocabulary, mesh, storages, fake):
+    shapes_known: pipeline stages are told what they will receive, because their neighbours do not exist.
+    """
     with storages, storages.following_resizes():
-        stepper = _stepper(run, vocabulary, mesh, fake)
+        stepper = _stepper(run, vocabulary, mesh, shapes_known)
         batches = _batches(run)
         for _ in range(STEPS):
             storages.peak = storages.live
@@ -181,7 +177,7 @@ def _outside(function):
 class BucketsOfDDP(nn.Module):
     """Holds what DistributedDataParallel holds: its reducer is C++ that wants data, so it cannot run here itself.
 
-    Gradients live in buckets that stay allocated (`gradient_as_bucket_view`); each is made anew by the backward pass
+    Gradients live in buckets that stay allocated (`gradient_as_bucket_view`); each is made by the backward pass
     and then copied there.
     """
 
@@ -201,7 +197,7 @@ class BucketsOfDDP(nn.Module):
         return self.module(*inputs)
 
 
-def _stepper(run, vocabulary, mesh, fake):
+def _stepper(run, vocabulary, mesh, shapes_known):
     clock, loss = Clock(mesh.device), GlobalLoss(run.workload.training.label_smoothing)
 
     def build():
@@ -209,7 +205,7 @@ def _stepper(run, vocabulary, mesh, fake):
             return build_model(run.workload.model, vocabulary, *run.workload.sizes)
 
     model = parallelize(build, run, mesh, loss, clock, TIMEOUT_SECONDS)
-    if model.pipeline is not None and fake:
+    if model.pipeline is not None and shapes_known:
         _fix_shapes(model.pipeline, run)
     return DatalessStepper(run, model, make_optimizers(model, run.workload.optim), loss, clock)
 
@@ -219,7 +215,7 @@ def _fix_shapes(pipeline, run):
     layout, schedule = run.layout, pipeline.schedule
     samples, window = run.micro_batch, run.workload.training.window
     sequence = window // layout.tp if layout.tp > 1 and layout.sequence_parallel else window
-    kind = HALF.get(run.precision, torch.float64 if run.precision == "fp64" else torch.float32)
+    kind = number_type(run.precision)
     shape = sequence, run.workload.model.dim
     hidden = (torch.empty(samples, *shape, dtype=kind, device="meta", requires_grad=True),)
     tokens = (torch.empty(samples, window, dtype=torch.int64, device="meta"),)

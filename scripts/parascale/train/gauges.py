@@ -42,7 +42,7 @@ class Gpus:
         return self.library.nvmlDeviceGetHandleByUUID(name)
 
     def read(self):
-        """A mapping for each GPU; what its driver does not tell is left out."""
+        """A mapping for each GPU, without what its driver does not report."""
         for index, handle, rank in self.devices:
             yield {"kind": "gpu", "index": index, "rank": rank, **self._values(index, handle)}
 

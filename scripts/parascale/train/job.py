@@ -1,5 +1,6 @@
 """What a training process is told, put together from a project."""
 
+import dataclasses
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +8,14 @@ from pathlib import Path
 from parascale.errors import ParascaleError, TrainingError
 from parascale.lease import Lease
 from parascale.settings import Run, Site, identity
+from parascale.settings.config import Monitor
+from parascale.store.folders import record_in
 from parascale.store.keys import code_of_run, data_known
-from parascale.store.trainings import Store, StoreError, record_in
+from parascale.store.trainings import Store, StoreError
 
 
 class ChangedDataError(ParascaleError):
-    """The data of a training was made anew while it ran."""
+    """The data of a training was rebuilt while it ran."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Job:
     results: folder of all results, where a plan finds its calibration. store: folder of finished trainings by their keys.
     code_digest: of the code that decides a training's numbers. prediction: what the plan foretold, or None.
     start: checkpoint of the run that this one begins from (`init_from`), or None. allocation: what Slurm says of the job
-    that trains, or None. sample_seconds: interval of the samples of devices; None takes none.
+    that trains, or None. monitor: how it is watched; None: not at all.
     other_code: continue what other code has begun. known: what `data_known` gives when the job is made: the training's key is
     that of the data that it reads, whatever lies there later.
     """
@@ -40,7 +43,7 @@ class Job:
     prediction: dict | None = None
     start: Path | None = None
     allocation: dict | None = None
-    sample_seconds: float | None = None
+    monitor: Monitor | None = None
     other_code: bool = False
     known: list | None = None
 
@@ -60,19 +63,20 @@ class Job:
         return identity.key_of(self.run, self.site, self.code_digest, self.known_data)
 
     def check_data(self):
-        """Raise ChangedDataError where the data, or the checkpoint that the run starts from, is not that of the job's key any more."""
+        """Raise ChangedDataError where the data, or the checkpoint that the run starts from, is no longer that of the job's key."""
         with suppress(FileNotFoundError):
             if data_known(self.data, self.start) == self.known_data:
                 return
         raise ChangedDataError(
-            f"run {self.run.run}: what it was trained on ({', '.join(str(path) for path in (self.data, self.start) if path)}) has "
-            f"been made anew since it started. What it computed belongs to its former data, and is not shown; start it again"
+            f"run {self.run.run}: what it trains on ({', '.join(str(path) for path in (self.data, self.start) if path)}) was rebuilt "
+            "after it started. Its results belong to the old data, and are not shown; start it again"
         )
 
 
 def job_of(project, run, kind="run"):
     """The Job of a run of a project: of its table, or made from one. kind: `run`, `parity` or `probe`."""
     output, work = project.paths.places(kind)
+    monitor = project.config.monitor
     return Job(
         run=run,
         site=project.site,
@@ -84,15 +88,15 @@ def job_of(project, run, kind="run"):
         timeout_seconds=project.config.timeout_seconds,
         code_digest=code_of_run(run),
         start=project.paths.start_of(run),
-        sample_seconds=project.config.monitor.interval_seconds,
+        monitor=monitor if kind == "run" else dataclasses.replace(monitor, wandb="none"),
         other_code=project.config.continue_with_other_code,
     )
 
 
 def published(job):
-    """Publish the finished training of a job's key, if the store has one, and say so; whether that is all there is to do.
+    """Publish the finished training of a job's key, if the store has one, and say so; returns whether nothing is left to do.
 
-    For a start of the run, before its processes: needs no torch.
+    Called before the processes of a run start: needs no torch.
     """
     if not job.data.is_dir() or not show_kept(job):
         return False
@@ -105,9 +109,9 @@ def published(job):
 
 
 def show_kept(job):
-    """Show the finished training of a job's key, if the store has one, as the job's result; whether there was one.
+    """Show the finished training of a job's key as the job's result; returns whether the store has one.
 
-    One that is damaged is set aside, which is said.
+    A damaged one is set aside, and a line says so.
     """
     store, name = Store(job.store), job.run.run
     kept = store.finished(job.key)

@@ -1,7 +1,6 @@
 """The training loop, top to bottom: who am I, data, model, resume, steps, last evaluation, publish."""
 
 import gc
-import hashlib
 import math
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,7 +26,7 @@ from parascale.train.process import Watchdog, garbage_kept, listen_for_signals, 
 from parascale.train.record import Progress
 from parascale.train.stage import staged
 from parascale.train.state import RunState
-from parascale.train.step import Stepper
+from parascale.train.step import Stepper, torch_seed
 
 # All ranks collect garbage after the same steps: one that did so on its own would let the others wait.
 GARBAGE_STEPS = 50
@@ -71,7 +70,7 @@ def train(job, make_steps=None):
             stepper.scale = LossScale(state.saved.get("loss_scale"))
         stack.enter_context(_failure_noted(state))
         progress = stack.enter_context(Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit))
-        parts = read_batches(samples, _local_samples(sampler, first_step, steps, run, mesh), task.workers)
+        parts = read_batches(samples, _local_samples(sampler, first_step, steps, run, mesh), task.workers, device)
         feed = Feed(parts, training.accumulate, device)
         profile = profiler(job, mesh.rank == 0)
         model.train()
@@ -147,7 +146,7 @@ class Session:
     stop_requested: object  # function: whether this process was asked to stop
     first_step: int
     steps: int
-    unread: object = None  # function that gives the line of the step before, of which the numbers are not read yet
+    unread: object = None  # function that gives the line of the step before, whose numbers are not read yet
 
     @property
     def run(self):
@@ -161,9 +160,7 @@ class Session:
         set_rates(self.stepper.optimizers, self.lr(step), momentum(step, self.steps, optim))
         self.stepper.begin(step)
         if self.run.workload.model.dropout > 0:
-            # Models of others draw their own way: from seed, step and share of the samples, so that a resumed run draws the same.
-            key = f"{self.run.seed}/{step}/{self.mesh.data_rank}/{self.mesh.coordinate('pp')}"
-            torch.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1)
+            torch.manual_seed(torch_seed(self.run, step, self.mesh))
         if self.profiler is not None:
             self.profiler.begin_step(step)
 
@@ -184,7 +181,7 @@ class Session:
         return learning_rate(step, self.steps, self.run.peak_lr, self.run.workload.optim)
 
     def evaluate_due(self):
-        """Evaluate the step after which the checkpoint was saved that the run continues from, where that did not come to it."""
+        """Evaluate the step of the checkpoint that the run continues from, if the attempt before did not get to it."""
         saved = self.state.saved
         if saved.get("due"):
             step = saved["step"]
@@ -193,10 +190,10 @@ class Session:
     def end_step(self, step, result):
         """After a step has been started: record the one before, whose numbers are there by now, and do what is due after this one.
 
-        Where something is due (the end, a stop, an evaluation, a checkpoint) its own numbers are read at once. It is saved
-        before it is evaluated, so that what happens to a long evaluation costs no step. What recording
-        takes is time of the step under way; what evaluating and saving take stands beside the steps.
-        Raises DivergedError for a loss or norm that is no number, and Interrupted where the run is to stop.
+        If something is due (the end, a stop, an evaluation, a checkpoint), this step's own numbers are read at once. Saving comes
+        before evaluating, so that a long evaluation that is cut off costs no step. The time of recording belongs to the step under way;
+        that of evaluating and saving stands beside the steps.
+        Raises DivergedError for a loss or norm that is not finite, and Interrupted if the run is to stop.
         """
         training, last = self.run.workload.training, step == self.steps
         stop = result.stop and not last
@@ -232,7 +229,7 @@ class Session:
         if result.loss_scale is not None:
             skipped = not math.isfinite(norm)
             scaling = {"loss_scale": result.loss_scale, "skipped": skipped}
-            if skipped and result.loss_scale > 1:  # else it was no matter of the factor
+            if skipped and result.loss_scale > 1:  # else the factor was not the cause
                 del figures["gradient norm"]
                 norm = None
         _refuse_non_finite(self.run, f"step {step}", figures)
@@ -268,7 +265,7 @@ class Session:
     def means(self, split, title):
         """({`loss` and the task's metrics: mean over the targets}, number of targets) of a whole split, the same on every rank.
 
-        title: what an error calls this evaluation. Raises DivergedError where a figure is no number.
+        title: what an error calls this evaluation. Raises DivergedError if a figure is not finite.
         """
         self.watchdog.feed()
         run, mesh, task = self.run, self.mesh, self.task
@@ -283,7 +280,7 @@ class Session:
 
 
 def _refuse_non_finite(run, where, figures):
-    """Raise DivergedError where a figure is no number: nothing after it would mean anything."""
+    """Raise DivergedError if a figure is not finite: nothing after it would mean anything."""
     if not all(map(math.isfinite, figures.values())):
         said = ", ".join(f"{name} {value}" for name, value in figures.items())
         raise DivergedError(
@@ -309,7 +306,8 @@ def _local_samples(sampler, first_step, steps, run, mesh):
     """Yield the numbers of this rank's share of each step's samples, in `accumulate` parts."""
     for step in range(first_step, steps + 1):
         chosen = share(sampler.indices(step - 1), mesh.data_rank, run.layout.data_parallel)
-        yield from np.array_split(chosen, run.workload.training.accumulate)
+        parts = run.workload.training.accumulate
+        yield from np.array_split(chosen, parts) if parts > 1 else [chosen]
 
 
 def _is_multiple(step, every):

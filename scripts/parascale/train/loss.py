@@ -1,6 +1,6 @@
 """The loss of a step: the sum over all target tokens of all ranks and micro-batches, divided by their global count."""
 
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -26,17 +26,12 @@ class GlobalLoss:
         return summed_loss(outputs, labels, self.label_smoothing) / self.targets
 
 
-def loss_of(head):
-    """The function (outputs, labels, label smoothing) → summed loss of a model whose output layer `head` is left to it, if any."""
-    return summed_loss if head is None else head.summed_loss
-
-
 class LossScale:
     """The factor of the loss in fp16, where small gradients would become 0: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2.
 
-    Its numbers are those of `torch.amp.GradScaler`. A step whose gradient is no number somewhere changes no weight and halves the
-    factor; `GROWTH_STEPS` good ones in a row double it. What is asked is the norm of the whole gradient, one sum over all ranks:
-    they agree, whatever each of them holds.
+    Its numbers are those of `torch.amp.GradScaler`. A step whose gradient is not finite somewhere changes no weight and halves
+    the factor; `GROWTH_STEPS` good steps in a row double it. The norm of the whole gradient decides, one sum over all ranks, so that they
+    agree, whatever each of them holds.
     """
 
     FIRST, GROWTH_STEPS = 2.0**16, 2000
@@ -71,21 +66,18 @@ def all_reduce(values, mesh):
     return values
 
 
-@contextmanager
-def computation_context(run, model):
-    """What forward and backward of a rank run under: copies in half precision, where the run has them."""
-    with ExitStack() as stack:
-        if model.copies is not None:
-            stack.enter_context(model.copies.keep())
-        yield
+def computation_context(model):
+    """The context of a rank's forward and backward pass: copies in half precision, if the run has them."""
+    return nullcontext() if model.copies is None else model.copies.keep()
 
 
 def evaluate(run, model, samples, metrics=(), workers=0):
     """This rank's sums over its share of `samples`, as `split_sums` gives them, by a ParallelModel that trains afterwards."""
     mesh, ranks = model.mesh, run.layout.data_parallel
+    places = mesh.data_rank, ranks, run.evaluation_batch, mesh.device
+    loss = summed_loss if model.head is None else model.head.summed_loss
     model.train(False)
-    with computation_context(run, model):
-        places = mesh.data_rank, ranks, run.evaluation_batch, mesh.device
-        total = split_sums(model.outputs, samples, *places, metrics, workers, loss_of(model.head))
+    with computation_context(model):
+        total = split_sums(model.outputs, samples, *places, metrics, workers, loss)
     model.train()
     return total

@@ -1,4 +1,4 @@
-"""What a training really ran on, and what its memory was taken by: read on the nodes that compute, not quoted from a site's file."""
+"""What a training really ran on, and what took its memory: read on the nodes that compute, not copied from a site's file."""
 
 import platform
 from contextlib import suppress
@@ -8,6 +8,7 @@ import psutil
 import torch
 
 from parascale import slurm
+from parascale.parallel.tying import local
 
 GIB = 2**30
 
@@ -29,7 +30,7 @@ def read_machine(device):
 
 
 def distinct(machines):
-    """The machines of all ranks, each kind once, with the `hosts` that are of it."""
+    """The machines of all ranks, each kind once, with the `hosts` of that kind."""
     kinds = {}
     for machine in machines:
         facts = {name: value for name, value in machine.items() if name != "host"}
@@ -56,9 +57,9 @@ def _driver():
 
 
 class Memory:
-    """What a rank's memory is taken by: its part of the model as tensors, and the process besides.
+    """What takes a rank's memory: its part of the model as tensors, and the rest of the process.
 
-    Made when the model is there and has not computed yet: then all else in the process is libraries and data.
+    Made when the model is there and has not computed yet: then the rest of the process is libraries and data.
     """
 
     def __init__(self, parts, device):
@@ -90,10 +91,5 @@ def _states(optimizers):
 
 def _bytes(tensors):
     """Bytes of this rank's share of tensors, tied ones once; parts of one storage are tensors of their own."""
-    local = [tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
-    # Without data, as fake ones, they have no place.
-    own = {
-        tensor.data_ptr() if tensor.untyped_storage().data_ptr() else id(tensor): tensor.numel() * tensor.element_size()
-        for tensor in local
-    }
-    return sum(own.values())
+    own = ((tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.nbytes) for tensor in map(local, tensors))
+    return sum(size for _, _, size in set(own))

@@ -1,4 +1,4 @@
-"""The sampler beside a training: one a node, a thread of the node's first process.
+"""The sampler beside a training: one on each node, a thread of the node's first process.
 
 A thread dies with what it watches, sees the node from inside the job, and costs a millisecond of one core a sample, for parts of
 which it holds Python's lock. A process of its own would cost a start of Python for each attempt.
@@ -23,12 +23,12 @@ END_SECONDS = 10.0  # a driver that hangs must not keep a finished training
 
 @contextmanager
 def monitored(job, processes):
-    """Sample this node's devices while the body runs, into the job's work folder, every `job.sample_seconds`.
+    """Sample this node's devices while the body runs, into the job's work folder, every `monitor.interval_seconds`.
 
     processes: process id of each rank of the run. Only the first process of a node samples.
     """
     rank, local_rank, local_size = place()
-    if local_rank or job.sample_seconds is None:
+    if local_rank or job.monitor is None:
         yield
         return
     node = rank // local_size
@@ -36,7 +36,7 @@ def monitored(job, processes):
     gauges = [NodeGauges({rank: processes[rank] for rank in ranks})]
     if job.site.device == "cuda":
         gauges += _gpus(job.run.layout.gpus_per_node, ranks)
-    monitor = Monitor(job.work / f"device-{node:05d}.csv", node, gauges, job.sample_seconds)
+    monitor = Monitor(job.work / f"device-{node:05d}.csv", node, gauges, job.monitor.interval_seconds)
     monitor.start()
     try:
         yield
@@ -45,7 +45,7 @@ def monitored(job, processes):
 
 
 def _gpus(held, ranks):
-    """The gauge of this node's GPUs; none where NVML is not there, which is said."""
+    """The gauge of this node's GPUs; none, and a line that says so, if NVML is not there."""
     import pynvml  # only where there are GPUs: it costs time to load
 
     try:
@@ -99,7 +99,7 @@ class Monitor:
 
 
 def _written(value):
-    """Numbers with as many digits as they are good for."""
+    """Fractions with six significant digits: samples are no more exact."""
     return f"{value:.6g}" if isinstance(value, float) else value
 
 

@@ -5,12 +5,12 @@ from collections import defaultdict
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_
 
 from parascale.parallel.tying import local, sum_tied_gradients
 from parascale.settings.workload import Cycle
 
 SMALL = 4096  # elements whose squares are added up in single precision as well as in rows
+CLIP_MARGIN = 1e-6  # what torch's `clip_grads_with_norm_` adds to a norm that it divides by
 FALL = 1e-5  # the rate that a cycle falls to, relative to its highest
 
 
@@ -32,7 +32,7 @@ def _make_optimizer(part, optim):
 
 
 def learning_rate(step, steps, peak, optim):
-    """Learning rate of optimizer step `step` (from 1) of `steps`: linear warm-up, then constant or a cosine's half; or cycles.
+    """Learning rate of optimizer step `step` (from 1) of `steps`: linear warm-up, then constant or half a cosine; or cycles.
 
     Cycles: Smith 2018, arXiv:1803.09820, in the form and with the numbers of fastai's `fit_one_cycle`, whose first step has the
     rate that a cycle starts with, and none the last.
@@ -90,7 +90,7 @@ def _there_and_back(place, rise, first, middle, last):
 
 @torch.no_grad()
 def finish_gradients(model):
-    """After the backward pass: every gradient complete and laid out like its parameter."""
+    """After the backward pass of several ranks: every gradient complete and laid out like its parameter."""
     for _, parameter in model.named_parameters():
         gradient = parameter.grad
         # Norms on a split sequence get partial sums; they are added up here.
@@ -99,14 +99,15 @@ def finish_gradients(model):
     sum_tied_gradients(model.split_ties, model.ties_group)
 
 
-@torch.no_grad()
 def squared_norm(model):
-    """This rank's part of the square of the whole gradient's 2-norm, a float64 scalar tensor: the sum over ranks has each element of
-    all shards and stages once. Where ranks train apart (local SGD) it is that of this rank's own gradient.
+    """This rank's part of the square of the whole gradient's 2-norm, a float64 scalar tensor: summed over ranks, it counts each element
+    of all shards and stages once. If ranks train apart (local SGD), it is that of this rank's own gradient.
 
     Rows are added up in double precision: in single precision the sum over a large matrix is off by 1e-4, and differently
     so for every way of splitting it.
     """
+    if model.mesh.devices is None:
+        return _sum_of_squares(_gradients(model))
     # Of a parameter tied across stages one copy counts: the first, which stands on another rank where it is not here.
     copies = {id(second) for _, second in model.split_ties if second is not None}
     ranks_of_a_stage = 1 if model.ranks_differ else model.mesh.world_size // model.mesh.layout.pp
@@ -120,8 +121,12 @@ def squared_norm(model):
 
 def _sum_of_squares(tensors):
     # Norms of rows first: they are short enough for single precision, and converting every element would take far longer.
-    rows = [torch.linalg.vector_norm(tensor, dim=-1).flatten() for tensor in tensors if tensor.numel() > SMALL]
-    small = [tensor for tensor in tensors if tensor.numel() <= SMALL]
+    rows, small = [], []
+    for tensor in tensors:
+        if tensor.numel() > SMALL:
+            rows.append(torch.linalg.vector_norm(tensor, dim=-1).flatten())
+        else:
+            small.append(tensor)
     if small:
         rows.append(torch.stack(torch._foreach_norm(small)))
     return torch.cat(rows).double().square().sum()
@@ -136,15 +141,28 @@ def _shards(gradient):
     return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
 
-@torch.no_grad()
 def unscale(model, factor):
     """Divide all gradients by the factor of the loss."""
-    torch._foreach_div_([local(p.grad) for _, p in model.named_parameters() if p.grad is not None], factor)
+    torch._foreach_div_(_gradients(model), factor)
 
 
-@torch.no_grad()
 def clip(model, norm, limit):
     """Scale all gradients so that their whole norm is at most `limit`; None: leave them."""
-    if limit is not None:
-        parameters = [parameter for _, parameter in model.named_parameters()]
-        clip_grads_with_norm_(parameters, limit, norm.to(parameters[0].dtype))
+    gradients = _gradients(model)
+    if limit is not None and gradients:
+        factor = (limit / (norm.to(gradients[0].dtype) + CLIP_MARGIN)).clamp(max=1.0)
+        if not _at_hand(factor) or factor.item() != 1.0:  # else a pass over all gradients would change nothing
+            torch._foreach_mul_(gradients, factor)
+
+
+def _gradients(model):
+    """This rank's parts of all gradients."""
+    gradients = [p.grad for _, p in model.named_parameters() if p.grad is not None]
+    return gradients if model.mesh.devices is None else list(map(local, gradients))
+
+
+def _at_hand(number):
+    """Whether the host can read a number without waiting for a device."""
+    return (
+        number.device.type == "cpu" and type(number) is torch.Tensor
+    )  # a fake tensor is another type, and has no number

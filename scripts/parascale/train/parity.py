@@ -49,7 +49,10 @@ def not_comparable(run):
     if run.compression != "none":
         sent = {"fp16": "rounded to fp16", "powersgd": "as products of thin matrices (PowerSGD)"}[run.compression]
         return f"gradients are sent {sent}: ranks go on from others than those that they computed"
-    if run.workload.model.counts_batches and run.layout.data_parallel > 1 and not run.layout.sync_batch_norm:
+    model = run.workload.model
+    if model.dropout and model.dropout_masks == "per-rank":
+        return "attention's dropout masks are each rank's own (dropout_masks = per-rank): they fall differently in every layout"
+    if model.counts_batches and run.layout.data_parallel > 1 and not run.layout.sync_batch_norm:
         return "each rank has its own batch norm (sync_batch_norm = false): its samples see other statistics"
     return None
 
@@ -60,7 +63,6 @@ def compare(run, baseline, folder, baseline_folder, dropout=0.0, tolerance=None)
     dropout: of the run that the parity run stands for. Where a model's own falls differently in every layout, it is switched off
     for the comparison, and the verdict says so. tolerance: Tolerance; default: that of the precision, which is fp32 or fp64 then.
     """
-    expected = read_json_lines(Path(baseline_folder) / "steps.jsonl")
     tolerance = tolerance or TOLERANCES[run.precision]
     verdict = {
         "schema_version": SCHEMA_VERSION,
@@ -72,7 +74,7 @@ def compare(run, baseline, folder, baseline_folder, dropout=0.0, tolerance=None)
     }
     if run.run == baseline.run:
         return verdict | _figures("baseline", "the run that others are compared with")
-    steps = read_json_lines(Path(folder) / "steps.jsonl")
+    steps, expected = (read_json_lines(Path(place) / "steps.jsonl") for place in (folder, baseline_folder))
     if len(steps) != len(expected):
         raise ParityError(f"{run.run} and {baseline.run} made {len(steps)} and {len(expected)} steps; run both again")
     losses = [abs(line["loss"] - other["loss"]) for line, other in zip(steps, expected, strict=True)]

@@ -15,8 +15,8 @@ import torch
 from parascale.errors import Interrupted
 
 GRACE = 1.5  # a collective's own timeout names the operation, so it may come first
-SLACK = 0.1  # part of the time that may be spent before a feeding counts: each starts a thread, which a step would feel
-MOVED_BYTES = 16 << 20  # of a state on its way between two looks: more than samples of devices and logs are
+SLACK = 0.1  # part of the time in which another feeding does nothing: each one starts a thread, which would slow a step
+MOVED_BYTES = 16 << 20  # moved between two looks: only a state is so large; samples of devices and logs are smaller
 # The environment that torchrun and our launcher set; one process in all needs none of it.
 PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
 
@@ -49,7 +49,7 @@ class Watchdog:
         self.follower = threading.Thread(target=self._follow_bytes, name="watchdog", daemon=True)
 
     def feed(self):
-        """All is well: start waiting anew."""
+        """All is well: start waiting again."""
         now = time.monotonic()
         if now - self.fed > SLACK * self.seconds:
             self.fed = now
@@ -83,7 +83,7 @@ def _moved_bytes():
 
 @contextmanager
 def garbage_kept():
-    """While the body runs, Python collects no cyclic garbage unless it is told to, and then looks at none of what is there now."""
+    """While the body runs, Python collects cyclic garbage only when it is told to, and then skips what is there now."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,8 +1,8 @@
-"""What this machine's processors do in 10 to 30 seconds: matrix products, starts of operations, and messages.
+"""What this machine's processors do in 10 to 30 seconds: matrix products, passes over memory, starts of operations, and messages.
 
 Each figure is the best of many short passes, which a neighbour on the machine disturbs least. One process computes alone; then two
-tell each other a number over gloo. Passes over memory, and large collectives, are not among them: they differed by 1.7 and 2.5 from one
-measurement of a busy machine to the next.
+tell each other a number over gloo. Large collectives are not among them: from one measurement of a busy machine to the
+next they differed by a factor of 2.5.
 """
 
 import math
@@ -14,13 +14,14 @@ from torch import distributed as dist
 from torch import multiprocessing
 
 ROWS, INNER, OUTPUTS = 512, 128, 512  # a product of a small Transformer's
+ELEMENTS = 2**24  # of a sum of arrays: three have 200 MB, beyond the caches
 RANKS = 2  # that talk
 PASS_SECONDS = 2e-3
 
 
-def measure(seconds=6.0):
-    """{what: figure} of this machine; that of messages where it has two cores."""
-    context, each = multiprocessing.get_context("spawn"), seconds / 3
+def measure(seconds=8.0):
+    """{what: figure} of this machine; of messages only if it has two cores."""
+    context, each = multiprocessing.get_context("spawn"), seconds / 4
     with context.Pool(1) as pool:
         found = pool.apply(_alone, (each,))
     if (os.cpu_count() or 1) < RANKS:
@@ -34,9 +35,12 @@ def _alone(seconds):
     torch.set_num_threads(1)
     one, other = torch.randn(ROWS, INNER), torch.randn(INNER, OUTPUTS)
     few, sum_ = torch.ones(16, requires_grad=True), torch.ones(16)
+    many, more, sums = torch.ones(3, ELEMENTS)
     product = _best(lambda: one @ other, seconds)
+    passed = _best(lambda: torch.add(many, more, out=sums), seconds)
     return {
         "gigaflops": 2e-9 * ROWS * INNER * OUTPUTS / product,
+        "gigabytes_per_second": 1e-9 * 3 * many.nbytes / passed,
         "kernel_microseconds": 1e6 * _best(lambda: few + sum_, seconds),
     }
 
@@ -56,7 +60,7 @@ def _together(rank, port, seconds):
 def _least(seconds, rank):
     """Seconds of an all-reduce of one number: the best of those that fit into so many seconds.
 
-    The first rank says when to stop: the ranks call equally often, and a clock of their own would part them.
+    The first rank says when to stop: the ranks must call equally often, and by their own clocks they would not.
     """
     best, end, number, more = math.inf, time.perf_counter() + seconds, torch.ones(1), torch.ones(1)
     while more.item():

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 import psutil
 from tqdm import tqdm
@@ -20,7 +21,7 @@ from parascale.train.events import Events
 
 SCHEMA_VERSION = 1
 LOG_SECONDS = 10.0
-WRITE_SECONDS = 0.25  # lines of steps that follow each other faster are written together
+WRITE_SECONDS = 0.5  # lines of steps that follow each other faster are written together
 
 
 class Recorder:
@@ -40,7 +41,7 @@ class Recorder:
         self.first_step = None
         self.last_step = None
 
-    def begin(self, first_step, hosts, died_at, saved=None, allocation=None, steps=1):
+    def begin(self, first_step, hosts, died_at, saved=None, allocation=None, steps=1, wandb=None):
         """Start an attempt that continues with optimizer step `first_step`.
 
         Lines of steps that were done after the last checkpoint are dropped: those steps are done again.
@@ -48,6 +49,7 @@ class Recorder:
         after saving; whether its evaluation is `due`, whose line comes with it; and, as `recorded`, what `kept` gave.
         died_at: when the attempt before, if it left no end, gave its last sign (seconds since the epoch).
         allocation: what Slurm says of the job, as `slurm.allocation` has it. steps: of the whole run.
+        wandb: the WandbRun that gets the events too, if any.
         """
         saved = saved or {}
         due, last_line, recorded = saved.get("due", False), saved.get("line"), saved.get("recorded", {})
@@ -72,7 +74,7 @@ class Recorder:
             }
         )
         _write_lines(self.attempts_path, self.attempts)
-        self.events.begin(self.attempts[0]["started"], steps, lines)
+        self.events.begin(self.attempts[0]["started"], steps, lines, wandb)
 
     def add_step(self, line):
         """Append one step's line, so that a watcher soon sees it."""
@@ -97,8 +99,8 @@ class Recorder:
         self._write()
         os.fsync(self.handle.fileno())
 
-    def end(self, outcome):
-        """Close the attempt: outcome is finished, stopped or failed."""
+    def end(self, outcome, facts=MappingProxyType({})):
+        """Close the attempt: outcome is finished, stopped or failed. facts: what the run came to."""
         if self.handle is None:
             return
         self.sync()
@@ -108,7 +110,7 @@ class Recorder:
         if lost := self.known_steps - len(self.steps()):
             self.attempts[-1]["lost_lines"] = lost
         _write_lines(self.attempts_path, self.attempts)
-        self.events.close()
+        self.events.close(outcome, facts)
 
     def steps(self):
         """All whole lines of steps, each step once: where a disk was full, a line may have been written a second time."""

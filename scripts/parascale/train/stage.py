@@ -1,4 +1,4 @@
-"""Reading a dataset from the memory of each node (`data.stage: ram`), where opening and reading cost nothing."""
+"""Reading a dataset from the memory of each node (`data.stage: ram`), where opening and reading cost next to nothing."""
 
 import hashlib
 import os

@@ -20,18 +20,20 @@ import torch.distributed as dist
 
 from parascale import provenance
 from parascale.checkpoint import store
-from parascale.checkpoint.manifest import read_manifest
+from parascale.checkpoint.manifest import read_manifest, step_folder, whole_checkpoints
 from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import link_or_copy, write_json
 from parascale.settings import identity
+from parascale.store.folders import copy_tree
 from parascale.store.keys import modules_of_run
 from parascale.store.trainings import Store
-from parascale.train import monitor
+from parascale.train import monitor, wandb_run
 from parascale.train.machine import Memory, distinct, read_machine
 from parascale.train.process import peak_memory
 from parascale.train.record import SCHEMA_VERSION, Recorder, summarise
 from parascale.train.take_over import continuation_of, take_over
+from parascale.train.wandb_run import WandbRun
 
 
 class RunState:
@@ -80,7 +82,8 @@ class RunState:
             allocation = dict(self.job.allocation or {})
             if self.continued_code:
                 allocation["continued_code"] = self.continued_code
-            self.record.begin(first_step, list(dict.fromkeys(self.hosts)), died_at, self.saved, allocation, steps)
+            hosts = list(dict.fromkeys(self.hosts))
+            self.record.begin(first_step, hosts, died_at, self.saved, allocation, steps, self._wandb())
             if first_step > 1:
                 print(f"{self.job.run.run}: continues with step {first_step} of {steps}", flush=True)
         return first_step
@@ -120,6 +123,24 @@ class RunState:
             "prediction": self.job.prediction,
         }
 
+    def _wandb(self):
+        """The run at Weights & Biases, where the configuration asks for one."""
+        # Curves of an earlier attempt: this one makes them again, or none.
+        shutil.rmtree(self.job.work / wandb_run.FOLDER, ignore_errors=True)
+        watched = self.job.monitor
+        if watched is None or watched.wandb == "none":
+            return None
+        name = self.job.run.run
+
+        def failed(reason):
+            print(
+                f"{name}: no more curves for Weights & Biases: {reason}. The training goes on, and `parascale export wandb --run {name}` "
+                "makes them from its record",
+                flush=True,
+            )
+
+        return WandbRun(self.job.work, watched.wandb, watched.wandb_project, self._description(), failed)
+
     def _count_parameters(self):
         """Parameters of the whole model, tied ones once."""
         held = sum(p.numel() for part in self.model.parts for p in part.parameters())
@@ -131,7 +152,7 @@ class RunState:
 
     def _resume(self, steps):
         """Load the newest checkpoint that is whole, or the one of another run to start from; returns its step, else None."""
-        for folder in on_lead(self.mesh, lambda: store.whole_checkpoints(self.job.work / "checkpoints")):
+        for folder in on_lead(self.mesh, lambda: whole_checkpoints(self.job.work / "checkpoints")):
             try:
                 # Before the model changes: without the best weights that it names, nobody could go on from a checkpoint.
                 facts = on_lead(self.mesh, partial(read_manifest, folder))["facts"]
@@ -158,7 +179,7 @@ class RunState:
 
     def _best(self, step):
         """The folder of the weights after `step`, which had the best validation loss of all until then."""
-        return store.step_folder(self.job.work / "best", step)
+        return step_folder(self.job.work / "best", step)
 
     # --- on the way
 
@@ -219,13 +240,13 @@ class RunState:
         facts = copy.deepcopy(facts)
 
         def drop_old():
-            kept = store.whole_checkpoints(self.job.work / "checkpoints")
+            kept = whole_checkpoints(self.job.work / "checkpoints")
             keep = self.job.run.workload.training.keep
             named = {self._best(best) for best in (facts["evaluation"]["best_step"], *_best_steps(kept[:keep])) if best}
-            for old in (*kept[keep:], *set(store.whole_checkpoints(self.job.work / "best")) - named):
+            for old in (*kept[keep:], *set(whole_checkpoints(self.job.work / "best")) - named):
                 shutil.rmtree(old)
 
-        self.saver.save(store.step_folder(self.job.work / kind, step), self.model, optimizers, facts, drop_old)
+        self.saver.save(step_folder(self.job.work / kind, step), self.model, optimizers, facts, drop_old)
 
     # --- end
 
@@ -245,7 +266,7 @@ class RunState:
     def publish(self):
         """Keep the finished run as a whole under its key, drop the work, then show it as a result.
 
-        Raises ChangedDataError instead of showing what was trained on data that has been made anew since.
+        Raises ChangedDataError instead of showing what was trained on data that has been rebuilt since.
         """
         self.saver.wait()
         waited = torch.tensor(self.waiting_seconds, dtype=torch.float64, device=self.mesh.device)
@@ -258,23 +279,29 @@ class RunState:
         bubble = (waited[0] / waited[1]).item() if self.model.pipeline is not None else None
         peak, parts = max(taken, key=lambda rank: rank[0])
         facts = {"parameters": self.parameters, "peak_memory_bytes": peak, "memory": parts, "bubble_measured": bubble}
-        self.record.end("finished")
+        facts = self.facts | facts
+        self.record.end("finished", facts)
         kept, output, key = Store(self.job.store), self.job.output, self.job.key
         with kept.keeping(key, f"{output.parent.name}/{output.name}") as folder:
-            self._fill(folder, self.facts | facts)
+            self._fill(folder, facts)
         self.lease.give_up()
         self.job.check_data()
         kept.show(key, output, self.job.run)
 
     def _fill(self, folder, facts):
         """Put all that is kept of the finished run into a folder. Checkpoints are links, since they are large."""
-        checkpoints = {"checkpoint": store.whole_checkpoints(self.job.work / "checkpoints")[0]}
+        checkpoints = {"checkpoint": whole_checkpoints(self.job.work / "checkpoints")[0]}
         if (best := self.facts["best_step"]) is not None:
             checkpoints["best"] = self._best(best)
         for name, checkpoint in checkpoints.items():
             shutil.copytree(checkpoint, folder / name, copy_function=link_or_copy)
-        if (profile := self.job.work / "profile").is_dir():
-            shutil.copytree(profile, folder / "profile")
+        if (made := self.job.work / "profile").is_dir():
+            shutil.copytree(made, folder / "profile")
+        if (made := self.job.work / wandb_run.FOLDER).is_dir():
+            try:
+                copy_tree(made, folder / wandb_run.FOLDER, shutil.copy2)
+            except OSError:  # a package that did not come to its end may still write: no reason to fail
+                shutil.rmtree(folder / wandb_run.FOLDER, ignore_errors=True)
         for path in (self.record.steps_path, self.record.events.path):
             shutil.copyfile(path, folder / path.name)
         attempts = self.record.attempts

@@ -1,5 +1,6 @@
 """One optimizer step of a ParallelModel: share of the samples in, new weights out."""
 
+import hashlib
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class StepResult:
 
     figures: norm of the whole gradient, mean loss, and number of targets of all ranks that it is the mean of.
     stop, save: whether any process wants to stop, or a checkpoint saved, after this step.
-    loss_scale: the factor that the loss had, in fp16; there a step whose norm is no number is skipped.
+    loss_scale: the factor that the loss had, in fp16; there a step whose norm is not finite is skipped.
     """
 
     figures: Figures
@@ -64,13 +65,24 @@ def make_draws(run, model):
     return draws
 
 
+def torch_seed(run, step, mesh):
+    """The seed of what torch's attention and a user's model draw in a step: each rank has its own, a resumed run the same.
+
+    Ranks of a tp group differ only in attention's own masks: a user's model may drop what they all hold.
+    """
+    apart = run.workload.model.dropout_masks == "per-rank"
+    place = mesh.coordinate("pp") + run.layout.pp * (mesh.coordinate("tp") if apart else 0)
+    key = f"{run.seed}/{step}/{mesh.data_rank}/{place}"
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
+
+
 class Stepper:
     """Runs optimizer steps. Reads top to bottom: count, compute, complete the gradient, clip, update, report."""
 
     def __init__(self, run, model, optimizers, loss, clock):
         self.run, self.model, self.optimizers, self.loss, self.clock = run, model, optimizers, loss, clock
         self.mesh = model.mesh
-        self.computation = partial(computation_context, run, model)
+        self.computation = partial(computation_context, model)
         self.draws = make_draws(run, model)
         self.averager = make_averager(run, model)
         self.number = 0
@@ -93,7 +105,8 @@ class Stepper:
         self.loss.targets = targets if factor is None else targets / factor
         local_loss = self._forward_backward(batches)
         with self.clock.phase("communication"):
-            finish_gradients(self.model)
+            if self.mesh.devices is not None:
+                finish_gradients(self.model)
             figures = self.report(local_loss, targets)
         with self.clock.phase("optimizer"):
             if factor is None or self._unscaled(factor, figures[0]):
@@ -119,7 +132,7 @@ class Stepper:
             return local if self.run.average_every else agreed[0], Figures(agreed[1:])
 
     def _unscaled(self, factor, norm):
-        """Divide the gradient by the factor of the loss, unless it is no number: then the step is to be skipped. The host waits."""
+        """Divide the gradient by the factor of the loss, unless its norm is not finite: then the step is skipped. The host waits."""
         finite = math.isfinite(norm.item())
         if finite:
             unscale(self.model, factor)
@@ -128,9 +141,9 @@ class Stepper:
 
     @staticmethod
     def result(figures, agreed, stop, save, loss_scale=None):
-        """The StepResult of what `report` and `agree` returned and of what this process wants, when all of the step is started.
+        """The StepResult from what `report` and `agree` returned and what this process wants, once the whole step is started.
 
-        That is the one time that the host waits: a GPU comes to the agreement long before it is done with the step.
+        Only here does the host wait: a GPU reaches the agreement long before it is done with the step.
         """
         figures = Figures(figures)
         wishes = (stop, save) if agreed is None else (number > 0 for number in agreed.read())
@@ -167,8 +180,11 @@ class Stepper:
 
         Ranks that train apart keep a norm of their own.
         """
-        ranks = self.mesh.layout.data_parallel if self.run.average_every else 1
-        values = torch.stack([squared_norm(self.model), local_loss * self.reports / ranks, targets.double()])
+        if not self.reports:
+            local_loss = torch.zeros_like(local_loss)
+        if self.run.average_every:
+            local_loss = local_loss / self.mesh.layout.data_parallel
+        values = torch.stack([squared_norm(self.model), local_loss, targets.double()])
         # Every rank knows the global count, unless ranks train apart.
         all_reduce(values[1:] if self.run.average_every else values[:2], self.mesh)
         values[0].sqrt_()

@@ -2,8 +2,7 @@
 
 from contextlib import suppress
 
-from parascale.checkpoint import store
-from parascale.checkpoint.manifest import read_manifest
+from parascale.checkpoint.manifest import read_manifest, whole_checkpoints
 from parascale.errors import CheckpointError, DamagedError
 from parascale.files import make_folder, read_json
 from parascale.lease import Lease
@@ -13,7 +12,7 @@ from parascale.train.job import show_kept
 
 
 def take_over(job):
-    """Hold the lease of the work folder; what was begun with other settings or code steps aside, and comes back with them.
+    """Hold the lease of the work folder; what was begun with other settings or code is set aside until those come back.
 
     Returns the lease; when the holder before, if it died, gave its last sign; what `run.json` says of what was begun, None where
     the training is finished, and shown; the digest of the other code that began it, where that is to be continued.
@@ -66,7 +65,7 @@ def _begun(work):
         return read_json(work / "run.json")
     except (FileNotFoundError, DamagedError) as error:
         reason = "run.json is missing" if isinstance(error, FileNotFoundError) else str(error)
-    folders = store.whole_checkpoints(work / "checkpoints")
+    folders = whole_checkpoints(work / "checkpoints")
     for folder in folders:
         with suppress(CheckpointError, KeyError):
             continuation = read_manifest(folder)["facts"]["continuation"]
@@ -74,7 +73,7 @@ def _begun(work):
             return {"continuation": continuation}
     if folders:
         raise CheckpointError(
-            f"{work}: {reason}, and no whole checkpoint tells with which settings it was begun. To begin anew, remove this folder"
+            f"{work}: {reason}, and no whole checkpoint tells with which settings it was begun. To start over, remove this folder"
         )
     return {}
 

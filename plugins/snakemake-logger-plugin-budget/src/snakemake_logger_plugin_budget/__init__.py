@@ -35,7 +35,7 @@ class LogHandlerSettings(LogHandlerSettingsBase):
 
 
 @dataclass(frozen=True)
-class Job:
+class Allocation:
     """What a job holds while it runs. gpus: on all nodes. expected, worst: hours, or None."""
 
     rule: str
@@ -84,7 +84,7 @@ def _key(wildcards):
 
 
 def described(rule, wildcards, resources, threads, cores_per_node=None, times=None):
-    """The Job of a rule; a resource that is known only when its input is there counts as not given."""
+    """The Allocation of a rule; a resource that is known only when its input is there counts as not given."""
 
     def number(*names, default):
         found = (resources.get(name) for name in names)
@@ -95,7 +95,7 @@ def described(rule, wildcards, resources, threads, cores_per_node=None, times=No
     gpus = int(typed[1]) if typed else number("gpus_per_node", "gpu", default=0)
     asked = number("tasks", default=nodes) * number("cpus_per_task", default=threads)
     minutes = number("runtime", default=None)
-    return Job(
+    return Allocation(
         rule=rule,
         nodes=nodes,
         cores=nodes * cores_per_node if cores_per_node else asked if nodes else 0,

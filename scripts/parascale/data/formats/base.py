@@ -1,7 +1,7 @@
 """What the formats share: a writer of one shard, and readers that a training can use.
 
-A reader opens its files lazily in each process, so it may be handed to workers by fork or by spawn; it holds arrays on
-mapped memory and no Python object per sample; `reader[i]` reads the bytes of sample `i` and no others.
+A reader opens its files at the first read, and threads share it; it holds arrays on mapped memory and no Python object per
+sample; `reader[i]` reads the bytes of sample `i` and no others.
 """
 
 import mmap
@@ -137,7 +137,7 @@ class Reader:
         self._length, self._offset, self._shard = (
             memoryview(self.samples[key]) for key in ("length", "offset", "shard")
         )
-        self._process = None  # the process whose files are open
+        self._is_open = False
 
     def __len__(self):
         return len(self.samples)
@@ -169,20 +169,20 @@ class Reader:
             yield self[i]
 
     def close(self):
-        """Let go of what is open in this process; the next read opens it again."""
-        if self._process == os.getpid():
+        """Let go of what is open; the next read opens it again."""
+        if self._is_open:
             self._release()
-        self._process = None
+        self._is_open = False
 
     def paths(self):
         """The files of the shards."""
         return [self.folder / shard["file"] for shard in self._facts]
 
     def require_open(self):
-        """Open the files in this process; what was inherited through a fork is left to the parent."""
-        if self._process != os.getpid():
+        """Open the files, unless they are; before several threads read."""
+        if not self._is_open:
             self._acquire()
-            self._process = os.getpid()
+            self._is_open = True
 
     def _require_same(self, i, data):
         if len(data) != self._length[i] or xxhash.xxh3_64_intdigest(data) != self.samples["checksum"].item(i):
@@ -194,23 +194,16 @@ class Reader:
         row = self.samples[i]
         return f"{self.folder / self._facts[row['shard']]['file']}: sample {i:,} (number {row['source']:,} of the source, byte {row['offset']:,})"
 
-    def __getstate__(self):
-        return {"folder": self.folder, "split": self.split, "io": self.io, "check": self.check}
-
-    def __setstate__(self, state):
-        self.__init__(**state)
-
 
 class ByteReader(Reader):
-    """Samples that lie as they are, in shards: read by `pread`, or copied from mapped memory.
-
-    Files and maps that a fork inherited serve as well as its own, since `pread` moves no position that they would share.
+    """Samples that lie as they are, in shards: read by `pread`, which moves no position that threads would share, or copied from
+    mapped memory.
     """
 
     MERGES = True
 
     def __getitem__(self, i):
-        if self._process is None:
+        if not self._is_open:
             self.require_open()
         length, offset = self._length[i], self._offset[i]
         if self._maps:

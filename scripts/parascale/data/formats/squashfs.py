@@ -111,9 +111,9 @@ class Mount:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            preexec_fn=die_with_parent,  # a worker that is killed must not leave its mount behind
+            preexec_fn=die_with_parent,  # a process that is killed must not leave its mount behind
         )
-        # Runs at the end of a worker process too, where `atexit` does not.
+        # Runs at the end of a child of `multiprocessing` too, where `atexit` does not.
         self.close = util.Finalize(self, _unmount, (self._process, self.folder), exitpriority=10)
         self._wait(archive)
 

@@ -14,7 +14,7 @@ from parascale.files import require_space, tree_bytes
 REMOTE = {"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "cifs", "smb3", "9p", "pvfs2", "orangefs", "panfs", "afs"}
 SHARED_MEMORY = Path("/dev/shm")
 TRIES = 3
-MAPPED_SHARE = 0.5  # of the memory, that a mapped set may have
+MAPPED_SHARE = 0.5  # share of the memory that a mapped set may take
 
 
 def filesystem(path):

@@ -19,8 +19,8 @@ ATTEMPTS = 5  # consecutive failures without a byte of progress before a server 
 def download(source, output, attempts=ATTEMPTS, force=False):
     """Make the raw folder `output` from a source, unless it is already there and whole. Returns a Raw.
 
-    source: parascale.settings.Source. attempts: how often a server is asked again before it is given up. force: start anew.
-    Raises ConfigError for settings that cannot be meant, DownloadError where a server cannot be reached or refuses,
+    source: parascale.settings.Source. attempts: how often a server is asked again before it is given up. force: start over.
+    Raises ConfigError for settings that make no sense, DownloadError where a server cannot be reached or refuses,
     DataError for files that are missing or damaged, RequirementError for a full disk. Then `output` is left as it was.
     """
     source.check("the source")

@@ -51,7 +51,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 def fetch(source, output, attempts=None):
     """Make the folder `output`: one Parquet file a split with the columns of the corpus, and the manifest."""
     if source.name not in CORPORA:
-        raise ConfigError(f"`data.source.name` = `{source.name}` is no builtin corpus. There are: {offers()}")
+        raise ConfigError(f"`data.source.name` = `{source.name}` is not a builtin corpus. There are: {offers()}")
     with atomic_folder(output) as folder:
         entries = {}
         for split, columns in CORPORA[source.name]().items():

@@ -82,7 +82,7 @@ def _ask(api, source, attempts):
                 source.name, revision=source.revision, files_metadata=True, timeout=ANSWER_TIMEOUT_SECONDS
             )
         except errors.HFValidationError as error:
-            raise ConfigError(f"`data.source.name` = `{source.name}` is no data set's id: {error}") from None
+            raise ConfigError(f"`data.source.name` = `{source.name}` is not the id of a data set: {error}") from None
         except errors.GatedRepoError:
             raise DownloadError(f"{page}: access is refused. {REFUSED_HELP}") from None
         except errors.RevisionNotFoundError:

@@ -64,7 +64,7 @@ def records(path, columns, first=0, last=None, required=False):
                 raise DataError(f"{path}, {word} {number:,}: `{name}` holds no text but {value!r:.100}")
             if value and SURROGATE.search(value):
                 raise DataError(
-                    f"{path}, {word} {number:,}: `{name}` holds half of a UTF-16 pair, which is no character"
+                    f"{path}, {word} {number:,}: `{name}` holds half of a UTF-16 pair, which is not a character"
                 )
         yield values
 
@@ -112,7 +112,7 @@ def _json_rows(path, columns, required):
             raise DataError(f"{path}, line {number}: not valid JSON ({error})") from None
         if not isinstance(row, dict):
             wanted = " and ".join(f"`{name}`" for name in columns)
-            raise DataError(f"{path}, line {number}: it is no mapping with {wanted}")
+            raise DataError(f"{path}, line {number}: it is not a mapping with {wanted}")
         if required:
             _require(f"{path}, line {number}", row, columns, "text")
         yield number, tuple(map(row.get, columns))

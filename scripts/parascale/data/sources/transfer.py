@@ -63,7 +63,7 @@ def fetch_file(address, target, attempts, digest=None, size=None, headers=None):
         part.unlink()
         if last:
             raise DownloadError(
-                f"{address}: {problem}. The server has another file than the one meant, or it was damaged on its way."
+                f"{address}: {problem}. The server has another file than the one you named, or it was damaged on the way."
             )
 
 

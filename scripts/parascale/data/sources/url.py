@@ -91,7 +91,9 @@ def checked_urls(urls):
                 f"`{where}.sha256` = `{entry.get('sha256')}` must be the 64 hex digits that `sha256sum` prints for the file at {address}"
             )
         if entry.get("split") is not None and entry["split"] not in SPLITS:
-            raise ConfigError(f"`{where}.split` = `{entry['split']}` is no split{nearest(str(entry['split']), SPLITS)}")
+            raise ConfigError(
+                f"`{where}.split` = `{entry['split']}` is not a split{nearest(str(entry['split']), SPLITS)}"
+            )
         if entry.get("split") and is_archive(file_name(address)):
             raise ConfigError(
                 f"`{where}.split`: {address} is an archive; say with `data.source.files` which of its files make a split"

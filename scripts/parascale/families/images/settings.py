@@ -23,7 +23,7 @@ class XResNet(Model):
         return self.norm == "batch"
 
     def check_sizes(self, run):
-        """Raise ConfigError for sizes that no network has, and for recomputation, which batch norm does not stand."""
+        """Raise ConfigError for sizes that no network has, and for recomputation, which batch norm does not allow."""
         if not self.depths or min(self.depths) < 1:
             raise ConfigError(f"model.depths = {self.depths} must be a block or more for each stage")
         if self.dim % 2:

@@ -15,7 +15,7 @@ INDEX_BYTES = 8  # max pooling keeps where each maximum stood
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution without bias and its norm. places: height × width of its output. follows: whether a ReLU does."""
+    """A convolution without bias and its norm. places: height × width of its output. follows: whether a ReLU follows."""
 
     outputs: int
     inputs: int
@@ -75,7 +75,7 @@ class ImageSizes(Sizes):
         self.ends_flops = 2 * sum(each.weights * each.places for each in self.stem) + 2 * self.head
 
     def block_operations(self, batch, fused):
-        """Of the mean block: its products one after the other count in full, divided by the number of blocks."""
+        """Operations of the mean block: products of all blocks, one after the other, over the number of blocks."""
         convolutions = [each for block in self.blocks for each in block]
         # As `parallel.recompute` has it: the shortcut comes first, every second product is kept, but not the last, and its norm asks
         # for that again.
@@ -83,7 +83,7 @@ class ImageSizes(Sizes):
         return self._operations(convolutions, again, batch, fused, self.layers)
 
     def ends_operations(self, batch, fused):
-        """Of the stem and the head."""
+        """Operations of the stem and the head."""
         return self._operations(self.stem, [False] * len(self.stem), batch, fused, 1)
 
     def _operations(self, convolutions, again, batch, fused, blocks):
@@ -100,7 +100,7 @@ class ImageSizes(Sizes):
         )
 
     def block_bytes(self, batch):
-        """Of the mean block."""
+        """Bytes that the mean block keeps."""
         return self._mean(sum(each.kept for each in block) for block in self.blocks) * batch.samples * batch.compute
 
     def boundary_bytes(self, batch):
@@ -108,11 +108,11 @@ class ImageSizes(Sizes):
         return self._mean(block[2].kept for block in self.blocks) * batch.samples * batch.compute
 
     def working_bytes(self, batch):
-        """Of the largest result, and of what it came from."""
+        """Gradients of the largest result and of its input."""
         return 2 * batch.samples * max(each.results for each in self.blocks[-1]) * batch.compute
 
     def forward_bytes(self, batch):
-        """What goes into the block with the largest result, its shortcut, and what its last convolution and norm give."""
+        """The input of the block with the largest result, its shortcut, and the results of its last convolution and norm."""
         largest = max(each.results for block in (self.stem, *self.blocks) for each in block)
         return 4 * batch.samples * largest * batch.compute
 
@@ -122,7 +122,7 @@ class ImageSizes(Sizes):
         return batch.samples * (kept * batch.compute + self.pooled * INDEX_BYTES)
 
     def logits_bytes(self, batch, loss_parallel):
-        """Of each image."""
+        """Logits of each image."""
         return batch.samples * self.classes * max(4, batch.compute)
 
     def last_bytes(self, batch):

@@ -31,10 +31,10 @@ class Attention(nn.Module):
         self.causal = causal
         # Places of two sequences have no distance, so nothing is rotated across them.
         self.rotary = settings.position == "rotary" and not across
-        self.dropout = Dropout(settings.dropout)
+        self.dropout, self.same_masks = Dropout(settings.dropout), settings.dropout_masks == "same"
         kv_width = (settings.kv_heads or settings.heads) * self.head_width
         self.q = nn.Linear(settings.dim, settings.dim, bias=settings.bias)
-        # Without rotation a bias of the keys adds the same to all scores of a query, which softmax takes away again: it
+        # Without rotation a bias of the keys adds the same to all scores of a query, which softmax cancels: it
         # would get no gradient but rounding noise, and Adam would blow that up differently in every layout.
         self.k = nn.Linear(settings.dim, kv_width, bias=settings.bias and self.rotary)
         self.v = nn.Linear(settings.dim, kv_width, bias=settings.bias)
@@ -48,17 +48,18 @@ class Attention(nn.Module):
         if self.rotary:
             q_BHTE, k_BHSE = _rotate(q_BHTE), _rotate(k_BHSE)
         mask_B11S = None if mask_BS is None else mask_BS[:, None, None, :]
-        if self.dropout.active:
+        probability = self.dropout.p if self.dropout.active else 0.0
+        if probability and self.same_masks:
             mixed_BHTE = self._mixed_with_dropout(q_BHTE, k_BHSE, v_BHSE, mask_B11S)
         else:
             grouped = q_BHTE.shape[1] != k_BHSE.shape[1]
             mixed_BHTE = F.scaled_dot_product_attention(
-                q_BHTE, k_BHSE, v_BHSE, mask_B11S, is_causal=self.causal, enable_gqa=grouped
+                q_BHTE, k_BHSE, v_BHSE, mask_B11S, probability, is_causal=self.causal, enable_gqa=grouped
             )
         return self.o(mixed_BHTE.transpose(1, 2).flatten(2))
 
     def _mixed_with_dropout(self, q_BHTE, k_BHSE, v_BHSE, mask_B11S):
-        """Attention whose weights are there: torch's fused kernels draw masks of their own, which no other layout could repeat."""
+        """Attention with explicit weights: torch's fused kernels draw masks of their own, which no other layout can repeat."""
         k_BHSE, v_BHSE = (x.repeat_interleave(q_BHTE.shape[1] // x.shape[1], dim=1) for x in (k_BHSE, v_BHSE))
         scores_BHTS = (q_BHTE / math.sqrt(self.head_width)) @ k_BHSE.mT
         if self.causal:

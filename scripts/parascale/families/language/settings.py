@@ -18,9 +18,15 @@ class Transformer(Model):
     hidden: int | None = option(None, "width of the feed-forward layer; default: 4 × `dim`", low=1)
     dropout: Number = option(
         0.0,
-        "dropout probability; masks are the same in every layout, attention is not fused in training",
+        "dropout probability",
         low=0.0,
         high=0.99,
+    )
+    dropout_masks: Literal["same", "per-rank"] = option(
+        "same",
+        "`same`: dropout's masks are the same in every layout, for which attention is not fused in training; `per-rank`: each rank draws "
+        "those of attention within torch's kernels, fused on GPUs, and layouts cannot be compared",
+        before="same",
     )
     tied: bool = option(False, "input embedding and output layer share one matrix")
     norm: Literal["layer", "rms"] = option("layer", "`layer`: LayerNorm; `rms`: RMSNorm")

@@ -3,7 +3,7 @@
 What the forward pass keeps is counted tensor by tensor as in Korthikanti et al. 2022, "Reducing Activation Recomputation in
 Large Transformer Models", arXiv:2205.05198, section 4, but for what PyTorch's operators keep here: flash attention keeps no
 scores (its section 4.1, selective recomputation), there are no masks without dropout, and widths of grouped-query and gated
-layers count. With dropout attention is not fused, on no device: its weights are kept, and every place is computed, causal or not.
+layers count. With dropout attention is explicit (`is_explicit`): its weights are kept, and every place is computed, causal or not.
 """
 
 from dataclasses import dataclass
@@ -84,14 +84,30 @@ def norm_elements(model):
     return model.dim * (2 if model.norm == "layer" and model.bias else 1)
 
 
+def is_explicit(model, batch):
+    """Whether attention in training is not fused: masks that every layout repeats no kernel draws, and on CPUs none draws any."""
+    return model.dropout > 0 and (model.dropout_masks == "same" or batch.device == "cpu")
+
+
+def weight_bytes(model, batch):
+    """(bytes of an explicit attention weight, its mask, and what that leaves of it; gradients and more beside them in a backward pass).
+
+    With masks of ranks it is torch's own on CPUs, which computes in fp32 and hands on four gradients.
+    """
+    if model.dropout_masks == "same":
+        return 2 * batch.compute + 1, max(batch.compute, 7 - batch.compute)
+    exact = max(4, batch.compute)
+    return 2 * exact + 1, 4 * exact
+
+
 def attention_bytes(model, batch, tokens, sources, places):
     """Kept by an attention of `tokens` to `places` each, of `sources` in all: queries, keys, values, result and statistics.
 
-    With dropout each query's head has keys of its own, and there are weights, their mask, and what it leaves of them.
+    Explicit, each query's head has keys of its own, and there are weights, their mask, and what it leaves of them.
     """
     heads, keys, statistics = tokens * model.heads // batch.tp, kv_width(model), STATISTIC_BYTES
-    if model.dropout:
-        keys, statistics = model.dim, places * (batch.compute + 1 + batch.compute)
+    if is_explicit(model, batch):
+        keys, statistics = model.dim, places * weight_bytes(model, batch)[0]
     return 2 * (tokens * model.dim + sources * keys) // batch.tp * batch.compute + heads * statistics
 
 
@@ -100,7 +116,7 @@ def selective_bytes(matrices, model, batch, tokens, stream):
     its statistics, and of the sum over ranks."""
     kept = tokens * sum(matrix.outputs for matrix in matrices if matrix.columns and not matrix.again)
     statistics = 0
-    if not model.dropout:
+    if not is_explicit(model, batch):
         kept, statistics = kept + tokens * model.dim, tokens * model.heads // batch.tp * STATISTIC_BYTES
     summed = stream * model.dim if batch.tp > 1 else 0
     return (kept // batch.tp + summed) * batch.compute + statistics
@@ -109,7 +125,7 @@ def selective_bytes(matrices, model, batch, tokens, stream):
 def attention_operations(model, batch, tokens, places, causal, fused):
     """Operations of an attention of `tokens` to `places` each, between its projections."""
     rows, width = tokens * model.heads / batch.tp, model.dim // model.heads
-    if not model.dropout:
+    if not is_explicit(model, batch):
         # Of half of the places where a token sees those before it alone.
         return Operations(attention=4 * rows * places * width * (0.5 if causal else 1.0), element=batch.compute)
     products = Product(rows, width, places), Product(rows, places, width)
@@ -152,7 +168,7 @@ class TransformerSizes(Sizes):
         return self.tokens(batch) // batch.tp if batch.sequence_parallel else self.tokens(batch)
 
     def block_operations(self, batch, fused):
-        """Of two layers and the stream around them; the activation and rotary positions read and write as well."""
+        """Operations of two layers and the stream around them; the activation and rotary positions read and write as well."""
         model, tokens = self.model, self.tokens(batch)
         gated, rotary = model.activation == "swiglu", model.position == "rotary"
         inner = model.hidden_width * ((3 if fused else 5) if gated else 2)
@@ -200,13 +216,15 @@ class TransformerSizes(Sizes):
         return self.stream(batch) * self.model.dim * batch.compute
 
     def working_bytes(self, batch):
-        """Of its feed-forward layer and the stream, or of explicit attention weights, or what drawing their masks takes beside."""
+        """Gradients of the feed-forward layer and the stream, or of explicit attention weights, or what drawing their masks takes."""
         inner = self.tokens(batch) * (self.model.hidden_width // batch.tp + self.model.dim) * batch.compute
-        weights = self.tokens(batch) * self.window * self.model.heads // batch.tp if self.model.dropout else 0
-        return max(inner, weights * max(batch.compute, 7 - batch.compute)) + self.boundary_bytes(batch)
+        if is_explicit(self.model, batch):
+            weights = self.tokens(batch) * self.window * self.model.heads // batch.tp
+            inner = max(inner, weights * weight_bytes(self.model, batch)[1])
+        return inner + self.boundary_bytes(batch)
 
     def forward_bytes(self, batch):
-        """The stream, its norm, and the feed-forward layer: what its activation takes and gives, or gate, up and product."""
+        """The stream, its norm, and the feed-forward layer: input and result of its activation, or gate, up and product."""
         inner = (
             (3 if self.model.activation == "swiglu" else 2) * self.tokens(batch) * self.model.hidden_width // batch.tp
         )
@@ -217,7 +235,7 @@ class TransformerSizes(Sizes):
         return (self.norm_bytes(batch) if self.model.pre_norm else 0) + self.split_bytes(batch)
 
     def logits_bytes(self, batch, loss_parallel):
-        """Of each token, over the vocabulary or a rank's part of it."""
+        """Logits of each token, over the vocabulary or a rank's part of it."""
         width = share(self.vocabulary, batch.tp) if loss_parallel else self.vocabulary
         return self.tokens(batch) * width * max(4, batch.compute)
 
@@ -225,7 +243,7 @@ class TransformerSizes(Sizes):
         """`parascale.families.head`: the logits of a chunk and their copy in fp32, or their gradient and that of the matrix."""
         tokens, compute, dim = self.tokens(batch), batch.compute, self.model.dim
         entries = share(self.vocabulary, batch.tp)
-        rows, exact = padded(entries), max(4, compute)
+        rows, exact = padded(entries, compute), max(4, compute)
         chunk, matrix = chunk_tokens(tokens, rows), rows * dim
         logits, several = chunk * rows * compute, chunk < tokens
         hidden = tokens * dim * compute + (matrix * compute if rows != entries else 0)

@@ -157,7 +157,7 @@ def _config(kind, pretrained, places):
         theirs = kind.from_dict(dict(pretrained.config))
     except Exception as error:  # its checks raise errors of several kinds
         raise DataError(f"{place}: `transformers` does not take it: {error}") from None
-    longest = getattr(theirs, "max_position_embeddings", None)  # T5's positions are relative: it has no longest text
+    longest = getattr(theirs, "max_position_embeddings", None)  # T5's positions are relative: no text is too long
     if longest is not None and places > longest:
         raise ConfigError(
             f"training.window = {places} is longer than the {longest} places of the model in {pretrained.folder}"
@@ -167,7 +167,7 @@ def _config(kind, pretrained, places):
         ids["decoder_start_token_id"] = ids["pad_token_id"]  # as T5 begins; BART's folders say with what
     for key, number in ids.items():
         if number not in order:
-            raise DataError(f"{place}: `{key}` = {number} is no entry of its tokenizer")
+            raise DataError(f"{place}: `{key}` = {number} is not an entry of its tokenizer")
         setattr(theirs, key, order.index(number))
     theirs.vocab_size, theirs.use_cache = len(order), False
     return theirs

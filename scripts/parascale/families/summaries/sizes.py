@@ -38,7 +38,7 @@ class EncoderDecoderSizes(Sizes):
         self.ends_flops = decoder.ends_flops
 
     def block_operations(self, batch, fused):
-        """Of both halves, and of the attention across, whose keys and values are of the documents."""
+        """Operations of both halves and of the attention across, whose keys and values come from the documents."""
         encoder, decoder = (half.block_operations(batch, fused) for half in self.halves)
         documents, summaries = (half.tokens(batch) for half in self.halves)
         query, key, value, result = attention_matrices(self.model, key_bias=False)
@@ -49,11 +49,11 @@ class EncoderDecoderSizes(Sizes):
         return encoder.plus(decoder).plus(layers).plus(attention).plus(sublayer)
 
     def ends_operations(self, batch, fused):
-        """Of the summaries; the documents' embedding and norm are little beside it."""
+        """Operations for the summaries; the documents' embedding and norm are little beside them."""
         return self.halves[1].ends_operations(batch, fused)
 
     def block_bytes(self, batch):
-        """Of both halves, and of the attention across: its norm, query, keys, values and result. The memory comes extra."""
+        """Bytes of both halves and of the attention across (its norm, query, keys, values and result); the memory is not included."""
         documents, summaries = (half.tokens(batch) for half in self.halves)
         dim = self.model.dim
         mixed = attention_bytes(self.model, batch, summaries, documents, self.halves[0].window)
@@ -62,7 +62,7 @@ class EncoderDecoderSizes(Sizes):
         return sum(half.block_bytes(batch) for half in self.halves) + across
 
     def selective_bytes(self, batch):
-        """Of both halves and the attention across; its query is of the summaries, its values are of the documents."""
+        """Bytes of both halves and the attention across, whose query comes from the summaries and whose values from the documents."""
         documents, summaries = (half.tokens(batch) for half in self.halves)
         query, _, value, _ = attention_matrices(self.model, key_bias=False)
         across = selective_bytes([query], self.model, batch, summaries, self.halves[1].stream(batch))
@@ -74,24 +74,24 @@ class EncoderDecoderSizes(Sizes):
         return sum(half.boundary_bytes(batch) for half in self.halves)
 
     def working_bytes(self, batch):
-        """Of the half with the longer text."""
+        """Gradients in the half with the longer text."""
         return max(half.working_bytes(batch) for half in self.halves)
 
     def forward_bytes(self, batch):
-        """Of the half with the longer text; the decoder holds the memory of the documents too, with `tp` also gathered."""
-        gathered = self.halves[0].tokens(batch) * self.model.dim * batch.compute if batch.tp > 1 else 0
-        return max(half.forward_bytes(batch) for half in self.halves) + self.halves[0].split_bytes(batch) + gathered
+        """Bytes of the half with the longer text; the decoder also holds the memory of the documents, with `tp` gathered too."""
+        memory = self.split_bytes(batch) * (2 if batch.tp > 1 else 1)
+        return max(half.forward_bytes(batch) for half in self.halves) + memory
 
     def ends_bytes(self, batch):
         """The last norms', the memory, and the output layer's input."""
         return sum(half.ends_bytes(batch) for half in self.halves)
 
     def logits_bytes(self, batch, loss_parallel):
-        """Of the summaries."""
+        """Logits of the summaries."""
         return self.halves[1].logits_bytes(batch, loss_parallel)
 
     def loss_bytes(self, batch):
-        """Of the summaries."""
+        """The LossBytes of the summaries."""
         return self.halves[1].loss_bytes(batch)
 
     def split_bytes(self, batch):

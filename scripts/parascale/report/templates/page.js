@@ -6,6 +6,7 @@ for (const table of document.querySelectorAll("table")) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = heading.textContent;
+    heading.dataset.title = heading.textContent; // for print, whose repeated headings have no buttons
     heading.replaceChildren(button);
     button.addEventListener("click", () => {
       const up = heading.getAttribute("aria-sort") !== "ascending";

@@ -1,0 +1,120 @@
+"""`parascale advise`: which layout to take."""
+
+import dataclasses
+import json
+
+import click
+
+from parascale.cli import with_project
+from parascale.plan import advise as advice_of
+from parascale.plan import calibrate
+from parascale.plan.facts import data_facts
+from parascale.report import numbers
+from parascale.settings import load_site, load_workload
+from parascale.settings.run import PRECISIONS, Run
+
+COUNT = click.IntRange(min=1)
+
+
+@click.command()
+@click.option("--workload", required=True, metavar="NAME", help="The workload.")
+@click.option("--site", "machine", metavar="NAME", help="The site.  [default: the configuration's]")
+@click.option("--gpus", type=COUNT, required=True, help="Total number of GPUs (processes, on a site without GPUs).")
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", help="The precision.")
+@click.option("--by", type=click.Choice(["time", "core_hours"]), default="time", help="What to rank by.")
+@click.option("--global-batch", type=COUNT, help="Samples of a step.  [default: the workload's]")
+@click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
+@click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary, if the data is not prepared.")
+@click.option("--top", type=COUNT, default=10, help="Number of layouts to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print all layouts as JSON.")
+@with_project
+def advise(project, workload, machine, gpus, precision, by, global_batch, scaling, vocabulary, top, as_json):
+    """Rank the layouts for a number of GPUs, with their memory and the reason in words.
+
+    \b
+    Example: parascale advise --workload lm-small --site jureca --gpus 8
+    Example: parascale advise --workload lm-small --site jureca --gpus 64 --scaling
+    """
+    site = load_site(project.config, machine) if machine else project.site
+    workload = load_workload(project.config.workloads, workload)
+    if global_batch:
+        training = dataclasses.replace(workload.training, global_batch=global_batch)
+        workload = dataclasses.replace(workload, training=training)
+    facts = data_facts(Run(run="advice", workload=workload), project.paths)
+    if vocabulary:
+        facts = dataclasses.replace(facts, vocabulary=vocabulary)
+    known = calibrate.known(project.paths, site.name)
+    if scaling:
+        steps = advice_of.scaling(workload, site, gpus, precision, known, facts)
+        print("\n".join(scaling_lines(steps, site)))
+        return
+    ranked = advice_of.advise(workload, site, gpus, precision, known, facts, by)
+    if as_json:
+        print(json.dumps([as_dict(advice) for advice in ranked], indent=2))
+        return
+    thumb = advice_of.rule_of_thumb(workload, site, gpus, precision, facts.vocabulary)
+    best = ranked[0].prediction
+    if thumb:
+        print(thumb)
+    if best.unknown:
+        print(f"unknown: {best.unknown}")
+    gpu, several = advice_of.nouns(site)
+    print(
+        f"{len(ranked)} layouts for {gpus} {gpu if gpus == 1 else several} of {site.name}, by {by}; rests on {best.basis}\n"
+    )
+    for number, advice in enumerate(ranked[:top], 1):
+        print(f"{number:3}. {line(advice, gpu)}\n     {advice.reason}")
+
+
+def scaling_lines(steps, site):
+    """The best layout on each number of GPUs: time, cost, and the knee."""
+    gpu, gpus = advice_of.nouns(site)
+    lines = [f"{gpus:>9}  {'time':>12}  {'cost':>13}  {'efficiency':>10}  best layout"]
+    for step in steps:
+        said = step.advice.prediction
+        mark = "  <- the knee: time × cost is least" if step.knee else ""
+        time, cost = numbers.duration(said.wall_seconds), core_hours(said.core_hours)
+        best = line(step.advice, gpu).split(":")[0]
+        lines.append(f"{step.gpus:9,}  {time:>12}  {cost:>13}  {numbers.percent(step.efficiency):>10}  {best}{mark}")
+        if step.free_from:
+            lines.append(f"          {step.gpus} {gpus} cost what {step.free_from} costs here: whole nodes are charged")
+    return lines
+
+
+def line(advice, gpu="GPU"):
+    """One layout and its figures. gpu: what a rank computes on."""
+    layout, foretold = advice.layout, advice.prediction
+    degrees = " ".join(f"{axis}={degree}" for axis, degree in layout.dimensions.items())
+    if layout.pp > 1:
+        degrees += f" micro_batches={layout.micro_batches}"
+        degrees += f" schedule={layout.pipeline_schedule}" * (layout.pipeline_schedule != "1F1B")
+    if (accumulate := advice.run.workload.training.accumulate) > 1:
+        degrees += f" accumulate={accumulate}"
+    if layout.activation_checkpointing:
+        degrees += f" activation_checkpointing={str(layout.activation_checkpointing).lower()}"
+    memory = "memory unknown"
+    if foretold.memory_bytes is not None:
+        memory = f"{foretold.memory_bytes / 1e9:.1f} GB a {gpu}: {foretold.fits}"
+    how = ", measured" if foretold.basis == "history" else ""
+    step = "" if foretold.step_seconds is None else f", {1000 * foretold.step_seconds:.1f} ms a step{how}"
+    cost = core_hours(foretold.core_hours)
+    cost = cost and f", {numbers.duration(foretold.wall_seconds)}, {cost}"
+    return f"{layout.strategy()} ({degrees.strip() or f'one {gpu}'}): {memory}{step}{cost}"
+
+
+def core_hours(hours):
+    """A cost in the unit that people say: `3,350 core-h`, `18.2 core-min`; empty where it is unknown."""
+    if hours is None:
+        return ""
+    return f"{numbers.significant(hours)} core-h" if hours >= 1 else f"{numbers.significant(60 * hours)} core-min"
+
+
+def as_dict(advice):
+    """Plain values of a RankedLayout."""
+    return {
+        "strategy": advice.layout.strategy(),
+        "layout": dataclasses.asdict(advice.layout),
+        "accumulate": advice.run.workload.training.accumulate,
+        "reason": advice.reason,
+        "prediction": advice.prediction.as_dict(),
+    }

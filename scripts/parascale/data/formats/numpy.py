@@ -1,0 +1,55 @@
+"""NumPy: a stack of samples as one flat `.npy` array of bytes, which any NumPy program maps, and an array of where each sample lies.
+
+Both are in one file, one after the other as `np.save` writes them. Sample `i` is `stack[start : start + length]` of
+`stack = np.load(path, mmap_mode="r")`.
+"""
+
+import io
+import os
+from array import array
+
+import numpy as np
+
+from parascale.data.formats.base import BlockWriter, ByteReader
+
+SUFFIX = "stack.npy"
+RANDOM_ACCESS = True
+Reader = ByteReader  # past the header of the stack
+HEADER_BYTES = 128  # of a flat array; NumPy leaves room in it for any length
+PLACE = np.dtype([("start", "<i8"), ("length", "<i8"), ("label", "<i4")])
+
+
+class Writer(BlockWriter):
+    """Writes the samples behind the place of the header, which tells their length and so comes last."""
+
+    def __init__(self, path, images, data_bytes):
+        super().__init__(path, images, data_bytes, HEADER_BYTES)
+        self._labels = array("i")
+
+    def append(self, data, label, source):
+        super().append(data, label, source)
+        self._labels.append(label)
+
+    def finish(self):
+        offsets = super().finish().astype(np.int64)
+        size = self._written - HEADER_BYTES
+        places = np.zeros(len(offsets), PLACE)
+        places["start"], places["label"] = offsets - HEADER_BYTES, self._labels
+        places["length"] = np.diff(places["start"], append=size)
+        header, second = io.BytesIO(), io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (size,)})
+        np.save(second, places)
+        self.put(second.getvalue())
+        self.flush()
+        os.pwrite(self._file, header.getvalue(), 0)
+        return offsets
+
+
+def native(path):
+    """Yield (bytes, label) of every sample, as any NumPy program would read them."""
+    stack = np.load(path, mmap_mode="r")
+    with open(path, "rb") as file:
+        file.seek(stack.offset + len(stack))
+        places = np.load(file)
+    for start, length, label in places.tolist():
+        yield stack[start : start + length].tobytes(), label

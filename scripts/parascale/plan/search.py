@@ -1,0 +1,159 @@
+"""How a layout is cut best: micro-batches, accumulation, recomputation and pipeline schedules; and what stands before what."""
+
+import bisect
+import functools
+import math
+from dataclasses import replace
+
+from parascale.errors import ConfigError, ParascaleError
+from parascale.settings import Layout, Run, compiled_where_it_gains
+from parascale.settings.layout import LOOPED_SCHEDULES, RECOMPUTATION
+
+ORDER = ("fits", "unknown", "risky", "does not fit")
+FITTING = ORDER[:2]
+NEAR = 1.1  # predictions within this factor are as good as equal: layouts of one model and machine share most of their errors
+# Pipeline schedules, the simpler first. GPipe waits as long as 1F1B and holds more micro-batches: it is for a batch that gives no micro-batch
+# to each stage. Looped BFS is to interleaved 1F1B as GPipe to 1F1B, and has no such use.
+SIMPLER = ("1F1B", "GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "LoopedBFS")
+GAIN = 1.01  # what smaller micro-batches must gain to be tried
+
+
+def layouts(workload, site, gpus):
+    """Yield the Layouts that can train `workload` on `gpus` GPUs of `site`."""
+    nodes = 1 if site.gpus_per_node is None else math.ceil(gpus / site.gpus_per_node)
+    if gpus % nodes:
+        raise ConfigError(f"{gpus} GPUs do not fill whole nodes of {site.name}, which have {site.gpus_per_node}")
+    for tp in _divisors(gpus // nodes):  # across nodes a split matrix would wait for the network in every block
+        for pp in _divisors(gpus // tp):
+            for fsdp in _divisors(gpus // tp // pp):
+                layout = Layout(
+                    nodes=nodes, gpus_per_node=gpus // nodes, dp=gpus // tp // pp // fsdp, fsdp=fsdp, tp=tp, pp=pp
+                )
+                if _is_valid(row_of(workload, layout, workload.training, "fp32", site)):
+                    yield layout
+
+
+def best_of(workload, layout, precision, site, foretell, measure):
+    """(Run, Prediction) of the degrees of `layout` at their best; of a pipeline, with the simplest schedule that is about as good.
+
+    Another schedule is tried where less waiting would show. It saves no memory: what does not fit, however it is cut, fits with none.
+    """
+    if layout.pp == 1:
+        return min(_tried(workload, layout, precision, site, foretell), key=lambda pair: _quality(pair[1], measure))
+    found, soonest = [], math.inf  # seconds of a step that would wait for no other stage
+    for schedule in SIMPLER[:-1]:
+        if found and schedule == "GPipe":
+            continue
+        tried = [*_tried(workload, replace(layout, schedule=schedule), precision, site, foretell)]
+        if not tried:
+            continue
+        found.append(min(tried, key=lambda pair: _quality(pair[1], measure)))
+        best = found[-1][1]
+        phases = [each.phases for _, each in tried if each.phases and each.fits == best.fits]
+        soonest = min([soonest, *(sum(each.values()) - each["bubble"] for each in phases)])
+        if best.fits not in FITTING or (best.step_seconds or 0.0) <= NEAR * soonest:
+            break
+    return ranked(found, measure)[0]
+
+
+def ranked(found, measure):
+    """Pairs of Run and Prediction, the best first; among those that formulas cannot tell apart, the simpler one."""
+    ordered, placed = sorted(found, key=lambda pair: _quality(pair[1], measure)), []
+    while ordered:
+        place, least = _quality(ordered[0][1], measure)
+        near = [pair for pair in ordered if _quality(pair[1], measure) <= (place, NEAR * least)]
+        placed += sorted(near, key=lambda pair: (_splits(pair[0].layout), _quality(pair[1], measure)))
+        ordered = ordered[len(near) :]
+    return placed
+
+
+def _tried(workload, layout, precision, site, foretell):
+    """(Run, Prediction) of what is worth trying: from the largest micro-batches that fit on, until smaller ones gain nothing more; with
+    and without recomputation.
+
+    Smaller ones shorten a pipeline's bubble and may cut a share more evenly; else they compute no faster.
+    """
+    saved_already, counts = False, _counts(workload.training, layout)
+    for saving in RECOMPUTATION:
+        cut, least = functools.partial(_cut, workload, layout, saving, precision, site), math.inf
+        if not counts or not _is_valid(cut(counts[0])):  # nothing else of a run depends on their number
+            continue
+        for run, foretold in _from_what_fits(counts, cut, foretell):
+            yield run, foretold
+            if foretold.fits not in FITTING:
+                break
+            saved_already |= run.workload.training.accumulate == workload.training.accumulate
+            if foretold.phases is None:
+                break
+            seconds = sum(foretold.phases.values())
+            least = min(least, seconds)
+            even = run.global_batch / (run.parts * run.micro_batch)  # the longest part decides
+            if least <= GAIN * even * (seconds - foretold.phases["bubble"]):
+                break
+        if saved_already:  # recomputing would only take longer
+            return
+
+
+def _from_what_fits(counts, cut, foretell):
+    """(Run, Prediction) of each number of parts, the more the less memory, from the first on that fits; if none does, of the last."""
+
+    @functools.cache
+    def tried(count):
+        run = cut(count)
+        return run, foretell(run)
+
+    def fits(count):
+        return tried(count)[1].fits in FITTING
+
+    first = 0
+    if not fits(counts[0]):
+        first = bisect.bisect(counts, 0, key=fits) if fits(counts[-1]) else -1
+    yield from map(tried, counts[first:])
+
+
+def _counts(training, layout):
+    """Numbers of parts that a rank's share may be cut into. Those of a pipeline are of one size, so that their number divides the share."""
+    share, rest = divmod(training.global_batch, layout.data_parallel * training.accumulate)
+    if layout.pp == 1:
+        return sorted({*_divisors(share), *(2**power for power in range(share.bit_length()))})
+    stages = layout.pp * (2 if layout.schedule in LOOPED_SCHEDULES else 1)
+    return [] if rest else [each for each in _divisors(share) if (each >= stages) == (layout.schedule != "GPipe")]
+
+
+def _cut(workload, layout, saving, precision, site, count):
+    """The Run with so many parts: micro-batches of a pipeline, else accumulated ones."""
+    training, micro_batches = workload.training, layout.micro_batches
+    if layout.pp == 1:
+        training = replace(training, accumulate=count * training.accumulate)
+    else:
+        micro_batches = count
+    layout = replace(layout, activation_checkpointing=saving, micro_batches=micro_batches)
+    return row_of(workload, layout, training, precision, site)
+
+
+def row_of(workload, layout, training, precision, site):
+    """The Run that a row of the table with this layout would be."""
+    return compiled_where_it_gains(Run("advice", replace(workload, training=training), layout, precision), site)
+
+
+def _is_valid(run):
+    try:
+        run.check()
+    except ParascaleError:
+        return False
+    return True
+
+
+def _quality(foretold, measure):
+    value = getattr(foretold, measure)
+    return ORDER.index(foretold.fits), math.inf if value is None else value
+
+
+def _splits(layout):
+    """How far a layout is from plain data parallelism: kinds of parallelism, then PP, TP and FSDP, then the schedule."""
+    return len(layout.dimensions), layout.pp, layout.tp, layout.fsdp, SIMPLER.index(layout.pipeline_schedule)
+
+
+def _divisors(number):
+    small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
+    return sorted({*small, *(number // value for value in small)})

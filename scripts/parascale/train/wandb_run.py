@@ -1,0 +1,114 @@
+"""A run's curves at Weights & Biases: the values of TensorBoard's events, in a folder for `wandb sync` or sent while the run goes on.
+
+Only a thread of rank 0's talks to the package. Where the network is slow or away, a login is missing or the package fails, these
+curves end; that is said once, and the training goes on.
+"""
+
+import queue
+import threading
+
+FOLDER = "wandb"  # the package's own name for it
+BEGIN_SECONDS = 30.0  # the thread waits so long for the network at the start
+# The end of an attempt waits so long for the thread; if the thread is late, the end of the process may wait as long again for the
+# package. Before a time limit, little time is left.
+END_SECONDS = 10.0
+MISSING = "the package `wandb` is not installed: pip install wandb, into the environment of this command"
+
+
+class WandbRun:
+    """One run there, from `begin` to `end`; all attempts of a training are the same one."""
+
+    def __init__(self, folder, mode, project, described, failed, patient=False):
+        """folder: gets `wandb/`, which is not there yet. mode: `offline` or `live`. project: its name there. described: the run, as
+        its `run.json` says it. failed: called with the reason, once, if there will be no more curves. patient: the end takes as long
+        as it takes, instead of at most END_SECONDS."""
+        self.seconds = None if patient else END_SECONDS
+        self.folder, self.mode, self.project, self.described, self.failed = folder, mode, project, described, failed
+        self.steps = queue.SimpleQueue()
+        self.ended, self.told = None, threading.Lock()  # taken for good by the first failure
+        self.thread = threading.Thread(target=self._follow, name="wandb", daemon=True)
+
+    def begin(self, started):
+        """started: start of the run's first attempt, in seconds since 1970; with the run's name it says which one it is there."""
+        self.id = f"{self.described['run']}-{int(started * 1000):x}"
+        try:
+            import wandb  # noqa: F401 (takes seconds)
+        except ImportError:
+            self._fail(MISSING)
+        except Exception as error:
+            self._fail(_said(error))
+        else:
+            self.thread.start()
+
+    def add(self, step, values):
+        """Log the values of a step, a mapping of names; steps of earlier attempts come first, and are not sent twice."""
+        self.steps.put((step, values))
+
+    def end(self, outcome, facts):
+        """Close it, and wait for what is still to be written or sent.
+
+        outcome: of the attempt; W&B only tells `finished` from all others. facts: what the run came to; its numbers are kept.
+        """
+        self.ended = outcome, {key: value for key, value in facts.items() if isinstance(value, (int, float))}
+        self.steps.put(None)
+        if self.thread.ident is None:  # the package is not there
+            return
+        self.thread.join(self.seconds)
+        if self.thread.is_alive():
+            self._fail(f"it took longer than {self.seconds:g} s to end")
+
+    def _follow(self):
+        try:
+            self._log_all()
+        except Exception as error:
+            self._fail(_said(error))
+
+    def _log_all(self):
+        import wandb
+
+        # At a terminal, `init` would ask for one, and a question that is still open at the end aborts Python.
+        if self.mode == "live" and not wandb.login(prompt=False):
+            raise OSError("no login: run `wandb login`")
+        run = wandb.init(
+            mode="online" if self.mode == "live" else "offline",
+            dir=self.folder,
+            project=self.project,
+            id=self.id,
+            resume="allow",
+            name=self.described["run"],
+            group=self.described["settings"]["workload"]["name"],
+            job_type=self.described["strategy"],
+            config={key: self.described[key] for key in ("settings", "site", "versions", "code_digest", "git_commit")},
+            # Say little of this machine: `device.csv` describes it better, and a record may be exported on another.
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                x_disable_stats=True,
+                x_disable_machine_info=True,
+                x_save_requirements=False,
+                disable_git=True,
+                save_code=False,
+                init_timeout=BEGIN_SECONDS,
+                finish_timeout=self.seconds or 0.0,  # 0: none
+                finish_timeout_raises=True,
+            ),
+        )
+        for step, values in iter(self.steps.get, None):
+            if step >= run.starting_step:
+                run.log(values, step=step)
+        outcome, facts = self.ended
+        run.summary.update(facts)
+        run.finish(exit_code=int(outcome != "finished"))
+        wandb.teardown()  # its process may still write the last steps, and the folder is copied next
+        for path in list((self.folder / FOLDER).rglob("*")):
+            if path.is_symlink():  # to where it wrote; the folder will be moved
+                path.unlink()
+
+    def _fail(self, reason):
+        if self.told.acquire(blocking=False):
+            self.failed(reason)
+
+
+def _said(error):
+    """An error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,130 @@
+"""What strikes a training in a schedule of faults: each takes the Schedule and the name of a run."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+
+import daemons
+
+DAMAGED = "newest checkpoint damaged"
+TIMEOUT = 45  # `timeout_seconds` of the workflow: how long a rank may wait for another
+
+
+def kill_rank(schedule, name):
+    signal_all([schedule.draw.choice(schedule.ranks(name))], signal.SIGKILL)
+
+
+def kill_launcher(schedule, name):
+    """One process needs no launcher: there it is the process itself."""
+    launchers = schedule.processes(name, lambda line: "-m parascale launch" in line and line.startswith("/"))
+    signal_all(launchers[:1] or schedule.ranks(name), signal.SIGKILL)
+
+
+def kill_slurmd(schedule, name):
+    """Slurm gives the job other nodes, while the ranks on the old one train on; then the node is repaired."""
+    node = schedule.draw.choice(schedule.ranks(name))[0]
+    schedule.cluster.kill_slurmd(node)
+    schedule.after(60, lambda: _repair(schedule, node))
+
+
+def kill_slurmstepd(schedule, name):
+    """Nobody is left who would tell Slurm of the job's end."""
+    node = schedule.draw.choice(schedule.ranks(name))[0]
+    daemon = schedule.cluster.on_node(node, ["pkill", "-KILL", "-x", "slurmstepd"], cwd="/")
+    subprocess.run(daemon, check=False)
+
+
+def kill_node(schedule, name):
+    node = schedule.draw.choice(schedule.ranks(name))[0]
+    schedule.cluster.kill_node(node)
+    schedule.after(30, lambda: _repair(schedule, node))
+
+
+def scancel(schedule, name):
+    schedule.cluster.run(["scancel", schedule.job(name)], check=False)
+
+
+def terminate(schedule, name):
+    schedule.cluster.run(["scancel", "--signal=TERM", schedule.job(name)], check=False)
+
+
+def stop_rank(schedule, name):
+    """A rank hangs until others have given it up; a process that is alone goes on after a while."""
+    victims = [schedule.draw.choice(schedule.ranks(name))]
+    signal_all(victims, signal.SIGSTOP)
+    if len(schedule.ranks(name)) == 1:
+        schedule.after(15, lambda: signal_all(victims, signal.SIGCONT))
+
+
+def damage_newest(schedule, name):
+    """One bit of one file of the newest checkpoint, its manifest included; then the job dies."""
+    processes = schedule.ranks(name)
+    signal_all(processes, signal.SIGSTOP)  # what is newest now stays so
+    path = schedule.draw.choice(sorted(schedule.workflow.run(name).checkpoints()[-1].iterdir()))
+    content = bytearray(path.read_bytes())
+    content[schedule.draw.randrange(len(content))] ^= 1 << schedule.draw.randrange(8)
+    path.write_bytes(content)
+    signal_all(processes, signal.SIGKILL)
+
+
+def kill_snakemake(schedule, name):
+    schedule.workflow.kill()
+    schedule.start()
+
+
+def fill_disk(schedule, name):
+    filler = schedule.disk / "filler"
+
+    def fill():
+        # Whoever writes meanwhile may have taken the last of it.
+        with open(filler, "ab", buffering=0) as handle, suppress(OSError):
+            if free := shutil.disk_usage(schedule.disk).free:
+                os.posix_fallocate(handle.fileno(), handle.seek(0, os.SEEK_END), free)
+
+    fill()
+    for seconds in range(3, 12, 3):
+        schedule.after(seconds, fill)
+    schedule.after(12, lambda: filler.unlink(missing_ok=True))
+
+
+def kill_slurmctld(schedule, name):
+    login = schedule.cluster.login
+    controllers = [(login, number) for number, line in login.processes().items() if line.startswith("slurmctld")]
+    signal_all(controllers, signal.SIGKILL)
+    time.sleep(20)
+    daemons.start(login, schedule.cluster.directory, ["slurmctld", "-D"])
+
+
+def _repair(schedule, node):
+    schedule.cluster.kill_node(node)
+    schedule.cluster.restart_node(node, timeout=120)
+
+
+# Faults that a run may survive without beginning again, and the seconds after which it has.
+PASSING = {"SIGSTOP": 2 * TIMEOUT, "Snakemake -9": 30, "disk full": 30, "slurmctld away": 40}
+FAULTS = {
+    "rank -9": kill_rank,
+    "launcher -9": kill_launcher,
+    "slurmd -9": kill_slurmd,
+    "slurmstepd -9": kill_slurmstepd,
+    "node lost": kill_node,
+    "scancel": scancel,
+    "TERM": terminate,
+    "SIGSTOP": stop_rank,
+    DAMAGED: damage_newest,
+    "Snakemake -9": kill_snakemake,
+    "disk full": fill_disk,
+    "slurmctld away": kill_slurmctld,
+}
+
+
+def signal_all(processes, number):
+    """Send a signal to (machine, process number) pairs; those that have ended are passed over."""
+    for _, process in processes:
+        try:
+            os.kill(process, number)
+        except ProcessLookupError:
+            continue

@@ -1,0 +1,113 @@
+"""Where Slurm lets a workflow wait, it waits and says why, and leaves no job behind that nobody watches."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+
+import daemons
+import pytest
+from strikes import signal_all
+from workflow import Workflow
+
+from parascale import submissions
+from parascale.settings.paths import Paths
+
+pytestmark = pytest.mark.slurm
+
+# Stands before the real sbatch: what it does to the first training's submission.
+SBATCH = """#!{python}
+import os, pathlib, subprocess, sys, time
+folder = pathlib.Path({folder!r})
+first = "rule_train" in " ".join(sys.argv) and not (folder / "struck").exists()
+if first:
+    (folder / "struck").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.1)
+done = subprocess.run([{sbatch!r}, *sys.argv[1:]], stdout=subprocess.PIPE if first else None, text=True)
+if first and done.returncode == 0:
+    sys.exit("sbatch: error: Batch job submission failed: {error}")
+sys.exit(done.returncode)
+"""
+
+
+@pytest.fixture
+def workflow(cluster, tmp_path, undisturbed):
+    data = undisturbed("single").root / "results/data"
+    with Workflow(cluster, tmp_path / "project", [{"run": "single", "deterministic": "true"}], data=data) as started:
+        yield started
+
+
+@pytest.fixture
+def answers(tmp_path, monkeypatch):
+    """A function that puts an sbatch before the real one, which submits the first training once `go` is there and then says so."""
+
+    def put(error=""):
+        folder = tmp_path / "tools"
+        folder.mkdir()
+        text = SBATCH.format(python=sys.executable, folder=str(folder), sbatch=shutil.which("sbatch"), error=error)
+        (folder / "sbatch").write_text(text)
+        (folder / "sbatch").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        return folder
+
+    return put
+
+
+def submitted(workflow):
+    """Ids of the jobs that were written down."""
+    return [line["job_id"] for line in submissions.noted(Paths(workflow.root).store)]
+
+
+@pytest.mark.slow
+def test_a_job_that_would_reach_into_a_maintenance_waits_and_the_workflow_says_so(cluster, workflow):
+    target = workflow.run("single").target
+    words = [
+        "reservation=upkeep",
+        "starttime=now+3minutes",
+        "duration=30",
+        "users=root",
+        "flags=maint,ignore_jobs",
+        "nodes=ALL",
+    ]
+    cluster.run(["scontrol", "create", *words])
+    try:
+        workflow.start(target, options=["--set-resources", "train_single:runtime=30"])
+        workflow.when(lambda: "reservation `upkeep`" in workflow.log, "why it waits")
+        (job,) = submitted(workflow)
+        assert re.search(
+            rf"Slurm job {job} of train_single waits: .*\(00:30:00\) reaches into the reservation", workflow.log
+        )
+        assert cluster.state(job) == "PENDING" and workflow.log.count("upkeep") == 1
+    finally:
+        cluster.run(["scontrol", "delete", "reservation=upkeep"])
+    workflow.wait(timeout=300)
+    assert target.exists() and submitted(workflow) == [job]
+
+
+@pytest.mark.slow
+def test_a_submission_that_fails_after_slurm_has_taken_it_is_watched(cluster, workflow, answers):
+    """Whatever sbatch says: the job is not submitted twice, and is charged."""
+    (answers("Unexpected message received") / "go").touch()
+    workflow.start(workflow.run("single").target, options=["--retries", "0"]).wait(timeout=300)
+    assert "is taken up" in workflow.log and len(submitted(workflow)) == 1
+    assert [attempt["job_id"] for attempt in workflow.run("single").attempts()] == submitted(workflow)
+    workflow.assert_all_is_charged()
+
+
+@pytest.mark.slow
+def test_a_controller_that_is_away_while_a_job_is_submitted_spends_no_retry(cluster, workflow, answers):
+    folder, login = answers(), cluster.login
+    workflow.start(workflow.run("single").target, options=["--retries", "0"])
+    workflow.when((folder / "struck").exists, "the submission")
+    controllers = [(login, number) for number, line in login.processes().items() if line.startswith("slurmctld")]
+    signal_all(controllers, signal.SIGKILL)
+    try:
+        (folder / "go").touch()
+        workflow.when(lambda: "is submitted when Slurm answers" in workflow.log, "the workflow waits")
+    finally:
+        daemons.start(login, cluster.directory, ["slurmctld", "-D"])
+    workflow.wait(timeout=300)
+    assert len(submitted(workflow)) == 1 and "Unable to contact slurm controller" in workflow.log
+    workflow.assert_all_is_charged()

@@ -1,0 +1,115 @@
+"""What runs beside what in a step, as the strategies really have it: what is bare is paid in full, what is hidden is not."""
+
+from dataclasses import replace
+
+import pytest
+
+from parascale.families.sizes import MicroBatch, model_sizes
+from parascale.plan.rates import formula_rates
+from parascale.plan.time import Prices, rank_time, step_seconds
+from parascale.plan.work import BUCKET_BYTES, step_work
+from parascale.settings import Site
+from tests.unit.test_plan_fit import CLUSTER, VOCABULARY
+from tests.unit.test_plan_memory import GPT_350M, make_run
+
+FAST, SLOW = 1e-6, 1e6  # a computer that hides everything, and one that hides nothing, for the same links
+
+
+def step(site=CLUSTER, speed=1.0, accumulate=1, batch=64, nodes=1, **layout):
+    """(Work of a step of which hiding costs nothing, its only RankWork, Prices). speed: how much faster computing is."""
+    run = make_run(GPT_350M, "bf16", window=1024, batch=batch, accumulate=accumulate, **layout)
+    run = replace(run, layout=replace(run.layout, nodes=nodes, gpus_per_node=run.layout.gpus_per_node // nodes))
+    work = replace(step_work(run, model_sizes(GPT_350M, VOCABULARY, 1024), site), interference=0.0)
+    names = ("flops", "attention", "moved", "kernels", "splits", "shards")
+    rates = formula_rates(site, "bf16").scaled(dict.fromkeys(names, 1 / speed))
+    return work, work.ranks[0], Prices.at(rates, site, run.layout.processes_per_node)
+
+
+def communication(work, rank, prices):
+    """Seconds of a micro-batch, and once a step."""
+    found = rank_time(rank, work, prices)
+    return found.communication, found.once
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_the_first_gather_and_the_last_reduction_of_fsdp_are_bare(reshard):
+    """Of 24 blocks the others' are hidden where computing is long: one gather, that of the backward pass, one reduction, and the root."""
+    work, rank, prices = step(speed=FAST, fsdp=4, reshard_after_forward=reshard)
+    gather, reduce = prices.transfer(rank.gather), prices.transfer(rank.reduce)
+    root = prices.transfer(rank.root_gather) + prices.transfer(rank.root_reduce)
+    bare = gather * (2 if reshard else 1) + reduce + root
+    assert gather > 0 and reduce > 0 and root > 0
+    assert communication(work, rank, prices) == (pytest.approx(bare), 0.0)
+    work, rank, prices = step(speed=SLOW, fsdp=4, reshard_after_forward=reshard)
+    whole = rank.blocks * (gather * (2 if reshard else 1) + reduce) + root
+    assert sum(communication(work, rank, prices)) == pytest.approx(whole, rel=1e-3)
+
+
+def test_the_last_bucket_of_ddp_is_bare_and_the_others_hide_behind_the_backward_pass():
+    """Once a step, however many parts a batch has: 25 MiB of 1.5 GB of gradients."""
+    for accumulate in (1, 4):
+        work, rank, prices = step(speed=FAST, dp=4, accumulate=accumulate)
+        whole = prices.transfer(rank.gradients)
+        size = 4 * model_sizes(GPT_350M, VOCABULARY, 1024).count
+        assert rank.buckets == -(-size // BUCKET_BYTES) > 50
+        assert communication(work, rank, prices) == (0.0, pytest.approx(whole / rank.buckets))
+        phases = step_seconds(work, prices.rates, CLUSTER)
+        assert phases["communication"] == pytest.approx(whole / rank.buckets)
+        work, rank, prices = step(speed=SLOW, dp=4, accumulate=accumulate)
+        assert communication(work, rank, prices)[1] == pytest.approx(whole, rel=1e-3)
+
+
+@pytest.mark.parametrize("speed", [FAST, 1.0, SLOW])
+def test_what_tensor_parallelism_sends_is_bare_however_long_computing_takes(speed):
+    """Four collectives a block and direction, of every micro-batch; with recomputation four more, unless it is selective."""
+    for recomputed, directions in ((False, 2), ("selective", 2.5), (True, 3)):
+        work, rank, prices = step(speed=speed, tp=4, activation_checkpointing=recomputed)
+        each = prices.transfer(rank.split)
+        assert communication(work, rank, prices) == (pytest.approx(rank.blocks * directions * each), 0.0)
+
+
+def test_what_is_hidden_makes_computing_longer():
+    """By `interference` of the time of the transfers; on processors nothing is hidden."""
+    work, rank, prices = step(speed=FAST, dp=4)
+    hidden = prices.transfer(rank.gradients) * (1 - 1 / rank.buckets)
+    more = communication(replace(work, interference=0.2), rank, prices)[1] - communication(work, rank, prices)[1]
+    assert more == pytest.approx(0.2 * hidden)
+    processors = Site("cpus", cores_per_node=4, threads_per_process=1)
+    run = make_run(GPT_350M, window=1024, batch=64, dp=4)
+    work = step_work(run, model_sizes(GPT_350M, VOCABULARY, 1024), processors)
+    prices = Prices.at(formula_rates(processors, "fp32").scaled({"flops": 1 / FAST}), processors, 4)
+    assert communication(work, work.ranks[0], prices)[1] == pytest.approx(prices.transfer(work.ranks[0].gradients))
+
+
+def test_rings_of_a_node_share_its_network():
+    """A site states the network a GPU, so that the ring of each carries a quarter: of all gradients, or of those that TP left it."""
+    for layout, passed in (({"dp": 8}, 7 / 8), ({"tp": 4, "dp": 2}, 1 / 2)):
+        rank = step(nodes=2, **layout)[1]
+        found = rank.gradients.plus(rank.reduce.times(rank.blocks)).plus(rank.root_reduce)
+        whole = 4 * model_sizes(GPT_350M, VOCABULARY, 1024).count
+        assert found.network_bytes == pytest.approx(2 * passed * whole / 4, rel=0.01)
+
+
+def test_the_backward_pass_starts_two_kernels_for_each_of_the_forward_pass():
+    _, rank, _ = step()
+    assert rank.backward.kernels == 2 * rank.forward.kernels > 10
+    assert rank.ends_backward.kernels == 2 * rank.ends_forward.kernels > 0
+
+
+def test_two_ranks_that_split_a_matrix_split_it_in_both_passes():
+    _, rank, _ = step(tp=2)
+    assert rank.forward.splits == 1.0 and rank.backward.splits == 2.0
+    _, whole, _ = step(dp=2)
+    assert whole.forward.splits == whole.backward.splits == 0.0
+
+
+def test_what_is_fused_moves_less():
+    """SwiGLU alone reads gate and up, writes and reads one of them on the way, and writes the product; fused it moves three."""
+    model = replace(GPT_350M, activation="swiglu")
+    sizes = model_sizes(model, VOCABULARY, 1024)
+    batch = MicroBatch.of(make_run(model, "bf16", window=1024))
+    moved = {fused: sizes.block_operations(batch, fused).moved for fused in (True, False)}
+    plain = model_sizes(GPT_350M, VOCABULARY, 1024)
+    other = {fused: plain.block_operations(batch, fused).moved for fused in (True, False)}
+    extra = (moved[False] - moved[True]) - (other[False] - other[True])
+    assert extra == 2 * 1024 * batch.samples * model.hidden_width * batch.compute

@@ -1,0 +1,223 @@
+"""A step in one process, and how ranks that train apart come together, seen from one of them."""
+
+import sys
+from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parascale.families.build import build_model, initialise
+from parascale.parallel import make_mesh, parallelize
+from parascale.settings import Layout, Model, Run, Workload, make
+from parascale.train import averaging, state, step
+from parascale.train.clock import Clock
+from parascale.train.loss import GlobalLoss, all_reduce
+from parascale.train.optim import make_optimizers
+from parascale.train.step import Stepper
+
+VOCABULARY, WINDOW, BATCH = 31, 8, 4
+CPU = torch.device("cpu")
+
+
+def stepper_of(accumulate=1, precision="fp32", **layout):
+    """A Stepper of a tiny Transformer, and its run."""
+    training = {"window": WINDOW, "global_batch": BATCH, "accumulate": accumulate, "steps": 3}
+    model = make(Model, dim=16, heads=2, layers=2, hidden=32)
+    run = Run("r", make(Workload, name="w", model=model, training=training), Layout(**layout), precision)
+    mesh, loss, clock = make_mesh(run.layout, CPU, 60.0), GlobalLoss(), Clock(CPU)
+    parallel = parallelize(lambda: build_model(model, VOCABULARY, WINDOW), run, mesh, loss, clock, 60.0)
+    if run.layout.world_size == 1:  # else nobody looks at a value
+        initialise(parallel.parts[0], None, 1, {})
+    return Stepper(run, parallel, make_optimizers(parallel, run.workload.optim), loss, clock)
+
+
+def batch_of(samples):
+    """(tokens, labels), of which some count for nothing."""
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (samples, WINDOW)))
+    labels = tokens.roll(-1, 1)
+    labels[0, 3:] = -100
+    return tokens, labels
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_is_that_of_a_bare_loop(accumulate):
+    """Its loss, its norm and the weights after it, for a batch in one part or in several."""
+    stepper = stepper_of(accumulate)
+    model = stepper.model.parts[0]
+    bare, (tokens, labels) = build_model(stepper.run.workload.model, VOCABULARY, WINDOW), batch_of(BATCH)
+    bare.load_state_dict(model.state_dict())
+    (optimizer,) = make_optimizers(SimpleNamespace(parts=[bare]), stepper.run.workload.optim)
+    expected = F.cross_entropy(bare(tokens).flatten(0, 1), labels.flatten(), ignore_index=-100)
+    expected.backward()
+    norm = torch.nn.utils.clip_grad_norm_(bare.parameters(), stepper.run.workload.optim.clip_norm or float("inf"))
+    optimizer.step()
+    parts = zip(tokens.chunk(accumulate), labels.chunk(accumulate), strict=True)
+    stepper.begin(1)
+    result = stepper.step([*parts], stop=True)
+    assert result.read() == (pytest.approx(norm.item(), rel=1e-4), pytest.approx(expected.item(), rel=1e-5), 4 * 8 - 5)
+    assert (result.stop, result.save) == (True, False)
+    for ours, theirs in zip(model.parameters(), bare.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is dispatched."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
+        self.count += 1
+        return function(*arguments, **(keywords or {}))
+
+
+def cost(steps):
+    """(operations, calls of Python functions and built-in ones) of the second of two steps."""
+    calls = [0]
+    steps()
+    with Operations() as operations:
+        steps()
+    sys.setprofile(lambda frame, event, argument: calls.__setitem__(0, calls[0] + event.endswith("call")))
+    try:
+        steps()
+    finally:
+        sys.setprofile(None)
+    return operations.count, calls[0]
+
+
+def test_a_step_costs_the_host_little_more_than_that_of_a_bare_loop():
+    """Exact norm, loss in chunks, phases and all: counted, because a clock says something else on every machine. It takes fewer calls,
+    since the bare loop searches all modules for their parameters in each step."""
+    stepper, (tokens, labels) = stepper_of(), batch_of(BATCH)
+    bare = build_model(stepper.run.workload.model, VOCABULARY, WINDOW)
+    bare.load_state_dict(stepper.model.parts[0].state_dict())
+    (optimizer,) = make_optimizers(SimpleNamespace(parts=[bare]), stepper.run.workload.optim)
+
+    def bare_step():
+        F.cross_entropy(bare(tokens).flatten(0, 1), labels.flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(bare.parameters(), stepper.run.workload.optim.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    operations, calls = cost(lambda: stepper.step([(tokens, labels)]).read())
+    bare_operations, bare_calls = cost(bare_step)
+    assert operations <= bare_operations + 55, (operations, bare_operations)
+    assert calls <= 0.75 * bare_calls, (calls, bare_calls)
+
+
+def test_a_process_alone_asks_nobody():
+    assert all_reduce(torch.ones(2), SimpleNamespace(devices=None)).tolist() == [1, 1]
+
+
+@pytest.fixture
+def four(request):
+    """One of four processes, whose collectives are answered at once with what it gave itself."""
+    torch.distributed.init_process_group("fake", rank=request.param, world_size=4, store=FakeStore())
+    yield request.param
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("four", range(4), indirect=True)
+def test_ranks_that_share_samples_count_them_once(four):
+    """Of two ranks of a tensor-parallel group, which see the same labels, one tells how many there are."""
+    stepper = stepper_of(gpus_per_node=4, dp=2, tp=2)
+    assert stepper.counts is stepper.reports is (four % 2 == 0)
+    tokens, labels = batch_of(BATCH // 2)
+    targets, _ = stepper.agree([(tokens, labels)], stop=False, save=False)
+    assert targets.item() == (2 * 8 - 5 if four % 2 == 0 else 0)
+
+
+@pytest.mark.parametrize("four", [1], indirect=True)
+def test_the_gradient_is_complete_before_its_norm_is_taken(four, monkeypatch):
+    """Norms on a split sequence have partial sums until then."""
+    order, finish, norm = [], step.finish_gradients, step.squared_norm
+    monkeypatch.setattr(step, "finish_gradients", lambda model: order.append("finish") or finish(model))
+    monkeypatch.setattr(step, "squared_norm", lambda model: order.append("norm") or norm(model))
+    stepper = stepper_of(gpus_per_node=4, tp=2, dp=2)
+    stepper.begin(1)
+    stepper.step([batch_of(BATCH // 2)])
+    assert order == ["finish", "norm"]
+
+
+class Talk:
+    """torch.distributed as one rank of two hears it: what the other sends, and what it is sent."""
+
+    def __init__(self, *heard):
+        self.heard, self.sent, self.shared = [torch.tensor(values) for values in heard], [], []
+
+    def recv(self, vector, group, group_src):
+        vector.copy_(self.heard.pop(0))
+
+    def send(self, vector, group, group_dst):
+        self.sent.append(vector.tolist())
+
+    def broadcast(self, vector, group, group_src):
+        self.shared.append(vector.tolist())
+
+
+def server_of(rank, start):
+    """(Server of a rank of two, its only parameter)."""
+    parameter = torch.nn.Parameter(torch.tensor(start))
+    mesh = SimpleNamespace(
+        data_devices=SimpleNamespace(get_group=lambda: None), data_rank=rank, layout=SimpleNamespace(data_parallel=2)
+    )
+    model = SimpleNamespace(mesh=mesh, named_parameters=lambda: [("weight", parameter)])
+    training = SimpleNamespace(evaluate_every=None)
+    run = SimpleNamespace(average_every=1, averaging="server", workload=SimpleNamespace(training=training))
+    server = averaging.make_averager(run, model)
+    server.begin()
+    return server, parameter
+
+
+def test_the_server_adds_each_ranks_share_and_everyone_goes_on_from_the_sum(monkeypatch):
+    server, parameter = server_of(0, [1.0, 2.0])
+    monkeypatch.setattr(averaging, "dist", talk := Talk([4.0, 0.0]))
+    parameter.data += torch.tensor([2.0, 2.0])
+    server.agree()
+    whole = [1 + 2 / 2 + 4 / 2, 2 + 2 / 2 + 0.0]
+    assert parameter.tolist() == whole == server.held.tolist()
+    assert talk.sent == [whole] and talk.shared == [whole], "to the visitor, and then to all"
+
+
+def test_a_visitor_brings_what_it_learned_and_takes_home_what_the_server_has(monkeypatch):
+    server, parameter = server_of(1, [1.0, 2.0])
+    monkeypatch.setattr(averaging, "dist", talk := Talk([7.0, 8.0]))
+    parameter.data += torch.tensor([2.0, 3.0])
+    server.average(turn=1)
+    assert talk.sent == [] and parameter.tolist() == [3.0, 5.0], "the first turn is the first rank's"
+    server.average(turn=2)
+    assert talk.sent == [[2.0, 3.0]] and parameter.tolist() == [7.0, 8.0] == server.fetched.tolist()
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Of a Job, what it takes to continue."""
+
+    work: object
+    run: object
+    prediction: dict = field(default_factory=lambda: {"seconds": 2.0})
+
+    def check_data(self):
+        """It is what it was."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "before", "kept"),
+    [
+        (Layout(), {"seconds": 1.0}, {"seconds": 1.0}),
+        (Layout(gpus_per_node=2, dp=2), {"seconds": 1.0}, {"seconds": 2.0}),
+        (Layout(), None, {"seconds": 2.0}),
+    ],
+)
+def test_a_continued_run_keeps_what_was_foretold_of_its_layout(layout, before, kept, tmp_path, monkeypatch):
+    """Later attempts know more, and would flatter the plan; of another layout it says nothing."""
+    begun = {"prediction": before, "settings": {"layout": asdict(layout)}}
+    monkeypatch.setattr(state, "take_over", lambda job: ("lease", 5.0, begun, False))
+    monkeypatch.setattr(state, "continuation_of", lambda job: {})
+    run = SimpleNamespace(job=Begun(tmp_path, SimpleNamespace(layout=Layout())), _description=dict)
+    assert state.RunState._take_over(run) == (5.0, False)
+    assert run.job.prediction == kept
