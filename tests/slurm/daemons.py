@@ -80,18 +80,22 @@ def start_munge(login: Machine, directory: Path) -> subprocess.Popen:
 
 def start_database(login: Machine, directory: Path) -> subprocess.Popen:
     data, log = directory / "state/mariadb", directory / "log/mariadb.log"
+    # A server that starts removes every temporary table that it finds where it keeps its own: those of a neighbour's, in /tmp.
+    temporary = directory / "state/mariadb-tmp"
+    temporary.mkdir(exist_ok=True)
     install = [
         "mariadb-install-db",
         "--no-defaults",
         "--user=root",
         f"--datadir={data}",
+        f"--tmpdir={temporary}",
         "--skip-test-db",
         "--auth-root-authentication-method=normal",
         "--skip-name-resolve",
     ]
     with log.open("w") as stream:
         if subprocess.run(install, stdout=stream, stderr=stream).returncode:
-            raise DaemonError(f"the database was not made: {tail(log)}")
+            raise DaemonError(f"the database was not made:\n{log.read_text()}")
     # Nothing here has to survive a power cut, so no write waits for the disk.
     mariadb = start(
         login,
@@ -101,6 +105,7 @@ def start_database(login: Machine, directory: Path) -> subprocess.Popen:
             "--no-defaults",
             "--user=root",
             f"--datadir={data}",
+            f"--tmpdir={temporary}",
             "--skip-networking",
             f"--socket={database_socket(directory)}",
             f"--pid-file={directory}/state/mariadb.pid",
