@@ -16,7 +16,7 @@ from PIL import Image
 from parascale.data import classes
 from parascale.data.classes import AugmentedImages, ClassImages, random_crop
 from parascale.data.convert import convert
-from parascale.data.loader import read_batches
+from parascale.data.loader import Feed, read_batches
 from parascale.data.sampler import Sampler
 from parascale.errors import DataError
 from parascale.evaluation.evaluate import correct_within
@@ -46,6 +46,8 @@ class Reader:
     def __getitem__(self, i):
         return self.images[i]
 
+    view = __getitem__
+
     def require_open(self):
         pass
 
@@ -58,7 +60,7 @@ class Reader:
 def test_an_image_follows_from_seed_epoch_and_sample_alone(numbers, seed):
     samples = AugmentedImages(Reader(), 16, seed, 0.3)
     pixels, labels = samples.batch(numbers)
-    assert pixels.shape == (len(numbers), 3, 16, 16) and pixels.dtype == np.uint8
+    assert pixels.shape == (len(numbers), 3, 16, 16) and pixels.dtype == torch.uint8
     for row, number in enumerate(numbers):
         alone, label = AugmentedImages(Reader(), 16, seed, 0.3).batch([number])
         assert np.array_equal(alone[0], pixels[row]) and label[0] == labels[row] == number % 6 % 3
@@ -76,22 +78,20 @@ def test_half_of_the_images_are_flipped_and_a_flip_is_the_mirror():
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     reader.images = [buffer.getvalue()]
-    seen = AugmentedImages(reader, 16, 0, 1.0).batch(range(200))[0]
+    seen = AugmentedImages(reader, 16, 0, 1.0).batch(range(200))[0].numpy()
     flipped = seen[:, :, :, :8].mean((1, 2, 3)) > seen[:, :, :, 8:].mean((1, 2, 3))
     # Of 200 fair tosses less than one set in a million has more or fewer.
     assert 65 <= flipped.sum() <= 135
     plain = seen[~flipped][0]
     assert (seen[~flipped] == plain).all() and (seen[flipped] == plain[:, :, ::-1]).all()
-    (evaluated,) = ClassImages(reader, 16).batch([0])[0]
+    (evaluated,) = ClassImages(reader, 16).batch([0])[0].numpy()
     assert evaluated[:, :, :8].mean() < evaluated[:, :, 8:].mean()
 
 
 def test_images_are_resized_in_one_thread_and_the_model_has_all_of_them_again(monkeypatch):
     """Shared out among threads, an image of this size took 25 times as long on a busy machine."""
     threads, seen = torch.get_num_threads(), set()
-    monkeypatch.setattr(
-        classes, "cropped", lambda *_: seen.add(torch.get_num_threads()) or np.zeros((3, 16, 16), np.uint8)
-    )
+    monkeypatch.setattr(classes, "draw", lambda *_: seen.add(torch.get_num_threads()))
     torch.set_num_threads(2)
     try:
         ClassImages(Reader(), 16).batch([0, 1])
@@ -100,11 +100,39 @@ def test_images_are_resized_in_one_thread_and_the_model_has_all_of_them_again(mo
         torch.set_num_threads(threads)
 
 
-def test_workers_change_nothing():
+def test_workers_change_nothing_and_a_batch_that_is_kept_stays_as_it_was():
     samples = AugmentedImages(Reader(), 16, 1, 0.3)
-    chosen = [np.array([1, 5]), np.array([7]), np.array([30, 2, 2])]
-    for one, other in zip(read_batches(samples, chosen), read_batches(samples, chosen, workers=2), strict=True):
-        assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+    chosen = [np.array([1, 5]), np.array([7]), np.array([30, 2, 2]), *([number] for number in range(20))]
+    expected = [[torch.as_tensor(array) for array in samples.batch(numbers)] for numbers in chosen]
+    for workers in (0, 2):
+        kept = list(read_batches(samples, chosen, workers))
+        for one, other in zip(kept, expected, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+def test_batches_are_pinned_for_a_gpu_and_for_nothing_else(monkeypatch):
+    """A copy beside the GPU's work needs it; on a machine without a GPU there is no such memory."""
+    asked = []
+    monkeypatch.setattr(
+        classes, "empty_pixels", lambda *how: asked.append(how) or torch.empty(1, 3, 16, 16, dtype=torch.uint8)
+    )
+    for device in (None, torch.device("cpu"), torch.device("cuda", 0)):
+        next(ClassImages(Reader(), 16).batches([[0]], 0, device))
+    assert asked == [(1, 16, False), (1, 16, False), (1, 16, True)]
+
+
+@pytest.mark.gpu
+def test_what_is_decoded_for_a_gpu_comes_there_as_it_was():
+    """Copied beside the GPU's work, from memory that is taken again for the batches after."""
+    device, samples = torch.device("cuda", 0), AugmentedImages(Reader(), 16, 1, 0.3)
+    chosen = [[number, number + 1] for number in range(40)]
+    assert all(pixels.is_pinned() for pixels, _ in samples.batches(chosen, 2, device))
+    feed = Feed(read_batches(samples, chosen, 2, device), 1, device)
+    for numbers in chosen:
+        ((pixels, _),) = feed.take()
+        if numbers is not chosen[-1]:
+            feed.read_ahead()
+        assert pixels.is_cuda and torch.equal(pixels.cpu(), samples.batch(numbers)[0])
 
 
 def test_a_new_thread_has_the_model_s_threads_after_workers_that_overlapped(monkeypatch):
@@ -117,7 +145,6 @@ def test_a_new_thread_has_the_model_s_threads_after_workers_that_overlapped(monk
         else:
             began.set()
             assert second.wait(20)
-        return np.zeros((3, 16, 16), np.uint8)
 
     def chosen():
         yield [0]
@@ -134,7 +161,7 @@ def test_a_new_thread_has_the_model_s_threads_after_workers_that_overlapped(monk
                 second.set()
             yield
 
-    monkeypatch.setattr(classes, "cropped", decoded)
+    monkeypatch.setattr(classes, "draw", decoded)
     monkeypatch.setattr(classes, "one_thread", watched)
     torch.set_num_threads(2)
     try:
@@ -153,7 +180,7 @@ def test_workers_decode_at_the_same_time_beside_the_training_and_no_further_ahea
     meeting, batches = threading.Barrier(2, timeout=20), []
     here = threading.get_ident()
 
-    def decoded(self, threads, numbers, encoded):
+    def decoded(self, threads, pinned, numbers, encoded):
         assert threading.get_ident() != here
         batches.append(numbers)
         if len(batches) <= 2:

@@ -86,12 +86,15 @@ def test_every_way_of_reading_gives_the_same_bytes(name, io, source, converted):
     expected = [images.read(number) for number in numbers]
     order = np.random.default_rng(0).permutation(len(reader)).tolist()
     assert [reader[i] for i in order] == [expected[i] for i in order]
+    views = [reader.view(i) for i in order]
     assert [bytes(data) for data in reader.read_batch(order)] == [expected[i] for i in order]
     assert [bytes(data) for shard in range(3) for data in reader.iterate(shard)] == expected
     assert reader.labels.tolist() == images.labels[numbers].tolist()
     assert [len(rows) for rows in reader.shards()] == [23, 23, 24]
     reader.close()
-    assert reader[3] == expected[3], "a closed reader opens again"
+    assert reader[3] == expected[3] == reader.view(3), "a closed reader opens again"
+    reader.close()
+    assert reader.view(3) == expected[3] and views == [expected[i] for i in order], "what was seen stays"
     reader.close()
 
 
@@ -269,7 +272,7 @@ def test_a_write_that_takes_only_a_part_is_continued(tmp_path, monkeypatch):
 def test_a_closed_reader_holds_no_file(name, io, converted):
     """A process may open only so many."""
     reader = open_images(converted(name), "train", io)
-    assert reader[0] and held_in(converted(name))
+    assert reader[0] and reader.view(0) and held_in(converted(name))
     reader.close()
     assert not held_in(converted(name))
 

@@ -149,7 +149,12 @@ def test_a_flipped_byte_is_found_when_read_and_when_verified(made):
     shard.write_bytes(content)
     reader = open_images(folder, "train", check=True)
     assert reader[4] == open_images(folder, "train")[4]
-    for read in (lambda: reader[5], lambda: reader.read_batch([1, 5]), lambda: list(reader.iterate(0))):
+    for read in (
+        lambda: reader[5],
+        lambda: reader.view(5),
+        lambda: reader.read_batch([1, 5]),
+        lambda: list(reader.iterate(0)),
+    ):
         with pytest.raises(DataError, match=rf"sample 5 \(number {row['source']} .*checksum differs"):
             read()
     with pytest.raises(DataError, match="sha256 differs") as caught:

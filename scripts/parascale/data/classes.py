@@ -5,6 +5,7 @@ the same images.
 """
 
 import itertools
+import math
 from functools import partial
 
 import numpy as np
@@ -12,20 +13,20 @@ import numpy as np
 from parascale.data.ahead import read_ahead
 from parascale.data.crops import (
     Scratch,
-    cropped,
-    jpeg_frame,
-    moved,
+    View,
+    draw,
+    empty_pixels,
+    jpeg_part,
     one_thread,
-    readable,
     require_decoder,
     torch_threads,
 )
-from parascale.data.dali import Dali, Part
+from parascale.data.dali import Dali
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError
 
 # Of width to height, as logarithms, of a random crop (Szegedy et al. 2014, arXiv:1409.4842, section 6).
-RATIO = np.log((3 / 4, 4 / 3))
+RATIO = math.log(3 / 4), math.log(4 / 3)
 TRIES = 10  # crops that are drawn before the largest one in the middle is taken
 MARGIN = 1.14  # an image is evaluated at its middle, 1 / MARGIN of its shorter side (256 / 224 in He et al. 2015)
 
@@ -52,14 +53,15 @@ class ClassImages:
         return len(self.reader)
 
     def batch(self, numbers):
-        """Samples by number: (pixels_BCHW as uint8, labels_B as int64)."""
+        """Samples by number: (pixels_BCHW as a tensor of uint8, labels_B as an array of int64)."""
         return next(self.batches([numbers]))
 
     def batches(self, chosen, workers=0, device=None):
         """Yield `batch(numbers)` of each array of numbers in `chosen`, in that order. What takes long to read is read ahead by threads.
 
         workers: threads that decode the batches after the one that is yielded, each batch in one of them; DALI's decode one batch
-        together. 0: the caller's decodes. device: torch.device on which `dali` decodes (default: the CPU); its pixels are a tensor there.
+        together. 0: the caller's decodes. device: torch.device of the model (default: the CPU). `dali` decodes there; what the others
+        decode for a GPU lies in pinned memory.
         """
         encoded, threads = self._encoded(chosen), torch_threads()
         if self.decoder == "dali":
@@ -68,7 +70,8 @@ class ClassImages:
                 dali.hand_over(pixels_BCHW)
                 yield pixels_BCHW, labels_B
         else:
-            yield from _ahead(partial(self._decoded, threads), encoded, workers)
+            pinned = device is not None and device.type == "cuda"
+            yield from _ahead(partial(self._decoded, threads, pinned), encoded, workers)
 
     def _encoded(self, chosen):
         """Yield (numbers, their encoded images) of each array of numbers."""
@@ -78,48 +81,46 @@ class ClassImages:
             data = map(self.reader.read_batch, samples)
         elif self.reader.io == "mmap":  # in memory, or there as the kernel reads ahead: read where it is decoded
             self.reader.require_open()
-            data = (map(self.reader.__getitem__, batch.tolist()) for batch in samples)
+            data = (map(self.reader.view, batch.tolist()) for batch in samples)
         else:
             data = (read for _, read in read_ahead(self.reader, samples))
         return zip(here, data, strict=True)
 
-    def _decoded(self, threads, numbers, encoded):
-        pixels_BCHW, scratch = np.empty((len(numbers), 3, self.size, self.size), np.uint8), Scratch(self.size)
+    def _views(self, numbers, encoded):
+        """What is seen of each image of a batch. All are known before the first is decoded: the decoder takes the processor's caches,
+        and between two images the same takes several times as long.
+        """
+        views = []
+        for number, data in zip(map(int, numbers), encoded, strict=True):
+            seen = self._seen(number)
+            part = None if self.decoder == "full" else jpeg_part(data, seen, self.size)
+            views.append(View(data, seen, part, partial(self.reader.where, number % len(self.reader))))
+        return views
+
+    def _decoded(self, threads, pinned, numbers, encoded):
+        views, scratch = self._views(numbers, encoded), Scratch(self.size)
+        pixels_BCHW = empty_pixels(len(views), self.size, pinned)
         with one_thread(threads):
-            for row, (number, data) in enumerate(zip(map(int, numbers), encoded, strict=True)):
-                pixels_BCHW[row] = self._square(number, data, scratch)
+            for view, pixels_CHW in zip(views, pixels_BCHW.numpy(), strict=True):
+                draw(view, scratch, pixels_CHW)
         return pixels_BCHW, self._labels(numbers)
 
     def _decoded_by(self, dali, threads, numbers, encoded):
         """As `_decoded`, with its JPEGs of 1 or 3 colours by DALI."""
-        parts, others = {}, {}
+        views, scratch, others = self._views(numbers, encoded), Scratch(self.size), {}
         with one_thread(threads):
-            for row, (number, data) in enumerate(zip(map(int, numbers), encoded, strict=True)):
-                frame = jpeg_frame(data)
-                if frame:
-                    box_of, mirrored = self._view(number)
-                    box, _ = moved(box_of, frame.width, frame.height, self.size)
-                    parts[row] = Part(data, box, mirrored(), self._where(number))
-                else:
-                    others[row] = self._square(number, data, None)
-            return dali.batch(parts, others), self._labels(numbers)
+            for row, view in enumerate(views):
+                if not view.part:
+                    others[row] = np.empty((3, self.size, self.size), np.uint8)
+                    draw(view, scratch, others[row])
+            return dali.batch({row: view for row, view in enumerate(views) if view.part}, others), self._labels(numbers)
 
     def _labels(self, numbers):
         return np.asarray(self.reader.labels)[np.asarray(numbers) % len(self.reader)].astype(np.int64)
 
-    def _where(self, number):
-        return partial(self.reader.where, number % len(self.reader))
-
-    def _square(self, number, data, scratch):
-        box_of, mirrored = self._view(number)
-        pixels_CHW = readable(
-            data, self._where(number), lambda encoded: cropped(encoded, box_of, self.size, self.decoder, scratch)
-        )
-        return pixels_CHW[..., ::-1] if mirrored() else pixels_CHW
-
-    def _view(self, number):
-        """What is seen of a sample: a function (width, height) → box, and a second, to be called after it: whether it is flipped."""
-        return middle_square, lambda: False
+    def _seen(self, number):
+        """What is seen of a sample: a function (width, height) → (box, whether it is mirrored)."""
+        return lambda *size: (middle_square(*size), False)
 
 
 class AugmentedImages(ClassImages):
@@ -139,9 +140,9 @@ class AugmentedImages(ClassImages):
                 "add images, or take the class out of the source"
             )
 
-    def _view(self, number):
+    def _seen(self, number):
         random = np.random.default_rng((self.seed, *divmod(number, len(self.reader))))
-        return lambda *size: random_crop(*size, self.smallest, random), lambda: random.random() < 0.5
+        return lambda *size: (random_crop(*size, self.smallest, random), random.random() < 0.5)
 
 
 def _ahead(decoded, encoded, workers):
@@ -163,8 +164,8 @@ def random_crop(width, height, smallest, random):
     """(left, top, right, bottom) of a crop of random area, from `smallest` of the image on, and random ratio."""
     for _ in range(TRIES):
         area = width * height * random.uniform(smallest, 1.0)
-        ratio = np.exp(random.uniform(*RATIO))
-        wide, high = np.sqrt(area * ratio), np.sqrt(area / ratio)
+        ratio = math.exp(random.uniform(*RATIO))
+        wide, high = math.sqrt(area * ratio), math.sqrt(area / ratio)
         if wide <= width and high <= height:
             left, top = random.uniform(0, width - wide), random.uniform(0, height - high)
             return left, top, left + wide, top + high

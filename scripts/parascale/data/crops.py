@@ -1,9 +1,10 @@
 """A part of an encoded image, decoded and resized, with no more of the image decoded than it takes.
 
 `scaled` has libjpeg-turbo (through `simplejpeg`) decode a JPEG at the smallest of SCALES at which the part is still as large as wanted,
-and stop below the part: entropy decoding goes from top to bottom and takes most of the time. `full` has Pillow decode everything; so
-do all decoders where an image is no JPEG of 1 or 3 colours. torch resizes, in a third of the time that Pillow takes. `dali` is
-`parascale.data.dali`, which decodes and resizes batches of the same parts.
+and stop below the part: entropy decoding goes from top to bottom and takes most of the time. It repeats chroma instead of interpolating
+it, since most parts are averaged down afterwards. `full` has Pillow decode everything; so do all decoders where an image is no JPEG of
+1 or 3 colours. torch resizes, in a third of the time that Pillow takes. `dali` is `parascale.data.dali`, which decodes and resizes
+batches of the same parts.
 """
 
 import contextlib
@@ -17,7 +18,6 @@ from parascale.data import jpeg
 from parascale.errors import DataError, RequirementError
 
 BLOCK = 8  # rows of a block; an MCU has one to four of them
-CONTEXT = 2  # rows below a row of pixels, at most, from which its chroma is interpolated (`jdsample.c`, h2v2)
 # Eighths of an image's size at which it is decoded. libjpeg-turbo has vector instructions for these (`jddctmgr.c`); at five, six
 # or seven eighths it takes longer than for the whole.
 SCALES = (1, 2, 4, 8)
@@ -32,27 +32,68 @@ class Frame(NamedTuple):
     width: int
 
 
-def cropped(data, box_of, size, decoder, scratch=None):
-    """Pixels of a part of an encoded image: uint8 array of 3 × size × size, RGB, in the memory of `scratch`.
+class Part(NamedTuple):
+    """What is seen of an image, and all that decoding and resizing it take.
 
-    box_of: function (width, height) → (left, top, right, bottom) of the part in pixels, which need not be whole; its corner is
-    moved to one that is a whole pixel at the scale of decoding, by half a block at most, whatever the decoder: both see the same
-    part. decoder: `scaled`, or another that has Pillow decode everything. scratch: a Scratch that serves one call after the other. Raises jpeg.BadImage.
+    box: (left, top, right, bottom) in the image's pixels, the same whatever the decoder. mirrored: whether it is flipped.
+    shape: (rows, columns) that are decoded. scale: of them, at which the box's left and top are whole. window: of as_strided, to get the
+    box as 1 × 3 × rows × columns of a tensor that begins with what is decoded. zoom: of resizing, in height and width.
+    place, height: where a JPEG's header tells its height, and the two bytes that it is made to tell.
     """
-    scratch = scratch or Scratch(size)
-    frame = jpeg_frame(data) if decoder == "scaled" else None
-    if frame is None:
-        pixels_HWC, scale = jpeg.decode(data), 1.0
-        box, _ = moved(box_of, pixels_HWC.shape[1], pixels_HWC.shape[0], size)
-    else:
-        box, eighths = moved(box_of, frame.width, frame.height, size)
-        pixels_HWC, scale = _decode_part(data, frame, box, eighths, scratch), eighths / 8
-    return _resized(pixels_HWC, [place * scale for place in box], scratch.resized_1CHW)
+
+    box: tuple
+    mirrored: bool
+    shape: tuple
+    scale: float
+    window: tuple
+    zoom: tuple
+    place: int | None = None
+    height: bytes | None = None
 
 
-def moved(box_of, width, height, size):
-    """(the part of an image as every decoder takes it, the smallest of SCALES at which it is as large as wanted)."""
-    left, top, right, bottom = box_of(width, height)
+class View(NamedTuple):
+    """An encoded image and what is seen of it.
+
+    data: its bytes. seen: function (width, height) → (box in pixels, which need not be whole; whether it is mirrored).
+    part: the Part, or None where only decoding tells the image's size. where: function that says which image it is.
+    """
+
+    data: bytes
+    seen: object
+    part: Part | None
+    where: object
+
+
+def jpeg_part(data, seen, size):
+    """The Part of a JPEG of 1 or 3 colours, by its header; None for anything else. seen: as in View. size: as in `moved`."""
+    frame = jpeg_frame(data)
+    return frame and frame_part(frame, *moved(*seen(frame.width, frame.height), frame.width, frame.height, size), size)
+
+
+def frame_part(frame, box, mirrored, eighths, size):
+    """The Part of a JPEG with its rows from the first one to the end of the box."""
+    least_rows = math.ceil(box[3] * eighths / 8) * 8 // eighths
+    height = min(frame.height, math.ceil(least_rows / frame.unit) * frame.unit)
+    shape = -(-height * eighths // 8), -(-frame.width * eighths // 8)
+    return _part(box, mirrored, shape, eighths / 8, size, frame.place, height.to_bytes(2, "big"))
+
+
+def _part(box, mirrored, shape, scale, size, *header):
+    """A Part. Its box need not end at a whole pixel, and may end beyond the last one by what rounding adds."""
+    (height, width), (left, top, right, bottom) = shape, (place * scale for place in box)
+    wide, high, left, top = right - left, bottom - top, round(left), round(top)
+    rows, columns = min(math.ceil(high), height - top), min(math.ceil(wide), width - left)
+    window = (1, 3, rows, columns), (0, 1, 3 * width, 3), 3 * (top * width + left)
+    return Part(box, mirrored, shape, scale, window, (size / high, size / wide), *header)
+
+
+def moved(box, mirrored, width, height, size):
+    """(the box as every decoder takes it, mirrored, the smallest of SCALES at which it is as large as wanted).
+
+    box: in an image of width × height pixels; its corner is moved to one that is a whole pixel at that scale, by half a block at most.
+    size: wanted, in pixels of a side.
+    """
+    left, top, right, bottom = box
     wide, high = right - left, bottom - top
     wanted = 8 * max(size / wide, size / high)
     eighths = next((scale for scale in SCALES if scale >= wanted), SCALES[-1])
@@ -61,22 +102,29 @@ def moved(box_of, width, height, size):
         max(0, min(round(place / step), int((most - extent) / step))) * step
         for place, most, extent in ((left, width, wide), (top, height, high))
     )
-    return (left, top, left + wide, top + high), eighths
+    return (left, top, left + wide, top + high), mirrored, eighths
 
 
-def _resized(pixels_HWC, box, resized_1CHW):
-    """A part of an image, averaged over the pixels that each new one covers, as an array of 3 × size × size in the memory of
-    `resized_1CHW`. Its corner is a whole pixel.
+def draw(view, scratch, pixels_CHW):
+    """Decode what is seen of an image, resize it, and write it into an array of 3 × size × size, uint8, RGB.
+
+    Without `part`, Pillow decodes everything. Raises DataError that names a damaged image.
+    """
+    part = readable(view, view.where, scratch.decoded)
+    resized_CHW = scratch.resized(part)
+    pixels_CHW[:] = resized_CHW[..., ::-1] if part.mirrored else resized_CHW
+
+
+def empty_pixels(count, size, pinned):
+    """A uint8 tensor for so many images. Its memory is that of batches that nobody holds any longer: malloc and torch's cache of pinned
+    memory keep it. pinned: for copies to a GPU beside its work, whose end the cache awaits.
     """
     import torch
 
-    left, top, wide, high = round(box[0]), round(box[1]), box[2] - box[0], box[3] - box[1]
-    part_HWC = pixels_HWC[top : top + math.ceil(high), left : left + math.ceil(wide)]
-    part_1CHW = torch.from_numpy(part_HWC if part_HWC.flags.writeable else part_HWC.copy()).permute(2, 0, 1)[None]
-    # What `interpolate` calls, which takes no factors beside a size: the part need not end at a whole pixel.
-    resize, size = torch.ops.aten._upsample_bilinear2d_aa.out, resized_1CHW.shape[-1]
-    resize(part_1CHW, [size, size], False, size / high, size / wide, out=resized_1CHW)
-    return resized_1CHW[0].numpy()
+    shape = count, 3, size, size
+    if pinned:
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+    return torch.from_numpy(np.empty(shape, np.uint8))  # NumPy asks for huge pages: fewer page faults
 
 
 def torch_threads():
@@ -138,44 +186,60 @@ def require_decoder(decoder):
 
 
 class Scratch:
-    """Memory that images of `size` pixels a side are decoded and resized in, one after the other: fresh memory costs page faults."""
+    """Memory that images are decoded and resized to `size` × `size` in, one after the other: fresh memory costs page faults."""
 
     def __init__(self, size):
         import torch
 
-        self._pixels = np.empty(0, np.uint8)
+        self.size = size
+        self._make(0)
         # Colours next to each other, as the kernel writes them.
-        self.resized_1CHW = torch.empty(1, 3, size, size, dtype=torch.uint8, memory_format=torch.channels_last)
+        self._resized_1CHW = torch.empty(1, 3, size, size, dtype=torch.uint8, memory_format=torch.channels_last)
+        self._resized_CHW = self._resized_1CHW[0].numpy()
+        # What `interpolate` calls, which takes no factors beside a size: a part need not end at a whole pixel.
+        self._resize = torch.ops.aten._upsample_bilinear2d_aa.out
 
-    def take(self, size):
-        """An array of so many bytes or more, the same one as long as it suffices."""
-        if len(self._pixels) < size:
-            self._pixels = np.empty(size, np.uint8)
-        return self._pixels
+    def _make(self, size):
+        import torch
 
+        self._tensor = torch.empty(size, dtype=torch.uint8)
+        self.pixels = self._tensor.numpy()  # what was decoded last, row by row
 
-def _decode_part(data, frame, box, eighths, scratch):
-    """The pixels at so many eighths of their size, with the rows down to the end of `box` at least, in the memory of `scratch`."""
-    import simplejpeg
+    def decoded(self, view):
+        """Decode an image into this memory; returns its Part. Raises jpeg.BadImage."""
+        part = view.part
+        if part is None:
+            return self._decoded_whole(view)
+        import simplejpeg
 
-    least_rows = (math.ceil(box[3] * eighths / 8) + CONTEXT) * 8 // eighths
-    rows = min(frame.height, math.ceil(least_rows / frame.unit) * frame.unit)
-    if rows < frame.height:  # the decoder stops at the height that the header tells
-        data = b"".join((data[: frame.place], rows.to_bytes(2, "big"), data[frame.place + 2 :]))
-    least = {} if eighths == 8 else {"min_factor": 8 / eighths}
-    high, wide = -(-rows * eighths // 8), -(-frame.width * eighths // 8)
-    try:
-        return simplejpeg.decode_jpeg(
-            data,
-            "RGB",
-            min_height=high,
-            min_width=wide,
-            buffer=scratch.take(high * wide * 3),
-            strict=False,
-            **least,
-        )
-    except (ValueError, MemoryError) as error:
-        raise jpeg.BadImage(f"it cannot be decoded ({error})") from None
+        rows, columns = part.shape
+        if len(self.pixels) < 3 * rows * columns:
+            self._make(3 * rows * columns)
+        # The decoder stops at the height that the header tells.
+        data = bytearray(view.data)
+        data[part.place : part.place + 2] = part.height
+        try:
+            simplejpeg.decode_jpeg(data, "RGB", False, True, rows, columns, 1 / part.scale, self.pixels, False)
+        except (ValueError, MemoryError) as error:
+            raise jpeg.BadImage(f"it cannot be decoded ({error})") from None
+        return part
+
+    def _decoded_whole(self, view):
+        pixels_HWC = jpeg.decode(view.data)
+        if len(self.pixels) < pixels_HWC.size:
+            self._make(pixels_HWC.size)
+        self.pixels[: pixels_HWC.size] = pixels_HWC.ravel()
+        (height, width, _), size = pixels_HWC.shape, self.size
+        box, mirrored, _ = moved(*view.seen(width, height), width, height, size)
+        return _part(box, mirrored, (height, width), 1.0, size)
+
+    def resized(self, part):
+        """What was decoded last, averaged over the pixels that each new one covers: an array of 3 × size × size that the next call
+        overwrites.
+        """
+        part_1CHW = self._tensor.as_strided(*part.window)
+        self._resize(part_1CHW, (self.size, self.size), False, *part.zoom, out=self._resized_1CHW)
+        return self._resized_CHW
 
 
 def readable(data, where, decode):

@@ -1,24 +1,9 @@
 """JPEGs decoded, cropped, resized and flipped by NVIDIA DALI, a batch at a time: on a GPU, or by threads of its own on the CPU."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from parascale.data.crops import readable
 from parascale.data.jpeg import BadImage
-
-
-class Part(NamedTuple):
-    """What is seen of a JPEG.
-
-    data: its bytes. box: (left, top, right, bottom) in pixels, of which left and top are whole. mirrored: whether it is flipped.
-    where: function that says which image it is.
-    """
-
-    data: bytes
-    box: tuple
-    mirrored: bool
-    where: object
 
 
 class Dali:
@@ -34,19 +19,19 @@ class Dali:
         self._stream = torch.cuda.Stream(device) if self.device.type == "cuda" else None
         self._pipeline, self._most = None, 0
 
-    def batch(self, parts, others):
+    def batch(self, views, others):
         """Pixels as a uint8 tensor of B × 3 × size × size, RGB, on the device.
 
-        parts: row → Part. others: row → pixels of an image that was decoded otherwise. Raises DataError that names a damaged image.
+        views: row → View of a JPEG, with its Part. others: row → pixels of an image that was decoded otherwise. Raises DataError that names a damaged image.
         """
         import torch
 
-        shape = (len(parts) + len(others), 3, self.size, self.size)
+        shape = (len(views) + len(others), 3, self.size, self.size)
         with torch.cuda.stream(self._stream):
             pixels_BCHW = torch.empty(shape, dtype=torch.uint8, device=self.device)
-            if parts:
-                found = self._decoded(list(parts.values()), shape[0])
-                pixels_BCHW[list(parts)] = torch.from_dlpack(found.as_tensor())
+            if views:
+                found = self._decoded(list(views.values()), shape[0])
+                pixels_BCHW[list(views)] = torch.from_dlpack(found.as_tensor())
             if others:
                 pixels_BCHW[list(others)] = torch.from_numpy(np.stack(list(others.values()))).to(self.device)
             if self._stream:
@@ -60,29 +45,30 @@ class Dali:
         if self._stream:
             pixels_BCHW.record_stream(torch.cuda.current_stream(self.device))
 
-    def _decoded(self, parts, most):
-        """What DALI returns for the parts of a batch of at most so many."""
+    def _decoded(self, views, most):
+        """What DALI returns for the images of a batch of at most so many."""
         try:
-            return self._run(parts, most)
+            return self._run(views, most)
         except RuntimeError:  # it names no sample, or one by its place
             alone = Dali(self.size, 1)
-            for part in parts:
-                readable(part, part.where, alone._try)
+            for view in views:
+                readable(view, view.where, alone._try)
             raise
 
-    def _try(self, part):
+    def _try(self, view):
         try:
-            self._run([part], 1)
+            self._run([view], 1)
         except RuntimeError:
             raise BadImage("DALI cannot decode it (another `training.decoder` may)") from None
 
-    def _run(self, parts, most):
+    def _run(self, views, most):
         if most > self._most:
             self._most = most
             self._pipeline = _pipeline(self.size, self._most, self.threads, self.device.index)
+        parts = [view.part for view in views]
         sides = [(bottom - top, right - left) for left, top, right, bottom in (part.box for part in parts)]
         (found,) = self._pipeline.run(
-            encoded=[np.frombuffer(part.data, np.uint8) for part in parts],
+            encoded=[np.frombuffer(view.data, np.uint8) for view in views],
             start=np.array([(part.box[1], part.box[0]) for part in parts], np.int32),
             shape=np.ceil(sides).astype(np.int32),
             end=np.array(sides, np.float32),

@@ -226,7 +226,7 @@ class ImageTraining(Training):
     decoder: Decoder = option(
         "scaled",
         "how JPEGs are decoded: `scaled` by libjpeg-turbo, at a half, a quarter or an eighth of the size where the crop allows, and "
-        "no further down than the crop reaches (pixels of photographs differ by 0.7 of 255 on average, by 24 at most); "
+        "no further down than the crop reaches (pixels of photographs differ by 1 of 255 on average, by 50 at most); "
         "`full` as a whole, by Pillow; `dali` by NVIDIA DALI (`pip install -r envs/requirements-dali.txt`), on a GPU where the run has "
         "one (0.2 on average and 12 at most on a CPU). All three see the same crops and flips; only JPEGs of 1 or 3 colours are decoded "
         "differently",

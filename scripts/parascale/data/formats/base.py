@@ -150,6 +150,10 @@ class Reader:
             self._require_same(i, data)
         return data
 
+    def view(self, i):
+        """As `reader[i]`, but where the file is mapped the sample is not copied: a memoryview, good for as long as it is held."""
+        return self[i]
+
     def read_batch(self, indices):
         """The bytes of several samples, in the order asked for: a list."""
         return [self[i] for i in indices]
@@ -214,6 +218,16 @@ class ByteReader(Reader):
             self._require_same(i, data)
         return data
 
+    def view(self, i):
+        self.require_open()
+        if not self._maps:
+            return self[i]
+        length, offset = self._length[i], self._offset[i]
+        data = memoryview(self._maps[self._shard[i]])[offset : offset + length]
+        if self.check or len(data) != length:
+            self._require_same(i, data)
+        return data
+
     def read_batch(self, indices):
         self.require_open()
         data = list(self._read_rows(self.samples[np.asarray(indices, np.int64)]))
@@ -270,8 +284,6 @@ class ByteReader(Reader):
             ]
 
     def _release(self):
-        for mapped in self._maps:
-            if mapped:
-                mapped.close()
+        self._maps = []  # each is closed with its last view
         for file in self._files:
             os.close(file)
