@@ -256,6 +256,34 @@ def test_scaling_marks_its_knee_and_what_a_node_makes_free(write, advise):
     assert text.count("whole nodes are charged") == 1
 
 
+def test_scaling_as_json_says_what_its_lines_say(write, advise):
+    write(dim=1024)
+    arguments = ("--workload", "w", "--gpus", "32", "--scaling")
+    text, steps = advise(*arguments), json.loads(advise(*arguments, "--json"))
+    rows = re.findall(r"^ +(\d+)  .* core-(?:h|min)  +(\d+) %  ([^(]+) \(.*?\)(  <- the knee)?", text, re.MULTILINE)
+    assert len(rows) == 6
+    assert [(str(step["gpus"]), f"{step['efficiency']:.0%}", step["strategy"], step["knee"]) for step in steps] == [
+        (gpus, f"{efficiency}%", strategy, bool(knee)) for gpus, efficiency, strategy, knee in rows
+    ]
+    assert {step["gpus"]: step["free_from"] for step in steps if step["free_from"]} == {4: 1}
+    assert all(step["prediction"]["wall_seconds"] > 0 and step["layout"] and step["reason"] for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--by", "time"], "--by"),
+        (["--top", "3", "--json"], "--top"),
+        (["--top", "10", "--by", "core_hours"], "--by and --top"),
+    ],
+)
+def test_scaling_refuses_what_ranks_the_layouts_of_one_number_of_gpus(write, call, options, named):
+    """Also their defaults, when they are given."""
+    write()
+    code, text = call("advise", "--workload", "w", "--gpus", "4", "--scaling", *options)
+    assert code == 2 and text.rstrip().endswith(f"leave out {named}")
+
+
 def test_advice_on_512_gpus_comes_within_two_seconds(write, advise):
     """Of processor time, start-up apart."""
     write()

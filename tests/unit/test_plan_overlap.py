@@ -3,11 +3,15 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from parascale.families.sizes import MicroBatch, model_sizes
+from parascale.parallel.precision import HALF, Copies
 from parascale.plan.rates import formula_rates
 from parascale.plan.time import Prices, rank_time, step_seconds
-from parascale.plan.work import BUCKET_BYTES, step_work
+from parascale.plan.work import BUCKET_BYTES, parameter_bytes, step_work
 from parascale.settings import Site
 from tests.unit.test_plan_fit import CLUSTER, VOCABULARY
 from tests.unit.test_plan_memory import GPT_350M, make_run
@@ -113,3 +117,48 @@ def test_what_is_fused_moves_less():
     other = {fused: plain.block_operations(batch, fused).moved for fused in (True, False)}
     extra = (moved[False] - moved[True]) - (other[False] - other[True])
     assert extra == 2 * 1024 * batch.samples * model.hidden_width * batch.compute
+
+
+class Moved(TorchDispatchMode):
+    """Bytes that casts and sums of tensors of a shape read and write."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.bytes = shape, 0
+
+    def __torch_dispatch__(self, operation, types, inputs=(), keywords=None):
+        result = operation(*inputs, **(keywords or {}))
+        tensors = [each for each in tree_leaves((inputs, result)) if isinstance(each, torch.Tensor)]
+        name = operation.overloadpacket.__name__
+        if name in ("_to_copy", "add_") and all(each.shape == self.shape for each in tensors):
+            self.bytes += sum(each.nbytes for each in tensors)
+        return result
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_each_micro_batch_moves_all_parameters(precision, parts):
+    """To half precision, its gradient back to fp32, and on top of earlier ones: as many bytes as torch moves."""
+    module = torch.nn.Linear(11, 7, bias=False)
+    forward = Copies(HALF[precision]).around(module) if precision in HALF else module
+    with Moved(module.weight.shape) as real:
+        for _ in range(parts):
+            forward(torch.ones(3, 11)).sum().backward()
+    run = make_run(GPT_350M, precision, window=64, batch=10, accumulate=parts)
+    moved = parts * sum(parameter_bytes(run, MicroBatch.of(run)))
+    assert real.bytes == pytest.approx(module.weight.numel() * moved)
+
+
+def test_sums_of_micro_batches_are_paid_for():
+    """Four read and write all gradients thrice, three read and written in 12 bytes an element: 9 for each of the four."""
+    one, four = (step(batch=16 * parts, accumulate=parts)[1] for parts in (1, 4))
+    more = one.blocks * (four.backward.moved - one.backward.moved) + four.ends_backward.moved - one.ends_backward.moved
+    assert more == pytest.approx(9 * model_sizes(GPT_350M, VOCABULARY, 1024).count)
+
+
+def test_a_pipeline_makes_its_copies_once_and_fsdp_none():
+    batches = {"pp": make_run(GPT_350M, "bf16", pp=2, micro_batches=4), "fsdp": make_run(GPT_350M, "bf16", fsdp=2)}
+    assert {name: parameter_bytes(run, MicroBatch.of(run)) for name, run in batches.items()} == {
+        "pp": (6 / 4, 6 + 12 * 3 / 4),
+        "fsdp": (0, 0),
+    }

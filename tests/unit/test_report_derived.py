@@ -51,7 +51,7 @@ OTHERS = {
     "local SGD": (ddp(average_every=4), "local SGD is another method"),
     "baseline unknown": (ddp(baseline="gone"), "`gone` is not in this report"),
     "baseline unfinished": (ddp(baseline="stuck"), "`stuck` is failed"),
-    "unfinished": (ddp(status="failed", steps=3), "the run is failed"),
+    "unfinished": (ddp(status="failed", steps=3), "not finished (failed)"),
 }
 
 

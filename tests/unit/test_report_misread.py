@@ -7,9 +7,10 @@ import pytest
 
 from parascale.files import write_json
 from parascale.report import render_page
-from parascale.report.curves import loss
+from parascale.report.comparing import RULE
+from parascale.report.curves import MOST, loss
 from parascale.report.derived import Spread
-from parascale.report.figures import scaling
+from parascale.report.figures import memory, phases, scaling, throughput
 from parascale.report.findings import findings
 from parascale.report.plots import Point, scaling_panel
 from parascale.report.provenance import provenance_section
@@ -42,13 +43,93 @@ def test_what_is_not_ranked_looks_so_in_the_figure(tmp_path):
     assert "not ranked</title>" in figure.panels[0].marks + marks and marks.count("not ranked") == 1
 
 
-def test_ranges_on_as_many_gpus_stand_side_by_side():
-    """One over the other, nobody can tell whose range is whose."""
+def test_points_stand_at_their_gpus():
+    """Moved aside, a run on two GPUs seems to be on fewer, and above the ideal line."""
     points = [Point(2, Spread((mean,), mean, mean / 2, mean * 2), "c1", str(mean)) for mean in (1.2, 1.3, 1.4)]
     origin = Point(1, Spread((1.0,), 1.0, 1.0, 1.0), "c0", "baseline")
     panel = scaling_panel("Title", "words", "GPUs", "speed-up", [(point.note, [point]) for point in points], origin)
-    places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', panel.marks)]
-    assert all(abs(one - other) > 4 for index, one in enumerate(places) for other in places[:index])
+    places = re.findall(r'<circle cx="([\d.]+)"', panel.marks)
+    assert len(places) == 4 and len(set(places)) == 2
+
+
+def test_the_rule_of_a_measured_difference_is_the_printed_one(tmp_path):
+    """Ranges that do not overlap are not enough, which readers must be told where they read the verdict; findings agree with it."""
+
+    def even(seconds):
+        return lambda lines: [line["seconds"].update(total=seconds) for line in lines]
+
+    steps = {"single": even(0.1), "ddp": even(0.1015)}
+    report = report_of(tmp_path, fake("single", **BASE), ddp(), steps=steps)
+    compared = report.comparisons["ddp"]
+    assert compared.high < 1 < 1.02 * compared.speedup, "the ranges are apart, by less than the margin"
+    assert "no measurable difference from `ddp`" in said_of(report)
+    assert not [found for found in findings(report.records[0], (), compared) if "slower" in found.text]
+    page = render_page(report)
+    assert RULE in page.split('id="verdict"')[1].split("</section>")[0]
+
+
+def test_a_different_run_is_left_out_of_comparisons_and_marked_elsewhere(tmp_path):
+    """Its cost is not to be compared; and it is the first row of the tables, as what failed is."""
+    wrong = fake("wrong", tp=2, gpus_per_node=2, verdict="different", loss_shift=1e-2)
+    report = report_of(tmp_path, fake("single", **BASE), ddp(), wrong, ddp("stuck", status="failed", steps=3))
+    assert "wrong" not in "".join(panel.marks for panel in scaling(report).panels)
+    for figure in (throughput(report), memory(report), phases(report)):
+        assert re.search(", different</(text|title)>", figure.panels[0].marks), figure.name
+    page = render_page(report)
+    left_out = page.split("Left out of these figures")[1].split("</ul>")[0]
+    assert (
+        "<code>wrong</code>: the result is different" in left_out
+        and "<code>stuck</code>: not finished (failed)" in left_out
+    )
+    rows = re.findall(r'<tr data-run="(.*?)"', page.split('id="runs-table"')[1].split("</table>")[0])
+    assert rows == ["stuck", "wrong", "ddp", "single"]
+
+
+def many(root, count):
+    """A Report of a baseline and so many other runs of its workload: one is different, one failed."""
+    runs = [ddp(f"ddp-{number}", seed=number, step_seconds=0.05 + number / 1000) for number in range(1, count - 1)]
+    odd = (
+        fake("wrong", tp=2, gpus_per_node=2, verdict="different", loss_shift=1e-2),
+        ddp("stuck", status="failed", steps=9),
+    )
+    return report_of(root, fake("single", **BASE), *runs, *odd)
+
+
+@pytest.mark.parametrize("count", [MOST - 1, 2 * MOST])
+def test_every_line_of_a_loss_panel_that_is_named_has_an_ink_of_its_own(count, tmp_path):
+    """However many runs there are, the baseline, the best and those that went wrong are told from the others."""
+    figure = loss(many(tmp_path, count))
+    legend = figure.panels[0].legend
+    labels, inks = [entry.label for entry in legend], {(entry.colour, entry.dashes) for entry in legend}
+    assert len(inks) == len(legend) <= MOST + 1
+    assert {"single", "wrong (different)", "stuck (failed)"} <= set(labels)
+    assert (f"{2 * MOST - 3} other runs" in labels) == (count > MOST)
+
+
+def test_a_table_that_scrolls_says_how_many_rows_it_has(tmp_path):
+    """On a telephone it ends like a table that is whole."""
+    assert f"Every run, finished or not: {2 * MOST + 1} rows" in render_page(many(tmp_path, 2 * MOST))
+
+
+def test_runs_of_two_workloads_have_a_legend_each(tmp_path):
+    """One below all panels holds entries that most panels do not have."""
+    other = fake("alone", baseline="alone", verdict="baseline", train=workload("large"))
+    figure = loss(report_of(tmp_path, fake("single", **BASE), other))
+    assert [[entry.label for entry in row[0].legend] for row in figure.rows] == [
+        ["alone"],
+        ["single"],
+    ] and not figure.legend
+
+
+def test_the_share_of_communication_is_read_from_the_axis(tmp_path):
+    """Bars of a step's length hide it where steps are short; it begins at 0, in bars that are as long as each other."""
+    short = ddp(step_seconds=0.001, shares=SHARES | {"communication": 2.0})
+    marks = phases(report_of(tmp_path, fake("single", **BASE), short)).panels[0].marks
+    bars = re.findall(r"<title>(\w+): (\w+) [^<]*</title><path d=\"M ([\d.]+) [\d.]+ L ([\d.]+) ", marks)
+    starts = {(run, phase): float(low) for run, phase, low, _ in bars}
+    ends = [max(float(high) for run, _, _, high in bars if run == name) for name in ("single", "ddp")]
+    assert starts["ddp", "communication"] == starts["single", "communication"] == min(starts.values())
+    assert ends[0] == pytest.approx(ends[1], abs=0.2)
 
 
 def test_a_validation_loss_far_above_the_curves_does_not_press_them_flat(tmp_path):

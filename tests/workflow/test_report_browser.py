@@ -279,6 +279,30 @@ def test_a_report_of_ten_runs_is_printed_on_at_most_twelve_pages(browser, tmp_pa
     assert 1 < len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed))) <= 12
 
 
+def test_many_runs_are_legible_on_paper(browser, tmp_path):
+    """Names of runs in one line, and in figures letters of a height, however many bars there are."""
+    shape = {"pp": 2, "gpus_per_node": 2, "train": TEXT}
+    fakes = [fake("single", verdict="baseline", train=TEXT)]
+    fakes += [fake(f"a-pipeline-of-{number}", micro_batches=number, **shape) for number in range(2, 33)]
+    page = tmp_path / "index.html"
+    write_text(page, render_page(compared(load_records(*write_results(tmp_path, fakes)), "Many runs")))
+    browser.show(page, 1032, media="print")
+    names = browser.run(
+        """return [...document.querySelectorAll('tr[data-run] > th')].map(cell => {
+             const range = document.createRange();
+             range.selectNodeContents(cell.firstChild);
+             return [cell.firstChild.textContent.trim(), range.getClientRects().length]})"""
+    )
+    assert len(names) > 5 * len(fakes) and [name for name, lines in names if lines > 1 and len(name) <= 24] == []
+    heights = browser.run(
+        """return [...document.querySelectorAll('svg.chart')].map(svg => {
+             const frame = svg.getBoundingClientRect(), box = svg.viewBox.baseVal;
+             return 13 * Math.min(frame.width / box.width, frame.height / box.height)})"""
+    )
+    assert len(heights) > 6 and min(heights) > 6
+    assert browser.run("return document.documentElement.scrollWidth") <= 1032
+
+
 def test_rows_can_be_chosen_by_workload_strategy_and_status(browser, pages):
     """In all tables at once; what is chosen is said, and all rows come back."""
     browser.show(pages["report"], 1440)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import click
+from click.core import ParameterSource
 
 from parascale.cli import with_project
 from parascale.plan import advise as advice_of
@@ -26,7 +27,7 @@ COUNT = click.IntRange(min=1)
 @click.option("--scaling", is_flag=True, help="Instead: cost against time of the best layout on 1, 2, 4, … GPUs.")
 @click.option("--vocabulary", type=COUNT, help="Entries of the vocabulary, if the data is not prepared.")
 @click.option("--top", type=COUNT, default=10, help="Number of layouts to show.")
-@click.option("--json", "as_json", is_flag=True, help="Print all layouts as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print all layouts, or all numbers of GPUs, as JSON.")
 @with_project
 def advise(project, workload, machine, gpus, precision, by, global_batch, scaling, vocabulary, top, as_json):
     """Rank the layouts for a number of GPUs, with their memory and the reason in words.
@@ -35,6 +36,8 @@ def advise(project, workload, machine, gpus, precision, by, global_batch, scalin
     Example: parascale advise --workload lm-small --site jureca --gpus 8
     Example: parascale advise --workload lm-small --site jureca --gpus 64 --scaling
     """
+    if scaling:
+        _refuse_options_of_a_list()
     site = load_site(project.config, machine) if machine else project.site
     workload = load_workload(project.config.workloads, workload)
     if global_batch:
@@ -46,7 +49,7 @@ def advise(project, workload, machine, gpus, precision, by, global_batch, scalin
     known = calibrate.known(project.paths, site.name)
     if scaling:
         steps = advice_of.scaling(workload, site, gpus, precision, known, facts)
-        print("\n".join(scaling_lines(steps, site)))
+        print(json.dumps([*map(step_dict, steps)], indent=2) if as_json else "\n".join(scaling_lines(steps, site)))
         return
     ranked = advice_of.advise(workload, site, gpus, precision, known, facts, by)
     if as_json:
@@ -64,6 +67,15 @@ def advise(project, workload, machine, gpus, precision, by, global_batch, scalin
     )
     for number, advice in enumerate(ranked[:top], 1):
         print(f"{number:3}. {line(advice, gpu)}\n     {advice.reason}")
+
+
+def _refuse_options_of_a_list():
+    """Raise UsageError for an option that means nothing with --scaling, which shows one layout of each number of GPUs."""
+    context = click.get_current_context()
+    given = [name for name in ("by", "top") if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if given:
+        named = " and ".join(f"--{name}" for name in given)
+        raise click.UsageError(f"--scaling shows the fastest layout of each number of GPUs: leave out {named}")
 
 
 def scaling_lines(steps, site):
@@ -107,6 +119,12 @@ def core_hours(hours):
     if hours is None:
         return ""
     return f"{numbers.significant(hours)} core-h" if hours >= 1 else f"{numbers.significant(60 * hours)} core-min"
+
+
+def step_dict(step):
+    """Plain values of a Step."""
+    facts = {name: getattr(step, name) for name in ("gpus", "efficiency", "free_from", "knee")}
+    return facts | as_dict(step.advice)
 
 
 def as_dict(advice):

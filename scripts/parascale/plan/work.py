@@ -141,6 +141,9 @@ def _rank_work(run, sizes, kind, rank):
     if layout.uses_fsdp:
         forward, backward = forward._replace(shards=1.0), backward._replace(shards=1.0)
     ends = _loads(sizes.ends_operations(batch, fused), kind["wave"]) if rank.last else (Load(), Load())
+    copied, summed = (Load(moved=size) for size in parameter_bytes(run, batch))
+    forward, backward = forward.plus(copied, rank.block_elements), backward.plus(summed, rank.block_elements)
+    ends = ends[0].plus(copied, rank.root), ends[1].plus(summed, rank.root)
     optimizer = rank.sharded * (UPDATE_BYTES + batch.parameter * (3 + 2 * OPTIMIZER_COPIES[run.workload.optim.name]))
     collectives = _tensor_collectives(run, rank)
     return RankWork(
@@ -157,6 +160,18 @@ def _rank_work(run, sizes, kind, rank):
         normalise=_batch_norm(run, sizes, rank),
         **_data_transfers(run, rank),
     )
+
+
+def parameter_bytes(run, batch):
+    """Bytes that a micro-batch moves for each element of the parameters, in its forward and in its backward pass.
+
+    The copy in half precision, of which a pipeline's micro-batches share one; the gradient's way back to fp32; and its sum with those
+    of earlier micro-batches. Where FSDP holds the parameters it sums shards, which is not counted.
+    """
+    if run.layout.uses_fsdp:
+        return 0.0, 0.0
+    copy = batch.parameter + batch.compute if batch.copies else 0
+    return copy / run.layout.micro_batches, copy + 3 * batch.parameter * (1 - 1 / run.micro_batches)
 
 
 def _loads(operations, wave):

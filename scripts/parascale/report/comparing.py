@@ -10,7 +10,12 @@ efficiency is the rate per GPU over the baseline's (Gustafson 1988, doi:10.1145/
 import json
 from dataclasses import dataclass
 
+from parascale.report import numbers
 from parascale.settings import identity
+
+# Smaller differences are none, however narrow the ranges: another start of the same run may make them.
+MARGIN = 0.02
+RULE = f"Two runs differ measurably where their means are more than {numbers.percent(MARGIN)} apart and their ranges do not overlap."
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,17 @@ class Comparison:
     computing: float | None = None
 
 
+def is_less(mean, highest, other, lowest):
+    """Whether a mean is measurably less than another, by RULE. highest: end of its own range; lowest: of the other's."""
+    return mean < (1 - MARGIN) * other and highest < lowest
+
+
 def compare(record, baseline):
     """The Comparison of a run with its baseline; None for a baseline that is not there."""
     if not record.done:
-        return Comparison(reason=f"the run is {record.status}")
+        return Comparison(reason=f"not finished ({record.status})")
+    if is_different(record):
+        return Comparison(reason="the result is different from the baseline's")
     if baseline is None or not baseline.done:
         state = "not in this report" if baseline is None else baseline.status
         return Comparison(reason=f"its baseline `{record.run.baseline}` is {state}")
@@ -111,6 +123,14 @@ def configuration(record):
 def is_different(record):
     """The run was found to compute something else than its baseline."""
     return record.parity is not None and record.parity.verdict == "different"
+
+
+def caveat(record):
+    """What sets a run apart from the others of its workload, in few words; empty for most."""
+    said = [] if record.done else [record.status]
+    said += ["different"] if is_different(record) else []
+    said += ["weak scaling"] if record.run.scaling == "weak" else []
+    return ", ".join([*said, *filter(None, [record.run.way])])
 
 
 def _machine(record):

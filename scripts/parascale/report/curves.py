@@ -3,13 +3,17 @@
 from dataclasses import replace
 
 from parascale.report import numbers
+from parascale.report.comparing import caveat, is_different
 from parascale.report.derived import grouped
-from parascale.report.drawing import Entry, Figure, series_ink
+from parascale.report.drawing import COLOURS, DASHES, Entry, Figure, series_ink
 from parascale.report.layouts import named
 from parascale.report.plots import Line, curves_panel, over_the_top, thinned
 from parascale.report.summary import perplexity
 from parascale.report.tables import RUN, Column, columns, make_table
+from parascale.report.verdict import verdicts
 
+MOST = 12  # runs of a workload that each have an ink of their own
+FAINT = "other"  # colour of the others
 BUCKETS = (40, 150)  # fewest and most intervals of a curve that keep two points each
 POINTS = 6_000  # intervals over all curves of a figure: bounds the size of the page
 TABLE_ROWS = 8  # rows of a run in the figure's table
@@ -29,24 +33,49 @@ def loss(report):
     groups = grouped(drawn, lambda record: (record.run.workload.name, _unit(record)))
     records = [record for group in groups.values() for record in group]
     buckets = min(BUCKETS[1], max(BUCKETS[0], POINTS // max(len(records), 1)))
-    panels = [panel for key, group in groups.items() for panel in _panels(report, *key, group, buckets)]
-    above = any(_leaves_the_plot(report, group, buckets) for group in groups.values())
+    inks = {key: _inks(report, group) for key, group in groups.items()}
+    panels = [panel for key, group in groups.items() for panel in _panels(*key, group, inks[key], buckets)]
+    above = any(_leaves_the_plot(group, inks[key], buckets) for key, group in groups.items())
     arrow = " A number with an arrow is a validation loss above the plot." if above else ""
+    crowd = any(len(group) > len(inks[key]) for key, group in groups.items())
+    told = "the baseline, those of the verdict and those that are unlike the others"
+    faint = f" Of more than {MOST} runs, {told} have colours." if crowd else ""
     return Figure(
         "loss",
         "Loss against steps, time and core-hours",
-        "Lines: training loss of a step; of long runs, the lowest and the highest of each stretch are drawn. Dots: loss "
-        "on the validation split. Where losses are equal, lines overlap. Time is training time; core-hours are that time on all cores of the "
-        f"run's nodes.{arrow}",
+        "Lines: training loss of a step (of a long run, the lowest and the highest of each stretch). Dots: loss on the "
+        "validation split. Where losses are equal, lines overlap. A colour is a kind of layout; dashes tell runs of a kind "
+        f"apart.{faint} Core-hours are those of training alone.{arrow}",
         tuple(panels),
-        tuple(Entry(_named(record), *series_ink(report.series(record))) for record in records),
-        _table(report, records),
+        table=_table(report, records),
         samples=True,
     )
 
 
-def _leaves_the_plot(report, records, buckets):
-    lines = [_line(report, record, lambda record, index: index, buckets) for record in records]
+def _inks(report, records):
+    """Run → ink that it alone has in its panels, for runs that are told apart: all where they are few.
+
+    Else those that are different, not finished or of another kind, the baseline, and what the verdict names. The last is on top.
+    """
+    best = {winner.best.first.name for verdict in verdicts(report) for winner in verdict.winners}
+
+    def rank(record):
+        if is_different(record) or not record.done:
+            return 3
+        return 2 if record.name in {*best, record.run.baseline} else 1 if caveat(record) else 0
+
+    chosen, inks = sorted(records, key=rank)[-MOST:], {}
+    for record in chosen if len(records) <= MOST else filter(rank, chosen):
+        own = report.series(record)
+        # Of other colours than its own the dashed first, which few have, and grey last, as FAINT is.
+        others = sorted(range(COLOURS * DASHES), key=lambda ink: (ink % COLOURS == COLOURS - 1, -ink))
+        wanted = [*range(own, COLOURS * DASHES, COLOURS), *others]
+        inks[record.name] = next(ink for ink in map(series_ink, wanted) if ink not in inks.values())
+    return inks
+
+
+def _leaves_the_plot(records, inks, buckets):
+    lines = [_line(record, inks, lambda record, index: index, buckets) for record in records]
     return any(y > over_the_top(lines) for line in lines for _, y, _ in line.marked)
 
 
@@ -55,43 +84,47 @@ def _unit(record):
 
 
 def _named(record):
-    words = []
+    words = [caveat(record)] if caveat(record) else []
     if record.run.way:
-        words.append(f"{record.run.way}, not comparable step by step")
+        words.append("not comparable step by step")
     if record.run.workload.training.label_smoothing:
         words.append("training loss of smoothed labels")
-    if not record.done:
-        words.append(record.status)
     name = named(record.name, record.run)
-    return f"{name} ({'; '.join(words)})" if words else name
+    return f"{name} ({', '.join(words)})" if words else name
 
 
-def _panels(report, workload, unit, records, buckets):
+def _panels(workload, unit, records, inks, buckets):
     longest = max(record.curve.seconds[-1] for record in records)
     size, time_unit = numbers.time_unit(longest)
+    legend = [Entry(_named(record), *inks[record.name]) for record in records if record.name in inks]
+    if others := len(records) - len(legend):
+        legend.append(Entry(numbers.plural(others, "other run"), FAINT))
+    order = {name: number for number, name in enumerate(inks)}
+    records = sorted(records, key=lambda record: order.get(record.name, -1))
     axes = [
         ("steps", "optimizer steps", lambda record, index: record.curve.steps[index]),
         ("time", f"training time ({time_unit})", lambda record, index: record.curve.seconds[index] / size),
-        ("core-hours", "core-hours", _core_hours),
+        ("core-hours", "core-hours of training", _core_hours),
     ]
     for name, axis, position in axes:
         shown = [record for record in records if name != "core-hours" or record.cores]
         if shown:
-            lines = [_line(report, record, position, buckets) for record in shown]
-            last = [f"{record.name} ends at {record.curve.losses[-1]:.3f}" for record in shown[:12]]
+            lines = [_line(record, inks, position, buckets) for record in shown]
+            last = [f"{record.name} ends at {record.curve.losses[-1]:.3f}" for record in shown if record.name in inks]
             text = f"Curves of the training loss against {axis}: {'; '.join(last)}. The table has the values."
             panel = curves_panel(f"Loss against {name}: {workload}", text, axis, f"loss ({unit})", lines)
-            yield replace(panel, row=f"Loss of {workload}")
+            yield replace(panel, row=f"Loss of {workload}", legend=tuple(legend))
 
 
-def _line(report, record, position, buckets):
-    curve = record.curve
+def _line(record, inks, position, buckets):
+    curve, told = record.curve, record.name in inks
     kept = thinned(len(curve.losses), buckets, curve.losses)
     return Line(
-        series_ink(report.series(record)),
+        inks.get(record.name, (FAINT, "solid")),
         tuple((position(record, index), curve.losses[index]) for index in kept),
-        tuple((position(record, index), value, "") for index, value in curve.evaluations),
+        tuple((position(record, index), value, "") for index, value in curve.evaluations if told),
         _named(record),
+        not told,
     )
 
 

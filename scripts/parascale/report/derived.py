@@ -4,8 +4,8 @@ import functools
 import math
 from dataclasses import dataclass, field
 
-from parascale.report.comparing import compare, configuration, is_different, work_of
-from parascale.report.drawing import COLOURS, DASHES
+from parascale.report.comparing import compare, configuration, work_of
+from parascale.report.drawing import COLOURS
 from parascale.report.layouts import kind_of_run, named
 from parascale.report.numbers import plural, whole
 from parascale.report.timing import unranked
@@ -120,21 +120,15 @@ class Report:
         return grouped(self.done, lambda record: record.run.workload.name)
 
     def series(self, record):
-        """Number of a run's colour and dashes, the same everywhere: a colour a kind of run, dashes a configuration.
-
-        Runs of unknown settings have none.
-        """
+        """Number of a run's colour, the same everywhere: one for each kind of run. Runs of unknown settings have none."""
         return self.all_series.get(record.name)
 
     @functools.cached_property
     def all_series(self):
         """Name of a run → its `series`."""
         known = [record for record in self.records if record.run is not None]
-        numbers = {}
-        for colour, kind in enumerate(grouped(known, lambda record: kind_of_run(record.run)).values()):
-            for dashes, group in enumerate(grouped(kind, configuration).values()):
-                numbers |= {record.name: (colour % COLOURS) + COLOURS * (dashes % DASHES) for record in group}
-        return numbers
+        kinds = grouped(known, lambda record: kind_of_run(record.run)).values()
+        return {record.name: number % COLOURS for number, kind in enumerate(kinds) for record in kind}
 
 
 def build_report(records, title, left_out=(), conversions=(), **others):
@@ -157,9 +151,8 @@ def build_report(records, title, left_out=(), conversions=(), **others):
 
 
 def _repetition(record, by_name, compared):
-    """A key that runs share whose figures may be averaged: same configuration, reference and kind of result."""
-    reference = compared.reason or configuration(by_name[record.run.baseline])
-    return configuration(record), reference, is_different(record)
+    """A key that runs share whose figures may be averaged: same configuration and reference, or reason not to be compared."""
+    return configuration(record), compared.reason or configuration(by_name[record.run.baseline])
 
 
 def _experiments(members, by_name, comparisons):

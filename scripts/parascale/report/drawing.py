@@ -61,7 +61,8 @@ class Entry:
 class Panel:
     """One plot. description: the text that stands for it where it cannot be seen; height: in points.
 
-    draw: a function that draws it into axes of matplotlib. row: panels of one row share it, and stay beside each other.
+    draw: a function that draws it into axes of matplotlib. row: panels of one row share it, and stay beside each other; legend: they
+    share it too.
     """
 
     title: str
@@ -69,6 +70,7 @@ class Panel:
     height: int
     draw: object
     row: str = ""
+    legend: tuple = ()
 
     def place(self, drawn, left, bottom, width, height):
         """Draw it into a frame, in points, of a Figure of matplotlib, so that all it writes is inside.
@@ -103,7 +105,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels with one legend, a caption, and the table that holds their numbers. samples: it is long, and not printed."""
+    """Panels with one legend or one for each row, a caption, and the table that holds their numbers. samples: it is long, and not printed."""
 
     name: str
     title: str
@@ -164,27 +166,23 @@ def canvas(width, height, size=FONT):
 
 
 def standalone(figure):
-    """The figure as an SVG file of its own: panels side by side, then the legend."""
-    count = len(figure.panels)
+    """The figure as an SVG file of its own: panels side by side, then the legend; of rows with legends of their own, one after the other."""
+    count = max((len(row) for row in figure.rows), default=0)
     columns = 3 if count and count % 3 == 0 else min(2, max(1, count))
     width, y, body = columns * (WIDTH + 24) + 24, 40, []
-    for start in range(0, count, columns):
-        row = figure.panels[start : start + columns]
-        for x, panel in zip(range(24, width, WIDTH + 24), row, strict=False):
-            for line, text in enumerate(reversed(textwrap.wrap(panel.title, 52))):
-                body.append(f'<text class="panel" x="{x}" y="{y + LINE * (2 - line) - 6}">{escape(text)}</text>')
-            body.append(f'<g transform="translate({x} {y + 2 * LINE})">{panel.marks}</g>')
-        y += max(panel.height for panel in row) + 3 * LINE
+    for every in figure.rows:
+        for start in range(0, len(every), columns):
+            row = every[start : start + columns]
+            for x, panel in zip(range(24, width, WIDTH + 24), row, strict=False):
+                for line, text in enumerate(reversed(textwrap.wrap(panel.title, 52))):
+                    body.append(f'<text class="panel" x="{x}" y="{y + LINE * (2 - line) - 6}">{escape(text)}</text>')
+                body.append(f'<g transform="translate({x} {y + 2 * LINE})">{panel.marks}</g>')
+            y += max(panel.height for panel in row) + 3 * LINE
+        y = _write_legend(body, every[0].legend, y, width)
     if not count:
         body.append(f'<text x="24" y="{y + 20}">Nothing to draw yet: no finished run has these figures.</text>')
         y += 40
-    pitch = 8 * max((len(entry.label) for entry in figure.legend), default=0) + 46
-    across = max(1, (width - 24) // pitch)
-    for number, entry in enumerate(figure.legend):
-        x, below = 24 + number % across * pitch, y + number // across * LINE
-        text = f'<text x="28" y="11">{escape(entry.label)}</text>'
-        body.append(f'<g transform="translate({x} {below})">{entry.swatch}{text}</g>')
-    y += -(-len(figure.legend) // across) * LINE + 10
+    y = _write_legend(body, figure.legend, y, width) + 10
     description = " ".join([figure.caption, *(panel.description for panel in figure.panels)])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width} {y}" '
@@ -193,6 +191,17 @@ def standalone(figure):
         f'<style>{escape(STYLE_SHEET, quote=False)}</style><rect class="paper" width="100%" height="100%"/>'
         f'<text class="heading" x="24" y="26">{escape(figure.title)}</text>{"".join(body)}</svg>\n'
     )
+
+
+def _write_legend(body, legend, y, width):
+    """Write the entries of a legend in columns from `y` on; returns where they end."""
+    pitch = 8 * max((len(entry.label) for entry in legend), default=0) + 46
+    across = max(1, (width - 24) // pitch)
+    for number, entry in enumerate(legend):
+        x, below = 24 + number % across * pitch, y + number // across * LINE
+        text = f'<text x="28" y="11">{escape(entry.label)}</text>'
+        body.append(f'<g transform="translate({x} {below})">{entry.swatch}{text}</g>')
+    return y + -(-len(legend) // across) * LINE
 
 
 def mark(artists, kind, note=""):

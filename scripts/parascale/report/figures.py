@@ -10,7 +10,7 @@ from parascale.report.drawing import Entry, Figure, series_colour
 from parascale.report.layouts import kind_of_run, named
 from parascale.report.loaders import loaders
 from parascale.report.memories import memory
-from parascale.report.plots import Bar, Point, bars_panel, record_bar, scaling_panel
+from parascale.report.plots import Bar, Point, bars_panel, record_bar, scaling_panel, with_caveat
 from parascale.report.steps import PHASES, of_mean_rank
 from parascale.report.summary import energy_per_work, of_runs
 from parascale.report.tables import RUN, Column, columns, make_table
@@ -59,7 +59,8 @@ def phases(report):
     return Figure(
         "phases",
         "Time of a step",
-        "Mean time of a training step, by what it was spent on. Evaluation and saving are not included.",
+        "A bar is a whole training step, by what its time was spent on; beside it stands how long it took on average. "
+        "Evaluation and saving are not included.",
         panels,
         tuple(Entry(phase, phase, box=True) for phase in used),
         _phase_table(report, [record for records in groups.values() for record in records], used),
@@ -67,16 +68,18 @@ def phases(report):
 
 
 def throughput(report):
-    """Work per second."""
-    panels = []
+    """Work per second, and the energy of the GPUs for it where that was measured."""
+    panels, measured = [], (("Rate", lambda record: record.summary.rate, _rate), ("Energy", energy_per_work, _energy))
     for name, records in report.workloads().items():
-        rates = [(record, record.summary.rate) for record in records]
-        bars = [record_bar(record, report.series(record), rate, _rate(record, rate)) for record, rate in rates]
-        panels.append(bars_panel(f"Rate: {name}", "Bars", bars))
+        for title, value, shown in measured:
+            known = [(record, found) for record in records if (found := value(record)) is not None]
+            bars = [record_bar(record, report.series(record), found, shown(record, found)) for record, found in known]
+            panels += [bars_panel(f"{title}: {name}", "Bars", bars)] if bars else []
     return Figure(
         "throughput",
-        "Throughput",
-        "Work per second over all steps, warm-up included, and over all ranks.",
+        "Throughput and energy",
+        "Rate: work per second over all steps, warm-up included, and over all ranks. Energy: what the GPUs took for it, where that was "
+        "measured.",
         tuple(panels),
         table=of_runs(report, "Throughput; an empty cell is not known", THROUGHPUT, report.done, _throughput_row),
     )
@@ -96,9 +99,10 @@ THROUGHPUT = (
     Column("mfu", "MFU", numbers.tenths),
     Column("gpu_utilisation", "GPU use", numbers.percent),
     Column("energy_per_work", "Energy", numbers.significant, text="energy_words"),
-    Column("energy_joules", "Energy in all", numbers.energy),
+    Column("energy_joules", "Energy in all", lambda joules: f"{numbers.significant(joules / 3.6e6)} kWh"),
     Column("parameters", "Parameters", numbers.short),
 )
+QUARTERS = {quarter / 4: numbers.percent(quarter / 4) for quarter in (1, 2, 3)}
 # Name → function of a Report that makes the Figure; each becomes a file `figures/<name>.svg`.
 FIGURES = {
     "scaling": scaling,
@@ -186,11 +190,12 @@ def _phases(record):
 def _phase_panel(workload, kind, records):
     bars = []
     for record in records:
-        parts = tuple((phase, _phase(record, phase), _phase_note(record, phase)) for phase in PHASES)
-        total = numbers.duration_of_step(sum(value for _, value, _ in parts))
-        bars.append(Bar(record.name, parts, total, strong=record.name == record.run.baseline))
+        total = sum(_phase(record, phase) for phase in PHASES)
+        parts = tuple((phase, _phase(record, phase) / total, _phase_note(record, phase)) for phase in PHASES)
+        text = with_caveat(record, numbers.duration_of_step(total))
+        bars.append(Bar(record.name, parts, text, strong=record.name == record.run.baseline))
     title = f"Time of a step: {workload}{' (weak scaling)' if kind == 'weak' else ''}"
-    return bars_panel(title, "Stacked bars of the mean time of a step", bars)
+    return bars_panel(title, "Stacked bars of the parts of a step, its mean time in words", bars, QUARTERS)
 
 
 def _phase_note(record, phase):
@@ -220,6 +225,10 @@ def _rate(record, value):
     return f"{numbers.short(value)} {record.summary.work_unit}/s"
 
 
+def _energy(record, value):
+    return f"{numbers.significant(value)} J/{record.summary.work_unit.removesuffix('s')}"
+
+
 def _throughput_row(record):
     summary, each = record.summary, record.summary.rate / record.run.layout.world_size
     energy = energy_per_work(record)
@@ -227,5 +236,5 @@ def _throughput_row(record):
         "rate_words": _rate(record, summary.rate),
         "rate_of_each": each,
         "each_words": _rate(record, each),
-        "energy_words": f"{numbers.significant(energy)} J/{summary.work_unit.removesuffix('s')}" if energy else "",
+        "energy_words": _energy(record, energy) if energy else "",
     }

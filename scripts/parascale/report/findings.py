@@ -6,6 +6,7 @@ The thresholds are choices, made so that what they name is worth a look; the fig
 from dataclasses import dataclass
 
 from parascale.report import numbers
+from parascale.report.comparing import is_less
 from parascale.report.derived import idle_fraction
 from parascale.report.machines import contradictions
 from parascale.report.steps import of_mean_rank
@@ -29,6 +30,11 @@ LIMIT_SECONDS = 180.0  # profiles let Slurm warn 120 s before the limit; saving 
 LONG_LIMIT = 0.25
 LONG_LIMIT_SECONDS = 3600.0  # a scheduler fits shorter jobs in anyhow
 SHORT_RUN_SECONDS = 60.0  # of shorter ones, start-up is always the larger part
+STANDS_OUT = (
+    f"A run stands out where its steps took more than {OVER_PLAN:g} × the planned time, where more than {numbers.percent(COMMUNICATION)} "
+    f"of a step is communication, {numbers.percent(BUBBLE)} a pipeline's bubble or {numbers.percent(DATA_WAIT)} waiting for data, or "
+    "where it is slower than its baseline; its own report says more."
+)
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ def _slow(record, comparison):
         return
     if text := contradictions(record):
         yield Finding("bad", f"It {text}", "machines in run.json", "another machine than the site's file")
-    if comparison is not None and comparison.high is not None and comparison.high < 1:
+    if comparison is not None and comparison.high and is_less(comparison.speedup, comparison.high, 1, 1):
         held, baseline = numbers.plural(record.gpus, record.gpu_word), record.run.baseline
         text = f"It is slower than its baseline `{baseline}`: {comparison.speedup:.2f} times as fast, on {held}."
         yield Finding("bad", text, "training_seconds of both in summary.csv", f"slower than {baseline}")

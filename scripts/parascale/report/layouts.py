@@ -69,10 +69,15 @@ def named(name, run):
     return f"{name} ({', '.join(words)})" if words else name
 
 
+def strategy_word(run):
+    """What the strategy is called on the page, whatever the stage that trains it: `ddp` on any number of nodes, `dp × tp`."""
+    strategy = {"multi_node": "ddp", "hybrid": None, "three_d": None}.get(run.strategy, run.strategy)
+    return strategy or " × ".join(run.layout.dimensions)
+
+
 def kind_of_run(run):
     """What runs of one line in a figure have in common, whatever their size: the strategy and its switches."""
     layout = run.layout
-    strategy = {"multi_node": "ddp", "hybrid": None, "three_d": None}.get(run.strategy, run.strategy)
     schedule = [layout.pipeline_schedule] if layout.pp > 1 and layout.micro_batches > 1 else []
     idle = ["idle GPUs"] if layout.idle_gpus else []
-    return ", ".join([strategy or " × ".join(layout.dimensions), *schedule, *idle, *switches(run)])
+    return ", ".join([strategy_word(run), *schedule, *idle, *switches(run)])

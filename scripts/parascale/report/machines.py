@@ -21,9 +21,15 @@ def _words(machine):
         else []
     )
     cores = machine.get("cores") or machine["hardware_threads"]
-    return ", ".join(
-        [*words, f"{machine['cpu']}, {numbers.plural(cores, 'core')}, {memory}", f"Linux {machine['system']}"]
-    )
+    node = f"{machine['cpu']}, {numbers.plural(cores, 'core')}, {memory} a node"
+    return ", ".join([*words, node, f"Linux {machine['system']}"])
+
+
+def gpu_memory(record):
+    """Bytes of a GPU's memory: as the nodes of a run told, else as the file of its site says; None on CPUs or where neither does."""
+    read = [size for each in record.provenance.get("machines") or () if (size := each.get("gpu_memory_bytes"))]
+    told = record.site.gpu_memory_gb
+    return None if record.site.device == "cpu" else min(read) if read else told and told * 1e9
 
 
 def contradictions(record):

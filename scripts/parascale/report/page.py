@@ -11,11 +11,13 @@ from parascale import files
 from parascale.report import drawing, numbers
 from parascale.report.conversions import conversions_table
 from parascale.report.figures import FIGURES
+from parascale.report.layouts import strategy_word
 from parascale.report.plans import advice_table
 from parascale.report.sections import sections, warnings
 from parascale.report.summary import runs_table
 from parascale.report.verdict import verdicts
 
+LONG = 30  # characters of a name that may be broken
 QUOTED = re.compile(r"`([^`]*)`")
 
 
@@ -28,7 +30,7 @@ TABLES = ("summary.csv", "plan-against-actual.csv", "advice.csv", "checkpoints.c
 HOW_TO_READ = (
     "Only runs of the same work on the same machine are compared, each with its baseline: the run that its row names.",
     "Speed-up and efficiency are of training alone; start-up and warm-up stand apart. Efficiency counts every GPU held.",
-    "A range spans repeats, or blocks of steps of a run that was not repeated. A difference inside it counts as none.",
+    "A range spans repeats, or blocks of steps of a run that was not repeated.",
     "`same`: a short exact run gave the losses, gradient norms and weights of the baseline's. Never compare a `different` one.",
     "A price or memory is predicted before a run, and kept as it was. Core-hours are of the whole job unless they say otherwise.",
 )
@@ -64,7 +66,11 @@ def _facts(report):
     if len(report.records) <= MANY:
         return {}
     return {
-        record.name: {"workload": record.run.workload.name, "strategy": record.run.strategy, "status": record.status}
+        record.name: {
+            "workload": record.run.workload.name,
+            "strategy": strategy_word(record.run),
+            "status": record.status,
+        }
         for record in known
     }
 
@@ -119,5 +125,9 @@ def _resource(name):
 
 
 def _quoted(text):
-    """Escaped text in which `names` between backticks are marked as code."""
-    return Markup(QUOTED.sub(r"<code>\1</code>", str(escape(text))))
+    """Escaped text in which `names` between backticks are marked as code, which breaks into lines where it is long alone."""
+
+    def code(found):
+        return f"<code{' class=long' if len(found[1]) > LONG else ''}>{found[1]}</code>"
+
+    return Markup(QUOTED.sub(code, str(escape(text))))

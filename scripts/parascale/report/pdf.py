@@ -78,7 +78,7 @@ def _drawings(job, pages):
         heat_figure(job.devices, job.cores),
     ]
     shown = [figure for figure in shown if figure and figure.panels]
-    drawn = [(panel, figure.legend) for figure in shown for panel in figure.panels]
+    drawn = [(panel, panel.legend or figure.legend) for figure in shown for panel in figure.panels]
     if not drawn:
         return
     rows = [drawn[start : start + 2] for start in range(0, len(drawn), 2)]

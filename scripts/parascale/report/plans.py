@@ -1,5 +1,6 @@
 """Plans in the report: what was foretold beside what happened and was charged, and which layouts formulas advise."""
 
+import statistics
 from dataclasses import dataclass
 
 from parascale.report import numbers
@@ -49,21 +50,33 @@ class Advice:
 
 def plan_section(report):
     """What the plan foretold, frozen into each record before it started, beside what happened."""
-    made = []
+    made, accounted = [], any(source != "record" for _, source in report.charges.values())
     for title, name, shown, happened in COMPARED:
+        word = happened if happened == "actual" or accounted else "used"
         made += [
             Column(f"{name}_predicted", f"{title}, planned", shown),
-            Column(f"{name}_{happened}", f"{title}, {happened}", shown),
-            Column(f"{name}_of_planned", f"{title}, {happened} of planned", numbers.percent),
+            Column(f"{name}_{happened}", f"{title}, {word}", shown),
+            Column(f"{name}_of_planned", f"{title}, {word} of planned", numbers.percent),
         ]
-    made += columns(basis="Plan rests on", source="Charged by")
+    made += columns(basis="Plan rests on", **({"source": "Charged by"} if accounted else {}))
     foretold = [record for record in report.done if record.prediction]
     caption = "Plan against actual; an empty cell was not foretold"
     table = of_runs(report, caption, made, foretold, lambda record: _plan_row(record, report.charges.get(record.name)))
     files = (
         "`plan-against-actual.csv`, where `seconds` are those of the training steps and `hours` those of the whole job"
     )
-    return Section("plan", "Plan against actual", "plan.html", {"table": table}, files)
+    return Section("plan", "Plan against actual", "plan.html", {"table": table, "judged": list(_judged(table))}, files)
+
+
+def _judged(table):
+    """Yield a sentence for each of COMPARED: by which factor its plans were off, up or down, in the middle and at worst."""
+    for title, name, *_ in COMPARED:
+        parts = zip(table.frame["run"], table.frame[f"{name}_of_planned"], strict=True)
+        off = {run: max(part, 1 / part) for run, part in parts if part}
+        if off:
+            worst = max(off, key=off.get)
+            middle, most = (numbers.significant(each, 2) for each in (statistics.median(off.values()), off[worst]))
+            yield f"{title}: the median plan was off by {middle} ×, the worst by {most} × (`{worst}`)."
 
 
 def _plan_row(record, charge):

@@ -3,35 +3,47 @@
 import math
 from dataclasses import dataclass
 
+from parascale.report.comparing import caveat
 from parascale.report.drawing import LINE, PALETTE, Panel, mark, series_colour
 from parascale.report.numbers import time_unit
 
 NAME = 26  # the most characters of a run's name beside a plot
 DOTS = (0, (1, 4))
+SPECK = 5  # points of a dot on a curve: it hides little of the others
 PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
 OUTCOMES = {"finished": "c2", "stopped": "c7", "killed": "c5", "failed": "c5", "running": "c0"}
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value. tick: a value to compare with."""
+    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value. tick: a value to compare with, and its note."""
 
     label: str
     parts: tuple
     text: str
     whisker: tuple = (0, 0)
     strong: bool = False
-    tick: float | None = None
+    tick: tuple | None = None
 
 
 def record_bar(record, series, value, text):
     """The Bar of a run in the colour of its series. A baseline's name is strong."""
+    text = with_caveat(record, text)
     part = series_colour(series), value, f"{record.name}: {text}"
     return Bar(record.name, (part,), text, strong=record.name == record.run.baseline)
 
 
-def bars_panel(title, words, bars, limit=None, limit_text=""):
-    """Horizontal bars from 0, each with its name on the left and its value as text on the right. words: what they are."""
+def with_caveat(record, text):
+    """A value of a run in words, with what sets the run apart."""
+    return ", ".join(filter(None, (text, caveat(record))))
+
+
+def bars_panel(title, words, bars, ticks=None):
+    """Horizontal bars from 0, each with its name on the left and its value as text on the right. words: what they are.
+
+    ticks: value → its text below the plot, where a dotted line marks it; the bars' texts are then a column beside the plot.
+    """
+    ticks = ticks or {}
 
     def draw(axes):
         _name_rows(axes, [bar.label for bar in bars])
@@ -41,21 +53,22 @@ def bars_panel(title, words, bars, limit=None, limit_text=""):
             if bar.whisker[1] > bar.whisker[0]:
                 axes.plot(bar.whisker, (row, row), color=PALETTE["ink"])
             if bar.tick:
-                axes.plot((bar.tick, bar.tick), (row - 0.42, row + 0.42), color=PALETTE["ink"])
-                end = max(end, bar.tick)
-            text = axes.annotate(bar.text, (end, row), (0.4, 0), textcoords="offset fontsize", va="center")
+                value, note = bar.tick
+                mark(axes.plot((value, value), (row - 0.42, row + 0.42), color=PALETTE["ink"]), "tick", note)
+                end = max(end, value)
+            place = ((1, row), axes.get_yaxis_transform()) if ticks else ((end, row), "data")
+            text = axes.annotate(bar.text, place[0], (0.4, 0), place[1], "offset fontsize", va="center")
             text.set_color(PALETTE["muted"])
             mark([text], "halo")
         axes.margins(x=0)
         axes.set_xlim(left=0)
-        axes.set_xticks([])
+        axes.set_xticks(list(ticks), list(ticks.values()), horizontalalignment="right")
         axes.spines.bottom.set_visible(False)
-        if limit:
-            axes.axvline(limit, color=PALETTE["muted"], linestyle=DOTS)
-            axes.set_xticks([limit], [limit_text], horizontalalignment="right")
+        for tick in ticks:
+            axes.axvline(tick, color=PALETTE["muted"], linestyle=DOTS)
 
     text = f"{words}: {few([f'{bar.label} {bar.text}' for bar in bars])}."
-    return Panel(title, text, 24 * len(bars) + 8 + (LINE if limit else 0), draw)
+    return Panel(title, text, 24 * len(bars) + 8 + (LINE if ticks else 0), draw)
 
 
 def few(said, most=12):
@@ -103,13 +116,11 @@ class Point:
 def scaling_panel(title, words, across, upward, series, origin, percent=False):
     """Values against GPUs with the ideal line. series: (name, Points) of each line; origin: the baseline's, where lines begin.
 
-    Both axes are logarithmic for speed-ups; percentages stand on a linear axis from 0. Points on as many GPUs stand side by side, so
-    that each range is seen.
+    Both axes are logarithmic for speed-ups; percentages stand on a linear axis from 0.
     """
     height = max(270, (len(series) + 1) * LINE + 110)  # names stand below one another at the right
     others = [point for _, line in series for point in line]
     counts = sorted({point.gpus for point in (origin, *others)})
-    across_of = _side_by_side((origin, *others), math.log2(counts[-1] / counts[0]))
 
     def draw(axes):
         ideal = [1.0 if percent else gpus / origin.gpus for gpus in (counts[0], counts[-1])]
@@ -118,17 +129,18 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
             ordered = sorted(line, key=lambda point: point.gpus)
             if len(ordered) > 1 and len({point.gpus for point in ordered}) == len(ordered):
                 joined = [origin, *ordered] if origin.gpus < ordered[0].gpus else ordered
-                places = [across_of[id(point)] for point in joined], [point.spread.mean for point in joined]
+                places = [point.gpus for point in joined], [point.spread.mean for point in joined]
                 mark(axes.plot(*places, color=PALETTE[line[0].colour]), "line")
         for point in (*others, origin):
-            x, colour = across_of[id(point)], PALETTE[point.colour]
+            x, colour = point.gpus, PALETTE[point.colour]
             if point.spread.high > point.spread.low:
                 axes.plot((x, x), (point.spread.low, point.spread.high), color=colour)
             look = (
                 {"color": colour} if point.ranked else {"markerfacecolor": PALETTE["paper"], "markeredgecolor": colour}
             )
             mark(axes.plot(x, point.spread.mean, "o", **look), "dot", point.note)
-        axes.set(xscale="log", xlim=(min(across_of.values()) * 0.93, max(across_of.values()) * 1.07), title=upward)
+        scale = "" if percent else " (logarithmic)"
+        axes.set(xscale="log", xlim=(counts[0] * 0.93, counts[-1] * 1.07), title=f"{upward}{scale}")
         axes.set_xticks(counts, [f"{count:,}" for count in counts])
         axes.set_xlabel(f"{across} (logarithmic)")
         highest = max(*ideal, *(point.spread.high for point in (origin, *others)))
@@ -141,35 +153,23 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
             axes.set_ylim(lowest * 0.93, highest * 1.07)
             axes.yaxis.set_major_formatter("{x:g} ×")
         axes.minorticks_off()
-        _name_ends(axes, series, across_of, LINE / (height - 5 * LINE))
+        _name_ends(axes, series, LINE / (height - 5 * LINE))
 
     return Panel(title, f"{words}: {few([point.note for point in others])}.", height, draw)
 
 
-def _side_by_side(points, octaves):
-    """id of each Point → where it stands over a logarithmic axis of so many octaves: at its GPUs, beside others that hold as many."""
-    alike = {}
-    for point in points:
-        alike.setdefault(point.gpus, []).append(point)
-    places = {}
-    for gpus, group in alike.items():
-        apart = min(0.04 * octaves, 0.5 / len(group))
-        places |= {id(point): gpus * 2 ** (apart * (n - (len(group) - 1) / 2)) for n, point in enumerate(group)}
-    return places
-
-
-def _name_ends(axes, series, across_of, gap):
+def _name_ends(axes, series, gap):
     """Names of the series in the margin, moved apart by a part of its height, each led to its last point."""
     ends = [max(line, key=lambda point: point.gpus) for _, line in series]
-    places = [(across_of[id(end)], end.spread.mean) for end in ends]
+    places = [(end.gpus, end.spread.mean) for end in ends]
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = spread_apart([to_axes.transform(place)[1] for place in places], gap, 0, 1)
     for (name, line), place, y in zip(series, places, heights, strict=True):
-        # Dotted and pale: it leads from a dot to its name, and is no curve.
+        # Dotted: it leads from a dot to its name, and is no curve.
         leader = {
             "arrowstyle": "-",
             "color": PALETTE[line[0].colour],
-            "alpha": 0.4,
+            "alpha": 0.7,
             "linestyle": ":",
             "relpos": (0, 0.5),
         }
@@ -193,12 +193,16 @@ def spread_apart(wanted, gap, low, high):
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of (x, y) points, and (x, y, note or "") of those that are marked. ink: its colour's name and its dashes."""
+    """A curve of (x, y) points, and (x, y, note or "") of those that are marked. ink: its colour's name and its dashes.
+
+    faint: one of many that are no more than a background.
+    """
 
     ink: tuple
     points: tuple
     marked: tuple
     note: str
+    faint: bool = False
 
 
 def curves_panel(title, description, across, upward, lines, sizes=None):
@@ -207,12 +211,17 @@ def curves_panel(title, description, across, upward, lines, sizes=None):
     def draw(axes):
         for line in lines:
             look = {"color": PALETTE[line.ink[0]], "linestyle": line.ink[1]}
+            look |= {"linewidth": 1, "alpha": 0.45} if line.faint else {}
             mark(axes.plot(*zip(*line.points, strict=True), **look), "line", line.note)
         above = over_the_top(lines)
         for line in lines:
             for x, y, note in line.marked:
                 if y <= above:
-                    mark(axes.plot(x, y, "o", color=PALETTE[line.ink[0]]), "dot", note)
+                    mark(
+                        axes.plot(x, y, "o", color=PALETTE[line.ink[0]], markersize=SPECK, markeredgewidth=0),
+                        "speck",
+                        note,
+                    )
         if not sizes:
             _point_upwards(axes, lines, above)
         axes.set(xlabel=across, title=upward)

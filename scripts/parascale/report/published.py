@@ -12,9 +12,7 @@ from parascale.report.tables import RUN, Column, columns, make_table
 from parascale.settings.workload import LANGUAGE_MODEL
 
 NOTE = "Times on other hardware say nothing about the code: such rows are there for orientation."
-NOTHING_NEAR = (
-    "No run here is comparable with the {} published figures of the same kinds of training; each row says why."
-)
+NOTHING_NEAR = "No run here is comparable with the {} published figures of the same kinds of training."
 COURSE = "Course `Bringing Deep Learning Workloads to JSC supercomputers`"
 AWD_LSTM = "AWD-LSTM: Merity, Keskar and Socher 2017, arXiv:1708.02182"
 # Name → heading, value of a record, how it is written.

@@ -8,9 +8,10 @@ from collections import Counter
 from parascale.errors import few
 from parascale.report import figures, numbers, quality
 from parascale.report.communication import communication_section
-from parascale.report.comparing import is_different
+from parascale.report.comparing import RULE, is_different
 from parascale.report.conversions import conversions_table
 from parascale.report.derived import grouped, idle_fraction
+from parascale.report.findings import STANDS_OUT
 from parascale.report.loaders import loaders_section
 from parascale.report.machines import contradictions
 from parascale.report.plans import advice_section, plan_section
@@ -63,7 +64,8 @@ def warnings(report):
     for record in report.records:
         if is_different(record):
             step = record.parity.first_step_outside
-            since = f", first at step {step}" if step is not None else ""
+            since = f" in a short run of {_compared(record.parity)}" if record.parity.steps else ""
+            since += f", first at step {step}" if step is not None else ""
             reason = f": {record.parity.reason}" if record.parity.reason else ""
             said.append(
                 f"`{record.name}` does not compute the same as its baseline `{record.parity.baseline}`{since}{reason}. "
@@ -75,9 +77,10 @@ def warnings(report):
 def verdict_section(report):
     """Which strategy is best here; without finished runs, how to get some."""
     found = verdicts(report)
-    files = f"{IN_SUMMARY}; of repeated runs, their mean" if found else ""
-    values = {"verdicts": found, "state": _state(report, found)}
-    return Section("verdict", "The verdict", "verdict.html", values, files)
+    repeated = "; of repeated runs, their mean" if any(len(member.records) > 1 for member in report.members) else ""
+    rule = f"Only runs that compute the same are ranked. {RULE}" if found else ""
+    values = {"verdicts": found, "state": _state(report, found), "rule": rule}
+    return Section("verdict", "The verdict", "verdict.html", values, f"{IN_SUMMARY}{repeated}" if found else "")
 
 
 def _state(report, found):
@@ -105,7 +108,7 @@ def parity_section(report):
     checked = [record for record in report.records if record.parity is not None]
     if not checked:
         return None
-    table = of_runs(report, "Parity of each run with its baseline", PARITY, checked, _parity_row)
+    table = of_runs(report, "Parity of each run with its baseline", PARITY, sorted(checked, key=_usual), _parity_row)
     counts = Counter(record.parity.verdict for record in checked)
     unchecked = [record.name for record in report.done if record.parity is None]
     reasons = [(record.name, record.parity) for record in checked if _is_explained(record)]
@@ -116,6 +119,11 @@ def parity_section(report):
         {"table": table, "counts": counts, "unchecked": unchecked, "reasons": reasons, "allowed": _allowed(checked)},
         "`results/parity/<run>/verdict.json`, from the `steps.jsonl` beside it and that of the baseline",
     )
+
+
+def _usual(record):
+    """Sort key: first come runs that a reader must not overlook."""
+    return record.done and not is_different(record)
 
 
 def _is_explained(record):
@@ -129,8 +137,12 @@ def _parity_row(record):
     return vars(parity) | {
         "baseline": "" if parity.verdict == "baseline" else parity.baseline,
         "outside": numbers.whole(parity.first_step_outside) or ("none" if parity.verdict == "same" else ""),
-        "compared": f"{numbers.plural(parity.steps, 'step')}, {parity.precision}" if parity.steps else "",
+        "compared": _compared(parity) if parity.steps else "",
     }
+
+
+def _compared(parity):
+    return f"{numbers.plural(parity.steps, 'step')} in {parity.precision}"
 
 
 def _allowed(checked):
@@ -146,14 +158,15 @@ def _allowed(checked):
 def runs_section(report):
     """The table of runs."""
     notes = [(record.name, record.status, record.notes) for record in report.records if record.notes]
-    values = {"table": runs_table(report), "seeds": seeds_table(report), "notes": notes}
+    table = runs_table(report, sorted(report.records, key=_usual))
+    values = {"table": table, "seeds": seeds_table(report), "notes": notes, "said": STANDS_OUT if report.done else ""}
     return Section("runs", "The runs", "runs.html", values, IN_SUMMARY)
 
 
 def scaling_section(report):
     """Time for a fixed amount of work, speed-up and efficiency; strong and weak apart."""
     drawn = [figure for figure in (figures.scaling(report), figures.weak(report)) if figure.panels]
-    named = grouped((record.name for record in report.done), lambda name: report.comparisons[name].reason)
+    named = grouped(report.comparisons, lambda name: report.comparisons[name].reason)
     reasons = {reason: names for reason, names in named.items() if reason}
     values = {"figures": drawn, "reasons": reasons}
     return Section("scaling", "What more hardware buys", "scaling.html", values, IN_SUMMARY)
@@ -167,14 +180,14 @@ def phases_section(report):
         "wall": of_runs(report, "Wall time of each run", WALL, report.done, _range),
     }
     values |= {"bubbles": _bubbles(report), "idle": _idle(report)}
-    files = "`results/runs/<run>/summary.json`, seconds of all `steps` together; of each in `steps.jsonl` beside it; `summary.csv`"
+    files = "`summary.json` (all steps together) and `steps.jsonl` (each step) in `results/runs/<run>/`; `summary.csv`"
     return Section("phases", "Where the time goes", "phases.html", values, files)
 
 
 def _range(record):
     """The range of the training time in words; empty where the run's steps say nothing of it."""
-    low, high = record.timing.low, record.timing.high
-    return {"range": "" if low == high else f"{numbers.duration(low)} to {numbers.duration(high)}"}
+    low, high = numbers.duration(record.timing.low), numbers.duration(record.timing.high)
+    return {"range": "" if low == high else f"{low} to {high}"}
 
 
 def _bubbles(report):

@@ -9,7 +9,8 @@ from parascale.files import read_json_lines
 from parascale.report.checked import RecordError, read_record
 
 BESIDE = ("evaluation_seconds", "checkpoint_seconds")
-PHASES = ("data", "forward", "backward", "communication", "optimizer", "bubble", "other")
+# First what computes nothing, so that a bar of them all shows its share.
+PHASES = ("communication", "bubble", "data", "forward", "backward", "optimizer", "other")
 
 
 @dataclass(frozen=True)

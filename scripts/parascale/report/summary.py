@@ -6,6 +6,7 @@ The main table, `summary.csv` and the tables that show other figures of runs cho
 import math
 
 from parascale.report import layouts, numbers
+from parascale.report.comparing import caveat
 from parascale.report.findings import findings
 from parascale.report.tables import RUN, Column, make_table
 from parascale.report.timing import unranked
@@ -46,7 +47,7 @@ COLUMNS = (
     Column("loss_difference", "Parity, loss", numbers.tiny, text="checked", below="difference", kind="checked"),
     Column("parity"),
     Column("peak_memory_bytes", "Peak memory", numbers.memory),
-    Column("core_hours", "Core‑hours", numbers.significant),
+    Column("core_hours", "Core‑hours, whole job", numbers.significant),
     *map(Column, ("energy_joules", "gpu_utilisation")),
     *(Column(f"{split}_perplexity", shown=lambda value: f"ppl {numbers.significant(value)}") for split in LOSSES),
     *map(Column, ("validation_accuracy", "validation_top5", "test_accuracy", "test_top5")),
@@ -59,23 +60,20 @@ COLUMNS = (
 PERPLEXITY_TASKS = ("language_model", "summarisation")
 
 
-def runs_table(report):
-    """The main table: every run, finished or not."""
-    return make_table("Every run, finished or not", COLUMNS, summary_rows(report), report.all_series)
+def runs_table(report, records=None):
+    """The main table: every run, finished or not. records: the same in another order."""
+    rows = [_row(report, record) for record in records or report.records]
+    return make_table("Every run, finished or not", COLUMNS, rows, report.all_series)
 
 
 def of_runs(report, caption, columns, records, more=None):
-    """A Table with a row for each record, of what `summary_rows` knows; more: function of a record to a mapping of what else."""
+    """A Table with a row for each record, of what the main table knows; more: function of a record to a mapping of what else."""
     rows = ({"run": record.name, **_row(report, record), **(more(record) if more else {})} for record in records)
     return make_table(caption, (RUN, *columns), rows, report.all_series)
 
 
-def summary_rows(report):
-    """A mapping of COLUMNS, and of what these name, for each run. What is not there is unknown or does not apply."""
-    return [_row(report, record) for record in report.records]
-
-
 def _row(report, record):
+    """A mapping of COLUMNS, and of what these name. What is not there is unknown or does not apply."""
     comparison, parity = report.comparisons.get(record.name), record.parity
     row = {"run": record.name, "page": report.jobs.get(record.name), "status": record.status}
     row |= {"notes": "; ".join(record.notes), "checked": parity.verdict if parity else "not checked"}
@@ -83,7 +81,8 @@ def _row(report, record):
         run, layout = record.run, record.run.layout
         row |= {"workload": run.workload.name, "strategy": run.strategy, "engine": run.engine, "seed": run.seed}
         row |= {name: getattr(layout, name) for name in LAYOUT}
-        row |= {"identity": f"{run.strategy}, seed {run.seed}", "layout": layouts.degrees_text(run)}
+        words = filter(None, (caveat(record), layouts.strategy_word(run), f"seed {run.seed}"))
+        row |= {"identity": ", ".join(words), "layout": layouts.degrees_text(run)}
         row |= {"hardware": layouts.hardware_text(record)}
     if record.done:
         row |= _figures(record) | {"speedup": comparison.speedup, "efficiency": comparison.efficiency}
@@ -162,7 +161,7 @@ SPREADS = (
     ("seconds", "Time", numbers.duration),
     *((f"{split}_loss", title, numbers.loss) for split, title in LOSSES.items()),
     ("peak_memory_bytes", "Peak memory", numbers.memory),
-    ("core_hours", "Core-hours", numbers.significant),
+    ("core_hours", "Core-hours, whole job", numbers.significant),
 )
 
 

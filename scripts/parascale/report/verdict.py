@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 
 from parascale.report import numbers
-from parascale.report.comparing import is_different
+from parascale.report.comparing import is_less
 from parascale.report.derived import Member, Spread
-
-# Smaller differences are none, however narrow the ranges: another start of the same run may make them.
-MARGIN = 0.02
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ AIMS = (
 
 @dataclass(frozen=True)
 class Winner:
-    """The best configuration for an aim beside the baseline. beats: by more than the margin and what chance gives both.
+    """The best configuration for an aim beside the baseline. beats: it is measurably less.
 
     alike: other configurations that no measured difference tells from the best one.
     """
@@ -65,7 +62,8 @@ class Winner:
     @property
     def shown(self):
         """The value with its unit."""
-        return self.aim.shown(self.value.mean)
+        of_each = f" per {self.best.first.gpu_word}" if self.aim.key == "peak_memory_bytes" else ""
+        return f"{self.aim.shown(self.value.mean)}{of_each}"
 
     @property
     def saving(self):
@@ -77,12 +75,7 @@ class Winner:
         """What a card says below the name."""
         if not self.beats:
             return "the baseline; nothing is measurably better"
-        also = (
-            f"; no measurable difference from {numbers.listed(member.label for member in self.alike)}"
-            if self.alike
-            else ""
-        )
-        return f"{self.saving} less than {self.reference}{also}"
+        return f"{self.saving} less than `{self.reference}`{_alike(self)}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +97,7 @@ def _verdict(experiment):
     head, *others = experiment.members
     if head.unranked:
         return Verdict(experiment.title, (_unranked_baseline(experiment),), (), _basis(experiment))
-    rivals = [head, *(member for member in others if not is_different(member.first) and not member.unranked)]
+    rivals = [head, *(member for member in others if not member.unranked)]
     winners = tuple(winner for aim in AIMS if (winner := _winner(aim, head, rivals)) is not None)
     by_key = {winner.aim.key: winner for winner in winners}
     first = _time_sentence(experiment, by_key.get("seconds"))
@@ -138,13 +131,17 @@ def _basis(experiment):
         ]
     else:
         said = ["Ranges span repeated runs."]
+    site, layout = experiment.first.site, experiment.first.run.layout
+    if site.charges == "whole_nodes" and layout.gpus_per_node < (site.gpus_per_node or 0):
+        held = f"{layout.gpus_per_node} of the {site.gpus_per_node} GPUs of a node"
+        said.append(f"Whole nodes are charged: `{experiment.baseline}` uses {held} and pays for all.")
     others = [f"`{member.label}` ({member.unranked})" for member in experiment.members[1:] if member.unranked]
     return (*said, f"Shown but not ranked: {numbers.listed(others)}.") if others else tuple(said)
 
 
 def _apart(low, high):
-    """Whether the first Spread is below the second by more than the margin and what chance gives both."""
-    return low.mean < (1 - MARGIN) * high.mean and low.high < high.low
+    """Whether the first Spread is measurably below the second."""
+    return is_less(low.mean, low.high, high.mean, high.low)
 
 
 def _winner(aim, head, rivals):
@@ -174,22 +171,19 @@ def _time_sentence(experiment, winner):
         return f"{what}, nothing beats the baseline `{winner.reference}` in time ({_ranged(winner.value)}); {how}."
     value, baseline = winner.value, winner.baseline
     growth = winner.best.first.gpus / experiment.members[0].first.gpus
-    speedup = baseline.mean / value.mean
+    speedup, hours = baseline.mean / value.mean, training_core_hours(winner.best)
+    price = f" for {core_hours(hours.mean)}" if hours else ""
     return (
         f"{what}, `{winner.best.label}` on {winner.best.extent} is the fastest: {winner.shown}, {speedup:.2f} times as fast as the "
         f"baseline `{winner.reference}` (range {baseline.low / value.high:.2f} to {baseline.high / value.low:.2f}) at "
-        f"{numbers.percent(speedup / growth)} efficiency{_alike(winner)}."
+        f"{numbers.percent(speedup / growth)} efficiency{price}{_alike(winner)}."
     )
 
 
 def _ranged(spread):
     """A time with its range."""
-    shown = numbers.duration(spread.mean)
-    return (
-        shown
-        if spread.low == spread.high
-        else f"{shown}, range {numbers.duration(spread.low)} to {numbers.duration(spread.high)}"
-    )
+    shown, low, high = map(numbers.duration, (spread.mean, spread.low, spread.high))
+    return shown if low == high else f"{shown}, range {low} to {high}"
 
 
 def _alike(winner):
@@ -202,7 +196,7 @@ def _cost_sentence(head, winners):
     for winner in winners:
         memory = winner.aim.key == "peak_memory_bytes"
         verb = "needs the least memory" if memory else "costs the fewest core-hours"
-        shown = f"{winner.shown} per {winner.best.first.gpu_word}" if memory else _hours(winner)
+        shown = winner.shown if memory else _hours(winner)
         if winner.beats:
             shown = f"{shown}, {winner.saving} less than `{head.label}`" if memory else _hours(winner, head)
             subject = "" if winner.best is last else f"`{winner.best.label}` "
@@ -217,7 +211,7 @@ def _cost_sentence(head, winners):
 
 
 def _hours(winner, head=None):
-    """Core-hours of training, and with start-up; each beside those of `head`, which start-up may bring nearer or ahead."""
+    """Core-hours of training and of the whole job; each beside those of `head`, which start-up may bring nearer or ahead."""
 
     def said(value, reference, what):
         shown = f"{numbers.significant(value)} {what}"
@@ -231,5 +225,5 @@ def _hours(winner, head=None):
         member and member.spread(lambda record: record.summary.core_hours) for member in (winner.best, head)
     )
     if whole:
-        values.append(said(whole.mean, theirs and theirs.mean, "with start-up"))
+        values.append(said(whole.mean, theirs and theirs.mean, "for the whole job"))
     return "; ".join(values)
