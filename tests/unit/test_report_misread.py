@@ -1,6 +1,7 @@
 """What people misread in pictures of the page, in planted cases: the page says it so that they read it right."""
 
 import csv
+import dataclasses
 import re
 
 import pytest
@@ -16,7 +17,7 @@ from parascale.report.plots import Point, scaling_panel
 from parascale.report.provenance import provenance_section
 from parascale.report.summary import runs_table
 from tests.command import parascale
-from tests.unit.fake_results import SHARES, fake, workload, write_results
+from tests.unit.fake_results import SHARES, SITE, fake, workload, write_results
 from tests.unit.test_report_claims import BASE, ddp, report_of, said_of
 
 
@@ -184,3 +185,19 @@ def test_without_advice_there_is_no_section_that_is_empty(tmp_path):
     """Models without formulas have none, and a heading without a table says nothing."""
     page = render_page(report_of(tmp_path, fake("single", **BASE), ddp(step_seconds=0.06)))
     assert "Which layout next" not in page
+
+
+def test_busy_cores_are_counted_of_those_that_are_there(tmp_path):
+    """Four processes of four threads on a machine of 8 cores cannot keep 16 busy."""
+    busy = {"four": {"cores_busy": 2.1}}
+    report = report_of(tmp_path, fake("single", **BASE), ddp("four", 4), summaries=busy)
+    (row,) = (row for row in runs_table(report).rows if row.run == "four")
+    assert any("2.1 of 8 cores busy" in cell.text for cell in row.cells)
+
+
+def test_who_pays_for_idle_cores_is_said(tmp_path):
+    """Less core-hours at less than full efficiency are a riddle without it."""
+    site = dataclasses.replace(SITE, threads_per_process=1)
+    said = said_of(report_of(tmp_path, fake("single", site=site, **BASE), ddp(site=site, step_seconds=0.06)))
+    assert "`single` uses 1 of the 8 cores of a node and pays for all" in said
+    assert re.search(r"efficiency for [\d.]+ core-hours of training", said)

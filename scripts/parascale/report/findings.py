@@ -10,7 +10,7 @@ from parascale.report.comparing import is_less
 from parascale.report.derived import idle_fraction
 from parascale.report.machines import contradictions
 from parascale.report.steps import of_mean_rank
-from parascale.report.timing import cores_taken, wanted_cores
+from parascale.report.timing import cores_taken, cores_there, wanted_cores
 from parascale.telemetry import figures
 
 IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %
@@ -61,7 +61,11 @@ def findings(record, devices=(), comparison=None):
     ]
     found.sort(key=lambda finding: ("bad", "note", "good").index(finding.kind))
     if not found:
-        known = "the samples of its devices" if devices else "its record; no samples of its devices are there"
+        known = (
+            "its record and the samples of its devices"
+            if devices
+            else "its record; no samples of its devices are there"
+        )
         found.append(Finding("good", "Nothing stands out.", f"Looked at: {known}"))
     return found
 
@@ -166,8 +170,8 @@ def _shared(record, devices):
             "its time says little, and it is not ranked."
         )
         yield Finding("bad", text, "busy cores of the node and of the processes in device.csv")
-    if busy is not None and busy < BUSY * wanted:
-        said = f"{numbers.significant(busy, 2)} of {numbers.plural(wanted, 'core')}"
+    if busy is not None and busy < BUSY * min(wanted, cores_there(record)):
+        said = f"{numbers.significant(busy, 2)} of {numbers.plural(min(wanted, cores_there(record)), 'core')}"
         text = f"Its processes kept {said} busy: the rest of the time they waited, or other programs computed."
         yield Finding("bad" if taken else "note", text, "busy cores of the processes in device.csv", f"{said} busy")
 

@@ -76,7 +76,8 @@ def _judged(table):
         if off:
             worst = max(off, key=off.get)
             middle, most = (numbers.significant(each, 2) for each in (statistics.median(off.values()), off[worst]))
-            yield f"{title}: the median plan was off by {middle} ×, the worst by {most} × (`{worst}`)."
+            median = f"{middle} in the median, {most} at worst" if len(off) > 1 else most
+            yield f"{title}: off by a factor of {median} (`{worst}`)."
 
 
 def _plan_row(record, charge):

@@ -67,7 +67,7 @@ def _without_warm_up(steps, numbers, attempts):
 
 def unranked(record):
     """Why a run is shown and not ranked, in words; empty for one whose time says what its layout does."""
-    layout, wanted, there = record.run.layout, wanted_cores(record), _cores_there(record)
+    layout, wanted, there = record.run.layout, wanted_cores(record), cores_there(record)
     if wants_too_much(record):
         computing = f"{layout.world_size} processes" if wanted == layout.world_size else f"{wanted} threads"
         return f"{computing} on {there} cores"
@@ -78,10 +78,10 @@ def unranked(record):
 
 def wants_too_much(record):
     """Whether a run computes with more cores than its machines have."""
-    return record.site.device == "cpu" and wanted_cores(record) > _cores_there(record)
+    return record.site.device == "cpu" and wanted_cores(record) > cores_there(record)
 
 
-def _cores_there(record):
+def cores_there(record):
     """Cores of the machines that a run was on. Its nodes may have been processes of a single machine."""
     machines = len(set(record.provenance.get("hosts") or ())) or record.run.layout.nodes
     return machines * (record.site.cores_per_node or 1)
@@ -99,6 +99,6 @@ def cores_taken(record):
     if busy is None or site.device != "cpu":
         return None
     wanted = wanted_cores(record)
-    free = _cores_there(record) - wanted
+    free = cores_there(record) - wanted
     taken = min(busy, busy - free)
     return taken if taken > SHARED * wanted else None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from parascale.report import numbers
 from parascale.report.comparing import is_less
 from parascale.report.derived import Member, Spread
+from parascale.report.timing import cores_there, wanted_cores
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,12 @@ def _basis(experiment):
         ]
     else:
         said = ["Ranges span repeated runs."]
-    site, layout = experiment.first.site, experiment.first.run.layout
-    if site.charges == "whole_nodes" and layout.gpus_per_node < (site.gpus_per_node or 0):
-        held = f"{layout.gpus_per_node} of the {site.gpus_per_node} GPUs of a node"
+    first = experiment.first
+    site, used = first.site, first.run.layout.gpus_per_node
+    there, what = (cores_there(first), "cores") if site.device == "cpu" else (site.gpus_per_node or 0, "GPUs")
+    used = wanted_cores(first) if site.device == "cpu" else used
+    if site.charges == "whole_nodes" and used < there:
+        held = f"{used} of the {there} {what} of a node"
         said.append(f"Whole nodes are charged: `{experiment.baseline}` uses {held} and pays for all.")
     others = [f"`{member.label}` ({member.unranked})" for member in experiment.members[1:] if member.unranked]
     return (*said, f"Shown but not ranked: {numbers.listed(others)}.") if others else tuple(said)
@@ -172,7 +176,7 @@ def _time_sentence(experiment, winner):
     value, baseline = winner.value, winner.baseline
     growth = winner.best.first.gpus / experiment.members[0].first.gpus
     speedup, hours = baseline.mean / value.mean, training_core_hours(winner.best)
-    price = f" for {core_hours(hours.mean)}" if hours else ""
+    price = f" for {core_hours(hours.mean)} of training" if hours else ""
     return (
         f"{what}, `{winner.best.label}` on {winner.best.extent} is the fastest: {winner.shown}, {speedup:.2f} times as fast as the "
         f"baseline `{winner.reference}` (range {baseline.low / value.high:.2f} to {baseline.high / value.low:.2f}) at "
