@@ -12,7 +12,7 @@ import pytest
 from parascale.errors import ParascaleError
 from parascale.report.job import load_job, render_job
 from parascale.report.pdf import write_pdf
-from parascale.report.usage import BUCKETS, bucketed, rates, running_time
+from parascale.report.usage import BUCKETS, bucketed, heat_figure, rates, running_time
 from parascale.telemetry import COLUMNS, read_samples
 from tests.command import parascale
 from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
@@ -194,6 +194,17 @@ def test_heat_maps_keep_the_mean_and_cut_out_the_pause_between_attempts(tmp_path
         [value for value in half if not math.isnan(value)] for half in (means[: BUCKETS // 2], means[BUCKETS // 2 :])
     ]
     assert [sum(half) / len(half) for half in halves] == pytest.approx([0.9, 0.5], rel=0.06)
+
+
+@pytest.mark.parametrize(("taken", "end"), [(1, "1.00 GiB"), (400, "512 GiB")])
+def test_memory_of_processes_reaches_to_their_peak_unless_a_node_is_nearly_full(tmp_path, taken, end):
+    """Up to a node's memory, a process that takes little of it would be white throughout."""
+    lines = gpu_lines(1)
+    times = [line for line in lines if line["kind"] == "host"]
+    ranks = {"kind": "rank", "rank": 0, "memory_bytes": taken * GIB, "memory_total_bytes": ""}
+    write_devices(tmp_path, lines + [line | ranks for line in times])
+    titles = [panel.title for panel in heat_figure(read_samples([tmp_path / "device.csv"])).panels]
+    assert f"Memory of a process, 0 to {end}" in titles
 
 
 @pytest.mark.parametrize("status", ["done", "failed", "running"])

@@ -103,7 +103,7 @@ def _panels(workload, unit, records, inks, buckets):
     records = sorted(records, key=lambda record: order.get(record.name, -1))
     axes = [
         ("steps", "optimizer steps", lambda record, index: record.curve.steps[index]),
-        ("time", f"training time ({time_unit})", lambda record, index: record.curve.seconds[index] / size),
+        ("time", f"training time with warm-up ({time_unit})", lambda record, index: record.curve.seconds[index] / size),
         ("core-hours", "core-hours of training", _core_hours),
     ]
     for name, axis, position in axes:

@@ -23,7 +23,7 @@ COLUMNS = (
     *columns(numbers.duration, step_seconds="A step", seconds="Whole job"),
     Column("core_hours", "Core-hours", numbers.significant),
     Column("memory_bytes", "Memory a process", numbers.memory),
-    *columns(fits="Fits", reason="Why"),
+    *columns(fits="Fits", reason="Why, by formula"),
 )
 # Heading, name as in `plan-against-actual.csv`, how it is written, and what became of it.
 COMPARED = (

@@ -62,7 +62,7 @@ def bars_panel(title, words, bars, ticks=None):
             mark([text], "halo")
         axes.margins(x=0)
         axes.set_xlim(left=0)
-        axes.set_xticks(list(ticks), list(ticks.values()), horizontalalignment="right")
+        axes.set_xticks(list(ticks), list(ticks.values()))
         axes.spines.bottom.set_visible(False)
         for tick in ticks:
             axes.axvline(tick, color=PALETTE["muted"], linestyle=DOTS)

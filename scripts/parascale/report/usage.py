@@ -14,6 +14,7 @@ from parascale.telemetry import total
 
 BUCKETS = 60  # moments of a heat map
 ROWS = 64  # devices of a heat map
+NEAR = 0.5  # part of a node's memory; below it a map up to all of it would be white
 PAUSE = 10  # a gap of more than so many intervals lies between attempts, and is cut out
 
 
@@ -130,16 +131,17 @@ def _heat_map(devices, metric, cores):
 
 
 def _scale_end(devices, every, metric, cores):
-    """What is possible, where that is known; else the highest value. A process may have all the memory of its node."""
+    """What is possible, where that is known; else the highest value, as of processes that take little of their node's memory."""
     if metric.column == "utilisation":
         return 1.0
     if metric.column == "cores_busy" and cores:
         return float(cores)
     able = devices if metric.kind == "gpu" else _of(every, "host")
     totals = [value for device in able for value in device.known("memory_total_bytes")]
-    if metric.column == "memory_bytes" and totals:
+    highest = max(max(device.known(metric.column)) for device in devices) or 1.0
+    if metric.column == "memory_bytes" and totals and (metric.kind == "gpu" or highest > NEAR * max(totals)):
         return max(totals)
-    return max(max(device.known(metric.column)) for device in devices) or 1.0
+    return highest
 
 
 def _devices_table(devices):
