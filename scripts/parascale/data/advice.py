@@ -63,9 +63,7 @@ def _from_file_to_tensor(rows, read, taken, devices):
     threads = f"{workers} worker{'s' * (workers > 1)}" if workers else "no workers"
     a_core = best["samples"] / best["cpu_seconds"]
     said = f"from file to tensor {rate:,.0f} samples/s (decoder `{best['decoder']}`, {threads}), {a_core:,.0f} a core"
-    yield (
-        f"{said}: decoding takes most of the time, so the format matters little" if rate < read / 2 else said
-    )
+    yield f"{said}: decoding takes most of the time, so the format matters little" if rate < read / 2 else said
     if taken:
         yield f"that keeps {rate / taken:,.1f} {devices} of this kind busy, which take {taken:,.0f} samples/s each by the plan"
 
