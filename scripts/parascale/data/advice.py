@@ -22,7 +22,7 @@ def advise_images(rows, memory_bytes=None, taken=None, devices="GPUs"):
     usable = {name: speed for name, speed in speeds.items() if image_format(name).RANDOM_ACCESS}
     chosen = _chosen(usable, PREFERENCE)
     row = next(row for row in rows if row["format"] == chosen)
-    parts = [f"Take {chosen}: {speeds[chosen]:,.0f} samples/s at random{_ahead(usable, chosen)}"]
+    parts = [f"Take {chosen}: {speeds[chosen]:,.0f} samples/s at random{_faster(usable, chosen)}"]
     if "files" in speeds and chosen != "files":
         files = next(row for row in rows if row["format"] == "files")
         parts[0] += f", {speeds[chosen] / speeds['files']:.1f} times as many as the raw files"
@@ -42,9 +42,8 @@ def advise_tokens(rows, memory_bytes=None):
     chosen = _chosen(speeds, TOKEN_PREFERENCE)
     row = next(row for row in rows if row["format"] == chosen)
     slowest = min(speeds, key=speeds.get)
-    parts = [f"Take {chosen}: {speeds[chosen]:,.0f} windows/s at random{_ahead(speeds, chosen)}"]
-    if slowest != chosen and max(speeds, key=speeds.get) == chosen:
-        parts[0] += f" ({slowest}: {speeds[slowest]:,.0f})"
+    rival = _faster(speeds, chosen) or (f" ({slowest}: {speeds[slowest]:,.0f})" if slowest != chosen else "")
+    parts = [f"Take {chosen}: {speeds[chosen]:,.0f} windows/s at random{rival}"]
     if tokens_are_mapped(chosen):
         parts.append("mapped, so that all processes of a node share one copy")
         parts.append(_memory_sentence(row["bytes"], memory_bytes))
@@ -77,8 +76,8 @@ def _speeds(rows, access):
     return speeds
 
 
-def _ahead(speeds, chosen):
-    """Which format is faster than the chosen one, and why it is not taken."""
+def _faster(speeds, chosen):
+    """Which format is faster than the chosen one, and why it is not taken; empty where none is."""
     fastest = max(speeds, key=speeds.get)
     if fastest == chosen:
         return ""

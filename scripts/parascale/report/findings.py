@@ -170,8 +170,9 @@ def _shared(record, devices):
             "its time says little, and it is not ranked."
         )
         yield Finding("bad", text, "busy cores of the node and of the processes in device.csv")
-    if busy is not None and busy < BUSY * min(wanted, cores_there(record)):
-        said = f"{numbers.significant(busy, 2)} of {numbers.plural(min(wanted, cores_there(record)), 'core')}"
+    held = min(wanted, cores_there(record))
+    if busy is not None and busy < BUSY * held:
+        said = f"{numbers.significant(busy, 2)} of {numbers.plural(held, 'core')}"
         text = f"Its processes kept {said} busy: the rest of the time they waited, or other programs computed."
         yield Finding("bad" if taken else "note", text, "busy cores of the processes in device.csv", f"{said} busy")
 

@@ -133,9 +133,11 @@ def _basis(experiment):
     else:
         said = ["Ranges span repeated runs."]
     first = experiment.first
-    site, used = first.site, first.run.layout.gpus_per_node
-    there, what = (cores_there(first), "cores") if site.device == "cpu" else (site.gpus_per_node or 0, "GPUs")
-    used = wanted_cores(first) if site.device == "cpu" else used
+    site = first.site
+    if site.device == "cpu":
+        used, there, what = wanted_cores(first), cores_there(first), "cores"
+    else:
+        used, there, what = first.run.layout.gpus_per_node, site.gpus_per_node or 0, "GPUs"
     if site.charges == "whole_nodes" and used < there:
         held = f"{used} of the {there} {what} of a node"
         said.append(f"Whole nodes are charged: `{experiment.baseline}` uses {held} and pays for all.")
