@@ -41,9 +41,9 @@ def with_caveat(record, text):
 def bars_panel(title, words, bars, ticks=None):
     """Horizontal bars from 0, each with its name on the left and its value as text on the right. words: what they are.
 
-    ticks: value → its text below the plot, where a dotted line marks it; the bars' texts are then a column beside the plot.
+    ticks: value → its text below the plot, where a dotted line marks it. The bars' texts are a column beside a plot that marks values.
     """
-    ticks = ticks or {}
+    ticks, pointed = ticks or {}, any(bar.pointer for bar in bars)
 
     def draw(axes):
         _name_rows(axes, [bar.label for bar in bars])
@@ -60,12 +60,11 @@ def bars_panel(title, words, bars, ticks=None):
                 axes.update_datalim([(value, row)])
                 above = axes.annotate("", (value, row - 0.3), (0, 0.5), "data", "offset fontsize", arrow)
                 mark([above.arrow_patch], "pointer", note)
-                end = max(end, value)
-            place = ((1, row), axes.get_yaxis_transform()) if ticks else ((end, row), "data")
+            place = ((1, row), axes.get_yaxis_transform()) if ticks or pointed else ((end, row), "data")
             text = axes.annotate(bar.text, place[0], (0.4, 0), place[1], "offset fontsize", va="center")
             text.set_color(PALETTE["muted"])
             mark([text], "halo")
-        axes.margins(x=0)
+        axes.margins(x=0.02 if pointed else 0)  # room for half a triangle
         axes.set_xlim(left=0)
         axes.set_xticks(list(ticks), list(ticks.values()))
         axes.spines.bottom.set_visible(False)
