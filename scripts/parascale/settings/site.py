@@ -117,7 +117,9 @@ class Site:
     gpu: str = option("", "name of the GPU")
     gpu_memory_gb: Number | None = option(None, "memory of one GPU, in 10⁹ bytes", above=0.0)
     gpu_watts: Number | None = option(None, "power of one GPU at work, for the energy of a plan", above=0.0)
-    host_memory_gb: Number | None = option(None, "memory of a node, in 10⁹ bytes", above=0.0)
+    host_memory_gb: Number | None = option(
+        None, "memory of a node, in 10⁹ bytes; default: that of this machine, where `cores_per_node` is its own", above=0.0
+    )
     peak_tflops: dict[Precision, Number] = option(
         {}, "precision → peak rate of one GPU in 10¹² operations a second, dense"
     )
