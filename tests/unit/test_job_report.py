@@ -174,7 +174,9 @@ def test_a_rate_is_neither_that_of_a_pause_nor_that_of_a_moment(tmp_path):
     assert rates(host, "written_bytes") == pytest.approx([5000.0] * 20)
     means = metrics_table([host]).frame.set_index("case")["mean"]
     mean, written = means["host_written_bytes_per_second"], means["host_written_bytes_total"]
-    assert mean * 200.002 == pytest.approx(written, rel=0.01), "what a moment wrote is in the mean, as it is in the total"
+    assert mean * 200.002 == pytest.approx(written, rel=0.01), (
+        "what a moment wrote is in the mean, as it is in the total"
+    )
 
 
 @pytest.mark.parametrize("address", ["", "https://llview.example/job?id={job}&form=page"])

@@ -6,8 +6,9 @@ import pytest
 
 from parascale.data.benchmark import write_rows
 from parascale.files import write_json
-from parascale.report import build_report, load_readings, render_page, write_report
+from parascale.report import build_report, load_readings, load_records, render_page, write_report
 from tests.command import parascale
+from tests.unit.fake_results import fake, workload, write_results
 
 FACTS = {
     "schema_version": 1,
@@ -16,6 +17,7 @@ FACTS = {
     "format": "hdf5",
     "advice": "Take hdf5: because.",
     "ceilings": {"preadv": 9.0e9, "memcpy": 2.0e9, "filesystem": "ext4"},
+    "machine": {"cpu": "AMD EPYC 7742", "cores": 128},
 }
 
 
@@ -54,6 +56,17 @@ def test_what_the_benchmark_writes_is_read_back(results):
             key: value for key, value in written.items() if key != "dataset"
         }
     assert readings.rows[2].bytes_read_per_byte is None and readings.rows[0].peak_memory_bytes is None
+
+
+@pytest.mark.parametrize("cpu", ["AMD EPYC 7742", "Intel Xeon 8568"])
+def test_the_page_says_where_readers_met_other_processors_than_trainings(cpu, results):
+    """The made-up trainings ran on AMD EPYC 7742."""
+    write_json(results / "loaders/shapes.json", FACTS | {"machine": {"cpu": cpu}})
+    run = fake("single", train=workload(data={"dataset": "shapes"}))
+    records = load_records(*write_results(results / "root", [run]))
+    page = " ".join(render_page(build_report(records, "Title", readings=load_readings(results))).split())
+    assert f"Measured on {cpu}" in page
+    assert ("while trainings ran on AMD EPYC 7742" in page) == (cpu != "AMD EPYC 7742")
 
 
 def test_the_fastest_way_of_each_kind_counts(results):

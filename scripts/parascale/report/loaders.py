@@ -58,7 +58,10 @@ def loaders_section(report):
     """A table and a recommendation for each dataset."""
     figure = loaders(report)
     values = {
-        "datasets": [(readings, _formats_table(readings), _ceilings(readings)) for readings in report.readings],
+        "datasets": [
+            (readings, _formats_table(readings), (_measured_on(report, readings), _ceilings(readings)))
+            for readings in report.readings
+        ],
         "figures": [figure] if figure.panels else [],
     }
     return Section(
@@ -106,6 +109,19 @@ def _formats_row(readings, name):
                 f"{way}_a_core": reading.a_core,
             }
     return row
+
+
+def _measured_on(report, readings):
+    """Which processors read, and whether those that trained are others: then readers may be faster or slower there."""
+    cpu = readings.machine.get("cpu")
+    if not cpu:
+        return ""
+    trained = [each for each in report.records if each.run and each.run.workload.data.dataset == readings.dataset]
+    others = {node["cpu"] for record in trained for node in record.provenance.get("machines") or ()} - {cpu}
+    if not others:
+        return f"Measured on {cpu}."
+    there = "`--config data_partition=none` measures on their nodes"
+    return f"Measured on {cpu}, while trainings ran on {numbers.listed(sorted(others))}; {there}."
 
 
 def _ceilings(readings):
