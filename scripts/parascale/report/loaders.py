@@ -53,8 +53,14 @@ def loaders_section(report):
     """A table and a recommendation for each dataset."""
     figure = loaders(report)
     values = {
-        "datasets": [(readings, _formats_table(readings), _ceilings(readings)) for readings in report.readings],
-        "readers": {each.dataset: _workloads(report, each.dataset) for each in report.readings},
+        "datasets": [
+            (
+                readings,
+                _formats_table(readings),
+                (_read_by(report, readings), _measured_on(report, readings), _ceilings(readings)),
+            )
+            for readings in report.readings
+        ],
         "figures": [figure] if figure.panels else [],
     }
     return Section(
@@ -62,10 +68,11 @@ def loaders_section(report):
     )
 
 
-def _workloads(report, dataset):
-    """Names of the workloads that read a dataset."""
+def _read_by(report, readings):
+    """Which workloads train on a dataset."""
     known = [record.run.workload for record in report.records if record.run is not None]
-    return sorted({workload.name for workload in known if workload.data.dataset == dataset})
+    names = sorted({f"`{workload.name}`" for workload in known if workload.data.dataset == readings.dataset})
+    return f"`{readings.dataset}` is the data of {numbers.listed(names)}." if names else ""
 
 
 def _panels(readings):
@@ -117,6 +124,19 @@ def _formats_row(readings, name):
                 f"{way}_a_core": reading.a_core,
             }
     return row
+
+
+def _measured_on(report, readings):
+    """Which processors read, and whether those that trained are others: then readers may be faster or slower there."""
+    cpu = readings.machine.get("cpu")
+    if not cpu:
+        return ""
+    trained = [each for each in report.records if each.run and each.run.workload.data.dataset == readings.dataset]
+    others = {node["cpu"] for record in trained for node in record.provenance.get("machines") or ()} - {cpu}
+    if not others:
+        return f"Measured on {cpu}."
+    there = "`--config data_partition=none` measures on their nodes"
+    return f"Measured on {cpu}, while trainings ran on {numbers.listed(sorted(others))}; {there}."
 
 
 def _ceilings(readings):
