@@ -361,7 +361,7 @@ def test_what_matters_of_a_table_is_on_a_telephone(browser, pages, table, last):
            return heads.filter(head => head.getBoundingClientRect().right <= 390).map(head => head.textContent)""",
         table,
     )
-    assert shown[0] == "Run" and shown[-1].startswith(last), shown
+    assert shown[0] == "Run" and any(title.startswith(last) for title in shown), shown
     frame = f"document.getElementById('{table}').parentElement"
     assert "Not shown on so narrow a page: " in browser.run(f"return {frame}.nextElementSibling.innerText")
     left = f"document.querySelector('#{table} tbody th').getBoundingClientRect().left"
