@@ -100,10 +100,10 @@ rule benchmark_loaders:
         LOGS / "loaders/{dataset}.log",
     benchmark:
         PATHS.results / "benchmarks/loaders/{dataset}.tsv"
-    # All cores, of a node that trains: other jobs would disturb the measurement, and it is about those nodes.
+    # All cores: other jobs would disturb the measurement.
     threads: PROJECT.site.cores_per_node
     resources:
-        **one_node(30),
+        **data_node(30),
     params:
         settings=reading_settings,
         sample=sample_of,

@@ -12,7 +12,7 @@ import pytest
 from parascale.errors import ParascaleError
 from parascale.report.job import load_job, render_job
 from parascale.report.pdf import write_pdf
-from parascale.report.usage import BUCKETS, bucketed, heat_figure, rates, running_time
+from parascale.report.usage import BUCKETS, bucketed, heat_figure, metrics_table, rates, running_time
 from parascale.telemetry import COLUMNS, read_samples
 from tests.command import parascale
 from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
@@ -172,6 +172,11 @@ def test_a_rate_is_neither_that_of_a_pause_nor_that_of_a_moment(tmp_path):
     write_devices(tmp_path, first + again + last[-1:])
     (host,) = (device for device in read_samples([tmp_path / "device.csv"]) if device.kind == "host")
     assert rates(host, "written_bytes") == pytest.approx([5000.0] * 20)
+    means = metrics_table([host]).frame.set_index("case")["mean"]
+    mean, written = means["host_written_bytes_per_second"], means["host_written_bytes_total"]
+    assert mean * 200.002 == pytest.approx(written, rel=0.01), (
+        "what a moment wrote is in the mean, as it is in the total"
+    )
 
 
 @pytest.mark.parametrize("address", ["", "https://llview.example/job?id={job}&form=page"])

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 import types
 
+import psutil
 import pytest
 
 from parascale.files import write_json
@@ -11,7 +12,7 @@ from parascale.launch.measuring import measure_processors
 from parascale.launch.resources import cores_of
 from parascale.plan import calibrate
 from parascale.plan.planner import MUCH_SECONDS, Planner
-from parascale.plan.predict import predict
+from parascale.plan.predict import capacity_bytes, predict
 from parascale.plan.rates import MEASURED, REFERENCE, as_measured, formula_rates
 from parascale.plan.time import Prices
 from parascale.report import job
@@ -79,6 +80,15 @@ def test_a_machine_plays_nodes_where_no_file_says_what_a_node_is(text, plays, tm
     layout = Layout(nodes=2, gpus_per_node=4, dp=8)
     assert site.processes_together(layout) == (8 if plays else 4)
     assert cores_of(layout, dataclasses.replace(site, threads_per_process=1)) == (8 if plays else 4)
+
+
+@pytest.mark.parametrize(("text", "known"), [("device: cpu", True), ("cores_per_node: 64", False)])
+def test_a_plan_for_this_machine_knows_its_memory(text, known, tmp_path):
+    """On a laptop `fits` is an answer too."""
+    (tmp_path / "here.yaml").write_text(text)
+    site, layout = load_site(Config(sites=str(tmp_path)), "here"), Layout(gpus_per_node=2, dp=2)
+    capacity = capacity_bytes(Run("r", WORKLOAD, layout), site)
+    assert capacity == (pytest.approx(psutil.virtual_memory().total / 2, rel=0.01) if known else None)
 
 
 def test_threads_of_a_process_are_the_same_for_plan_launch_record_and_report():

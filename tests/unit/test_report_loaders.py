@@ -1,13 +1,15 @@
 """What the benchmark of readers measured stands in the report: its figures, its advice, and what could not be read."""
 
+import re
 import shutil
 
 import pytest
 
 from parascale.data.benchmark import write_rows
 from parascale.files import write_json
-from parascale.report import build_report, load_readings, render_page, write_report
+from parascale.report import build_report, load_readings, load_records, render_page, write_report
 from tests.command import parascale
+from tests.unit.fake_results import fake, workload, write_results
 
 FACTS = {
     "schema_version": 1,
@@ -16,6 +18,7 @@ FACTS = {
     "format": "hdf5",
     "advice": "Take hdf5: because.",
     "ceilings": {"preadv": 9.0e9, "memcpy": 2.0e9, "filesystem": "ext4"},
+    "machine": {"cpu": "AMD EPYC 7742", "cores": 128},
 }
 
 
@@ -56,6 +59,17 @@ def test_what_the_benchmark_writes_is_read_back(results):
     assert readings.rows[2].bytes_read_per_byte is None and readings.rows[0].peak_memory_bytes is None
 
 
+@pytest.mark.parametrize("cpu", ["AMD EPYC 7742", "Intel Xeon 8568"])
+def test_the_page_says_where_readers_met_other_processors_than_trainings(cpu, results):
+    """The made-up trainings ran on AMD EPYC 7742."""
+    write_json(results / "loaders/shapes.json", FACTS | {"machine": {"cpu": cpu}})
+    run = fake("single", train=workload(data={"dataset": "shapes"}))
+    records = load_records(*write_results(results / "root", [run]))
+    page = " ".join(render_page(build_report(records, "Title", readings=load_readings(results))).split())
+    assert f"Measured on {cpu}" in page
+    assert ("while trainings ran on AMD EPYC 7742" in page) == (cpu != "AMD EPYC 7742")
+
+
 def test_the_fastest_way_of_each_kind_counts(results):
     (readings,) = load_readings(results)
     assert readings.formats == ["files", "hdf5"]
@@ -75,6 +89,15 @@ def test_the_page_shows_advice_rates_ceilings_and_leaves_unknown_cells_empty(res
     assert "9.0 GB/s reading a large file from the page cache and 2.0 GB/s copying memory" in section
     assert "<code>hdf5</code> at random gives 0.30 GB/s" in section
     assert section.count("<svg") == 2, "a panel at random, one in order"
+
+
+def test_rates_have_a_unit_and_datasets_name_their_workloads(results):
+    write_results(results, [fake("images", train=workload("images-small", "classification", {"dataset": "shapes"}))])
+    records = load_records(results / "results", results / "work")
+    page = render_page(build_report(records, "Title", readings=load_readings(results)))
+    assert "<code>shapes</code> is the data of <code>images-small</code>." in page
+    heads = re.findall(r"<th scope=.col[^>]*>([^<]*)", page.split('id="loaders-shapes"')[1].split("</thead>")[0])
+    assert {"At random, images/s", "In order, images/s", "File to tensor, images/s of a core"} <= set(heads), heads
 
 
 def test_what_was_measured_of_no_format_has_no_column(results):

@@ -15,6 +15,7 @@ from parascale.report.figures import memory, phases, scaling, throughput
 from parascale.report.findings import findings
 from parascale.report.job import load_job
 from parascale.report.memories import COLUMNS
+from parascale.report.plans import plan_section
 from parascale.report.plots import Point, scaling_panel
 from parascale.report.provenance import provenance_section
 from parascale.report.summary import runs_table
@@ -106,6 +107,31 @@ def test_a_different_run_is_left_out_of_comparisons_and_marked_elsewhere(tmp_pat
     )
     rows = re.findall(r'<tr data-run="(.*?)"', page.split('id="runs-table"')[1].split("</table>")[0])
     assert rows == ["stuck", "wrong", "ddp", "single"]
+
+
+def test_a_different_run_is_marked_in_every_table(tmp_path):
+    """Beside its name, once, whatever the table shows of it."""
+    wrong = fake("wrong", tp=2, gpus_per_node=2, verdict="different", loss_shift=1e-2)
+    page = render_page(report_of(tmp_path, fake("single", **BASE), ddp(), wrong))
+    rows = re.findall(r'<tr data-run="wrong".*?</th>', page, re.DOTALL)
+    assert len(rows) > 5 and all(row.count("different") == 2 and "tag different" in row for row in rows), rows
+    assert not re.search(r'<tr data-run="ddp"[^>]*>\s*<th[^>]*>[^/]*tag different', page)
+
+
+def test_one_value_is_neither_a_median_nor_the_worst(tmp_path):
+    """A plan of one run, or of runs that were all as far off, is off by one factor."""
+    for runs in ([fake("single", **BASE)], [fake("single", **BASE), ddp(step_seconds=BASE["step_seconds"])]):
+        said = " ".join(plan_section(report_of(tmp_path / str(len(runs)), *runs)).values["judged"])
+        assert said.count("off by a factor of") == 3 and not re.search("median|worst", said), said
+
+
+def test_tables_say_what_their_numbers_are(tmp_path):
+    """Absolute or relative, a sum or of one GPU, a mean of what, and why `same` runs end apart."""
+    page = " ".join(render_page(report_of(tmp_path, fake("single", **BASE), ddp())).split())
+    assert "Training loss, mean of last 10 steps" in page and "Loss difference, nats" in page
+    assert "of losses absolute, in nats" in page and "final losses and accuracies may end slightly apart" in page
+    assert "Energy: the sum over all GPUs of the run" in page and "Energy of all GPUs, whole run" in page
+    assert "if at least two steps are known" in page
 
 
 def many(root, count):

@@ -167,17 +167,17 @@ def check_plan(project, runs, parity, *arguments):
 
 
 def test_what_needs_no_gpu_holds_no_node_with_gpus(project):
-    """Where each rule of the full reproduction runs, by hand: of the short jobs those alone are on nodes with GPUs that use or
-    measure them, and all of these ask for GPUs, as JSC's own scripts do."""
+    """Where each rule of the full reproduction runs, by hand: of the short jobs those alone are on nodes with GPUs that use them,
+    and all of these ask for GPUs, as JSC's own scripts do."""
     snakemake("-n", "-q", "all")
     jobs = [job for job in json.loads((project.paths.results / "plan/plan.json").read_text())["jobs"] if job["nodes"]]
     data = {"prepare", "index_images", "convert_shard", "convert_tokens", "verify_format"}
-    data |= {"convert_checkpoint", "verify_checkpoint"}
+    data |= {"benchmark_loaders", "convert_checkpoint", "verify_checkpoint"}
     assert {job["rule"] for job in jobs if job["partition"] == "dc-cpu"} == data
     assert {job["gpus"] for job in jobs if job["rule"] in data} == {0}
     rest = [job for job in jobs if job["rule"] not in data]
     assert all(job["partition"] == "dc-gpu" and job["gpus"] for job in rest)
-    assert {job["rule"] for job in rest if not job["rule"].startswith(KINDS)} == {"summarise", "benchmark_loaders"}
+    assert {job["rule"] for job in rest if not job["rule"].startswith(KINDS)} == {"summarise"}
 
 
 def test_fresh_and_forced_all_is_counted(project):

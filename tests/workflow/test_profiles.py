@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import re
-import resource
 import shlex
 import shutil
 import subprocess
@@ -16,6 +15,8 @@ import pytest
 import yaml
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
+
+from tests.pace import processor_seconds, slowness
 
 from .small_project import REPOSITORY, SmallProject, link_project
 from .test_targets import jobs_in
@@ -29,7 +30,7 @@ SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol",
 SUBMITTED = {
     ("prepare", "dataset=wikitext2, prepared=flat"): {"partition": "dc-cpu", "--nodes": "1", "--ntasks": "1"},
     ("index_images", "dataset=imagewoof"): {"partition": "dc-cpu", "--nodes": "1", "--ntasks": "1"},
-    ("benchmark_loaders", "dataset=imagewoof"): {"--nodes": "1", "--gres": "gpu:1"},
+    ("benchmark_loaders", "dataset=imagewoof"): {"partition": "dc-cpu", "--nodes": "1", "--ntasks": "1"},
     ("train_single", "run=single"): {"--nodes": "1", "--gres": "gpu:1"},
     ("train_single", "run=waste"): {"--nodes": "1", "--gres": "gpu:4"},
     ("train_ddp", "run=ddp-4"): {"--nodes": "1", "--gres": "gpu:4"},
@@ -66,18 +67,10 @@ def plan(tmp_path_factory):
             if program.name not in SLURM:
                 (tools / program.name).symlink_to(program)
         assert not shutil.which("sbatch", path=str(tools))
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         environment = {name: value for name, value in os.environ.items() if name not in ("SCRATCH", "PROJECT", "DATA")}
-        done = subprocess.run(
-            [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", "-n"],
-            cwd=folder,
-            env={**environment, "PATH": str(tools)},
-            capture_output=True,
-            text=True,
-        )
+        command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", "-n"]
+        seconds, done = processor_seconds(command, cwd=folder, env={**environment, "PATH": str(tools)})
         assert done.returncode == 0, done.stdout + done.stderr
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return folder, done.stdout + done.stderr, seconds
 
     return run
@@ -95,10 +88,8 @@ def test_a_dry_run_needs_neither_slurm_nor_an_account(profile, plan):
 def test_the_plan_of_jureca_is_quick_and_ends_on_one_screen(plan):
     """A row for each rule, sums, remarks; the page has the rows of each strategy."""
     folder, output, seconds = plan("jureca")
-    if seconds >= 5:  # what else a machine does lengthens it: only the quicker of two counts
-        seconds = min(seconds, plan.__wrapped__("jureca")[2])
     closing = output[output.index("Plan for jureca") : output.index("Using profile")].strip().splitlines()
-    assert seconds < 5 and len(closing) <= 40, output
+    assert seconds < 5 * slowness() and len(closing) <= 40, output
     assert re.search(r"\nparity_run +several +\d\d ", output) and re.search(r"\ntrain_fsdp +fsdp +\d ", output)
     page = next(folder.glob("**/plan.html")).read_text()
     assert "<td>parity_run</td><td>fsdp</td>" in page and "<td>parity_run</td><td>ddp</td>" in page
@@ -106,7 +97,7 @@ def test_the_plan_of_jureca_is_quick_and_ends_on_one_screen(plan):
 
 @pytest.mark.parametrize("profile", [name for name in PROFILES if name != "slurm"])
 def test_every_job_has_a_price_and_none_that_needs_no_gpu_has_a_node_with_gpus_alone(profile, plan):
-    """Such jobs go to a partition of their own, or several share one, as a group."""
+    """Such jobs go to a partition of their own, or several share one, as a group; but where there is none, readers are measured alone."""
     folder, output, _ = plan(profile)
     (planned,) = folder.glob("**/results/plan/plan.json")
     jobs = [job for job in json.loads(planned.read_text())["jobs"] if job["nodes"]]
@@ -114,7 +105,8 @@ def test_every_job_has_a_price_and_none_that_needs_no_gpu_has_a_node_with_gpus_a
     assert [job for job in jobs if job["core_hours_expected"] is None] == []
     assert "does not fit" not in output, "a shipped run, or its parity run, would end for lack of memory"
     alone = {name.split("_")[0] for name, values in jobs_in(output) if "gres=" in values["resources"]}
-    assert alone == {"train", "parity", "summarise", "benchmark"}  # jobs of a group stand further in
+    measured = set() if profile == "jureca" else {"benchmark"}
+    assert alone == {"train", "parity", "summarise"} | measured  # jobs of a group stand further in
 
 
 def test_a_group_of_jobs_stays_within_its_partition(tmp_path):

@@ -189,9 +189,9 @@ SORTED = [
     ("report", "runs-table", "Run"),
     ("report", "runs-table", "Training"),
     ("report", "parity-table", "Verdict"),
-    ("report", "parity-table", "Loss difference"),
+    ("report", "parity-table", "Loss difference, nats"),
     ("report", "rouge-table", "ROUGE-1"),
-    ("report", "loaders-shapes", "At random"),
+    ("report", "loaders-shapes", "At random, images/s"),
     ("report", "conversions-table", "Time"),
     ("report", "table-communication", "Size"),
     ("report", "published-table", "Published"),
@@ -347,8 +347,35 @@ def test_the_two_themes_differ_and_print_is_light(browser, page, dark):
     assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
-def test_print_fits_a_landscape_page(browser, page):
-    """273 mm between the margins of A4 are 1,032 CSS pixels; what is wider would be cut off."""
-    browser.show(page, 1032, media="print")
-    assert browser.run("return document.documentElement.scrollWidth") <= 1032
+@pytest.mark.parametrize("width", [1032, 794], ids=["landscape", "portrait"])
+def test_print_fits_the_page_and_names_what_it_leaves_out(browser, page, width):
+    """273 mm between the margins of A4 are 1,032 CSS pixels, its whole short side 794; what is wider would be cut off."""
+    browser.show(page, width, media="print")
+    assert browser.run("return document.documentElement.scrollWidth") <= width
     assert browser.run("return document.querySelector('details table').getBoundingClientRect().height") > 0
+    folded = browser.run(
+        """return [...document.querySelectorAll('details.screen')].map(item => [
+             item.querySelector('summary').offsetHeight > 0, getComputedStyle(item.querySelector('summary'), '::after').content,
+             item.querySelector('table')?.checkVisibility() ?? false])"""
+    )
+    assert all(each == [True, '": on the page, not on paper"', False] for each in folded)
+
+
+@pytest.mark.parametrize(
+    ("table", "last"), [("runs-table", "Core‑hours"), ("plan-table", "Core-hours"), ("parity-table", "Loss")]
+)
+def test_what_matters_of_a_table_is_on_a_telephone(browser, pages, table, last):
+    """Names, verdicts, times and costs without scrolling sideways; the columns left out are named, and names stay while it scrolls."""
+    browser.show(pages["report"], 390)
+    shown = browser.run(
+        """const heads = [...document.querySelectorAll(`#${arguments[0]} thead th`)].filter(head => head.offsetWidth);
+           return heads.filter(head => head.getBoundingClientRect().right <= 390).map(head => head.textContent)""",
+        table,
+    )
+    assert shown[0] == "Run" and any(title.startswith(last) for title in shown), shown
+    frame = f"document.getElementById('{table}').parentElement"
+    assert "Not shown on so narrow a page: " in browser.run(f"return {frame}.nextElementSibling.innerText")
+    left = f"document.querySelector('#{table} tbody th').getBoundingClientRect().left"
+    before = browser.run(f"return {left}")
+    browser.run(f"{frame}.scrollLeft = 60")
+    assert abs(browser.run(f"return {left}") - before) < 2

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import platform
 
 import click
 
@@ -209,10 +208,11 @@ def benchmark(project, workload, forms):
     \b
     Example: parascale data benchmark --dataset shapes
     """
-    import psutil
+    import torch
 
     from parascale.data import advice
     from parascale.data import benchmark as readers
+    from parascale.train.machine import read_machine
 
     if workload.of_pairs:
         raise ConfigError("pairs have only one format: there is nothing to compare")
@@ -234,12 +234,7 @@ def benchmark(project, workload, forms):
         "format": chosen,
         "advice": said,
         "ceilings": readers.best_ceilings(folders),
-        "machine": {
-            "processor": platform.machine(),
-            "cores": psutil.cpu_count(),
-            "memory_bytes": psutil.virtual_memory().total,
-            "system": platform.platform(),
-        },
+        "machine": read_machine(torch.device("cpu")),
     }
     write_json(output.with_suffix(".json"), facts)
     readers.write_rows(output, rows)

@@ -125,10 +125,10 @@ def is_different(record):
     return record.parity is not None and record.parity.verdict == "different"
 
 
-def caveat(record):
-    """What sets a run apart from the others of its workload, in few words; empty for most."""
+def caveat(record, marked=False):
+    """What sets a run apart from the others of its workload, in few words; empty for most. marked: a mark says that it is different."""
     said = [] if record.done else [record.status]
-    said += ["different"] if is_different(record) else []
+    said += ["different"] if is_different(record) and not marked else []
     said += ["weak scaling"] if record.run.scaling == "weak" else []
     return ", ".join([*said, *filter(None, [record.run.way])])
 

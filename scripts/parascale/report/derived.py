@@ -4,7 +4,7 @@ import functools
 import math
 from dataclasses import dataclass, field
 
-from parascale.report.comparing import compare, configuration, work_of
+from parascale.report.comparing import compare, configuration, is_different, work_of
 from parascale.report.drawing import COLOURS
 from parascale.report.layouts import kind_of_run, named
 from parascale.report.numbers import plural, whole
@@ -116,6 +116,11 @@ class Report:
     def done(self):
         """Records of finished runs."""
         return [record for record in self.records if record.done]
+
+    @functools.cached_property
+    def different(self):
+        """Names of the runs that compute something else than their baseline, which tables mark."""
+        return {record.name for record in self.records if is_different(record)}
 
     def workloads(self):
         """Workload name → its finished records."""

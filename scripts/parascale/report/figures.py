@@ -79,8 +79,8 @@ def throughput(report):
     return Figure(
         "throughput",
         "Throughput and energy",
-        "Rate: work per second over all steps, warm-up included, and over all ranks. Energy: what the GPUs took for it, where that was "
-        "measured.",
+        "Rate: work per second over all steps, warm-up included, and over all ranks; tokens are those that enter the loss (of pairs, "
+        "those of the summary). Energy: the sum over all GPUs of the run, where that was measured.",
         tuple(panels),
         table=of_runs(report, "Throughput; an empty cell is not known", THROUGHPUT, report.done, _throughput_row),
     )
@@ -99,8 +99,10 @@ THROUGHPUT = (
     Column("rate_of_each", "For each GPU or process", numbers.short, text="each_words"),
     Column("mfu", "MFU", numbers.tenths),
     Column("gpu_utilisation", "GPU use", numbers.percent),
-    Column("energy_per_work", "Energy", numbers.significant, text="energy_words"),
-    Column("energy_joules", "Energy in all", lambda joules: f"{numbers.significant(joules / 3.6e6)} kWh"),
+    Column("energy_per_work", "Energy of all GPUs", numbers.significant, text="energy_words"),
+    Column(
+        "energy_joules", "Energy of all GPUs, whole run", lambda joules: f"{numbers.significant(joules / 3.6e6)} kWh"
+    ),
     Column("parameters", "Parameters", numbers.short),
 )
 QUARTERS = {quarter / 4: numbers.percent(quarter / 4) for quarter in (1, 2, 3)}

@@ -9,14 +9,9 @@ from parascale.report.tables import Column, columns, make_table
 ACCESS = (("random", "at random"), ("sequential", "in order"))
 
 
-# Of each format, its fastest ways of reading, and what it costs to make and to keep.
-FORMATS = (
-    Column("format", "Format", below="advised"),
-    Column("random_rate", "At random", numbers.significant, below="random_way"),
-    Column("sequential_rate", "In order", numbers.significant, below="sequential_way"),
-    Column("cold_rate", "Cold, at random", numbers.significant, below="cold_way"),
-    Column("decoded_rate", "File to tensor", numbers.significant, below="decoded_way"),
-    Column("decoded_a_core", "A core", numbers.significant),
+# How a format is read, in the order of its table.
+RATES = {"random": "At random", "sequential": "In order", "cold": "Cold, at random", "decoded": "File to tensor"}
+COSTS = (
     Column("bytes", "Size", numbers.memory),
     Column("inodes", "Inodes", numbers.whole),
     Column("write_seconds", "Written in", numbers.duration, below="write_cpu_seconds"),
@@ -27,12 +22,12 @@ CASES = (
     *columns(dataset="Dataset", format="Format", access="Access", cache="Cache", io="Call", place="Place"),
     Column("workers", "Workers", numbers.whole),
     Column("decoder", "Decoder"),
-    Column("samples_per_second", "Samples/s", numbers.significant),
-    Column("a_core", "A core", numbers.significant),
+    Column("samples_per_second", "Samples/s", numbers.significant, below="unit"),
+    Column("a_core", "Samples/s of a core", numbers.significant),
     Column("spread", "Spread", numbers.percent),
     *columns(
         "{:,.2f}".format,
-        bytes_read_per_byte="Read per byte",
+        bytes_read_per_byte="Bytes read per byte of a sample",
         read_calls_per_sample="Calls a sample",
         opens_per_sample="Opens a sample",
     ),
@@ -58,12 +53,26 @@ def loaders_section(report):
     """A table and a recommendation for each dataset."""
     figure = loaders(report)
     values = {
-        "datasets": [(readings, _formats_table(readings), _ceilings(readings)) for readings in report.readings],
+        "datasets": [
+            (
+                readings,
+                _formats_table(readings),
+                (_read_by(report, readings), _measured_on(report, readings), _ceilings(readings)),
+            )
+            for readings in report.readings
+        ],
         "figures": [figure] if figure.panels else [],
     }
     return Section(
         "formats", "Which data format", "loaders.html", values, "`results/loaders/<dataset>.csv` and `.json`"
     )
+
+
+def _read_by(report, readings):
+    """Which workloads train on a dataset."""
+    known = [record.run.workload for record in report.records if record.run is not None]
+    names = sorted({f"`{workload.name}`" for workload in known if workload.data.dataset == readings.dataset})
+    return f"`{readings.dataset}` is the data of {numbers.listed(names)}." if names else ""
 
 
 def _panels(readings):
@@ -83,9 +92,18 @@ def _panels(readings):
 
 
 def _formats_table(readings):
-    """One row a format. What was measured of no format is left out."""
+    """One row a format: its fastest ways of reading, and what it costs to make and to keep. What was measured of none is left out."""
     caption = f"{readings.dataset}: {readings.unit} a second, fastest way of reading each format"
-    return make_table(caption, FORMATS, [_formats_row(readings, name) for name in readings.formats]).known()
+    made = (
+        Column("format", "Format", below="advised"),
+        *(
+            Column(f"{way}_rate", f"{title}, {readings.unit}/s", numbers.significant, below=f"{way}_way")
+            for way, title in RATES.items()
+        ),
+        Column("decoded_a_core", f"File to tensor, {readings.unit}/s of a core", numbers.significant),
+        *COSTS,
+    )
+    return make_table(caption, made, [_formats_row(readings, name) for name in readings.formats]).known()
 
 
 def _formats_row(readings, name):
@@ -106,6 +124,19 @@ def _formats_row(readings, name):
                 f"{way}_a_core": reading.a_core,
             }
     return row
+
+
+def _measured_on(report, readings):
+    """Which processors read, and whether those that trained are others: then readers may be faster or slower there."""
+    cpu = readings.machine.get("cpu")
+    if not cpu:
+        return ""
+    trained = [each for each in report.records if each.run and each.run.workload.data.dataset == readings.dataset]
+    others = {node["cpu"] for record in trained for node in record.provenance.get("machines") or ()} - {cpu}
+    if not others:
+        return f"Measured on {cpu}."
+    there = "`--config data_partition=none` measures on their nodes"
+    return f"Measured on {cpu}, while trainings ran on {numbers.listed(sorted(others))}; {there}."
 
 
 def _ceilings(readings):
@@ -130,6 +161,8 @@ def _ceilings(readings):
 
 def _details(every):
     rows = (
-        {"dataset": readings.dataset, **vars(row), "a_core": row.a_core} for readings in every for row in readings.rows
+        {"dataset": readings.dataset, **vars(row), "a_core": row.a_core, "unit": readings.unit}
+        for readings in every
+        for row in readings.rows
     )
     return make_table("Every way of reading that was measured; an empty cell is not known", CASES, rows)

@@ -19,11 +19,14 @@ BASES = {
 }
 COLUMNS = (
     *map(Column, ("workload", "site", "gpus")),
-    *columns(layout="Layout", strategy="Strategy"),
-    *columns(numbers.duration, step_seconds="A step", seconds="Whole job"),
+    Column("layout", "Layout"),
+    *columns(secondary=True, strategy="Strategy"),
+    Column("seconds", "Whole job", numbers.duration, below="rests_on"),
     Column("core_hours", "Core-hours", numbers.significant),
-    Column("memory_bytes", "Memory a process", numbers.memory),
-    *columns(fits="Fits", reason="Why, by formula"),
+    Column("step_seconds", "A step", numbers.duration, secondary=True),
+    Column("memory_bytes", "Memory a process", numbers.memory, secondary=True),
+    Column("fits", "Fits", secondary=True),
+    Column("reason", "Why, by formula"),
 )
 # Heading, name as in `plan-against-actual.csv`, how it is written, and what became of it.
 COMPARED = (
@@ -54,11 +57,11 @@ def plan_section(report):
     for title, name, shown, happened in COMPARED:
         word = happened if happened == "actual" or accounted else "used"
         made += [
-            Column(f"{name}_predicted", f"{title}, planned", shown),
-            Column(f"{name}_{happened}", f"{title}, {word}", shown),
+            Column(f"{name}_predicted", f"{title}, planned", shown, secondary=True),
+            Column(f"{name}_{happened}", f"{title}, {word}", shown, secondary=True),
             Column(f"{name}_of_planned", f"{title}, {word} of planned", numbers.percent),
         ]
-    made += columns(basis="Plan rests on", **({"source": "Charged by"} if accounted else {}))
+    made += columns(secondary=True, basis="Plan rests on", **({"source": "Charged by"} if accounted else {}))
     foretold = [record for record in report.done if record.prediction]
     caption = "Plan against actual; an empty cell was not foretold"
     table = of_runs(report, caption, made, foretold, lambda record: _plan_row(record, report.charges.get(record.name)))
@@ -69,15 +72,15 @@ def plan_section(report):
 
 
 def _judged(table):
-    """Yield a sentence for each of COMPARED: by which factor its plans were off, up or down, in the middle and at worst."""
+    """Yield a sentence for each of COMPARED: by which factor its plans were off, up or down, in the median and at worst, where these differ."""
     for title, name, *_ in COMPARED:
         parts = zip(table.frame["run"], table.frame[f"{name}_of_planned"], strict=True)
         off = {run: max(part, 1 / part) for run, part in parts if part}
         if off:
             worst = max(off, key=off.get)
             middle, most = (numbers.significant(each, 2) for each in (statistics.median(off.values()), off[worst]))
-            median = f"{middle} in the median, {most} at worst" if len(off) > 1 else most
-            yield f"{title}: off by a factor of {median} (`{worst}`)."
+            said = most if middle == most else f"{middle} in the median, {most} at worst (`{worst}`)"
+            yield f"{title}: off by a factor of {said}."
 
 
 def _plan_row(record, charge):
@@ -126,6 +129,7 @@ def _rows(advice):
             "layout": degrees_text(each.run),
             "strategy": each.layout.strategy(),
             "reason": each.reason,
+            "rests_on": "measured here" if each.prediction.basis == "history" else "by formula",
         }
         for each in advice.ranked
     ]

@@ -49,7 +49,7 @@ class Reading:
 class Readings:
     """All readings of a dataset. unit: what a sample is (images, windows); format: the one that `advice` recommends.
 
-    ceilings: bytes a second at best (`preadv`, `memcpy`). note: why there are no readings, where there should be some.
+    ceilings: bytes a second at best (`preadv`, `memcpy`). machine: the node that read. note: why there are no readings, where there should be some.
     """
 
     dataset: str
@@ -58,6 +58,7 @@ class Readings:
     format: str = ""
     advice: str = ""
     ceilings: dict = field(default_factory=dict)
+    machine: dict = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -89,7 +90,9 @@ def _load(path):
         if facts.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"{described.name} is not of schema_version {SCHEMA_VERSION}")
         rows = read_rows(Reading, path)
-        return Readings(path.stem, rows, **{key: facts[key] for key in ("unit", "format", "advice", "ceilings")})
+        return Readings(
+            path.stem, rows, **{key: facts[key] for key in ("unit", "format", "advice", "ceilings", "machine")}
+        )
     except DAMAGES as error:
         note = f"{path} and .json cannot be read ({reason(error)}); remove them and run the target `loaders` again"
         return Readings(path.stem, note=note)

@@ -25,30 +25,29 @@ from parascale.report.verdict import verdicts
 UNUSUAL = ("different", "not comparable")  # verdicts whose reason is told
 IN_SUMMARY = "`summary.csv`"
 PARITY = (
-    Column("baseline", "Baseline"),
     Column("verdict", "Verdict", kind="verdict"),
-    *columns(numbers.tiny, loss_difference="Loss difference", grad_norm_difference="Gradient norm, relative"),
+    *columns(numbers.tiny, loss_difference="Loss difference, nats", grad_norm_difference="Gradient norm, relative"),
     Column("weight_difference", "Weights, relative", numbers.tiny, below="worst_tensor"),
-    Column("first_step_outside", "First step outside", numbers.whole, text="outside"),
-    Column("compared", "Compared over"),
+    Column("first_step_outside", "First step outside", numbers.whole, text="outside", secondary=True),
+    *columns(secondary=True, baseline="Baseline", compared="Compared over"),
 )
 # Start-up, warm-up and training apart, and the core-hours with and without what is no training.
 WALL = (
     Column("training_seconds", "Training", numbers.duration, below="range"),
     *columns(
         numbers.duration,
+        secondary=True,
         compilation_seconds="Warm-up",
         evaluation_seconds="Evaluation",
         saving_seconds="Saving",
-        startup_seconds="Start-up",
-        wall_seconds="Wall time",
     ),
+    *columns(numbers.duration, startup_seconds="Start-up", wall_seconds="Wall time"),
     *columns(numbers.significant, training_core_hours="Core-hours, training", core_hours="Core-hours, whole job"),
 )
 BUBBLES = (
-    *columns(numbers.whole, pp="Pipeline ranks p", micro_batches="Micro-batches m"),
-    Column("schedule", "Schedule"),
     *columns(numbers.tenths, bubble_measured="Bubble measured", bubble_expected="Bubble expected"),
+    *columns(numbers.whole, secondary=True, pp="Pipeline ranks p", micro_batches="Micro-batches m"),
+    Column("schedule", "Schedule", secondary=True),
 )
 
 

@@ -13,7 +13,7 @@ from parascale.report.timing import unranked
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 LAYOUT = ("nodes", "world_size", "dp", "fsdp", "tp", "pp")
-LOSSES = {"train": "Train loss", "validation": "Validation loss", "test": "Test loss"}
+LOSSES = {"train": "Training loss, mean of last 10 steps", "validation": "Validation loss", "test": "Test loss"}
 PARTS = ("weights", "gradients", "optimizer", "activations", "process")
 # Of the Timing: seconds.
 TIMING = {
@@ -29,24 +29,33 @@ TIMING = {
 COLUMNS = (
     Column("run", "Run", below="identity", link="page"),
     *map(Column, ("workload", "strategy", "engine", *LAYOUT)),
-    Column("layout", "Layout", below="hardware"),
-    Column("status", "Status", below="attempts", note="notes", kind="status"),
-    Column("stands_out", "Stands out"),
+    Column("layout", "Layout", below="hardware", secondary=True),
+    Column("status", "Status", below="attempts", note="notes", kind="status", secondary=True),
+    Column("stands_out", "Stands out", secondary=True),
     Column("attempts", shown=lambda count: f"{count} attempts" if count > 1 else ""),
     *map(Column, ("seed", "work", "work_unit")),
     Column("seconds"),
     Column("wall_seconds"),
     Column("training_seconds", "Training", numbers.duration),
-    Column("rate", "Rate", numbers.short, below="rate_unit"),
-    Column("speedup", "Speed‑up", "{:,.2f} ×".format, note="compared"),
-    Column("efficiency", "Efficiency", numbers.percent, note="efficiency_of"),
+    Column("rate", "Rate", numbers.short, below="rate_unit", secondary=True),
+    Column("speedup", "Speed‑up", "{:,.2f} ×".format, note="compared", secondary=True),
+    Column("efficiency", "Efficiency", numbers.percent, note="efficiency_of", secondary=True),
     *(
-        Column(f"{split}_loss", title, numbers.loss, below=f"{split}_perplexity", note=f"{split}_labels")
+        Column(
+            f"{split}_loss", title, numbers.loss, below=f"{split}_perplexity", note=f"{split}_labels", secondary=True
+        )
         for split, title in LOSSES.items()
     ),
-    Column("loss_difference", "Parity, loss", numbers.tiny, text="checked", below="difference", kind="checked"),
+    Column(
+        "loss_difference",
+        "Parity, loss difference in nats",
+        numbers.tiny,
+        text="checked",
+        below="difference",
+        kind="checked",
+    ),
     Column("parity"),
-    Column("peak_memory_bytes", "Peak memory", numbers.memory),
+    Column("peak_memory_bytes", "Peak memory", numbers.memory, secondary=True),
     Column("core_hours", "Core‑hours, whole job", numbers.significant),
     *map(Column, ("energy_joules", "gpu_utilisation")),
     *(Column(f"{split}_perplexity", shown=lambda value: f"ppl {numbers.significant(value)}") for split in LOSSES),
@@ -81,7 +90,7 @@ def _row(report, record):
         run, layout = record.run, record.run.layout
         row |= {"workload": run.workload.name, "strategy": run.strategy, "engine": run.engine, "seed": run.seed}
         row |= {name: getattr(layout, name) for name in LAYOUT}
-        words = filter(None, (caveat(record), layouts.strategy_word(run), f"seed {run.seed}"))
+        words = filter(None, (caveat(record, marked=True), layouts.strategy_word(run), f"seed {run.seed}"))
         row |= {"identity": ", ".join(words), "layout": layouts.degrees_text(run)}
         row |= {"hardware": layouts.hardware_text(record)}
     if record.done:

@@ -9,6 +9,7 @@ class Column:
 
     shown: writes a number that is known, with its unit; a column without it is of texts. The others are names of values of the same row:
     text, words that stand for the value; below, a second line; note, what the pointer shows; kind, of its tag; link, a page.
+    secondary: left out where a page is narrow, which the page then says.
     """
 
     name: str
@@ -19,6 +20,7 @@ class Column:
     note: str = ""
     kind: str = ""
     link: str = ""
+    secondary: bool = False
 
     @property
     def numeric(self):
@@ -32,9 +34,9 @@ class Column:
         return {use: name for use, name in uses.items() if name}
 
 
-def columns(shown=None, **titles):
+def columns(shown=None, secondary=False, **titles):
     """Columns that are written alike: name → title."""
-    return [Column(name, title, shown) for name, title in titles.items()]
+    return [Column(name, title, shown, secondary=secondary) for name, title in titles.items()]
 
 
 RUN = Column("run", "Run")

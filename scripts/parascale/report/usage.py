@@ -44,6 +44,13 @@ class Metric:
         """The values of a device that are known."""
         return rates(device, self.column) if self.rate else device.known(self.column)
 
+    def mean(self, devices):
+        """The mean over all samples of the devices; of a counter over all their time, so that it agrees with the total."""
+        if not self.rate:
+            return statistics.fmean(value for device in devices for value in device.known(self.column))
+        seconds, rise = zip(*(each for device in devices for each in rises(device, self.column)), strict=True)
+        return sum(rise) / sum(seconds)
+
 
 METRICS = (
     Metric("gpu", "utilisation", "GPU use", numbers.percent, heat=True),
@@ -91,7 +98,7 @@ def metrics_table(devices):
             continue
         low, low_device = min(((min(values), device) for device, values in known), key=lambda pair: pair[0])
         high, high_device = max(((max(values), device) for device, values in known), key=lambda pair: pair[0])
-        found = {"min": low, "mean": statistics.fmean(value for _, values in known for value in values), "max": high}
+        found = {"min": low, "mean": metric.mean([device for device, _ in known]), "max": high}
         words = {f"{name}_words": metric.shown(value) for name, value in found.items()}
         row = {"metric": metric.title, "case": metric.name, **found, **words}
         rows.append(row | {"min_device": low_device.label, "max_device": high_device.label})
@@ -175,7 +182,7 @@ def running_time(devices):
     """((time, running seconds), …) of all moments that were sampled: time without the pauses between attempts."""
     times = sorted({time for device in devices for time in device.times})
     # Of one device: the nodes sample at moments of their own, so that gaps between all of them are shorter.
-    longest = PAUSE * max(statistics.median(_gaps(device.times) or [0.0]) for device in devices)
+    longest = PAUSE * max(map(_usual, devices))
     moments, elapsed = [(times[0], 0.0)], 0.0
     for time, gap in zip(times[1:], _gaps(times), strict=True):
         elapsed += min(gap, longest)
@@ -187,19 +194,27 @@ def _gaps(times):
     return [after - before for before, after in itertools.pairwise(times)]
 
 
-def rates(device, column):
-    """How much a counter of a device rose a second, between any two samples.
-
-    Left out is what is much shorter than the others, as the time before a run's last sample, for it says too little; and the
-    pause before another attempt, whose counters start again at 0.
-    """
-    usual = statistics.median(_gaps(device.times) or [0.0])
+def rises(device, column):
+    """(seconds, how much a counter of a device rose) between any two samples, without the pauses between attempts, whose counters
+    start again at 0."""
+    longest = PAUSE * _usual(device)
     samples = itertools.pairwise(zip(device.times, device.values[column], strict=True))
     return [
-        (after - before) / (end - start)
+        (end - start, after - before)
         for (start, before), (end, after) in samples
-        if usual / 2 <= end - start <= PAUSE * usual and after >= before  # which an unknown value never is
+        if 0 < end - start <= longest and after >= before  # which an unknown value never is
     ]
+
+
+def rates(device, column):
+    """How much a counter of a device rose a second, between any two samples. Left out is what is much shorter than the others, as
+    the time before a run's last sample: it says too little of the extremes."""
+    return [rise / seconds for seconds, rise in rises(device, column) if seconds >= _usual(device) / 2]
+
+
+def _usual(device):
+    """Seconds between two samples of a device."""
+    return statistics.median(_gaps(device.times) or [0.0])
 
 
 def bucketed(device, column, moments):

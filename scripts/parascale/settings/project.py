@@ -176,7 +176,8 @@ def load_site(config, name):
     if site.plays_nodes is None:
         site = dataclasses.replace(site, plays_nodes=site.cores_per_node is None and not site.partitions)
     if site.cores_per_node is None:
-        site = dataclasses.replace(site, cores_per_node=os.cpu_count())
+        memory = site.host_memory_gb or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+        site = dataclasses.replace(site, cores_per_node=os.cpu_count(), host_memory_gb=memory)
     return site
 
 

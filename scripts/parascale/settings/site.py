@@ -117,7 +117,11 @@ class Site:
     gpu: str = option("", "name of the GPU")
     gpu_memory_gb: Number | None = option(None, "memory of one GPU, in 10⁹ bytes", above=0.0)
     gpu_watts: Number | None = option(None, "power of one GPU at work, for the energy of a plan", above=0.0)
-    host_memory_gb: Number | None = option(None, "memory of a node, in 10⁹ bytes", above=0.0)
+    host_memory_gb: Number | None = option(
+        None,
+        "memory of a node, in 10⁹ bytes; default: that of this machine, where `cores_per_node` is its own",
+        above=0.0,
+    )
     peak_tflops: dict[Precision, Number] = option(
         {}, "precision → peak rate of one GPU in 10¹² operations a second, dense"
     )
@@ -135,7 +139,7 @@ class Site:
     )
     partitions: list[Partition] = option([], "partitions; the first is the default")
     data_partition: str | None = option(
-        None, "partition for jobs that need no GPU: data, conversions, checks; default: that of the runs"
+        None, "partition for jobs that need no GPU: data, conversions, checks, readers; default: that of the runs"
     )
     demands_gpus: bool = option(
         False, "the partitions of runs take only jobs that ask for GPUs: those that need none then ask for one"
