@@ -34,6 +34,7 @@ from parascale.launch.resources import cores_of, data_partition, data_resources,
 from parascale.launch.root import check_root, take_root
 from parascale.launch.storage import storage_warnings
 from parascale.plan.planner import Planner
+from parascale.report.derived import series_of
 from parascale.report.figures import FIGURES
 from parascale.store.keys import key_of_run
 from parascale.store.trainings import Store

@@ -31,6 +31,8 @@ rule job_report:
         nodes=0,
     params:
         code=code_of("report"),
+        # A row above others in the run table may move the colours of their kinds.
+        colour=lambda wildcards: series_of(PROJECT.runs).get(wildcards.run),
     shell:
         "parascale report --run {wildcards.run:q} > {log:q} 2>&1"
 

@@ -3,6 +3,7 @@
 import pytest
 
 from parascale.report import build_report, load_records, write_report
+from parascale.settings.project import load_project_file
 from tests.unit.fake_results import matrix, write_results
 
 
@@ -12,7 +13,8 @@ def matrix_report(tmp_path_factory):
     root = tmp_path_factory.mktemp("matrix")
     results, work = write_results(root, matrix())
     names = [*(entry.run.run for entry in matrix()), "zero-bubble"]
-    write_report(build_report(load_records(results, work, names), "A title & more"), root / "report")
+    table = tuple(load_project_file("config/config.yaml").runs.values())  # as the command has it
+    write_report(build_report(load_records(results, work, names), "A title & more", table=table), root / "report")
     return root
 
 

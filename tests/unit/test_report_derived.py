@@ -1,7 +1,6 @@
 """Speed-up only between runs that do the same work; verdicts that follow from the figures; plots that invent nothing."""
 
 import dataclasses
-import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +11,8 @@ from parascale.files import read_json, write_json
 from parascale.plan.facts import DataFacts
 from parascale.plan.predict import predict
 from parascale.report import build_report, figures, load_records, numbers, render_page
+from parascale.report.curves import thinned
 from parascale.report.derived import idle_fraction
-from parascale.report.plots import spread_apart, thinned
 from parascale.report.summary import model_flops_utilisation, runs_table
 from parascale.report.verdict import verdicts
 from tests.unit.fake_results import CLUSTER, fake, workload, write_results
@@ -254,13 +253,6 @@ def test_thinning_keeps_ends_and_extremes_and_bounds_the_size(values, buckets):
     assert {kept[0], kept[-1]} == {0, len(values) - 1}
     shown = [values[index] for index in kept]
     assert (min(shown), max(shown)) == (min(values), max(values))
-
-
-@given(st.lists(st.floats(0, 300), max_size=15))
-def test_labels_are_moved_apart_and_stay_inside(wanted):
-    places = sorted(spread_apart(wanted, 16, 0, 300))
-    assert all(later - earlier >= 16 - 1e-6 for earlier, later in itertools.pairwise(places))
-    assert all(-1e-6 <= place <= 300 + 1e-6 for place in places)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from parascale.report.curves import MOST, loss
 from parascale.report.derived import Spread
 from parascale.report.figures import memory, phases, scaling, throughput
 from parascale.report.findings import findings
+from parascale.report.job import load_job
+from parascale.report.memories import COLUMNS
 from parascale.report.plans import plan_section
 from parascale.report.plots import Point, scaling_panel
 from parascale.report.provenance import provenance_section
@@ -42,7 +44,27 @@ def test_what_is_not_ranked_looks_so_in_the_figure(tmp_path):
     assert "Hollow dots are not ranked" in figure.caption
     marks = figure.panels[1].marks
     assert [note.split(" on ")[0] for note in hollow.findall(marks)] == ["ddp"]
-    assert "not ranked</title>" in figure.panels[0].marks + marks and marks.count("not ranked") == 1
+    assert "not ranked</title>" in figure.panels[0].marks + marks and marks.count("not ranked</title>") == 1
+
+
+def listed(panel):
+    """What stands beside a scaling plot, from the top."""
+    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>', panel.marks)
+    right = max(float(x) for x, _, text in texts if re.fullmatch("[0-9,]+", text))
+    return [text for _, text in sorted((float(y), text) for x, y, text in texts if float(x) > right)]
+
+
+def test_names_beside_a_scaling_plot_are_a_ranking_of_what_is_ranked(tmp_path):
+    """In another order than their dots they looked like the reverse ranking, and what led to them like curves."""
+    fakes = ddp(step_seconds=0.06), fake("fsdp", fsdp=2, gpus_per_node=2, step_seconds=0.05)
+    busy = {"tp": {"cores_busy": 4.0, "other_cores_busy": 4.0}}
+    fastest = fake("tp", tp=2, gpus_per_node=2, step_seconds=0.04)
+    figure = scaling(report_of(tmp_path, fake("single", **BASE), fastest, *fakes, summaries=busy))
+    for panel in figure.panels[1:]:
+        assert [entry.split()[0] for entry in listed(panel)] == ["fsdp", "ddp", "not", "tp"]
+        assert ">ideal</text>" in panel.marks
+        values = re.findall(r"<title>(\w+) on \d \w+: ([^<,]*)[^<]*</title><circle", panel.marks)
+        assert {*listed(panel)} == {"not ranked:", *(" ".join(entry) for entry in values if entry[0] != "single")}
 
 
 def test_points_stand_at_their_gpus():
@@ -50,7 +72,7 @@ def test_points_stand_at_their_gpus():
     points = [Point(2, Spread((mean,), mean, mean / 2, mean * 2), "c1", str(mean)) for mean in (1.2, 1.3, 1.4)]
     origin = Point(1, Spread((1.0,), 1.0, 1.0, 1.0), "c0", "baseline")
     panel = scaling_panel("Title", "words", "GPUs", "speed-up", [(point.note, [point]) for point in points], origin)
-    places = re.findall(r'<circle cx="([\d.]+)"', panel.marks)
+    places = re.findall(r'</title><circle cx="([\d.]+)"', panel.marks)
     assert len(places) == 4 and len(set(places)) == 2
 
 
@@ -129,8 +151,31 @@ def test_every_line_of_a_loss_panel_that_is_named_has_an_ink_of_its_own(count, t
     legend = figure.panels[0].legend
     labels, inks = [entry.label for entry in legend], {(entry.colour, entry.dashes) for entry in legend}
     assert len(inks) == len(legend) <= MOST + 1
+    assert {colour for colour, _ in inks} - {"other"} == {"c0", "c1", "c2"}, "a kind has one colour"
     assert {"single", "wrong (different)", "stuck (failed)"} <= set(labels)
     assert (f"{2 * MOST - 3} other runs" in labels) == (count > MOST)
+
+
+def test_the_page_of_a_job_has_the_colour_that_all_runs_give_its_kind(tmp_path):
+    """Alone on its page, each run was drawn as the baseline is."""
+    fakes = fake("single", **BASE), ddp(), fake("tp", tp=2, gpus_per_node=2)
+    everything = report_of(tmp_path, *fakes)
+    table = tuple(record.run for record in everything.records)
+    for record in everything.records:
+        alone = load_job(tmp_path / "results", tmp_path / "work", record.name, table).report
+        assert alone.series(record) == everything.series(record)
+    assert len({everything.series(record) for record in everything.records}) == 3
+
+
+def test_a_prediction_beyond_the_bar_is_drawn_and_in_the_legend(tmp_path):
+    """As a tick across the bar it looked like an axis, or like what was measured."""
+    report = report_of(tmp_path, fake("single", **BASE), ddp())
+    records = [dataclasses.replace(record, prediction={"memory_bytes": 900 << 20}) for record in report.records]
+    figure = memory(dataclasses.replace(report, records=tuple(records)))
+    (panel,) = figure.panels
+    assert "<title>ddp: predicted 900 MiB</title><path" in panel.marks and panel.marks.count("MiB</text>") == 2
+    assert figure.legend[-1].label == "predicted before the run" in figure.caption
+    assert {"Predicted before the run", "Process besides"} <= {column.title for column in COLUMNS}
 
 
 def test_a_table_that_scrolls_says_how_many_rows_it_has(tmp_path):

@@ -107,6 +107,8 @@ def test_nothing_sticks_out_of_the_page(browser, page, width):
     nor in a column of single words."""
     browser.show(page, width)
     assert browser.run("return document.documentElement.scrollWidth") <= width
+    ends = browser.run("return [...document.querySelectorAll('.panel')].map(one => one.getBoundingClientRect().right)")
+    assert max(ends) <= width, "a figure must be scrolled to"
     rows = browser.run("return [...document.querySelectorAll('tr')].map(row => row.getBoundingClientRect().height)")
     assert max(rows) <= 250, "a row is higher than a few lines of text"
     narrow = browser.run(
@@ -171,6 +173,15 @@ def test_tables_on_paper_have_headings_on_every_page(browser, page):
              getComputedStyle(head, '::before').content.slice(1, -1) === head.querySelector('button').textContent])"""
     )
     assert shown and all(each == ["none", True] for each in shown)
+
+
+def test_words_of_verdicts_on_paper_cover_no_number(browser, page):
+    """The number below a verdict's word was overprinted by the frame around the word."""
+    browser.show(page, 1032, media="print")
+    frames = browser.run(
+        "return [...document.querySelectorAll('.tag')].map(word => getComputedStyle(word).borderTopWidth)"
+    )
+    assert frames and set(frames) == {"0px"}
 
 
 # (page, table, heading): text, numbers, and numbers with a unit of each cell's own.

@@ -33,6 +33,7 @@ def write_comparison(project, output, names, datasets, measured):
         transfers=tuple(load_transfers(results, measured)),
         charges={row.run: (row.core_hours_charged, row.source) for row in compared},
         advice=tuple(advised(records, project.paths)),
+        table=tuple(project.runs.values()),
     )
     write_report(report, output)
     actual.write_csv(compared, output / "plan-against-actual.csv")

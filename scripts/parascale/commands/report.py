@@ -59,7 +59,7 @@ def write_job_report(project, name, output):
     from parascale.report.job import load_job, render_job
     from parascale.report.pdf import write_pdf  # not before it is needed, because matplotlib loads slowly
 
-    job = load_job(project.paths.results, project.paths.under_way, name)
+    job = load_job(project.paths.results, project.paths.under_way, name, tuple(project.runs.values()))
     page = output / f"{name}.html"
     write_pdf(job, page.with_suffix(".pdf"))
     write_text(page, render_job(job))

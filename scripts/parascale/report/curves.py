@@ -7,7 +7,7 @@ from parascale.report.comparing import caveat, is_different
 from parascale.report.derived import grouped
 from parascale.report.drawing import COLOURS, DASHES, Entry, Figure, series_ink
 from parascale.report.layouts import named
-from parascale.report.plots import Line, curves_panel, over_the_top, thinned
+from parascale.report.plots import Line, curves_panel, over_the_top
 from parascale.report.summary import perplexity
 from parascale.report.tables import RUN, Column, columns, make_table
 from parascale.report.verdict import verdicts
@@ -38,8 +38,8 @@ def loss(report):
     above = any(_leaves_the_plot(group, inks[key], buckets) for key, group in groups.items())
     arrow = " A number with an arrow is a validation loss above the plot." if above else ""
     crowd = any(len(group) > len(inks[key]) for key, group in groups.items())
-    told = "the baseline, those of the verdict and those that are unlike the others"
-    faint = f" Of more than {MOST} runs, {told} have colours." if crowd else ""
+    told = f"of more than {MOST} runs the baseline, those of the verdict and those that are unlike the others"
+    faint = f" Not all have colours: {told}, and no more than {DASHES} of a kind." if crowd else ""
     return Figure(
         "loss",
         "Loss against steps, time and core-hours",
@@ -53,24 +53,23 @@ def loss(report):
 
 
 def _inks(report, records):
-    """Run → ink that it alone has in its panels, for runs that are told apart: all where they are few.
+    """Run → ink of its kind's colour that it alone has in its panels, while there are free ones. The first is on top.
 
-    Else those that are different, not finished or of another kind, the baseline, and what the verdict names. The last is on top.
+    Of many runs, only the baseline, what the verdict names, and those that are different, not finished or of another kind.
     """
     best = {winner.best.first.name for verdict in verdicts(report) for winner in verdict.winners}
 
     def rank(record):
-        if is_different(record) or not record.done:
-            return 3
-        return 2 if record.name in {*best, record.run.baseline} else 1 if caveat(record) else 0
+        if record.name in {*best, record.run.baseline}:
+            return 0
+        return 1 if is_different(record) or not record.done else 2 if caveat(record) else 3
 
-    chosen, inks = sorted(records, key=rank)[-MOST:], {}
-    for record in chosen if len(records) <= MOST else filter(rank, chosen):
-        own = report.series(record)
-        # Of other colours than its own the dashed first, which few have, and grey last, as FAINT is.
-        others = sorted(range(COLOURS * DASHES), key=lambda ink: (ink % COLOURS == COLOURS - 1, -ink))
-        wanted = [*range(own, COLOURS * DASHES, COLOURS), *others]
-        inks[record.name] = next(ink for ink in map(series_ink, wanted) if ink not in inks.values())
+    inks = {}
+    for record in sorted(records, key=rank):
+        kind = map(series_ink, range(report.series(record), COLOURS * DASHES, COLOURS))
+        free = [ink for ink in kind if ink not in inks.values()]
+        if free and (len(records) <= MOST or (rank(record) < 3 and len(inks) < MOST)):
+            inks[record.name] = free[0]
     return inks
 
 
@@ -99,8 +98,8 @@ def _panels(workload, unit, records, inks, buckets):
     legend = [Entry(_named(record), *inks[record.name]) for record in records if record.name in inks]
     if others := len(records) - len(legend):
         legend.append(Entry(numbers.plural(others, "other run"), FAINT))
-    order = {name: number for number, name in enumerate(inks)}
-    records = sorted(records, key=lambda record: order.get(record.name, -1))
+    order = {name: -number for number, name in enumerate(inks)}
+    records = sorted(records, key=lambda record: order.get(record.name, -len(records)))
     axes = [
         ("steps", "optimizer steps", lambda record, index: record.curve.steps[index]),
         ("time", f"training time with warm-up ({time_unit})", lambda record, index: record.curve.seconds[index] / size),
@@ -126,6 +125,17 @@ def _line(record, inks, position, buckets):
         _named(record),
         not told,
     )
+
+
+def thinned(count, buckets, values):
+    """Indices that keep a curve's shape: first, last, and the lowest and highest of each bucket. Never a made-up point."""
+    if count <= 2 * buckets + 2:
+        return list(range(count))
+    kept = {0, count - 1}
+    for bucket in range(buckets):
+        inside = range(bucket * count // buckets, (bucket + 1) * count // buckets)
+        kept.update((min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)))
+    return sorted(kept)
 
 
 def _core_hours(record, index):

@@ -95,6 +95,7 @@ class Report:
     jobs: name of a run → page of its own, beside this report's. readings: of each dataset, how fast its formats are read.
     transfers: between the processes of a run, how fast they talk.
     charges: name of a run → (core-hours charged, what says so). advice: of each workload (parascale.report.plans.Advice).
+    table: the Runs of the run table; their order gives the kinds their colours, on the page of all runs and on that of one.
     """
 
     title: str
@@ -109,6 +110,7 @@ class Report:
     transfers: tuple = ()
     charges: dict = field(default_factory=dict)
     advice: tuple = ()
+    table: tuple = ()
 
     @property
     def done(self):
@@ -131,16 +133,20 @@ class Report:
     @functools.cached_property
     def all_series(self):
         """Name of a run → its `series`."""
-        known = [record for record in self.records if record.run is not None]
-        kinds = grouped(known, lambda record: kind_of_run(record.run)).values()
-        return {record.name: number % COLOURS for number, kind in enumerate(kinds) for record in kind}
+        return series_of({record.name: record.run for record in self.records if record.run is not None}, self.table)
+
+
+def series_of(runs, table=()):
+    """Name of a run → number of its kind's colour. runs: name → Run; table: Runs whose kinds have the first colours."""
+    kinds = list(dict.fromkeys(map(kind_of_run, (*table, *runs.values()))))
+    return {name: kinds.index(kind_of_run(run)) % COLOURS for name, run in runs.items()}
 
 
 def build_report(records, title, left_out=(), conversions=(), **others):
     """A Report of `records`. left_out: names of runs with results that were not asked for.
 
     conversions: rows of converted checkpoints, mappings as `checkpoint.matrix` has them. others: jobs, readings,
-    charges and advice, as in Report.
+    charges, advice and table, as in Report.
     """
     by_name = {record.name: record for record in records}
     comparisons = {

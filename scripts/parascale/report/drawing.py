@@ -41,16 +41,19 @@ def series_ink(number):
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a legend: of a line, or of a box in the colour."""
+    """An entry of a legend: of a line, of a box in the colour, or of a triangle that points at a value."""
 
     label: str
     colour: str
     dashes: object = PATTERNS[0]
     box: bool = False
+    pointer: bool = False
 
     @property
     def swatch(self):
         """Its mark as SVG, 22 × 14 units."""
+        if self.pointer:
+            return f'<path style="fill: var(--{self.colour})" d="M6 4H16L11 12Z"/>'
         if self.box:
             return f'<rect style="fill: var(--{self.colour})" x="4" y="1" width="13" height="13" rx="3"/>'
         dashes = "" if self.dashes == "solid" else f"; stroke-dasharray: {' '.join(map(str, self.dashes[1]))}"

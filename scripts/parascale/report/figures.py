@@ -31,7 +31,8 @@ def scaling(report):
         "scaling",
         "Strong scaling: the same work on more hardware",
         "Each panel holds runs of one workload, one amount of work and one global batch. The dotted line is ideal "
-        f"scaling from the named baseline. Whiskers span repeats, or blocks of steps of a run that was not repeated.{hollow}",
+        "scaling from the named baseline. Beside a plot stands what each line reaches at its right end, the highest first. "
+        f"Whiskers span repeats, or blocks of steps of a run that was not repeated.{hollow}",
         tuple(panels),
         table=_scaling_table(report, experiments, "Strong scaling"),
     )
@@ -163,7 +164,7 @@ def _point(report, member, figure):
     shown = numbers.percent(spread.mean) if figure == "efficiency" else f"{spread.mean:.2f} ×"
     colour = series_colour(report.series(member.first))
     note = f"{member.label} on {member.extent}: {shown}{', not ranked' if member.unranked else ''}"
-    return Point(member.first.gpus, spread, colour, note, not member.unranked)
+    return Point(member.first.gpus, spread, colour, note, shown, not member.unranked)
 
 
 def _scaling_table(report, experiments, caption):

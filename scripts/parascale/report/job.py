@@ -50,8 +50,8 @@ class JobReport:
         return findings(self.record, self.devices, self.comparison)
 
 
-def load_job(results, work, name):
-    """The JobReport of a run, finished or under way. Raises ParascaleError where it left nothing."""
+def load_job(results, work, name, table=()):
+    """The JobReport of a run, finished or under way; table: as in Report. Raises ParascaleError where it left nothing."""
     (record,) = load_records(results, work, [name])
     baseline = record
     if record.run is not None and record.run.baseline != name:
@@ -63,7 +63,7 @@ def load_job(results, work, name):
             f"run `{name}` left nothing in {finished} or {folder}; `make run` trains the runs of the table"
         )
     operators = files.read_json(path) if (path := folder / "profile/operators.json").is_file() else []
-    devices, alone = read_samples(sample_files(folder)), build_report([record], f"Job report: {name}")
+    devices, alone = read_samples(sample_files(folder)), build_report([record], f"Job report: {name}", table=table)
     return JobReport(record, devices, operators, alone, compare(record, baseline) if record.run else None)
 
 

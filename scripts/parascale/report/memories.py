@@ -1,4 +1,4 @@
-"""Memory: what the model holds by its parts, what the process takes besides, and what was predicted, beside what the machine has."""
+"""Memory: what the model holds by its parts, the process besides, and what was predicted, beside what the machine has."""
 
 from parascale.report import numbers
 from parascale.report.drawing import Entry, Figure
@@ -15,10 +15,14 @@ NAMES = {
     "activations": "activations and temporary tensors",
     "process": "process besides",
 }
+PREDICTED = "predicted before the run"
 COLUMNS = (
     *columns(numbers.memory, peak_memory_bytes="Measured peak of a rank", model_memory_bytes="The model's part"),
-    *(Column(f"{part}_memory_bytes", NAMES.get(part, part).capitalize(), numbers.memory) for part in PARTS),
-    Column("planned_memory_bytes", "Predicted", numbers.memory),
+    *(
+        Column(f"{part}_memory_bytes", NAMES.get(part, part).capitalize(), numbers.memory, secondary=True)
+        for part in PARTS
+    ),
+    Column("planned_memory_bytes", PREDICTED.capitalize(), numbers.memory),
     *columns(numbers.percent, memory_of_planned="Measured of predicted", memory_of_gpu="Measured of the GPU's"),
 )
 
@@ -33,14 +37,15 @@ def memory(report):
             ticks = {min(limits): f"memory of a GPU: {numbers.memory(min(limits))}"} if limits else None
             bars = [_bar(record) for record in known]
             panels.append(bars_panel(f"Peak memory: {name}", "Bars of measured peak memory", bars, ticks))
+    foretold = [Entry(PREDICTED, "ink", pointer=True)] if any(_foretold(record) for record in shown) else []
     used = [part for part in COLOURS if any(part in _parts(record) for record in shown)]
     return Figure(
         "memory",
         "Peak memory",
-        "Memory of the rank that needed most, at its peak. On a GPU only tensors count; on CPUs also what the process takes besides "
-        "(libraries, data). The tick across a bar is what was predicted before the run started.",
+        "Memory of the rank that needed most, at its peak. On a GPU only tensors count; on CPUs also the process besides "
+        "(libraries, data). The number beside a bar was measured; the triangle above it points at what was predicted before the run.",
         tuple(panels),
-        tuple(Entry(NAMES.get(part, part), COLOURS[part], box=True) for part in used),
+        (*(Entry(NAMES.get(part, part), COLOURS[part], box=True) for part in used), *foretold),
         of_runs(report, "Peak memory; an empty cell is not known", COLUMNS, report.done, _row),
     )
 
@@ -51,20 +56,24 @@ def _parts(record):
     return {part: held[part] for part in COLOURS if part in held and (part != "process" or record.site.device == "cpu")}
 
 
+def _foretold(record):
+    return record.prediction.get("memory_bytes")
+
+
 def _bar(record):
-    foretold = record.prediction.get("memory_bytes")
-    tick = (foretold, f"{record.name}: predicted {numbers.memory(foretold)}") if foretold else None
+    foretold = _foretold(record)
+    pointer = (foretold, f"{record.name}: predicted {numbers.memory(foretold)}") if foretold else None
     drawn = tuple(
         (COLOURS[part], size, f"{record.name}: {NAMES.get(part, part)} {numbers.memory(size)}")
         for part, size in _parts(record).items()
     )
     text = with_caveat(record, numbers.memory(record.summary.peak_memory_bytes))
-    return Bar(record.name, drawn, text, strong=record.name == record.run.baseline, tick=tick)
+    return Bar(record.name, drawn, text, strong=record.name == record.run.baseline, pointer=pointer)
 
 
 def _row(record):
     peak, total = record.summary.peak_memory_bytes, gpu_memory(record)
-    foretold = record.prediction.get("memory_bytes")
+    foretold = _foretold(record)
     held = record.summary.memory
     return {
         "model_memory_bytes": sum(value for part, value in held.items() if part != "process") if held else None,

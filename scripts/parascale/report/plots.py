@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from parascale.report.comparing import caveat
-from parascale.report.drawing import LINE, PALETTE, Panel, mark, series_colour
+from parascale.report.drawing import FONT, LINE, PALETTE, Panel, mark, series_colour
 from parascale.report.numbers import time_unit
 
 NAME = 26  # the most characters of a run's name beside a plot
@@ -16,14 +16,14 @@ OUTCOMES = {"finished": "c2", "stopped": "c7", "killed": "c5", "failed": "c5", "
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value. tick: a value to compare with, and its note."""
+    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value. pointer: a value to compare with, and its note."""
 
     label: str
     parts: tuple
     text: str
     whisker: tuple = (0, 0)
     strong: bool = False
-    tick: tuple | None = None
+    pointer: tuple | None = None
 
 
 def record_bar(record, series, value, text):
@@ -41,9 +41,9 @@ def with_caveat(record, text):
 def bars_panel(title, words, bars, ticks=None):
     """Horizontal bars from 0, each with its name on the left and its value as text on the right. words: what they are.
 
-    ticks: value → its text below the plot, where a dotted line marks it; the bars' texts are then a column beside the plot.
+    ticks: value → its text below the plot, where a dotted line marks it. The bars' texts are a column beside a plot that marks values.
     """
-    ticks = ticks or {}
+    ticks, pointed = ticks or {}, any(bar.pointer for bar in bars)
 
     def draw(axes):
         _name_rows(axes, [bar.label for bar in bars])
@@ -52,15 +52,19 @@ def bars_panel(title, words, bars, ticks=None):
             end = max(_stacked(axes, row, bar.parts), bar.whisker[1])
             if bar.whisker[1] > bar.whisker[0]:
                 axes.plot(bar.whisker, (row, row), color=PALETTE["ink"])
-            if bar.tick:
-                value, note = bar.tick
-                mark(axes.plot((value, value), (row - 0.42, row + 0.42), color=PALETTE["ink"]), "tick", note)
-                end = max(end, value)
-            place = ((1, row), axes.get_yaxis_transform()) if ticks else ((end, row), "data")
+            if bar.pointer:
+                value, note = bar.pointer
+                # A triangle above the bar: a tick across it looks like an axis, or like what was measured.
+                arrow = {"arrowstyle": "simple,head_width=0.8,head_length=0.5,tail_width=0.1", "color": PALETTE["ink"]}
+                arrow |= {"shrinkA": 0, "shrinkB": 0, "linewidth": 0, "mutation_scale": FONT}
+                axes.update_datalim([(value, row)])
+                above = axes.annotate("", (value, row - 0.3), (0, 0.5), "data", "offset fontsize", arrow)
+                mark([above.arrow_patch], "pointer", note)
+            place = ((1, row), axes.get_yaxis_transform()) if ticks or pointed else ((end, row), "data")
             text = axes.annotate(bar.text, place[0], (0.4, 0), place[1], "offset fontsize", va="center")
             text.set_color(PALETTE["muted"])
             mark([text], "halo")
-        axes.margins(x=0)
+        axes.margins(x=0.02 if pointed else 0)  # room for half a triangle
         axes.set_xlim(left=0)
         axes.set_xticks(list(ticks), list(ticks.values()))
         axes.spines.bottom.set_visible(False)
@@ -104,12 +108,16 @@ def _shortened(name):
 
 @dataclass(frozen=True)
 class Point:
-    """A configuration in a scaling plot: its GPUs, and the Spread of its value over its seeds. One that is not ranked is hollow."""
+    """A configuration in a scaling plot: its GPUs, the Spread of its value over its seeds, and their mean in words.
+
+    One that is not ranked is hollow.
+    """
 
     gpus: int
     spread: object
     colour: str
     note: str
+    value: str = ""
     ranked: bool = True
 
 
@@ -118,13 +126,18 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
 
     Both axes are logarithmic for speed-ups; percentages stand on a linear axis from 0.
     """
-    height = max(270, (len(series) + 1) * LINE + 110)  # names stand below one another at the right
+    height = max(270, (len(series) + 2) * LINE + 110)  # names stand below one another at the right
     others = [point for _, line in series for point in line]
     counts = sorted({point.gpus for point in (origin, *others)})
 
     def draw(axes):
         ideal = [1.0 if percent else gpus / origin.gpus for gpus in (counts[0], counts[-1])]
         mark(axes.plot((counts[0], counts[-1]), ideal, color=PALETTE["muted"], linestyle=DOTS), "ideal", "ideal")
+        beside = {"textcoords": "offset fontsize", "ha": "right", "va": "bottom" if percent else "center"}
+        label = axes.annotate("ideal", (counts[-1], ideal[-1]), (-0.3 if percent else -1, 0), **beside)
+        label.set_color(PALETTE["muted"])
+        mark([label], "halo")
+        dots = {}
         for _, line in series:
             ordered = sorted(line, key=lambda point: point.gpus)
             if len(ordered) > 1 and len({point.gpus for point in ordered}) == len(ordered):
@@ -138,7 +151,8 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
             look = (
                 {"color": colour} if point.ranked else {"markerfacecolor": PALETTE["paper"], "markeredgecolor": colour}
             )
-            mark(axes.plot(x, point.spread.mean, "o", **look), "dot", point.note)
+            (dots[point],) = axes.plot(x, point.spread.mean, "o", **look)
+            mark([dots[point]], "dot", point.note)
         scale = "" if percent else " (logarithmic)"
         axes.set(xscale="log", xlim=(counts[0] * 0.93, counts[-1] * 1.07), title=f"{upward}{scale}")
         axes.set_xticks(counts, [f"{count:,}" for count in counts])
@@ -146,49 +160,27 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
         highest = max(*ideal, *(point.spread.high for point in (origin, *others)))
         lowest = min(point.spread.low for point in (origin, *others))
         if percent:
-            axes.set_ylim(0, highest * 1.05)
+            axes.set_ylim(0, highest * 1.1)
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         else:
             axes.set_yscale("log", base=2)
             axes.set_ylim(lowest * 0.93, highest * 1.07)
             axes.yaxis.set_major_formatter("{x:g} ×")
         axes.minorticks_off()
-        _name_ends(axes, series, LINE / (height - 5 * LINE))
+        ends = [(name, max(line, key=lambda point: point.gpus)) for name, line in series]
+        _list_series(axes, [(name, end, dots[end]) for name, end in ends])
 
     return Panel(title, f"{words}: {few([point.note for point in others])}.", height, draw)
 
 
-def _name_ends(axes, series, gap):
-    """Names of the series in the margin, moved apart by a part of its height, each led to its last point."""
-    ends = [max(line, key=lambda point: point.gpus) for _, line in series]
-    places = [(end.gpus, end.spread.mean) for end in ends]
-    to_axes = axes.transData + axes.transAxes.inverted()
-    heights = spread_apart([to_axes.transform(place)[1] for place in places], gap, 0, 1)
-    for (name, line), place, y in zip(series, places, heights, strict=True):
-        # Dotted: it leads from a dot to its name, and is no curve.
-        leader = {
-            "arrowstyle": "-",
-            "color": PALETTE[line[0].colour],
-            "alpha": 0.7,
-            "linestyle": ":",
-            "relpos": (0, 0.5),
-        }
-        options = {"textcoords": "axes fraction", "va": "center", "arrowprops": leader}
-        axes.annotate(_shortened(name), place, (1.05, y), **options)
-
-
-def spread_apart(wanted, gap, low, high):
-    """Positions near the `wanted` ones (in their order), at least `gap` apart and between `low` and `high`."""
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    places, floor = {}, low
-    for index in order:
-        places[index] = floor = max(wanted[index], floor)
-        floor += gap
-    ceiling = high
-    for index in reversed(order):
-        places[index] = min(places[index], ceiling)
-        ceiling = places[index] - gap
-    return [places[index] for index in range(len(wanted))]
+def _list_series(axes, ends):
+    """Names beside the plot with the value at each line's end (name, Point, its dot), the highest on top, those not ranked last."""
+    ends = sorted(ends, key=lambda end: (not end[1].ranked, -end[1].spread.mean))
+    rows = [(dot, f"{_shortened(name)} {point.value}") for name, point, dot in ends]
+    if hollow := [row for row, (_, point, _) in enumerate(ends) if not point.ranked]:
+        rows.insert(hollow[0], (*axes.plot([], [], " "), "not ranked:"))
+    place = {"loc": "upper left", "bbox_to_anchor": (1, 1), "borderaxespad": 0, "labelspacing": 0.3}
+    axes.legend(*zip(*rows, strict=True), fontsize="medium", handletextpad=0.3, **place)
 
 
 @dataclass(frozen=True)
@@ -217,11 +209,8 @@ def curves_panel(title, description, across, upward, lines, sizes=None):
         for line in lines:
             for x, y, note in line.marked:
                 if y <= above:
-                    mark(
-                        axes.plot(x, y, "o", color=PALETTE[line.ink[0]], markersize=SPECK, markeredgewidth=0),
-                        "speck",
-                        note,
-                    )
+                    look = {"color": PALETTE[line.ink[0]], "markersize": SPECK, "markeredgewidth": 0}
+                    mark(axes.plot(x, y, "o", **look), "speck", note)
         if not sizes:
             _point_upwards(axes, lines, above)
         axes.set(xlabel=across, title=upward)
@@ -252,28 +241,10 @@ def _point_upwards(axes, lines, above):
         for x, y, _ in line.marked:
             if y > above:
                 below = sum(abs(x - other) < 0.2 * width for other in written)
-                place = {
-                    "xycoords": axes.get_xaxis_transform(),
-                    "textcoords": "offset fontsize",
-                    "va": "top",
-                    "ha": "center",
-                }
-                mark(
-                    [axes.annotate(f"↑ {y:.3g}", (x, 1), (0, -1.2 * below), color=PALETTE[line.ink[0]], **place)],
-                    "halo",
-                )
+                place = (x, 1), (0, -1.2 * below), axes.get_xaxis_transform(), "offset fontsize"
+                look = {"color": PALETTE[line.ink[0]], "va": "top", "ha": "center"}
+                mark([axes.annotate(f"↑ {y:.3g}", *place, **look)], "halo")
                 written.append(x)
-
-
-def thinned(count, buckets, values):
-    """Indices that keep a curve's shape: first, last, and the lowest and highest of each bucket. Never a made-up point."""
-    if count <= 2 * buckets + 2:
-        return list(range(count))
-    kept = {0, count - 1}
-    for bucket in range(buckets):
-        inside = range(bucket * count // buckets, (bucket + 1) * count // buckets)
-        kept.update((min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)))
-    return sorted(kept)
 
 
 def heat_panel(title, description, rows, end, seconds):
