@@ -374,7 +374,9 @@ def test_what_matters_of_a_table_is_on_a_telephone(browser, pages, table, last):
     )
     assert shown[0] == "Run" and any(title.startswith(last) for title in shown), shown
     frame = f"document.getElementById('{table}').parentElement"
-    assert "Not shown on so narrow a page: " in browser.run(f"return {frame}.nextElementSibling.innerText")
+    assert "Not shown on so narrow a page, but in the files named below: " in browser.run(
+        f"return {frame}.nextElementSibling.innerText"
+    )
     left = f"document.querySelector('#{table} tbody th').getBoundingClientRect().left"
     before = browser.run(f"return {left}")
     browser.run(f"{frame}.scrollLeft = 60")

@@ -18,7 +18,10 @@ NAMES = {
 PREDICTED = "predicted before the run"
 COLUMNS = (
     *columns(numbers.memory, peak_memory_bytes="Measured peak of a rank", model_memory_bytes="The model's part"),
-    *(Column(f"{part}_memory_bytes", NAMES.get(part, part).capitalize(), numbers.memory) for part in PARTS),
+    *(
+        Column(f"{part}_memory_bytes", NAMES.get(part, part).capitalize(), numbers.memory, secondary=True)
+        for part in PARTS
+    ),
     Column("planned_memory_bytes", PREDICTED.capitalize(), numbers.memory),
     *columns(numbers.percent, memory_of_planned="Measured of predicted", memory_of_gpu="Measured of the GPU's"),
 )
