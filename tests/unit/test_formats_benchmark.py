@@ -247,7 +247,7 @@ ADVICE = [
     pytest.param([row("hdf5", 300), row("files", 90, inodes=1_300_000)], "3 inodes instead of 1,300,000, of which a project has few", id="inodes"),
     pytest.param([row("hdf5", 300, size=100 * GIB)], "do not stay in 64 GiB of memory", id="larger than the memory"),
     pytest.param([row("hdf5", 300)], "stay in the page cache", id="smaller than the memory"),
-    pytest.param([row("hdf5", 300), row("hdf5", 20, "scaled")], "from file to tensor 20 samples/s (decoder `scaled`, no workers), 10 a core: decoding takes most", id="decoding"),
+    pytest.param([row("hdf5", 300), row("hdf5", 20, "scaled")], "from file to tensor 20 samples/s (decoder `scaled`, no workers), 10 a second of a core: decoding takes most", id="decoding"),
     pytest.param([row("hdf5", 300), row("hdf5", 20, "full"), row("hdf5", 46, "scaled", workers=2)], "46 samples/s (decoder `scaled`, 2 workers)", id="the faster decoder"),
     pytest.param([row("hdf5", 300), row("parquet", 2)], "Parquet only in order", id="parquet"),
 ]  # fmt: skip
@@ -276,7 +276,7 @@ def test_advice_for_tokens_prefers_the_flat_array_unless_it_is_slow():
     chosen, said = advice.advise_tokens([row("flat", 90), row("hdf5", 100)], 64 * GIB)
     assert chosen == "flat" and said.startswith("Take flat: 90 windows/s")
     chosen, said = advice.advise_tokens([row("flat", 10), row("hdf5", 100)], 64 * GIB)
-    assert chosen == "hdf5" and said.startswith("Take hdf5: 100 windows/s at random (flat: 10)")
+    assert chosen == "hdf5" and said.startswith("Take hdf5: 100 windows/s at random (next flat: 10)")
 
 
 @pytest.mark.parametrize(("name", "mapped"), [("flat", True), ("hdf5", True), ("arrow", True), ("parquet", False)])

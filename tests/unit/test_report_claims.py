@@ -111,7 +111,9 @@ def test_a_disturbed_run_does_not_hide_a_steady_one(tmp_path):
     said = said_of(report_of(tmp_path, *fakes))
     assert "`steady (2 runs)` on 2 processes is the fastest" in said
     assert "no measurable difference from `wild (3 runs)`" in said
-    assert re.search(r"`steady \(2 runs\)` costs the fewest core-hours \(.*\) and needs the least memory \(", said)
+    assert re.search(
+        r"`steady \(2 runs\)` costs the fewest core-hours \(.*\) and needs the least memory per process \(", said
+    )
 
 
 def test_repeats_replace_the_blocks(tmp_path):

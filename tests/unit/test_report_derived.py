@@ -187,14 +187,17 @@ def test_the_verdict_names_the_best_of_each_aim(tmp_path):
     )
     assert "`ddp` on 2 processes is the fastest" in said
     assert "`ddp` costs the fewest core-hours" in said
-    assert "`tp` needs the least memory (100 MiB per process, 75 % less than `single`)" in said
+    assert "`tp` needs the least memory per process (100 MiB, 75 % less than `single`)" in said
     assert said.count(". ") == 1, "two sentences"
 
 
 def test_the_verdict_admits_that_nothing_beats_the_baseline(tmp_path):
     said = sentences(report_of(tmp_path, fake("single", **BASE), ddp(step_seconds=0.2, memory=400 << 20)))
     assert "nothing beats the baseline `single` in time" in said
-    assert "Nothing costs fewer core-hours than `single`" in said and "nothing needs less memory than `single`" in said
+    assert (
+        "Nothing costs fewer core-hours than `single`" in said
+        and "nothing needs less memory per process than `single`" in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -292,7 +295,7 @@ def test_the_bubble_of_the_figure_is_that_of_the_table(waited):
     """Phases are those of rank 0, the table's figure is the mean of all ranks: the figure shows that one, and the step stays as long."""
     spent = {"forward": 2.0, "backward": 3.4, "bubble": 4.6}
     summary = SimpleNamespace(phases=spent, bubble_measured=waited, steps=10)
-    record = SimpleNamespace(summary=summary)
+    record = SimpleNamespace(summary=summary, run=SimpleNamespace(layout=SimpleNamespace(world_size=2)))
     shown = {phase: figures._phase(record, phase) for phase in spent}
     assert sum(shown.values()) == pytest.approx(1.0)
     assert shown["bubble"] == pytest.approx(waited) and shown["backward"] / shown["forward"] == pytest.approx(1.7)

@@ -109,7 +109,7 @@ def test_what_was_measured_of_no_format_has_no_column(results):
     assert (
         "Cold, at random" not in table
         and "File to tensor" not in table
-        and "A core" not in table
+        and "of a core" not in table
         and "In order" in table
     )
 

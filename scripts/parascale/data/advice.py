@@ -41,8 +41,8 @@ def advise_tokens(rows, memory_bytes=None):
     speeds = _speeds(rows, "random")
     chosen = _chosen(speeds, TOKEN_PREFERENCE)
     row = next(row for row in rows if row["format"] == chosen)
-    slowest = min(speeds, key=speeds.get)
-    rival = _faster(speeds, chosen) or (f" ({slowest}: {speeds[slowest]:,.0f})" if slowest != chosen else "")
+    others = sorted((name for name in speeds if name != chosen), key=speeds.get)
+    rival = _faster(speeds, chosen) or (f" (next {others[-1]}: {speeds[others[-1]]:,.0f})" if others else "")
     parts = [f"Take {chosen}: {speeds[chosen]:,.0f} windows/s at random{rival}"]
     if tokens_are_mapped(chosen):
         parts.append("mapped, so that all processes of a node share one copy")
@@ -61,8 +61,12 @@ def _from_file_to_tensor(rows, read, taken, devices):
     rate, workers = best["samples_per_second"], best["workers"]
     threads = f"{workers} worker{'s' * (workers > 1)}" if workers else "no workers"
     a_core = best["samples"] / best["cpu_seconds"]
-    said = f"from file to tensor {rate:,.0f} samples/s (decoder `{best['decoder']}`, {threads}), {a_core:,.0f} a core"
-    yield f"{said}: decoding takes most of the time, so the format matters little" if rate < read / 2 else said
+    said = f"from file to tensor {rate:,.0f} samples/s (decoder `{best['decoder']}`, {threads}), {a_core:,.0f} a second of a core"
+    yield (
+        f"{said}: decoding takes most of the time, so a format that is read faster would gain little"
+        if rate < read / 2
+        else said
+    )
     if taken:
         yield f"that keeps {rate / taken:,.1f} {devices} of this kind busy, which take {taken:,.0f} samples/s each by the plan"
 

@@ -103,7 +103,7 @@ def _panels(workload, unit, records, inks, buckets):
     axes = [
         ("steps", "optimizer steps", lambda record, index: record.curve.steps[index]),
         ("time", f"training time with warm-up ({time_unit})", lambda record, index: record.curve.seconds[index] / size),
-        ("core-hours", "core-hours of training", _core_hours),
+        ("core-hours", "core-hours of training with warm-up", _core_hours),
     ]
     for name, axis, position in axes:
         shown = [record for record in records if name != "core-hours" or record.cores]

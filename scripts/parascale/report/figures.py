@@ -88,7 +88,7 @@ def throughput(report):
 
 SCALING = (
     RUN,
-    *columns(work="Work", baseline="Baseline"),
+    *columns(secondary=True, work="Work", baseline="Baseline"),
     Column("gpus", "Held", numbers.whole, text="held"),
     Column("training_seconds", "Training time", numbers.duration),
     Column("speedup", "Speed-up", "{:,.2f}".format),
@@ -187,7 +187,11 @@ def _phase(record, phase):
 
 
 def _phases(record):
-    return of_mean_rank(record.summary.phases, record.summary.bubble_measured)
+    """Seconds of each phase of the mean rank; one process talks to nobody: what it spends on that is other work."""
+    phases = of_mean_rank(record.summary.phases, record.summary.bubble_measured)
+    if record.run.layout.world_size > 1:
+        return phases
+    return phases | {"communication": 0.0, "other": phases.get("other", 0.0) + phases.get("communication", 0.0)}
 
 
 def _phase_panel(workload, kind, records):

@@ -32,8 +32,9 @@ LONG_LIMIT_SECONDS = 3600.0  # a scheduler fits shorter jobs in anyhow
 SHORT_RUN_SECONDS = 60.0  # of shorter ones, start-up is always the larger part
 STANDS_OUT = (
     f"A run stands out where its steps took more than {OVER_PLAN:g} × the planned time, where more than {numbers.percent(COMMUNICATION)} "
-    f"of a step is communication, {numbers.percent(BUBBLE)} a pipeline's bubble or {numbers.percent(DATA_WAIT)} waiting for data, or "
-    "where it is slower than its baseline; its own report says more."
+    f"of a step is communication, {numbers.percent(BUBBLE)} a pipeline's bubble or {numbers.percent(DATA_WAIT)} waiting for data, where it is "
+    f"measurably slower than its baseline or computes {COMPUTING:g} × as long for a sample, and where it is not ranked or left cores or GPUs "
+    "idle; its own report says more."
 )
 
 

@@ -148,9 +148,7 @@ def _ceilings(readings):
     ]
     if not known:
         return ""
-    said = (
-        f"At best, this machine manages {numbers.listed([f'{value / 1e9:.1f} GB/s {words}' for words, value in known])}"
-    )
+    said = f"While it was measured, this machine managed at best {numbers.listed([f'{value / 1e9:.1f} GB/s {words}' for words, value in known])}"
     best = readings.fastest(readings.format, "random")
     if best is None or not best.sample_bytes:
         return f"{said}."

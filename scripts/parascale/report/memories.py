@@ -67,7 +67,8 @@ def _bar(record):
         (COLOURS[part], size, f"{record.name}: {NAMES.get(part, part)} {numbers.memory(size)}")
         for part, size in _parts(record).items()
     )
-    text = with_caveat(record, numbers.memory(record.summary.peak_memory_bytes))
+    measured = numbers.memory(record.summary.peak_memory_bytes)
+    text = with_caveat(record, f"{measured}, predicted {numbers.memory(foretold)}" if foretold else measured)
     return Bar(record.name, drawn, text, strong=record.name == record.run.baseline, pointer=pointer)
 
 

@@ -19,14 +19,14 @@ BASES = {
 }
 COLUMNS = (
     *map(Column, ("workload", "site", "gpus")),
-    Column("layout", "Layout"),
+    Column("layout", "Layout", below="reason"),
     *columns(secondary=True, strategy="Strategy"),
     Column("seconds", "Whole job", numbers.duration, below="rests_on"),
     Column("core_hours", "Core-hours", numbers.significant),
     Column("step_seconds", "A step", numbers.duration, secondary=True),
     Column("memory_bytes", "Memory a process", numbers.memory, secondary=True),
     Column("fits", "Fits", secondary=True),
-    Column("reason", "Why, by formula"),
+    Column("reason"),
 )
 # Heading, name as in `plan-against-actual.csv`, how it is written, and what became of it.
 COMPARED = (
@@ -129,7 +129,13 @@ def _rows(advice):
             "layout": degrees_text(each.run),
             "strategy": each.layout.strategy(),
             "reason": each.reason,
-            "rests_on": "measured here" if each.prediction.basis == "history" else "by formula",
+            "rests_on": _source(each.prediction),
         }
         for each in advice.ranked
     ]
+
+
+def _source(prediction):
+    if prediction.wall_seconds is None:
+        return "not priced"
+    return "measured here" if prediction.basis == "history" else "by formula"

@@ -176,7 +176,11 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
 def _list_series(axes, ends):
     """Names beside the plot with the value at each line's end (name, Point, its dot), the highest on top, those not ranked last."""
     ends = sorted(ends, key=lambda end: (not end[1].ranked, -end[1].spread.mean))
-    rows = [(dot, f"{_shortened(name)} {point.value}") for name, point, dot in ends]
+    most = max(point.gpus for _, point, _ in ends)
+    rows = [
+        (dot, f"{_shortened(name)} {point.value}{f' (on {point.gpus})' if point.gpus < most else ''}")
+        for name, point, dot in ends
+    ]
     if hollow := [row for row, (_, point, _) in enumerate(ends) if not point.ranked]:
         rows.insert(hollow[0], (*axes.plot([], [], " "), "not ranked:"))
     place = {"loc": "upper left", "bbox_to_anchor": (1, 1), "borderaxespad": 0, "labelspacing": 0.3}

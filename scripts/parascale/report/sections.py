@@ -20,6 +20,7 @@ from parascale.report.published import published_section
 from parascale.report.section import Section, filled
 from parascale.report.summary import of_runs, runs_table, seeds_table
 from parascale.report.tables import Column, columns
+from parascale.report.timing import WARM, WARM_STEPS
 from parascale.report.verdict import verdicts
 
 UNUSUAL = ("different", "not comparable")  # verdicts whose reason is told
@@ -45,7 +46,7 @@ WALL = (
     *columns(numbers.significant, training_core_hours="Core-hours, training", core_hours="Core-hours, whole job"),
 )
 BUBBLES = (
-    *columns(numbers.tenths, bubble_measured="Bubble measured", bubble_expected="Bubble expected"),
+    *columns(numbers.tenths, bubble_measured="Bubble measured, mean of the ranks", bubble_expected="Bubble expected"),
     *columns(numbers.whole, secondary=True, pp="Pipeline ranks p", micro_batches="Micro-batches m"),
     Column("schedule", "Schedule", secondary=True),
 )
@@ -178,7 +179,7 @@ def phases_section(report):
         "figures": [figure] if figure.panels else [],
         "wall": of_runs(report, "Wall time of each run", WALL, report.done, _range),
     }
-    values |= {"bubbles": _bubbles(report), "idle": _idle(report)}
+    values |= {"bubbles": _bubbles(report), "idle": _idle(report), "warm": (WARM_STEPS, WARM)}
     files = "`summary.json` (all steps together) and `steps.jsonl` (each step) in `results/runs/<run>/`; `summary.csv`"
     return Section("phases", "Where the time goes", "phases.html", values, files)
 

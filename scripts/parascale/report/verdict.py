@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from parascale.errors import few
 from parascale.report import numbers
-from parascale.report.comparing import is_less
+from parascale.report.comparing import is_different, is_less
 from parascale.report.derived import Member, Spread
 from parascale.report.timing import cores_there, wanted_cores
 
@@ -91,20 +92,30 @@ class Verdict:
 
 def verdicts(report):
     """A Verdict for each strong-scaling experiment: only runs that do the same work are set against each other."""
-    return [_verdict(experiment) for experiment in report.experiments if experiment.kind == "strong"]
+    return [
+        _verdict(experiment, _left_out(report, experiment))
+        for experiment in report.experiments
+        if experiment.kind == "strong"
+    ]
 
 
-def _verdict(experiment):
+def _left_out(report, experiment):
+    """Names of finished runs that share the baseline and are another training, as in another precision: where they differ, the page says."""
+    finished = (record for record in report.done if record.run.baseline == experiment.first.name)
+    return [record.name for record in finished if report.comparisons[record.name].reason and not is_different(record)]
+
+
+def _verdict(experiment, left_out):
     head, *others = experiment.members
     if head.unranked:
-        return Verdict(experiment.title, (_unranked_baseline(experiment),), (), _basis(experiment))
+        return Verdict(experiment.title, (_unranked_baseline(experiment),), (), _basis(experiment, left_out))
     rivals = [head, *(member for member in others if not member.unranked)]
     winners = tuple(winner for aim in AIMS if (winner := _winner(aim, head, rivals)) is not None)
     by_key = {winner.aim.key: winner for winner in winners}
     first = _time_sentence(experiment, by_key.get("seconds"))
     second = _cost_sentence(head, [by_key[aim.key] for aim in AIMS[1:] if aim.key in by_key])
     said = tuple(sentence for sentence in (first, second) if sentence)
-    return Verdict(experiment.title, said or (_nothing_ranked(experiment),), winners, _basis(experiment))
+    return Verdict(experiment.title, said or (_nothing_ranked(experiment),), winners, _basis(experiment, left_out))
 
 
 def _subject(experiment):
@@ -121,8 +132,8 @@ def _nothing_ranked(experiment):
     return f"{_subject(experiment)}, there is no layout to rank beside the baseline `{experiment.members[0].label}`."
 
 
-def _basis(experiment):
-    """Sentences on what the verdict rests on."""
+def _basis(experiment, left_out):
+    """Sentences on what the verdict rests on. left_out: names of runs that are in no comparison."""
     once = [member for member in experiment.members if len(member.records) == 1]
     if len(once) == len(experiment.members):
         said = ["One run each: a range is the spread of blocks of steps within the run."]
@@ -142,7 +153,14 @@ def _basis(experiment):
         held = f"{used} of the {there} {what} of a node"
         said.append(f"Whole nodes are charged: `{experiment.baseline}` uses {held} and pays for all.")
     others = [f"`{member.label}` ({member.unranked})" for member in experiment.members[1:] if member.unranked]
-    return (*said, f"Shown but not ranked: {numbers.listed(others)}.") if others else tuple(said)
+    if others:
+        said.append(f"Shown but not ranked: {numbers.listed(others)}.")
+    if left_out:
+        names = few([f"`{name}`" for name in left_out], most=4)
+        said.append(
+            f"Not compared, as they train otherwise than the baseline: {names}; What more hardware buys says in what."
+        )
+    return tuple(said)
 
 
 def _apart(low, high):
@@ -201,15 +219,16 @@ def _cost_sentence(head, winners):
     parts, last = [], None
     for winner in winners:
         memory = winner.aim.key == "peak_memory_bytes"
-        verb = "needs the least memory" if memory else "costs the fewest core-hours"
-        shown = winner.shown if memory else _hours(winner)
+        of_each = f" per {head.first.gpu_word}"
+        verb = f"needs the least memory{of_each}" if memory else "costs the fewest core-hours"
+        shown = winner.aim.shown(winner.value.mean) if memory else _hours(winner)
         if winner.beats:
             shown = f"{shown}, {winner.saving} less than `{head.label}`" if memory else _hours(winner, head)
             subject = "" if winner.best is last else f"`{winner.best.label}` "
             parts.append(f"{subject}{verb} ({shown}{_alike(winner)})")
             last = winner.best
         else:
-            beaten = "needs less memory than" if memory else "costs fewer core-hours than"
+            beaten = f"needs less memory{of_each} than" if memory else "costs fewer core-hours than"
             parts.append(f"nothing {beaten} `{head.label}` ({shown})")
     sentence = numbers.listed(parts)
     # A sentence begins with a capital, a run's name keeps its own spelling.
