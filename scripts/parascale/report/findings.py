@@ -33,8 +33,8 @@ SHORT_RUN_SECONDS = 60.0  # of shorter ones, start-up is always the larger part
 STANDS_OUT = (
     f"A run stands out where its steps took more than {OVER_PLAN:g} × the planned time, where more than {numbers.percent(COMMUNICATION)} "
     f"of a step is communication, {numbers.percent(BUBBLE)} a pipeline's bubble or {numbers.percent(DATA_WAIT)} waiting for data, where it is "
-    f"measurably slower than its baseline or computes {COMPUTING:g} × as long for a sample, and where it is not ranked or left cores or GPUs "
-    "idle; its own report says more."
+    f"measurably slower than its baseline or, as DDP, computes {COMPUTING:g} × as long for a sample, and where it is not ranked or left cores "
+    "or GPUs idle; its own report says more."
 )
 
 
