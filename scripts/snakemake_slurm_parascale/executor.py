@@ -41,6 +41,7 @@ class RootExecutor(Executor):
         self.told = set()  # (job, why it waits) that was said
         self.found = None  # what was in the queue at first
         self.tried = set()  # jobs of Snakemake's that were submitted since
+        self.ended = []  # jobs that were reported as ended at the last look
         self.run_uuid = f"{self.workflow.executor_settings.jobname_prefix or 'parascale'}_{root}"
 
     def clean_old_logs(self):
@@ -169,7 +170,11 @@ class RootExecutor(Executor):
                     f"Slurm job {identity} of {job_info.job.name} has given no sign of life for {self.silence:.0f} s: cancelled."
                 )
                 slurm.cancel(identity)
+        self.ended = []
         watched = [job_info async for job_info in super().check_active_jobs(active_jobs)]
+        # Where none of its questions was answered, the plugin tells nothing of any job, and Snakemake would wait for them for ever.
+        told = {id(job_info) for job_info in (*watched, *self.ended)}
+        watched += [job_info for job_info in active_jobs if id(job_info) not in told]
         for job_info in self._still_there(watched):
             yield job_info
 
@@ -231,6 +236,7 @@ class RootExecutor(Executor):
 
     def report_job_success(self, job_info):
         """A job has ended well; if it was another's, ours is next."""
+        self.ended.append(job_info)
         if job_info.aux.get("ours", True):
             super().report_job_success(job_info)
         else:
@@ -239,6 +245,7 @@ class RootExecutor(Executor):
     def report_job_error(self, job_info, msg=None, **more):
         """A job has ended badly; if it was another's, ours is next. What stopped on its way goes on without using up a retry,
         and what would fail again is not tried again."""
+        self.ended.append(job_info)
         job, identity = job_info.job, job_info.external_jobid
         if not (job_info.aux or {}).get("ours", True):
             self._submit_again(job)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import snakemake_executor_plugin_slurm as plugin
 from click.testing import CliRunner
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
@@ -61,7 +62,7 @@ def executor(tmp_path, monkeypatch):
     made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(tmp_path)}))
     made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", tmp_path / "slurm_logs", [], {}
     made.undecided, made.away, made.signs, made.found, made.tried = Counter(), {}, {}, None, set()
-    made.told, made.warned = set(), []
+    made.told, made.warned, made.ended = set(), [], []
     made.logger = SimpleNamespace(info=lambda text: None, warning=made.warned.append)
     made._job_submission_executor = SimpleNamespace(submit=lambda function, job: made.did.append("again"))
     monkeypatch.setattr(slurm, "waiting_or_running", lambda name: made.queue)
@@ -312,6 +313,34 @@ def test_no_job_is_waited_for_that_slurm_has_given_up_or_forgotten(executor, mon
     while states:
         active = asyncio.run(look())
     assert executor.did == expected and bool(active) != bool(expected)
+
+
+@pytest.mark.parametrize("answered", [[], [0, 1]])
+def test_jobs_are_watched_on_when_slurm_answered_no_question(executor, monkeypatch, answered):
+    """The plugin's own method: without an answer it neither yields jobs nor reports them. With one, it does either."""
+    settings = SimpleNamespace(init_seconds_before_status_checks=1, status_attempts=2, keep_successful_logs=True)
+    executor.workflow = SimpleNamespace(executor_settings=settings)
+    executor.status_rate_limiter, executor._preemption_warning = nullcontext(), False
+    executor._status_query_calls = executor._status_query_failures = executor._status_query_total_seconds = 0
+    executor._status_query_min_seconds, executor._status_query_max_seconds = 0, 0
+    executor._status_query_cycle_rows, executor.next_seconds_between_status_checks = [], 1
+    executor.get_status_command, executor.logger.debug = lambda: "squeue", lambda text: None
+    answers = iter([({"7": "COMPLETED", "8": "RUNNING"}, 0.1)] if answered else [(None, None)] * 2)
+
+    async def query(command, logger):
+        return next(answers)
+
+    monkeypatch.setattr(plugin, "query_job_status", query)
+    monkeypatch.setattr(plugin, "get_min_job_age", lambda: 300)
+    monkeypatch.setattr(slurm, "states", lambda name: {"8": ("RUNNING", "None")} if answered else {})
+    monkeypatch.setattr(slurm, "last_state", lambda job: "RUNNING")
+    active = [SubmittedJobInfo(data_job(), external_jobid=identity, aux={}) for identity in "78"]
+
+    async def look():
+        return [info.external_jobid async for info in executor.check_active_jobs(active)]
+
+    assert asyncio.run(look()) == (["8"] if answered else ["7", "8"])
+    assert executor.did == (["done"] if answered else [])
 
 
 def test_who_ends_a_workflow_cancels_its_own_jobs_alone(executor, monkeypatch):
