@@ -208,11 +208,8 @@ def benchmark(project, workload, forms):
     \b
     Example: parascale data benchmark --dataset shapes
     """
-    import torch
-
     from parascale.data import advice
     from parascale.data import benchmark as readers
-    from parascale.train.machine import read_machine
 
     if workload.of_pairs:
         raise ConfigError("pairs have only one format: there is nothing to compare")
@@ -226,6 +223,11 @@ def benchmark(project, workload, forms):
     else:
         rows = readers.benchmark_tokens(dataset, folders, workload.training.window, settings)
         chosen, said = advice.advise_tokens(rows)
+    # After the measurements, which torch in the process would slow down.
+    import torch
+
+    from parascale.train.machine import read_machine
+
     output = project.paths.results / "loaders" / f"{dataset}.csv"
     facts = {
         "schema_version": 1,

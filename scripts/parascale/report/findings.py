@@ -247,7 +247,8 @@ def _throttled(gpus):
 
 def _waiting(record):
     waited = record.summary.bubble_measured if record.summary is not None else None
-    phases = of_mean_rank(record.curve.phases, waited) if record.curve is not None else {}
+    ranks = record.run.layout.world_size if record.run is not None else None
+    phases = of_mean_rank(record.curve.phases, waited, ranks) if record.curve is not None else {}
     total = sum(phases.values())
     if total > 0:
         shares = {name: seconds / total for name, seconds in phases.items()}
