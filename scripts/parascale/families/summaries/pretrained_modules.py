@@ -17,7 +17,8 @@ from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.families.dropout import Dropout
 from parascale.settings.pretrained import CONFIG, Pretrained
 
-# `model_type` of a folder → the classes of `transformers`; of what modules the output is dropped, and whose weights, attention's.
+# `model_type` of a folder → the classes of `transformers`, and how the names of its modules end: those whose output is dropped, and
+# attention, whose weights are.
 ARCHITECTURES = {
     "t5": (
         "T5Config",
