@@ -15,8 +15,7 @@ from parascale.settings import run_from_dict
 def load_run(folder, which="best", converted=None):
     """(Run, model in evaluation mode, on the CPU) of a finished run's folder.
 
-    which: best | last. converted: folder of a converted checkpoint of that run, in any of `source.FORMS` or as `transformers` has
-    it, to read instead.
+    which: best | last. converted: folder of a converted checkpoint of that run, in any form, to read instead.
     """
     folder = Path(folder)
     if not (folder / "run.json").is_file():

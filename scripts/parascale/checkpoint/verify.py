@@ -29,8 +29,8 @@ LOGITS_TOLERANCE = 1e-4  # of fp32 logits: transformers adds a product's terms i
 def verify(source, folder, data):
     """Compare the converted checkpoint in `folder` with the sharded one in `source`, on the prepared data in folder `data`.
 
-    Returns what `verify.json` holds: {run, layout, step, test_loss, forms: {form: {identical, differs, tensors, test_loss,
-    bytes, seconds, peak_memory_bytes, …}}}. A form is identical if it holds every tensor of the source to the bit, or, where
+    Returns what `verify.json` holds: {run, strategy, layout, step, dtype, test_loss, forms: {form: {identical, differs, tensors,
+    test_loss, bytes, seconds, peak_memory_bytes, …}}}. A form is identical if it holds every tensor of the source to the bit, or, where
     another dtype was asked for, rounded to it (the weights alone where the optimizer's state was not asked for), and nothing
     besides; of a transformers folder, if its logits are ours. Raises CheckpointError where files are missing or altered.
     """

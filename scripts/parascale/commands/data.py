@@ -48,13 +48,13 @@ def with_dataset(verb):
 
 
 @data.command()
-@click.option("--attempts", type=COUNT, help="Attempts to download without progress.  [default: 5]")
+@click.option("--attempts", type=COUNT, help="Attempts without progress after which a download fails.  [default: 5]")
 @click.option("--force", is_flag=True, help="Download again even if the data is there.")
 @with_dataset
 def download(project, workload, attempts, force):
     """Get the raw data: from the Hub, from addresses, from files on this machine, or from installed packages.
 
-    Runs on a login node; nothing else uses the network. Data that is already there and whole is left alone, and a
+    Runs on a login node; nothing else downloads. Data that is already there and whole is left alone, and a
     download that broke continues where it stopped.
 
     \b
