@@ -1,4 +1,4 @@
-"""Parts of the check that train: layouts at full shapes, compiling, a bare loop, resuming. Rows are what the page shows."""
+"""Parts of the check that train: layouts at full shapes, compiling, a bare loop. Rows are what the page shows."""
 
 import functools
 import gc
