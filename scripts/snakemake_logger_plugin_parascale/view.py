@@ -88,7 +88,9 @@ class View:
     def left(self, text):
         """What is left, in words: beside the bar, or a line of its own."""
         if self.bar:
-            self.bar.update(self.task, left=text.partition("jobs done, ")[2])
+            self.bar.update(
+                self.task, left=text.partition("jobs done, ")[2].partition(", without")[0]
+            )  # lines are short here
         else:
             self.say(text)
 
