@@ -25,7 +25,7 @@ COLOURS = 10
 PATTERNS = ("solid", (0, (7, 4)), (0, (2, 4)), (0, (9, 3, 2, 3)))  # as matplotlib takes them
 DASHES = len(PATTERNS)
 MARKERS = ("o", "s", "^", "D")  # of the first kinds, and of those whose colours come again
-SHORTEST = re.compile(r"-?\d+\.\d+")
+DECIMAL = re.compile(r"-?\d+\.\d+")
 COLOUR = re.compile(r"#[0-9a-f]{6}")
 HREF = "{http://www.w3.org/1999/xlink}href"
 FAMILY = re.compile(r"font-family: [^;]*;? ?")
@@ -245,4 +245,4 @@ def _element(element, shapes):
 
 
 def _short(text):
-    return SHORTEST.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)
+    return DECIMAL.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)
