@@ -87,7 +87,7 @@ def test_every_part_runs_at_tiny_sizes(tmp_path):
     assert {"single", "ddp", "fsdp", "tp", "pp", "summary-ddp", "images-ddp"} <= set(layouts)
     same = [layouts[name]["loss"] for name in ("tp", "pp")]
     assert same == pytest.approx([layouts["single"]["loss"]] * 2, rel=1e-5), "ranks that see the same samples"
-    assert all(row["foretold s"] > 0 for row in layouts.values())
+    assert all(row["predicted s"] > 0 for row in layouts.values())
     ratios = [row for row in parts["bare"]["rows"] if row["loop"] == "ours / bare"]
     assert len(ratios) == 2 and all(row["targets/s"] > 0 for row in ratios)
 

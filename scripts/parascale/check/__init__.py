@@ -28,7 +28,7 @@ PARTS = {
     "resume": ("a step after a resumed checkpoint, saved in step and in the background", True),
     "batch-norm": ("batch norm over all ranks against one process in fp64", True),
     "sampler": ("what NVML tells of a busy GPU", False),
-    "layouts": ("a step and an evaluation of every layout that fits, beside what the plan foretells", True),
+    "layouts": ("a step and an evaluation of every layout that fits, beside what the plan predicts", True),
     "bare": ("our step against a bare PyTorch loop of the same model", False),
     "tests": ("the tests that are marked `gpu`", False),
 }

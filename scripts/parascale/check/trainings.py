@@ -159,11 +159,11 @@ def _layout_row(place, run, site):
         "loss": loss,
         **_rates(run, site, foretold, seconds, targets),
         "step s": seconds,
-        "foretold s": foretold.step_seconds,
+        "predicted s": foretold.step_seconds,
         "evaluation s": time.perf_counter() - started,
         "peak GB": used and used / 1e9,
         "evaluation GB": used and peak(place) / 1e9,
-        "foretold GB": planned / 1e9 if parts else None,
+        "predicted GB": planned / 1e9 if parts else None,
     }
 
 

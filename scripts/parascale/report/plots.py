@@ -16,7 +16,8 @@ OUTCOMES = {"finished": "c2", "stopped": "c7", "killed": "c5", "failed": "c5", "
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value. pointer: a value to compare with, and its note."""
+    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value. pointer: a value to compare with,
+    and its note."""
 
     label: str
     parts: tuple
