@@ -88,9 +88,8 @@ class View:
     def left(self, text):
         """What is left, in words: beside the bar, or a line of its own."""
         if self.bar:
-            self.bar.update(
-                self.task, left=text.partition("jobs done, ")[2].partition(", without")[0]
-            )  # lines are short here
+            # Without what a line of a log says of queues: there is room for one line.
+            self.bar.update(self.task, left=text.partition("jobs done, ")[2].partition(", without")[0])
         else:
             self.say(text)
 
