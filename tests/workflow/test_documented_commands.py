@@ -84,7 +84,7 @@ NOT_RUN = {
     "pip install -e .": CHANGES,
     "pip install -r envs/requirements-dali.txt": CHANGES,
 }
-SLOW = ("--kind communication", "--exact")
+SLOW = ("--kind communication", "--exact", "data benchmark")
 SILENT = {("parascale", "schema", "--write")}  # where all is up to date
 
 
