@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parascale import files
+from parascale.check.layouts import try_layouts
 from parascale.check.trainings import (
     ROOT,
     against_a_bare_loop,
@@ -20,7 +21,6 @@ from parascale.check.trainings import (
     our_step,
     single,
     training_of,
-    try_layouts,
 )
 from parascale.launch import environment
 from parascale.parallel.batch_norm import prepare
