@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from parascale import check
+from parascale.check import parts
 from parascale.check.layouts import hybrids, layouts, verdicts
 from parascale.files import read_json
 
@@ -127,6 +129,19 @@ def test_another_training_and_another_memory_than_planned_are_failures():
     ]
     assert [row.get("training", "")[:4] for row in rows] == ["base", "same", "diff", "diff", ""]
     assert [row.get("memory", "")[:4] for row in rows] == ["as p", "diff", "diff", "as p", ""]
+
+
+def test_tests_that_are_marked_are_rows(tmp_path, monkeypatch):
+    """Each when it ends: a sign of life."""
+    for name, body in {"unit": "pass", "distributed": "assert 0, 'of NCCL'"}.items():
+        (tmp_path / "tests" / name).mkdir(parents=True)
+        text = f"import pytest\n@pytest.mark.gpu\ndef test_{name}():\n    {body}\ndef test_other():\n    assert 0\n"
+        (tmp_path / "tests" / name / f"test_{name}.py").write_text(text)
+    rows = []
+    monkeypatch.setattr(parts, "ROOT", tmp_path)
+    with pytest.raises(AssertionError, match="1 failed, 1 passed"):
+        parts.tests(SimpleNamespace(device=torch.device("cuda"), report=rows.append))
+    assert sorted(row["outcome"] for row in rows) == ["failed", "passed"]
 
 
 def test_a_part_that_fails_or_dies_ends_alone(tmp_path, monkeypatch, capsys):
