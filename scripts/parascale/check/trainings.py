@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from parascale.data.sampler import share
 from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model, initialise
 from parascale.parallel import make_mesh, parallelize
@@ -25,7 +24,7 @@ from parascale.settings.project import load_site
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss
 from parascale.train.optim import make_optimizers
-from parascale.train.step import Stepper
+from parascale.train.step import Stepper, own_parts
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_SECONDS = 120.0
@@ -81,19 +80,18 @@ def batches_of(run, vocabulary, mesh):
         return array if not highest else generator.integers(0, highest, array.shape, array.dtype)
 
     whole = [filled(array) for array in empty_batch(run.workload, run.global_batch)]
-    chosen = share(np.arange(run.global_batch), mesh.data_rank, run.layout.data_parallel)
-    parts = np.array_split(chosen, run.workload.training.accumulate)
+    parts = own_parts(np.arange(run.global_batch), run, mesh)
     return [tuple(torch.from_numpy(array[part]).to(mesh.device) for array in whole) for part in parts]
 
 
 def timed(place, step, steps):
     """(seconds of a step, peak bytes of a GPU or None, what the first step gave, and the last) of `steps` calls, after some to warm up."""
-    first = step(1)
-    for number in range(2, WARM_UP + 1):
+    first, warm = step(1), 1 if place.tiny else WARM_UP
+    for number in range(2, warm + 1):
         step(number)
     place.synchronize()
     started = time.perf_counter()
-    for number in range(WARM_UP + 1, WARM_UP + 1 + steps):
+    for number in range(warm + 1, warm + 1 + steps):
         last = step(number)
     place.synchronize()
     return (time.perf_counter() - started) / steps, peak(place), first, last

@@ -4,6 +4,7 @@ from parascale.settings.config import Config, Summaries
 from parascale.settings.data import SPLITS, Data, Source, Text
 from parascale.settings.formats import Formats, Images, Loaders
 from parascale.settings.layout import STRATEGIES, Layout
+from parascale.settings.optim import Optim
 from parascale.settings.project import (
     Project,
     compiled_where_it_gains,
@@ -16,7 +17,7 @@ from parascale.settings.project import (
 from parascale.settings.run import Run
 from parascale.settings.site import Site
 from parascale.settings.strict import make
-from parascale.settings.workload import Model, Optim, Training, Workload
+from parascale.settings.workload import Model, Training, Workload
 
 __all__ = [
     "SPLITS",
