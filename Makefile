@@ -36,7 +36,7 @@ test-slurm: $(INSTALLED) ## run the long tests on a real Slurm (as root, with th
 	$(BIN)/python -m pytest -m "slurm and slow" --numprocesses 3 tests/slurm
 
 # From a plain clone: any Python that has torch will do (`make gpu PYTHON=...`), and this project's own environment is enough.
-gpu: ## try this machine's GPUs in ten minutes; writes check-gpu/check.html and check.json, to be sent back
+gpu: ## try this machine's GPUs, in about ten minutes; writes check-gpu/check.html and check.json, to be sent back
 	PYTHONPATH=scripts $(or $(wildcard $(BIN)/python),$(PYTHON)) -m parascale check gpu
 
 clean: ## remove the environment and caches, but no results or unfinished trainings

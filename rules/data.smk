@@ -52,7 +52,7 @@ rule prepare:
     resources:
         **data_node(30),
     params:
-        # What a plan expects of data is checked when these are made, and makes no others.
+        # `data.expected` is checked when data is made; changing it makes no data again.
         settings=data_settings("text"),
     shell:
         "parascale data prepare --dataset {wildcards.dataset:q} > {log:q} 2>&1"

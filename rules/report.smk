@@ -2,6 +2,8 @@
 # of each job.
 
 
+COLOURS = series_of(PROJECT.runs)
+
 # What the report needs to know about runs without results.
 TABLE = as_json({key: getattr(PROJECT.config, key) for key in ("site", "runs", "workloads", "sites")})
 
@@ -32,7 +34,7 @@ rule job_report:
     params:
         code=code_of("report"),
         # A row above others in the run table may move the colours of their kinds.
-        colour=lambda wildcards: series_of(PROJECT.runs).get(wildcards.run),
+        colour=lambda wildcards: COLOURS.get(wildcards.run),
     shell:
         "parascale report --run {wildcards.run:q} > {log:q} 2>&1"
 

@@ -14,7 +14,7 @@ rule train:
         devices=PATHS.run("{run}") / "device.csv",
         events=PATHS.run("{run}") / "events.out.tfevents.parascale",
         summary=PATHS.run("{run}") / "summary.json",
-        # A run with evaluation also leaves best/. Its last file, summary.json, stands for that.
+        # A run with evaluation also leaves best/; summary.json, a run's last file, stands for it.
         checkpoint=directory(PATHS.run("{run}") / "checkpoint"),
     log:
         LOGS / "train/{run}.log",

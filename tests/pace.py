@@ -15,7 +15,11 @@ def processor_seconds(command, **options):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done
 
 
-def slowness():
-    """How many times slower this machine is at the moment, at least 1; limits are multiplied by it."""
+def within(seconds, limit):
+    """Whether a limit is kept; where it is not, as on a machine that is slower at the moment, by whose pace."""
+    return seconds < limit or seconds < limit * _slowness()
+
+
+def _slowness():
     seconds, _ = processor_seconds([sys.executable, "-m", "snakemake", "--version"], check=True)
-    return max(1.0, seconds / START)
+    return seconds / START

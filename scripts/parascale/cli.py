@@ -230,7 +230,7 @@ def project_options(verb):
         "--root",
         type=OutputFolder(),
         metavar="DIR",
-        help="Folder that holds results/ and work/: short for --set root=DIR.",
+        help="Folder that holds results/, work/ and store/: short for --set root=DIR.",
     )
     @click.option("--base", "bases", type=Location(), multiple=True, hidden=True, help="Set by the rules.")
     @functools.wraps(verb)

@@ -28,7 +28,7 @@ class DamagedError(ParascaleError, ValueError):
 
 
 class DownloadError(DataError):
-    """A source could not be fetched; nothing half-written was left behind."""
+    """A source could not be fetched; the folder of raw data is as it was before."""
 
     exit_code = FAILED
 

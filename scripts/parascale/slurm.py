@@ -198,7 +198,7 @@ def partitions():
 
 
 def parse_records(kind, text):
-    """Name → fields in what `scontrol show partition --oneliner`, or reservation, prints."""
+    """Name → fields in what `scontrol show <kind> --oneliner` prints; kind: as in `records`."""
     key = f"{kind.capitalize()}Name"
     return {record[key]: record for record in map(fields, text.splitlines()) if key in record}
 

@@ -137,7 +137,7 @@ class LogHandler(LogHandlerBase):
             except (
                 OSError,
                 ParascaleError,
-            ) as error:  # such as of a checkout that is read-only, while nobody has said where results go
+            ) as error:  # such as of a read-only checkout, while nobody has said where results go
                 self.say(f"the plan is shown but not kept: {error}")
             self.say("\n" + tables.text(plan))
             for line in missing_data(self.planner.project.datasets):

@@ -84,7 +84,7 @@ class View:
     def left(self, text):
         """What is left, in words: beside the bar, or a line of its own."""
         if self.bar:
-            self.bar.update(self.task, left=text.partition("jobs done, ")[2].partition(", queues")[0])
+            self.bar.update(self.task, left=text.partition("jobs done, ")[2])
         else:
             self.say(text)
 

@@ -8,9 +8,9 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from parascale.errors import ConfigError, few
 from snakemake_logger_plugin_parascale import trained_by
-from snakemake_slurm_parascale.executor import RootExecutor, training_of
+from snakemake_slurm_parascale.executor import RootExecutor
 
-__all__ = ["RootExecutor", "refuse_shared_jobs", "take_up_jobs", "training_of"]
+__all__ = ["RootExecutor", "refuse_shared_jobs", "take_up_jobs"]
 
 
 def take_up_jobs(project):

@@ -79,14 +79,14 @@ CASES = {
     "pp 2 naive": Case(pp(2, 1, "1F1B")),
     "pp 2 accumulated": Case(pp(2, 2, "1F1B"), training={"accumulate": 3}),
     "pp 4 GPipe": Case(pp(4, 4, "GPipe")),
-    "dp 2 x tp 2": Case({"dp": 2, "tp": 2}, training=UNEVEN),
+    "dp 2 x tp 2": Case({"dp": 2, "tp": 2}, training=UNEVEN, bf16=True),
     "fsdp 2 x tp 2": Case({"fsdp": 2, "tp": 2}, training=UNEVEN, fp32=True, bf16=True),
-    "dp 2 x pp 2": Case({"dp": 2, **pp(2, 2, "1F1B")}),
-    "fsdp 2 x pp 2 tied": Case({"fsdp": 2, **pp(2, 2, "1F1B")}, TIED),
+    "dp 2 x pp 2": Case({"dp": 2, **pp(2, 2, "1F1B")}, bf16=True),
+    "fsdp 2 x pp 2 tied": Case({"fsdp": 2, **pp(2, 2, "1F1B")}, TIED, bf16=True),
     "tp 2 x pp 2": Case({"tp": 2, **pp(2, 2, "1F1B")}, bf16=True),
     "tp 2 x pp 2 tied": Case({"tp": 2, **pp(2, 2, "1F1B")}, TIED),
     "fsdp 2 x tp 2 x pp 2 selective": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B"), **SELECTIVE}, LLAMA, bf16=True),
-    "dp 2 x tp 2 x pp 2": Case({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}),
+    "dp 2 x tp 2 x pp 2": Case({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}, bf16=True),
     "fsdp 2 x tp 2 x pp 2 tied": Case({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, TIED, fp32=True, bf16=True),
 }
 

@@ -13,6 +13,7 @@ from parascale.settings.run import Run
 from parascale.store.keys import code_of_run
 from parascale.train.job import Job
 
+from . import tasks
 from .examine import train_settings
 from .harness import run_on_ranks
 from .jobs import plain
@@ -46,6 +47,16 @@ def tokens(tmp_path_factory):
     manifest = {"schema_version": 1, "dtype": "<u2", "vocabulary": VOCABULARY, "splits": splits, "settings": settings}
     write_json(folder / "manifest.json", {**manifest, "source": "test", "files": files})
     return folder
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    return tasks.make_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory):
+    return tasks.make_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import pytest
 
 from parascale.families.language import modules as transformer
 
+from . import tasks
 from .cases import LLAMA, TIED, but_slow, pp, ranks_of
 from .examine import train_settings
 from .harness import run_on_ranks
@@ -26,8 +27,20 @@ LAYOUTS = {
     "tp whole logits": ({"tp": 2, "sequence_parallel": False, "loss_parallel": False}, {}, 4),
     "pp": (pp(2, 2, "1F1B"), {}, (4, 6), (2, 3)),
     "fsdp x tp": ({"fsdp": 2, "tp": 2}, LLAMA, 5),
+    "hsdp": ({"dp": 2, "fsdp": 2}, {}, 5),
+    "dp x pp": ({"dp": 2, **pp(2, 2, "1F1B")}, {}, (4, 4, 6, 6), (2, 2, 3, 3)),
+    "fsdp x tp x pp": ({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, LLAMA, (4,) * 4 + (6,) * 4, (2,) * 4 + (3,) * 4),
 }
-SLOW = ("tp selective", "tp whole sequence", "tp whole logits", "fsdp x tp", "single recomputed")
+SLOW = (
+    "tp selective",
+    "tp whole sequence",
+    "tp whole logits",
+    "fsdp x tp",
+    "single recomputed",
+    "hsdp",
+    "dp x pp",
+    "fsdp x tp x pp",
+)
 
 
 def train_and_count_compiled_calls(settings):
@@ -69,13 +82,25 @@ def train_with_broken_graphs(settings):
 @pytest.mark.parametrize("name", but_slow(LAYOUTS, SLOW))
 def test_blocks_and_loss_run_compiled(name, make_settings, single, tmp_path):
     layout, model, calls, *more = LAYOUTS[name]
-    training = {"steps": STEPS, "evaluate": False}
-    keys = {"model": model, "precision": "fp64", "optim": {"warmup_steps": 1}, "training": training}
+    steady = calls if isinstance(calls, tuple) else (calls,) * ranks_of(layout)
+    first = more[0] if more else (0,) * len(steady)
+    expected = [STEPS * a + b for a, b in zip(steady, first, strict=True)]
+    check_compiled(expected, layout, {"model": model}, make_settings, single, tmp_path)
+
+
+def test_blocks_and_loss_of_the_summariser_run_compiled(pairs, make_settings, single, tmp_path):
+    """Two blocks of each half, and the loss."""
+    keys = {"task": "summarisation", "data": str(pairs), **tasks.SUMMARISATION}
+    check_compiled([STEPS * 5] * 2, {"dp": 2}, keys, make_settings, single, tmp_path)
+
+
+def check_compiled(expected, layout, keys, make_settings, single, tmp_path):
+    """Train: so many compiled calls on each rank, no broken graph, and the training of a process that compiles nothing."""
+    training = {"steps": STEPS, "evaluate": False, **keys.get("training", {})}
+    keys = {**keys, "precision": "fp64", "optim": {"warmup_steps": 1}, "training": training}
     settings = make_settings("case", layout | {"compile": True}, timeout=200.0, **keys)
     ranks = run_on_ranks(train_and_count_compiled_calls, ranks_of(layout), tmp_path / "ranks", settings)
-    expected = calls if isinstance(calls, tuple) else (calls,) * len(ranks)
-    first = more[0] if more else (0,) * len(ranks)
-    assert [calls for calls, _ in ranks] == [STEPS * a + b for a, b in zip(expected, first, strict=True)]
+    assert [calls for calls, _ in ranks] == expected
     assert not any(breaks for _, breaks in ranks), ranks
     verdict = verdict_on(settings, single(**keys))
     assert verdict["verdict"] == "same", verdict

@@ -32,16 +32,6 @@ SPLIT = re.compile(r"\.(q|k|v|up|gate)\.(weight|bias)$|\.(o|down)\.weight$|\.tok
 BF16_LOSS = {"summarisation": 5e-3, "classification": 3e-2}
 
 
-@pytest.fixture(scope="session")
-def pairs(tmp_path_factory):
-    return tasks.make_pairs(tmp_path_factory.mktemp("pairs"))
-
-
-@pytest.fixture(scope="session")
-def images(tmp_path_factory):
-    return tasks.make_images(tmp_path_factory.mktemp("images"))
-
-
 @pytest.mark.parametrize(("name", "precision"), comparisons(tasks.SUMMARISATION_CASES, tasks.SLOW))
 def test_a_layout_of_the_summariser_is_the_same_training(name, precision, pairs, make_settings, single, tmp_path):
     case = tasks.SUMMARISATION_CASES[name]
@@ -75,6 +65,7 @@ def test_a_layout_of_fine_tuning_is_the_same_training(name, precision, pretraine
     )
     keys["text"] = {"tokenizer": "pretrained", "pretrained": str(folder)}
     run, facts, _ = compare(case, keys, make_settings, single, tmp_path)
+    assert run.workload.model.dropout == (0.2 if precision == "fp64" else 0.0)
     check_spread(run, facts, Tokens(data).vocabulary_size, 4)
     _, model = load_run(tmp_path / "results/case")
     test = open_task(run.workload, data).splits["test"]
@@ -133,14 +124,17 @@ def test_ranks_with_their_own_batch_norm_evaluate_what_is_saved(layout, images, 
     assert len(names) == len(last) - 2 and all(last[name] == saved[f"model.{name}"].tolist() for name in names)
 
 
-@pytest.mark.parametrize("name", but_slow(["ddp 2", "fsdp 2", "tp 2"], {"ddp 2", "tp 2"}))
+BF16_SUMMARISER = ["ddp 2", "fsdp 2", "tp 2", "hsdp 2x2 selective", "dp 2 x tp 2", "fsdp 2 x tp 2 tied"]
+
+
+@pytest.mark.parametrize("name", but_slow(BF16_SUMMARISER, {*BF16_SUMMARISER} - {"fsdp 2"}))
 def test_the_summariser_trains_in_bf16_nearly_as_in_fp32(name, pairs, make_settings, single, tmp_path):
     case = tasks.SUMMARISATION_CASES[name]
     keys = keys_of("summarisation", tasks.SUMMARISATION, case, pairs, "bf16")
     check_bf16(case, keys, make_settings, single, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["ddp 2", "fsdp 2"])
+@pytest.mark.parametrize("name", but_slow(["ddp 2", "fsdp 2", "hsdp 2x2 smoothed"], {"hsdp 2x2 smoothed"}))
 def test_the_classifier_trains_in_bf16_nearly_as_in_fp32(name, images, make_settings, single, tmp_path):
     """Autocast leaves batch norm's weights alone, FSDP's policy casts them but not the statistics: both train and evaluate."""
     case = tasks.CLASSIFICATION_CASES[name]

@@ -1,4 +1,6 @@
-"""What a training step costs beside its arithmetic, counted: waits of the host for the device."""
+"""What a training step costs beside its arithmetic, counted: waits of the host for the device, and for Python's garbage."""
+
+import gc
 
 import pytest
 import torch
@@ -6,11 +8,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parascale.train import loop, optim
 
-from .cases import pp, ranks_of
+from . import tasks
+from .cases import but_slow, pp, ranks_of
 from .examine import train_settings
 from .harness import run_on_ranks
 
-LAYOUTS = {"single": {}, "ddp": {"dp": 2}, "fsdp": {"fsdp": 2}, "tp": {"tp": 2}, "pp": pp(2, 4, "1F1B")}
+LAYOUTS = {
+    "single": {},
+    "ddp": {"dp": 2},
+    "fsdp": {"fsdp": 2},
+    "hsdp": {"dp": 2, "fsdp": 2},
+    "tp": {"tp": 2},
+    "pp": pp(2, 4, "1F1B"),
+    "dp x tp": {"dp": 2, "tp": 2},
+    "dp x pp": {"dp": 2, **pp(2, 2, "1F1B")},
+    "fsdp x tp x pp": {"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")},
+}
 
 
 class Waits(TorchDispatchMode):
@@ -73,13 +86,54 @@ def train_and_count_waits(settings):
     return counts
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {"fsdp x tp x pp"}))
 def test_the_host_waits_for_numbers_once_a_step_at_most(layout, make_settings, tmp_path):
     """For what the ranks have agreed on; a process alone waits for nothing within a step. The numbers of the step before are read
     once, after the step has been started."""
     settings = make_settings("run", LAYOUTS[layout], training={"steps": 6, "evaluate": False})
-    ranks = run_on_ranks(train_and_count_waits, ranks_of(LAYOUTS[layout]), tmp_path / "ranks", settings)
+    check_waits(settings, tmp_path)
+
+
+@pytest.mark.parametrize("task", ["summarisation", "classification"])
+def test_the_host_waits_as_seldom_in_other_tasks(task, make_settings, tmp_path, request):
+    usual, data = {
+        "summarisation": (tasks.SUMMARISATION, "pairs"),
+        "classification": (tasks.CLASSIFICATION, "images"),
+    }[task]
+    training = usual["training"] | {"steps": 6, "evaluate": False}
+    keys = {"task": task, "data": request.getfixturevalue(data), "model": usual["model"], "training": training}
+    check_waits(make_settings("run", {"dp": 2}, **keys), tmp_path)
+
+
+def check_waits(settings, tmp_path):
+    layout = settings["run"]["layout"]
+    ranks = run_on_ranks(train_and_count_waits, ranks_of(layout), tmp_path / "ranks", settings)
     for within, after in ranks:
         # Stages tell each other in the first step what they will send.
-        assert within[1:] == [0 if layout == "single" else 1] * 5
+        assert within[1:] == [0 if len(ranks) == 1 else 1] * 5
         assert after == [0, 1, 1, 1, 1, 2]  # the last step's own numbers are due at once
+
+
+def train_and_note_collections(settings):
+    """Train where garbage is due every second step; the steps in which Python collected any."""
+    collected, make_steps = [], loop._make_steps
+
+    def noting(session):
+        gc.callbacks.append(lambda moment, _: collected.append(session.number) if moment == "start" else None)
+        make_steps(session)
+        gc.callbacks.pop()
+
+    def begin_step(session, step):
+        session.number = step
+        begin(session, step)
+
+    loop.GARBAGE_STEPS, loop._make_steps = 2, noting
+    begin, loop.Session.begin_step = loop.Session.begin_step, begin_step
+    train_settings(settings)
+    return collected
+
+
+def test_garbage_is_collected_between_the_same_steps_on_all_ranks(make_settings, tmp_path):
+    """Ranks wait for one another in each step: each that stopped for its garbage alone would stop all."""
+    settings = make_settings("run", {"dp": 2}, training={"steps": 6, "evaluate": False})
+    assert run_on_ranks(train_and_note_collections, 2, tmp_path / "ranks", settings) == [[2, 4, 6]] * 2

@@ -129,7 +129,8 @@ def start_accounting(login: Machine, directory: Path, shape: Shape, address: str
     cluster = f"cluster={shape.cluster}"
     for entity in (
         ["cluster", shape.cluster],
-        ["account", shape.account, cluster],
+        ["qos", shape.qos, *shape.qos_limits],
+        ["account", shape.account, cluster, f"qos=normal,{shape.qos}"],
         ["user", "root", f"account={shape.account}", cluster],
     ):
         command = login.enter(["sacctmgr", "--immediate", "add", *entity], cwd="/")

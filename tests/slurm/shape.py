@@ -39,6 +39,9 @@ class Shape:
         Partition("dc-cpu", "24:00:00"),
     )
     account: str = "training"
+    # Beside `normal`, which every cluster has: one job at a time, and short ones, as for a course.
+    qos: str = "course"
+    qos_limits: tuple[str, ...] = ("MaxJobsPerUser=1", "MaxWall=00:30:00", "Flags=DenyOnLimit")
     # On JURECA and JUWELS a node's name with this suffix is its InfiniBand address, on this interface.
     fabric_suffix: str = "i"
     fabric_interface: str = "ib0"
@@ -58,7 +61,7 @@ class Shape:
     @classmethod
     def from_json(cls, values: dict) -> Shape:
         partitions = tuple(Partition(**partition) for partition in values["partitions"])
-        return cls(**{**values, "partitions": partitions})
+        return cls(**{**values, "partitions": partitions, "qos_limits": tuple(values["qos_limits"])})
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def slurm_conf(shape: Shape, addresses: Addresses, directory: Path) -> str:
         "AccountingStoragePort": shape.accounting_port,
         # Not a password but again the socket: slurmdbd's clients look for it here, not in AuthInfo.
         "AccountingStoragePass": munge_socket(directory),
-        "AccountingStorageEnforce": "associations,limits",
+        "AccountingStorageEnforce": "associations,limits,qos",
         "AccountingStorageTRES": "gres/gpu",
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": 5,

@@ -117,7 +117,7 @@ def submitted(cluster, job):
     return {name: value for name, value in options.items() if name not in INCIDENTAL}
 
 
-def start_workflow(cluster, folder, layouts, seconds, minutes=10):
+def start_workflow(cluster, folder, layouts, seconds, minutes=10, options=()):
     """Start Snakemake with the JURECA profile on the login node."""
     text = SNAKEFILE.format(
         root=ROOT,
@@ -130,7 +130,7 @@ def start_workflow(cluster, folder, layouts, seconds, minutes=10):
     (folder / "Snakefile").write_text(text)
     (folder / "rank.py").write_text(RANK.replace("SECONDS", str(seconds)))
     (folder / "config").symlink_to(ROOT / "config")
-    command = [sys.executable, "-m", "snakemake", "--profile", str(ROOT / "profiles" / "jureca")]
+    command = [sys.executable, "-m", "snakemake", "--profile", str(ROOT / "profiles" / "jureca"), *options]
     command += ["--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "10"]
     with open(folder / "snakemake.log", "w") as log:
         return subprocess.Popen(
@@ -179,6 +179,24 @@ def test_slurms_warning_reaches_the_ranks_and_the_retry_finishes(cluster, tmp_pa
     assert len(list(tmp_path.glob(f"{name}.saved*"))) == ranks
     assert len(ran(tmp_path, name)) == 2
     assert not cluster.job_processes(first)
+
+
+@pytest.mark.parametrize(
+    ("qos", "refusal"),
+    [
+        ("course", "Job violates accounting/QOS policy"),
+        pytest.param("coarse", "Invalid qos specification", marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_qos_refuses_is_said_and_leaves_no_job(cluster, tmp_path, qos, refusal):
+    """The box's `course` takes no job of more than 30 minutes; `coarse` is none of its names."""
+    (tmp_path / "qos.yaml").write_text(f"slurm-qos: {qos}\n")
+    command = ["sacct", "--allocations", "--noheader", "--format=JobID", "--starttime=now-1days"]
+    before = cluster.run(command).stdout
+    process = start_workflow(cluster, tmp_path, {"single": {}}, 1, minutes=31, options=["--profile", "qos.yaml"])
+    code, log = process.wait(timeout=200), (tmp_path / "snakemake.log").read_text()
+    assert code and refusal in log and "Error in rule train" in log, log
+    assert cluster.run(command).stdout == before and not (tmp_path / "single.rank0").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 import pytest
 import torch
 
+from parascale.checkpoint.convert import convert
 from parascale.checkpoint.load import load_run
 from parascale.errors import CheckpointError
+from parascale.evaluation.generate import continue_tokens
 from parascale.files import read_json, write_json
+from parascale.settings.config import Checkpoints
 
 from ..command import parascale
-from .checkpoints import VOCABULARY, save_run
+from .checkpoints import VOCABULARY, WINDOW, save_run
 
 
 def command(*words):
@@ -59,6 +62,26 @@ def test_a_run_is_loaded_from_what_it_was_converted_to(form, run, tmp_path):
     _, loaded = load_run(folder, converted=tmp_path / "out")
     expected, found = model.state_dict(), loaded.state_dict()
     assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_every_form_continues_texts_in_the_same_way(run, tmp_path):
+    """In batches of texts of different lengths, beyond the window; the folder of `transformers` is one of the forms."""
+    folder, _ = run
+    places = [None]
+    for form in ("sharded", "safetensors", "pt", "transformers"):
+        convert(folder / "checkpoint", tmp_path / form, Checkpoints(), [form])
+        places.append(tmp_path / form)
+    places[-1] /= "transformers"
+    prompts = [[1], [5, 6, 7], list(range(WINDOW + 2))]
+
+    def continued(place, temperature):
+        generators = [torch.Generator().manual_seed(3) for _ in prompts]
+        return continue_tokens(load_run(folder, converted=place)[1], prompts, 9, WINDOW, temperature, generators)
+
+    for temperature in (0, 0.8):
+        expected = continued(None, temperature)
+        assert [continued(place, temperature) for place in places] == [expected] * len(places), temperature
+        assert len(set(map(tuple, expected))) > 1
 
 
 def test_weights_of_another_model_are_named(run):

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parascale.parallel import make_mesh, start_processes
@@ -12,23 +13,30 @@ from parascale.settings import Layout
 
 
 @pytest.mark.parametrize(
-    ("degrees", "sizes"),
+    ("degrees", "sizes", "calls"),
     [
-        ({"dp": 256}, {256: 1}),
-        ({"fsdp": 256}, {256: 1}),
-        ({"tp": 4, "fsdp": 64}, {256: 1, 4: 1, 64: 1}),
-        ({"dp": 4, "fsdp": 64}, {256: 1, 4: 1, 64: 1}),
-        ({"pp": 4, "tp": 4, "fsdp": 16}, {256: 1, 4: 2, 16: 1}),
-        ({"pp": 4, "dp": 64}, {256: 1, 4: 1, 64: 1, 1: 1}),  # FSDP replicates there, with shards of one rank
+        ({"dp": 256}, {256: 1}, 0),
+        ({"fsdp": 256}, {256: 1}, 0),
+        ({"tp": 4, "fsdp": 64}, {256: 1, 4: 1, 64: 1}, 64 + 4),
+        ({"dp": 4, "fsdp": 64}, {256: 1, 4: 1, 64: 1}, 64 + 4),
+        ({"pp": 4, "tp": 4, "fsdp": 16}, {256: 1, 4: 2, 16: 1}, 64 + 64 + 16),
+        # FSDP replicates in hybrids, with shards of one rank; in their group nobody sends anything. torch's `replicate` needs no such
+        # group, but keeps what a block computes with until its backward pass: a rank would hold all its parameters twice.
+        ({"tp": 4, "dp": 64}, {256: 1, 4: 1, 64: 1, 1: 1}, 64 + 4 + 256),
+        ({"pp": 4, "dp": 64}, {256: 1, 4: 1, 64: 1, 1: 1}, 64 + 4 + 256),
     ],
     ids=str,
 )
-def test_a_rank_is_in_no_group_of_its_own(degrees, sizes):
+def test_a_rank_is_in_no_group_of_its_own(degrees, sizes, calls, monkeypatch):
+    """calls: of `new_group`, on gloo; NCCL splits the group of all once for each axis."""
+    made = []
+    monkeypatch.setattr(device_mesh, "new_group", lambda **keys: made.append(keys) or dist.new_group(**keys))
     dist.init_process_group("fake", rank=3, world_size=256, store=FakeStore())
     try:
         mesh = make_mesh(Layout(nodes=64, gpus_per_node=4, **degrees), torch.device("cpu"), 60.0)
         groups = dist.distributed_c10d._world.pg_group_ranks.values()
         assert Counter(len(ranks) for ranks in groups if 3 in ranks) == sizes
+        assert len(made) == calls
         tp = degrees.get("tp", 1)
         assert mesh.coordinate("tp") == 3 % tp and mesh.coordinate("pp") == 0
         assert mesh.data_rank == (0 if tp > 1 else 3)

@@ -32,7 +32,7 @@ from parascale.settings import (
 from parascale.settings.config import Config
 from parascale.settings.layout import RECOMPUTATION, Schedule
 from parascale.settings.workload import LanguageTraining
-from tests.pace import slowness
+from tests.pace import within
 from tests.unit.test_plan_budget import JURECA, WORKLOAD, project
 from tests.unit.test_plan_fit import CLUSTER
 
@@ -147,7 +147,7 @@ def test_a_share_of_a_step_is_written_as_the_pages_write_it():
 def test_scaling_marks_the_knee_and_what_a_node_makes_free():
     began = time.process_time()
     steps = scaling(LLAMA, A100_40, 64, "bf16", facts=FACTS)
-    assert time.process_time() - began < 2 * slowness()
+    assert within(time.process_time() - began, 2)
     assert [step.gpus for step in steps] == [1, 2, 4, 8, 16, 32, 64]
     assert sum(step.knee for step in steps) == 1 and steps[0].efficiency == 1
     efficiencies = [step.efficiency for step in steps[2:]]
@@ -260,7 +260,7 @@ def test_advice_for_512_gpus_takes_less_than_two_seconds(batch):
     )
     began = time.process_time()
     ranked = advise(workload, JURECA, 512, "bf16", facts=DataFacts(32000))
-    assert time.process_time() - began < 2 * slowness() and len(ranked) > 50
+    assert within(time.process_time() - began, 2) and len(ranked) > 50
     assert ranked[0].prediction.fits == "fits"
 
 

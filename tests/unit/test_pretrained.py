@@ -52,10 +52,10 @@ def build(folder, vocabulary=None, window=PLACES, **settings):
     )
 
 
-def filled(folder, seed=1):
+def filled(folder, seed=1, **settings):
     """The model as a training begins with it: built without memory, then filled a tensor at a time."""
     with torch.device("meta"):
-        model = build(folder)
+        model = build(folder, **settings)
     tied = tying.tied_names(model)
     model.to_empty(device="cpu")
     tying.tie(model, tied)
@@ -63,26 +63,38 @@ def filled(folder, seed=1):
     return model.eval()
 
 
-def transformers_own(folder):
+def transformers_own(folder, **more):
     import transformers
 
     kind = json.loads((folder / "config.json").read_text())["architectures"][0]
-    return getattr(transformers, kind).from_pretrained(folder).eval()
+    return getattr(transformers, kind).from_pretrained(folder, **more).eval()
 
 
-def test_logits_and_gradients_are_those_of_transformers_on_the_same_text(folder, tmp_path):
+def half_dropped(values, p=0.5, training=True, inplace=False):
+    """In the place of dropout: every second feature is less."""
+    return values * (1 - p * training * (torch.arange(values.shape[-1]) % 2))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_logits_and_gradients_are_those_of_transformers_on_the_same_text(dropout, folder, tmp_path, monkeypatch):
     """From text to logits on both sides, padding included, and back to the embedding, of which BART leaves a row out.
 
     The rows that no text reaches are theirs alone, and the order of the columns changes how a product over the vocabulary is
-    added up: that is the difference allowed.
+    added up: that is the difference allowed. dropout: we drop where they do.
     """
+    monkeypatch.setattr(torch.nn.functional, "dropout", half_dropped)
+    own = json.loads((folder / "config.json").read_text())
+    rates = {name: dropout for name in ("dropout_rate", "dropout", "attention_dropout") if name in own}
+    if dropout:
+        rates["attn_implementation"] = "eager"
     texts = [(DOCUMENT, SUMMARY), ("w5", "w6 w7 w8 unheard of")]
     rows = [{"document": document, "summary": summary} for document, summary in texts]
     tokens = Tokens(prepare(tmp_path, rows, text=Text(tokenizer="pretrained", pretrained=str(folder))))
     documents, mask, summaries, labels = map(
         torch.from_numpy, Pairs(tokens, "test", PLACES, SUMMARY_PLACES).batch([0, 1])
     )
-    theirs, tokenizer = transformers_own(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    theirs, ours = (model.train() for model in (transformers_own(folder, **rates), filled(folder, dropout=dropout)))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def numbers(part, places, padding):
         encoded = [tokenizer.encode(text[part]).ids for text in texts]
@@ -90,7 +102,6 @@ def test_logits_and_gradients_are_those_of_transformers_on_the_same_text(folder,
 
     their_documents = numbers(0, PLACES, theirs.config.pad_token_id)
     their_labels = numbers(1, SUMMARY_PLACES, -100)
-    ours = filled(folder)
     expected = theirs(input_ids=their_documents, attention_mask=mask.long(), labels=their_labels).logits
     logits = ours(documents, mask, summaries)
     order = torch.tensor(Pretrained(str(folder)).order)

@@ -148,7 +148,7 @@ def test_ranks_are_bound_next_to_their_gpu(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(binding, "_physical", lambda allowed: [{core} for core in sorted(allowed)])
     near = [{4, 5}, {0, 1}, {6, 7, 2, 3}, {6, 7, 2, 3}]
-    monkeypatch.setattr(binding, "_cores_near_gpus", lambda site: near)
+    monkeypatch.setattr(binding, "_cores_near_gpus", lambda: near)
     assert binding.cores_of_ranks(GPU_NODE, 4) == [{4, 5}, {0, 1}, {2, 3}, {6, 7}]
 
 
@@ -162,7 +162,7 @@ def test_a_single_process_is_bound_as_a_rank_is(monkeypatch, job):
     monkeypatch.setattr(slurm, "job_id", lambda: job)
     monkeypatch.setattr(slurm, "note_restarts", lambda: None)
     monkeypatch.setattr(binding, "_physical", lambda allowed: [{core} for core in sorted(allowed)])
-    monkeypatch.setattr(binding, "_cores_near_gpus", lambda site: [{4, 5, 6, 7}] * 2 + [{0, 1, 2, 3}] * 2)
+    monkeypatch.setattr(binding, "_cores_near_gpus", lambda: [{4, 5, 6, 7}] * 2 + [{0, 1, 2, 3}] * 2)
     start(Launch(("x.py",), 1, 1, GPU_NODE, 60.0, 10.0, "logs", 8), False, None, None, None, 1)
     assert len(started) == 1
     assert bound == ([{4, 5}] if job else []) and binding.cores_of_ranks(GPU_NODE, 4)[0] == {4, 5}

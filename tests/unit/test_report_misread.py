@@ -223,6 +223,14 @@ def test_a_finding_says_the_bubble_that_the_table_says(tmp_path):
     assert said["bubble 31 % of a step"] == "bubble_measured in summary.json"
 
 
+@pytest.mark.parametrize(("ranks", "found"), [(1, False), (2, True)])
+def test_a_finding_says_that_one_process_talks_to_nobody_either(tmp_path, ranks, found):
+    talks = SHARES | {"communication": 0.9}
+    report = report_of(tmp_path, fake("one", dp=ranks, gpus_per_node=ranks, shares=talks, baseline="one"))
+    said = [finding.short for finding in findings(report.records[0], (), None) if finding.short]
+    assert any("communication" in short for short in said) is found, said
+
+
 @pytest.mark.parametrize(("step_seconds", "said"), [(0.055, False), (0.075, True)])
 def test_cores_that_slow_each_other_down_are_said(step_seconds, said, tmp_path):
     """Half of the samples in three quarters of the time, without communication: where the efficiency went."""

@@ -14,7 +14,7 @@ from parascale.files import write_json
 from parascale.report import build_report, load_records, render_page, write_report
 from parascale.report.figures import FIGURES
 from tests.command import parascale
-from tests.pace import processor_seconds, slowness
+from tests.pace import processor_seconds, within
 from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_results
 from tests.unit.page_cells import Cells
 
@@ -220,7 +220,7 @@ def test_many_long_runs_are_quick_and_small(tmp_path, runs, steps):
         tmp_path / "report",
     ]
     seconds, done = processor_seconds(command, check=True)
-    assert seconds < 30 * slowness() and int(done.stdout.split()[-2]) * 1024 < 1e9
+    assert within(seconds, 30) and int(done.stdout.split()[-2]) * 1024 < 1e9
     assert (tmp_path / "report/index.html").stat().st_size < 5e6
 
 

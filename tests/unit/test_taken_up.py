@@ -1,14 +1,10 @@
-"""What the layer over Slurm's executor decides: which job is taken up, which goes on, which is not tried again."""
+"""What the layer over Slurm's executor decides: which job is taken up, which is submitted, which is refused."""
 
-import asyncio
-import json
 import os
-from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-import snakemake_executor_plugin_slurm as plugin
 from click.testing import CliRunner
 from snakemake_executor_plugin_slurm import Executor
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
@@ -20,60 +16,8 @@ from parascale.errors import ConfigError, RequirementError, TrainingError
 from parascale.launch.root import belong, take_root
 from parascale.lease import Lease
 from parascale.settings.paths import Paths
-from snakemake_slurm_parascale import RootExecutor, refuse_shared_jobs
-
-
-class Names(SimpleNamespace):
-    """Names with values, as Snakemake has them."""
-
-    def get(self, name):
-        return vars(self).get(name)
-
-    def items(self):
-        return vars(self).items()
-
-    def __iter__(self):
-        return iter(vars(self).values())
-
-
-class Thing(SimpleNamespace):
-    """A rule or a job, which Snakemake has in sets."""
-
-    __hash__ = object.__hash__
-
-
-def made(name, wildcards, params):
-    rule = Thing(name=name, wildcard_names=set(wildcards), params=Names(**params), group=None)
-    job = {"rule": rule, "name": name, "jobid": 1, "wildcards": Names(**wildcards), "params": rule.params}
-    return Thing(**job, attempt=1, restart_times=3, is_group=lambda: False)
-
-
-def job_of(run, key="key", kind="run"):
-    return made("train_ddp", {"run": run}, {"kind": kind, "key": key})
-
-
-def data_job(dataset="text", prepared="tokens", tokens=9):
-    return made("prepare", {"dataset": dataset, "prepared": prepared}, {"settings": tokens})
-
-
-@pytest.fixture
-def executor(tmp_path, monkeypatch):
-    """A RootExecutor that notes what it would do, and the queue that it sees."""
-    made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(tmp_path)}))
-    made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", tmp_path / "slurm_logs", [], {}
-    made.undecided, made.away, made.signs, made.found, made.tried = Counter(), {}, {}, None, set()
-    made.told, made.warned, made.ended = set(), [], []
-    made.logger = SimpleNamespace(info=lambda text: None, warning=made.warned.append)
-    made._job_submission_executor = SimpleNamespace(submit=lambda function, job: made.did.append("again"))
-    monkeypatch.setattr(slurm, "waiting_or_running", lambda name: made.queue)
-    monkeypatch.setattr(slurm, "described", lambda identity: made.queue.get(identity, {}))
-    monkeypatch.setattr(Executor, "run_job", lambda self, job: made.did.append("submitted"))
-    reported = lambda self, info: made.did.append(f"watches {info.external_jobid}")  # noqa: E731
-    monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", reported)
-    monkeypatch.setattr(Executor, "_report_job_error_threadsafe", lambda self, info, msg: self.did.append(msg))
-    monkeypatch.setattr(Executor, "report_job_success", lambda self, info: made.did.append("done"))
-    monkeypatch.setattr(Executor, "report_job_error", lambda self, info, msg, **more: made.did.append("failed"))
-    return made
+from snakemake_slurm_parascale import refuse_shared_jobs
+from tests.unit.slurm_executor import Thing, data_job, job_of
 
 
 def note_watching(self, info):
@@ -232,39 +176,6 @@ def test_a_submission_without_an_answer_leaves_no_job_behind_and_spends_no_retry
     assert noted == ([("7", "ddp", "key")] if expected == ["watches 7"] else []), "what Slurm charges is written down"
 
 
-MAINTENANCE = {
-    "upkeep": {"StartTime": "2026-11-24T08:00:00", "EndTime": "2026-11-24T18:00:00", "Flags": "MAINT,IGNORE_JOBS"}
-}
-
-
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
-        ("None", None),
-        ("Priority", None),
-        ("Resources", None),
-        ("BeginTime", None),  # put back into the queue
-        (
-            "ReqNodeNotAvail, Reserved for maintenance",
-            "(02:00:00) reaches into the reservation `upkeep` (2026-11-24T08:00:00 to",
-        ),
-        ("ReqNodeNotAvail, UnavailableNodes:jrc0007", "(`scontrol show job 7`)"),
-        ("JobHeldUser", "`scontrol release 7`"),
-        ("AssocGrpCPUMinutesLimit", "a limit of the account, such as its budget"),
-        ("QOSMaxJobsPerUserLimit", "a limit of the quality of service"),
-    ],
-)
-def test_why_a_job_waits_is_said_once_unless_it_is_its_turn(executor, reason, said, monkeypatch):
-    monkeypatch.setattr(slurm, "described", lambda job: {"TimeLimit": "02:00:00"})
-    monkeypatch.setattr(slurm, "records", lambda kind: MAINTENANCE)
-    monkeypatch.setattr(slurm, "states", lambda name: {"7": ("PENDING", reason)})
-    for _ in range(5):
-        assert executor._still_there([SubmittedJobInfo(job_of("ddp"), external_jobid="7", aux={})])
-    told = [text for text in executor.warned if said and said in text]
-    assert executor.warned == told and len(told) == bool(said), executor.warned
-    assert all(text.startswith(f"Slurm job 7 of train_ddp waits: {reason}") for text in told)
-
-
 def test_whatever_goes_wrong_at_a_submission_is_a_failure_of_that_job(executor, monkeypatch):
     """Nobody sees an exception in the thread that submits: the run would neither be submitted nor fail."""
     executor.queue = {"7": COMMENT}
@@ -274,82 +185,6 @@ def test_whatever_goes_wrong_at_a_submission_is_a_failure_of_that_job(executor, 
     monkeypatch.setattr(submissions, "noted", lambda store: os.stat(store / "stale"))
     executor.run_job(job_of("ddp"))
     assert executor.did[0] == "watches 7" and "stale" in executor.did[1]
-
-
-@pytest.mark.parametrize(
-    ("states", "accounted", "expected"),
-    [
-        ([{"7": "RUNNING"}] * 9, "RUNNING", []),
-        ([{"7": "PREEMPTED"}, {"7": "PREEMPTED"}, {"7": "PENDING"}] * 3, "PENDING", []),  # put back into the queue
-        ([{"7": "PREEMPTED"}] * 3, "PREEMPTED", ["failed"]),
-        ([{"7": "NODE_FAIL"}] * 3, "NODE_FAIL", ["failed"]),
-        ([{}] * 2, "COMPLETED", []),
-        ([{}] * 3, "COMPLETED", ["done"]),  # forgotten while the workflow was stopped
-        ([{}] * 3, "FAILED", ["failed"]),
-        ([{}] * 3, None, ["failed"]),  # without accounting
-        ([{}] * 9, "PENDING", []),  # of another cluster's
-        ([None] * 9, None, []),  # no answer
-    ],
-)
-def test_no_job_is_waited_for_that_slurm_has_given_up_or_forgotten(executor, monkeypatch, states, accounted, expected):
-    async def watches(self, jobs):
-        for job in jobs:
-            yield job
-
-    def answer(name):
-        said = states.pop(0)
-        if said is None:
-            raise RequirementError("slurmctld is away")
-        return {identity: (state, "None") for identity, state in said.items()}
-
-    monkeypatch.setattr(Executor, "check_active_jobs", watches)
-    monkeypatch.setattr(slurm, "states", answer)
-    monkeypatch.setattr(slurm, "last_state", lambda job: accounted)
-    active = [SubmittedJobInfo(data_job(), external_jobid="7", aux={})]
-
-    async def look():
-        return [info async for info in executor.check_active_jobs(active)]
-
-    while states:
-        active = asyncio.run(look())
-    assert executor.did == expected and bool(active) != bool(expected)
-
-
-@pytest.mark.parametrize("answered", [[], [0, 1]])
-def test_jobs_are_watched_on_when_slurm_answered_no_question(executor, monkeypatch, answered):
-    """The plugin's own method: without an answer it neither yields jobs nor reports them. With one, it does either."""
-    settings = SimpleNamespace(init_seconds_before_status_checks=1, status_attempts=2, keep_successful_logs=True)
-    executor.workflow = SimpleNamespace(executor_settings=settings)
-    executor.status_rate_limiter, executor._preemption_warning = nullcontext(), False
-    executor._status_query_calls = executor._status_query_failures = executor._status_query_total_seconds = 0
-    executor._status_query_min_seconds, executor._status_query_max_seconds = 0, 0
-    executor._status_query_cycle_rows, executor.next_seconds_between_status_checks = [], 1
-    executor.get_status_command, executor.logger.debug = lambda: "squeue", lambda text: None
-    answers = iter([({"7": "COMPLETED", "8": "RUNNING"}, 0.1)] if answered else [(None, None)] * 2)
-
-    async def query(command, logger):
-        return next(answers)
-
-    monkeypatch.setattr(plugin, "query_job_status", query)
-    monkeypatch.setattr(plugin, "get_min_job_age", lambda: 300)
-    monkeypatch.setattr(slurm, "states", lambda name: {"8": ("RUNNING", "None")} if answered else {})
-    monkeypatch.setattr(slurm, "last_state", lambda job: "RUNNING")
-    active = [SubmittedJobInfo(data_job(), external_jobid=identity, aux={}) for identity in "78"]
-
-    async def look():
-        return [info.external_jobid async for info in executor.check_active_jobs(active)]
-
-    assert asyncio.run(look()) == (["8"] if answered else ["7", "8"])
-    assert executor.did == (["done"] if answered else [])
-
-
-def test_who_ends_a_workflow_cancels_its_own_jobs_alone(executor, monkeypatch):
-    monkeypatch.setattr(
-        Executor, "cancel_jobs", lambda self, jobs: self.did.extend(info.external_jobid for info in jobs)
-    )
-    aux = {"5": None, "6": {"ours": True}, "7": {"ours": False}, "8": {}}
-    executor.cancel_jobs([SubmittedJobInfo(None, identity, each) for identity, each in aux.items()])
-    assert executor.did == ["5", "6", "8"]
 
 
 @pytest.mark.parametrize(("key", "refused"), [("submitted", False), (None, False), ("other", True)])
@@ -362,37 +197,6 @@ def test_a_job_whose_configuration_was_changed_while_it_waited_ends_at_once(tmp_
         submissions.note(tmp_path, "7", "train_ddp", "run", "ddp", key)
     with pytest.raises(ConfigError, match="changed after Slurm job 7") if refused else nullcontext():
         refuse_other_settings(tmp_path, SimpleNamespace(run="ddp"), "run", None)
-
-
-ATTEMPT = {"job_id": "7", "outcome": "stopped", "first_step": 5, "last_step": 9}
-
-
-@pytest.mark.parametrize(
-    ("attempt", "said", "ours", "expected", "attempts_left"),
-    [
-        (ATTEMPT, {"JobState": "FAILED"}, True, "again", True),
-        (ATTEMPT, {"JobState": "CANCELLED"}, True, "failed", True),  # by its user
-        ({**ATTEMPT, "last_step": 4}, {"JobState": "FAILED"}, True, "failed", True),  # no step since its start
-        ({**ATTEMPT, "outcome": "failed"}, {"JobState": "FAILED"}, True, "failed", True),
-        ({**ATTEMPT, "job_id": "6"}, {"JobState": "FAILED"}, True, "failed", True),  # this one died before its record
-        (None, {"JobState": "FAILED"}, True, "failed", True),
-        ("{damaged", {"JobState": "FAILED"}, True, "failed", True),
-        ("{damaged\n" + json.dumps(ATTEMPT), {"JobState": "FAILED"}, True, "again", True),
-        ("[]", {"JobState": "FAILED"}, True, "failed", True),
-        (None, {"JobState": "FAILED", "Comment": slurm.HOPELESS_COMMENT}, True, "failed", False),
-        (None, {"JobState": "FAILED"}, False, "again", True),  # of other settings: now it is ours' turn
-    ],
-)
-def test_what_becomes_of_a_job_that_ended_badly(executor, attempt, said, ours, expected, attempts_left):
-    work = executor.paths.work("ddp")
-    work.mkdir(parents=True)
-    if attempt:
-        (work / "attempts.jsonl").write_text((attempt if isinstance(attempt, str) else json.dumps(attempt)) + "\n")
-    executor.queue = {"7": said}
-    job = job_of("ddp")
-    executor.report_job_error(SimpleNamespace(job=job, external_jobid="7", aux={"ours": ours}))
-    assert executor.did == [expected]
-    assert (job.attempt <= job.restart_times) == attempts_left
 
 
 @pytest.mark.parametrize(("group", "arrays"), [("all_trainings", None), (None, "all"), (None, "prepare, train_ddp")])

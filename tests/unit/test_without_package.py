@@ -19,12 +19,30 @@ main({arguments!r})
 """
 
 
+def snakemake_without(*arguments):
+    """(exit code, both streams) of Snakemake in such an environment."""
+    command = [sys.executable, "-c", WITHOUT.format(arguments=list(arguments))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--lint"], ["-n", "--cores", "1"]], ids=lambda words: words[0])
 def test_what_is_missing_is_named_with_the_remedy(arguments):
-    command = [sys.executable, "-c", WITHOUT.format(arguments=arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    said = done.stdout + done.stderr
-    assert done.returncode and "lacks `parascale`" in said and "pip install -e" in said, said
+    code, said = snakemake_without(*arguments)
+    assert code and "lacks `parascale`" in said and "pip install -e" in said, said
+
+
+def test_what_snakemake_says_of_a_profile_stands_in_the_documents_with_the_remedy():
+    """Snakemake reads a profile before our Snakefile, and knows nothing of the plugin that it names."""
+    code, said = snakemake_without("--profile", "profiles/jureca", "-n")
+    explained = re.search(
+        r"`(argument --logger: invalid choice: \S+)`(.*?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    assert code == 2 and explained[1] in said and "pip install -e ." in explained[2], said
+    for profile in (ROOT / "profiles").glob("*/config.yaml"):
+        lines = profile.read_text().splitlines()
+        comment = lines[lines.index(next(line for line in lines if line.startswith("logger:"))) - 1]
+        assert re.search("`(.*)`", comment)[1] in said and "pip install -e" in comment, profile
 
 
 def test_the_least_snakemake_is_the_pinned_one():

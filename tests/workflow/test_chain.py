@@ -72,7 +72,7 @@ def test_each_run_was_sampled_and_has_a_report_of_its_own(finished):
 
 def test_a_trained_model_continues_texts(finished, tmp_path):
     """The command of the guide, run where the project is: the prompt comes first, then words of the text; a file of prompts, in
-    batches, from a checkpoint's own folder, gives the same."""
+    batches, from the converted checkpoint, gives the same."""
     (tmp_path / "prompts.txt").write_text("w1 w2\n\nw3\n")
     common = [sys.executable, "-m", "parascale", "generate", "--run", "single", "--tokens", "6"]
     environment = {**os.environ, "PYTHONPATH": str(finished.folder / "scripts")}
@@ -86,7 +86,7 @@ def test_a_trained_model_continues_texts(finished, tmp_path):
     assert words[:2] == ["w1", "w2"] and 2 < len(words) <= 8  # ends of lines are among the six that were added
     assert set(words) <= {f"w{number}" for number in range(50)}
     result = generate(
-        "--prompts", str(tmp_path / "prompts.txt"), "--batch", "2", "--checkpoint", "results/runs/single/best"
+        "--prompts", str(tmp_path / "prompts.txt"), "--batch", "2", "--checkpoint", "results/checkpoints/single"
     )
     assert result.returncode == 0 and "2 texts" in result.stderr and "tokens/s" in result.stderr, result.stderr
     first, second = map(json.loads, result.stdout.splitlines())

@@ -16,7 +16,7 @@ import yaml
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import set_gres_string
 
-from tests.pace import processor_seconds, slowness
+from tests.pace import processor_seconds, within
 
 from .small_project import REPOSITORY, SmallProject, link_project
 from .test_targets import jobs_in
@@ -89,7 +89,7 @@ def test_the_plan_of_jureca_is_quick_and_ends_on_one_screen(plan):
     """A row for each rule, sums, remarks; the page has the rows of each strategy."""
     folder, output, seconds = plan("jureca")
     closing = output[output.index("Plan for jureca") : output.index("Using profile")].strip().splitlines()
-    assert seconds < 5 * slowness() and len(closing) <= 40, output
+    assert within(seconds, 5) and len(closing) <= 40, output
     assert re.search(r"\nparity_run +several +\d\d ", output) and re.search(r"\ntrain_fsdp +fsdp +\d ", output)
     page = next(folder.glob("**/plan.html")).read_text()
     assert "<td>parity_run</td><td>fsdp</td>" in page and "<td>parity_run</td><td>ddp</td>" in page

@@ -115,7 +115,7 @@ def resume(place):
         run = replace(run, layout=replace(run.layout, gpus_per_node=place.ranks, fsdp=place.ranks))
         batch = replace(run.workload.training, global_batch=4 * place.ranks)
         run = replace(run, workload=replace(run.workload, training=batch))
-    # Their library may not be there; that state survives does not depend on it.
+    # xxhash may not be installed; whether state survives does not depend on it.
     with patch.multiple(manifest, checksum=files.sha256, _seal=lambda values: ""):
         for asynchronous in (False, True):
             stepper, batches, _ = training_of(place, run)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from parascale.checkpoint.pieces import read_whole
 from parascale.checkpoint.source import WEIGHTS, open_source
 from parascale.errors import CheckpointError
@@ -13,18 +15,34 @@ from parascale.settings import run_from_dict
 def load_run(folder, which="best", converted=None):
     """(Run, model in evaluation mode, on the CPU) of a finished run's folder.
 
-    which: best | last. converted: folder of a converted checkpoint of that run, in any of `source.FORMS`, to read instead.
+    which: best | last. converted: folder of a converted checkpoint of that run, in any form, to read instead.
     """
     folder = Path(folder)
     if not (folder / "run.json").is_file():
         raise CheckpointError(f"{folder}: no finished run there; train it first (its name is a row of the run table)")
     description = read_json(folder / "run.json")
     run = run_from_dict(description["settings"])
+    if converted and (Path(converted) / "config.json").is_file():
+        return run, Exported(converted)
     model = build_model(run.workload.model, description["vocabulary"], *run.workload.sizes)
     place = Path(converted) if converted else folder / run.checkpoint_folder(which)
     with open_source(place) as source:
         tensors = {name: read_whole(tensor) for name, tensor in source.tensors.items() if name.startswith(WEIGHTS)}
     return run, fill(model, tensors, place)
+
+
+class Exported(torch.nn.Module):
+    """A language model in the words of `transformers`, in fp32 and evaluation mode; it is called as ours are."""
+
+    def __init__(self, folder):
+        from transformers import AutoModelForCausalLM
+
+        super().__init__()
+        self.theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.eval()
+
+    def forward(self, tokens_BT):
+        return self.theirs(tokens_BT).logits
 
 
 def fill(model, tensors, origin):

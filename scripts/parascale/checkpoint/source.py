@@ -20,7 +20,6 @@ from parascale.checkpoint.pieces import Handle, Piece, StoredTensor, bytes_of, l
 from parascale.errors import CheckpointError
 from parascale.files import read_json
 
-FORMS = ("sharded", "safetensors", "pt")
 WEIGHTS = "model."
 RUN_RECORD = "run.json"
 HEADER_LIMIT = 100 << 20  # bytes; the safetensors library refuses longer headers too
@@ -85,7 +84,7 @@ class CheckpointReader:
 
 
 def open_source(folder, form=None, threads=2):
-    """Open a checkpoint folder. form: which to read where it holds several (default: the first of FORMS).
+    """Open a checkpoint folder. form: which to read where it holds several (default: the first of sharded, safetensors, pt).
 
     Raises CheckpointError that names what is missing, damaged or refused.
     """

@@ -10,7 +10,7 @@ import torch
 
 from parascale.checkpoint import read
 from parascale.checkpoint.export import words_of
-from parascale.checkpoint.load import fill
+from parascale.checkpoint.load import Exported, fill
 from parascale.checkpoint.manifest import MANIFEST, check_files, read_manifest
 from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, index_name
 from parascale.checkpoint.stream import DTYPES
@@ -29,8 +29,8 @@ LOGITS_TOLERANCE = 1e-4  # of fp32 logits: transformers adds a product's terms i
 def verify(source, folder, data):
     """Compare the converted checkpoint in `folder` with the sharded one in `source`, on the prepared data in folder `data`.
 
-    Returns what `verify.json` holds: {run, layout, step, test_loss, forms: {form: {identical, differs, tensors, test_loss,
-    bytes, seconds, peak_memory_bytes, …}}}. A form is identical if it holds every tensor of the source to the bit, or, where
+    Returns what `verify.json` holds: {run, strategy, layout, step, dtype, test_loss, forms: {form: {identical, differs, tensors,
+    test_loss, bytes, seconds, peak_memory_bytes, …}}}. A form is identical if it holds every tensor of the source to the bit, or, where
     another dtype was asked for, rounded to it (the weights alone where the optimizer's state was not asked for), and nothing
     besides; of a transformers folder, if its logits are ours. Raises CheckpointError where files are missing or altered.
     """
@@ -130,18 +130,16 @@ class _Judge:
 
     @torch.no_grad()
     def _compare_transformers(self, folder):
-        from transformers import AutoModelForCausalLM
-
-        theirs = AutoModelForCausalLM.from_pretrained(folder / "transformers", dtype=torch.float32).eval()
+        theirs = Exported(folder / "transformers")
         inputs = torch.from_numpy(self.samples.batch(range(min(EVALUATION_BATCH, len(self.samples))))[0])
-        difference = (theirs(inputs).logits - self.model(inputs)).abs().max().item()
+        difference = (theirs(inputs) - self.model(inputs)).abs().max().item()
         same = difference <= LOGITS_TOLERANCE
         return {
             "identical": same,
             "differs": [] if same else ["logits"],
             "tensors": len(theirs.state_dict()),
             "optimizer": False,
-            "test_loss": self._loss(lambda inputs: theirs(inputs).logits),
+            "test_loss": self._loss(theirs),
             "logits_difference": difference,
             "architecture": words_of(self.run.workload.model.kind).architecture(self.run.workload.model),
         }

@@ -48,13 +48,13 @@ def with_dataset(verb):
 
 
 @data.command()
-@click.option("--attempts", type=COUNT, help="Attempts to download without progress.  [default: 5]")
+@click.option("--attempts", type=COUNT, help="Attempts without progress after which a download fails.  [default: 5]")
 @click.option("--force", is_flag=True, help="Download again even if the data is there.")
 @with_dataset
 def download(project, workload, attempts, force):
     """Get the raw data: from the Hub, from addresses, from files on this machine, or from installed packages.
 
-    Runs on a login node; nothing else uses the network. Data that is already there and whole is left alone, and a
+    Runs on a login node; nothing else downloads. Data that is already there and whole is left alone, and a
     download that broke continues where it stopped.
 
     \b
@@ -208,11 +208,8 @@ def benchmark(project, workload, forms):
     \b
     Example: parascale data benchmark --dataset shapes
     """
-    import torch
-
     from parascale.data import advice
     from parascale.data import benchmark as readers
-    from parascale.train.machine import read_machine
 
     if workload.of_pairs:
         raise ConfigError("pairs have only one format: there is nothing to compare")
@@ -226,6 +223,11 @@ def benchmark(project, workload, forms):
     else:
         rows = readers.benchmark_tokens(dataset, folders, workload.training.window, settings)
         chosen, said = advice.advise_tokens(rows)
+    # After the measurements, which torch in the process would slow down.
+    import torch
+
+    from parascale.train.machine import read_machine
+
     output = project.paths.results / "loaders" / f"{dataset}.csv"
     facts = {
         "schema_version": 1,

@@ -21,7 +21,9 @@ def export():
 
 
 @export.command()
-@click.option("--output", type=OutputFile(), metavar="ZIP", help="[default: results/crate/parascale.crate.zip]")
+@click.option(
+    "--output", type=OutputFile(), metavar="ZIP", help="File to write.  [default: results/crate/parascale.crate.zip]"
+)
 @click.option("--weights", is_flag=True, help="Include checkpoints.")
 @with_project
 def crate(project, output, weights):

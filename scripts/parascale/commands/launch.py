@@ -37,7 +37,7 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@run_option("Train this run of the run table: its layout, site, time limits and logs are those of the project.")
+@run_option("Start this run of the run table: its layout, site, time limits and logs are those of the project.")
 @click.option(
     "--kind", type=click.Choice([*KINDS, "communication"]), default="run",
     help="With --run: the run itself, its parity run, a probe, or a measurement of communication.",

@@ -51,7 +51,7 @@ def plan(context, find, name, check, exact, table, explain):
 
     \b
     Example: parascale plan                        every run's prediction
-    Example: parascale plan --check                exit code 1 if a run does not fit or all exceed the budget
+    Example: parascale plan --check                exit code 1 if a run does not fit, or all together exceed the budget
     Example: parascale plan --exact --run ddp      memory by the real code on fake tensors
     Example: parascale plan --actual report.csv    runs that were charged: planned and actual
     Example: parascale plan --explain ddp          where its seconds and bytes come from

@@ -62,7 +62,7 @@ def check(project, name, pins):
     show_default="config/README.md",
     help="The page that holds the tables.",
 )
-@click.option("--write", is_flag=True, help="Update the page and the schemas instead of printing it.")
+@click.option("--write", is_flag=True, help="Update the page and the schemas instead of printing the page.")
 @click.option("--check", "checked", is_flag=True, help="Exit with 1 if one of them is out of date.")
 @project_options
 def schema(find, page, write, checked):

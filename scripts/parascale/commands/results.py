@@ -31,7 +31,12 @@ BATCH = 32  # documents at once; the summaries do not depend on it
 )
 @click.option("--seed", type=click.IntRange(0), default=1, help="Seed of the random choice, the same for every text.")
 @click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Checkpoint to use.")
-@click.option("--checkpoint", type=Location(), metavar="DIR", help="A converted checkpoint of the run to use instead.")
+@click.option(
+    "--checkpoint",
+    type=Location(),
+    metavar="DIR",
+    help="A converted checkpoint of the run to use instead: a folder of any form.",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device that computes.  [default: the site's]")
 @click.option("--allow-unknown", is_flag=True, help="Allow the model to write <unk>.")
 @with_project

@@ -41,8 +41,8 @@ def advise_tokens(rows, memory_bytes=None):
     speeds = _speeds(rows, "random")
     chosen = _chosen(speeds, TOKEN_PREFERENCE)
     row = next(row for row in rows if row["format"] == chosen)
-    others = sorted((name for name in speeds if name != chosen), key=speeds.get)
-    rival = _faster(speeds, chosen) or (f" (next {others[-1]}: {speeds[others[-1]]:,.0f})" if others else "")
+    other = max((name for name in speeds if name != chosen), key=speeds.get, default=None)
+    rival = _faster(speeds, chosen) or (f" (next {other}: {speeds[other]:,.0f})" if other else "")
     parts = [f"Take {chosen}: {speeds[chosen]:,.0f} windows/s at random{rival}"]
     if tokens_are_mapped(chosen):
         parts.append("mapped, so that all processes of a node share one copy")

@@ -83,7 +83,7 @@ def frame_place(data):
 
 
 def _segments(data):
-    """Yield (marker, place) of the segments of a JPEG up to the first scan, which is the last. IndexError where they end before."""
+    """Yield (marker, place) of the segments of a JPEG up to its first scan, and of that. IndexError where the data ends before."""
     if data[:2] != START:
         return
     place = 2

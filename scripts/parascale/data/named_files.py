@@ -23,7 +23,7 @@ SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
 def local_files(source, most=MOST_LISTED):
     """The existing files on this machine that a source names: what a rule's input can list.
 
-    None if they are more than `most`, which every plan would take long to look at, or if the settings make no sense: the download says
+    Empty if they are more than `most`, which every plan would take long to look at, or if the settings make no sense: the download says
     why. If only a location is given: the manifest in it, if it has one.
     """
     if source.kind != "files" and not source.location:

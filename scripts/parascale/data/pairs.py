@@ -75,7 +75,7 @@ class Pairs:
     """The samples of a summariser: a document, and its summary as what is given and what is asked for.
 
     tokens: parascale.data.text.Tokens of a `pairs/` folder. window, summary_window: places of a document and of a
-    summary. over_long: `cut` or `leave_out`, as in Training.
+    summary. over_long: `cut` or `leave_out`, as in SummaryTraining.
     """
 
     def __init__(self, tokens, split, window, summary_window, over_long="cut"):
@@ -118,7 +118,7 @@ class Pairs:
         return documents_BS, mask_BS, summaries_BT, np.where(there_BT, labels_BT, IGNORED)
 
     def documents(self, rows):
-        """(documents_BS, mask_BS) of rows of the split: of all of them, those that no batch has because they are long too."""
+        """(documents_BS, mask_BS) of rows of the split, counted with those that are too long for a batch."""
         return self._padded(rows, 0, self.window)
 
     def raw(self):

@@ -135,7 +135,7 @@ class SubwordTokenizer(_LibraryTokenizer):
         least = len(SPECIAL) + len(alphabet)
         if settings.max_vocabulary is None or settings.max_vocabulary < least:
             raise ConfigError(
-                f"`text.tokenizer: subword` needs `text.max_vocabulary` of at least {least} (all bytes and the special "
+                f"`data.text.tokenizer: subword` needs `data.text.max_vocabulary` of at least {least} (all bytes and the special "
                 f"entries), not {settings.max_vocabulary}; usual values are 4,000 to 50,000"
             )
         tokenizer = Tokenizer(models.BPE())

@@ -20,8 +20,8 @@ def beam_search(model, documents_BS, mask_BS, length, width=1, length_penalty=1.
     """The best summary found for each document: a list of arrays of numbers, without marks of begin and end.
 
     model: an EncoderDecoder in evaluation mode. length: most tokens, the end mark included. width: beams a document that
-    are followed at once; 1 is greedy search. Of the finished beams the one with the highest mean-like score wins, its log
-    probability over (number of tokens)^length_penalty. `<unk>` is never written.
+    are followed at once; 1 is greedy search. Of the beams at the end, ended or cut at `length`, the one with the highest log
+    probability over (number of tokens)^length_penalty wins. `<unk>` is never written.
     """
     batch, device = len(documents_BS), documents_BS.device
     memory = model.encode(documents_BS, mask_BS).repeat_interleave(width, 0)

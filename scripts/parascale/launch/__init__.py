@@ -23,7 +23,6 @@ What failed (tests/distributed/test_launch.py and test_failures.py; tests/slurm/
 Besides, torchrun imports torch once more on every node before anything starts, and a task a rank needs Slurm.
 """
 
-from parascale.errors import FAILED, HOPELESS
-from parascale.launch.process import STOPPED, TERMINATED, die_with_parent
+from parascale.launch.process import STOPPED, die_with_parent
 
-__all__ = ["FAILED", "HOPELESS", "STOPPED", "TERMINATED", "die_with_parent"]
+__all__ = ["STOPPED", "die_with_parent"]

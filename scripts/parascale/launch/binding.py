@@ -30,7 +30,7 @@ def cores_of_ranks(site, processes):
     cores = _physical(allowed)
     if len(cores) < processes:
         return [None] * processes
-    near = _cores_near_gpus(site) if site.device == "cuda" else []
+    near = _cores_near_gpus() if site.device == "cuda" else []
     if len(near) == site.gpus_per_node and all(group & allowed for group in near):
         return _shared(near, allowed)[:processes]
     share = len(cores) // processes
@@ -56,7 +56,7 @@ def _physical(allowed):
     return list(groups.values())
 
 
-def _cores_near_gpus(site):
+def _cores_near_gpus():
     """For each GPU in PCI order, which is the order CUDA is told to use, the CPUs on its side of the node."""
     if not NVIDIA.is_dir():
         return []

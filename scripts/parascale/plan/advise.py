@@ -81,8 +81,8 @@ class Step:
 def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None):
     """Steps from 1 to `gpus` GPUs, each twice the one before, as far as a layout fits, with the knee marked.
 
-    The knee is where time × cost is least, or nearly so with fewer GPUs, which is where efficiency over time is highest if only the GPUs in use are charged: Eager et al.
-    1989, IEEE Transactions on Computers 38(3).
+    The knee is the first Step whose time × cost is within NEAR of the least. Where only the GPUs in use are charged, efficiency over
+    time is highest there: Eager et al. 1989, IEEE Transactions on Computers 38(3).
     """
     found = []
     for count in (2**power for power in range(gpus.bit_length())):

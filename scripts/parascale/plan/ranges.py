@@ -24,7 +24,7 @@ class Part(NamedTuple):
     shared: float = 0.0
 
     def times(self, factor):
-        """So many of them."""
+        """A Part so many times as large."""
         return self._replace(value=factor * self.value)
 
 

@@ -136,7 +136,7 @@ def has_run(row):
 
 
 def errors(scored):
-    """{source: (median, worst) of the relative errors of its rates}, and of all under `all`."""
+    """{source: {rows, median, worst}} of the relative errors of its rates, and of all under `all`."""
     groups = {"all": [each for each in scored if each.ratio]}
     for each in groups["all"]:
         groups.setdefault(each.source, []).append(each)

@@ -48,11 +48,11 @@ class Transfer(NamedTuple):
     network_messages: float = 0.0
 
     def times(self, count):
-        """It so often."""
+        """This Transfer so many times."""
         return Transfer(*(count * amount for amount in self))
 
     def plus(self, other):
-        """Both."""
+        """This Transfer and another, one after the other."""
         return Transfer(*map(sum, zip(self, other, strict=True)))
 
 
@@ -157,7 +157,7 @@ def _rank_work(run, sizes, kind, rank):
         split=collectives,
         split_backward=collectives.times(1 + again),
         sends=_sends(run, rank),
-        normalise=_batch_norm(run, sizes, rank),
+        normalise=_batch_norm(run, sizes),
         **_data_transfers(run, rank),
     )
 
@@ -231,7 +231,7 @@ def _tensor_collectives(run, rank):
     return half_ring(run.layout, "tp", rank.sizes.split_bytes(rank.batch)).times(4) if run.layout.tp > 1 else NOTHING
 
 
-def _batch_norm(run, sizes, rank):
+def _batch_norm(run, sizes):
     """Statistics of all ranks' samples: two small collectives a norm, forward and backward."""
     layout = run.layout
     if layout.data_parallel == 1 or not (run.workload.model.counts_batches and layout.sync_batch_norm):

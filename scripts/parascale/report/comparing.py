@@ -42,7 +42,7 @@ def is_less(mean, highest, other, lowest):
 
 
 def compare(record, baseline):
-    """The Comparison of a run with its baseline; None for a baseline that is not there."""
+    """The Comparison of a run with its baseline. baseline: None where it is not in the report."""
     if not record.done:
         return Comparison(reason=f"not finished ({record.status})")
     if is_different(record):

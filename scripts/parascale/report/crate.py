@@ -59,7 +59,9 @@ def pack(project, results, target, title, weights=False):
         raise DataError(f"{results}/runs: no finished run to pack; `make run` trains the runs of the table")
     crate = ROCrate(version="1.1")  # what the profiles build on
     crate.name, crate.license = title, LICENCE
-    crate.description = f"Trainings of one model in {len(runs)} layouts, compared: what each costs, and whether it gives the same result."
+    crate.description = (
+        f"{len(runs)} trainings, compared: what each layout costs, and whether it gives the same result."
+    )
     workflow = _add_code(crate, project)
     kept = _add_results(crate, results, (*RESULTS, *(WEIGHTS if weights else ())))
     _add_actions(crate, workflow, runs, kept)

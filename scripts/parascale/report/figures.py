@@ -187,11 +187,7 @@ def _phase(record, phase):
 
 
 def _phases(record):
-    """Seconds of each phase of the mean rank; one process talks to nobody: what it spends on that is other work."""
-    phases = of_mean_rank(record.summary.phases, record.summary.bubble_measured)
-    if record.run.layout.world_size > 1:
-        return phases
-    return phases | {"communication": 0.0, "other": phases.get("other", 0.0) + phases.get("communication", 0.0)}
+    return of_mean_rank(record.summary.phases, record.summary.bubble_measured, record.run.layout.world_size)
 
 
 def _phase_panel(workload, kind, records):

@@ -40,7 +40,7 @@ STANDS_OUT = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence and what it rests on. kind: bad (costs), note (worth knowing) or good. short: it beside a row of a table."""
+    """One sentence and what it rests on. kind: bad (costs), note (worth knowing) or good. short: the same beside a row of a table, if it stands there."""
 
     kind: str
     text: str
@@ -57,7 +57,7 @@ def findings(record, devices=(), comparison=None):
         *_idle(record, devices),
         *_waiting(record),
         *_use(devices),
-        *_memory(record, devices),
+        *_memory(devices),
         *_limits(record),
     ]
     found.sort(key=lambda finding: ("bad", "note", "good").index(finding.kind))
@@ -247,7 +247,8 @@ def _throttled(gpus):
 
 def _waiting(record):
     waited = record.summary.bubble_measured if record.summary is not None else None
-    phases = of_mean_rank(record.curve.phases, waited) if record.curve is not None else {}
+    ranks = record.run.layout.world_size if record.run is not None else None
+    phases = of_mean_rank(record.curve.phases, waited, ranks) if record.curve is not None else {}
     total = sum(phases.values())
     if total > 0:
         shares = {name: seconds / total for name, seconds in phases.items()}
@@ -274,7 +275,7 @@ def _waiting(record):
             yield Finding("note", text, "seconds and wall_seconds in summary.json")
 
 
-def _memory(record, devices):
+def _memory(devices):
     parts = [
         max(device.known("memory_bytes")) / max(device.known("memory_total_bytes"))
         for device in devices

@@ -2,6 +2,7 @@
 
 from parascale.report import numbers
 from parascale.report.drawing import Figure
+from parascale.report.machines import machines_of
 from parascale.report.plots import Bar, bars_panel
 from parascale.report.section import Section
 from parascale.report.tables import Column, columns, make_table
@@ -68,10 +69,14 @@ def loaders_section(report):
     )
 
 
+def _trained(report, readings):
+    """The runs that train on a dataset."""
+    return [record for record in report.records if record.run and record.run.workload.data.dataset == readings.dataset]
+
+
 def _read_by(report, readings):
     """Which workloads train on a dataset."""
-    known = [record.run.workload for record in report.records if record.run is not None]
-    names = sorted({f"`{workload.name}`" for workload in known if workload.data.dataset == readings.dataset})
+    names = sorted({f"`{record.run.workload.name}`" for record in _trained(report, readings)})
     return f"`{readings.dataset}` is the data of {numbers.listed(names)}." if names else ""
 
 
@@ -131,8 +136,7 @@ def _measured_on(report, readings):
     cpu = readings.machine.get("cpu")
     if not cpu:
         return ""
-    trained = [each for each in report.records if each.run and each.run.workload.data.dataset == readings.dataset]
-    others = {node["cpu"] for record in trained for node in record.provenance.get("machines") or ()} - {cpu}
+    others = {node["cpu"] for record in _trained(report, readings) for node in machines_of(record)} - {cpu}
     if not others:
         return f"Measured on {cpu}."
     there = "`--config data_partition=none` measures on their nodes"

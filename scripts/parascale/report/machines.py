@@ -8,9 +8,14 @@ from parascale.report import numbers
 SLACK = 0.12
 
 
+def machines_of(record):
+    """What each kind of node of a run told; nothing where it told nothing."""
+    return record.provenance.get("machines") or ()
+
+
 def machines_text(record):
     """Each kind of machine in words."""
-    return "; ".join(map(_words, record.provenance.get("machines") or ()))
+    return "; ".join(map(_words, machines_of(record)))
 
 
 def _words(machine):
@@ -27,7 +32,7 @@ def _words(machine):
 
 def gpu_memory(record):
     """Bytes of a GPU's memory: as the nodes of a run told, else as the file of its site says; None on CPUs or where neither does."""
-    read = [size for each in record.provenance.get("machines") or () if (size := each.get("gpu_memory_bytes"))]
+    read = [size for each in machines_of(record) if (size := each.get("gpu_memory_bytes"))]
     told = record.site.gpu_memory_gb
     return None if record.site.device == "cpu" else min(read) if read else told and told * 1e9
 
@@ -35,7 +40,7 @@ def gpu_memory(record):
 def contradictions(record):
     """What the nodes of a run are and the file of its site says otherwise, as the end of a sentence; empty where it does not."""
     site, said = record.site, {}
-    for machine in record.provenance.get("machines") or ():
+    for machine in machines_of(record):
         gpu, cores = machine.get("gpu"), (machine.get("cores"), machine.get("hardware_threads"))
         if gpu and site.gpu and not _named(site.gpu, gpu):
             said[f"its GPUs are {gpu}, not `gpu: {site.gpu}`"] = None

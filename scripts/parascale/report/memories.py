@@ -43,7 +43,7 @@ def memory(report):
         "memory",
         "Peak memory",
         "Memory of the rank that needed most, at its peak. On a GPU only tensors count; on CPUs also the process besides "
-        "(libraries, data). The number beside a bar was measured; the triangle above it points at what was predicted before the run.",
+        "(libraries, data). Beside a bar stands what was measured, and what was predicted before the run, at which the triangle points.",
         tuple(panels),
         (*(Entry(NAMES.get(part, part), COLOURS[part], box=True) for part in used), *foretold),
         of_runs(report, "Peak memory; an empty cell is not known", COLUMNS, report.done, _row),

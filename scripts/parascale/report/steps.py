@@ -29,9 +29,12 @@ class Curve:
     beside: dict = field(default_factory=dict)
 
 
-def of_mean_rank(phases, waited):
+def of_mean_rank(phases, waited, ranks):
     """Seconds by phase, which are rank 0's, with the pipeline wait of the mean rank: every figure then says what the table of bubbles
-    says. waited: that wait as a share of a step, or None where it is not known."""
+    says. waited: that wait as a share of a step, or None where it is not known. One process talks to nobody: what it spends on that
+    is other work."""
+    if ranks == 1:
+        return phases | {"communication": 0.0, "other": phases.get("other", 0.0) + phases.get("communication", 0.0)}
     total, own = sum(phases.values()), phases.get("bubble", 0.0)
     if waited is None or own >= total:
         return phases

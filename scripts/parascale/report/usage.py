@@ -209,7 +209,8 @@ def rises(device, column):
 def rates(device, column):
     """How much a counter of a device rose a second, between any two samples. Left out is what is much shorter than the others, as
     the time before a run's last sample: it says too little of the extremes."""
-    return [rise / seconds for seconds, rise in rises(device, column) if seconds >= _usual(device) / 2]
+    shortest = _usual(device) / 2
+    return [rise / seconds for seconds, rise in rises(device, column) if seconds >= shortest]
 
 
 def _usual(device):

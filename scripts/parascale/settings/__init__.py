@@ -2,11 +2,10 @@
 
 from parascale.settings.config import Config, Summaries
 from parascale.settings.data import SPLITS, Data, Source, Text
-from parascale.settings.formats import Formats, Images, Loaders
-from parascale.settings.layout import STRATEGIES, Layout
+from parascale.settings.formats import Formats
+from parascale.settings.layout import Layout
 from parascale.settings.optim import Optim
 from parascale.settings.project import (
-    Project,
     compiled_where_it_gains,
     load_project,
     load_project_file,
@@ -17,26 +16,21 @@ from parascale.settings.project import (
 from parascale.settings.run import Run
 from parascale.settings.site import Site
 from parascale.settings.strict import make
-from parascale.settings.workload import Model, Training, Workload
+from parascale.settings.workload import Model, Workload
 
 __all__ = [
     "SPLITS",
-    "STRATEGIES",
     "Config",
     "Data",
     "Formats",
-    "Images",
     "Layout",
-    "Loaders",
     "Model",
     "Optim",
-    "Project",
     "Run",
     "Site",
     "Source",
     "Summaries",
     "Text",
-    "Training",
     "Workload",
     "compiled_where_it_gains",
     "load_project",

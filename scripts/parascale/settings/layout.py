@@ -11,7 +11,6 @@ LOOPED_SCHEDULES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZB
 # What saves more memory, and takes more time, stands later.
 Recomputation = Literal[False, "selective", True]
 RECOMPUTATION = get_args(Recomputation)
-STRATEGIES = ("single", "ddp", "multi_node", "fsdp", "hsdp", "tp", "pp", "naive", "local_sgd", "hybrid", "three_d")
 
 
 @settings(LAYOUT)

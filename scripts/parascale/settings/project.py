@@ -1,6 +1,6 @@
 """The whole configuration: `config.yaml`, the run table, workloads and sites, loaded and checked.
 
-Reading only, and no torch: a login node or a laptop loads it in a few milliseconds.
+Reading only, and no torch: a login node or a laptop loads it in a fraction of a second.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Project:
 
     @functools.cached_property
     def root(self):
-        """Folder above `results/` and `work/`."""
+        """Folder that holds `results/`, `work/` and `store/`."""
         return Path(expanded(self.config.root, "root"))
 
     @functools.cached_property

@@ -51,13 +51,12 @@ class Model:
     dropout: ClassVar = 0.0
     dropout_masks: ClassVar = "same"
     pretrained: ClassVar = None  # folder of the weights that it begins with
-    same_masks: ClassVar = True  # dropout, if there is any, falls alike in every layout
     counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
 
     @property
     def drops_alike(self):
         """Whether layouts can be compared with dropout: a class of the user's own draws its own way."""
-        return not self.dropout or (self.same_masks and ":" not in self.kind)
+        return not self.dropout or ":" not in self.kind
 
     @staticmethod
     def variant(values, beside):

@@ -169,7 +169,7 @@ class Store:
         return True
 
     def _keep_earlier(self, shown):
-        """Keep a result without a key under its name and the time of its end, once."""
+        """Keep a result without a key under its name and a digest of its summary, once."""
         target = self.folder / f"{shown.parent.name}-{shown.name}.{sha256(shown / 'summary.json')[:12]}{EARLIER}"
         if target.exists():
             return False

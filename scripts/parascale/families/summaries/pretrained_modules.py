@@ -6,6 +6,7 @@ the numbers of the prepared data (parascale.settings.pretrained). Rows beyond th
 """
 
 import functools
+import re
 from typing import ClassVar
 
 import torch
@@ -13,15 +14,31 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from parascale.errors import ConfigError, DataError, RequirementError
+from parascale.families.dropout import Dropout
 from parascale.settings.pretrained import CONFIG, Pretrained
 
-# `model_type` of a folder → the classes of `transformers`, and its settings that are dropout here.
+# `model_type` of a folder → the classes of `transformers`, and how the names of its modules end: those whose output is dropped, and
+# attention, whose weights are.
 ARCHITECTURES = {
-    "t5": ("T5Config", "T5ForConditionalGeneration", ("dropout_rate",)),
-    "bart": ("BartConfig", "BartForConditionalGeneration", ("dropout", "attention_dropout")),
+    "t5": (
+        "T5Config",
+        "T5ForConditionalGeneration",
+        r"embed_tokens|final_layer_norm|Attention\.o|DenseReluDense\.(dropout|wo)",
+        r"Attention",
+    ),
+    "bart": (
+        "BartConfig",
+        "BartForConditionalGeneration",
+        r"layernorm_embedding|_attn\.out_proj|fc2",
+        r"_attn",
+    ),
 }
-# Nothing else may be random: layouts could not be compared.
-SWITCHED_OFF = dict.fromkeys(("activation_dropout", "encoder_layerdrop", "decoder_layerdrop"), 0.0)
+# The library's own dropout: its masks would be other ones in every layout.
+SWITCHED_OFF = dict.fromkeys(
+    ("dropout_rate", "dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"),
+    0.0,
+)
+ATTENTION = "parascale"  # the name of `_attention` there
 # How names end → the axis of the vocabulary.
 VOCABULARY_AXES = {"shared.weight": 0, "embed_tokens.weight": 0, "lm_head.weight": 0, "final_logits_bias": 1}
 PREFIX = "network."
@@ -139,15 +156,47 @@ def _network(pretrained, dropout, places):
         raise DataError(
             f"{pretrained.folder / CONFIG}: `model_type` = {kind} cannot be fine-tuned here. Allowed: {', '.join(ARCHITECTURES)}"
         )
-    config_name, class_name, dropouts = ARCHITECTURES[kind]
+    config_name, class_name, dropped, attentions = ARCHITECTURES[kind]
     theirs = _config(getattr(transformers, config_name), pretrained, places)
-    for key, value in (dict.fromkeys(dropouts, dropout) | SWITCHED_OFF).items():
+    for key, value in SWITCHED_OFF.items():
         setattr(theirs, key, value)
     network = getattr(transformers, class_name)(theirs)
+    if dropout:
+        _add_dropout(network, dropout, dropped, attentions)
     if not getattr(theirs, "scale_decoder_outputs", True):
         # T5 1.1 and Flan-T5 have an output layer of their own, which the class finds out only while it reads weights.
         network.lm_head.weight = nn.Parameter(torch.empty_like(network.lm_head.weight))
     return network
+
+
+def _add_dropout(network, probability, dropped, attentions):
+    """Drop, with the masks of our `Dropout`, where the library would.
+
+    dropped, attentions: patterns of how names end, of modules whose output is dropped, and of attention modules.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    AttentionInterface.register(ATTENTION, functools.partial(_attention, AttentionInterface()["sdpa"]))
+    AttentionMaskInterface.register(ATTENTION, eager_mask)  # numbers to add to scores
+    network.set_attn_implementation(ATTENTION)
+    for name, module in list(network.named_modules()):
+        if re.search(rf"({dropped}|{attentions})$", name):
+            module.drops = Dropout(probability)
+        if re.search(rf"({dropped})$", name):
+            module.register_forward_hook(lambda module, _, output: module.drops(output))
+
+
+def _attention(fused, module, query_BHTE, key_BHSE, value_BHSE, mask, scaling, position_bias=None, **others):
+    """Attention as `transformers` calls it. Where its weights are dropped, it is explicit; else `fused`."""
+    if not module.drops.active:
+        return fused(module, query_BHTE, key_BHSE, value_BHSE, mask, scaling=scaling, position_bias=position_bias)
+    scores_BHTS = query_BHTE @ key_BHSE.transpose(2, 3) * scaling
+    for added in (position_bias, mask):
+        if added is not None:
+            scores_BHTS = scores_BHTS + added
+    mixed_BHTE = module.drops(scores_BHTS.softmax(-1)) @ value_BHSE
+    return mixed_BHTE.transpose(1, 2).contiguous(), None
 
 
 def _config(kind, pretrained, places):

@@ -1,7 +1,5 @@
 """Settings of models that read a document and write its summary."""
 
-from typing import ClassVar
-
 from parascale.errors import ConfigError
 from parascale.families.language.settings import Transformer
 from parascale.settings.options import RECIPE, Number, option, settings
@@ -24,8 +22,7 @@ class Pretrained(Model):
     """T5 or BART from a folder in Hugging Face's form, which decides all sizes."""
 
     kind: str = option("pretrained", "`pretrained`")
-    same_masks: ClassVar = False  # the library's attention draws them
-    dropout: Number = option(0.0, "dropout probability; parity runs switch it off", low=0.0, high=0.99)
+    dropout: Number = option(0.0, "dropout probability", low=0.0, high=0.99)
     pretrained: str | None = option(
         None,
         "folder of the model, T5 or BART; it must be that of `data.text.pretrained`, the default",

@@ -1,0 +1,62 @@
+"""An executor of Slurm jobs that submits nothing, and jobs for it."""
+
+from collections import Counter
+from types import SimpleNamespace
+
+from snakemake_executor_plugin_slurm import Executor
+
+from parascale import slurm
+from parascale.settings.paths import Paths
+from snakemake_slurm_parascale import RootExecutor
+
+
+class Names(SimpleNamespace):
+    """Names with values, as Snakemake has them."""
+
+    def get(self, name):
+        return vars(self).get(name)
+
+    def items(self):
+        return vars(self).items()
+
+    def __iter__(self):
+        return iter(vars(self).values())
+
+
+class Thing(SimpleNamespace):
+    """A rule or a job, which Snakemake has in sets."""
+
+    __hash__ = object.__hash__
+
+
+def made(name, wildcards, params):
+    rule = Thing(name=name, wildcard_names=set(wildcards), params=Names(**params), group=None)
+    job = {"rule": rule, "name": name, "jobid": 1, "wildcards": Names(**wildcards), "params": rule.params}
+    return Thing(**job, attempt=1, restart_times=3, is_group=lambda: False)
+
+
+def job_of(run, key="key", kind="run"):
+    return made("train_ddp", {"run": run}, {"kind": kind, "key": key})
+
+
+def data_job(dataset="text", prepared="tokens", tokens=9):
+    return made("prepare", {"dataset": dataset, "prepared": prepared}, {"settings": tokens})
+
+
+def executor_in(root, monkeypatch):
+    """A RootExecutor that notes what it would do, and the queue that it sees."""
+    made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(root)}))
+    made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", root / "slurm_logs", [], {}
+    made.undecided, made.away, made.signs, made.found, made.tried = Counter(), {}, {}, None, set()
+    made.told, made.warned, made.ended = set(), [], []
+    made.logger = SimpleNamespace(info=lambda text: None, warning=made.warned.append)
+    made._job_submission_executor = SimpleNamespace(submit=lambda function, job: made.did.append("again"))
+    monkeypatch.setattr(slurm, "waiting_or_running", lambda name: made.queue)
+    monkeypatch.setattr(slurm, "described", lambda identity: made.queue.get(identity, {}))
+    monkeypatch.setattr(Executor, "run_job", lambda self, job: made.did.append("submitted"))
+    reported = lambda self, info: made.did.append(f"watches {info.external_jobid}")  # noqa: E731
+    monkeypatch.setattr(Executor, "_report_job_submission_threadsafe", reported)
+    monkeypatch.setattr(Executor, "_report_job_error_threadsafe", lambda self, info, msg: self.did.append(msg))
+    monkeypatch.setattr(Executor, "report_job_success", lambda self, info: made.did.append("done"))
+    monkeypatch.setattr(Executor, "report_job_error", lambda self, info, msg, **more: made.did.append("failed"))
+    return made
