@@ -119,7 +119,7 @@ class Report:
 
     @functools.cached_property
     def different(self):
-        """Names of the runs that compute something else than their baseline, which tables mark."""
+        """Names of the runs that compute something other than their baseline, which tables mark."""
         return {record.name for record in self.records if is_different(record)}
 
     def workloads(self):

@@ -24,7 +24,7 @@ VARIABLES = {value: f"var(--{name})" for name, value in PALETTE.items()}
 COLOURS = 10
 PATTERNS = ("solid", (0, (7, 4)), (0, (2, 4)), (0, (9, 3, 2, 3)))  # as matplotlib takes them
 DASHES = len(PATTERNS)
-SHORTEST = re.compile(r"-?\d+\.\d+")
+DECIMAL = re.compile(r"-?\d+\.\d+")
 COLOUR = re.compile(r"#[0-9a-f]{6}")
 FAMILY = re.compile(r"font-family: [^;]*;? ?")
 
@@ -233,4 +233,4 @@ def _element(element):
 
 
 def _short(text):
-    return SHORTEST.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)
+    return DECIMAL.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)

@@ -15,7 +15,8 @@ PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value. pointer: a value to compare with, and its note."""
+    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value. pointer: a value to compare with,
+    and its note."""
 
     label: str
     parts: tuple
