@@ -152,7 +152,7 @@ def is_hopeless(job):
 def waiting_or_running(name):
     """{id: comment} of the jobs of this name that have not ended.
 
-    RequirementError where Slurm does not answer: who submits in spite of that may train twice.
+    RequirementError where Slurm does not answer: whoever submits all the same may train twice.
     """
     lines = _ask(["squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%k"]).splitlines()
     return dict(line.split("|", 1) for line in lines)

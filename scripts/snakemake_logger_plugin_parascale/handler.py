@@ -134,10 +134,8 @@ class LogHandler(LogHandlerBase):
             plan = plan_of(self.workflow, self.planner)
             try:
                 write(plan, self.planner.project.paths.results)
-            except (
-                OSError,
-                ParascaleError,
-            ) as error:  # such as of a read-only checkout, while nobody has said where results go
+            except (OSError, ParascaleError) as error:
+                # Such as of a read-only checkout, while nobody has said where results go.
                 self.say(f"the plan is shown but not kept: {error}")
             self.say("\n" + tables.text(plan))
             for line in missing_data(self.planner.project.datasets):

@@ -5,6 +5,7 @@ Snakemake's own lines are those of a dry run, and all of them with `--verbose`.
 
 import re
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultForma
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.errors import ParascaleError
+from parascale.files import REMEDY
 from parascale.report import numbers
 from parascale.report.live import Live as Training
 from parascale.settings.strict import nearest
@@ -38,7 +40,9 @@ NOISE = re.compile(
     r"Select jobs to execute|Execute \d+ jobs|Assuming unrestricted|Using shell|Config file .* is extended"
 )
 INTERNALS = re.compile(r'\s+File ".*", line \d+, in ')
-HEAD = re.compile(r'\w+ in (?:rule \w+ in )?file ".*", line \d+:|\w+(?:Error|Exception):')
+HEAD = re.compile(r'\w+ in (?:rule \w+ in )?file ".*", line \d+:|\w*(?:Error|Exception):')
+TAIL = ("", "Wildcards:", "Traceback:")  # of an error in a function that a rule asks for its input
+UNPARSABLE = re.compile(r"Invalid config definition: .*\(Unparsable value: '(.*)'\)")
 SYSTEM = re.compile(r"\w+Error: \[Errno \d+\] (.*): '(.*)'")
 
 
@@ -84,7 +88,9 @@ class View:
     def left(self, text):
         """What is left, in words: beside the bar, or a line of its own."""
         if self.bar:
-            self.bar.update(self.task, left=text.partition("jobs done, ")[2])
+            self.bar.update(
+                self.task, left=text.partition("jobs done, ")[2].partition(", without")[0]
+            )  # lines are short here
         else:
             self.say(text)
 
@@ -129,15 +135,27 @@ def _progress(name, training):
 def told(text, workflow):
     """An error of Snakemake's for users: no lines of internals, and a way out where we know one."""
     if "Traceback (most recent call last)" in text:
+        if found := UNPARSABLE.search(text):
+            return f"error: --config {found[1]}: not of the form KEY=VALUE"
         found = SYSTEM.search(text)
         return f"error: {found[2]}: {found[1][0].lower()}{found[1][1:]}" if found else text
+    if "No Snakefile found" in text:
+        return (
+            f"error: {Path.cwd()}: no project here; go into the folder of its Snakefile, or name both: "
+            "--snakefile CHECKOUT/Snakefile --directory FOLDER"
+        )
     if found := re.search(r"No rule to produce (\S+)", text):
         rules = [rule.name for rule in workflow.rules if not rule.has_wildcards()] if workflow else []
         return f"error: no target or file is called `{found[1]}`{nearest(found[1], rules)}"
     if "Config file is not valid" in text:
         text = _damaged() or text
+    text = text.replace(REMEDY, REMEDY.replace("--root", "--config root=DIR"))  # a verb's option, and Snakemake's
     lines = [line for line in text.splitlines() if not INTERNALS.match(line)]
-    return "error: " + "\n".join(lines[1:] if len(lines) > 1 and HEAD.fullmatch(lines[0]) else lines)
+    while len(lines) > 1 and lines[-1].strip() in TAIL:
+        lines.pop()
+    while len(lines) > 1 and HEAD.fullmatch(lines[0].strip()):
+        lines.pop(0)
+    return "error: " + textwrap.dedent("\n".join(lines))
 
 
 def _damaged():

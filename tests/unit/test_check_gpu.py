@@ -91,7 +91,7 @@ def test_every_part_runs_at_tiny_sizes(tmp_path):
     assert {"single", "ddp", "fsdp", "tp", "pp", "summary-ddp", "images-ddp", *hybrids(True, 4)} <= set(layouts)
     assert {row["training"].partition(":")[0] for row in layouts.values()} == {"baseline", "same"}
     assert {row["memory"] for row in layouts.values()} == {"not measured: a CPU"}
-    assert all(row["foretold s"] > 0 for row in layouts.values())
+    assert all(row["predicted s"] > 0 for row in layouts.values())
     ratios = [row for row in parts["bare"]["rows"] if row["loop"] == "ours / bare"]
     assert len(ratios) == 2 and all(row["targets/s"] > 0 for row in ratios)
 
@@ -115,10 +115,10 @@ def test_another_training_and_another_memory_than_planned_are_failures():
     """Of a run on a GPU: the last norm is off as one is that misses a rank, and a peak leaves what the plan calls `fits`."""
     steps = {"loss": 8.0, "norm": 0.6, "last loss": 7.5, "last norm": 2.0}
     rows = [
-        {"run": "single"} | steps | {"peak GB": 3.0, "foretold GB": 2.9},
-        {"run": "dp 2 × tp 2"} | steps | {"last norm": 2.0001, "peak GB": 1.0, "foretold GB": 2.1},
-        {"run": "tp 2 × pp 2"} | steps | {"last norm": 2.8, "peak GB": 3.0, "foretold GB": 2.0},
-        {"run": "dp 2 × pp 2"} | steps | {"norm": math.nan, "peak GB": 2.5, "foretold GB": 2.0},
+        {"run": "single"} | steps | {"peak GB": 3.0, "predicted GB": 2.9},
+        {"run": "dp 2 × tp 2"} | steps | {"last norm": 2.0001, "peak GB": 1.0, "predicted GB": 2.1},
+        {"run": "tp 2 × pp 2"} | steps | {"last norm": 2.8, "peak GB": 3.0, "predicted GB": 2.0},
+        {"run": "dp 2 × pp 2"} | steps | {"norm": math.nan, "peak GB": 2.5, "predicted GB": 2.0},
         {"run": "fsdp 2 × tp 2", "fits": "does not fit"},
     ]
     assert [wrong.partition(":")[0] for wrong in verdicts(rows, False, 4)] == [

@@ -72,17 +72,17 @@ def test_what_is_given_is_not_asked_for(tmp_path, jutil):
     [
         (None, 0, "`jutil` is not installed here"),
         ("", 3, "zam --format json` failed: exit code 3"),
-        ("no such budget", 0, "answered something else than JSON with core-hours"),
-        ("[]", 0, "answered something else than JSON with core-hours"),
-        ('[{"quota": "plenty", "used": 0}]', 0, "answered something else than JSON with core-hours"),
+        ("no such budget", 0, "did not answer with JSON that has core-hours"),
+        ("[]", 0, "did not answer with JSON that has core-hours"),
+        ('[{"quota": "plenty", "used": 0}]', 0, "did not answer with JSON that has core-hours"),
         ('[{"granted": 10, "used": 0}]', 0, "no 'quota' in the answer of `jutil user cpuquota"),
         ('[{"granted": 10, "used": 0}]', 0, "it names granted, used: set `quota` of the site file"),
         ('[{"quota": 1, "used": 0}, {"quota": 1}]', 0, "no 'used' in the answer"),
         ('[{"quota": 1, "used": 0}, {"quota": 1}]', 0, "it names quota: set"),
         ("{}", 0, "it names nothing: set"),
-        ('{"quota": NaN, "used": 0}', 0, "answered something else than JSON with core-hours"),
-        ('[{"quota": 1e400, "used": 0}]', 0, "answered something else than JSON with core-hours"),
-        ("\udcff", 0, "answered something else than JSON with core-hours"),
+        ('{"quota": NaN, "used": 0}', 0, "did not answer with JSON that has core-hours"),
+        ('[{"quota": 1e400, "used": 0}]', 0, "did not answer with JSON that has core-hours"),
+        ("\udcff", 0, "did not answer with JSON that has core-hours"),
     ],
 )
 def test_a_machine_that_does_not_say_is_one_line(tmp_path, jutil, monkeypatch, answer, code, said):

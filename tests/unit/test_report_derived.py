@@ -94,7 +94,7 @@ def test_runs_that_were_measured_otherwise_are_compared_and_marked(tmp_path, cas
     assert compared["twin"].measured == compared["single"].measured == ""
     cells = {(row.run, cell.figure): cell for row in runs_table(report).rows for cell in row.cells}
     noted = {name: cells[name, "speedup"].note for name in compared}
-    assert noted["ddp"] == f"measured otherwise than its baseline: {words}"
+    assert noted["ddp"] == f"measured differently from its baseline: {words}"
     assert noted["twin"] == noted["single"] == ""
 
 

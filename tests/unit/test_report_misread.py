@@ -11,12 +11,13 @@ from parascale.report import render_page
 from parascale.report.comparing import RULE
 from parascale.report.curves import MOST, loss
 from parascale.report.derived import Spread
+from parascale.report.drawing import COLOURS, WIDTH
 from parascale.report.figures import memory, phases, scaling, throughput
 from parascale.report.findings import findings
 from parascale.report.job import load_job
 from parascale.report.memories import COLUMNS
 from parascale.report.plans import plan_section
-from parascale.report.plots import Point, scaling_panel
+from parascale.report.plots import Bar, Point, bars_panel, scaling_panel
 from parascale.report.provenance import provenance_section
 from parascale.report.summary import runs_table
 from tests.command import parascale
@@ -69,11 +70,29 @@ def test_names_beside_a_scaling_plot_are_a_ranking_of_what_is_ranked(tmp_path):
 
 def test_points_stand_at_their_gpus():
     """Moved aside, a run on two GPUs seems to be on fewer, and above the ideal line."""
-    points = [Point(2, Spread((mean,), mean, mean / 2, mean * 2), "c1", str(mean)) for mean in (1.2, 1.3, 1.4)]
-    origin = Point(1, Spread((1.0,), 1.0, 1.0, 1.0), "c0", "baseline")
+    points = [Point(2, Spread((mean,), mean, mean / 2, mean * 2), 1, str(mean)) for mean in (1.2, 1.3, 1.4)]
+    origin = Point(1, Spread((1.0,), 1.0, 1.0, 1.0), 0, "baseline")
     panel = scaling_panel("Title", "words", "GPUs", "speed-up", [(point.note, [point]) for point in points], origin)
     places = re.findall(r'</title><circle cx="([\d.]+)"', panel.marks)
     assert len(places) == 4 and len(set(places)) == 2
+
+
+def test_kinds_beyond_the_colours_have_marks_of_their_own():
+    """Their colours come again."""
+    spread = Spread((1.2,), 1.2, 1.2, 1.2)
+    series = [(str(number), [Point(2, spread, number, f"kind {number}", "1.20 ×")]) for number in range(1, COLOURS + 2)]
+    origin = Point(1, Spread((1.0,), 1.0, 1.0, 1.0), 0, "baseline")
+    marks = scaling_panel("Title", "words", "GPUs", "speed-up", series, origin).marks
+    drawn = re.findall(r'<g class="dot"><title>(.*?)</title><(\w+) .*?fill: var\(--(c\d)\)', marks)
+    assert len(drawn) == len({(shape, colour) for _, shape, colour in drawn}) == COLOURS + 2
+
+
+def test_long_names_leave_room_for_the_plot_and_differ(tmp_path):
+    names = [f"a-training-of-many-words-with-mmmmmmmmmm-{end}" for end in ("first", "second")]
+    drawn = bars_panel("Title", "Bars", [Bar(name, (("c0", 1.0, ""),), "1 s") for name in names]).marks
+    shown = re.findall(r'<g class="name"><title>(.*?)</title><text x="([\d.]+)"[^>]*>(.*?)</text>', drawn)
+    assert [name for name, _, _ in shown] == names and len({text for _, _, text in shown}) == 2
+    assert max(float(end) for _, end, _ in shown) < WIDTH / 2
 
 
 def test_the_rule_of_a_measured_difference_is_the_printed_one(tmp_path):

@@ -187,7 +187,7 @@ def test_opening_what_was_never_made_names_the_target(tmp_path):
 def test_windows_predict_every_target_exactly_once(window, length):
     tokens = np.arange(100, 100 + length, dtype=np.uint16)
     if length <= window:
-        with pytest.raises(DataError, match="longer than a split's text"):
+        with pytest.raises(DataError, match="too long for a split of"):
             Windows(tokens, window)
         return
     windows = Windows(tokens, window)

@@ -71,6 +71,7 @@ class FinishedProject:
                 loaded.dag(types.DAGSettings(targets=set(self.targets), rerun_triggers=triggers))
                 workflow = loaded._workflow
                 workflow.execution_settings = types.ExecutionSettings(lock=False)
+                workflow.remote_execution_settings = types.RemoteExecutionSettings()
                 workflow._prepare_dag(forceall=False, ignore_incomplete=True, lock_warn_only=True, nolock=True)
                 workflow._build_dag()
                 yield workflow

@@ -36,6 +36,15 @@ def link_project(folder):
         (folder / name).symlink_to(REPOSITORY / name)
 
 
+def write_texts(folder):
+    """A text for each split, of fifty words."""
+    words = random.Random(0)
+    folder.mkdir()
+    for split, lines in (("train", 400), ("validation", 30), ("test", 30)):
+        text = "\n".join(" ".join(f"w{words.randrange(50)}" for _ in range(12)) for _ in range(lines))
+        (folder / f"{split}.txt").write_text(text + "\n")
+
+
 class SmallProject:
     """The copy in `folder`; its own sources are what its Snakemake imports, so that a test may edit them."""
 
@@ -51,11 +60,7 @@ class SmallProject:
         (folder / "config/workloads/tiny.yaml").write_text(WORKLOAD)
         (folder / "config/config.yaml").write_text(CONFIG)
         (folder / "config/tiny.tsv").write_text(RUNS)
-        words = random.Random(0)
-        (folder / "text").mkdir()
-        for split, lines in (("train", 400), ("validation", 30), ("test", 30)):
-            text = "\n".join(" ".join(f"w{words.randrange(50)}" for _ in range(12)) for _ in range(lines))
-            (folder / "text" / f"{split}.txt").write_text(text + "\n")
+        write_texts(folder / "text")
 
     def start(self, *arguments):
         """Snakemake in the background, in a process group of its own."""

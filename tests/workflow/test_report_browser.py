@@ -164,6 +164,15 @@ def test_no_table_scrolls_for_a_few_pixels(browser, page):
     assert [pixels for pixels in over if 0 < pixels < 40] == []
 
 
+def test_the_advice_fits_a_telephone(browser, pages):
+    browser.show(pages["report"], 390)
+    over = browser.run(
+        """return [...document.querySelectorAll('.scroll:has([id^=advice-table])')].map(
+             frame => frame.scrollWidth - frame.clientWidth)"""
+    )
+    assert over and set(over) == {0}, "a column is cut"
+
+
 def test_tables_on_paper_have_headings_on_every_page(browser, page):
     """Browsers print a button of a repeated heading once, on the first page: on paper, headings are plain text."""
     browser.show(page, 1032, media="print")

@@ -1,4 +1,4 @@
-"""`parascale check gpu`: a check of ten minutes on GPUs that this code has not run on yet, with a page to send back.
+"""`parascale check gpu`: tries this machine's GPUs part by part, in about ten minutes by estimate, and writes a page to send back.
 
 Needs torch, NumPy, PyYAML and pydantic, a plain clone and no network. Each part has processes of its own: one that fails, hangs or
 runs out of memory ends alone. Without a GPU the same is done at tiny sizes, which shows that the check itself works.

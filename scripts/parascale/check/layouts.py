@@ -89,11 +89,11 @@ def _row(place, run, site):
         "last norm": last[0],
         **rates(run, site, foretold, seconds, targets),
         "step s": seconds,
-        "foretold s": foretold.step_seconds,
+        "predicted s": foretold.step_seconds,
         "evaluation s": time.perf_counter() - started,
         "peak GB": used and used / 1e9,
         "evaluation GB": used and _most(place, peak(place)) / 1e9,
-        "foretold GB": planned / 1e9 if parts else None,
+        "predicted GB": planned / 1e9 if parts else None,
     }
 
 
@@ -114,7 +114,7 @@ def verdicts(rows, tiny, ranks):
             run = runs[row["run"]]
             base = runs[run.baseline or run.run]
             row["training"] = _training(run, row, base, found.get(base.run, {}))
-            row["memory"] = _memory(row["peak GB"], row["foretold GB"])
+            row["memory"] = _memory(row["peak GB"], row["predicted GB"])
             wrong += [f"{run.run}: {row[key]}" for key in ("training", "memory") if row[key].startswith("different")]
     return wrong
 

@@ -28,7 +28,8 @@ SPARE_BYTES = 16 << 20  # headers, indexes, and what a filesystem rounds up
 
 
 def convert(folder, target, settings, forms, form=None):
-    """Convert the checkpoint in `folder` into `forms` (safetensors, pt, transformers, sharded) below `target`, a folder that is replaced as a whole.
+    """Convert the checkpoint in `folder` into `forms` (safetensors, pt, transformers, sharded) below `target`, which is replaced as a
+    whole.
 
     settings: config Checkpoints. form: which form of the source to read, where it holds several. Returns form → {files,
     bytes, seconds, peak_memory_bytes}. Raises CheckpointError for a source that is not whole or has no such form, or a

@@ -13,7 +13,8 @@ def conversions(results):
     """Rows (plain values), one for each converted and verified form below the folder `results`, sorted by run.
 
     Keys: run, layout (the strategy's name), form, dtype (None: as trained), gb_per_second (10⁹ bytes written), MEASURED, and
-    logits_difference (the largest; of a form that another library computes); an unknown figure is None. Raises CheckpointError that names a `verify.json` which cannot be read.
+    logits_difference (the largest; of a form that another library computes); an unknown figure is None. Raises CheckpointError that
+    names a `verify.json` which cannot be read.
     """
     return [row for path in sorted(Path(results, "checkpoints").glob("*/verify.json")) for row in _rows(path)]
 

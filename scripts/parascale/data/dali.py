@@ -22,7 +22,8 @@ class Dali:
     def batch(self, views, others):
         """Pixels as a uint8 tensor of B × 3 × size × size, RGB, on the device.
 
-        views: row → View of a JPEG, with its Part. others: row → pixels of an image that was decoded otherwise. Raises DataError that names a damaged image.
+        views: row → View of a JPEG, with its Part. others: row → pixels of an image that was decoded otherwise. Raises
+        DataError that names a damaged image.
         """
         import torch
 

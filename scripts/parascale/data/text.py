@@ -151,8 +151,8 @@ class Windows:
     def __init__(self, tokens_N, window, stride=None):
         if len(tokens_N) <= window:
             raise DataError(
-                f"`training.window` = {window} is longer than a split's text, which has {len(tokens_N)} tokens: one more than "
-                "the window is needed. Choose a shorter window or more text."
+                f"`training.window` = {window} is too long for a split of {len(tokens_N)} tokens: one more than the window is needed. "
+                "Choose a shorter window or more text."
             )
         self.window = window
         self.stride = stride or window

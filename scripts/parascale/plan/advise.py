@@ -177,7 +177,7 @@ def _where_time_goes(phases, gpus):
 def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
     """The course's rule of thumb for this model and machine, as one sentence; None where shapes or memory are unknown."""
     run = Run(run="advice", workload=workload, layout=Layout(), precision=precision)
-    capacity = capacity_bytes(run, site)
+    capacity, (gpu, _) = capacity_bytes(run, site), nouns(site)
     sizes = model_sizes(workload.model, vocabulary or 1, *workload.sizes)
     if sizes is None or vocabulary is None or capacity is None:
         return None
@@ -190,9 +190,9 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
         return sum(memory_parts(replace(run, workload=one_sample, layout=layout), site, vocabulary).values())
 
     if used(dp=gpus) < limit:
-        return f"Model and optimizer states ({states:.1f} GB) fit one GPU: start with DDP."
+        return f"Model and optimizer states ({states:.1f} GB) fit one {gpu}: start with DDP."
     if used(fsdp=gpus) < limit:
-        return f"Model and optimizer states ({states:.1f} GB) do not fit one GPU, but a shard of them does: start with FSDP."
+        return f"Model and optimizer states ({states:.1f} GB) do not fit one {gpu}, but a shard of them does: start with FSDP."
     if sizes.layers > 64 and sizes.layers >= gpus:
         return "The model is very deep: cut its layers into stages with PP, and shard the rest with FSDP (3-D where TP is needed too)."
-    return "Not even one layer and its activations fit one GPU: split matrices with TP inside a node, with FSDP or PP across nodes (3-D)."
+    return f"Not even one layer and its activations fit one {gpu}: split matrices with TP inside a node, with FSDP or PP across nodes (3-D)."

@@ -14,7 +14,7 @@ SEEN = ("train", "validation")  # splits whose size a plan needs
 class DataFacts:
     """What a plan must know of the data: entries of the vocabulary (or classes), samples of the train and validation splits.
 
-    sample_bytes: of a compressed image, in the mean; 0 of text.
+    sample_bytes: of a compressed image, on average; 0 of text.
     """
 
     vocabulary: int | None

@@ -27,7 +27,8 @@ class Prediction:
     step_seconds, phases: of a step as it mostly is. seconds: training steps alone; wall_seconds: with what `beside` names (seconds of
     start-up, evaluation, saving); both are means, as slow runs are further off than fast ones. wall_low, wall_high: 80 of 100 runs lie
     between; 95 of 100 last no longer than limit_seconds. parts: `ranges.Part`s of wall_seconds, the first with the steps.
-    memory: bytes by part of the rank that needs most. fits: fits | risky | does not fit | unknown. basis: formula | fit | probe | history (see `Calibration.basis`).
+    memory: bytes by part of the rank that needs most. fits: fits | risky | does not fit | unknown. basis: formula | fit | probe |
+    history (see `Calibration.basis`).
     """
 
     basis: str

@@ -44,7 +44,8 @@ class PlannedJob:
 class PricedJob(PlannedJob):
     """A row of `plan.json`: hours of wall time and core-hours as charged; None is unknown. gpus: on all nodes together.
 
-    parts: `ranges.Part`s of hours_expected. why: of a training, why it has to run. repeats: core-hours of the finished training that it takes the place of.
+    parts: `ranges.Part`s of hours_expected. why: of a training, why it has to run. repeats: core-hours of the finished training that
+    it takes the place of.
     """
 
     run: str | None = None

@@ -2,7 +2,8 @@
 
 A probe is no run of the table. It takes fewer samples a step, and there is one for each kind of cost that the table's runs
 have: computing (two sizes tell operations from what starting them takes), talking inside a node, talking between nodes, and
-matrices that are split; each in the precision of the runs, and compiled where they are. Prices come from them; layouts and sizes follow by formula.
+matrices that are split; each in the precision of the runs, and compiled where they are. Prices come from them; layouts and sizes
+follow by formula.
 """
 
 import dataclasses

@@ -64,7 +64,7 @@ def left_of(answer, asked):
             f"no {error} in the answer of `{asked.command}`; it names {names}: set `quota` of the site file"
         ) from None
     except (TypeError, ValueError):
-        raise RequirementError(f"`{asked.command}` answered something else than JSON with core-hours") from None
+        raise RequirementError(f"`{asked.command}` did not answer with JSON that has core-hours") from None
 
 
 def _number(value):

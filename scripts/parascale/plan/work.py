@@ -175,7 +175,7 @@ def parameter_bytes(run, batch):
 
 
 def _loads(operations, wave):
-    """(forward, backward) of Operations; a product's last wave of tiles is half empty in the mean, and never wider than the product."""
+    """(forward, backward) of Operations; a product's last wave of tiles is half empty on average, and never wider than the product."""
     flops = waste = back = moved = 0.0
     for product in operations.products:
         rows, inner, outputs = product.rows, product.inner, product.outputs

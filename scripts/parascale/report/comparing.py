@@ -121,7 +121,7 @@ def configuration(record):
 
 
 def is_different(record):
-    """The run was found to compute something else than its baseline."""
+    """The run was found to compute something other than its baseline."""
     return record.parity is not None and record.parity.verdict == "different"
 
 

@@ -44,8 +44,8 @@ def loss(report):
         "loss",
         "Loss against steps, time and core-hours",
         "Lines: training loss of a step (of a long run, the lowest and the highest of each stretch). Dots: loss on the "
-        "validation split. Where losses are equal, lines overlap. A colour is a kind of layout; dashes tell runs of a kind "
-        f"apart.{faint} Core-hours are those of training alone.{arrow}",
+        "validation split. Where losses are equal, lines overlap. A colour is a kind of layout; dashes tell runs of a kind, and "
+        f"kinds beyond {COLOURS}, apart.{faint} Core-hours are those of training alone.{arrow}",
         tuple(panels),
         table=_table(report, records),
         samples=True,
@@ -66,7 +66,8 @@ def _inks(report, records):
 
     inks = {}
     for record in sorted(records, key=rank):
-        kind = map(series_ink, range(report.series(record), COLOURS * DASHES, COLOURS))
+        first, end = report.series(record), COLOURS * DASHES
+        kind = map(series_ink, range(first, max(end, first + 1), COLOURS))
         free = [ink for ink in kind if ink not in inks.values()]
         if free and (len(records) <= MOST or (rank(record) < 3 and len(inks) < MOST)):
             inks[record.name] = free[0]

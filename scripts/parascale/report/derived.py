@@ -5,7 +5,6 @@ import math
 from dataclasses import dataclass, field
 
 from parascale.report.comparing import compare, configuration, is_different, work_of
-from parascale.report.drawing import COLOURS
 from parascale.report.layouts import kind_of_run, named
 from parascale.report.numbers import plural, whole
 from parascale.report.timing import unranked
@@ -119,7 +118,7 @@ class Report:
 
     @functools.cached_property
     def different(self):
-        """Names of the runs that compute something else than their baseline, which tables mark."""
+        """Names of the runs that compute something other than their baseline, which tables mark."""
         return {record.name for record in self.records if is_different(record)}
 
     def workloads(self):
@@ -137,9 +136,9 @@ class Report:
 
 
 def series_of(runs, table=()):
-    """Name of a run → number of its kind's colour. runs: name → Run; table: Runs whose kinds have the first colours."""
+    """Name of a run → number of its kind, which decides its ink. runs: name → Run; table: Runs whose kinds have the first colours."""
     kinds = list(dict.fromkeys(map(kind_of_run, (*table, *runs.values()))))
-    return {name: kinds.index(kind_of_run(run)) % COLOURS for name, run in runs.items()}
+    return {name: kinds.index(kind_of_run(run)) for name, run in runs.items()}
 
 
 def build_report(records, title, left_out=(), conversions=(), **others):

@@ -24,8 +24,10 @@ VARIABLES = {value: f"var(--{name})" for name, value in PALETTE.items()}
 COLOURS = 10
 PATTERNS = ("solid", (0, (7, 4)), (0, (2, 4)), (0, (9, 3, 2, 3)))  # as matplotlib takes them
 DASHES = len(PATTERNS)
-SHORTEST = re.compile(r"-?\d+\.\d+")
+MARKERS = ("o", "s", "^", "D")  # of the first kinds, and of those whose colours come again
+DECIMAL = re.compile(r"-?\d+\.\d+")
 COLOUR = re.compile(r"#[0-9a-f]{6}")
+HREF = "{http://www.w3.org/1999/xlink}href"
 FAMILY = re.compile(r"font-family: [^;]*;? ?")
 
 
@@ -37,6 +39,11 @@ def series_colour(number):
 def series_ink(number):
     """Name of the colour of a series, and its dashes."""
     return series_colour(number), PATTERNS[number // COLOURS % DASHES]
+
+
+def series_marker(number):
+    """The mark of a series on a point."""
+    return MARKERS[number // COLOURS % len(MARKERS)]
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,9 @@ class Panel:
         with canvas(WIDTH, self.height) as drawn:
             self.place(drawn, 2, 2, WIDTH - 4, self.height - 4)
             drawn.savefig(written, format="svg", metadata={"Date": None})
-        return "".join(map(_element, ElementTree.fromstring(written.getvalue())))
+        drawing = ElementTree.fromstring(written.getvalue())
+        shapes = {f"#{path.get('id')}": path.get("d") for path in drawing.iterfind(".//{*}defs/{*}path")}
+        return "".join(_element(element, shapes) for element in drawing)
 
 
 @dataclass(frozen=True)
@@ -213,11 +222,11 @@ def mark(artists, kind, note=""):
         artist.set_gid(f"{kind}|{note}")
 
 
-def _element(element):
-    """An element of matplotlib's: groups that were marked, paths, dots (its only markers) and texts."""
+def _element(element, shapes):
+    """An element of matplotlib's: groups that were marked, paths, markers and texts. shapes: reference → path of a marker."""
     tag = element.tag.rpartition("}")[2]
     if tag == "g":
-        inner = "".join(map(_element, element))
+        inner = "".join(_element(child, shapes) for child in element)
         kind, found, note = element.get("id", "").partition("|")
         title = f"<title>{escape(note)}</title>" if note else ""
         return f'<g class="{kind}">{title}{inner}</g>' if found else inner
@@ -226,11 +235,14 @@ def _element(element):
     if tag == "path" and "opacity: 0;" not in f"{look};":
         return f'<path d="{_short(" ".join(element.get("d").split()))}" style="{look}"/>'
     if tag == "use":
-        return f'<circle cx="{x}" cy="{y}" r="4" style="{look}"/>'
+        shape = _short(" ".join(shapes[element.get(HREF)].split()))
+        if "C" in shape:  # of curves: the dot
+            return f'<circle cx="{x}" cy="{y}" r="4" style="{look}"/>'
+        return f'<path transform="translate({x} {y})" d="{shape}" style="{look}"/>'
     if tag == "text":
         return f'<text x="{x}" y="{y}" style="{look}">{escape(element.text or "")}</text>'
     return ""
 
 
 def _short(text):
-    return SHORTEST.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)
+    return DECIMAL.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)

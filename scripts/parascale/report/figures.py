@@ -162,9 +162,8 @@ def _point(report, member, figure):
 
     spread = member.spread(lambda record: getattr(report.comparisons[record.name], figure), within)
     shown = numbers.percent(spread.mean) if figure == "efficiency" else f"{spread.mean:.2f} ×"
-    colour = series_colour(report.series(member.first))
     note = f"{member.label} on {member.extent}: {shown}{', not ranked' if member.unranked else ''}"
-    return Point(member.first.gpus, spread, colour, note, shown, not member.unranked)
+    return Point(member.first.gpus, spread, report.series(member.first), note, shown, not member.unranked)
 
 
 def _scaling_table(report, experiments, caption):
@@ -182,19 +181,26 @@ def _scaling_table(report, experiments, caption):
 
 
 def _phase(record, phase):
-    """Mean seconds a step of a phase."""
-    return _phases(record).get(phase, 0.0) / max(record.summary.steps, 1)
+    """Mean seconds a step of a phase; None where it was not measured, as a bubble is in pipelines alone."""
+    seconds = _phases(record).get(phase)
+    return None if seconds is None else seconds / max(record.summary.steps, 1)
 
 
 def _phases(record):
     return of_mean_rank(record.summary.phases, record.summary.bubble_measured, record.run.layout.world_size)
 
 
+def _spent(record):
+    """The phases that were measured, in their order → mean seconds a step."""
+    return {phase: value for phase in PHASES if (value := _phase(record, phase)) is not None}
+
+
 def _phase_panel(workload, kind, records):
     bars = []
     for record in records:
-        total = sum(_phase(record, phase) for phase in PHASES)
-        parts = tuple((phase, _phase(record, phase) / total, _phase_note(record, phase)) for phase in PHASES)
+        spent = _spent(record)
+        total = sum(spent.values())
+        parts = tuple((phase, value / total, _phase_note(record, phase)) for phase, value in spent.items())
         text = with_caveat(record, numbers.duration_of_step(total))
         bars.append(Bar(record.name, parts, text, strong=record.name == record.run.baseline))
     title = f"Time of a step: {workload}{' (weak scaling)' if kind == 'weak' else ''}"
@@ -213,9 +219,9 @@ def _phase_table(report, records, used):
     ]
 
     def more(record):
-        total, row = sum(_phase(record, phase) for phase in used), {}
-        for phase in used:
-            value = _phase(record, phase)
+        spent = _spent(record)
+        total, row = sum(spent.values()), {}
+        for phase, value in spent.items():
             row[f"{phase}_seconds_per_step"] = value
             row[f"{phase}_share"] = numbers.tenths(value / total) if total else ""
         return {**row, "seconds_per_step": total}

@@ -40,7 +40,8 @@ STANDS_OUT = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence and what it rests on. kind: bad (costs), note (worth knowing) or good. short: the same beside a row of a table, if it stands there."""
+    """One sentence and what it rests on. kind: bad (costs), note (worth knowing) or good. short: the same beside a row of a table, if
+    it stands there."""
 
     kind: str
     text: str

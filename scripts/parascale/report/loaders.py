@@ -8,8 +8,6 @@ from parascale.report.section import Section
 from parascale.report.tables import Column, columns, make_table
 
 ACCESS = (("random", "at random"), ("sequential", "in order"))
-
-
 # How a format is read, in the order of its table.
 RATES = {"random": "At random", "sequential": "In order", "cold": "Cold, at random", "decoded": "File to tensor"}
 COSTS = (

@@ -19,8 +19,6 @@ from parascale.report.verdict import verdicts
 
 LONG = 30  # characters of a name that may be broken
 QUOTED = re.compile(r"`([^`]*)`")
-
-
 FOOTER = (
     "Made from `results/runs`, `results/parity`, `results/summaries`, `results/checkpoints`, `results/loaders` and "
     "`results/communication`. Each section names the files that hold its numbers."
@@ -76,7 +74,8 @@ def _facts(report):
 
 
 def write_report(report, output):
-    """Write `index.html`, `verdict.txt` with its first sentences, its CSV files and `figures/*.svg` below the folder `output`, each whole or not at all."""
+    """Write `index.html`, `verdict.txt` with its first sentences, its CSV files and `figures/*.svg` below the folder `output`, each
+    whole or not at all."""
     output = Path(output)
     parts = sections(report)
     # A panel that is on the page is already drawn.

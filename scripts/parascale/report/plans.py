@@ -63,7 +63,7 @@ def plan_section(report):
         ]
     made += columns(secondary=True, basis="Plan rests on", **({"source": "Charged by"} if accounted else {}))
     foretold = [record for record in report.done if record.prediction]
-    caption = "Plan against actual; an empty cell was not foretold"
+    caption = "Plan against actual; an empty cell was not predicted"
     table = of_runs(report, caption, made, foretold, lambda record: _plan_row(record, report.charges.get(record.name)))
     files = (
         "`plan-against-actual.csv`, where `seconds` are those of the training steps and `hours` those of the whole job"

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 
 from parascale.report.comparing import caveat
-from parascale.report.drawing import FONT, LINE, PALETTE, Panel, mark, series_colour
+from parascale.report.drawing import FONT, LINE, PALETTE, Panel, mark, series_colour, series_ink, series_marker
 from parascale.report.numbers import time_unit
 
-NAME = 26  # the most characters of a run's name beside a plot
+NAME = 20  # the most characters of a run's name beside a plot, of which it leaves more than half of the width
 DOTS = (0, (1, 4))
 SPECK = 5  # points of a dot on a curve: it hides little of the others
 PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
@@ -15,7 +15,8 @@ PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value. pointer: a value to compare with, and its note."""
+    """A bar of one or more parts (name of a colour, value, note). whisker: lowest and highest value. pointer: a value to compare with,
+    and its note."""
 
     label: str
     parts: tuple
@@ -96,25 +97,28 @@ def _stacked(axes, row, parts):
 def name_rows(axes, names):
     """A row for each name, from the top, without a grid."""
     axes.set_yticks(range(len(names)), map(_shortened, names), color=PALETTE["ink"])
-    mark(axes.get_yticklabels(), "name")
+    for label, name in zip(axes.get_yticklabels(), names, strict=True):
+        mark([label], "name", name if label.get_text() != name else "")
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(False)
 
 
 def _shortened(name):
-    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
+    """Names differ at their ends more often than in the middle."""
+    half = NAME // 2
+    return name if len(name) <= NAME else f"{name[:half]}…{name[1 - half :]}"
 
 
 @dataclass(frozen=True)
 class Point:
     """A configuration in a scaling plot: its GPUs, the Spread of its value over its seeds, and their mean in words.
 
-    One that is not ranked is hollow.
+    series: number of its kind. One that is not ranked is hollow.
     """
 
     gpus: int
     spread: object
-    colour: str
+    series: int
     note: str
     value: str = ""
     ranked: bool = True
@@ -142,15 +146,16 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
             if len(ordered) > 1 and len({point.gpus for point in ordered}) == len(ordered):
                 joined = [origin, *ordered] if origin.gpus < ordered[0].gpus else ordered
                 places = [point.gpus for point in joined], [point.spread.mean for point in joined]
-                mark(axes.plot(*places, color=PALETTE[line[0].colour]), "line")
+                colour, dashes = series_ink(line[0].series)
+                mark(axes.plot(*places, color=PALETTE[colour], linestyle=dashes), "line")
         for point in (*others, origin):
-            x, colour = point.gpus, PALETTE[point.colour]
+            x, colour = point.gpus, PALETTE[series_colour(point.series)]
             if point.spread.high > point.spread.low:
                 axes.plot((x, x), (point.spread.low, point.spread.high), color=colour)
             look = (
                 {"color": colour} if point.ranked else {"markerfacecolor": PALETTE["paper"], "markeredgecolor": colour}
             )
-            (dots[point],) = axes.plot(x, point.spread.mean, "o", **look)
+            (dots[point],) = axes.plot(x, point.spread.mean, series_marker(point.series), **look)
             mark([dots[point]], "dot", point.note)
         scale = "" if percent else " (logarithmic)"
         axes.set(xscale="log", xlim=(counts[0] * 0.93, counts[-1] * 1.07), title=f"{upward}{scale}")

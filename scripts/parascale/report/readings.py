@@ -49,7 +49,8 @@ class Reading:
 class Readings:
     """All readings of a dataset. unit: what a sample is (images, windows); format: the one that `advice` recommends.
 
-    ceilings: bytes a second at best (`preadv`, `memcpy`). machine: the node that read. note: why there are no readings, where there should be some.
+    ceilings: bytes a second at best (`preadv`, `memcpy`). machine: the node that read. note: why there are no readings, where there
+    should be some.
     """
 
     dataset: str

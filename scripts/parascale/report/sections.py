@@ -58,7 +58,7 @@ def sections(report):
 
 
 def warnings(report):
-    """What must stand at the very top: runs that compute something else than their baseline, or on another machine than named."""
+    """What must stand at the very top: runs that compute something other than their baseline, or on another machine than named."""
     elsewhere = grouped(report.done, contradictions)
     said = [f"{few([f'`{each.name}`' for each in records])} {text}" for text, records in elsewhere.items() if text]
     for record in report.records:

@@ -107,7 +107,7 @@ def _row(report, record):
 def _notes(record, comparison):
     """What a reader must know about figures of a finished run."""
     weak = record.run.scaling == "weak"
-    otherwise = f"measured otherwise than its baseline: {comparison.measured}" if comparison.measured else ""
+    otherwise = f"measured differently from its baseline: {comparison.measured}" if comparison.measured else ""
     return {
         "compared": "; ".join(filter(None, ("weak scaling" if weak else comparison.reason, otherwise))),
         "efficiency_of": "of the rate" if weak else "",

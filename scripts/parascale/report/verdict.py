@@ -158,7 +158,7 @@ def _basis(experiment, left_out):
     if left_out:
         names = few([f"`{name}`" for name in left_out], most=4)
         said.append(
-            f"Not compared, as they train otherwise than the baseline: {names}; What more hardware buys says in what."
+            f"Not compared, because they train differently from the baseline: {names}; “What more hardware buys” says how."
         )
     return tuple(said)
 

@@ -1,0 +1,218 @@
+"""The commands of the documents and of `--help` are run as they stand there, in a project whose workloads have been made small."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from parascale.plan.planner import Planner
+from parascale.settings import load_project_file
+from tests.unit.clusters import SHARED
+from tests.unit.test_documents import ROOT, commands
+
+from .programs import call
+from .small_project import link_project, write_texts
+
+# Edits that make the shipped small workloads smaller still; the names of the documents stay.
+WORDS = "{kind: files, location: ../../text, files: {train: train.txt, validation: validation.txt, test: test.txt}}"
+SMALLER = {
+    "config.yaml": {
+        "[files, hdf5, arrow, parquet]": "[arrow]",
+        "seconds: 0.05, ": "seconds: 0.02, samples: 20, repeats: 1, workers: [0], ",
+        "runs: runs.tsv\n": "runs: runs.tsv\nparity: {steps: 2}\n",
+    },
+    "workloads/lm-small.yaml": {
+        "{kind: builtin, name: documentation}": WORDS,
+        "dim: 128, heads: 4, layers: 4, hidden: 512": "dim: 16, heads: 2, layers: 2, hidden: 32",
+        "warmup_steps: 10": "warmup_steps: 2",
+        "window: 64, global_batch: 72, steps: 30, evaluate_every: 10": "window: 8, global_batch: 8, steps: 4, evaluate_every: 2",
+    },
+    "workloads/summary-small.yaml": {
+        "{kind: builtin, name: docstrings}": WORDS.replace(".txt", ".jsonl"),
+        "dim: 128, heads: 4, layers: 2, hidden: 512": "dim: 16, heads: 2, layers: 1, hidden: 32",
+        "warmup_steps: 20": "warmup_steps: 2",
+        "window: 96, summary_window: 24, global_batch: 96, steps: 30, evaluate_every: 15": "window: 12, summary_window: 6, "
+        "global_batch: 8, steps: 4, evaluate_every: 2",
+    },
+    "workloads/images-small.yaml": {
+        "format: hdf5": "format: arrow",
+        "  expected: {vocabulary: 10, train_samples: 2000}\n": "",
+        "train: 2000, validation: 400, test: 400, size: 64": "train: 40, validation: 20, test: 20, size: 32",
+    },
+}
+# What a reader has done before; those that the documents have are run this once.
+BEFORE = [
+    "parascale data download --workload lm-small",
+    "parascale data prepare --workload lm-small",
+    "parascale train --run single",
+    "torchrun --nproc-per-node 2 -m -- parascale train --run ddp",
+    "parascale launch --run fsdp",
+    "parascale data download --workload summary-small",
+    "parascale data prepare --workload summary-small",
+    "parascale train --run summary-single",
+    "parascale data download --workload images-small",
+    "parascale data index --dataset shapes",
+    "parascale data convert --dataset shapes --format arrow",
+    "parascale checkpoint convert --run single",
+    "parascale checkpoint convert --run fsdp",
+    "parascale checkpoint convert results/runs/fsdp/best converted/fsdp --to safetensors --to pt",
+]
+INTERNET, CHANGES = "needs the Internet", "changes this environment, from the Internet"
+NAMED = "a sentence names it without its arguments"
+# What is not run, and why.
+NOT_RUN = {
+    "parascale store free": NAMED,
+    "parascale plan score": NAMED,
+    "parascale launch": NAMED,
+    "source envs/jsc.sh": "loads the modules of JSC's machines",
+    "jutil env activate -p project": "a program of JSC's machines",
+    "parascale check --config config/jureca.yaml": "says what this machine lacks: a build of torch for GPUs",
+    "parascale calibrate --machine": "measures this machine for 10 to 30 seconds",
+    "snakemake --profile profiles/local --report snakemake.html": "needs all results; test_snakemake_report.py runs it",
+    "tensorboard --logdir results/runs": "serves pages until it is stopped; test_chain.py reads the files",
+    "wandb sync results/runs/*/wandb/offline-run-*": INTERNET,
+    "wandb sync": NAMED,
+    "hf download google-t5/t5-small --local-dir $DATA/t5-small": INTERNET,
+    "hf download": NAMED,
+    "hf auth login": INTERNET,
+    "pip install wandb": CHANGES,
+    "pip install -e .": CHANGES,
+    "pip install -r envs/requirements-dali.txt": CHANGES,
+}
+SLOW = ("--kind communication", "--exact")
+SILENT = {("parascale", "schema", "--write")}  # where all is up to date
+
+
+class Reader:
+    """Somebody at a terminal, whose project is a copy of the shipped one in `folder`."""
+
+    def __init__(self, folder):
+        self.folder, self.planned, self.tools = folder / "project", folder / "planned", folder / "tools"
+        self.output, self.known = folder / "printed.txt", {}
+        for made in (self.folder, self.planned, self.tools):
+            made.mkdir()
+        self._small_project()
+        self._fake_slurm()
+        link_project(self.planned)
+        for name in ("tests", "Makefile", "pyproject.toml"):
+            (self.planned / name).symlink_to(ROOT / name)
+
+    def _small_project(self):
+        link_project(self.folder)
+        for name in ("config", "profiles"):
+            (self.folder / name).unlink()
+            shutil.copytree(ROOT / name, self.folder / name)
+        for name, edits in SMALLER.items():
+            path = self.folder / "config" / name
+            text = path.read_text(encoding="utf-8")
+            for old, new in edits.items():
+                assert old in text, (name, old)
+                text = text.replace(old, new)
+            path.write_text(text, encoding="utf-8")
+        write_texts(self.folder / "text")
+        for split in ("train", "validation", "test"):
+            rows = [{"document": f"w{row} w1 w2 w3 w4", "summary": f"w{row} w1"} for row in range(16)]
+            (self.folder / f"text/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for name in ("runs.csv", "machines.csv"):
+            shutil.copy(ROOT / "tests/unit/published" / name, self.folder)
+        (self.folder / "prompts.txt").write_text("w1 w2\nw3\n")
+        (self.folder / "script.py").write_text("import sys\n\nprint(*sys.argv[1:], flush=True)\n")
+
+    def _fake_slurm(self):
+        """Programs that answer as on a cluster."""
+        for kind, text in zip(("node", "partition", "config"), SHARED, strict=True):
+            (self.tools / f"{kind}.txt").write_text(text)
+        scontrol = '#!/bin/sh\ncat "$(dirname "$0")/$2.txt"\n'
+        for program, text in (("scontrol", scontrol), ("sacctmgr", "#!/bin/sh\necho lab\n")):
+            (self.tools / program).write_text(text)
+            (self.tools / program).chmod(0o700)
+
+    def types(self, words):
+        """(exit code, what was printed) of a command; each is run once."""
+        if words[0] == "snakemake":  # always a dry run
+            words = (*(word for word in words if word != "-n"), "-n")
+        words = tuple(word.replace("/tmp/try", str(self.planned / "try")) for word in words)
+        if words not in self.known:
+            self.known[words] = getattr(self, words[0], self.others)(words)
+        return self.known[words]
+
+    def parascale(self, words):
+        if words[1:3] == (
+            "store",
+            "free",
+        ):  # of the key that stands there, one of a training whose results stay
+            listed = self.types(("parascale", "store", "list"))[1]
+            key = next(line.split()[0] for line in listed.splitlines() if "runs/fsdp" in line)
+            words = [word.replace("3f9ac0d1", key) for word in words]
+        path = f"{self.tools}{os.pathsep}{os.environ['PATH']}" if words[1] == "site" else os.environ["PATH"]
+        return call(words, self.folder, self.output, {"PATH": path}, answers="y\n")
+
+    def snakemake(self, words):
+        """Of the project as it is shipped."""
+        return call(words, self.planned, self.output, dict.fromkeys(("SCRATCH", "DATA"), str(self.planned)))
+
+    def torchrun(self, words):
+        return self._process([sys.executable, "-m", "torch.distributed.run", *words[1:]], self.folder)
+
+    def make(self, words):
+        return self._process([*words, "--dry-run"], self.planned)
+
+    def python(self, words):
+        """Pytest looks for tests, of a whole folder in the first file that has the word in the name of a test."""
+        *_, place, option, word = words
+        assert words[1:3] == ("-m", "pytest") and option == "-k"
+        files = [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).glob("test_*.py"))
+        file = next(
+            str(file) for file in files if len(files) == 1 or re.search(rf"def test_\w*{word}", file.read_text())
+        )
+        return self._process([sys.executable, *words[1:3], "--collect-only", "--quiet", file, option, word], ROOT)
+
+    def source(self, words):
+        return self._process(["bash", "-c", f"{shlex.join(words)} && which python".replace(".venv", sys.prefix)], ROOT)
+
+    def others(self, words):
+        return self._process(words, ROOT)
+
+    def _process(self, words, folder):
+        done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    """A Reader who has trained, converted and drawn what the commands of the documents work on."""
+    somebody = Reader(tmp_path_factory.mktemp("reader"))
+    for line in BEFORE:
+        code, printed = somebody.types(tuple(shlex.split(line)))
+        assert code == 0, (line, printed)
+    for name in Planner(load_project_file(somebody.folder / "config/config.yaml")).probes:
+        shutil.copytree(somebody.folder / "results/runs/single", somebody.folder / "results/probes" / name)
+    for name in ("single", "ddp"):
+        shutil.copytree(somebody.folder / "results/runs/single", somebody.folder / "results/parity" / name)
+    return somebody
+
+
+def documented():
+    """Each command that is run, as a parameter."""
+    for command in commands():
+        (words,) = command.values
+        if " ".join(words) not in NOT_RUN:
+            slow = any(part in " ".join(words) for part in SLOW)
+            yield pytest.param(words, id=command.id, marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize("words", documented())
+def test_a_command_of_the_documents_does_what_it_says(words, reader):
+    code, printed = reader.types(words)
+    assert code == 0, printed
+    assert printed.strip() or words in SILENT
+    assert "Traceback" not in printed
+
+
+def test_what_is_not_run_is_still_in_the_documents():
+    assert NOT_RUN.keys() <= {" ".join(command.values[0]) for command in commands()}

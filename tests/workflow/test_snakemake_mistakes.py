@@ -1,0 +1,46 @@
+"""What a user of `snakemake` sees first after a mistake; `tests/unit/mistakes.txt` has those of the command `parascale`."""
+
+import re
+import shlex
+
+import pytest
+
+from .programs import call
+from .small_project import REPOSITORY, link_project
+
+LOCAL = "--profile profiles/local"
+# What Snakemake says of any start.
+USUAL = re.compile(
+    r"Using profile|Config file .* is extended|Building DAG|Singularity containers|Using shell|Provided cores|\s*$"
+)
+# (words, the first line that says what is wrong; … stands for any text, HERE for the folder)
+MISTAKES = [
+    (f"{LOCAL} fdsp", "error: no target or file is called `fdsp`; did you mean `fsdp`? Allowed: …"),
+    (f"{LOCAL} lightning", "error: no run for the target `lightning`: config/runs.tsv has no such row. Add one; …"),
+    (f"{LOCAL} --configfile config/nope.yaml", "error: config/nope.yaml: no such file or directory"),
+    (f"{LOCAL} --configfile bad.yaml", "error: bad.yaml, line 2, column 1: not valid YAML: …"),
+    (f"{LOCAL} --config acount=x", "error: config/config.yaml: unknown key `acount`; did you mean `account`? …"),
+    (f"{LOCAL} --config account", "error: --config account: not of the form KEY=VALUE"),
+    (
+        f"{LOCAL} data --config root=/proc/x",
+        "error: /proc/x: no folder can be made here; make room or choose another place, such as with --config root=DIR",
+    ),
+    (
+        f"--profile {REPOSITORY}/profiles/local",
+        "error: HERE: no project here; go into the folder of its Snakefile, or name both: --snakefile CHECKOUT/Snakefile …",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES, ids=[words.split("profiles/local ")[-1] for words, _ in MISTAKES])
+def test_a_mistake_is_one_good_line(words, said, tmp_path):
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (project, elsewhere):
+        folder.mkdir()
+    link_project(project)
+    (project / "bad.yaml").write_text("a: [1\n")
+    folder = elsewhere if "HERE" in said else project
+    code, printed = call(["snakemake", *shlex.split(words)], folder, tmp_path / "printed.txt")
+    first, *_ = [line for line in printed.replace(str(folder), "HERE").splitlines() if not USUAL.match(line)]
+    assert re.fullmatch(re.escape(said).replace("…", ".*"), first), printed
+    assert code == 1 and "Traceback" not in printed
