@@ -1,5 +1,6 @@
-"""Which tests stay together where several run at once (`pytest --numprocesses`), and how long examples of Hypothesis may take."""
+"""Which tests stay together where several run at once (`pytest --numprocesses`), how long examples of Hypothesis may take, and GPUs."""
 
+import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -15,6 +16,23 @@ class ByFile(LoadScopeScheduling):
         file = nodeid.split("::")[0]
         beside_others = not all(each.startswith(SLURM) for each in self.collection)
         return SLURM if beside_others and file.startswith(SLURM) else file
+
+
+def pytest_runtest_setup(item):
+    """What is marked `gpu` is skipped on a machine without one."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """Each kind of device that computes."""
+    import torch
+
+    return torch.device(request.param)
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -23,13 +23,15 @@ Example: python tests/benchmarks/ceiling.py gpt2-124m accumulate=4
          python tests/benchmarks/ceiling.py llama-1b fsdp=4 compile=true activation_checkpointing=selective
          python tests/benchmarks/ceiling.py llama-1b accumulate=8 compile=true
          python tests/benchmarks/ceiling.py gpt2-124m accumulate=4 compile=true dropout=0.1
+         python tests/benchmarks/ceiling.py gpt2-124m accumulate=4 compile=true --variant unfilled
 """
 
 import argparse
 import dataclasses
+import math
 import weakref
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -49,12 +51,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+from parascale.families import head
 from parascale.families.dropout import Dropout
+from parascale.families.language import modules
 from parascale.families.sizes import model_sizes
 from parascale.parallel import make_mesh, recompute
+from parascale.parallel.mesh import AXES
+from parascale.plan.calibrate import saved_bytes
+from parascale.plan.memory import peak_memory, total
 from parascale.plan.rates import _kinds
 from parascale.settings import Layout, Run, load_workload
 from parascale.train import fake
+from parascale.train.step import Stepper
 
 WORKLOADS = Path(__file__).parents[2] / "config/workloads"
 # NVIDIA H200 SXM, data sheet, dense: TFLOP/s in bf16, TB/s of memory, GB/s of NVLink in one direction.
@@ -64,42 +72,11 @@ PEAK, BANDWIDTH, LINK = 989e12, 4.8e12, 450e9
 PRODUCT, MEMORY = 0.79, 0.9
 UNALIGNED = 0.5  # assumed: kernels without Hopper's own loads
 HOPPER = _kinds()["hopper"]  # attention, node, interference
-VIEWS = (
-    "view",
-    "reshape",
-    "transpose",
-    "permute",
-    "expand",
-    "slice",
-    "select",
-    "split",
-    "unsqueeze",
-    "squeeze",
-    "detach",
-    "alias",
-    "t",
-    "_unsafe_view",
-    "as_strided",
-    "unbind",
-    "chunk",
-    "unflatten",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "lift_fresh",
-    "set_",
-    "resize_",
-    "_to_copy_view",
-    "split_with_sizes",
-    "diagonal",
-    "wait_tensor",
-    "is_same_size",
-    "record_stream",
-)
+# Beside views, what no kernel does.
+FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_")
+FREE += ("wait_tensor", "is_same_size", "record_stream")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-COLLECTIVES = ("allgather", "all_gather", "reduce_scatter", "allreduce", "all_reduce", "broadcast")
+COLLECTIVES = ("allgather", "all_gather", "reduce_scatter", "allreduce", "all_reduce", "broadcast", "send")
 
 
 class Counter(TorchDispatchMode):
@@ -109,7 +86,7 @@ class Counter(TorchDispatchMode):
         super().__init__()
         self.seconds, self.flops, self.bytes, self.kernels = (defaultdict(float) for _ in range(4))
         self.on, self.compiled = False, False
-        self.made, self.read, self.collectives = {}, {}, []
+        self.made, self.read, self.collectives = {}, {}, []  # of collectives (name, bytes of the larger side)
 
     def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
         if any(issubclass(kind, DTensor) for kind in kinds):
@@ -128,7 +105,7 @@ class Counter(TorchDispatchMode):
             self._product(name, inputs, outputs[0])
         elif "attention" in name:
             self._attention(name, inputs, outputs)
-        elif not (space == "prim" or name in VIEWS or function.is_view):
+        elif not (space == "prim" or name in FREE or function.is_view):
             if name.startswith("nll_loss"):  # reads one number a row
                 inputs = [tensor for tensor in inputs if tensor.ndim < 2]
             if self.compiled:
@@ -219,7 +196,8 @@ class Counter(TorchDispatchMode):
         """(seconds with nothing beside them, what computing becomes longer by)."""
         if not self.collectives:
             return 0.0, 0.0
-        seconds = [size * 0.75 / (LINK * HOPPER["node"]) for _, size in self.collectives]
+        parts = ((1.0 if name == "send" else 0.75) * size for name, size in self.collectives)  # of four ranks
+        seconds = [part / (LINK * HOPPER["node"]) for part in parts]
         bare = seconds[0] + seconds[-1]
         return bare, HOPPER["interference"] * (sum(seconds) - bare)
 
@@ -277,7 +255,58 @@ def _numbered(policy):
     return contexts
 
 
-def ceiling(run, vocabulary):
+class OneProduct(nn.Module):
+    """Projections of one input as one product: the first call makes all parts, the others take theirs."""
+
+    def __init__(self, widths, source, bias):
+        super().__init__()
+        self.widths, self.joined, self.parts = widths, nn.Linear(source, sum(widths), bias=bias), []
+
+    def forward(self, hidden):
+        self.parts = self.parts or list(self.joined(hidden).split(self.widths, -1))
+        return self.parts.pop(0)
+
+
+def _joined(build):
+    def attention(self, settings, *rest, **more):
+        build(self, settings, *rest, **more)
+        widths = [getattr(self, name).out_features for name in "qkv"]
+        self.q = self.k = self.v = OneProduct(widths, settings.dim, settings.bias)
+
+    return attention
+
+
+def _looked_up(x_BHTE):
+    """Rotary positions whose cosines and sines are there already."""
+    cos, sin = x_BHTE.new_empty(2, *x_BHTE.shape[-2:])
+    first, second = x_BHTE.chunk(2, dim=-1)
+    return x_BHTE * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _reduced_once(forward_backward):
+    """FSDP's gradients stay whole until the last part of a step."""
+
+    def part(stepper, inputs, labels, last):
+        stepper.model.forward_module.set_requires_gradient_sync(last)
+        return forward_backward(stepper, inputs, labels, last)
+
+    return part
+
+
+# What is there, taken away, and what was left out, tried: name → patches. Compiling and recomputation are settings of the layout.
+VARIANTS = {
+    "whole-loss": lambda: patch.object(head.Head, "deferred", property(lambda self: False, lambda self, value: None)),
+    "eager-loss": lambda: patch.object(torch, "compile", lambda function, **_: function),
+    "unfilled": lambda: patch.object(head, "padded", lambda entries, element: entries),
+    "one-product": lambda: patch.object(modules.Attention, "__init__", _joined(modules.Attention.__init__)),
+    "rotary-tables": lambda: patch.object(modules, "_rotate", _looked_up),
+    "one-reduction": lambda: patch.object(
+        Stepper, "_plain_forward_backward", _reduced_once(Stepper._plain_forward_backward)
+    ),
+}
+
+
+def ceiling(run, vocabulary, variant=nullcontext):
     """(Counter of one step of the first rank, its seconds at least, model FLOPS utilisation at most)."""
     counter = Counter()
 
@@ -292,6 +321,7 @@ def ceiling(run, vocabulary):
         patch.object(nn.RMSNorm, "forward", _one_kernel),
         patch.object(F, "scaled_dot_product_attention", _fused(F.scaled_dot_product_attention)),
         patch.object(recompute, "create_selective_checkpoint_contexts", _numbered),
+        variant(),
     ):
         mesh = make_mesh(run.layout, torch.device("cpu"), 60.0)
         with FakeTensorMode(allow_non_fake_inputs=True), counter:
@@ -308,35 +338,46 @@ def ceiling(run, vocabulary):
 
 
 def run_of(name, changes, layers=None):
-    """The Run of a workload on H200s. changes: {key of its model, training or layout: value}. layers: instead of all of its own."""
+    """The Run of a workload on H200s. changes: {key of model, training, layout or run: value}. layers: instead of all of its own."""
     workload, rest = load_workload(WORKLOADS, name), changes | ({"layers": layers} if layers else {})
     for part in ("model", "training"):
         settings = getattr(workload, part)
         own = {field.name: rest.pop(field.name) for field in dataclasses.fields(settings) if field.name in rest}
         workload = dataclasses.replace(workload, **{part: dataclasses.replace(settings, **own)})
-    world = rest.get("dp", 1) * rest.get("fsdp", 1) * rest.get("tp", 1) * rest.get("pp", 1)
-    return Run(name, workload, Layout(gpus_per_node=world, **rest), "bf16")
+    world, precision = math.prod(rest.get(axis, 1) for axis in AXES), rest.pop("precision", "bf16")
+    return Run(name, workload, Layout(gpus_per_node=world, **rest), precision)
 
 
 def main():
     """Print the ceiling of one training, and where its time goes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload")
-    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="of model, training or layout")
+    parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="of model, training, layout or run")
     parser.add_argument("--layers", type=int, help="of the model (default: all)")
+    parser.add_argument("--variant", choices=VARIANTS, help="one thing done otherwise")
     arguments = parser.parse_args()
     changes = {}
     for key, text in (change.split("=") for change in arguments.changes):
         changes[key] = yaml.safe_load(text)
     run = run_of(arguments.workload, changes, arguments.layers)
-    counter, seconds, share = ceiling(run, run.workload.data.expected_outputs or run.workload.data.text.max_vocabulary)
+    vocabulary = run.workload.data.expected_outputs or run.workload.data.text.max_vocabulary
+    counter, seconds, share = ceiling(run, vocabulary, VARIANTS.get(arguments.variant, nullcontext))
     for kind, spent in counter.seconds.items():
         print(
             f"{kind:10} {1e3 * spent:9.2f} ms {counter.flops[kind] / 1e12:9.2f} TFLOP {counter.bytes[kind] / 1e9:9.1f} GB "
             f"{counter.kernels[kind]:6.0f} kernels"
         )
+    for name in dict.fromkeys(name for name, _ in counter.collectives):
+        sizes = [size for other, size in counter.collectives if other == name]
+        print(f"{name:32} {len(sizes):6} times {sum(sizes) / 1e6:9.1f} MB")
     bare, longer = counter.communication()
     print(f"links      {1e3 * bare:9.2f} ms bare, {1e3 * longer:.2f} ms hidden")
+    memory = total(peak_memory(run, vocabulary, "cuda", chunked=arguments.variant != "whole-loss"))
+    batches = sum(array.nbytes for part in fake._batches(run) for array in part)
+    saved = saved_bytes(run, vocabulary) / run.layout.world_size
+    print(
+        f"memory     {memory / 1e9:9.2f} GB by the plan; batches of a step {batches / 1e6:.3f} MB, a checkpoint {saved / 1e9:.2f} GB"
+    )
     print(f"step       {1e3 * seconds:9.2f} ms, ceiling {share:.1%} MFU")
 
 

@@ -13,9 +13,11 @@ Example: OMP_NUM_THREADS=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184
 
 import argparse
 import dataclasses
+import gc
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +46,7 @@ SIZES = {
 VOCABULARY = 4000
 TOKENS = 100_000
 WARM_UP = 5
+COLLECTED = 10  # collections of each kind
 
 
 def make_tokens(folder):
@@ -114,6 +117,20 @@ def timed(steps, count):
     return (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
 
 
+def collections(name, steps):
+    """Print what a collection of Python's garbage takes after some steps, of the loop's kind and of Python's own."""
+    for kind, prepare in {"what the steps left": lambda: None, "all objects": gc.unfreeze}.items():
+        prepare()
+        seconds = []
+        for _ in range(COLLECTED):
+            steps()
+            started = time.perf_counter()
+            gc.collect()
+            seconds.append(time.perf_counter() - started)
+        print(f"{name}, a collection of {kind}: {1e3 * statistics.median(seconds):.2f} ms", flush=True)
+    gc.freeze()
+
+
 def main():
     """Let both loops take turns, and print medians and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,7 +139,7 @@ def main():
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="models (default: all)")
     arguments = parser.parse_args()
     for name, (model, window, batch) in ((name, SIZES[name]) for name in arguments.sizes):
-        steps = WARM_UP + arguments.turns * arguments.steps + 1
+        steps = WARM_UP + (arguments.turns + 2 * COLLECTED) * arguments.steps + 1
         training = LanguageTraining(window=window, global_batch=batch, steps=steps, evaluate=False)
         run = Run("overhead", make(Workload, name="overhead", model=model, optim=Optim(), training=training), Layout())
         with tempfile.TemporaryDirectory() as place:
@@ -130,11 +147,12 @@ def main():
             make_tokens(folder / "data")
             turns = []
 
-            def take_turns(session, folder=folder, run=run, turns=turns):
+            def take_turns(session, folder=folder, run=run, turns=turns, name=name):
                 ours = our_steps(session)
                 bare = bare_steps(folder, run, session.stepper.model.parts[0].state_dict())
                 timed(ours, WARM_UP), timed(bare, WARM_UP)
                 turns += [(timed(ours, arguments.steps), timed(bare, arguments.steps)) for _ in range(arguments.turns)]
+                collections(name, partial(ours, arguments.steps))
                 ours(1)  # the last step, which leaves a checkpoint: without one nothing is published
 
             loop.train(job_of(folder, run), take_turns)

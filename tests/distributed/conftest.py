@@ -78,6 +78,7 @@ def settings_below(tokens):
         task="language_model",
         data=None,
         text=None,
+        device="cpu",
         **run_keys,
     ):
         layout = layout or {}
@@ -112,7 +113,7 @@ def settings_below(tokens):
             run = with_evaluation(run.parity(STEPS, run.precision))
         job = Job(
             run=run,
-            site=Site(name="test", cores_per_node=2),
+            site=Site(name="test", cores_per_node=2, device=device),
             data=Path(data or tokens),
             work=folder / "work" / name,
             output=folder / "results" / name,

@@ -23,19 +23,19 @@ def train_with(fault, settings):
 
 def another_batch():
     """The last data rank works on its neighbour's samples instead of its own."""
-    share = loop.share
-    loop.share = lambda indices, rank, ranks: share(indices, max(0, rank - 1), ranks)
+    share = step.share
+    step.share = lambda indices, rank, ranks: share(indices, max(0, rank - 1), ranks)
 
 
 def another_batch_within_a_tensor_group():
     """Ranks of a tensor-parallel group, which compute one batch together, each take another."""
-    local_samples = loop._local_samples
+    local_samples = loop.local_samples
 
     def shifted(sampler, first_step, steps, run, mesh):
         ahead = mesh.coordinate("tp")
         return local_samples(sampler, first_step + ahead, steps + ahead, run, mesh)
 
-    loop._local_samples = shifted
+    loop.local_samples = shifted
 
 
 def mean_of_means():

@@ -1,6 +1,7 @@
 """What a training could reach at most on a GPU, counted from what its step dispatches: no change may take it back unseen."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -20,3 +21,11 @@ def test_the_ceiling_of_gpt2_on_one_h200(compile, least):
     products = re.search(r"products .* ms +([\d.]+) TFLOP", said)
     # 6 operations for each of 2 × 12 × 768² + 50,304 × 768 elements and each token of 16 × 1,024 × 4.
     assert float(products[1]) * 1e12 == pytest.approx(6 * (24 * 768**2 + 50304 * 768) * 65536, rel=0.01)
+
+
+def test_variants_replace_what_is_there():
+    """Each stands for one entry of the table in RESULTS.md; `patch` refuses a name that is gone."""
+    variants = runpy.run_path(str(SCRIPT))["VARIANTS"]
+    for name, patched in variants.items():
+        with patched():
+            assert name in (SCRIPT.parent / "RESULTS.md").read_text()

@@ -1,5 +1,6 @@
 """`parascale check gpu` on CPUs: with four libraries alone, part by part whatever fails, and one page that needs no other file."""
 
+import math
 import os
 import subprocess
 import sys
@@ -7,8 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from parascale import check
+from parascale.check import parts
+from parascale.check.layouts import hybrids, layouts, verdicts
 from parascale.files import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -84,12 +88,60 @@ def test_every_part_runs_at_tiny_sizes(tmp_path):
     skipped = {name for name, part in parts.items() if part["status"] == "skipped"}
     assert skipped == {"sampler", "tests"} and all(name in page for name in check.PARTS)
     layouts = {row["run"]: row for row in parts["layouts"]["rows"]}
-    assert {"single", "ddp", "fsdp", "tp", "pp", "summary-ddp", "images-ddp"} <= set(layouts)
-    same = [layouts[name]["loss"] for name in ("tp", "pp")]
-    assert same == pytest.approx([layouts["single"]["loss"]] * 2, rel=1e-5), "ranks that see the same samples"
+    assert {"single", "ddp", "fsdp", "tp", "pp", "summary-ddp", "images-ddp", *hybrids(True, 4)} <= set(layouts)
+    assert {row["training"].partition(":")[0] for row in layouts.values()} == {"baseline", "same"}
+    assert {row["memory"] for row in layouts.values()} == {"not measured: a CPU"}
     assert all(row["predicted s"] > 0 for row in layouts.values())
     ratios = [row for row in parts["bare"]["rows"] if row["loop"] == "ours / bare"]
     assert len(ratios) == 2 and all(row["targets/s"] > 0 for row in ratios)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (3, set()),
+        (4, {"dp 2 × tp 2", "dp 2 × fsdp 2", "dp 2 × pp 2", "fsdp 2 × tp 2", "tp 2 × pp 2"}),
+        (8, {"dp 4 × tp 2", "dp 4 × fsdp 2", "dp 4 × pp 2", "dp 2 × fsdp 2 × tp 2", "dp 2 × tp 2 × pp 2"}),
+    ],
+)
+def test_strategies_are_tried_together_on_all_gpus(gpus, expected):
+    for tiny in (False, True):
+        groups = layouts(tiny, gpus)
+        assert set(hybrids(tiny, gpus)) == expected and expected <= set(groups.get(gpus, ()))
+        assert next(iter(groups)) == 1, "what layouts are compared with comes first"
+
+
+def test_another_training_and_another_memory_than_planned_are_failures():
+    """Of a run on a GPU: the last norm is off as one is that misses a rank, and a peak leaves what the plan calls `fits`."""
+    steps = {"loss": 8.0, "norm": 0.6, "last loss": 7.5, "last norm": 2.0}
+    rows = [
+        {"run": "single"} | steps | {"peak GB": 3.0, "predicted GB": 2.9},
+        {"run": "dp 2 × tp 2"} | steps | {"last norm": 2.0001, "peak GB": 1.0, "predicted GB": 2.1},
+        {"run": "tp 2 × pp 2"} | steps | {"last norm": 2.8, "peak GB": 3.0, "predicted GB": 2.0},
+        {"run": "dp 2 × pp 2"} | steps | {"norm": math.nan, "peak GB": 2.5, "predicted GB": 2.0},
+        {"run": "fsdp 2 × tp 2", "fits": "does not fit"},
+    ]
+    assert [wrong.partition(":")[0] for wrong in verdicts(rows, False, 4)] == [
+        "dp 2 × tp 2",
+        "tp 2 × pp 2",
+        "tp 2 × pp 2",
+        "dp 2 × pp 2",
+    ]
+    assert [row.get("training", "")[:4] for row in rows] == ["base", "same", "diff", "diff", ""]
+    assert [row.get("memory", "")[:4] for row in rows] == ["as p", "diff", "diff", "as p", ""]
+
+
+def test_tests_that_are_marked_are_rows(tmp_path, monkeypatch):
+    """Each when it ends: a sign of life."""
+    for name, body in {"unit": "pass", "distributed": "assert 0, 'of NCCL'"}.items():
+        (tmp_path / "tests" / name).mkdir(parents=True)
+        text = f"import pytest\n@pytest.mark.gpu\ndef test_{name}():\n    {body}\ndef test_other():\n    assert 0\n"
+        (tmp_path / "tests" / name / f"test_{name}.py").write_text(text)
+    rows = []
+    monkeypatch.setattr(parts, "ROOT", tmp_path)
+    with pytest.raises(AssertionError, match="1 failed, 1 passed"):
+        parts.tests(SimpleNamespace(device=torch.device("cuda"), report=rows.append))
+    assert sorted(row["outcome"] for row in rows) == ["failed", "passed"]
 
 
 def test_a_part_that_fails_or_dies_ends_alone(tmp_path, monkeypatch, capsys):
@@ -112,7 +164,7 @@ def test_a_layout_that_fails_costs_no_other(tmp_path, monkeypatch):
         return {"status": "failed" if "b" in names else "passed", "message": "out of memory", "rows": rows[:bad]}
 
     monkeypatch.setattr(check, "_run", run)
-    monkeypatch.setattr("parascale.check.trainings.layouts", lambda tiny, ranks: {1: ["a", "b", "c"], 2: ["d"]})
+    monkeypatch.setattr("parascale.check.layouts.layouts", lambda tiny, ranks: {1: ["a", "b", "c"], 2: ["d"]})
     outcome = check._layouts(SimpleNamespace(tiny=True), 2)
     assert calls == [["a", "b", "c"], ["c"], ["d"]] and outcome["status"] == "failed"
     assert [row["run"] for row in outcome["rows"]] == ["a", "b", "c", "d"]

@@ -15,13 +15,13 @@ from parascale.train.parity import not_comparable
 from parascale.train.step import torch_seed
 
 
-def mask(samples, shape, *, step=1, seed=1, layer="block.dropout", part=0, probability=0.2):
+def mask(samples, shape, *, step=1, seed=1, layer="block.dropout", part=0, probability=0.2, device="cpu"):
     """What a layer keeps of the samples at some places of the global batch."""
     model = torch.nn.ModuleDict({layer.partition(".")[0]: torch.nn.ModuleDict({"dropout": Dropout(probability)})})
-    Draws([model], seed, [samples], 1, "cpu").begin_part(step, 0)
+    Draws([model], seed, [samples], 1, device).begin_part(step, 0)
     dropout = model[layer.partition(".")[0]]["dropout"]
     dropout.part = part
-    return dropout(torch.ones(len(samples), *shape)) > 0
+    return (dropout(torch.ones(len(samples), *shape, device=device)) > 0).cpu()
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
@@ -54,11 +54,12 @@ def test_masks_of_other_places_are_independent():
         assert (first == other).float().mean().item() == pytest.approx(0.68, abs=6e-3), name
 
 
-def test_a_part_of_a_batch_or_of_a_sample_has_that_part_of_the_mask():
+def test_a_part_of_a_batch_or_of_a_sample_has_that_part_of_the_mask(device):
+    """On a GPU as on a CPU."""
     whole = mask(range(12), (8, 6))
-    assert torch.equal(mask([3, 7, 11], (8, 6)), whole[[3, 7, 11]])
+    assert torch.equal(mask([3, 7, 11], (8, 6), device=device), whole[[3, 7, 11]])
     for part in range(4):
-        assert torch.equal(mask(range(12), (2, 6), part=part), whole[:, 2 * part : 2 * part + 2])
+        assert torch.equal(mask(range(12), (2, 6), part=part, device=device), whole[:, 2 * part : 2 * part + 2])
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,16 @@ from parascale.train.fake import LiveStorages
 IGNORED = -100
 
 
-def case(tokens, width, vocabulary, kind=torch.float64, seed=0):
+def case(tokens, width, vocabulary, kind=torch.float64, seed=0, device="cpu"):
     """(deferred head, hidden states, labels of which some do not count)."""
     generator = torch.Generator().manual_seed(seed)
     head = Head(width, vocabulary).to(kind)
     with torch.no_grad():
         head.weight.normal_(generator=generator)
-    hidden = torch.randn(1, tokens, width, generator=generator, dtype=torch.float64).to(kind).requires_grad_()
+    hidden = torch.randn(1, tokens, width, generator=generator, dtype=torch.float64).to(device, kind).requires_grad_()
     labels = torch.randint(0, vocabulary, (1, tokens), generator=generator)
     labels[torch.rand(1, tokens, generator=generator) < 0.2] = IGNORED
-    return head, hidden, labels
+    return head.to(device), hidden, labels.to(device)
 
 
 def results(head, hidden, loss, scale=1.0):
@@ -56,10 +56,10 @@ def test_loss_and_gradients_are_those_of_all_logits(tokens, vocabulary, chunk, s
 
 
 @pytest.mark.parametrize("chunk", [64 * 70, 2**20])
-def test_in_bf16_it_is_as_exact_as_all_logits_in_fp32(chunk, monkeypatch):
+def test_in_bf16_it_is_as_exact_as_all_logits_in_fp32(chunk, device, monkeypatch):
     """Gradients of the weights are added up in fp32, so that many chunks lose nothing."""
     monkeypatch.setattr(sizes, "CHUNK_ELEMENTS", chunk)
-    head, hidden, labels = case(700, 32, 70, torch.bfloat16)
+    head, hidden, labels = case(700, 32, 70, torch.bfloat16, device=device)
     found = results(head, hidden, head.summed_loss(hidden, labels))
     head.double()
     exact = hidden.detach().double().requires_grad_()

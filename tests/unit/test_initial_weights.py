@@ -138,8 +138,8 @@ def test_the_watchdog_hears_of_every_tensor():
     assert len(fed) == len(list(model.parts[0].parameters()))
 
 
-def drawn(shape, name="w", seed=1, deviation=1.0):
-    tensor = torch.empty(shape)
+def drawn(shape, name="w", seed=1, deviation=1.0, device="cpu"):
+    tensor = torch.empty(shape, device=device)
     Shard(tensor, name, seed).normal_(deviation)
     return tensor
 
@@ -182,8 +182,9 @@ def test_uniform_weights_fill_their_interval():
     assert tensor.std().item() == pytest.approx(0.2 / 12**0.5, rel=3e-3)
 
 
-def test_threads_and_pieces_change_no_weight():
-    """A CPU draws in pieces as large as its threads' caches."""
-    whole = drawn((700, 500))
-    with patch.dict(shards.AT_ONCE, cpu=1):
-        assert torch.equal(drawn((700, 500)), whole)
+def test_threads_and_pieces_change_no_weight(device):
+    """A CPU draws in pieces as large as its threads' caches, and a GPU the same weights, but for the last digits."""
+    whole = drawn((700, 500), device=device)
+    torch.testing.assert_close(whole.cpu(), drawn((700, 500)))
+    with patch.dict(shards.AT_ONCE, {device.type: 1}):
+        assert torch.equal(drawn((700, 500), device=device), whole)

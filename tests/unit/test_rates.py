@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.settings import Optim, load_workload
-from parascale.settings.workload import Cycle
+from parascale.settings.optim import Cycle
 from parascale.train.loss import GlobalLoss
 from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
 

@@ -24,12 +24,12 @@ VOCABULARY, WINDOW, BATCH = 31, 8, 4
 CPU = torch.device("cpu")
 
 
-def stepper_of(accumulate=1, precision="fp32", **layout):
+def stepper_of(accumulate=1, precision="fp32", device=CPU, **layout):
     """A Stepper of a tiny Transformer, and its run."""
     training = {"window": WINDOW, "global_batch": BATCH, "accumulate": accumulate, "steps": 3}
     model = make(Model, dim=16, heads=2, layers=2, hidden=32)
     run = Run("r", make(Workload, name="w", model=model, training=training), Layout(**layout), precision)
-    mesh, loss, clock = make_mesh(run.layout, CPU, 60.0), GlobalLoss(), Clock(CPU)
+    mesh, loss, clock = make_mesh(run.layout, device, 60.0), GlobalLoss(), Clock(device)
     parallel = parallelize(lambda: build_model(model, VOCABULARY, WINDOW), run, mesh, loss, clock, 60.0)
     if run.layout.world_size == 1:  # else nobody looks at a value
         initialise(parallel.parts[0], None, 1, {})
@@ -45,11 +45,12 @@ def batch_of(samples):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_step_is_that_of_a_bare_loop(accumulate):
+def test_a_step_is_that_of_a_bare_loop(accumulate, device):
     """Its loss, its norm and the weights after it, for a batch in one part or in several."""
-    stepper = stepper_of(accumulate)
+    stepper = stepper_of(accumulate, device=device)
     model = stepper.model.parts[0]
-    bare, (tokens, labels) = build_model(stepper.run.workload.model, VOCABULARY, WINDOW), batch_of(BATCH)
+    bare = build_model(stepper.run.workload.model, VOCABULARY, WINDOW).to(device)
+    tokens, labels = (part.to(device) for part in batch_of(BATCH))
     bare.load_state_dict(model.state_dict())
     (optimizer,) = make_optimizers(SimpleNamespace(parts=[bare]), stepper.run.workload.optim)
     expected = F.cross_entropy(bare(tokens).flatten(0, 1), labels.flatten(), ignore_index=-100)

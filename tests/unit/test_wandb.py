@@ -18,7 +18,6 @@ from parascale.files import read_json_lines
 from parascale.settings.config import Monitor
 from parascale.train import wandb_run
 from parascale.train.events import Events, scalars
-from parascale.train.state import RunState
 from parascale.train.wandb_run import WandbRun
 from tests.unit.fake_results import fake, write_results
 from tests.unit.test_events import line
@@ -79,7 +78,7 @@ def package(monkeypatch):
 
 def attempt(folder, first, last, mode="offline", before=(), outcome="finished"):
     """An attempt that does steps first to last of 9; what it says of failures."""
-    shutil.rmtree(folder / "wandb", ignore_errors=True)  # as RunState does
+    shutil.rmtree(folder / "wandb", ignore_errors=True)  # as `watch` does
     failures, events = [], Events(folder)
     run = WandbRun(folder, mode, "a project", DESCRIBED, failures.append)
     events.begin(1000.0, 9, before, run)
@@ -158,8 +157,8 @@ def test_without_the_package_there_is_no_thread(tmp_path, monkeypatch):
 
 def test_curves_of_an_earlier_attempt_are_not_published_as_those_of_the_next(tmp_path):
     (tmp_path / "wandb").mkdir()
-    job = SimpleNamespace(work=tmp_path, monitor=Monitor(wandb="none"))
-    assert RunState._wandb(SimpleNamespace(job=job)) is None
+    job = SimpleNamespace(work=tmp_path, monitor=Monitor(wandb="none"), run=SimpleNamespace(run="single"))
+    assert wandb_run.watch(job, dict) is None
     assert not (tmp_path / "wandb").exists()
 
 

@@ -1,4 +1,4 @@
-"""`parascale check gpu`: a check of ten minutes on GPUs that this code has not run on yet, with a page to send back.
+"""`parascale check gpu`: tries this machine's GPUs part by part, in about ten minutes by estimate, and writes a page to send back.
 
 Needs torch, NumPy, PyYAML and pydantic, a plain clone and no network. Each part has processes of its own: one that fails, hangs or
 runs out of memory ends alone. Without a GPU the same is done at tiny sizes, which shows that the check itself works.
@@ -19,6 +19,7 @@ from parascale.launch.environment import of_allocator
 
 PART_SECONDS = 300  # of a part, and of a layout among `layouts`
 TICK_SECONDS = 0.1
+PROCESSES = {"layouts": 4}  # without a GPU; of other parts 2
 # Part → (what it shows, whether it takes all GPUs).
 PARTS = {
     "devices": ("each GPU computes what the CPU does", False),
@@ -28,7 +29,10 @@ PARTS = {
     "resume": ("a step after a resumed checkpoint, saved in step and in the background", True),
     "batch-norm": ("batch norm over all ranks against one process in fp64", True),
     "sampler": ("what NVML tells of a busy GPU", False),
-    "layouts": ("a step and an evaluation of every layout that fits, beside what the plan predicts", True),
+    "layouts": (
+        "every layout that fits, hybrids too: the same training as its baseline, and the memory of the plan",
+        True,
+    ),
     "bare": ("our step against a bare PyTorch loop of the same model", False),
     "tests": ("the tests that are marked `gpu`", False),
 }
@@ -51,7 +55,7 @@ def main(words):
     for name in chosen:
         title, everywhere = PARTS[name]
         started = time.monotonic()
-        ranks = (devices or 2) if everywhere else 1
+        ranks = (devices or PROCESSES.get(name, 2)) if everywhere else 1
         outcome = _layouts(options, ranks) if name == "layouts" else _run(name, ranks, options)
         outcome |= {"title": title, "ranks": ranks, "seconds": time.monotonic() - started}
         found["parts"][name] = outcome
@@ -135,8 +139,8 @@ def _wait(processes, files):
 
 
 def _layouts(options, ranks):
-    """Rows of one step each, several in a process: after one that fails, new processes do the rest."""
-    from parascale.check.trainings import layouts
+    """Rows of some steps each, several in a process: after one that fails, new processes do the rest."""
+    from parascale.check.layouts import layouts, verdicts
 
     done, failed = [], 0
     for processes, names in layouts(options.tiny, ranks).items():
@@ -147,4 +151,6 @@ def _layouts(options, ranks):
             if outcome["status"] == "failed" and names:
                 done.append({"run": names[0], "failed": outcome["message"]})
                 failed, names = failed + 1, names[1:]
-    return {"status": "failed" if failed else "passed", "message": f"{len(done)} layouts", "rows": done}
+    wrong = verdicts(done, options.tiny, ranks)
+    message = "; ".join([f"{len(done)} layouts", *wrong])
+    return {"status": "failed" if failed or wrong else "passed", "message": message, "rows": done}

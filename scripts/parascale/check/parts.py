@@ -1,6 +1,7 @@
 """Parts of the check: each is a function of a Place that reports rows, raises AssertionError for a wrong figure, and may Skip."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parascale import files
+from parascale.check.layouts import try_layouts
 from parascale.check.trainings import (
     ROOT,
     against_a_bare_loop,
@@ -20,7 +22,6 @@ from parascale.check.trainings import (
     our_step,
     single,
     training_of,
-    try_layouts,
 )
 from parascale.launch import environment
 from parascale.parallel.batch_norm import prepare
@@ -192,12 +193,15 @@ def tests(place):
     """Those that are marked `gpu`, where there is pytest."""
     if place.device.type != "cuda":
         raise Skip("no GPU")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", ROOT / "tests"], cwd=ROOT, capture_output=True, text=True
-    )
-    if "No module named pytest" in done.stderr:
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", ROOT / "tests/unit", ROOT / "tests/distributed"]
+    last = ""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as done:
+        for line in done.stdout:
+            last = line.strip(" =\n") or last
+            if found := re.match(r"(\S+::.+) (PASSED|FAILED|ERROR|SKIPPED)", line):
+                place.report({"test": found[1], "outcome": found[2].lower()})
+    if "No module named pytest" in last:
         raise Skip("pytest is not installed")
-    last = (done.stdout.strip().splitlines() or [""])[-1]
     assert done.returncode in (0, 5), last  # 5: none was collected
     return last
 

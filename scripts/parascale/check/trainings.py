@@ -1,4 +1,4 @@
-"""Parts of the check that train: layouts at full shapes, compiling, a bare loop. Rows are what the page shows."""
+"""Trainings of the check, without data: at full shapes, compiled, beside a bare loop. Rows are what the page shows."""
 
 import functools
 import gc
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from parascale.evaluation.task import EmptySamples, empty_batch
+from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model, initialise
 from parascale.parallel import make_mesh, parallelize
 from parascale.parallel.precision import set_arithmetic
@@ -22,9 +22,9 @@ from parascale.plan.rates import gpu_kind
 from parascale.settings import load_project_file
 from parascale.settings.project import load_site
 from parascale.train.clock import Clock
-from parascale.train.loss import GlobalLoss, evaluate
+from parascale.train.loss import GlobalLoss
 from parascale.train.optim import make_optimizers
-from parascale.train.step import Stepper
+from parascale.train.step import Stepper, own_parts
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_SECONDS = 120.0
@@ -37,18 +37,6 @@ BATCHES = {"gpt2": 16, "llama": 4}  # samples of a step beside a bare loop, whic
 def project(tiny):
     """The project whose runs are tried: JURECA's, or this machine's."""
     return load_project_file(ROOT / "config" / ("config.yaml" if tiny else "jureca.yaml"), bases=[ROOT / "config"])
-
-
-def layouts(tiny, ranks):
-    """Processes → names of the runs that train in a layout of that many on one node: each workload and layout once."""
-    groups, seen = {}, set()
-    for run in project(tiny).runs.values():
-        shape = run.workload.name, repr(replace(run.layout, gpus_per_node=1, idle_gpus=0)), run.precision
-        size = run.layout.world_size
-        if run.engine == "native" and run.layout.nodes == 1 and size <= ranks and shape not in seen:
-            seen.add(shape)
-            groups.setdefault(size, []).append(run.run)
-    return groups
 
 
 def site_of(place):
@@ -84,29 +72,29 @@ def facts_here(run):
 
 
 def batches_of(run, vocabulary, mesh):
-    """This rank's parts of one step, of random tokens or pixels: the ranks that see the same samples have the same."""
-    generator = np.random.default_rng(mesh.data_rank)
-    samples = run.micro_batch * run.layout.micro_batches
+    """This rank's parts of one step of random tokens or pixels: in every layout they are the same samples."""
+    generator = np.random.default_rng(run.seed)
 
     def filled(array):
         highest = {np.dtype(bool): 0, np.dtype(np.uint8): 256}.get(array.dtype, vocabulary)
         return array if not highest else generator.integers(0, highest, array.shape, array.dtype)
 
-    parts = [map(filled, empty_batch(run.workload, samples)) for _ in range(run.workload.training.accumulate)]
-    return [tuple(torch.from_numpy(array).to(mesh.device) for array in part) for part in parts]
+    whole = [filled(array) for array in empty_batch(run.workload, run.global_batch)]
+    parts = own_parts(np.arange(run.global_batch), run, mesh)
+    return [tuple(torch.from_numpy(array[part]).to(mesh.device) for array in whole) for part in parts]
 
 
 def timed(place, step, steps):
-    """(seconds of a step, peak bytes of a GPU or None, what the first step gave) of `steps` calls, after some to warm up."""
-    first = step(1)
-    for number in range(2, WARM_UP + 1):
+    """(seconds of a step, peak bytes of a GPU or None, what the first step gave, and the last) of `steps` calls, after some to warm up."""
+    first, warm = step(1), 1 if place.tiny else WARM_UP
+    for number in range(2, warm + 1):
         step(number)
     place.synchronize()
     started = time.perf_counter()
-    for number in range(WARM_UP + 1, WARM_UP + 1 + steps):
-        step(number)
+    for number in range(warm + 1, warm + 1 + steps):
+        last = step(number)
     place.synchronize()
-    return (time.perf_counter() - started) / steps, peak(place), first
+    return (time.perf_counter() - started) / steps, peak(place), first, last
 
 
 def peak(place):
@@ -132,42 +120,8 @@ def our_step(stepper, batches):
     return step
 
 
-def try_layouts(place):
-    """A step and an evaluation of each run, with the plan's figures beside."""
-    runs, site = project(place.tiny).runs, site_of(place)
-    for name in place.names:
-        forget(place)
-        place.report(_layout_row(place, runs[name], site))
-
-
-def _layout_row(place, run, site):
-    foretold = predict(run, site, facts=facts_here(run), remedy=False)
-    if foretold.fits == "does not fit":
-        return {"run": run.run, "strategy": run.strategy, "fits": foretold.fits}
-    stepper, batches, _ = training_of(place, run)
-    seconds, used, (norm, loss, targets) = timed(place, our_step(stepper, batches), 1 if place.tiny else 5)
-    assert np.isfinite(norm) and np.isfinite(loss), f"{run.run}: loss {loss}, norm {norm}"
-    forget(place)
-    started = time.perf_counter()
-    evaluate(run, stepper.model, EmptySamples(run))
-    place.synchronize()
-    parts = foretold.memory or {}
-    planned = sum(size for name, size in parts.items() if name not in ("libraries", "communicators"))
-    return {
-        "run": run.run,
-        "strategy": run.strategy,
-        "loss": loss,
-        **_rates(run, site, foretold, seconds, targets),
-        "step s": seconds,
-        "predicted s": foretold.step_seconds,
-        "evaluation s": time.perf_counter() - started,
-        "peak GB": used and used / 1e9,
-        "evaluation GB": used and peak(place) / 1e9,
-        "predicted GB": planned / 1e9 if parts else None,
-    }
-
-
-def _rates(run, site, foretold, seconds, targets):
+def rates(run, site, foretold, seconds, targets):
+    """Targets a second, and model FLOPS utilisation where the site says what its GPUs reach."""
     flops = (foretold.flops_per_token or 0) * targets / seconds / run.layout.world_size
     reached = site.peak_tflops.get(run.precision)
     return {"targets/s": targets / seconds, "MFU": flops / (reached * 1e12) if reached else None}
@@ -192,7 +146,7 @@ def compiled_against_eager(place):
         variant = replace(run, layout=replace(run.layout, compile=compiled))
         stepper, batches, _ = training_of(place, variant)
         started = time.perf_counter()
-        seconds, used, (_, loss, _) = timed(place, our_step(stepper, batches), 2 if place.tiny else 20)
+        seconds, used, (_, loss, _), _ = timed(place, our_step(stepper, batches), 2 if place.tiny else 20)
         losses.append(loss)
         place.report(
             {"compiled": compiled, "step s": seconds, "all s": time.perf_counter() - started, "peak GB": used and used / 1e9, "loss": loss}
@@ -220,9 +174,9 @@ def against_a_bare_loop(place):
 
 def _loop_row(place, run, site, foretold, loop, step):
     forget(place)
-    seconds, used, (norm, loss, targets) = timed(place, step, 2 if place.tiny else 30)
-    rates = _rates(run, site, foretold, seconds, targets) | {"peak GB": used and used / 1e9}
-    return {"model": run.workload.name, "loop": loop, "loss": loss, "norm": norm, "step s": seconds, **rates}
+    seconds, used, (norm, loss, targets), _ = timed(place, step, 2 if place.tiny else 30)
+    figures = {"loss": loss, "norm": norm, "step s": seconds, **rates(run, site, foretold, seconds, targets)}
+    return {"model": run.workload.name, "loop": loop, **figures, "peak GB": used and used / 1e9}
 
 
 def bare(place, run, vocabulary, batches):

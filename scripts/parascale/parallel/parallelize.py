@@ -97,6 +97,15 @@ class ParallelModel:
                 for buffer in part.buffers():
                     dist.broadcast(tying.local(buffer), group=group, group_src=0)
 
+    def count_parameters(self):
+        """Parameters of the whole model, tied ones once. Every rank of a pipeline must call this."""
+        held = sum(p.numel() for part in self.parts for p in part.parameters())
+        held -= sum(second.numel() for _, second in self.split_ties if second is not None)
+        if self.pipeline is not None:
+            held = torch.tensor(held, dtype=torch.int64, device=self.mesh.device)
+            dist.all_reduce(held, group=self.pipeline.group)
+        return int(held)
+
     def train(self, mode=True):
         """Switch all parts to training or evaluation."""
         for part in self.parts:

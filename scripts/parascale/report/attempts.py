@@ -1,13 +1,15 @@
 """The attempts of a run: over time, and as a table."""
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from parascale.report import numbers
-from parascale.report.drawing import Entry, Figure
+from parascale.report.drawing import LINE, PALETTE, Entry, Figure, Panel, mark
 from parascale.report.findings import hit_limit
-from parascale.report.plots import OUTCOMES, Span, timeline_panel
+from parascale.report.plots import few, name_rows
 from parascale.report.tables import RUN, Column, columns, make_table
 
+OUTCOMES = {"finished": "c2", "stopped": "c7", "killed": "c5", "failed": "c5", "running": "c0"}
 COLUMNS = (
     Column("attempt", "Attempt", numbers.whole),
     Column("job", "Job", link="page"),
@@ -38,11 +40,23 @@ def attempts_figure(record):
         return None
     table = make_table("Attempts", COLUMNS, _rows(record))
     used = [outcome for outcome in OUTCOMES if any(span.outcome == outcome for span in spans)]
-    panel = timeline_panel("Attempts over time", spans)
+    panel = _timeline("Attempts over time", spans)
     legend = tuple(Entry(outcome, OUTCOMES[outcome], box=True) for outcome in used)
     return Figure(
         "attempts", "Attempts", "Each start of the run; a thin line is waiting in the queue.", (panel,), legend, table
     )
+
+
+@dataclass(frozen=True)
+class Span:
+    """An attempt: seconds since 1970; outcome: one of OUTCOMES. waiting: since when it waited in the queue, or None."""
+
+    label: str
+    outcome: str
+    start: float
+    end: float
+    waiting: float | None
+    note: str
 
 
 def _spans(record):
@@ -69,3 +83,21 @@ def _began(attempt):
         return datetime.fromisoformat(attempt["start"]).timestamp()
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _timeline(title, spans):
+    """Attempts one below the other over the clock; a thin line is waiting in the queue."""
+    first = min(span.start if span.waiting is None else min(span.waiting, span.start) for span in spans)
+    size, unit = numbers.time_unit(max(span.end for span in spans) - first)
+
+    def draw(axes):
+        name_rows(axes, [span.label for span in spans])
+        for row, span in enumerate(spans):
+            start, end = (span.start - first) / size, (span.end - first) / size
+            if span.waiting is not None:
+                axes.plot(((span.waiting - first) / size, start), (row, row), color=PALETTE["muted"])
+            mark(axes.barh(row, end - start, 0.8, start, color=PALETTE[OUTCOMES[span.outcome]]), "bar", span.note)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"{unit} since {'submission' if first < min(s.start for s in spans) else 'the start'}")
+
+    return Panel(title, f"Timeline: {few([span.note for span in spans])}.", LINE * len(spans) + 50, draw)

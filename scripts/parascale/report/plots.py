@@ -1,4 +1,4 @@
-"""The kinds of plot that the report draws: bars, scaling against GPUs, curves, heat maps and a timeline. Each is a Panel."""
+"""The kinds of plot that the report draws: bars, scaling against GPUs, curves, and heat maps. Each is a Panel."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ NAME = 20  # the most characters of a run's name beside a plot, of which it leav
 DOTS = (0, (1, 4))
 SPECK = 5  # points of a dot on a curve: it hides little of the others
 PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
-OUTCOMES = {"finished": "c2", "stopped": "c7", "killed": "c5", "failed": "c5", "running": "c0"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def bars_panel(title, words, bars, ticks=None):
     ticks, pointed = ticks or {}, any(bar.pointer for bar in bars)
 
     def draw(axes):
-        _name_rows(axes, [bar.label for bar in bars])
+        name_rows(axes, [bar.label for bar in bars])
         for row, (bar, name) in enumerate(zip(bars, axes.get_yticklabels(), strict=True)):
             name.set_weight("bold" if bar.strong else "normal")
             end = max(_stacked(axes, row, bar.parts), bar.whisker[1])
@@ -95,7 +94,7 @@ def _stacked(axes, row, parts):
     return start
 
 
-def _name_rows(axes, names):
+def name_rows(axes, names):
     """A row for each name, from the top, without a grid."""
     axes.set_yticks(range(len(names)), map(_shortened, names), color=PALETTE["ink"])
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
@@ -264,7 +263,7 @@ def heat_panel(title, description, rows, end, seconds):
         return *heat, 0 if math.isnan(value) else PALEST + (1 - PALEST) * min(max(value / end, 0.0), 1.0)
 
     def draw(axes):
-        _name_rows(axes, [label for label, _ in rows])
+        name_rows(axes, [label for label, _ in rows])
         size, unit = time_unit(seconds)
         columns, longest = len(rows[0][1]), max(seconds / size, 1e-9)
         edges = [row - 0.5 for row in range(len(rows) + 1)]
@@ -274,33 +273,3 @@ def heat_panel(title, description, rows, end, seconds):
         axes.set_xlabel(f"running time ({unit})")
 
     return Panel(title, description, LINE * len(rows) + 50, draw)
-
-
-@dataclass(frozen=True)
-class Span:
-    """An attempt: seconds since 1970; outcome: one of OUTCOMES. waiting: since when it waited in the queue, or None."""
-
-    label: str
-    outcome: str
-    start: float
-    end: float
-    waiting: float | None
-    note: str
-
-
-def timeline_panel(title, spans):
-    """Attempts one below the other over the clock; a thin line is waiting in the queue."""
-    first = min(span.start if span.waiting is None else min(span.waiting, span.start) for span in spans)
-    size, unit = time_unit(max(span.end for span in spans) - first)
-
-    def draw(axes):
-        _name_rows(axes, [span.label for span in spans])
-        for row, span in enumerate(spans):
-            start, end = (span.start - first) / size, (span.end - first) / size
-            if span.waiting is not None:
-                axes.plot(((span.waiting - first) / size, start), (row, row), color=PALETTE["muted"])
-            mark(axes.barh(row, end - start, 0.8, start, color=PALETTE[OUTCOMES[span.outcome]]), "bar", span.note)
-        axes.set_xlim(left=0)
-        axes.set_xlabel(f"{unit} since {'submission' if first < min(s.start for s in spans) else 'the start'}")
-
-    return Panel(title, f"Timeline: {few([span.note for span in spans])}.", LINE * len(spans) + 50, draw)

@@ -4,6 +4,7 @@ from parascale.settings.config import Config, Summaries
 from parascale.settings.data import SPLITS, Data, Source, Text
 from parascale.settings.formats import Formats
 from parascale.settings.layout import Layout
+from parascale.settings.optim import Optim
 from parascale.settings.project import (
     compiled_where_it_gains,
     load_project,
@@ -15,7 +16,7 @@ from parascale.settings.project import (
 from parascale.settings.run import Run
 from parascale.settings.site import Site
 from parascale.settings.strict import make
-from parascale.settings.workload import Model, Optim, Workload
+from parascale.settings.workload import Model, Workload
 
 __all__ = [
     "SPLITS",

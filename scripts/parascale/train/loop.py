@@ -7,26 +7,25 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from parascale.data.loader import Feed, read_batches
-from parascale.data.sampler import Sampler, share
-from parascale.errors import DivergedError, Interrupted
+from parascale.data.sampler import Sampler
+from parascale.errors import Interrupted
 from parascale.evaluation.task import Task, open_task
 from parascale.families.build import build_model
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
 from parascale.parallel.precision import set_arithmetic
 from parascale.train.clock import Clock, profiler
-from parascale.train.loss import GlobalLoss, LossScale, all_reduce, evaluate
+from parascale.train.loss import GlobalLoss, LossScale, all_reduce, evaluate, refuse_non_finite
 from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
 from parascale.train.process import Watchdog, garbage_kept, listen_for_signals, peak_memory
 from parascale.train.record import Progress
 from parascale.train.stage import staged
 from parascale.train.state import RunState
-from parascale.train.step import Stepper, torch_seed
+from parascale.train.step import Stepper, local_samples, torch_seed
 
 # All ranks collect garbage after the same steps: one that did so on its own would let the others wait.
 GARBAGE_STEPS = 50
@@ -70,7 +69,7 @@ def train(job, make_steps=None):
             stepper.scale = LossScale(state.saved.get("loss_scale"))
         stack.enter_context(_failure_noted(state))
         progress = stack.enter_context(Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit))
-        parts = read_batches(samples, _local_samples(sampler, first_step, steps, run, mesh), task.workers, device)
+        parts = read_batches(samples, local_samples(sampler, first_step, steps, run, mesh), task.workers, device)
         feed = Feed(parts, training.accumulate, device)
         profile = profiler(job, mesh.rank == 0)
         model.train()
@@ -232,7 +231,7 @@ class Session:
             if skipped and result.loss_scale > 1:  # else the factor was not the cause
                 del figures["gradient norm"]
                 norm = None
-        _refuse_non_finite(self.run, f"step {step}", figures)
+        refuse_non_finite(self.run, f"step {step}", figures)
         return {
             "step": step,
             self.run.workload.unit: targets,
@@ -275,18 +274,8 @@ class Session:
         all_reduce(total, mesh)
         loss, targets, *others = total.tolist()
         figures = {name: value / targets for name, value in zip(("loss", *task.metrics), (loss, *others), strict=True)}
-        _refuse_non_finite(run, title, figures)
+        refuse_non_finite(run, title, figures)
         return figures, int(targets)
-
-
-def _refuse_non_finite(run, where, figures):
-    """Raise DivergedError if a figure is not finite: nothing after it would mean anything."""
-    if not all(map(math.isfinite, figures.values())):
-        said = ", ".join(f"{name} {value}" for name, value in figures.items())
-        raise DivergedError(
-            f"run {run.run}, {where}: {said}. What was saved until then is kept. Try a lower `optim.lr`, a "
-            "slower rise to it, or precision fp32 (instead of fp16: bf16)"
-        )
 
 
 @contextmanager
@@ -300,14 +289,6 @@ def _failure_noted(state):
         with suppress(OSError):
             state.end("failed")
         raise
-
-
-def _local_samples(sampler, first_step, steps, run, mesh):
-    """Yield the numbers of this rank's share of each step's samples, in `accumulate` parts."""
-    for step in range(first_step, steps + 1):
-        chosen = share(sampler.indices(step - 1), mesh.data_rank, run.layout.data_parallel)
-        parts = run.workload.training.accumulate
-        yield from np.array_split(chosen, parts) if parts > 1 else [chosen]
 
 
 def _is_multiple(step, every):

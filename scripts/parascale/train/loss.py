@@ -1,11 +1,13 @@
 """The loss of a step: the sum over all target tokens of all ranks and micro-batches, divided by their global count."""
 
+import math
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 
 from parascale.data.text import IGNORED
+from parascale.errors import DivergedError
 from parascale.evaluation.evaluate import split_sums, summed_loss
 
 
@@ -81,3 +83,13 @@ def evaluate(run, model, samples, metrics=(), workers=0):
         total = split_sums(model.outputs, samples, *places, metrics, workers, loss)
     model.train()
     return total
+
+
+def refuse_non_finite(run, where, figures):
+    """Raise DivergedError if a figure is not finite: nothing after it would mean anything."""
+    if not all(map(math.isfinite, figures.values())):
+        said = ", ".join(f"{name} {value}" for name, value in figures.items())
+        raise DivergedError(
+            f"run {run.run}, {where}: {said}. What was saved until then is kept. Try a lower `optim.lr`, a "
+            "slower rise to it, or precision fp32 (instead of fp16: bf16)"
+        )

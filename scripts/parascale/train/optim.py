@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from parascale.parallel.tying import local, sum_tied_gradients
-from parascale.settings.workload import Cycle
+from parascale.settings.optim import Cycle
 
 SMALL = 4096  # elements whose squares are added up in single precision as well as in rows
 CLIP_MARGIN = 1e-6  # what torch's `clip_grads_with_norm_` adds to a norm that it divides by

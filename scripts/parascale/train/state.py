@@ -25,7 +25,6 @@ from parascale.checkpoint.ranks import gather, on_lead
 from parascale.errors import CheckpointError, ConfigError
 from parascale.files import link_or_copy, write_json
 from parascale.settings import identity
-from parascale.store.folders import copy_tree
 from parascale.store.keys import modules_of_run
 from parascale.store.trainings import Store
 from parascale.train import monitor, wandb_run
@@ -33,7 +32,6 @@ from parascale.train.machine import Memory, distinct, read_machine
 from parascale.train.process import peak_memory
 from parascale.train.record import SCHEMA_VERSION, Recorder, summarise
 from parascale.train.take_over import continuation_of, take_over
-from parascale.train.wandb_run import WandbRun
 
 
 class RunState:
@@ -71,7 +69,7 @@ class RunState:
         died_at, finished = on_lead(self.mesh, self._take_over)
         if finished:
             return None
-        self.parameters = self._count_parameters()
+        self.parameters = self.model.count_parameters()
         reached = self._resume(steps)
         self.model.initialise(self.job.run.seed, reached is not None, self.alive)
         first_step = (reached or 0) + 1
@@ -83,7 +81,8 @@ class RunState:
             if self.continued_code:
                 allocation["continued_code"] = self.continued_code
             hosts = list(dict.fromkeys(self.hosts))
-            self.record.begin(first_step, hosts, died_at, self.saved, allocation, steps, self._wandb())
+            wandb = wandb_run.watch(self.job, self._description)
+            self.record.begin(first_step, hosts, died_at, self.saved, allocation, steps, wandb)
             if first_step > 1:
                 print(f"{self.job.run.run}: continues with step {first_step} of {steps}", flush=True)
         return first_step
@@ -122,33 +121,6 @@ class RunState:
             "versions": provenance.versions() | {"cuda": torch.version.cuda},
             "prediction": self.job.prediction,
         }
-
-    def _wandb(self):
-        """The run at Weights & Biases, where the configuration asks for one."""
-        # Curves of an earlier attempt: this one makes them again, or none.
-        shutil.rmtree(self.job.work / wandb_run.FOLDER, ignore_errors=True)
-        watched = self.job.monitor
-        if watched is None or watched.wandb == "none":
-            return None
-        name = self.job.run.run
-
-        def failed(reason):
-            print(
-                f"{name}: no more curves for Weights & Biases: {reason}. The training goes on, and `parascale export wandb --run {name}` "
-                "makes them from its record",
-                flush=True,
-            )
-
-        return WandbRun(self.job.work, watched.wandb, watched.wandb_project, self._description(), failed)
-
-    def _count_parameters(self):
-        """Parameters of the whole model, tied ones once."""
-        held = sum(p.numel() for part in self.model.parts for p in part.parameters())
-        held -= sum(second.numel() for _, second in self.model.split_ties if second is not None)
-        if self.model.pipeline is not None:
-            held = torch.tensor(held, dtype=torch.int64, device=self.mesh.device)
-            dist.all_reduce(held, group=self.model.pipeline.group)
-        return int(held)
 
     def _resume(self, steps):
         """Load the newest checkpoint that is whole, or the one of another run to start from; returns its step, else None."""
@@ -297,11 +269,7 @@ class RunState:
             shutil.copytree(checkpoint, folder / name, copy_function=link_or_copy)
         if (made := self.job.work / "profile").is_dir():
             shutil.copytree(made, folder / "profile")
-        if (made := self.job.work / wandb_run.FOLDER).is_dir():
-            try:
-                copy_tree(made, folder / wandb_run.FOLDER, shutil.copy2)
-            except OSError:  # a package that did not come to its end may still write: no reason to fail
-                shutil.rmtree(folder / wandb_run.FOLDER, ignore_errors=True)
+        wandb_run.publish(self.job.work, folder)
         for path in (self.record.steps_path, self.record.events.path):
             shutil.copyfile(path, folder / path.name)
         attempts = self.record.attempts

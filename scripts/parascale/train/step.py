@@ -54,12 +54,22 @@ class StepResult:
         return norm, loss, int(targets)
 
 
+def own_parts(numbers, run, mesh):
+    """This rank's share of the samples of a global batch, in `accumulate` parts."""
+    chosen, parts = share(numbers, mesh.data_rank, run.layout.data_parallel), run.workload.training.accumulate
+    return np.array_split(chosen, parts) if parts > 1 else [chosen]
+
+
+def local_samples(sampler, first_step, steps, run, mesh):
+    """Yield the numbers of this rank's samples, part by part of each step."""
+    for step in range(first_step, steps + 1):
+        yield from own_parts(sampler.indices(step - 1), run, mesh)
+
+
 def make_draws(run, model):
     """The Draws of dropout on this rank: what is random follows from a sample's place in the global batch, whoever computes it."""
-    mesh, layout = model.mesh, run.layout
-    own = share(np.arange(run.global_batch), mesh.data_rank, layout.data_parallel)
-    positions = np.array_split(own, run.workload.training.accumulate)
-    draws = Draws(model.parts, run.seed, positions, layout.micro_batches, mesh.device)
+    positions = own_parts(np.arange(run.global_batch), run, model.mesh)
+    draws = Draws(model.parts, run.seed, positions, run.layout.micro_batches, model.mesh.device)
     for stage in model.pipeline.stages if model.pipeline is not None else ():
         stage.draws = draws
     return draws

@@ -5,7 +5,10 @@ curves end; that is said once, and the training goes on.
 """
 
 import queue
+import shutil
 import threading
+
+from parascale.store.folders import copy_tree
 
 FOLDER = "wandb"  # the package's own name for it
 BEGIN_SECONDS = 30.0  # the thread waits so long for the network at the start
@@ -13,6 +16,33 @@ BEGIN_SECONDS = 30.0  # the thread waits so long for the network at the start
 # package. Before a time limit, little time is left.
 END_SECONDS = 10.0
 MISSING = "the package `wandb` is not installed: pip install wandb, into the environment of this command"
+
+
+def watch(job, describe):
+    """The WandbRun of a job, or None where its configuration asks for none. describe: function that gives what `run.json` says."""
+    # Curves of an earlier attempt: this one makes them again, or none.
+    shutil.rmtree(job.work / FOLDER, ignore_errors=True)
+    watched, name = job.monitor, job.run.run
+    if watched is None or watched.wandb == "none":
+        return None
+
+    def failed(reason):
+        print(
+            f"{name}: no more curves for Weights & Biases: {reason}. The training goes on, and `parascale export wandb --run {name}` "
+            "makes them from its record",
+            flush=True,
+        )
+
+    return WandbRun(job.work, watched.wandb, watched.wandb_project, describe(), failed)
+
+
+def publish(work, folder):
+    """Copy what the package has written in a work folder, if it has, to the folder of the finished run."""
+    if (made := work / FOLDER).is_dir():
+        try:
+            copy_tree(made, folder / FOLDER, shutil.copy2)
+        except OSError:  # a package that did not come to its end may still write: no reason to fail
+            shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 
 class WandbRun:
