@@ -1,6 +1,7 @@
 """What somebody sees while the workflow runs: in a terminal what runs now and a bar, in a log few lines."""
 
 import contextlib
+import itertools
 import logging
 import os
 import pty
@@ -107,7 +108,10 @@ def test_a_terminal_shows_what_runs_now_what_is_left_what_ended_and_where_the_re
     terminal.shows(rf"4/4 [^━]*the verdict\r?\nThe report: {re.escape(str(tmp_path))}/results/report/index\.html")
 
 
-def test_a_log_of_the_default_matrix_has_at_most_300_lines(tmp_path, capsys):
+def test_a_log_of_the_default_matrix_has_at_most_300_lines(tmp_path, capsys, monkeypatch):
+    """Also where a minute passes between any two events, so that each line of what is left differs from the last."""
+    minutes = itertools.count(time.time(), 60)
+    monkeypatch.setattr(f"{LogHandler.__module__}.time", types.SimpleNamespace(time=lambda: next(minutes)))
     link_project(tmp_path)
     with FinishedProject(tmp_path, ["all"])._workflow() as workflow:
         planner = Planner(load_project_file("config/config.yaml"))
