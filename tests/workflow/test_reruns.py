@@ -256,7 +256,7 @@ NEW_SETTINGS = [
     ("data", "    revision: str | None"),
     ("data", "    lowercase: bool"),
     ("data", "    stage: Literal"),
-    ("workload", "    momentum: Number"),
+    ("optim", "    momentum: Number"),
     ("workload", "    keep: int"),
     ("workload", "    stride: int | None"),
     ("workload", "    smallest_crop: Number"),
