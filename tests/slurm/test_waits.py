@@ -90,7 +90,10 @@ def test_a_job_that_would_reach_into_a_maintenance_waits_and_the_workflow_says_s
 def test_a_job_that_its_qos_keeps_waiting_says_so_and_runs_under_it(cluster, workflow):
     """The box's `course` takes one job at a time; a profile beside the shipped one names it."""
     (workflow.folder / "box/profile.yaml").write_text("slurm-qos: course\n")
-    target, first = workflow.run("single").target, cluster.submit("--qos=course", "--time=10", "--output=/dev/null", "--wrap=sleep 600")
+    target, first = (
+        workflow.run("single").target,
+        cluster.submit("--qos=course", "--time=10", "--output=/dev/null", "--wrap=sleep 600"),
+    )
     limit = ["--set-resources", "train_single:runtime=30"]
     try:
         cluster.wait(first, "RUNNING")
