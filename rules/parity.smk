@@ -40,7 +40,6 @@ rule parity_verdict:
         nodes=0,
     params:
         baseline=shared(lambda run: run.baseline, PROJECT.runs),
-        dropout=shared(lambda run: run.workload.model.dropout, PROJECT.runs),
         code=code_of("parity"),
     shell:
         "parascale parity --run {wildcards.run:q} > {log:q} 2>&1"

@@ -1,6 +1,5 @@
 """The page: it needs nothing but itself, is the same when it is built again, and is right about what is not there."""
 
-import dataclasses
 import json
 import re
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from parascale.files import write_json
 from parascale.report import build_report, load_records, render_page, write_report
 from parascale.report.figures import FIGURES
 from tests.command import parascale
@@ -222,18 +220,3 @@ def test_many_long_runs_are_quick_and_small(tmp_path, runs, steps):
     seconds, done = processor_seconds(command, check=True)
     assert within(seconds, 30) and int(done.stdout.split()[-2]) * 1024 < 1e9
     assert (tmp_path / "report/index.html").stat().st_size < 5e6
-
-
-def test_with_dropout_the_page_says_that_parity_is_not_claimed(tmp_path):
-    """A plain `same` would be read as a promise about the run, and a class of the user's own is compared without its dropout."""
-    plain = workload()
-    dropping = dataclasses.replace(plain, model=dataclasses.replace(plain.model, kind="own.py:Own", dropout=0.1))
-    matrix = [fake("single", verdict="baseline", train=dropping), fake("ddp", dp=2, gpus_per_node=2, train=dropping)]
-    results, work = write_results(tmp_path, [*matrix, fake("other", dp=2, gpus_per_node=2)])
-    for name in ("ddp", "other"):
-        path = results / "parity" / name / "verdict.json"
-        write_json(
-            path, json.loads(path.read_text()) | {"reason": f"within tolerance; parity of {name} is not claimed"}
-        )
-    page = render_page(build_report(load_records(results, work, ["single", "ddp", "other"]), "Dropout"))
-    assert "parity of ddp is not claimed" in page and "parity of other" not in page

@@ -192,7 +192,7 @@ def parity(project, name):
             raise DataError(
                 f"{folder(each)}: no finished parity run; `parascale launch --run {each} --kind parity` makes it"
             )
-    verdict = compare_folders(folder(name), folder(run.baseline), run.workload.model.dropout)
+    verdict = compare_folders(folder(name), folder(run.baseline))
     write_json(folder(name) / "verdict.json", verdict)
     print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
 

@@ -7,6 +7,7 @@ import torch
 
 from parascale.errors import ConfigError
 from parascale.families import kinds, part_of
+from parascale.families.dropout import by_place
 from parascale.families.shards import Shard
 
 
@@ -37,7 +38,8 @@ def build_model(settings, outputs, *sizes):
 
     outputs: entries of the vocabulary, or classes. sizes: of a sample, as the workload's `sizes` gives them.
     """
-    return model_class(settings.kind)(settings, outputs, *sizes)
+    model = model_class(settings.kind)(settings, outputs, *sizes)
+    return by_place(model) if settings.is_own else model
 
 
 @torch.no_grad()

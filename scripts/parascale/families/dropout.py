@@ -10,7 +10,8 @@ from parascale.families.hashing import key, mixed, numbers
 
 
 class Dropout(nn.Dropout):
-    """torch's dropout until a `Draws` takes the module up. Its input's dimensions are samples and the places in a sample.
+    """torch's dropout until a `Draws` takes the module up. Its input's dimensions are samples and the places in a sample: another
+    first dimension, in a class of the user's own, is dropped as torch does.
 
     key: random numbers of the samples under way. part: which of equal parts of the second dimension this rank holds, where tensor
     parallelism splits it.
@@ -30,6 +31,8 @@ class Dropout(nn.Dropout):
             return super().forward(values)
         if values.is_meta:  # a pipeline that looks at shapes
             return values
+        if len(values) != len(self.key):
+            return super().forward(values)
         return torch.where(self._mask(values), values * (1 / (1 - self.p)), 0.0)
 
     def _mask(self, values):
@@ -40,6 +43,20 @@ class Dropout(nn.Dropout):
         place = mixed(torch.arange(first, first + places, dtype=torch.int32, device=values.device))
         number = numbers(self.key, place)
         return (number >= round(self.p * 2**32) - 2**31).view(values.shape)
+
+
+def by_place(model):
+    """Let each `nn.Dropout` of a model, a class of the user's own, draw as our `Dropout` does. Returns the model."""
+    for module in model.modules():
+        if type(module) is nn.Dropout and not module.inplace:
+            module.__class__, module.key, module.part = Dropout, None, 0
+    return model
+
+
+def generators(device):
+    """The state of torch's random numbers on the CPU and on a device: it changes whenever some are drawn."""
+    states = [torch.get_rng_state()]
+    return torch.cat([*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states)
 
 
 class Draws:

@@ -111,7 +111,7 @@ def parity_section(report):
     table = of_runs(report, "Parity of each run with its baseline", PARITY, sorted(checked, key=_usual), _parity_row)
     counts = Counter(record.parity.verdict for record in checked)
     unchecked = [record.name for record in report.done if record.parity is None]
-    reasons = [(record.name, record.parity) for record in checked if _is_explained(record)]
+    reasons = [(record.name, record.parity) for record in checked if record.parity.verdict in UNUSUAL]
     return Section(
         "parity",
         "Is the result the same?",
@@ -124,12 +124,6 @@ def parity_section(report):
 def _usual(record):
     """Sort key: first come runs that a reader must not overlook."""
     return record.done and not is_different(record)
-
-
-def _is_explained(record):
-    """Whether the verdict's reason is told: an unusual one, or `same` where dropout was switched off to compare at all."""
-    switched_off = record.run is not None and not record.run.workload.model.drops_alike
-    return record.parity.verdict in UNUSUAL or (record.parity.verdict == "same" and switched_off)
 
 
 def _parity_row(record):

@@ -228,7 +228,7 @@ class Run:
             raise ConfigError("average_every (local SGD) cannot start from another run's checkpoint")
 
     def parity(self, steps, precision):
-        """The short run that proves this layout right: few steps, exact arithmetic, and no dropout whose masks would differ.
+        """The short run that proves this layout right: few steps, in exact arithmetic.
 
         AdamW's epsilon is at least 1e-6 there: with less, an element whose gradient is nothing but rounding noise takes
         steps of full size, up or down as the noise falls, and layouts seem to differ where they do not.
@@ -240,7 +240,6 @@ class Run:
             workload,
             training=workload.training.short(steps),
             parity_precision=None,
-            model=workload.model if workload.model.drops_alike else replace(workload.model, dropout=0.0),
             optim=replace(workload.optim, warmup_steps=warmup, eps=max(workload.optim.eps, 1e-6)),
         )
         return replace(self, workload=workload, precision=precision, deterministic=True, init_from=None, profile=None)

@@ -54,9 +54,9 @@ class Model:
     counts_batches: ClassVar = False  # has batch norm, whose statistics are of the samples that a rank sees
 
     @property
-    def drops_alike(self):
-        """Whether layouts can be compared with dropout: a class of the user's own draws its own way."""
-        return not self.dropout or ":" not in self.kind
+    def is_own(self):
+        """Whether the model is a class of the user's own: `file.py:Class`."""
+        return ":" in self.kind
 
     @staticmethod
     def variant(values, beside):

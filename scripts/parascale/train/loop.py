@@ -15,6 +15,7 @@ from parascale.data.sampler import Sampler
 from parascale.errors import Interrupted
 from parascale.evaluation.task import Task, open_task
 from parascale.families.build import build_model
+from parascale.families.dropout import generators
 from parascale.parallel import make_mesh, parallelize, start_processes, stop_processes
 from parascale.parallel.precision import set_arithmetic
 from parascale.train.clock import Clock, profiler
@@ -145,6 +146,7 @@ class Session:
     stop_requested: object  # function: whether this process was asked to stop
     first_step: int
     steps: int
+    random: object = None  # torch's random numbers as a step of a user's class begins
     unread: object = None  # function that gives the line of the step before, whose numbers are not read yet
 
     @property
@@ -158,8 +160,11 @@ class Session:
         optim = self.run.workload.optim
         set_rates(self.stepper.optimizers, self.lr(step), momentum(step, self.steps, optim))
         self.stepper.begin(step)
-        if self.run.workload.model.dropout > 0:
+        model = self.run.workload.model
+        if model.dropout > 0 or model.is_own:
             torch.manual_seed(torch_seed(self.run, step, self.mesh))
+        if model.is_own:
+            self.random = generators(self.mesh.device)
         if self.profiler is not None:
             self.profiler.begin_step(step)
 
@@ -196,6 +201,8 @@ class Session:
         """
         training, last = self.run.workload.training, step == self.steps
         stop = result.stop and not last
+        if self.random is not None:
+            self.state.draws |= not torch.equal(self.random, generators(self.mesh.device))
         self.feed.read_ahead()
         self._record_unread()
         if step % GARBAGE_STEPS == 0:

@@ -57,11 +57,10 @@ def not_comparable(run):
     return None
 
 
-def compare(run, baseline, folder, baseline_folder, dropout=0.0, tolerance=None):
+def compare(run, baseline, folder, baseline_folder, tolerance=None):
     """The verdict on `run` (a parity Run) against `baseline`, from the results of both parity runs, as plain values.
 
-    dropout: of the run that the parity run stands for. Where a model's own falls differently in every layout, it is switched off
-    for the comparison, and the verdict says so. tolerance: Tolerance; default: that of the precision, which is fp32 or fp64 then.
+    tolerance: Tolerance; default: that of the precision, which is fp32 or fp64 then.
     """
     tolerance = tolerance or TOLERANCES[run.precision]
     verdict = {
@@ -78,7 +77,7 @@ def compare(run, baseline, folder, baseline_folder, dropout=0.0, tolerance=None)
     if len(steps) != len(expected):
         raise ParityError(f"{run.run} and {baseline.run} made {len(steps)} and {len(expected)} steps; run both again")
     losses = [abs(line["loss"] - other["loss"]) for line, other in zip(steps, expected, strict=True)]
-    if reason := not_comparable(run) or _other_experiment(run, baseline):
+    if reason := not_comparable(run) or _other_experiment(run, baseline) or _draws(run, folder, baseline_folder):
         return verdict | _figures("not comparable", reason) | {"loss_difference": max(losses)}
     norms = [_relative(line["grad_norm"], other["grad_norm"]) for line, other in zip(steps, expected, strict=True)]
     worst, weights = _largest_weight_difference(Path(folder) / "checkpoint", Path(baseline_folder) / "checkpoint")
@@ -90,8 +89,6 @@ def compare(run, baseline, folder, baseline_folder, dropout=0.0, tolerance=None)
     ]
     same = not outside and not _beyond(weights, tolerance.weights)
     reason = "within tolerance at every step" if same else _describe(outside, weights, worst, tolerance)
-    if dropout and not run.workload.model.dropout:
-        reason += f"; dropout was switched off for the comparison: parity of the run itself, with dropout {dropout}, is not claimed"
     return verdict | {
         "verdict": "same" if same else "different",
         "reason": reason,
@@ -118,6 +115,16 @@ def _other_experiment(run, baseline):
         return f"seed {run.seed} against {baseline.seed}: another start"
     if other := identity.difference(run, baseline):
         return f"another recipe: {other}"
+    return None
+
+
+def _draws(run, *folders):
+    """Why a user's class is no comparison, or None: it draws random numbers that are other ones in every layout."""
+    if run.workload.model.is_own and any(read_json(Path(folder) / "summary.json")["draws"] for folder in folders):
+        return (
+            "the model draws random numbers of its own, which are other ones in every layout. Masks are the same where dropout is an "
+            "`nn.Dropout` whose input has the samples as its first dimension"
+        )
     return None
 
 
@@ -187,9 +194,9 @@ def _describe(outside, weights, worst, tolerance):
     return "; ".join(parts)
 
 
-def compare_folders(folder, baseline_folder, dropout=0.0, tolerance=None):
-    """The verdict on the parity run in `folder` against the one in `baseline_folder`; dropout, tolerance: see `compare`."""
+def compare_folders(folder, baseline_folder, tolerance=None):
+    """The verdict on the parity run in `folder` against the one in `baseline_folder`; tolerance: see `compare`."""
     run, baseline = (
         run_from_dict(read_json(Path(place) / "run.json")["settings"]) for place in (folder, baseline_folder)
     )
-    return compare(run, baseline, folder, baseline_folder, dropout, tolerance)
+    return compare(run, baseline, folder, baseline_folder, tolerance)

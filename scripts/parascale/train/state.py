@@ -54,6 +54,7 @@ class RunState:
         self.last_checkpoint = time.monotonic()
         self.continued_code = None  # digest of the other code that began what we continue, where that is asked for
         self.saved = {}  # facts of the checkpoint that we continue from
+        self.draws = False  # whether a class of the user's own drew random numbers on this rank
 
     # --- begin
 
@@ -245,13 +246,15 @@ class RunState:
         if self.mesh.devices is not None:
             dist.all_reduce(waited)
         own = peak_memory(self.mesh.device)
-        taken = gather(self.mesh, (own, self.memory.parts(self.optimizers, own)))
+        taken = gather(self.mesh, (own, self.memory.parts(self.optimizers, own), self.draws))
         if not self.lead:
             return
         bubble = (waited[0] / waited[1]).item() if self.model.pipeline is not None else None
-        peak, parts = max(taken, key=lambda rank: rank[0])
+        peak, parts, _ = max(taken, key=lambda rank: rank[0])
         facts = {"parameters": self.parameters, "peak_memory_bytes": peak, "memory": parts, "bubble_measured": bubble}
         facts = self.facts | facts
+        if self.job.run.workload.model.is_own:
+            facts["draws"] = any(draws for _, _, draws in taken)
         self.record.end("finished", facts)
         kept, output, key = Store(self.job.store), self.job.output, self.job.key
         with kept.keeping(key, f"{output.parent.name}/{output.name}") as folder:

@@ -1,0 +1,107 @@
+"""A model class of the user's own: its dropout has the same masks in every layout, or its layouts are not called comparable."""
+
+import pytest
+
+from parascale.families.build import build_model
+from parascale.settings import Model, make
+from parascale.train.parity import compare_folders
+
+from .cases import pp, ranks_of
+from .examine import train_settings
+from .harness import run_on_ranks
+
+# `options.drops` says how: by modules in each block or by a function; or torch's module is given the positions first.
+CLASS = """
+from torch import nn
+from torch.nn import functional as F
+
+from parascale.families.kind import PipelinePlan
+
+
+class Block(nn.Module):
+    def __init__(self, settings):
+        super().__init__()
+        self.layer, self.drop, self.how = nn.Linear(settings.dim, settings.dim), nn.Dropout(settings.dropout), settings.options["drops"]
+
+    def forward(self, hidden_BTD):
+        changed_BTD = self.layer(hidden_BTD).tanh()
+        if self.how == "function":
+            return hidden_BTD + F.dropout(changed_BTD, self.drop.p, self.training)
+        if self.how == "positions first":
+            return hidden_BTD + self.drop(changed_BTD.transpose(0, 1)).transpose(0, 1)
+        return hidden_BTD + self.drop(changed_BTD)
+
+
+class Own(nn.Module):
+    shard_units = ("blocks.*",)
+    pipeline_plan = PipelinePlan(first=("embedding",), blocks="blocks", last=("head",))
+
+    def __init__(self, settings, vocabulary, window):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, settings.dim)
+        self.blocks = nn.ModuleDict({str(number): Block(settings) for number in range(settings.layers)})
+        self.head = nn.Linear(settings.dim, vocabulary)
+
+    def forward(self, tokens_BT):
+        hidden_BTD = tokens_BT if self.embedding is None else self.embedding(tokens_BT)
+        for block in self.blocks.values():
+            hidden_BTD = block(hidden_BTD)
+        return hidden_BTD if self.head is None else self.head(hidden_BTD)
+"""
+LAYOUTS = {
+    "ddp": {"dp": 2},
+    "fsdp": {"fsdp": 2, "activation_checkpointing": True},
+    "pp": pp(2, 4, "1F1B"),
+}
+
+
+@pytest.fixture(scope="session")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("own") / "own.py"
+    path.write_text(CLASS)
+    return path
+
+
+def keys_of(file, drops="module"):
+    """What a run of the class says beside its layout."""
+    model = {"kind": f"{file}:Own", "dim": 32, "layers": 2, "dropout": 0.2, "options": {"drops": drops}}
+    return {"model": model, "precision": "fp64", "parity": True}
+
+
+def verdict_of(layout, keys, make_settings, single, tmp_path):
+    settings = make_settings("case", layout, **keys)
+    run_on_ranks(train_settings, ranks_of(layout), tmp_path / "ranks", settings)
+    assert settings["run"]["workload"]["model"]["dropout"] == 0.2
+    return compare_folders(settings["output"], single(**keys)["output"])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_dropout_as_a_module_falls_alike_in_every_layout(name, file, make_settings, single, tmp_path):
+    verdict = verdict_of(LAYOUTS[name], keys_of(file), make_settings, single, tmp_path)
+    assert verdict["verdict"] == "same", verdict
+
+
+@pytest.mark.parametrize("drops", ["function", "positions first"])
+def test_a_class_that_draws_its_own_way_is_not_compared(drops, file, make_settings, single, tmp_path):
+    verdict = verdict_of({"dp": 2}, keys_of(file, drops), make_settings, single, tmp_path)
+    assert (verdict["verdict"], verdict["grad_norm_difference"]) == ("not comparable", None)
+    assert (
+        verdict["reason"].startswith("the model draws random numbers of its own") and "nn.Dropout" in verdict["reason"]
+    )
+
+
+def test_what_only_the_last_stage_draws_is_seen(file, make_settings, single, tmp_path):
+    """Rank 0 writes the record, and draws nothing here."""
+    file = file.with_name("last.py")
+    drawn = "self.head(F.dropout(hidden_BTD, 0.2, self.training))"
+    file.write_text(CLASS.replace("self.head(hidden_BTD)", drawn))
+    verdict = verdict_of(LAYOUTS["pp"], keys_of(file), make_settings, single, tmp_path)
+    assert verdict["verdict"] == "not comparable"
+
+
+def test_modules_that_drop_in_place_are_left_as_they_are(tmp_path):
+    """A class may not use what they return."""
+    path = tmp_path / "in_place.py"
+    path.write_text(CLASS.replace("nn.Dropout(settings.dropout)", "nn.Dropout(settings.dropout, inplace=True)"))
+    model = build_model(make(Model, kind=f"{path}:Own", dim=8, layers=1, options={"drops": "module"}), 5, 4)
+    assert not hasattr(model.blocks["0"].drop, "key")
