@@ -172,6 +172,13 @@ def test_only_the_dropout_of_the_settings_is_random(name, tmp_path):
     assert torch.equal(*logits(0.0)) and not torch.equal(*logits(0.5))
 
 
+def test_an_evaluation_drops_nothing(t5):
+    """Its attention is fused, as without dropout."""
+    numbers = torch.full((1, 5), 7)
+    found, expected = (filled(t5, dropout=rate)(numbers, numbers > 0, numbers) for rate in (0.5, 0.0))
+    torch.testing.assert_close(found, expected)
+
+
 def test_weights_in_parts_and_those_of_the_bare_model_are_found(tmp_path):
     folder = make_bart(tmp_path / "bart")
     whole = filled(folder).state_dict()

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = '''
 """What it does."""
 import math
-from parascale.settings.options import option
+from parascale.settings.options import option, section
 
 __version__ = "1.0"
 LIMIT = 3  # of something
@@ -29,6 +29,7 @@ class Box:
     """A box."""
 
     size: int = option(3, "how large")
+    lid: object = section(object, "its lid")
 
     def arguments(self, parser):
         parser.add_argument("--unit", help="what to measure in")
@@ -68,6 +69,7 @@ def digest(tmp_path):
         ('unit="m"', "unit='m'"),
         ("return self.size**3", "return (\n            self.size ** 3\n        )"),
         ('"how large"', '"its length in metres"'),
+        ('"its lid"', '"what closes it"'),
         (', help="what to measure in"', ""),
         ('"m"', 'u"m"'),
         ('"1.0"', '"1.1"'),
