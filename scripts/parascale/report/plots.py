@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from parascale.report.comparing import caveat
+from parascale.report.comparing import caveats
 from parascale.report.drawing import FONT, LINE, PALETTE, Panel, mark, series_colour, series_ink, series_marker
 from parascale.report.numbers import time_unit
 
@@ -35,7 +35,7 @@ def record_bar(record, series, value, text):
 
 def with_caveat(record, text):
     """A value of a run in words, with what sets the run apart."""
-    return ", ".join(filter(None, (text, caveat(record))))
+    return ", ".join([text, *caveats(record)])
 
 
 def bars_panel(title, words, bars, ticks=None):
