@@ -291,7 +291,14 @@ FIELDS = {
 }
 SIZES = ("nodes", "gpus_per_node", "dp", "micro_batches")  # runs of one line in a figure differ in them
 NO_SWITCHES = (*SIZES, "fsdp", "tp", "pp")
-IDENTITY = {"run", "workload", "layout", "seed", "baseline", "repeat"}  # what a run is called and compared with, and its parts
+IDENTITY = {
+    "run",
+    "workload",
+    "layout",
+    "seed",
+    "baseline",
+    "repeat",
+}  # what a run is called and compared with, and its parts
 
 
 def test_runs_that_differ_in_any_field_look_different():
