@@ -12,6 +12,7 @@ import pytest
 
 from parascale.files import write_json
 from parascale.report import build_report, load_records, render_page, write_report
+from parascale.report.drawing import BOX, PATTERNS, POINTER, Entry, Figure, Panel, standalone
 from parascale.report.figures import FIGURES
 from tests.command import parascale
 from tests.pace import processor_seconds, within
@@ -149,6 +150,21 @@ def test_figures_stand_alone(matrix_report):
         root = ElementTree.parse(matrix_report / f"report/figures/{name}.svg").getroot()
         assert root.tag == f"{SVG}svg" and root.find(f"{SVG}title").text and len(root.find(f"{SVG}desc").text) > 40
         assert "--paper" in root.find(f"{SVG}style").text
+
+
+def test_legends_have_the_marks_of_matplotlib_on_page_and_in_files_and_keep_inside():
+    entries = [Entry(f"a line of a run with a long name {number}", "c1", PATTERNS[1]) for number in range(5)]
+    entries += [Entry("bar", "c2", marker=BOX), Entry("prediction", "ink", marker=POINTER)]
+    panel = Panel("Title", "words", 60, lambda axes: axes.plot((0, 1), (0, 1)))
+    file = standalone(Figure("name", "Title", "Caption.", (panel,), tuple(entries)))
+    for entry in entries:
+        (mark,) = re.findall("<path.*?/>", entry.swatch)
+        look = mark[mark.index(' d="' if entry.marker else ' style="') :]  # all but the place
+        assert look in file and bool(entry.marker) != ("stroke-dasharray" in look), entry.label
+        assert f">{entry.label}</text>" in file and "var(--" in mark and "#" not in mark
+    width = float(re.search(r'viewBox="0 0 (\d+)', file)[1])
+    texts = [float(x) for x in re.findall(r'<text x="([\d.]+)" y="[\d.]+" style[^>]*>a line', file)]
+    assert len(texts) == 5 and max(texts) + 8 * 32 < width
 
 
 def test_captions_exist_for_every_figure():

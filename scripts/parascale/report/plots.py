@@ -187,8 +187,7 @@ def _list_series(axes, ends):
     ]
     if hollow := [row for row, (_, point, _) in enumerate(ends) if not point.ranked]:
         rows.insert(hollow[0], (*axes.plot([], [], " "), "not ranked:"))
-    place = {"loc": "upper left", "bbox_to_anchor": (1, 1), "borderaxespad": 0, "labelspacing": 0.3}
-    axes.legend(*zip(*rows, strict=True), fontsize="medium", handletextpad=0.3, **place)
+    axes.legend(*zip(*rows, strict=True), loc="upper left", bbox_to_anchor=(1, 1), handlelength=1)
 
 
 @dataclass(frozen=True)
