@@ -354,7 +354,9 @@ def test_a_name_says_a_thing_once(tmp_path):
 
 ELSEWHERE = {
     "another GPU": ({"gpu": "NVIDIA H200"}, "its GPUs are NVIDIA H200, not <code>gpu: A100</code>"),
+    "more GPUs": ({"gpus": 8}, "a node has 8 GPUs, not <code>gpus_per_node: 4</code>"),
     "another memory": ({"gpu_memory_bytes": 80 * 10**9}, "it has 80 GB, not <code>gpu_memory_gb: 40</code>"),
+    "another memory of a node": ({"memory_bytes": 256 << 30}, "it has 275 GB, not <code>host_memory_gb: 512</code>"),
     "other cores": ({"cores": 32, "hardware_threads": 64}, "a node has 32 cores, not <code>cores_per_node: 128</code>"),
 }
 
@@ -371,6 +373,13 @@ def test_a_machine_that_the_sites_file_does_not_describe_is_a_warning(case, tmp_
     assert "another machine than the site" in rest
     assert said in render_job(load_job(results, work, "ddp"))
     assert render_page(build_report(load_records(results, work, ["single"]), "Title")).count('role="alert"') == 0
+
+
+def test_a_job_may_see_fewer_gpus_than_its_node_has(tmp_path):
+    """Slurm shows a job those that it asked for."""
+    results, work = write_results(tmp_path, [fake("single", site=CLUSTER)])
+    edited(results / "runs/single/run.json", lambda values: values["machines"][0].update(gpus=1))
+    assert contradictions(load_records(results, work)[0]) == ""
 
 
 def test_drivers_call_the_gh200_by_another_size_than_that_of_its_memory(tmp_path):
