@@ -124,6 +124,17 @@ def test_nothing_sticks_out_of_the_page(browser, page, width):
     assert smallest >= 8, f"text in figures is {smallest:.1f} pixels high"
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_panels_of_a_workload_are_one_row(browser, page, width):
+    """On a telephone, where none could be read beside another, one below the other."""
+    browser.show(page, width)
+    rows = browser.run(
+        """return [...document.querySelectorAll('.panels.row')].map(row => [row.children.length,
+             new Set([...row.children].map(panel => Math.round(panel.getBoundingClientRect().top))).size])"""
+    )
+    assert rows and all(tops == (count if width < 600 else 1) for count, tops in rows), rows
+
+
 def test_charts_keep_their_text_inside(browser, page):
     """No label of a figure is cut off at its edge."""
     browser.show(page, 1440)
@@ -260,6 +271,7 @@ def test_the_page_is_readable_without_javascript(browser, page):
     ("width", "dark"),
     [
         pytest.param(390, True, id="390-dark"),
+        pytest.param(1024, False, id="1024-light"),
         pytest.param(1440, False, id="1440-light"),
         pytest.param(390, False, id="390-light", marks=pytest.mark.slow),
         pytest.param(1440, True, id="1440-dark", marks=pytest.mark.slow),
@@ -267,18 +279,28 @@ def test_the_page_is_readable_without_javascript(browser, page):
 )
 def test_axe_finds_nothing(browser, page, width, dark):
     """axe-core's rules, tables of figures opened."""
+    browser.show(page, width, dark)
+    assert violations(browser) == []
+
+
+@pytest.mark.slow
+def test_axe_finds_nothing_on_a_page_of_many_runs(browser, tmp_path):
+    browser.show(write_many(tmp_path), 1440)
+    assert violations(browser) == []
+
+
+def violations(browser):
+    """What axe-core finds on the page that is shown."""
     found = importlib.util.find_spec("axe_core_python")
     if found is None:
         pytest.skip("axe-core is not installed (package axe-core-python)")
     axe = Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8")
-    browser.show(page, width, dark)
     browser.run("document.querySelectorAll('details').forEach(item => { item.open = true })")
     browser.run(f"{axe}; window.axe = axe;")
-    violations = browser.run(
+    return browser.run(
         """return (await window.axe.run({resultTypes: ['violations']})).violations.map(
              found => [found.impact, found.id, found.nodes.slice(0, 3).map(node => node.html)])"""
     )
-    assert violations == []
 
 
 def test_a_report_of_ten_runs_is_printed_on_at_most_twelve_pages(browser, tmp_path):
@@ -299,21 +321,55 @@ def test_a_report_of_ten_runs_is_printed_on_at_most_twelve_pages(browser, tmp_pa
     assert 1 < len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed))) <= 12
 
 
-def test_many_runs_are_legible_on_paper(browser, tmp_path):
-    """Names of runs in one line, and in figures letters of a height, however many bars there are."""
+FOLLOWED = """const after = {H2: 'p, tbody th, figcaption, .panel-title', H3: 'p, tbody th, figcaption, .panel-title', FIGCAPTION: '.panel-title'};
+const shown = (element) => element.checkVisibility() && element.textContent.trim();
+const linked = [...document.querySelectorAll('h2, h3, figcaption')].filter(shown).map(heading => [heading,
+    [...heading.closest('section').querySelectorAll(after[heading.tagName])].find(other => shown(other)
+      && heading.compareDocumentPosition(other) === Node.DOCUMENT_POSITION_FOLLOWING)]);
+linked.forEach((pair, number) => pair.forEach((element, second) => {
+  const link = document.createElement('a');
+  link.href = `https://place/${second}/${number}/`;
+  link.append(...element.childNodes);
+  element.append(link);
+}));
+return linked.map(([heading]) => heading.textContent);"""
+
+
+def test_on_paper_no_heading_is_apart_from_what_it_heads(browser, page):
+    """Both become links: a PDF says in plain text which links are on which of its pages."""
+    browser.show(page, 1032, media="print")
+    names = browser.run(FOLLOWED)
+    document = base64.b64decode(browser.command("Page.printToPDF", {"preferCSSPageSize": True})["data"])
+    objects = dict(re.findall(rb"\n(\d+) 0 obj\n(.*?)\nendobj", document, re.DOTALL))
+    places = {}
+    for number, found in enumerate(each for each in objects.values() if re.search(rb"/Type\s*/Page\b", each)):
+        for link in re.findall(rb"(\d+) 0 R", (re.findall(rb"/Annots \[(.*?)\]", found) or [b""])[0]):
+            for second, which in re.findall(rb"https://place/(\d)/(\d+)/", objects[link]):  # or one of the page's own
+                places.setdefault((int(second), int(which)), []).append(number)
+    assert len(places) == 2 * len(names) > 20
+    assert [name for number, name in enumerate(names) if max(places[0, number]) != min(places[1, number])] == []
+
+
+def write_many(folder):
+    """Write the page of many runs of one kind; returns its path."""
     shape = {"pp": 2, "gpus_per_node": 2, "train": TEXT}
     fakes = [fake("single", verdict="baseline", train=TEXT)]
     fakes += [fake(f"a-pipeline-of-{number}", micro_batches=number, **shape) for number in range(2, 33)]
-    page = tmp_path / "index.html"
-    write_text(page, render_page(compared(load_records(*write_results(tmp_path, fakes)), "Many runs")))
-    browser.show(page, 1032, media="print")
+    page = folder / "index.html"
+    write_text(page, render_page(compared(load_records(*write_results(folder, fakes)), "Many runs")))
+    return page
+
+
+def test_many_runs_are_legible_on_paper(browser, tmp_path):
+    """Names of runs in one line, and in figures letters of a height, however many bars there are."""
+    browser.show(write_many(tmp_path), 1032, media="print")
     names = browser.run(
         """return [...document.querySelectorAll('tr[data-run] > th')].map(cell => {
              const range = document.createRange();
              range.selectNodeContents(cell.firstChild);
              return [cell.firstChild.textContent.trim(), range.getClientRects().length]})"""
     )
-    assert len(names) > 5 * len(fakes) and [name for name, lines in names if lines > 1 and len(name) <= 24] == []
+    assert len(names) > 5 * 32 and [name for name, lines in names if lines > 1 and len(name) <= 24] == []
     heights = browser.run(
         """return [...document.querySelectorAll('svg.chart')].map(svg => {
              const frame = svg.getBoundingClientRect(), box = svg.viewBox.baseVal;
