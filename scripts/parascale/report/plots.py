@@ -187,7 +187,8 @@ def _list_series(axes, ends):
     ]
     if hollow := [row for row, (_, point, _) in enumerate(ends) if not point.ranked]:
         rows.insert(hollow[0], (*axes.plot([], [], " "), "not ranked:"))
-    axes.legend(*zip(*rows, strict=True), loc="upper left", bbox_to_anchor=(1, 1), handlelength=1)
+    # The padding is room for fonts wider than those of matplotlib.
+    axes.legend(*zip(*rows, strict=True), loc="upper left", bbox_to_anchor=(1, 1), handlelength=1, borderpad=0.4)
 
 
 @dataclass(frozen=True)
