@@ -20,6 +20,7 @@ CLUSTER = Site(
     cores_per_node=128,
     gpus_per_node=4,
     gpu_memory_gb=40.0,
+    host_memory_gb=512.0,
     peak_tflops={"fp32": 19.5, "bf16": 312.0},
 )
 START = "2026-01-02T03:04:05+00:00"

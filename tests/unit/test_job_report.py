@@ -10,6 +10,7 @@ import re
 import pytest
 
 from parascale.errors import ParascaleError
+from parascale.report import drawing, pdf
 from parascale.report.job import load_job, render_job
 from parascale.report.pdf import write_pdf
 from parascale.report.usage import BUCKETS, bucketed, heat_figure, metrics_table, rates, running_time
@@ -226,6 +227,19 @@ def test_page_and_pdf_are_there_for_every_kind_of_run(tmp_path, status):
     document = (tmp_path / "one.pdf").read_bytes()
     assert document.startswith(b"%PDF") and document.count(b"/Type /Page ") == 2
     assert (tmp_path / "two.pdf").read_bytes() == document, "the same records make the same bytes"
+
+
+def test_legends_of_the_pdf_have_the_marks_of_those_of_the_page(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        pdf, "write_legend", lambda page, legend, *place: drawn.append((legend, write(page, legend, *place)))
+    )
+    write, job = drawing.write_legend, job_of(tmp_path, WELL, attempts=ONE_LIMIT)
+    write_pdf(job, tmp_path / "one.pdf")
+    page = render_job(job)
+    legends = [[entry.label for entry in legend] for legend, height in drawn if height > 0]
+    assert legends[0] == ["finished", "stopped"] and "communication" in legends[1]
+    assert all(entry.swatch in page and entry.marker == drawing.BOX for legend, _ in drawn for entry in legend)
 
 
 def test_the_command_writes_both(tmp_path):

@@ -4,6 +4,8 @@ import warnings
 from types import SimpleNamespace
 
 import psutil
+import pynvml
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -17,6 +19,27 @@ def test_this_machine_is_read():
     assert machine["hardware_threads"] == psutil.cpu_count()
     assert machine["memory_bytes"] == round(psutil.virtual_memory().total / 2**30) * 2**30
     assert machine["cpu"] and machine["host"] and "gpu" not in machine
+
+
+@pytest.mark.parametrize("driver", ["580.95.05", None])
+def test_the_gpu_and_its_driver_are_read(driver, monkeypatch):
+    """Of the device that computes; a driver that tells nothing is unknown."""
+    names = {0: "NVIDIA A100-SXM4-40GB", 1: "NVIDIA H100"}
+    told = {number: SimpleNamespace(name=name, total_memory=(number + 1) << 35) for number, name in names.items()}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: told[device.index])
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    def answer():
+        if driver is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        return driver
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", answer)
+    machine = read_machine(torch.device("cuda", 1))
+    read = {"gpu": "NVIDIA H100", "gpus": 2, "gpu_memory_bytes": 2 << 35, "driver": driver}
+    assert machine == read_machine(CPU) | read
 
 
 def test_nodes_whose_memory_differs_by_some_kilobytes_are_one_kind(monkeypatch):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from parascale.report import build_report, load_records
+from parascale.report import build_report, load_records, render_page
 from parascale.report.published import PUBLISHED, differences, published_section
 from tests.unit.fake_results import CLUSTER, SITE, fake, workload, write_results
 
@@ -38,6 +38,17 @@ def test_the_figures_of_a_training_stand_beside_it(tmp_path):
     assert (theirs, ours) == ("1 h 32 min", "6.17 s") and time.startswith("Transformer on WikiText-2")
     assert comparable == "no: its attention sees the words that it predicts"
     assert lstm[1] == "65.8" and "an LSTM" in lstm[3]
+
+
+def test_where_nothing_is_comparable_one_sentence_says_so(tmp_path):
+    """The table is folded then; where something is, the table stands there and the sentence does not."""
+    page = render_page(report_of(tmp_path))
+    section = page.split('id="published"')[1].split("</section>")[0]
+    assert "No run here is comparable with the 2 published figures" in section
+    assert section.index("</p>") < section.index("<details") < section.index("<table")
+    page = render_page(report_of(tmp_path / "near", dp=4, **FOUR))
+    section = page.split('id="published"')[1].split("</section>")[0]
+    assert "No run here" not in section and "<details" not in section and ">yes<" in section
 
 
 FOUR = {"gpus_per_node": 4, "scaling": "weak"}

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.report import build_report, figures, layouts, load_records, render_page
+from parascale.report import build_report, figures, load_records, render_page
 from parascale.report.job import load_job, render_job
 from parascale.report.machines import contradictions
-from parascale.report.records import Curve, RunRecord, Summary
+from parascale.report.records import Curve, Summary
 from parascale.report.summary import runs_table
 from parascale.report.timing import timing_of, unranked
 from parascale.report.verdict import verdicts
-from parascale.settings import Layout
-from parascale.settings.layout import RECOMPUTATION
 from tests.unit.fake_results import CLUSTER, fake, workload, write_results
 
 BASE = {"verdict": "baseline", "step_seconds": 0.1}
@@ -258,59 +256,11 @@ def test_a_run_that_went_as_planned_has_nothing_that_stands_out(tmp_path):
     assert "Nothing stands out" in render_job(load_job(tmp_path / "results", tmp_path / "work", "ddp"))
 
 
-# Every field of a layout, each in a layout in which it matters; a new field needs a case.
-TWO, PIPE = {"dp": 2, "gpus_per_node": 2}, {"pp": 2, "gpus_per_node": 2, "micro_batches": 4}
-FIELDS = {
-    "nodes": (TWO, {"dp": 4, "nodes": 2}),
-    "gpus_per_node": (TWO, {"dp": 4, "gpus_per_node": 4}),
-    "idle_gpus": (TWO, {"gpus_per_node": 4, "idle_gpus": 2}),
-    "dp": ({}, TWO),
-    "fsdp": (TWO, {"dp": 1, "fsdp": 2}),
-    "tp": (TWO, {"dp": 1, "tp": 2}),
-    "pp": (TWO, {"dp": 1, "pp": 2}),
-    "micro_batches": (PIPE, {"micro_batches": 8}),
-    "schedule": (PIPE, {"schedule": "GPipe"}),
-    **{
-        name: (TWO, {name: False})
-        for name in ("sequence_parallel", "loss_parallel", "reshard_after_forward", "sync_batch_norm")
-    },
-    "activation_checkpointing": (TWO, {"activation_checkpointing": True}),
-    "compile": (TWO | {"compile": False}, {"compile": True}),  # as tables are loaded: never None
-}
-SIZES = ("nodes", "gpus_per_node", "dp", "micro_batches")  # runs of one line in a figure differ in them
-
-
-def test_layouts_that_differ_in_any_field_look_different(tmp_path):
-    assert set(FIELDS) == {field.name for field in dataclasses.fields(Layout)}
-    for name, (options, change) in FIELDS.items():
-        runs = [fake("run", **each).run for each in (options, options | change)]
-        cells = [(layouts.degrees_text(run), layouts.hardware_text(RunRecord("run", "done", run=run))) for run in runs]
-        assert cells[0] != cells[1], name
-        if name not in SIZES:
-            assert layouts.kind_of_run(runs[0]) != layouts.kind_of_run(runs[1]), name
-        if name not in layouts.SAID:
-            first, second = (layouts.named("run", run) for run in runs)
-            assert first == "run" and second.startswith("run ("), name
-    runs = [fake("run", activation_checkpointing=each).run for each in RECOMPUTATION]
-    assert len({layouts.kind_of_run(run) for run in runs}) == len(RECOMPUTATION)
-
-
-def test_hybrids_of_other_axes_are_no_line():
-    several = [fake("run", gpus_per_node=4, **{axis: 2, "tp": 2}).run for axis in ("dp", "fsdp")]
-    assert [layouts.kind_of_run(run) for run in several] == ["dp × tp", "fsdp × tp"]
-
-
-def test_a_switch_is_in_verdict_legend_and_table(tmp_path):
-    report = report_of(tmp_path, fake("single", **BASE), ddp("a"), ddp("b", step_seconds=0.05, compile=True))
-    assert "`b` on 2 processes (compiled) is the fastest" in said_of(report)
-    page = render_page(report)
-    assert page.count("b (compiled)") >= 2, "in the legend of the curves, and beside the line of the speed-up"
-    assert len({report.series(record) for record in report.records}) == 3
-
-
 ELSEWHERE = {
     "another GPU": ({"gpu": "NVIDIA H200"}, "its GPUs are NVIDIA H200, not <code>gpu: A100</code>"),
+    "more GPUs": ({"gpus": 8}, "a node has 8 GPUs, not <code>gpus_per_node: 4</code>"),
     "another memory": ({"gpu_memory_bytes": 80 * 10**9}, "it has 80 GB, not <code>gpu_memory_gb: 40</code>"),
+    "another memory of a node": ({"memory_bytes": 256 << 30}, "it has 275 GB, not <code>host_memory_gb: 512</code>"),
     "other cores": ({"cores": 32, "hardware_threads": 64}, "a node has 32 cores, not <code>cores_per_node: 128</code>"),
 }
 
@@ -327,6 +277,13 @@ def test_a_machine_that_the_sites_file_does_not_describe_is_a_warning(case, tmp_
     assert "another machine than the site" in rest
     assert said in render_job(load_job(results, work, "ddp"))
     assert render_page(build_report(load_records(results, work, ["single"]), "Title")).count('role="alert"') == 0
+
+
+def test_a_job_may_see_fewer_gpus_than_its_node_has(tmp_path):
+    """Slurm shows a job those that it asked for."""
+    results, work = write_results(tmp_path, [fake("single", site=CLUSTER)])
+    edited(results / "runs/single/run.json", lambda values: values["machines"][0].update(gpus=1))
+    assert contradictions(load_records(results, work)[0]) == ""
 
 
 def test_drivers_call_the_gh200_by_another_size_than_that_of_its_memory(tmp_path):

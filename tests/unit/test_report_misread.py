@@ -77,6 +77,17 @@ def test_points_stand_at_their_gpus():
     assert len(places) == 4 and len(set(places)) == 2
 
 
+@pytest.mark.parametrize(("sizes", "lines"), [((2,), 0), ((2, 4), 1)])
+def test_a_strategy_of_one_size_is_a_dot_and_no_line(sizes, lines, tmp_path):
+    """Two points of different strategies are no curve, and one point is none either."""
+    fakes = [ddp(f"ddp-{ranks}", ranks, step_seconds=0.1 / ranks) for ranks in sizes]
+    fsdp = fake("fsdp", fsdp=2, gpus_per_node=2, step_seconds=0.05)
+    _, *panels = scaling(report_of(tmp_path, fake("single", **BASE), fsdp, *fakes)).panels
+    for panel in panels:
+        marks = {kind: panel.marks.count(f'<g class="{kind}">') for kind in ("line", "dot", "ideal")}
+        assert marks == {"line": lines, "dot": 2 + len(sizes), "ideal": 1}
+
+
 def test_kinds_beyond_the_colours_have_marks_of_their_own():
     """Their colours come again."""
     spread = Spread((1.2,), 1.2, 1.2, 1.2)

@@ -5,9 +5,12 @@ import csv
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
+from tests.command import parascale
+from tests.unit.fake_devices import gpu_lines, write_devices
 from tests.unit.fake_everything import build_report, finished, write_everything
 from tests.unit.fake_results import matrix
 from tests.unit.page_cells import Cells
@@ -114,3 +117,17 @@ def test_what_one_number_tells_of_a_run_is_in_summary_csv(whole):
     found = figures_in_summary(whole, (whole / "index.html").read_text())
     for name in ("mfu", "energy_per_work", "test_perplexity", "test_accuracy", "validation_top5", "beam_rougeL"):
         assert found[name], name
+
+
+def test_every_csv_that_a_page_names_is_linked_once_and_there(tmp_path):
+    """From where the page is: the report's tables, what benchmarks measured, and the samples of a job."""
+    results, _ = write_everything(tmp_path, finished())
+    write_devices(results / "runs/ddp", gpu_lines(2))
+    report = build_report(tmp_path)
+    parascale("report", "--run", "ddp", cwd=tmp_path, check=True)
+    for page, linked in ((report / "index.html", 8), (report / "jobs/ddp.html", 3)):
+        text = page.read_text()
+        targets = [(page.parent / link).resolve() for link in re.findall(r'href="([^"]+\.csv)"', text)]
+        assert len(set(targets)) == len(targets) == linked and all(map(Path.is_file, targets))
+        for name in re.findall(r"[^\s(]+\.csv", re.sub("<[^>]+>", " ", text)):
+            assert sum(str(path).endswith(name.lstrip("./")) for path in targets) == 1, name

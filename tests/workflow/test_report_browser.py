@@ -3,7 +3,6 @@
 Skipped where chromium, chromedriver or axe-core are missing, saying which.
 """
 
-import base64
 import importlib.util
 import json
 import re
@@ -11,75 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from parascale.files import write_json, write_text
-from parascale.report import build_report as compared
-from parascale.report import load_records, render_page
-from parascale.report.job import load_job, render_job
 from parascale.report.sections import SECTIONS
-from tests.unit.fake_devices import START, gpu_lines, write_devices
-from tests.unit.fake_everything import (
-    CLASSIFIER,
-    SUMMARISER,
-    TEXT,
-    build_report,
-    finished,
-    unfinished,
-    write_everything,
-)
-from tests.unit.fake_results import fake, matrix, write_results
-from tests.workflow.browser import Browser, find_programs
 
 WIDTHS = (390, 1024, 1440)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """A browser for the tests of this file."""
-    programs = find_programs()
-    if None in programs:
-        pytest.skip("chromium and chromedriver are not installed")
-    opened = Browser(*programs, tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    """The report with every kind of row (finished, failed, running, missing, different, weak, repeated seeds) and every
-    section, as its command builds it, and the page of a job with every kind of section."""
-    root, fakes = tmp_path_factory.mktemp("report"), [*finished(), *unfinished()]
-    results, work = write_everything(root, fakes)
-    job = results / "report/jobs/ddp.html"
-    write_text(job, render_job(_job(results, work)))
-    runs = [*(entry.run.run for entry in fakes[:-1]), "not-started"]  # the last one is left out, which is said
-    only = [word for run in runs for word in ("--only", run)]
-    report = build_report(root, "--set", "title=A report with everything", *only)
-    return {"report": report / "index.html", "job": job}
-
-
-def _job(results, work):
-    """A job on GPUs with idle ones, several attempts, a time limit and a profile."""
-    folder = results / "runs/ddp"
-    write_devices(folder, gpu_lines(4, 2, nodes=2, throttled={0: "power_cap"}))
-    times = {"started": START, "seconds": 3550.0, "submitted": START - 900, "allocated": START, "limit_seconds": 3600.0}
-    first = {
-        "start": "2026-01-02T03:04:05+00:00",
-        "outcome": "stopped",
-        "job_id": "1",
-        "first_step": 1,
-        "last_step": 30,
-    }
-    last = {**first, "start": "2026-01-02T04:34:05+00:00", "outcome": "finished", "job_id": "2"}
-    described = json.loads((folder / "run.json").read_text())
-    described["attempts"] = [{**first, **times}, {**last, "seconds": 700.0}]
-    write_json(folder / "run.json", described)
-    return load_job(results, work, "ddp")
-
-
-@pytest.fixture(scope="module", params=["report", "job"])
-def page(request, pages):
-    """Each of the pages in turn."""
-    return pages[request.param]
 
 
 def test_every_section_is_there_to_be_looked_at(pages):
@@ -122,6 +55,17 @@ def test_nothing_sticks_out_of_the_page(browser, page, width):
                * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width))"""
     )
     assert smallest >= 8, f"text in figures is {smallest:.1f} pixels high"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_panels_of_a_workload_are_one_row(browser, page, width):
+    """On a telephone, where none could be read beside another, one below the other."""
+    browser.show(page, width)
+    rows = browser.run(
+        """return [...document.querySelectorAll('.panels.row')].map(row => [row.children.length,
+             new Set([...row.children].map(panel => Math.round(panel.getBoundingClientRect().top))).size])"""
+    )
+    assert rows and all(tops == (count if width < 600 else 1) for count, tops in rows), rows
 
 
 def test_charts_keep_their_text_inside(browser, page):
@@ -171,26 +115,6 @@ def test_the_advice_fits_a_telephone(browser, pages):
              frame => frame.scrollWidth - frame.clientWidth)"""
     )
     assert over and set(over) == {0}, "a column is cut"
-
-
-def test_tables_on_paper_have_headings_on_every_page(browser, page):
-    """Browsers print a button of a repeated heading once, on the first page: on paper, headings are plain text."""
-    browser.show(page, 1032, media="print")
-    shown = browser.run(
-        """return [...document.querySelectorAll('thead th')].map(head => [
-             getComputedStyle(head.querySelector('button')).display,
-             getComputedStyle(head, '::before').content.slice(1, -1) === head.querySelector('button').textContent])"""
-    )
-    assert shown and all(each == ["none", True] for each in shown)
-
-
-def test_words_of_verdicts_on_paper_cover_no_number(browser, page):
-    """The number below a verdict's word was overprinted by the frame around the word."""
-    browser.show(page, 1032, media="print")
-    frames = browser.run(
-        "return [...document.querySelectorAll('.tag')].map(word => getComputedStyle(word).borderTopWidth)"
-    )
-    assert frames and set(frames) == {"0px"}
 
 
 # (page, table, heading): text, numbers, and numbers with a unit of each cell's own.
@@ -260,6 +184,7 @@ def test_the_page_is_readable_without_javascript(browser, page):
     ("width", "dark"),
     [
         pytest.param(390, True, id="390-dark"),
+        pytest.param(1024, False, id="1024-light"),
         pytest.param(1440, False, id="1440-light"),
         pytest.param(390, False, id="390-light", marks=pytest.mark.slow),
         pytest.param(1440, True, id="1440-dark", marks=pytest.mark.slow),
@@ -267,60 +192,28 @@ def test_the_page_is_readable_without_javascript(browser, page):
 )
 def test_axe_finds_nothing(browser, page, width, dark):
     """axe-core's rules, tables of figures opened."""
+    browser.show(page, width, dark)
+    assert violations(browser) == []
+
+
+@pytest.mark.slow
+def test_axe_finds_nothing_on_a_page_of_many_runs(browser, many):
+    browser.show(many, 1440)
+    assert violations(browser) == []
+
+
+def violations(browser):
+    """What axe-core finds on the page that is shown."""
     found = importlib.util.find_spec("axe_core_python")
     if found is None:
         pytest.skip("axe-core is not installed (package axe-core-python)")
     axe = Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8")
-    browser.show(page, width, dark)
     browser.run("document.querySelectorAll('details').forEach(item => { item.open = true })")
     browser.run(f"{axe}; window.axe = axe;")
-    violations = browser.run(
+    return browser.run(
         """return (await window.axe.run({resultTypes: ['violations']})).violations.map(
              found => [found.impact, found.id, found.nodes.slice(0, 3).map(node => node.html)])"""
     )
-    assert violations == []
-
-
-def test_a_report_of_ten_runs_is_printed_on_at_most_twelve_pages(browser, tmp_path):
-    """Three workloads on A4, as paper has it: tables of figures are printed too, but not samples of curves."""
-    sums, images = (
-        {"train": train, "baseline": f"{name}-single"} for name, train in (("sum", SUMMARISER), ("img", CLASSIFIER))
-    )
-    fakes = [entry for entry in matrix(TEXT) if entry.run.run not in ("naive", "waste", "local-sgd")]
-    for name, options in (("sum", sums), ("img", images)):
-        fakes += [
-            fake(f"{name}-single", verdict="baseline", **options),
-            fake(f"{name}-ddp", dp=2, gpus_per_node=2, **options),
-        ]
-    page = tmp_path / "index.html"
-    write_text(page, render_page(compared(load_records(*write_results(tmp_path, fakes)), "Ten runs")))
-    browser.show(page, 1032)
-    printed = browser.command("Page.printToPDF", {"preferCSSPageSize": True})["data"]
-    assert 1 < len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed))) <= 12
-
-
-def test_many_runs_are_legible_on_paper(browser, tmp_path):
-    """Names of runs in one line, and in figures letters of a height, however many bars there are."""
-    shape = {"pp": 2, "gpus_per_node": 2, "train": TEXT}
-    fakes = [fake("single", verdict="baseline", train=TEXT)]
-    fakes += [fake(f"a-pipeline-of-{number}", micro_batches=number, **shape) for number in range(2, 33)]
-    page = tmp_path / "index.html"
-    write_text(page, render_page(compared(load_records(*write_results(tmp_path, fakes)), "Many runs")))
-    browser.show(page, 1032, media="print")
-    names = browser.run(
-        """return [...document.querySelectorAll('tr[data-run] > th')].map(cell => {
-             const range = document.createRange();
-             range.selectNodeContents(cell.firstChild);
-             return [cell.firstChild.textContent.trim(), range.getClientRects().length]})"""
-    )
-    assert len(names) > 5 * len(fakes) and [name for name, lines in names if lines > 1 and len(name) <= 24] == []
-    heights = browser.run(
-        """return [...document.querySelectorAll('svg.chart')].map(svg => {
-             const frame = svg.getBoundingClientRect(), box = svg.viewBox.baseVal;
-             return 13 * Math.min(frame.width / box.width, frame.height / box.height)})"""
-    )
-    assert len(heights) > 6 and min(heights) > 6
-    assert browser.run("return document.documentElement.scrollWidth") <= 1032
 
 
 def test_rows_can_be_chosen_by_workload_strategy_and_status(browser, pages):
@@ -354,20 +247,6 @@ def test_the_two_themes_differ_and_print_is_light(browser, page, dark):
     )
     browser.show(page, 1440, dark, media="print")
     assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-
-
-@pytest.mark.parametrize("width", [1032, 794], ids=["landscape", "portrait"])
-def test_print_fits_the_page_and_names_what_it_leaves_out(browser, page, width):
-    """273 mm between the margins of A4 are 1,032 CSS pixels, its whole short side 794; what is wider would be cut off."""
-    browser.show(page, width, media="print")
-    assert browser.run("return document.documentElement.scrollWidth") <= width
-    assert browser.run("return document.querySelector('details table').getBoundingClientRect().height") > 0
-    folded = browser.run(
-        """return [...document.querySelectorAll('details.screen')].map(item => [
-             item.querySelector('summary').offsetHeight > 0, getComputedStyle(item.querySelector('summary'), '::after').content,
-             item.querySelector('table')?.checkVisibility() ?? false])"""
-    )
-    assert all(each == [True, '": on the page, not on paper"', False] for each in folded)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """The comparison report of a project, put together from what its runs left."""
 
 import functools
+import os
 
 from parascale.checkpoint.matrix import conversions
 from parascale.plan import actual, calibrate
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.facts import data_facts
-from parascale.report import build_report, load_readings, load_records, load_transfers, write_report
+from parascale.report import build_report, checked, load_readings, load_records, load_transfers, write_report
 from parascale.report.numbers import plural
 from parascale.report.plans import Advice
 from parascale.report.records import found_runs
@@ -23,6 +24,7 @@ def write_comparison(project, output, names, datasets, measured):
     records = load_records(results, work, names, project)
     shown = {record.name for record in records}
     compared = actual.compare(project.paths, project.site, [record.name for record in records])
+    tables = *checked.measured(results / "loaders", datasets), *checked.measured(results / "communication", measured)
     report = build_report(
         records,
         project.config.title,
@@ -33,6 +35,7 @@ def write_comparison(project, output, names, datasets, measured):
         transfers=tuple(load_transfers(results, measured)),
         charges={row.run: (row.core_hours_charged, row.source) for row in compared},
         advice=tuple(advised(records, project.paths)),
+        tables=tuple(os.path.relpath(path, output) for path in tables),
         table=tuple(project.runs.values()),
     )
     write_report(report, output)

@@ -62,7 +62,7 @@ def write_job_report(project, name, output):
     job = load_job(project.paths.results, project.paths.under_way, name, tuple(project.runs.values()))
     page = output / f"{name}.html"
     write_pdf(job, page.with_suffix(".pdf"))
-    write_text(page, render_job(job))
+    write_text(page, render_job(job, output))
     print(f"{page}: {job.record.status}", flush=True)
 
 

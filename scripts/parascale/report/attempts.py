@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from parascale.report import numbers
-from parascale.report.drawing import LINE, PALETTE, Entry, Figure, Panel, mark
+from parascale.report.drawing import BOX, LINE, PALETTE, Entry, Figure, Panel, mark
 from parascale.report.findings import hit_limit
 from parascale.report.plots import few, name_rows
 from parascale.report.tables import RUN, Column, columns, make_table
@@ -41,7 +41,7 @@ def attempts_figure(record):
     table = make_table("Attempts", COLUMNS, _rows(record))
     used = [outcome for outcome in OUTCOMES if any(span.outcome == outcome for span in spans)]
     panel = _timeline("Attempts over time", spans)
-    legend = tuple(Entry(outcome, OUTCOMES[outcome], box=True) for outcome in used)
+    legend = tuple(Entry(outcome, OUTCOMES[outcome], marker=BOX) for outcome in used)
     return Figure(
         "attempts", "Attempts", "Each start of the run; a thin line is waiting in the queue.", (panel,), legend, table
     )

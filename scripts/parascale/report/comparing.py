@@ -125,12 +125,12 @@ def is_different(record):
     return record.parity is not None and record.parity.verdict == "different"
 
 
-def caveat(record, marked=False):
-    """What sets a run apart from the others of its workload, in few words; empty for most. marked: a mark says that it is different."""
+def caveats(record, marked=False):
+    """What sets a run apart from the others of its workload, each in few words; mostly nothing. marked: a mark says that it is different."""
     said = [] if record.done else [record.status]
     said += ["different"] if is_different(record) and not marked else []
     said += ["weak scaling"] if record.run.scaling == "weak" else []
-    return ", ".join([*said, *filter(None, [record.run.way])])
+    return [*said, *filter(None, [record.run.way])]
 
 
 def _machine(record):

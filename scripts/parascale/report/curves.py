@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from parascale.report import numbers
-from parascale.report.comparing import caveat, is_different
+from parascale.report.comparing import caveats, is_different
 from parascale.report.derived import grouped
 from parascale.report.drawing import COLOURS, DASHES, Entry, Figure, series_ink
 from parascale.report.layouts import named
@@ -62,7 +62,7 @@ def _inks(report, records):
     def rank(record):
         if record.name in {*best, record.run.baseline}:
             return 0
-        return 1 if is_different(record) or not record.done else 2 if caveat(record) else 3
+        return 1 if is_different(record) or not record.done else 2 if caveats(record) else 3
 
     inks = {}
     for record in sorted(records, key=rank):
@@ -84,13 +84,12 @@ def _unit(record):
 
 
 def _named(record):
-    words = [caveat(record)] if caveat(record) else []
+    words = caveats(record)
     if record.run.way:
         words.append("not comparable step by step")
     if record.run.workload.training.label_smoothing:
         words.append("training loss of smoothed labels")
-    name = named(record.name, record.run)
-    return f"{name} ({', '.join(words)})" if words else name
+    return named(record.name, record.run, words)
 
 
 def _panels(workload, unit, records, inks, buckets):

@@ -94,6 +94,7 @@ class Report:
     jobs: name of a run → page of its own, beside this report's. readings: of each dataset, how fast its formats are read.
     transfers: between the processes of a run, how fast they talk.
     charges: name of a run → (core-hours charged, what says so). advice: of each workload (parascale.report.plans.Advice).
+    tables: CSV files that benchmarks left, as a link on the page reaches them.
     table: the Runs of the run table; their order gives the kinds their colours, on the page of all runs and on that of one.
     """
 
@@ -109,6 +110,7 @@ class Report:
     transfers: tuple = ()
     charges: dict = field(default_factory=dict)
     advice: tuple = ()
+    tables: tuple = ()
     table: tuple = ()
 
     @property
@@ -145,7 +147,7 @@ def build_report(records, title, left_out=(), conversions=(), **others):
     """A Report of `records`. left_out: names of runs with results that were not asked for.
 
     conversions: rows of converted checkpoints, mappings as `checkpoint.matrix` has them. others: jobs, readings,
-    charges, advice and table, as in Report.
+    charges, advice, tables and table, as in Report.
     """
     by_name = {record.name: record for record in records}
     comparisons = {

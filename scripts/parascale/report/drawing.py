@@ -11,7 +11,7 @@ import re
 import textwrap
 import xml.etree.ElementTree as ElementTree
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
 
@@ -25,6 +25,7 @@ COLOURS = 10
 PATTERNS = ("solid", (0, (7, 4)), (0, (2, 4)), (0, (9, 3, 2, 3)))  # as matplotlib takes them
 DASHES = len(PATTERNS)
 MARKERS = ("o", "s", "^", "D")  # of the first kinds, and of those whose colours come again
+BOX, POINTER = "s", "v"  # marks of bars, and of what points at a value
 DECIMAL = re.compile(r"-?\d+\.\d+")
 COLOUR = re.compile(r"#[0-9a-f]{6}")
 HREF = "{http://www.w3.org/1999/xlink}href"
@@ -48,23 +49,38 @@ def series_marker(number):
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of a legend: of a line, of a box in the colour, or of a triangle that points at a value."""
+    """An entry of a legend: of a line, or of one of matplotlib's markers."""
 
     label: str
     colour: str
     dashes: object = PATTERNS[0]
-    box: bool = False
-    pointer: bool = False
+    marker: str = ""
+
+    @property
+    def handle(self):
+        """Its mark as matplotlib's legends take it."""
+        from matplotlib.lines import Line2D
+
+        look = {"marker": self.marker, "linestyle": "none"} if self.marker else {"linestyle": self.dashes}
+        return Line2D([], [], color=PALETTE[self.colour], label=self.label, **look)
 
     @property
     def swatch(self):
         """Its mark as SVG, 22 × 14 units."""
-        if self.pointer:
-            return f'<path style="fill: var(--{self.colour})" d="M6 4H16L11 12Z"/>'
-        if self.box:
-            return f'<rect style="fill: var(--{self.colour})" x="4" y="1" width="13" height="13" rx="3"/>'
-        dashes = "" if self.dashes == "solid" else f"; stroke-dasharray: {' '.join(map(str, self.dashes[1]))}"
-        return f'<path style="stroke: var(--{self.colour}); stroke-width: 2{dashes}" d="M0 7H22"/>'
+        with canvas(22, 14) as drawn:
+            write_legend(drawn, [replace(self, label="")], 0, 12, 22)
+            return _elements(drawn)
+
+
+def write_legend(drawn, entries, left, top, width):
+    """Write a legend into a Figure of matplotlib, in as many columns as fit, and return its height. All in points."""
+    place = {"loc": "upper left", "bbox_to_anchor": (left / drawn.bbox.width, top / drawn.bbox.height)}
+    for columns in range(len(entries), 0, -1):
+        legend = drawn.legend(handles=[entry.handle for entry in entries], ncols=columns, markerscale=1.8, **place)
+        extent = legend.get_window_extent()
+        if extent.width <= width or columns == 1:
+            return extent.height
+        legend.remove()
 
 
 @dataclass(frozen=True)
@@ -105,14 +121,10 @@ class Panel:
 
     @functools.cached_property
     def marks(self):
-        """Elements of SVG, without ids since a page has many panels, in the page's font and colours."""
-        written = io.BytesIO()
+        """What it draws as elements of SVG."""
         with canvas(WIDTH, self.height) as drawn:
             self.place(drawn, 2, 2, WIDTH - 4, self.height - 4)
-            drawn.savefig(written, format="svg", metadata={"Date": None})
-        drawing = ElementTree.fromstring(written.getvalue())
-        shapes = {f"#{path.get('id')}": path.get("d") for path in drawing.iterfind(".//{*}defs/{*}path")}
-        return "".join(_element(element, shapes) for element in drawing)
+            return _elements(drawn)
 
 
 @dataclass(frozen=True)
@@ -165,8 +177,12 @@ def canvas(width, height, size=FONT):
         "lines.markeredgewidth": 0.1 * size,
         "lines.scale_dashes": False,
         "legend.frameon": False,
-        "legend.fontsize": "small",
-        "legend.handlelength": 1,
+        "legend.fontsize": "medium",
+        "legend.borderpad": 0,
+        "legend.borderaxespad": 0,
+        "legend.labelspacing": 0.3,
+        "legend.handletextpad": 0.3,
+        "legend.handlelength": 22 / FONT,
         "legend.columnspacing": 1,
         "figure.frameon": False,
         "path.simplify": False,  # every point was chosen
@@ -190,11 +206,11 @@ def standalone(figure):
                     body.append(f'<text class="panel" x="{x}" y="{y + LINE * (2 - line) - 6}">{escape(text)}</text>')
                 body.append(f'<g transform="translate({x} {y + 2 * LINE})">{panel.marks}</g>')
             y += max(panel.height for panel in row) + 3 * LINE
-        y = _write_legend(body, every[0].legend, y, width)
+        y = _legend_below(body, every[0].legend, y, width)
     if not count:
         body.append(f'<text x="24" y="{y + 20}">Nothing to draw yet: no finished run has these figures.</text>')
         y += 40
-    y = _write_legend(body, figure.legend, y, width) + 10
+    y = _legend_below(body, figure.legend, y, width) + 10
     description = " ".join([figure.caption, *(panel.description for panel in figure.panels)])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width} {y}" '
@@ -205,21 +221,29 @@ def standalone(figure):
     )
 
 
-def _write_legend(body, legend, y, width):
-    """Write the entries of a legend in columns from `y` on; returns where they end."""
-    pitch = 8 * max((len(entry.label) for entry in legend), default=0) + 46
-    across = max(1, (width - 24) // pitch)
-    for number, entry in enumerate(legend):
-        x, below = 24 + number % across * pitch, y + number // across * LINE
-        text = f'<text x="28" y="11">{escape(entry.label)}</text>'
-        body.append(f'<g transform="translate({x} {below})">{entry.swatch}{text}</g>')
-    return y + -(-len(legend) // across) * LINE
+def _legend_below(body, legend, y, width):
+    """Write a legend from `y` on; returns where it ends."""
+    if not legend:
+        return y
+    with canvas(width, len(legend) * LINE) as drawn:
+        height = write_legend(drawn, legend, 24, drawn.bbox.height, width - 48)
+        body.append(f'<g transform="translate(0 {y})">{_elements(drawn)}</g>')
+    return y + round(height)
 
 
 def mark(artists, kind, note=""):
     """Give drawn things a CSS class, and a text that browsers show when the pointer rests on them."""
     for artist in artists:
         artist.set_gid(f"{kind}|{note}")
+
+
+def _elements(drawn):
+    """What a Figure of matplotlib holds as elements of SVG, without ids since a page has many, in the page's font and colours."""
+    written = io.BytesIO()
+    drawn.savefig(written, format="svg", metadata={"Date": None})
+    drawing = ElementTree.fromstring(written.getvalue())
+    shapes = {f"#{path.get('id')}": path.get("d") for path in drawing.iterfind(".//{*}defs/{*}path")}
+    return "".join(_element(element, shapes) for element in drawing)
 
 
 def _element(element, shapes):

@@ -6,7 +6,7 @@ from parascale.report import numbers
 from parascale.report.communication import communication
 from parascale.report.curves import loss
 from parascale.report.derived import grouped
-from parascale.report.drawing import Entry, Figure, series_colour
+from parascale.report.drawing import BOX, Entry, Figure, series_colour
 from parascale.report.layouts import kind_of_run, named
 from parascale.report.loaders import loaders
 from parascale.report.memories import memory
@@ -63,7 +63,7 @@ def phases(report):
         "A bar is a whole training step, by what its time was spent on; beside it stands how long it took on average. "
         "Evaluation and saving are not included.",
         panels,
-        tuple(Entry(phase, phase, box=True) for phase in used),
+        tuple(Entry(phase, phase, marker=BOX) for phase in used),
         _phase_table(report, [record for records in groups.values() for record in records], used),
     )
 

@@ -1,6 +1,7 @@
 """The report of one job, of the kind that LLview gives: what it was, what it used, what stands out, and its curves."""
 
 import dataclasses
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -25,18 +26,23 @@ OPERATORS = (
     Column("calls", "Calls", numbers.whole),
     *columns(numbers.duration_of_step, cpu_seconds="Own time on the CPU", device_seconds="Own time on the GPU"),
 )
+OF_ALL = ("../summary.csv", "../plan-against-actual.csv")  # tables of the report, of which the page is a part
 FOOTER = "Made from `run.json`, `summary.json`, `steps.jsonl` and `device.csv` of this run. "
 
 
 @dataclasses.dataclass(frozen=True)
 class JobReport:
-    """One run with the samples of its devices, the comparison report's view of it alone, and its comparison with its baseline."""
+    """One run with the samples of its devices, the comparison report's view of it alone, and its comparison with its baseline.
+
+    samples: files that hold those of the devices.
+    """
 
     record: object
     devices: list
     operators: list
     report: Report
     comparison: object = None
+    samples: tuple = ()
 
     @property
     def cores(self):
@@ -63,8 +69,9 @@ def load_job(results, work, name, table=()):
             f"run `{name}` left nothing in {finished} or {folder}; `make run` trains the runs of the table"
         )
     operators = files.read_json(path) if (path := folder / "profile/operators.json").is_file() else []
-    devices, alone = read_samples(sample_files(folder)), build_report([record], f"Job report: {name}", table=table)
-    return JobReport(record, devices, operators, alone, compare(record, baseline) if record.run else None)
+    samples, alone = tuple(sample_files(folder)), build_report([record], f"Job report: {name}", table=table)
+    compared = compare(record, baseline) if record.run else None
+    return JobReport(record, read_samples(samples), operators, alone, compared, samples)
 
 
 def job_sections(job):
@@ -85,13 +92,14 @@ def job_sections(job):
     return filled(made)
 
 
-def render_job(job):
-    """The page as one text of HTML that asks for no other file."""
+def render_job(job, folder=None):
+    """The page as one text of HTML that asks for no other file. folder: where it will be, from which it links tables."""
     record = job.record
     words = [record.status]
     if record.run is not None:
         words += [record.run.workload.name, record.run.strategy, record.site.title or record.site.name]
-    return render(job.report, job_sections(job), " · ".join(words), FOOTER)
+    tables = (*OF_ALL, *(os.path.relpath(path, folder) for path in job.samples)) if folder else ()
+    return render(job.report, job_sections(job), " · ".join(words), FOOTER, tables=tables)
 
 
 def facts(job):

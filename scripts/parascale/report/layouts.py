@@ -22,11 +22,12 @@ def degrees_text(run):
     parts = [" × ".join(f"{axis} {degree}" for axis, degree in layout.dimensions.items()) or "one process"]
     if layout.pp > 1:
         parts.append(numbers.plural(layout.micro_batches, "micro-batch"))
-    if layout.pp > 1 and layout.micro_batches > 1:
-        parts.append(layout.pipeline_schedule)
-    if run.scaling == "weak":
-        parts.append("weak scaling")
-    return ", ".join([*parts, *switches(run)])
+    return ", ".join(dict.fromkeys([*parts, *_schedule(layout), *switches(run)]))
+
+
+def _schedule(layout):
+    """The schedule of a pipeline that has one; even the default is said of a pipeline."""
+    return [layout.schedule] if layout.pp > 1 and layout.micro_batches > 1 else []
 
 
 def hardware_text(record):
@@ -39,8 +40,10 @@ def hardware_text(record):
 
 def switches(run):
     """What a run does otherwise than by default, in words."""
-    layout, accumulate = run.layout, run.workload.training.accumulate
+    layout, accumulate, known = run.layout, run.workload.training.accumulate, declared(type(run.layout))
     words = (
+        *((schedule, schedule != known["schedule"].field.default) for schedule in _schedule(layout)),
+        (f"{layout.idle_gpus} of {layout.gpus_per_node} idle", layout.idle_gpus),
         (run.precision, run.precision != "fp32"),
         # All of them are on or off, or have a word; what nobody decided, as in a run that no table held, is off.
         *(
@@ -48,7 +51,7 @@ def switches(run):
                 WORDS.get(getattr(layout, name)) or WORDS.get(name, f"{name} {getattr(layout, name)}"),
                 bool(getattr(layout, name)) != bool(setting.field.default),
             )
-            for name, setting in declared(type(layout)).items()
+            for name, setting in known.items()
             if name not in SAID
         ),
         (f"accumulated over {accumulate} parts", accumulate > 1),
@@ -57,15 +60,18 @@ def switches(run):
             {"fp16": "gradients in fp16", "powersgd": "gradients by PowerSGD"}.get(run.compression),
             run.compression != "none",
         ),
+        ("weak scaling", run.scaling == "weak"),
         ("deterministic", run.deterministic),
         (run.engine, run.engine != "native"),
+        (f"from {run.init_from}", run.init_from),
+        ("profiled" if run.profiler == "torch" else f"profiled by {run.profiler}", run.profile),
     )
     return [word for word, wanted in words if wanted]
 
 
-def named(name, run):
-    """The name of a run, with what it does otherwise than by default."""
-    words = switches(run) if run is not None else []
+def named(name, run, more=()):
+    """The name of a run, with what it does otherwise than by default, and more words about it."""
+    words = dict.fromkeys([*switches(run), *more])
     return f"{name} ({', '.join(words)})" if words else name
 
 
@@ -77,7 +83,4 @@ def strategy_word(run):
 
 def kind_of_run(run):
     """What runs of one line in a figure have in common, whatever their size: the strategy and its switches."""
-    layout = run.layout
-    schedule = [layout.pipeline_schedule] if layout.pp > 1 and layout.micro_batches > 1 else []
-    idle = ["idle GPUs"] if layout.idle_gpus else []
-    return ", ".join([strategy_word(run), *schedule, *idle, *switches(run)])
+    return ", ".join(dict.fromkeys([strategy_word(run), *_schedule(run.layout), *switches(run)]))

@@ -62,9 +62,8 @@ def loaders_section(report):
         ],
         "figures": [figure] if figure.panels else [],
     }
-    return Section(
-        "formats", "Which data format", "loaders.html", values, "`results/loaders/<dataset>.csv` and `.json`"
-    )
+    files = numbers.listed(f"`results/loaders/{readings.dataset}.csv`" for readings in report.readings)
+    return Section("formats", "Which data format", "loaders.html", values, f"{files} and the `.json` beside it")
 
 
 def _trained(report, readings):

@@ -44,6 +44,8 @@ def contradictions(record):
         gpu, cores = machine.get("gpu"), (machine.get("cores"), machine.get("hardware_threads"))
         if gpu and site.gpu and not _named(site.gpu, gpu):
             said[f"its GPUs are {gpu}, not `gpu: {site.gpu}`"] = None
+        if site.gpus_per_node and machine.get("gpus", 0) > site.gpus_per_node:  # a job may see fewer than there are
+            said[f"a node has {machine['gpus']} GPUs, not `gpus_per_node: {site.gpus_per_node}`"] = None
         for name, read, told in (
             ("gpu_memory_gb", machine.get("gpu_memory_bytes"), site.gpu_memory_gb if gpu else None),
             ("host_memory_gb", machine.get("memory_bytes"), site.host_memory_gb),

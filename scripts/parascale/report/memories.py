@@ -1,7 +1,7 @@
 """Memory: what the model holds by its parts, the process besides, and what was predicted, beside what the machine has."""
 
 from parascale.report import numbers
-from parascale.report.drawing import Entry, Figure
+from parascale.report.drawing import BOX, POINTER, Entry, Figure
 from parascale.report.machines import gpu_memory
 from parascale.report.plots import Bar, bars_panel, with_caveat
 from parascale.report.summary import PARTS, of_runs
@@ -37,7 +37,7 @@ def memory(report):
             ticks = {min(limits): f"memory of a GPU: {numbers.memory(min(limits))}"} if limits else None
             bars = [_bar(record) for record in known]
             panels.append(bars_panel(f"Peak memory: {name}", "Bars of measured peak memory", bars, ticks))
-    foretold = [Entry(PREDICTED, "ink", pointer=True)] if any(_foretold(record) for record in shown) else []
+    foretold = [Entry(PREDICTED, "ink", marker=POINTER)] if any(_foretold(record) for record in shown) else []
     used = [part for part in COLOURS if any(part in _parts(record) for record in shown)]
     return Figure(
         "memory",
@@ -45,7 +45,7 @@ def memory(report):
         "Memory of the rank that needed most, at its peak. On a GPU only tensors count; on CPUs also the process besides "
         "(libraries, data). Beside a bar stands what was measured, and what was predicted before the run, at which the triangle points.",
         tuple(panels),
-        (*(Entry(NAMES.get(part, part), COLOURS[part], box=True) for part in used), *foretold),
+        (*(Entry(NAMES.get(part, part), COLOURS[part], marker=BOX) for part in used), *foretold),
         of_runs(report, "Peak memory; an empty cell is not known", COLUMNS, report.done, _row),
     )
 

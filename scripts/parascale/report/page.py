@@ -37,11 +37,11 @@ HOW_TO_READ = (
 def render_page(report, parts=None):
     """The whole page as one text of HTML that asks for no other file. parts: its sections, if they are known."""
     parts = sections(report) if parts is None else parts
-    return render(report, parts, _subtitle(report), FOOTER, warnings(report), TABLES, HOW_TO_READ)
+    return render(report, parts, _subtitle(report), FOOTER, warnings(report), (*TABLES, *report.tables), HOW_TO_READ)
 
 
 def render(report, parts, subtitle, footer, said=(), tables=(), how=()):
-    """A page of sections. said: warnings that stand above them. footer: where the page's figures come from. tables: files beside it.
+    """A page of sections. said: warnings that stand above them. footer: where the page's figures come from. tables: CSV files, as a link reaches them.
 
     how: to read it, in lines.
     """

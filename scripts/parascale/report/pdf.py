@@ -8,7 +8,7 @@ import textwrap
 from parascale.files import atomic_path
 from parascale.report import figures
 from parascale.report.attempts import attempts_figure
-from parascale.report.drawing import FONT, LINE, PALETTE, WIDTH, canvas
+from parascale.report.drawing import FONT, LINE, PALETTE, WIDTH, canvas, write_legend
 from parascale.report.job import facts
 from parascale.report.usage import heat_figure, metrics_table
 
@@ -69,8 +69,6 @@ def _lines(job):
 
 def _drawings(job, pages):
     """The second page: the page's panels, two side by side, as large as the paper allows."""
-    from matplotlib.patches import Patch
-
     shown = [
         attempts_figure(job.record),
         figures.phases(job.report),
@@ -94,7 +92,6 @@ def _drawings(job, pages):
                 page.text(x / A4[0], (low + (height + 4) * scale) / A4[1], panel.title, weight="bold")
                 panel.place(page, x, low, (WIDTH - LINE) * scale, height * scale)
                 if len(legend) > 1:
-                    boxes = [Patch(color=PALETTE[entry.colour], label=entry.label) for entry in legend]
-                    page.legend(handles=boxes, loc="upper left", bbox_to_anchor=(x / A4[0], low / A4[1]), ncols=4)
+                    write_legend(page, legend, x, low - 4 * scale, (WIDTH - LINE) * scale)
             low -= rest * scale
         pages.savefig(page)

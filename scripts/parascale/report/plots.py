@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from parascale.report.comparing import caveat
+from parascale.report.comparing import caveats
 from parascale.report.drawing import FONT, LINE, PALETTE, Panel, mark, series_colour, series_ink, series_marker
 from parascale.report.numbers import time_unit
 
@@ -35,7 +35,7 @@ def record_bar(record, series, value, text):
 
 def with_caveat(record, text):
     """A value of a run in words, with what sets the run apart."""
-    return ", ".join(filter(None, (text, caveat(record))))
+    return ", ".join([text, *caveats(record)])
 
 
 def bars_panel(title, words, bars, ticks=None):
@@ -187,8 +187,8 @@ def _list_series(axes, ends):
     ]
     if hollow := [row for row, (_, point, _) in enumerate(ends) if not point.ranked]:
         rows.insert(hollow[0], (*axes.plot([], [], " "), "not ranked:"))
-    place = {"loc": "upper left", "bbox_to_anchor": (1, 1), "borderaxespad": 0, "labelspacing": 0.3}
-    axes.legend(*zip(*rows, strict=True), fontsize="medium", handletextpad=0.3, **place)
+    # The padding is room for fonts wider than those of matplotlib.
+    axes.legend(*zip(*rows, strict=True), loc="upper left", bbox_to_anchor=(1, 1), handlelength=1, borderpad=0.4)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ The main table, `summary.csv` and the tables that show other figures of runs cho
 import math
 
 from parascale.report import layouts, numbers
-from parascale.report.comparing import caveat
+from parascale.report.comparing import caveats
 from parascale.report.findings import findings
 from parascale.report.tables import RUN, Column, make_table
 from parascale.report.timing import unranked
@@ -90,7 +90,7 @@ def _row(report, record):
         run, layout = record.run, record.run.layout
         row |= {"workload": run.workload.name, "strategy": run.strategy, "engine": run.engine, "seed": run.seed}
         row |= {name: getattr(layout, name) for name in LAYOUT}
-        words = filter(None, (caveat(record, marked=True), layouts.strategy_word(run), f"seed {run.seed}"))
+        words = (*caveats(record, marked=True), layouts.strategy_word(run), f"seed {run.seed}")
         row |= {"identity": ", ".join(words), "layout": layouts.degrees_text(run)}
         row |= {"hardware": layouts.hardware_text(record)}
     if record.done:

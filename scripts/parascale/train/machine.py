@@ -25,7 +25,8 @@ def read_machine(device):
     }
     if device.type == "cuda":
         told = torch.cuda.get_device_properties(device)
-        found |= {"gpu": told.name, "gpu_memory_bytes": told.total_memory, "driver": _driver()}
+        found |= {"gpu": told.name, "gpus": torch.cuda.device_count(), "gpu_memory_bytes": told.total_memory}
+        found["driver"] = _driver()
     return found
 
 

@@ -1,0 +1,107 @@
+"""Runs that differ in any setting look different in the report: in names, legends, tables and kinds of runs."""
+
+import dataclasses
+import re
+
+import pytest
+
+from parascale.report import figures, layouts, render_page
+from parascale.report.records import RunRecord
+from parascale.report.summary import runs_table
+from parascale.settings import Layout, Run
+from parascale.settings.layout import RECOMPUTATION
+from tests.unit.fake_results import fake, workload
+from tests.unit.test_report_claims import BASE, ddp, report_of, said_of
+
+# Every field of a layout and of a run, each in a run in which it matters; a new field needs a case.
+TWO, PIPE = {"dp": 2, "gpus_per_node": 2}, {"pp": 2, "gpus_per_node": 2, "micro_batches": 4}
+LOCAL = TWO | {"average_every": 8}
+FIELDS = {
+    "nodes": (TWO, {"dp": 4, "nodes": 2}),
+    "gpus_per_node": (TWO, {"dp": 4, "gpus_per_node": 4}),
+    "idle_gpus": (TWO, {"gpus_per_node": 4, "idle_gpus": 2}),
+    "dp": ({}, TWO),
+    "fsdp": (TWO, {"dp": 1, "fsdp": 2}),
+    "tp": (TWO, {"dp": 1, "tp": 2}),
+    "pp": (TWO, {"dp": 1, "pp": 2}),
+    "micro_batches": (PIPE, {"micro_batches": 8}),
+    "schedule": (PIPE, {"schedule": "GPipe"}),
+    **{
+        name: (TWO, {name: False})
+        for name in ("sequence_parallel", "loss_parallel", "reshard_after_forward", "sync_batch_norm")
+    },
+    "activation_checkpointing": (TWO, {"activation_checkpointing": True}),
+    "compile": (TWO | {"compile": False}, {"compile": True}),  # as tables are loaded: never None
+    "precision": (TWO, {"precision": "bf16"}),
+    "engine": (TWO, {"engine": "lightning"}),
+    "scaling": (TWO, {"scaling": "weak"}),
+    "deterministic": (TWO, {"deterministic": True}),
+    "average_every": (TWO, LOCAL),
+    "averaging": (LOCAL, {"averaging": "neighbour"}),
+    "compression": (TWO, {"compression": "fp16"}),
+    "init_from": (TWO, {"init_from": "single"}),
+    "profile": (TWO, {"profile": "5-7"}),
+    "profiler": (TWO | {"profile": "5-7"}, {"profiler": "nsight"}),
+    "accumulate": (TWO, {"train": workload(accumulate=4)}),
+}
+SIZES = ("nodes", "gpus_per_node", "dp", "micro_batches")  # runs of one line in a figure differ in them
+NO_SWITCHES = (*SIZES, "fsdp", "tp", "pp")
+IDENTITY = {
+    "run",
+    "workload",
+    "layout",
+    "seed",
+    "baseline",
+    "repeat",
+}  # what a run is called and compared with, and its parts
+
+
+def test_runs_that_differ_in_any_field_look_different():
+    declared = {field.name for kind in (Layout, Run) for field in dataclasses.fields(kind)}
+    assert set(FIELDS) - {"accumulate"} == declared - IDENTITY
+    for name, (options, change) in FIELDS.items():
+        runs = [fake("run", **each).run for each in (options, options | change)]
+        cells = [(layouts.degrees_text(run), layouts.hardware_text(RunRecord("run", "done", run=run))) for run in runs]
+        assert cells[0] != cells[1], name
+        if name not in SIZES:
+            assert layouts.kind_of_run(runs[0]) != layouts.kind_of_run(runs[1]), name
+        if name not in NO_SWITCHES:
+            first, second = (layouts.named("run", run) for run in runs)
+            assert first != second and second.startswith("run ("), name
+    runs = [fake("run", activation_checkpointing=each).run for each in RECOMPUTATION]
+    assert len({layouts.kind_of_run(run) for run in runs}) == len(RECOMPUTATION)
+
+
+def test_hybrids_of_other_axes_are_no_line():
+    several = [fake("run", gpus_per_node=4, **{axis: 2, "tp": 2}).run for axis in ("dp", "fsdp")]
+    assert [layouts.kind_of_run(run) for run in several] == ["dp × tp", "fsdp × tp"]
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("compile", "compiled"),
+        ("schedule", "GPipe"),
+        ("idle_gpus", "2 of 4 idle"),
+        ("activation_checkpointing", "recomputed activations"),
+        ("engine", "lightning"),
+        ("compression", "gradients in fp16"),  # another training: not compared
+    ],
+)
+def test_a_switch_is_in_verdict_legend_and_table(name, word, tmp_path):
+    options, change = FIELDS[name]
+    runs = fake("a", **options), fake("b", step_seconds=0.03, **options | change)
+    report = report_of(tmp_path, fake("single", **BASE), *runs)
+    fastest, compared = f"processes ({word}) is the fastest" in said_of(report), name != "compression"
+    assert fastest == compared
+    page = re.sub("</?(text|title)[^>]*>", "\n", render_page(report))
+    assert re.search(rf"^<li>.*</svg> b \({word}\)</li>$", page, re.MULTILINE), "in the legend of the curves"
+    (row,) = (row for row in runs_table(report).rows if row.run == "b")
+    assert any(word in cell.text.split(", ") for cell in row.cells)
+    assert len({report.series(record) for record in report.records}) == 3
+
+
+def test_a_name_says_a_thing_once(tmp_path):
+    """That it scales weakly is a switch, and sets a run apart."""
+    report = report_of(tmp_path, fake("single", **BASE), ddp("wide", scaling="weak"))
+    assert {entry.label for entry in figures.loss(report).panels[0].legend} == {"single", "wide (weak scaling)"}

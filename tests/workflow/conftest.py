@@ -1,0 +1,76 @@
+"""The made-up pages that tests of the report look at, and the browser that shows them."""
+
+import json
+
+import pytest
+
+from parascale.files import write_json, write_text
+from parascale.report import build_report as compared
+from parascale.report import load_records, render_page
+from parascale.report.job import load_job, render_job
+from tests.unit.fake_devices import START, gpu_lines, write_devices
+from tests.unit.fake_everything import TEXT, build_report, finished, unfinished, write_everything
+from tests.unit.fake_results import fake, write_results
+from tests.workflow.browser import Browser, find_programs
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """A browser."""
+    programs = find_programs()
+    if None in programs:
+        pytest.skip("chromium and chromedriver are not installed")
+    opened = Browser(*programs, tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory):
+    """The report with every kind of row (finished, failed, running, missing, different, weak, repeated seeds) and every
+    section, as its command builds it, and the page of a job with every kind of section."""
+    root, fakes = tmp_path_factory.mktemp("report"), [*finished(), *unfinished()]
+    results, work = write_everything(root, fakes)
+    job = results / "report/jobs/ddp.html"
+    write_text(job, render_job(_job(results, work)))
+    runs = [*(entry.run.run for entry in fakes[:-1]), "not-started"]  # the last one is left out, which is said
+    only = [word for run in runs for word in ("--only", run)]
+    report = build_report(root, "--set", "title=A report with everything", *only)
+    return {"report": report / "index.html", "job": job}
+
+
+def _job(results, work):
+    """A job on GPUs with idle ones, several attempts, a time limit and a profile."""
+    folder = results / "runs/ddp"
+    write_devices(folder, gpu_lines(4, 2, nodes=2, throttled={0: "power_cap"}))
+    times = {"started": START, "seconds": 3550.0, "submitted": START - 900, "allocated": START, "limit_seconds": 3600.0}
+    first = {
+        "start": "2026-01-02T03:04:05+00:00",
+        "outcome": "stopped",
+        "job_id": "1",
+        "first_step": 1,
+        "last_step": 30,
+    }
+    last = {**first, "start": "2026-01-02T04:34:05+00:00", "outcome": "finished", "job_id": "2"}
+    described = json.loads((folder / "run.json").read_text())
+    described["attempts"] = [{**first, **times}, {**last, "seconds": 700.0}]
+    write_json(folder / "run.json", described)
+    return load_job(results, work, "ddp")
+
+
+@pytest.fixture(scope="session", params=["report", "job"])
+def page(request, pages):
+    """Each of the pages in turn."""
+    return pages[request.param]
+
+
+@pytest.fixture(scope="session")
+def many(tmp_path_factory):
+    """The report of many runs of one kind."""
+    shape = {"pp": 2, "gpus_per_node": 2, "train": TEXT}
+    fakes = [fake("single", verdict="baseline", train=TEXT)]
+    fakes += [fake(f"a-pipeline-of-{number}", micro_batches=number, **shape) for number in range(2, 33)]
+    folder = tmp_path_factory.mktemp("many")
+    page = folder / "index.html"
+    write_text(page, render_page(compared(load_records(*write_results(folder, fakes)), "Many runs")))
+    return page
