@@ -8,10 +8,11 @@ Rules, which stand before any figure:
 
 - Eagerly each dispatched operation is one kernel: it reads each input once and writes each output once. A view costs nothing.
 - Compiled regions are traced forward and backward by AOTAutograd with inductor's decompositions and its choice of what to recompute.
-  Within them all that lies between two kernels that inductor does not make itself (products, attention) is one kernel: it
+  Within them all that lies between two kernels that inductor does not make itself (products, convolutions, attention) is one kernel: it
   reads what was made before it, and writes what is used after it.
 - A matrix product costs 2 × rows × inner × outputs. Where a row of any of its matrices is no multiple of 16 bytes, Hopper's tensor
   memory accelerator cannot load it (CUDA programming guide, `cuTensorMapEncodeTiled`), and it runs at `UNALIGNED` of the rate.
+- A convolution, and each of its gradients, is one kernel of 2 × outputs × inner operations at the rate of products.
 - Attention costs 4 × rows × places × width forward, of causal masks half, and 2.5 times that backward (Dao 2023, arXiv:2307.08691).
 - Collectives lie beside computing, which makes that longer by `interference` of their time; the first all-gather and the last
   reduction have nothing beside them.
@@ -23,6 +24,7 @@ Example: python tests/benchmarks/ceiling.py gpt2-124m accumulate=4
          python tests/benchmarks/ceiling.py llama-1b fsdp=4 compile=true activation_checkpointing=selective
          python tests/benchmarks/ceiling.py llama-1b accumulate=8 compile=true
          python tests/benchmarks/ceiling.py gpt2-124m accumulate=4 compile=true dropout=0.1
+         python tests/benchmarks/ceiling.py imagewoof compile=true
          python tests/benchmarks/ceiling.py gpt2-124m accumulate=4 compile=true --variant unfilled
 """
 
@@ -103,6 +105,8 @@ class Counter(TorchDispatchMode):
             self.collectives.append((name, max(map(_bytes, inputs + outputs), default=0)))
         elif name in PRODUCTS:
             self._product(name, inputs, outputs[0])
+        elif name.startswith("convolution"):
+            self._convolution("backward" in name, inputs, outputs)
         elif "attention" in name:
             self._attention(name, inputs, outputs)
         elif not (space == "prim" or name in FREE or function.is_view):
@@ -120,6 +124,16 @@ class Counter(TorchDispatchMode):
         flops = 2 * rows * left.shape[-1] * right.shape[-1]
         aligned = all(_row_bytes(matrix) % 16 == 0 for matrix in (left, right, output))
         self._kernel("products", flops, sum(map(_bytes, (*inputs, output))), PRODUCT * (1 if aligned else UNALIGNED))
+
+    def _convolution(self, backward, inputs, outputs):
+        self.flush()
+        made, weight = (inputs[0], inputs[2]) if backward else (outputs[0], inputs[1])
+        for output in outputs:
+            # A gradient needs that of the outputs, and for the images the weights, for the weights the images.
+            read = [inputs[0], *(tensor for tensor in inputs[1:] if not backward or tensor.shape != output.shape)]
+            self._kernel(
+                "convolutions", 2 * made.numel() * weight[0].numel(), sum(map(_bytes, (*read, output))), PRODUCT
+            )
 
     def _attention(self, name, inputs, outputs):
         self.flush()

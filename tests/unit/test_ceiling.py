@@ -29,3 +29,13 @@ def test_variants_replace_what_is_there():
     for name, patched in variants.items():
         with patched():
             assert name in (SCRIPT.parent / "RESULTS.md").read_text()
+
+
+def test_convolutions_cost_what_the_plan_says():
+    """Forward, and as much again for the gradient of the images and for that of the weights; compiled as much as eagerly."""
+    script = runpy.run_path(str(SCRIPT))
+    for compile in (False, True):
+        run = script["run_of"]("imagewoof", {"compile": compile, "depths": [1, 1, 1, 1]})
+        counter, _, _ = script["ceiling"](run, 10)
+        planned = script["model_sizes"](run.workload.model, 10, *run.workload.sizes).flops_per_target * run.global_batch
+        assert counter.flops["convolutions"] == pytest.approx(planned, rel=0.02)

@@ -12,7 +12,7 @@ import torch
 
 from parascale import check
 from parascale.check import parts
-from parascale.check.layouts import hybrids, layouts, verdicts
+from parascale.check.layouts import layouts, products, tried, verdicts
 from parascale.files import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,9 @@ sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Finder()
 """
 
 
+TOGETHER = {"dp 2 × tp 2", "dp 2 × fsdp 2", "dp 2 × pp 2", "fsdp 2 × tp 2", "tp 2 × pp 2"}  # on four processes
+
+
 def checked(folder, *words):
     """(what was printed, check.json) of the command in a Python that has little else."""
     (folder / "sitecustomize.py").write_text(BLOCKER)
@@ -88,47 +91,94 @@ def test_every_part_runs_at_tiny_sizes(tmp_path):
     skipped = {name for name, part in parts.items() if part["status"] == "skipped"}
     assert skipped == {"sampler", "tests"} and all(name in page for name in check.PARTS)
     layouts = {row["run"]: row for row in parts["layouts"]["rows"]}
-    assert {"single", "ddp", "fsdp", "tp", "pp", "summary-ddp", "images-ddp", *hybrids(True, 4)} <= set(layouts)
+    assert {"single", "ddp", "fsdp", "tp", "pp", "summary-ddp", "images-ddp", *TOGETHER} <= set(layouts)
     assert {row["training"].partition(":")[0] for row in layouts.values()} == {"baseline", "same"}
     assert {row["memory"] for row in layouts.values()} == {"not measured: a CPU"}
     assert all(row["predicted s"] > 0 for row in layouts.values())
     ratios = [row for row in parts["bare"]["rows"] if row["loop"] == "ours / bare"]
     assert len(ratios) == 2 and all(row["targets/s"] > 0 for row in ratios)
+    ours = [row for row in parts["bare"]["rows"] if row["loop"] == "ours"]
+    assert len(ours) == 2 and all(row["predicted s"] > 0 and row["predicted GB"] > 0 for row in ours)
 
 
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
-        (3, set()),
-        (4, {"dp 2 × tp 2", "dp 2 × fsdp 2", "dp 2 × pp 2", "fsdp 2 × tp 2", "tp 2 × pp 2"}),
-        (8, {"dp 4 × tp 2", "dp 4 × fsdp 2", "dp 4 × pp 2", "dp 2 × fsdp 2 × tp 2", "dp 2 × tp 2 × pp 2"}),
+        (1, set()),
+        (2, {"dp 2", "fsdp 2", "tp 2", "pp 2"}),
+        (3, {"dp 2", "fsdp 2", "tp 2", "pp 2"}),
+        (4, {"dp 4", "fsdp 4", *TOGETHER}),
+        (
+            8,
+            {
+                "dp 8",
+                "fsdp 8",
+                "dp 4 × tp 2",
+                "dp 4 × fsdp 2",
+                "dp 4 × pp 2",
+                "dp 2 × fsdp 2 × tp 2",
+                "dp 2 × tp 2 × pp 2",
+            },
+        ),
     ],
 )
-def test_strategies_are_tried_together_on_all_gpus(gpus, expected):
+def test_strategies_are_tried_alone_and_together_on_all_gpus(gpus, expected):
+    """Each layout once, by its row of the run table where it has one."""
     for tiny in (False, True):
-        groups = layouts(tiny, gpus)
-        assert set(hybrids(tiny, gpus)) == expected and expected <= set(groups.get(gpus, ()))
+        groups, runs = layouts(tiny, gpus), tried(tiny, gpus)
+        spread = [run.layout.dimensions for run in map(runs.get, groups.get(min(8, 1 << gpus.bit_length() - 1), ()))]
+        assert set(products(tiny, gpus)) == expected
+        assert all(run.layout.dimensions in spread for run in products(tiny, gpus).values())
+        names = [name for group in groups.values() for name in group]
+        once = [(runs[name].workload.name, runs[name].layout, runs[name].precision) for name in names]
+        assert all(once.count(each) == 1 for each in once)
         assert next(iter(groups)) == 1, "what layouts are compared with comes first"
 
 
+def test_rows_of_several_nodes_are_tried_on_one():
+    names = layouts(False, 8)[8]
+    assert {"ddp-8", "three-d-8", "llama-7b-fsdp-8", "llama-7b-three-d-8", "fsdp 8"} <= set(names)
+    assert "dp 8" not in names, "it is ddp-8"
+    assert {(run.layout.nodes, run.layout.gpus_per_node) for run in map(tried(False, 8).get, names)} == {(1, 8)}
+    assert max(layouts(False, 4)) == 4
+
+
+def test_a_product_is_compiled_as_rows_of_the_run_table_are():
+    for tiny in (False, True):
+        runs = tried(tiny, 4)
+        assert {runs[name].layout.compile for name in TOGETHER} == {runs["single"].layout.compile} == {not tiny}
+
+
 def test_another_training_and_another_memory_than_planned_are_failures():
-    """Of a run on a GPU: the last norm is off as one is that misses a rank, and a peak leaves what the plan calls `fits`."""
+    """Of a run on a GPU: the last norm is off as one is that misses a rank, and a peak leaves what the plan calls `fits`. An
+    evaluation may need less than its plan."""
     steps = {"loss": 8.0, "norm": 0.6, "last loss": 7.5, "last norm": 2.0}
     rows = [
-        {"run": "single"} | steps | {"peak GB": 3.0, "predicted GB": 2.9},
-        {"run": "dp 2 × tp 2"} | steps | {"last norm": 2.0001, "peak GB": 1.0, "predicted GB": 2.1},
-        {"run": "tp 2 × pp 2"} | steps | {"last norm": 2.8, "peak GB": 3.0, "predicted GB": 2.0},
-        {"run": "dp 2 × pp 2"} | steps | {"norm": math.nan, "peak GB": 2.5, "predicted GB": 2.0},
+        {"run": "single"} | steps | memory_row(3.0, 2.9, 0.4, 1.9),
+        {"run": "dp 2 × tp 2"} | steps | {"last norm": 2.0001} | memory_row(1.0, 2.1, 2.5, 2.0),
+        {"run": "tp 2 × pp 2"} | steps | {"last norm": 2.8} | memory_row(3.0, 2.0, 2.9, 2.0),
+        {"run": "dp 2 × pp 2"} | steps | {"norm": math.nan} | memory_row(2.5, 2.0, 2.5, 2.0),
         {"run": "fsdp 2 × tp 2", "fits": "does not fit"},
     ]
     assert [wrong.partition(":")[0] for wrong in verdicts(rows, False, 4)] == [
         "dp 2 × tp 2",
         "tp 2 × pp 2",
         "tp 2 × pp 2",
+        "tp 2 × pp 2",
         "dp 2 × pp 2",
     ]
     assert [row.get("training", "")[:4] for row in rows] == ["base", "same", "diff", "diff", ""]
     assert [row.get("memory", "")[:4] for row in rows] == ["as p", "diff", "diff", "as p", ""]
+    assert [row.get("evaluation memory", "")[:4] for row in rows] == ["as p", "as p", "diff", "as p", ""]
+
+
+def memory_row(used, planned, evaluating, planned_evaluating):
+    return {
+        "peak GB": used,
+        "predicted GB": planned,
+        "evaluation GB": evaluating,
+        "predicted evaluation GB": planned_evaluating,
+    }
 
 
 def test_tests_that_are_marked_are_rows(tmp_path, monkeypatch):

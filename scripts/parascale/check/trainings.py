@@ -127,6 +127,18 @@ def rates(run, site, foretold, seconds, targets):
     return {"targets/s": targets / seconds, "MFU": flops / (reached * 1e12) if reached else None}
 
 
+def planned(foretold):
+    """What a Prediction says beside a measured step."""
+    return {"predicted s": foretold.step_seconds, "predicted GB": gigabytes(foretold.memory)}
+
+
+def gigabytes(parts):
+    """Of a plan's {part: bytes}: what torch allocates, without what libraries hold beside it; None where there is no plan."""
+    if parts is None:
+        return None
+    return sum(size for name, size in parts.items() if name not in ("libraries", "communicators")) / 1e9
+
+
 def single(place, kind):
     """A run of one process at full shapes: of `gpt2` or `llama`; a tiny one where that is wanted."""
     runs = project(place.tiny).runs
@@ -161,8 +173,9 @@ def against_a_bare_loop(place):
         forget(place)
         run = single(place, kind)
         stepper, batches, facts = training_of(place, run)
-        row = partial(_loop_row, place, run, site, predict(run, site, facts=facts, remedy=False))
-        ours = row("ours", our_step(stepper, batches))
+        foretold = predict(run, site, facts=facts, remedy=False)
+        row = partial(_loop_row, place, run, site, foretold)
+        ours = row("ours", our_step(stepper, batches)) | planned(foretold)
         del stepper
         forget(place)
         theirs = row("bare", bare(place, run, facts.vocabulary, batches))

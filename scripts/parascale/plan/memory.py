@@ -48,6 +48,15 @@ def peak_memory(run, vocabulary, device, chunked=True):
     return max(ranks, key=total)
 
 
+def evaluation_memory(run, vocabulary, device):
+    """{part: bytes} of the rank that needs most to evaluate, as `peak_memory` has them; None where the model's kind is unknown."""
+    sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
+    if sizes is None:
+        return None
+    ranks = (RankMemory(run, sizes, device, held) for held in rank_stages(run.layout, sizes.layers))
+    return max((rank.evaluation() for rank in ranks), key=total)
+
+
 def rank_memory(run, sizes, device, stages):
     """{part: bytes} at the peak of a rank that holds `stages`."""
     rank = RankMemory(run, sizes, device, stages)
