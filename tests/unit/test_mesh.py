@@ -20,10 +20,9 @@ from parascale.settings import Layout
         ({"tp": 4, "fsdp": 64}, {256: 1, 4: 1, 64: 1}, 64 + 4),
         ({"dp": 4, "fsdp": 64}, {256: 1, 4: 1, 64: 1}, 64 + 4),
         ({"pp": 4, "tp": 4, "fsdp": 16}, {256: 1, 4: 2, 16: 1}, 64 + 64 + 16),
-        # FSDP replicates in hybrids, with shards of one rank; in their group nobody sends anything. torch's `replicate` needs no such
-        # group, but keeps what a block computes with until its backward pass: a rank would hold all its parameters twice.
-        ({"tp": 4, "dp": 64}, {256: 1, 4: 1, 64: 1, 1: 1}, 64 + 4 + 256),
-        ({"pp": 4, "dp": 64}, {256: 1, 4: 1, 64: 1, 1: 1}, 64 + 4 + 256),
+        ({"tp": 4, "dp": 64}, {256: 1, 4: 1, 64: 1}, 64 + 4),
+        ({"pp": 4, "dp": 64}, {256: 1, 4: 1, 64: 1}, 64 + 4),
+        ({"pp": 4, "tp": 4, "dp": 16}, {256: 1, 4: 2, 16: 1}, 64 + 64 + 16),
     ],
     ids=str,
 )

@@ -250,6 +250,14 @@ def test_attention_with_dropout_is_explicit_on_every_device():
     assert explicit.moved - fused.moved > 4 * weights and explicit.drawn > 4 * weights and not fused.drawn
 
 
+def test_a_replicated_block_frees_what_it_computed_with():
+    """As a gathered one does: the loss finds copies of none of the four blocks beside the parameters, an evaluation those of one."""
+    freed, kept = (make_run(GPT, dp=2, tp=2, reshard_after_forward=reshard) for reshard in (True, False))
+    block = 4 * RankMemory(freed, sizes_of(freed), "cpu", rank_stages(freed.layout, GPT.layers)[0]).block_elements
+    more = [b - a for a, b in zip(peaks(freed, VOCABULARY, 0), peaks(kept, VOCABULARY, 0), strict=True)]
+    assert more == [4 * block, 3 * block]
+
+
 def test_a_larger_batch_of_evaluation_is_planned():
     run = make_run(GPT)
     training = dataclasses.replace(run.workload.training, evaluation_batch=512)

@@ -1,10 +1,12 @@
 """Fully sharded data parallelism (FSDP2): parameters, gradients and optimizer state are split over ranks.
 
 Each unit's parameters are gathered just before it computes and, where asked, freed after. With `dp` beside `fsdp`, shards
-are replicated over `dp` (HSDP). Source of the idea: Rajbhandari et al. 2020 (ZeRO-3), arXiv:1910.02054.
+are replicated over `dp` (HSDP); with `dp` alone, whole parameters are, by the same hooks. Source of the idea: Rajbhandari et
+al. 2020 (ZeRO-3), arXiv:1910.02054.
 """
 
 import torch
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from parascale.parallel.precision import HALF
@@ -14,23 +16,35 @@ from parascale.parallel.tensor import matches
 def shard(model, mesh, layout, precision):
     """Shard `model` in place: each of its `shard_units`, then the root, which takes what is left.
 
-    mesh: 1-D (`fsdp`), or 2-D (`dp`, `fsdp`) where shards are also replicated.
+    mesh: 1-D (`fsdp`, or `dp` where nothing is sharded), or 2-D (`dp`, `fsdp`) where shards are also replicated.
     Gradients are summed over the ranks, not averaged: the loss is already divided by the global count of targets.
     """
     # See parallel.precision: only bf16 and fp16 convert; None leaves numbers as they are.
     policy = MixedPrecisionPolicy(
         param_dtype=HALF.get(precision), reduce_dtype=torch.float32 if precision in HALF else None
     )
-    options = {"mesh": mesh, "mp_policy": policy}
     # In a pipeline every micro-batch would gather again, so parameters stay gathered there.
     reshard = layout.reshard_after_forward and layout.pp == 1
-    for name, module in model.named_modules():
-        if any(matches(name, pattern) for pattern in model.shard_units):
-            fully_shard(module, reshard_after_forward=reshard, **options)
-    # The backward pass begins with the root's own parameters: to free them before it would gather them twice.
-    fully_shard(model, reshard_after_forward=False, **options)
+    units = [
+        module for name, module in model.named_modules() if any(matches(name, pattern) for pattern in model.shard_units)
+    ]
+    for module in [*units, model]:
+        # The backward pass begins with the root's own parameters: to free them before it would gather them twice.
+        freed = reshard and module is not model
+        if layout.fsdp > 1:
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=freed)
+            continue
+        # `fully_shard` would want shards of one rank, and a group for each, which every rank takes part in making.
+        replicate(module, mesh=mesh, mp_policy=policy)
+        if freed:
+            module.register_forward_hook(torch.compiler.disable(_free))
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             # Without this the division becomes a pre-multiplied sum, which gloo refuses.
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _free(unit, *_):
+    """Free what a unit computed with, which `replicate` would keep until its backward pass, beside the parameters."""
+    unit.reshard()

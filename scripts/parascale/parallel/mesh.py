@@ -77,9 +77,9 @@ def make_mesh(layout, device, timeout_seconds):
     """The Mesh of a layout for this process; every group of it gets the timeout (sub-groups do not inherit it)."""
     if layout.world_size == 1:
         return Mesh(layout, device, None, None)
-    # A group of one rank costs a call on every rank to make it; only FSDP wants one, where it replicates inside a hybrid.
+    # No axis of one rank: each of its groups, one for every rank, would cost a call on all.
     degrees = {axis: getattr(layout, axis) for axis in AXES}
-    axes = [axis for axis in AXES if degrees[axis] > 1 or (axis == "fsdp" and layout.uses_fsdp)]
+    axes = [axis for axis in AXES if degrees[axis] > 1]
     options = {}
     if layout.pp > 1 and dist.get_backend() == "gloo":
         # Stages send and receive, and for that gloo knows only the timeout that a group was made with.

@@ -15,7 +15,7 @@ The order, for each pipeline stage that this rank holds, and why:
 
 Weights come last, from a checkpoint or from seed and name (`ParallelModel.initialise`).
 
-Plain replication inside a hybrid (`dp` beside `tp` or `pp`) is FSDP with shards of one rank: DDP's hooks do not know
+Plain replication inside a hybrid (`dp` beside `tp` or `pp`) is FSDP's without its shards: DDP's hooks do not know
 DTensors, and reduce at the wrong time in a pipeline.
 """
 
@@ -197,8 +197,8 @@ def _make_part(whole, run, mesh, tied, stage, copies):
         if layout.compile:
             block.compile()
     if layout.uses_fsdp:
-        shards = mesh.devices["dp", "fsdp"] if layout.dp > 1 else mesh.devices["fsdp"]
-        fsdp.shard(part, shards, layout, run.precision)
+        axes = tuple(axis for axis in ("dp", "fsdp") if getattr(layout, axis) > 1)
+        fsdp.shard(part, mesh.devices[axes], layout, run.precision)
     if copies is not None:
         part.forward = copies.around(part)
     return part

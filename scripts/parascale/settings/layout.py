@@ -73,7 +73,7 @@ class Layout:
 
     @property
     def uses_fsdp(self):
-        """Whether FSDP holds the parameters: with `fsdp`, and as plain replication, with shards of one rank, inside hybrids."""
+        """Whether FSDP holds the parameters: with `fsdp`, and as plain replication inside hybrids."""
         return self.fsdp > 1 or (self.dp > 1 and (self.tp > 1 or self.pp > 1))
 
     @property
