@@ -45,6 +45,7 @@ CASES = {
     "ddp 2 selective compile": Case({"dp": 2, **SELECTIVE, "compile": True}, bf16=True),
     "ddp 2 sgd": Case({"dp": 2}, PUBLISHED, optim={"name": "sgd", "lr": 0.1}),
     "fsdp 2": Case({"fsdp": 2}, fp32=True, bf16=True),
+    "fsdp 2 sgd": Case({"fsdp": 2}, optim={"name": "sgd", "lr": 0.1}),
     "fsdp 2 in two cycles": Case({"fsdp": 2}, optim=CYCLES),
     "fsdp 4": Case({"fsdp": 4}),
     "fsdp 2 tied": Case({"fsdp": 2}, TIED),
