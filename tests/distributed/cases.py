@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from parascale.parallel.mesh import AXES
+
 
 @dataclass(frozen=True)
 class Case:
@@ -95,6 +97,11 @@ CASES = {
 def ranks_of(layout):
     """Processes of a layout."""
     return layout.get("dp", 1) * layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("pp", 1)
+
+
+def axes_of(layout):
+    """The axes that a layout spreads over."""
+    return {axis for axis in AXES if layout.get(axis, 1) > 1}
 
 
 # Of these layouts the quick tests compare others alike: the same code on fewer processes, or fewer options at once.
