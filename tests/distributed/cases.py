@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from parascale.parallel.mesh import AXES
+
 
 @dataclass(frozen=True)
 class Case:
@@ -45,6 +47,7 @@ CASES = {
     "ddp 2 selective compile": Case({"dp": 2, **SELECTIVE, "compile": True}, bf16=True),
     "ddp 2 sgd": Case({"dp": 2}, PUBLISHED, optim={"name": "sgd", "lr": 0.1}),
     "fsdp 2": Case({"fsdp": 2}, fp32=True, bf16=True),
+    "fsdp 2 sgd": Case({"fsdp": 2}, optim={"name": "sgd", "lr": 0.1}),
     "fsdp 2 in two cycles": Case({"fsdp": 2}, optim=CYCLES),
     "fsdp 4": Case({"fsdp": 4}),
     "fsdp 2 tied": Case({"fsdp": 2}, TIED),
@@ -94,6 +97,11 @@ CASES = {
 def ranks_of(layout):
     """Processes of a layout."""
     return layout.get("dp", 1) * layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("pp", 1)
+
+
+def axes_of(layout):
+    """The axes that a layout spreads over."""
+    return {axis for axis in AXES if layout.get(axis, 1) > 1}
 
 
 # Of these layouts the quick tests compare others alike: the same code on fewer processes, or fewer options at once.

@@ -1,6 +1,7 @@
 """A tiny workload whose sizes do not divide: 101 words, 17 windows of which the last is padded, uneven blocks."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def tokens(tmp_path_factory):
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory):
     return tasks.make_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory):
+    """A function from `t5` or `bart` to (folder of the model, folder of its pairs)."""
+    return functools.cache(lambda name: tasks.make_pretrained(tmp_path_factory.mktemp(name), name))
 
 
 @pytest.fixture(scope="session")

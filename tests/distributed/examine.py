@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from parascale.checkpoint import store
 from parascale.errors import Interrupted, TrainingError
 from parascale.families.language import modules as transformer
+from parascale.parallel import batch_norm
 from parascale.parallel.tying import local
 from parascale.train import loop
 
@@ -48,7 +50,7 @@ def train_and_look(settings):
     """Train, and return what this rank held and called in its second step.
 
     {parameters: name → local shape, parameter_bytes, optimizer_bytes, sharded_units, stages, heads: numbers of attention
-    heads seen in forward passes, collectives: name → calls, graphs: compiled in all steps}
+    heads seen in forward passes, collectives: name → calls, norm_collectives: those of batch norms, graphs: compiled in all steps}
     """
     facts, heads = {}, set()
     split_heads = transformer.Attention._heads
@@ -69,7 +71,9 @@ def train_and_look(settings):
                 return super().step(*arguments)
             with Collectives() as counter:
                 result = super().step(*arguments)
-            facts.update(held(self.model, self.optimizers), collectives=counter.calls)
+            facts.update(
+                held(self.model, self.optimizers), collectives=counter.calls, norm_collectives=counter.of_norms
+            )
             return result
 
     loop.Stepper, transformer.Attention._heads = Looking, seen
@@ -117,11 +121,11 @@ def size(tensor):
 
 
 class Collectives(TorchDispatchMode):
-    """Counts collective operations by name, whichever interface of torch calls them."""
+    """Counts collective operations by name, whichever interface of torch calls them; and of them those that batch norms call."""
 
     def __init__(self):
         super().__init__()
-        self.calls = Counter()
+        self.calls, self.of_norms = Counter(), Counter()
 
     def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
         if any(issubclass(kind, DTensor) for kind in kinds):
@@ -134,8 +138,15 @@ class Collectives(TorchDispatchMode):
                 .replace("allgather", "all_gather")
             )
             for kind in COLLECTIVES:
-                self.calls[kind] += name.lstrip("_").startswith(kind)
+                called = name.lstrip("_").startswith(kind)
+                self.calls[kind] += called
+                self.of_norms[kind] += called and called_by(batch_norm)
         return function(*arguments, **(keywords or {}))
+
+
+def called_by(module):
+    """Whether a function of a module is being called."""
+    return any(frame.f_code.co_filename == module.__file__ for frame, _ in traceback.walk_stack(None))
 
 
 def train_and_watch_rates(settings):

@@ -7,7 +7,7 @@ import pytest
 from parascale.families.language import modules as transformer
 
 from . import tasks
-from .cases import LLAMA, TIED, but_slow, pp, ranks_of
+from .cases import CASES, LLAMA, TIED, axes_of, but_slow, pp, ranks_of
 from .examine import train_settings
 from .harness import run_on_ranks
 from .rounding import verdict_on
@@ -26,10 +26,14 @@ LAYOUTS = {
     "tp whole sequence": ({"tp": 2, "sequence_parallel": False}, LLAMA, 5),
     "tp whole logits": ({"tp": 2, "sequence_parallel": False, "loss_parallel": False}, {}, 4),
     "pp": (pp(2, 2, "1F1B"), {}, (4, 6), (2, 3)),
+    "dp x tp": ({"dp": 2, "tp": 2}, TIED, 5),
     "fsdp x tp": ({"fsdp": 2, "tp": 2}, LLAMA, 5),
     "dp x tp": ({"dp": 2, "tp": 2}, LLAMA, 5),
     "hsdp": ({"dp": 2, "fsdp": 2}, {}, 5),
     "dp x pp": ({"dp": 2, **pp(2, 2, "1F1B")}, {}, (4, 4, 6, 6), (2, 2, 3, 3)),
+    "fsdp x pp": ({"fsdp": 2, **pp(2, 2, "1F1B")}, LLAMA, (4, 4, 6, 6), (2, 2, 3, 3)),
+    "tp x pp": ({"tp": 2, **pp(2, 2, "1F1B")}, {}, (4, 4, 6, 6), (2, 2, 3, 3)),
+    "dp x tp x pp": ({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}, {}, (4,) * 4 + (6,) * 4, (2,) * 4 + (3,) * 4),
     "fsdp x tp x pp": ({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, LLAMA, (4,) * 4 + (6,) * 4, (2,) * 4 + (3,) * 4),
 }
 SLOW = (
@@ -40,9 +44,14 @@ SLOW = (
     "single recomputed",
     "dp x tp",
     "hsdp",
+    "dp x tp",
     "dp x pp",
+    "fsdp x pp",
+    "tp x pp",
+    "dp x tp x pp",
     "fsdp x tp x pp",
 )
+DATA_PARALLEL = [{}, {"dp": 2}, {"fsdp": 2}]
 
 
 def train_and_count_compiled_calls(settings):
@@ -90,10 +99,35 @@ def test_blocks_and_loss_run_compiled(name, make_settings, single, tmp_path):
     check_compiled(expected, layout, {"model": model}, make_settings, single, tmp_path)
 
 
+def test_every_way_to_spread_is_compiled():
+    ways = [axes_of(layout) for layout, *_ in LAYOUTS.values()]
+    assert all(axes_of(case.layout) in ways for case in CASES.values())
+
+
 def test_blocks_and_loss_of_the_summariser_run_compiled(pairs, make_settings, single, tmp_path):
     """Two blocks of each half, and the loss."""
     keys = {"task": "summarisation", "data": str(pairs), **tasks.SUMMARISATION}
     check_compiled([STEPS * 5] * 2, {"dp": 2}, keys, make_settings, single, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", DATA_PARALLEL, ids=str)
+def test_blocks_of_the_classifier_run_compiled(layout, images, make_settings, single, tmp_path):
+    """Two blocks."""
+    keys = {"task": "classification", "data": str(images), **tasks.CLASSIFICATION}
+    check_compiled([STEPS * 2] * ranks_of(layout), layout, keys, make_settings, single, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["t5", "bart"])
+@pytest.mark.parametrize("layout", DATA_PARALLEL, ids=str)
+def test_blocks_of_a_pretrained_model_run_compiled(layout, name, pretrained, make_settings, single, tmp_path):
+    """Two blocks of each half."""
+    folder, data = pretrained(name)
+    model = {"kind": "pretrained", "pretrained": str(folder)}
+    keys = {"task": "summarisation", "data": str(data), "model": model, **tasks.FINE_TUNING}
+    keys["text"] = {"tokenizer": "pretrained", "pretrained": str(folder)}
+    check_compiled([STEPS * 4] * ranks_of(layout), layout, keys, make_settings, single, tmp_path)
 
 
 def check_compiled(expected, layout, keys, make_settings, single, tmp_path):
@@ -102,7 +136,7 @@ def check_compiled(expected, layout, keys, make_settings, single, tmp_path):
     keys = {**keys, "precision": "fp64", "optim": {"warmup_steps": 1}, "training": training}
     settings = make_settings("case", layout | {"compile": True}, timeout=200.0, **keys)
     ranks = run_on_ranks(train_and_count_compiled_calls, ranks_of(layout), tmp_path / "ranks", settings)
-    assert [calls for calls, _ in ranks] == expected
+    assert [calls for calls, _ in ranks] == expected, ranks
     assert not any(breaks for _, breaks in ranks), ranks
     verdict = verdict_on(settings, single(**keys))
     assert verdict["verdict"] == "same", verdict

@@ -12,9 +12,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from parascale.families.build import build_model
 from parascale.families.head import Head
 from parascale.files import read_json
-from parascale.parallel.mesh import AXES
 
-from .cases import CASES, comparisons, pp, ranks_of
+from .cases import CASES, axes_of, comparisons, pp, ranks_of
 from .conftest import TOKENS, VOCABULARY
 from .examine import train_and_look, train_settings
 from .expected import Expected
@@ -73,8 +72,8 @@ def test_a_layout_on_gpus_is_the_same_training_as_one_gpu(name, make_settings, s
 
 def test_every_way_to_spread_is_compared_in_bf16():
     """As it is in fp64 with dropout, where all cases are."""
-    ways = [{axis for axis in AXES if case.layout.get(axis, 1) > 1} for case in CASES.values() if case.bf16]
-    assert all({axis for axis in AXES if case.layout.get(axis, 1) > 1} in ways for case in CASES.values())
+    ways = [axes_of(case.layout) for case in CASES.values() if case.bf16]
+    assert all(axes_of(case.layout) in ways for case in CASES.values())
 
 
 def split_loss_and_gradient(vocabulary):

@@ -1,6 +1,5 @@
 """The summariser and the classifier train to the same numbers in every layout that they offer, and are spread as it says."""
 
-import functools
 import math
 import re
 from collections import defaultdict
@@ -45,12 +44,6 @@ def test_a_layout_of_the_summariser_is_the_same_training(name, precision, pairs,
     assert all(set(rank["heads"]) == {count // run.layout.tp for count in heads} for rank in facts)
 
 
-@pytest.fixture(scope="session")
-def pretrained(tmp_path_factory):
-    """A function from `t5` or `bart` to (folder of the model, folder of its pairs)."""
-    return functools.cache(lambda name: tasks.make_pretrained(tmp_path_factory.mktemp(name), name))
-
-
 @pytest.mark.parametrize(("name", "precision"), comparisons(tasks.FINE_TUNING_CASES, tasks.SLOW))
 def test_a_layout_of_fine_tuning_is_the_same_training(name, precision, pretrained, make_settings, single, tmp_path):
     """Embeddings and output layer share a matrix in both models, and BART has a buffer besides."""
@@ -85,20 +78,22 @@ def test_a_layout_of_the_classifier_is_the_same_training(name, precision, images
         assert ours[figure] == expected[figure]
     assert ours["test_top5"] == 1.0  # of three classes
     check_spread(run, facts, len(tasks.CLASSES), sum(run.workload.model.depths))
-    if not run.layout.uses_fsdp:
-        check_norm_calls(run, facts)
+    check_norm_calls(run, facts)
 
 
 def check_norm_calls(run, facts):
-    """A batch norm calls one collective in each direction, and one or two buckets of gradients are reduced beside them."""
+    """A batch norm calls one collective in each direction, whatever FSDP calls beside them; DDP reduces one or two buckets."""
     with torch.device("meta"):
         model = build_model(run.workload.model, len(tasks.CLASSES), *run.workload.sizes)
     norms = (
         sum(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules()) * run.workload.training.accumulate
     )
-    for calls in (rank["collectives"] for rank in facts):
-        assert calls["all_gather"] == norms
-        assert norms < calls["all_reduce"] <= norms + SMALL_SUMS + 2
+    for rank in facts:
+        calls, of_norms = rank["collectives"], rank["norm_collectives"]
+        assert of_norms["all_gather"] == of_norms["all_reduce"] == norms == sum(of_norms.values()) / 2
+        if not run.layout.uses_fsdp:
+            assert calls["all_gather"] == norms
+            assert norms < calls["all_reduce"] <= norms + SMALL_SUMS + 2
 
 
 def test_a_rank_with_its_own_batch_norm_is_no_comparison(images, make_settings, single, tmp_path):

@@ -21,9 +21,14 @@ LAYOUTS = {
     "tp": {"tp": 2},
     "pp": pp(2, 4, "1F1B"),
     "dp x tp": {"dp": 2, "tp": 2},
+    "fsdp x tp": {"fsdp": 2, "tp": 2},
     "dp x pp": {"dp": 2, **pp(2, 2, "1F1B")},
+    "fsdp x pp": {"fsdp": 2, **pp(2, 2, "1F1B")},
+    "tp x pp": {"tp": 2, **pp(2, 2, "1F1B")},
+    "dp x tp x pp": {"dp": 2, "tp": 2, **pp(2, 2, "1F1B")},
     "fsdp x tp x pp": {"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")},
 }
+SLOW = ("fsdp x tp", "fsdp x pp", "tp x pp", "dp x tp x pp", "fsdp x tp x pp")
 
 
 class Waits(TorchDispatchMode):
@@ -86,7 +91,7 @@ def train_and_count_waits(settings):
     return counts
 
 
-@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {"fsdp x tp x pp"}))
+@pytest.mark.parametrize("layout", but_slow(LAYOUTS, SLOW))
 def test_the_host_waits_for_numbers_once_a_step_at_most(layout, make_settings, tmp_path):
     """For what the ranks have agreed on; a process alone waits for nothing within a step. The numbers of the step before are read
     once, after the step has been started."""
@@ -94,15 +99,32 @@ def test_the_host_waits_for_numbers_once_a_step_at_most(layout, make_settings, t
     check_waits(settings, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("layout", "optimizer"),
+    [
+        ("single", "adamw"),
+        ("ddp", "adamw"),
+        ("fsdp", "sgd"),
+        ("single", "sgd"),
+        pytest.param("fsdp x tp x pp", "adamw", marks=pytest.mark.slow),
+    ],
+)
+def test_the_host_waits_as_seldom_in_fp16(layout, optimizer, make_settings, tmp_path):
+    """Whether a step is skipped is for the device to know."""
+    training, optim = {"steps": 6, "evaluate": False}, {"name": optimizer}
+    check_waits(make_settings("run", LAYOUTS[layout], optim=optim, training=training, precision="fp16"), tmp_path)
+
+
+@pytest.mark.parametrize("layout", [{}, {"dp": 2}, {"fsdp": 2}], ids=str)
 @pytest.mark.parametrize("task", ["summarisation", "classification"])
-def test_the_host_waits_as_seldom_in_other_tasks(task, make_settings, tmp_path, request):
+def test_the_host_waits_as_seldom_in_other_tasks(task, layout, make_settings, tmp_path, request):
     usual, data = {
         "summarisation": (tasks.SUMMARISATION, "pairs"),
         "classification": (tasks.CLASSIFICATION, "images"),
     }[task]
     training = usual["training"] | {"steps": 6, "evaluate": False}
     keys = {"task": task, "data": request.getfixturevalue(data), "model": usual["model"], "training": training}
-    check_waits(make_settings("run", {"dp": 2}, **keys), tmp_path)
+    check_waits(make_settings("run", layout, **keys), tmp_path)
 
 
 def check_waits(settings, tmp_path):

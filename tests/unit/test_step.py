@@ -1,5 +1,6 @@
 """A step in one process, and how ranks that train apart come together, seen from one of them."""
 
+import math
 import sys
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from parascale.parallel import make_mesh, parallelize
 from parascale.settings import Layout, Model, Run, Workload, make
 from parascale.train import averaging, state, step
 from parascale.train.clock import Clock
-from parascale.train.loss import GlobalLoss, all_reduce
+from parascale.train.loss import GlobalLoss, LossScale, all_reduce
 from parascale.train.optim import make_optimizers
 from parascale.train.step import Stepper
 
@@ -24,11 +25,13 @@ VOCABULARY, WINDOW, BATCH = 31, 8, 4
 CPU = torch.device("cpu")
 
 
-def stepper_of(accumulate=1, precision="fp32", device=CPU, **layout):
+def stepper_of(accumulate=1, precision="fp32", device=CPU, optim=None, **layout):
     """A Stepper of a tiny Transformer, and its run."""
     training = {"window": WINDOW, "global_batch": BATCH, "accumulate": accumulate, "steps": 3}
     model = make(Model, dim=16, heads=2, layers=2, hidden=32)
-    run = Run("r", make(Workload, name="w", model=model, training=training), Layout(**layout), precision)
+    run = Run(
+        "r", make(Workload, name="w", model=model, training=training, optim=optim or {}), Layout(**layout), precision
+    )
     mesh, loss, clock = make_mesh(run.layout, device, 60.0), GlobalLoss(), Clock(device)
     parallel = parallelize(lambda: build_model(model, VOCABULARY, WINDOW), run, mesh, loss, clock, 60.0)
     if run.layout.world_size == 1:  # else nobody looks at a value
@@ -64,6 +67,28 @@ def test_a_step_is_that_of_a_bare_loop(accumulate, device):
     assert (result.stop, result.save) == (True, False)
     for ours, theirs in zip(model.parameters(), bare.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("optim", [{}, {"name": "sgd"}, {"name": "sgd", "momentum": 0.0}], ids=str)
+def test_a_step_of_fp16_that_overflows_changes_no_bit(optim, device):
+    """Of weights and optimizer, not even as the first step: those after it are what they are without it."""
+    good, huge = 2.0**10, 2.0**100
+
+    def trained(factors):
+        stepper, batch = (
+            stepper_of(precision="fp16", device=device, optim=optim),
+            [part.to(device) for part in batch_of(BATCH)],
+        )
+        for factor in factors:
+            stepper.scale = LossScale(device, [factor, 0])
+            norm, loss, _, reported = stepper.step([batch]).read()
+            assert math.isfinite(loss) and math.isfinite(norm) == (factor == good) and reported == factor
+            assert stepper.scale.state == ([good, 1] if factor == good else [huge / 2, 0])
+        state = [tensor for entry in stepper.optimizers[0].state.values() for tensor in entry.values()]
+        return [*stepper.model.parts[0].parameters(), *state]
+
+    skipped, expected = trained([huge, good, huge, good, huge]), trained([good, good])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(skipped, expected, strict=True))
 
 
 class Operations(TorchDispatchMode):

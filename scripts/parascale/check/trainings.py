@@ -115,7 +115,7 @@ def our_step(stepper, batches):
 
     def step(number):
         stepper.begin(number)
-        return stepper.step(batches).read()
+        return stepper.step(batches).read()[:3]
 
     return step
 

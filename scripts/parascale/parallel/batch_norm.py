@@ -82,7 +82,13 @@ def _gathered(images_BCHW, kind, group):
 
 
 def _statistics(images_BCHW, kind):
-    """(mean, variance) of this rank's samples, in one pass and without a copy in higher precision."""
+    """(mean, variance) of this rank's samples, in one pass and without a copy in higher precision.
+
+    A compiler sees to that itself, and has no rule for torch's operator where sizes are symbols: under FSDP its graph would break.
+    """
+    if torch.compiler.is_compiling():
+        variance_C, mean_C = torch.var_mean(images_BCHW.to(kind), (0, 2, 3), correction=0)
+        return mean_C, variance_C
     # The running statistics that the operator wants say in which precision it keeps its own.
     unused = torch.zeros(images_BCHW.shape[1], dtype=kind, device=images_BCHW.device)
     return torch.ops.aten.batch_norm_update_stats(images_BCHW, unused, unused.clone(), 0.0)

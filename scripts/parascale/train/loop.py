@@ -67,7 +67,7 @@ def train(job, make_steps=None):
         if first_step is None:  # another job finished it, and there is nothing to do
             return stop_processes()
         if stepper.scale is not None:
-            stepper.scale = LossScale(state.saved.get("loss_scale"))
+            stepper.scale = LossScale(device, state.saved.get("loss_scale"))
         stack.enter_context(_failure_noted(state))
         progress = stack.enter_context(Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit))
         parts = read_batches(samples, local_samples(sampler, first_step, steps, run, mesh), task.workers, device)
@@ -230,12 +230,12 @@ class Session:
 
     def _line(self, step, result, seconds):
         """The record of a step, as soon as it is done. seconds: function that gives those of its phases."""
-        norm, loss, targets = result.read()
+        norm, loss, targets, *factor = result.read()
         figures, scaling = {"loss": loss, "gradient norm": norm}, {}
-        if result.loss_scale is not None:
+        if factor:
             skipped = not math.isfinite(norm)
-            scaling = {"loss_scale": result.loss_scale, "skipped": skipped}
-            if skipped and result.loss_scale > 1:  # else the factor was not the cause
+            scaling = {"loss_scale": factor[0], "skipped": skipped}
+            if skipped and factor[0] > 1:  # else the factor was not the cause
                 del figures["gradient norm"]
                 norm = None
         refuse_non_finite(self.run, f"step {step}", figures)

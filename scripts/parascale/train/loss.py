@@ -33,27 +33,25 @@ class LossScale:
 
     Its numbers are those of `torch.amp.GradScaler`. A step whose gradient is not finite somewhere changes no weight and halves
     the factor; `GROWTH_STEPS` good steps in a row double it. The norm of the whole gradient decides, one sum over all ranks, so that they
-    agree, whatever each of them holds.
+    agree, whatever each of them holds. `value` and `good_steps` are scalar tensors: the host need not know them.
     """
 
     FIRST, GROWTH_STEPS = 2.0**16, 2000
 
-    def __init__(self, saved=None):
+    def __init__(self, device, saved=None):
         """saved: what `state` gave, or None."""
-        self.value, self.good_steps = saved or (self.FIRST, 0)
+        value, good_steps = saved or (self.FIRST, 0)
+        self.value = torch.tensor(value, dtype=torch.float32, device=device)
+        self.good_steps = torch.tensor(good_steps, dtype=torch.int32, device=device)
 
     @property
     def state(self):
-        """What a checkpoint holds of it."""
-        return [self.value, self.good_steps]
+        """What a checkpoint holds of it. The host waits."""
+        return [self.value.item(), self.good_steps.item()]
 
-    def update(self, finite):
-        """After a step: was its gradient finite?"""
-        self.good_steps = self.good_steps + 1 if finite else 0
-        if not finite:
-            self.value /= 2
-        elif self.good_steps == self.GROWTH_STEPS:
-            self.value, self.good_steps = 2 * self.value, 0
+    def update(self, overflow):
+        """After a step. overflow: a float32 scalar tensor, 1 if its gradient was not finite, else 0."""
+        torch._amp_update_scale_(self.value, self.good_steps, overflow, 2.0, 0.5, self.GROWTH_STEPS)
 
 
 def count_targets(labels, device):

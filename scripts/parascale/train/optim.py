@@ -27,8 +27,40 @@ def _make_optimizer(part, optim):
     ]
     groups = [group for group in groups if group["params"]]
     if optim.name == "sgd":
-        return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum)
+        return SGD(groups, lr=optim.lr, momentum=optim.momentum)
     return torch.optim.AdamW(groups, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, fused=True)
+
+
+class SGD(torch.optim.SGD):
+    """torch's, with its fused kernel, which changes nothing where `found_inf` is a tensor of 1, as that of AdamW.
+
+    torch's own step knows this kernel too, but neither for DTensors nor for a first step that is skipped: its momentum would be
+    memory that nobody has written.
+    """
+
+    found_inf = None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Update all parameters that have a gradient."""
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            moving = parameters if group["momentum"] else []
+            for parameter in moving:
+                if "momentum_buffer" not in self.state[parameter]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            tensors = parameters, [p.grad for p in parameters], [self.state[p]["momentum_buffer"] for p in moving]
+            torch._fused_sgd_(
+                *(list(map(local, part)) for part in tensors),
+                **{name: group[name] for name in ("lr", "momentum", "weight_decay")},
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+                found_inf=self.found_inf,
+            )
 
 
 def learning_rate(step, steps, peak, optim):

@@ -1,7 +1,6 @@
 """One optimizer step of a ParallelModel: share of the samples in, new weights out."""
 
 import hashlib
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -38,20 +37,19 @@ class Figures:
 class StepResult:
     """What a step reports.
 
-    figures: norm of the whole gradient, mean loss, and number of targets of all ranks that it is the mean of.
+    figures: norm of the whole gradient, mean loss, number of targets of all ranks that it is the mean of, and in fp16 the factor that
+    the loss had; there a step whose norm is not finite is skipped.
     stop, save: whether any process wants to stop, or a checkpoint saved, after this step.
-    loss_scale: the factor that the loss had, in fp16; there a step whose norm is not finite is skipped.
     """
 
     figures: Figures
     stop: bool
     save: bool
-    loss_scale: float | None = None
 
     def read(self):
-        """(norm of the gradient, loss, targets); waits until the step is done."""
-        norm, loss, targets = self.figures.read()
-        return norm, loss, int(targets)
+        """(norm of the gradient, loss, targets, and in fp16 the factor of the loss); waits until the step is done."""
+        norm, loss, targets, *factor = self.figures.read()
+        return norm, loss, int(targets), *factor
 
 
 def own_parts(numbers, run, mesh):
@@ -96,7 +94,7 @@ class Stepper:
         self.draws = make_draws(run, model)
         self.averager = make_averager(run, model)
         self.number = 0
-        self.scale = LossScale() if run.precision == "fp16" else None
+        self.scale = LossScale(self.mesh.device) if run.precision == "fp16" else None
         self.clip_norm = run.workload.optim.clip_norm
         self.counts = self.mesh.coordinate("tp") == 0 and self.mesh.coordinate("pp") == 0
         self.reports = self.mesh.coordinate("tp") == 0 and model.has_loss
@@ -111,21 +109,20 @@ class Stepper:
         stop, save: what this process wants to happen after the step; the result says whether any process does.
         """
         targets, agreed = self.agree(batches, stop, save)
-        factor = self.scale.value if self.scale is not None else None
-        self.loss.targets = targets if factor is None else targets / factor
+        self.loss.targets = targets if self.scale is None else targets / self.scale.value
         local_loss = self._forward_backward(batches)
         with self.clock.phase("communication"):
             if self.mesh.devices is not None:
                 finish_gradients(self.model)
             figures = self.report(local_loss, targets)
         with self.clock.phase("optimizer"):
-            if factor is None or self._unscaled(factor, figures[0]):
-                clip(self.model, figures[0], self.clip_norm)
-                for optimizer in self.optimizers:
-                    optimizer.step()
+            if self.scale is not None:
+                self._unscale(figures[0])
+            clip(self.model, figures[0], self.clip_norm)
             for optimizer in self.optimizers:
+                optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-        return self.result(figures, agreed, stop, save, factor)
+        return self.result(figures, agreed, stop, save)
 
     def agree(self, batches, stop, save):
         """The divisor of the loss, and how many processes want to stop and to save, as Figures: one small sum over all ranks.
@@ -141,23 +138,24 @@ class Stepper:
             agreed = all_reduce(torch.cat([(local * self.counts).reshape(1), wishes]), self.mesh)
             return local if self.run.average_every else agreed[0], Figures(agreed[1:])
 
-    def _unscaled(self, factor, norm):
-        """Divide the gradient by the factor of the loss, unless its norm is not finite: then the step is skipped. The host waits."""
-        finite = math.isfinite(norm.item())
-        if finite:
-            unscale(self.model, factor)
-        self.scale.update(finite)
-        return finite
+    def _unscale(self, norm):
+        """Divide the gradient by the factor of the loss, and tell the optimizers, on the device, to change nothing if its norm is not
+        finite."""
+        unscale(self.model, self.scale.value)
+        overflow = (~norm.isfinite()).float()
+        for optimizer in self.optimizers:
+            optimizer.found_inf = overflow
+        self.scale.update(overflow)
 
     @staticmethod
-    def result(figures, agreed, stop, save, loss_scale=None):
+    def result(figures, agreed, stop, save):
         """The StepResult from what `report` and `agree` returned and what this process wants, once the whole step is started.
 
         Only here does the host wait: a GPU reaches the agreement long before it is done with the step.
         """
         figures = Figures(figures)
         wishes = (stop, save) if agreed is None else (number > 0 for number in agreed.read())
-        return StepResult(figures, *wishes, loss_scale)
+        return StepResult(figures, *wishes)
 
     def _forward_backward(self, batches):
         """Gradients of all parts of the batch, added up; returns this rank's part of the mean loss, on the device."""
@@ -186,7 +184,7 @@ class Stepper:
         return loss.detach()
 
     def report(self, local_loss, targets):
-        """Norm of the gradient, loss and number of targets, the same on every rank: a tensor, from one sum over all ranks.
+        """The figures of a StepResult, the same on every rank: a tensor, from one sum over all ranks.
 
         Ranks that train apart keep a norm of their own.
         """
@@ -194,12 +192,13 @@ class Stepper:
             local_loss = torch.zeros_like(local_loss)
         if self.run.average_every:
             local_loss = local_loss / self.mesh.layout.data_parallel
-        values = torch.stack([squared_norm(self.model), local_loss, targets.double()])
+        factor = [] if self.scale is None else [self.scale.value.double()]
+        values = torch.stack([squared_norm(self.model), local_loss, targets.double(), *factor])
         # Every rank knows the global count, unless ranks train apart.
         all_reduce(values[1:] if self.run.average_every else values[:2], self.mesh)
         values[0].sqrt_()
         if self.scale is not None:
-            values[:2] /= self.scale.value
+            values[:2] /= values[3]
         return values
 
     def come_together(self, step, last):
