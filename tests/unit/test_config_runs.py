@@ -257,12 +257,14 @@ def test_a_run_survives_being_handed_to_a_script_as_json(original):
 
 
 def test_transformers_are_compiled_on_gpus_unless_a_run_says_otherwise():
-    """Nothing else is: no run on CPUs, no class or kind whose family does not say that it gains."""
+    """Pretrained ones too. Nothing else is: no run on CPUs, no class or kind whose family does not say that it gains."""
     config = Path(__file__).parents[2] / "config"
     here, there = (load_project_file(config / "config.yaml", *more) for more in ([], [config / "jureca.yaml"]))
     assert not any(run.layout.compile for run in here.runs.values())
     compiled = {run.workload.model.kind: run.layout.compile for run in there.runs.values()}
     assert compiled == {"transformer_lm": True, "encoder_decoder": True, "xresnet": False}
+    tuned = load_project_file(config / "config.yaml", config / "jureca-xsum-t5.yaml")
+    assert all(run.layout.compile for run in tuned.runs.values())
     run = next(run for run in there.runs.values() if run.layout.compile)
     layout = Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule="InterleavedZeroBubble")
     zero_bubble = compiled_where_it_gains(dataclasses.replace(run, layout=layout), there.site)

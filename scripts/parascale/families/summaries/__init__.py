@@ -15,6 +15,7 @@ KINDS = {
     ),
     "pretrained": Kind(
         task="summarisation",
+        compiled=True,
         settings="settings:Pretrained",
         builds_on=("language",),
         degrees=("fsdp",),
