@@ -28,7 +28,6 @@ LAYOUTS = {
     "pp": (pp(2, 2, "1F1B"), {}, (4, 6), (2, 3)),
     "dp x tp": ({"dp": 2, "tp": 2}, TIED, 5),
     "fsdp x tp": ({"fsdp": 2, "tp": 2}, LLAMA, 5),
-    "dp x tp": ({"dp": 2, "tp": 2}, LLAMA, 5),
     "hsdp": ({"dp": 2, "fsdp": 2}, {}, 5),
     "dp x pp": ({"dp": 2, **pp(2, 2, "1F1B")}, {}, (4, 4, 6, 6), (2, 2, 3, 3)),
     "fsdp x pp": ({"fsdp": 2, **pp(2, 2, "1F1B")}, LLAMA, (4, 4, 6, 6), (2, 2, 3, 3)),

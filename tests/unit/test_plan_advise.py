@@ -12,7 +12,7 @@ import pytest
 
 from parascale.commands.advise import line
 from parascale.errors import ConfigError
-from parascale.plan.advise import advise, rule_of_thumb, scaling
+from parascale.plan.advise import advise, reason, rule_of_thumb, scaling
 from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.facts import DataFacts
 from parascale.plan.planner import Planner
@@ -142,6 +142,23 @@ def test_the_ceiling_offers_no_switch_that_the_layout_refuses(tmp_path):
 def test_a_share_of_a_step_is_written_as_the_pages_write_it():
     reasons = "; ".join(each.reason for each in advise(LLAMA, CLUSTER, 8, "bf16", facts=FACTS))
     assert re.search(r"; \d+ % of a step is talking to other GPUs", reasons)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "said"),
+    [
+        ({}, "one process does all the work"),
+        ({"dp": 2}, "every process holds the full model"),
+        ({"fsdp": 2}, "sharded over 2 processes"),
+        ({"dp": 2, "fsdp": 2}, "2 such groups train"),
+        ({"tp": 2}, "each matrix is split over 2 processes"),
+        ({"pp": 2, "micro_batches": 4}, "stages on 2 processes"),
+    ],
+)
+def test_the_reason_says_how_a_layout_spreads_the_model(degrees, said):
+    layout = Layout(gpus_per_node=math.prod(degrees.get(axis, 1) for axis in ("dp", "fsdp", "tp", "pp")), **degrees)
+    run = Run("a", WORKLOAD, layout)
+    assert said in reason(run, LAPTOP, predict(run, LAPTOP, facts=FACTS))
 
 
 def test_scaling_marks_the_knee_and_what_a_node_makes_free():

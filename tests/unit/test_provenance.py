@@ -206,6 +206,10 @@ def test_training_imports_no_module_that_is_on_no_list():
         assert decides(name) or known, f"{name}: say in provenance.CODE, or in UNDECIDING, whether it decides numbers"
 
 
+def test_the_code_of_a_result_is_the_modules_on_its_list():
+    assert {"train/loop.py", "parallel/mesh.py"} <= provenance.modules_of("training").keys()
+
+
 def test_every_pattern_of_the_lists_finds_a_module():
     for result, patterns in provenance.CODE.items():
         for pattern in patterns:
