@@ -43,7 +43,6 @@ SLOW = (
     "single recomputed",
     "dp x tp",
     "hsdp",
-    "dp x tp",
     "dp x pp",
     "fsdp x pp",
     "tp x pp",
