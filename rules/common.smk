@@ -41,6 +41,14 @@ from parascale.store.trainings import Store
 from snakemake_slurm_parascale import refuse_shared_jobs, take_up_jobs
 
 
+# Here, because a dry run comes to no `onstart`.
+if workflow.deployment_settings.deployment_method:
+    raise WorkflowError(
+        "--sdm: no container or conda environment of this workflow exists; its rules run in the environment that runs Snakemake. "
+        "Leave the option out"
+    )
+
+
 def near(path):
     """A path as it is called from the current folder: relative where it lies below, so that results may move with it."""
     path = Path(os.path.abspath(path))
@@ -105,11 +113,6 @@ def before_the_first_job():
 
     Of a module Snakemake does not run `onstart`: the other workflow says `onstart: parascale.before_the_first_job()`.
     """
-    if workflow.deployment_settings.deployment_method:
-        raise WorkflowError(
-            "--sdm: no container or conda environment of this workflow exists; its rules run in the environment that runs Snakemake. "
-            "Leave the option out"
-        )
     try:
         check_environment(HOME / "envs/requirements.txt", PROJECT.site, PROJECT.runs.values())
         if workflow.executor_plugin.name == "slurm":

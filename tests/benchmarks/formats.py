@@ -19,6 +19,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 from comparison import Comparison, machine, rate, seconds, warm
+from course_formats import course
 from format_samples import SAMPLES, InMemory, Numbered, OneSplit, SlowImages, pack, samples, write_rows_of_lists
 
 from parascale.data.cases import Case
@@ -241,8 +242,8 @@ def peers(bench):
             bench.table.pair(said, ours[access], [theirs[access]], goal, "samples/s")
 
 
-# In the order in which they run; all but the text read what writing left in the work folder.
-PARTS = {part.__name__: part for part in (writing, latency, reading, exactness, loader, text, peers)}
+# In the order in which they run; all but the course's and the text read what writing left in the work folder.
+PARTS = {part.__name__: part for part in (course, writing, latency, reading, exactness, loader, text, peers)}
 
 
 def main():
@@ -261,7 +262,9 @@ def main():
     bench = Bench(arguments)
     for part in arguments.parts:
         PARTS[part](bench)
-    print(f"\n{machine()}\n\n{bench.table.markdown()}")
+    print(f"\n{machine()}")
+    if bench.table.rows:
+        print(f"\n{bench.table.markdown()}")
 
 
 if __name__ == "__main__":

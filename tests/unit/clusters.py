@@ -1,6 +1,7 @@
 """What `scontrol --oneliner` prints on clusters of other shapes than JURECA's: nodes, partitions, configuration; and what is to be found.
 
-The lines have the fields of Slurm 22.05 to 24.05 in their order, with long ones left out; names are made up.
+The clusters are composed: their lines have the fields of Slurm 22.05 to 24.05 in their order, with long ones left out, and made-up names.
+RECORDED has nodes of real ones.
 """
 
 # Typed GPUs in two sizes, shared nodes without SMT, nodes without GPUs that have fewer cores, one node in maintenance, one partition
@@ -53,3 +54,11 @@ SMALL = (
     "PartitionName=debug Default=YES QoS=N/A MaxNodes=UNLIMITED MaxTime=UNLIMITED Nodes=box OverSubscribe=NO State=UP TotalNodes=1\n",
     "AccountingStorageEnforce = none\nAccountingStorageType   = accounting_storage/none\nMinJobAge               = 300 sec\n",
 )
+# What nodes of real clusters printed, where it is published; fields that a survey does not read are left out.
+RECORDED = {
+    "https://github.com/NKI-AI/kosmos-documentation, docs/slurm_usage_guide.rst": "NodeName=ptolemaeus Arch=x86_64 CoresPerSocket=32 CPUAlloc=32 CPUTot=128 CPULoad=11.37 AvailableFeatures=(null) ActiveFeatures=(null) Gres=gpu:8(S:0-1) Version=21.08.8 OS=Linux 5.4.0-137-generic #154-Ubuntu SMP Thu Jan 5 17:03:22 UTC 2023 RealMemory=980330 AllocMem=210304 FreeMem=298006 Sockets=2 Boards=1 State=MIXED ThreadsPerCore=2 Partitions=a6000 CfgTRES=cpu=128,mem=980330M,billing=128,gres/gpu=8",
+    # A virtual machine: Slurm takes each of its processors for a socket.
+    "https://github.com/gnosia93/slurm-on-aws": "NodeName=gpu-st-ml-1 Arch=x86_64 CoresPerSocket=1 CPUAlloc=0 CPUEfctv=32 CPUTot=32 CPULoad=1.23 AvailableFeatures=static,g7e.8xlarge,dist-ml,efa,gpu Gres=gpu:rtxproserver6000:1 Version=24.11.7 OS=Linux 6.8.0-1045-aws #47~22.04.1-Ubuntu SMP Thu Jan 29 21:28:23 UTC 2026 RealMemory=249036 AllocMem=0 FreeMem=239612 Sockets=32 Boards=1 State=IDLE+CLOUD ThreadsPerCore=1 Partitions=compute-gpu CfgTRES=cpu=32,mem=249036M,billing=32 AllocTRES= Reason=Node start up [root@2026-03-11T11:05:51]",
+    # Nobody told Slurm how much memory it has.
+    "https://github.com/awslabs/awsome-distributed-ai/issues/195": "NodeName=yigou-dev-102-68 Arch=x86_64 CoresPerSocket=1 CPUAlloc=0 CPUEfctv=8 CPUTot=8 Gres=gpu:nvidia-rtx-3090:1 Version=24.05.0-0rc1 RealMemory=1 AllocMem=0 FreeMem=340 Sockets=8 Boards=1 State=IDLE+DRAIN ThreadsPerCore=1 Partitions=compute100 CfgTRES=cpu=8,mem=1M,billing=8,gres/gpu=1 Reason=gres/gpu count reported lower than configured (0 < 1) [slurm@2024-12-19T11:03:34]",
+}

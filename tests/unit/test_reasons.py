@@ -67,6 +67,13 @@ CASES = [
     ("new", lambda made: shutil.rmtree(made.paths.run("single")), lambda run: run, "new", 0.0),
     ("a setting", nothing, lambda run: changed(run, lr=2e-3), "`optim.lr` 0.001 → 0.002", 2.5),
     (
+        "a setting that digests leave out",
+        nothing,
+        lambda run: dataclasses.replace(run, compression="fp16"),
+        "`compression` none → fp16",
+        2.5,
+    ),
+    (
         "the layout",
         nothing,
         lambda run: dataclasses.replace(run, layout=Layout(gpus_per_node=2, dp=2)),

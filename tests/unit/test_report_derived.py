@@ -48,6 +48,11 @@ OTHERS = {
     "another machine": (ddp(site=dataclasses.replace(CLUSTER, device="cpu")), "another machine"),
     "profiled": (ddp(profile="5-7"), "steps were profiled"),
     "local SGD": (ddp(average_every=4), "local SGD is another method"),
+    "compression": (ddp(compression="powersgd"), "DDP with gradients by PowerSGD is another method"),
+    "default of earlier results": (
+        ddp(train=workload(model={"layers": 4, "dropout_masks": "per-rank"})),
+        "`model.dropout_masks` same → per-rank",
+    ),
     "baseline unknown": (ddp(baseline="gone"), "`gone` is not in this report"),
     "baseline unfinished": (ddp(baseline="stuck"), "`stuck` is failed"),
     "unfinished": (ddp(status="failed", steps=3), "not finished (failed)"),

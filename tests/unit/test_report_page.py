@@ -100,6 +100,13 @@ def test_a_different_result_is_a_warning_at_the_very_top(tmp_path):
     assert "<code>tp</code> does not compute the same" in page[warning:] and "first at step 10" in page[warning:]
 
 
+def test_the_curve_of_compressed_gradients_is_said_not_to_be_comparable_step_by_step(tmp_path):
+    sent = fake("sent", dp=2, gpus_per_node=2, compression="fp16", verdict="not comparable")
+    records = load_records(*write_results(tmp_path, [fake("single", verdict="baseline"), sent]))
+    page = render_page(build_report(records, "Title"))
+    assert "sent (gradients in fp16) (not comparable step by step)" in page
+
+
 @pytest.mark.parametrize("names", [None, ["single", "ddp"]])
 def test_a_report_of_nothing_says_how_to_get_something(tmp_path, names):
     report = build_report(load_records(tmp_path / "results", tmp_path / "work", names), "Title")

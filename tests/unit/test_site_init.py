@@ -11,9 +11,9 @@ from parascale import slurm
 from parascale.cli import parascale
 from parascale.commands import site
 from parascale.errors import HOPELESS, RequirementError
-from parascale.plan.survey import data_sheet, gpu_here, survey
+from parascale.plan.survey import Shape, data_sheet, gpu_here, survey
 from parascale.settings import load_project_file
-from tests.unit.clusters import AMD, SHARED, SMALL
+from tests.unit.clusters import AMD, RECORDED, SHARED, SMALL
 from tests.workflow.small_project import link_project
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +137,26 @@ def test_a_profile_that_was_begun_plans(asked, tmp_path, monkeypatch):
     command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{name}", "-n"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and "train_single" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+# As the nodes of RECORDED, in their order.
+SHAPES = [
+    Shape(8, None, 64, 2, 1028.0),
+    Shape(1, "rtxproserver6000", 32, 1, 261.1),
+    Shape(1, "nvidia-rtx-3090", 8, 1, 0.0),
+]
+
+
+@pytest.mark.parametrize(("text", "shape"), list(zip(RECORDED.values(), SHAPES, strict=True)), ids=RECORDED)
+def test_nodes_of_real_clusters_are_read_as_they_printed_themselves(text, shape):
+    """Only nodes are published, without their partitions: this one is made up."""
+    nodes = slurm.parse_records("node", text)
+    (name,) = {record["Partitions"] for record in nodes.values()}
+    partitions = slurm.parse_records("partition", f"PartitionName={name} MaxTime=7-00:00:00 State=UP TotalNodes=1")
+    found = survey(nodes, partitions, {})
+    assert found.shape == shape
+    written = yaml.safe_load(site.site_file(found, None, []))
+    assert written["gpus_per_node"] == shape.gpus and written.get("host_memory_gb") == (shape.memory_gb or None)
 
 
 def test_another_partition_is_chosen_by_name_and_a_wrong_one_refused():

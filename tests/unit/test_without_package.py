@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 # Snakemake in an environment that has everything but our package and its plugins.
@@ -58,3 +59,13 @@ def test_the_slurm_plugin_that_modules_are_written_for_is_the_pinned_one():
     named = {path: re.findall(r"snakemake-executor-plugin-slurm (\d[\d.]*\d)", text) for path, text in texts.items()}
     named = {path: versions for path, versions in named.items() if versions}
     assert len(named) == 2 and all(versions == [pinned] for versions in named.values()), named
+
+
+def test_the_entry_of_the_catalog_is_true():
+    """The flags that it names exist, and it promises no environment that the workflow refuses to deploy."""
+    entry = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
+    option, profile = entry["mandatory-flags"]["flags"].split()
+    assert option == "--profile" and (ROOT / profile / "config.yaml").is_file()
+    assert entry["software-stack-deployment"] == {"conda": False, "singularity": False, "singularity+conda": False}
+    assert "--sdm: no container or conda environment" in (ROOT / "rules/common.smk").read_text()
+    assert entry["report"] and re.search(r"^report: ", (ROOT / "Snakefile").read_text(), re.MULTILINE)

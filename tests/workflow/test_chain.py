@@ -13,7 +13,10 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from parascale.checkpoint.convert import convert
+from parascale.cli import parascale
 from parascale.errors import HOPELESS
+from parascale.settings.config import Checkpoints
 from parascale.telemetry import read_samples
 
 from .small_project import SmallProject
@@ -97,6 +100,18 @@ def test_a_trained_model_continues_texts(finished, tmp_path):
         and "none.txt: No such file" in refused.stderr
         and "Traceback" not in refused.stderr
     )
+
+
+@pytest.mark.parametrize("form", ["sharded", "safetensors", "pt", "transformers"])
+def test_every_form_of_a_checkpoint_continues_texts_by_the_same_command(form, finished, tmp_path, monkeypatch, capsys):
+    convert(finished.folder / "results/runs/single/best", tmp_path / form, Checkpoints(), [form])
+    monkeypatch.chdir(finished.folder)
+    printed = []
+    for more in ([], ["--checkpoint", str(tmp_path / form / ("transformers" if form == "transformers" else ""))]):
+        words = ["generate", "--run", "single", "--prompt", "w1 w2", "--tokens", "6", *more]
+        parascale(words, standalone_mode=False)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and printed[0].startswith("w1 w2")
 
 
 def test_a_second_run_has_nothing_to_do(finished):

@@ -201,6 +201,19 @@ def test_the_table_is_the_count_by_hand(workflow):
     assert "<table>" in (workflow.folder / "results/plan/plan.html").read_text()
 
 
+def test_the_budget_plugin_takes_its_times_from_our_plan(workflow, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "plugins/snakemake-logger-plugin-budget/src")
+    from snakemake_logger_plugin_budget import Times
+
+    assert workflow("-n")[0] == 0
+    times = Times(workflow.folder / "results/plan/plan.json", None)
+    planner = Planner(load_project_file_in(workflow.folder))
+    for name in RUNS:
+        expected = planner.prediction(name, "run").wall_seconds / 3600
+        assert times.of("train_any", {"run": name}) == pytest.approx(expected)
+    assert times.of("prepare", {}) is None
+
+
 def load_project_file_in(folder):
     """The project of a folder, read from there."""
     with contextlib.chdir(folder):

@@ -36,6 +36,8 @@ SUBMITTED = {
     ("train_ddp", "run=ddp-4"): {"--nodes": "1", "--gres": "gpu:4"},
     ("train_multi_node", "run=ddp-8"): {"--nodes": "2", "--ntasks": "2", "--gres": "gpu:4"},
     ("train_pp", "run=pp-2"): {"--nodes": "1", "--gres": "gpu:2"},
+    ("train_lightning", "run=lightning-8"): {"--nodes": "2", "--ntasks": "2", "--gres": "gpu:4"},
+    ("train_local_sgd", "run=local-sgd-4"): {"--nodes": "1", "--gres": "gpu:4"},
     ("train_three_d", "run=three-d-8"): {"--nodes": "2", "--ntasks": "2", "--gres": "gpu:4"},
     ("parity_run", "run=ddp-8"): {"--nodes": "2", "--ntasks": "2", "--gres": "gpu:4"},
     ("summarise", "run=xsum-ddp-8"): {"--nodes": "1", "--gres": "gpu:4"},
@@ -74,6 +76,13 @@ def plan(tmp_path_factory):
         return folder, done.stdout + done.stderr, seconds
 
     return run
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_few_jobs_at_once_run_on_the_login_node(profile):
+    """Many share it. Without `local-cores`, Snakemake would make as many job pages at once there as it has cores."""
+    written = yaml.safe_load((REPOSITORY / "profiles" / profile / "config.yaml").read_text())
+    assert 1 <= written["local-cores"] <= 4
 
 
 @pytest.mark.parametrize("profile", PROFILES)

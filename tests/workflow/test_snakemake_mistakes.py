@@ -44,3 +44,15 @@ def test_a_mistake_is_one_good_line(words, said, tmp_path):
     first, *_ = [line for line in printed.replace(str(folder), "HERE").splitlines() if not USUAL.match(line)]
     assert re.fullmatch(re.escape(said).replace("…", ".*"), first), printed
     assert code == 1 and "Traceback" not in printed
+
+
+@pytest.mark.parametrize("method", ["apptainer", "conda"])
+def test_a_method_to_deploy_software_is_refused_by_a_dry_run_too(method, tmp_path):
+    """No image and no conda environment of the rules exists; Snakemake runs no `onstart` in a dry run."""
+    link_project(tmp_path)
+    for more in (["-n"], []):
+        words = ["snakemake", *shlex.split(LOCAL), "data", *more, "--sdm", method]
+        code, printed = call(words, tmp_path, tmp_path / "printed.txt")
+        first, *_ = [line for line in printed.splitlines() if not USUAL.match(line)]
+        assert code == 1 and first.startswith("error: --sdm: no container or conda environment"), printed
+        assert "Leave the option out" in printed and not (tmp_path / "results").exists()

@@ -3,14 +3,17 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 
-SOURCE = Path(__file__).parents[1] / "src"
+PLUGIN = Path(__file__).parents[1]
+SOURCE = PLUGIN / "src"
 SNAKEFILE = """
 rule all:
     input: "sum.txt"
@@ -40,12 +43,15 @@ onstart:
 
 @pytest.fixture
 def snakemake(tmp_path):
-    """A function that runs Snakemake with the plugin in a folder of its own; returns (exit code, both streams)."""
+    """A function that runs Snakemake with the plugin in a folder of its own; returns (exit code, both streams).
+
+    python: of another environment, where the plugin is installed.
+    """
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
 
-    def run(*arguments):
-        command = [sys.executable, "-m", "snakemake", "--cores", "8", "--logger", "budget", *arguments]
-        path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    def run(*arguments, python=None):
+        command = [python or sys.executable, "-m", "snakemake", "--cores", "8", "--logger", "budget", *arguments]
+        path = "" if python else os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
             command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
         )
@@ -66,6 +72,7 @@ def test_a_dry_run_says_what_jobs_cost(snakemake):
     assert code == 0, said
     assert rows(said)["simulate"] == ["2", *["0.00 + 2?"] * 3, "2.00", "96.00", "8.00"], said
     assert rows(said)["total"] == ["4", *["0.00 + 3?"] * 3, "2.25", "98.00", "8.00"]
+    assert "a dry run does not say which rules are local, and checks no cap" in said
     _, said = snakemake("-n", "--logger-budget-cores-per-node", "128")
     assert rows(said)["total"][-3:] == ["2.25", "288.00", "8.00"]
     assert rows(snakemake("-n", "-q", "all")[1])["total"][-3:] == ["2.25", "98.00", "8.00"]
@@ -118,3 +125,29 @@ def test_one_line_in_the_snakefile_keeps_a_cap(snakemake, cap, starts):
     code, said = snakemake()
     assert (code == 0) == starts == (snakemake.folder / "sum.txt").exists(), said
     assert starts or "98.0 core-h at worst, more than 97" in said
+
+
+def oldest():
+    """The oldest versions that the plugin names, as pip takes them: Snakemake's in the README, its interfaces' in the metadata."""
+    snakemake = re.search(r"Snakemake (\d+\.\d+\.\d+), the first", (PLUGIN / "README.md").read_text())[1]
+    named = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert all(">=" in name for name in named)
+    return [f"snakemake=={snakemake}", *(name.replace(">=", "==") for name in named)]
+
+
+@pytest.mark.slow
+def test_the_oldest_versions_that_are_named_plan_and_run(snakemake, tmp_path):
+    """The plugin as it is installed, beside those versions and whatever pip finds for the rest."""
+    shutil.copytree(PLUGIN, tmp_path / "plugin", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "old"], check=True)
+    python = tmp_path / "old/bin/python"
+    command = [python, "-m", "pip", "install", "--retries", "1", *oldest(), tmp_path / "plugin"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True)
+    if "from versions: none" in done.stderr:
+        pytest.skip("no package index answers")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (snakemake.folder / "Snakefile").write_text(SNAKEFILE + CAP.format(cap=99))
+    code, said = snakemake("-n", python=python)
+    assert code == 0 and rows(said)["total"][-3:] == ["2.25", "98.00", "8.00"], said
+    code, said = snakemake(python=python)
+    assert code == 0 and "budget: 3 jobs ended" in said and (snakemake.folder / "sum.txt").exists(), said

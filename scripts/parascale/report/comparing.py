@@ -88,8 +88,8 @@ def difference(record, baseline):
         return "no training time was recorded"
     if run.profile or other.profile:
         return "steps were profiled, which takes time"
-    if run.way and not other.way:
-        return f"{run.way} is another method: compare its loss against time"
+    if run.method and not other.method:
+        return f"{run.method} is another method: compare its loss against time"
     if changed := identity.difference(run, other):
         return f"other settings than `{baseline.name}`: {changed}"
     if _machine(record) != _machine(baseline):

@@ -85,7 +85,7 @@ def _unit(record):
 
 def _named(record):
     words = caveats(record)
-    if record.run.way:
+    if record.run.method:
         words.append("not comparable step by step")
     if record.run.workload.training.label_smoothing:
         words.append("training loss of smoothed labels")

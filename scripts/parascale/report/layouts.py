@@ -2,6 +2,7 @@
 
 from parascale.report import numbers
 from parascale.settings.options import declared
+from parascale.settings.run import SENT
 
 # Fields of a layout that are said otherwise; what is on neither list is said by its name.
 SAID = ("nodes", "gpus_per_node", "idle_gpus", "dp", "fsdp", "tp", "pp", "micro_batches", "schedule")
@@ -56,10 +57,7 @@ def switches(run):
         ),
         (f"accumulated over {accumulate} parts", accumulate > 1),
         (f"{'averaged' if run.averaging == 'all' else run.way} every {run.average_every} steps", run.average_every),
-        (
-            {"fp16": "gradients in fp16", "powersgd": "gradients by PowerSGD"}.get(run.compression),
-            run.compression != "none",
-        ),
+        (SENT.get(run.compression), run.compression != "none"),
         ("weak scaling", run.scaling == "weak"),
         ("deterministic", run.deterministic),
         (run.engine, run.engine != "native"),

@@ -16,7 +16,7 @@ import json
 import operator
 import os
 
-from parascale.settings.options import CONDUCT, DECISIONS, LAYOUT, RECIPE, declared, walk
+from parascale.settings.options import CONDUCT, DECISIONS, LAYOUT, NOT_SET, RECIPE, declared, walk
 from parascale.settings.workload import Model, Workload
 
 SCALED = ("scaling", "workload.optim.lr_scaling")  # their effect is in the batch and the rate
@@ -39,7 +39,7 @@ def settings(run, *decisions):
     A class of the user's own goes by the name of its file: what it says is in the digest of the code.
     """
     found = {}
-    for key, read, before, is_path in _deciding(decisions, type(run), type(run.workload), type(run.workload.model)):
+    for key, read, before, is_path in _deciding(decisions, *_kinds(run)):
         if (value := read(run)) != before:
             found[key] = os.path.basename(value) if is_path else _plain(value)
     return found
@@ -56,6 +56,10 @@ def of_group(group, *decisions):
         for name, (setting, value) in values.items()
         if setting.decides in (decisions or DECISIONS) and value != setting.told.before
     }
+
+
+def _kinds(run):
+    return type(run), type(run.workload), type(run.workload.model)
 
 
 @functools.cache
@@ -119,7 +123,7 @@ def difference(run, other):
     """Why two runs are not the same training but for their layout, in words; empty where they are."""
     weak = run.scaling == "weak"
     ignored = {"seed", "init_from"} | ({"workload.training.global_batch", "workload.optim.lr"} if weak else set())
-    return in_words(changes(recipe(other), recipe(run), ignored))
+    return in_words(changes(recipe(other), recipe(run), ignored, left_out(run)))
 
 
 def conduct_difference(run, other):
@@ -132,17 +136,23 @@ def conduct_difference(run, other):
 def with_conduct_of(run, other):
     """The settings of a run as plain values, its conduct as that of another run of the same recipe; paths are its own."""
     values = dataclasses.asdict(run)
-    for key, setting, read in _known(type(run), type(run.workload), type(run.workload.model)):
+    for key, setting, read in _known(*_kinds(run)):
         if setting.decides == CONDUCT and key != "baseline" and not setting.told.path:
             *groups, name = key.split(".")
             functools.reduce(operator.getitem, groups, values)[name] = _plain(read(other))
     return values
 
 
-def changes(old, new, ignored=()):
-    """Key → (old value, new value) of what differs between two mappings; None where a key is missing."""
-    keys = dict.fromkeys([*old, *new])
-    return {key: (old.get(key), new.get(key)) for key in keys if key not in ignored and old.get(key) != new.get(key)}
+def changes(old, new, ignored=(), missing=None):
+    """Key → (old value, new value) of what differs between two mappings. missing: values of missing keys; None where it names none."""
+    keys, missing = dict.fromkeys([*old, *new]), missing or {}
+    pairs = {key: tuple(each.get(key, missing.get(key)) for each in (old, new)) for key in keys if key not in ignored}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def left_out(run):
+    """Dotted key → value of the settings that `settings` leaves out of runs of this kind as long as they have it."""
+    return {key: before for key, _, before, _ in _deciding(DECISIONS, *_kinds(run)) if before is not NOT_SET}
 
 
 def in_words(changed):
@@ -166,7 +176,7 @@ def numbered(runs):
 
 def _places(run):
     """What tells other data and other models apart that the recipe does not: the workload's name, and where things lie."""
-    known = _known(type(run), type(run.workload), type(run.workload.model))
+    known = _known(*_kinds(run))
     return {"workload.name": run.workload.name} | {key: read(run) for key, setting, read in known if setting.told.path}
 
 

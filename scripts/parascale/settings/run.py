@@ -14,6 +14,7 @@ Precision = Literal["fp32", "tf32", "fp64", "bf16", "fp16"]
 PRECISIONS = get_args(Precision)
 # What the ways are called in which ranks that train apart come together.
 WAYS = {"all": "local SGD", "neighbour": "gossip", "server": "parameter server"}
+SENT = {"fp16": "gradients in fp16", "powersgd": "gradients by PowerSGD"}
 
 
 @settings(RECIPE)
@@ -85,6 +86,11 @@ class Run:
     def way(self):
         """What the way is called in which ranks that train apart come together; None where they do not train apart."""
         return WAYS[self.averaging] if self.average_every else None
+
+    @property
+    def method(self):
+        """What a run's method is called if ranks do not go on from the exact gradients of all; None if they do."""
+        return self.way or (f"DDP with {SENT[self.compression]}" if self.compression != "none" else None)
 
     @property
     def global_batch(self):

@@ -87,7 +87,7 @@ class Reasons:
             site = strict.load(Site, record["site"], "site")
         except (ParascaleError, KeyError):
             return "recorded by another version of parascale"
-        changed = identity.changes(identity.recipe(before), identity.recipe(run))
+        changed = identity.changes(identity.recipe(before), identity.recipe(run), missing=identity.left_out(run))
         devices = {"device": tuple(map(identity.kind_of_device, (site, self.site)))}
         if not resharded:
             changed |= identity.changes(identity.settings(before, LAYOUT), identity.settings(run, LAYOUT))
