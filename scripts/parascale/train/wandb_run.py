@@ -7,13 +7,15 @@ curves end; that is said once, and the training goes on.
 import queue
 import shutil
 import threading
+from contextlib import suppress
+
+import psutil
 
 from parascale.store.folders import copy_tree
 
-FOLDER = "wandb"  # the package's own name for it
+FOLDER, PROCESS = "wandb", "wandb-core"  # the package's own names
 BEGIN_SECONDS = 30.0  # the thread waits so long for the network at the start
-# The end of an attempt waits so long for the thread; if the thread is late, the end of the process may wait as long again for the
-# package. Before a time limit, little time is left.
+# The end of an attempt waits so long for the thread. Before a time limit, little time is left.
 END_SECONDS = 10.0
 MISSING = "the package `wandb` is not installed: pip install wandb, into the environment of this command"
 
@@ -86,6 +88,8 @@ class WandbRun:
         self.thread.join(self.seconds)
         if self.thread.is_alive():
             self._fail(f"it took longer than {self.seconds:g} s to end")
+        if self.told.locked():
+            _end_package()
 
     def _follow(self):
         try:
@@ -137,6 +141,14 @@ class WandbRun:
     def _fail(self, reason):
         if self.told.acquire(blocking=False):
             self.failed(reason)
+
+
+def _end_package():
+    """Kill the package's own process after a failure: the end of ours would wait for it, and it for a network that may never come."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if child.name() == PROCESS:
+                child.kill()
 
 
 def _said(error):
