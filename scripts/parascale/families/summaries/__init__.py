@@ -19,5 +19,6 @@ KINDS = {
         builds_on=("language",),
         degrees=("fsdp",),
         model="pretrained_modules:PretrainedSummariser",
+        sizes="pretrained_sizes:PretrainedSizes",
     ),
 }
