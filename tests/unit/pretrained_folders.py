@@ -51,6 +51,43 @@ def make_bart(folder, **more):
 MAKERS = {"t5": make_t5, "bart": make_bart}
 
 
+T5_CONFIG = {
+    "model_type": "t5",
+    "d_model": 64,
+    "d_ff": 256,
+    "d_kv": 8,
+    "num_layers": 3,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+# As google-t5/t5-small has them (Raffel et al. 2020, arXiv:1910.10683).
+T5_SMALL = T5_CONFIG | {"d_model": 512, "d_ff": 2048, "d_kv": 64, "num_layers": 6}
+BART_CONFIG = {
+    "model_type": "bart",
+    "d_model": 64,
+    "max_position_embeddings": 128,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 1,
+    **{f"{half}_layers": 3 for half in ("encoder", "decoder")},
+    **{f"{half}_attention_heads": 8 for half in ("encoder", "decoder")},
+    **{f"{half}_ffn_dim": 256 for half in ("encoder", "decoder")},
+}
+
+
+def describe(folder, config, entries):
+    """A folder without weights, of which a plan and fake tensors take the sizes: `config` and a tokenizer of so many entries."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = [*T5_SPECIAL, *(f"w{number}" for number in range(entries - len(T5_SPECIAL)))]
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": entries}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": [[word, 0.0] for word in words]}, "added_tokens": []})
+    )
+    return folder
+
+
 def edit_config(folder, **values):
     """Change values of a folder's `config.json`."""
     path = folder / "config.json"

@@ -237,7 +237,7 @@ def test_time_limits_come_from_what_95_of_100_runs_take():
 
 
 def test_unknown_stays_unknown():
-    """No vocabulary, no steps, no rate, no formula: each is said, none is 0."""
+    """No vocabulary, no steps, no rate, no formula, no folder of the model: each is said, none is 0."""
     assert "vocabulary" in predict(Run("r", WORKLOAD), JURECA, facts=DataFacts(None)).unknown
     epochs = Run("r", dataclasses.replace(WORKLOAD, training=LanguageTraining(epochs=1.0)))
     foretold = predict(epochs, JURECA, facts=FACTS)
@@ -245,6 +245,8 @@ def test_unknown_stays_unknown():
     assert "peak_tflops.fp64" in predict(Run("r", WORKLOAD, precision="fp64"), JURECA, facts=FACTS).unknown
     own = dataclasses.replace(WORKLOAD, model=make(Model, kind="mine.py:Mine"))
     assert predict(Run("r", own), JURECA, facts=FACTS).memory_bytes is None
+    elsewhere = dataclasses.replace(WORKLOAD, model=make(Model, kind="pretrained", pretrained="/nowhere/t5"))
+    assert "/nowhere/t5/config.json: no such file" in predict(Run("r", elsewhere), JURECA, facts=FACTS).unknown
 
 
 def test_sacct_is_summed(tmp_path):

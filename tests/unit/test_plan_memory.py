@@ -12,6 +12,7 @@ from parascale.families import kinds
 from parascale.families.sizes import model_sizes
 from parascale.plan.memory import PARTS, RankMemory, peak_memory, rank_memory, rank_stages, total
 from parascale.settings import Layout, Model, Run, Workload, load_project_file, load_workload, make, run_from_dict
+from tests.unit.pretrained_folders import BART_CONFIG, T5_CONFIG, T5_SMALL, describe
 
 CONFIG = Path(__file__).parents[2] / "config"
 SERVER = multiprocessing.get_context("forkserver")
@@ -51,9 +52,10 @@ def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, **layou
     task = kinds()[model.kind].task
     sizes = {"classification": {"image_size": 64}, "summarisation": {"window": window, "summary_window": 16}}
     training = {**sizes.get(task, {"window": window}), "global_batch": batch, "accumulate": accumulate, "steps": 2}
+    text = {"text": {"tokenizer": "pretrained", "pretrained": model.pretrained}} if model.pretrained else {}
     run = Run(
         "test",
-        make(Workload, name="test", task=kinds()[model.kind].task, model=model, training=training),
+        make(Workload, name="test", task=task, data=text, model=model, training=training),
         Layout(gpus_per_node=size, **layout),
         precision,
     )
@@ -121,6 +123,9 @@ SUMMARISERS = {
     "tp": make_run(SUMMARISER, window=64, tp=4),
     "fsdp, selective": make_run(SUMMARISER, window=64, fsdp=4, activation_checkpointing="selective"),
     "dropout": make_run(dataclasses.replace(SUMMARISER, dropout=0.1), window=64),
+    "dropout, checkpointing": make_run(
+        dataclasses.replace(SUMMARISER, dropout=0.1), window=64, activation_checkpointing=True
+    ),
 }
 
 
@@ -128,6 +133,32 @@ SUMMARISERS = {
 def test_formula_is_the_real_step_of_an_encoder_decoder(name):
     """Its formula knows pairs of blocks alone, so it is coarser: within 12 %."""
     assert ratio(SUMMARISERS[name], VOCABULARY, 0) == pytest.approx(1.0, abs=0.12)
+
+
+T5_GATED = T5_CONFIG | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "d_kv": 16}
+# name → (its folder's config.json, dropout, settings of a run)
+PRETRAINED = {
+    "t5": (T5_CONFIG, 0.0, {}),
+    "t5, dropout, bf16, ddp": (T5_CONFIG, 0.1, {"precision": "bf16", "dp": 4}),
+    "t5, selective, fsdp": (T5_CONFIG, 0.0, {"fsdp": 4, "activation_checkpointing": "selective"}),
+    "t5, dropout, checkpointing": (T5_CONFIG, 0.1, {"activation_checkpointing": True}),
+    "t5 1.1": (T5_GATED, 0.0, {}),
+    "t5 1.1, dropout, bf16": (T5_GATED, 0.1, {"precision": "bf16"}),
+    "bart, bf16": (BART_CONFIG, 0.0, {"precision": "bf16"}),
+    "bart, dropout, fsdp": (BART_CONFIG, 0.1, {"fsdp": 4}),
+}
+
+
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_formula_is_the_real_step_of_a_pretrained_model(name, tmp_path):
+    """Step and evaluation, both within 10 %."""
+    config, dropout, settings = PRETRAINED[name]
+    place = str(describe(tmp_path / "model", config, VOCABULARY))
+    run = make_run(make(Model, kind="pretrained", pretrained=place, dropout=dropout), window=64, **settings)
+    sizes = sizes_of(run)
+    (held,) = rank_stages(run.layout, sizes.layers)
+    formulas = rank_memory(run, sizes, "cpu", held), RankMemory(run, sizes, "cpu", held).evaluation()
+    assert tuple(map(total, formulas)) == pytest.approx(peaks(run, VOCABULARY, 0), rel=0.1)
 
 
 XRESNET = make(Model, kind="xresnet", dim=16, depths=[1, 2, 1], norm="batch")
@@ -188,7 +219,7 @@ def test_formula_up_to_7_billion_parameters_and_512_ranks():
 
 
 WORKLOADS = {path.stem: load_workload(path.parent, path.stem) for path in sorted(CONFIG.glob("workloads/*.yaml"))}
-TABLES = ("config.yaml", "strategies.yaml", "jureca.yaml", "wikitext2-files.yaml")
+TABLES = ("config.yaml", "strategies.yaml", "jureca.yaml", "jureca-xsum-t5.yaml", "wikitext2-files.yaml")
 SHIPPED = {
     f"{run.workload.name}, {name}": run
     for table in TABLES
@@ -204,14 +235,26 @@ QUICK = (
     "lm-small, three-d",
     "summary-small, summary-tp",
     "images-small, images-hsdp",
+    "xsum-t5, xsum-t5-fsdp-4",
 )
+
+
+def with_folder(run, folder):
+    """A shipped run, its pretrained model in a folder of T5-small's sizes."""
+    workload = run.workload
+    if workload.model.pretrained is None:
+        return run
+    place = str(describe(folder, T5_SMALL, workload.data.expected_outputs))
+    text, model = (dataclasses.replace(each, pretrained=place) for each in (workload.data.text, workload.model))
+    data = dataclasses.replace(workload.data, text=text)
+    return dataclasses.replace(run, workload=dataclasses.replace(workload, data=data, model=model))
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in SHIPPED])
-def test_evaluation_takes_what_the_formula_says_and_less_than_the_training(name):
+def test_evaluation_takes_what_the_formula_says_and_less_than_the_training(name, tmp_path):
     """Of each shipped row: within 10 % on first and last pipeline rank. A training that fits is not lost when it is evaluated."""
-    run = SHIPPED[name]
+    run = with_folder(SHIPPED[name], tmp_path)
     outputs = run.workload.data.expected_outputs or 4000
     sizes = sizes_of(run, outputs)
     for rank in sorted({0, run.layout.pp - 1}):
@@ -221,11 +264,8 @@ def test_evaluation_takes_what_the_formula_says_and_less_than_the_training(name)
         assert evaluation < step
 
 
-def test_every_shipped_workload_with_a_formula_is_compared():
-    """A pretrained model's folder decides its sizes: plans say `unknown`, and promise nothing."""
-    compared = {run.workload.name for run in SHIPPED.values()}
-    assert WORKLOADS.keys() - compared == {"xsum-t5"}
-    assert kinds()[WORKLOADS["xsum-t5"].model.kind].sizes is None
+def test_every_shipped_workload_is_compared():
+    assert WORKLOADS.keys() == {run.workload.name for run in SHIPPED.values()}
 
 
 def test_attention_with_dropout_is_explicit_on_every_device():

@@ -4,7 +4,7 @@ A family is a folder beside this file: it is found, no list names it. It says in
 
 - `settings.py`: what a model can be told: keys, defaults, bounds, and what does not go together
 - `modules.py`: plain torch modules that know nothing of parallelism (any file `*modules.py`)
-- `sizes.py`: what a plan counts of them, without torch (`parascale.families.sizes.Sizes`)
+- `sizes.py`: what a plan counts of them, without torch (`parascale.families.sizes.Sizes`; any file `*sizes.py`)
 - `export.py`: the same model in the words of `transformers`, where it has an equal there
 
 A model class may *offer plans*, which are plain data and which `parascale.parallel` reads:

@@ -20,10 +20,15 @@ BACKWARD = 2  # a backward pass costs twice a forward pass: gradients of inputs 
 def model_sizes(model, outputs, *places):
     """The Sizes of a config Model with `outputs` (entries of its vocabulary, or classes), for samples of `places` (a workload's `sizes`).
 
-    None where its kind has no formula, as a class of the user's own: what is unknown is never counted as 0.
+    None where `unknown_sizes` says why: what is unknown is never counted as 0.
     """
+    return None if unknown_sizes(model) else part_of(model.kind, "sizes")(model, outputs, *places)
+
+
+def unknown_sizes(model):
+    """Why a config Model has no Sizes, in words: its kind has no formula, as a class of the user's own, or a file is missing; else None."""
     sizes = part_of(model.kind, "sizes")
-    return None if sizes is None else sizes(model, outputs, *places)
+    return f"no formula for models of kind {model.kind}" if sizes is None else sizes.unknown(model)
 
 
 def share(count, parts):
@@ -148,6 +153,11 @@ class Sizes:
     statistics: int = 0
     targets: int = 1  # labels of a sample that enter the loss
     chunked: bool = True  # the loss makes its logits in chunks, where `loss_bytes` says so; False: all at once, as other programs do
+
+    @staticmethod
+    def unknown(model):
+        """Why nothing can be counted of a config Model, in words; None where all can be."""
+        return None
 
     @property
     def block(self):

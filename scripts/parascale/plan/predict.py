@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from parascale.errors import ParascaleError
-from parascale.families.sizes import model_sizes
+from parascale.families.sizes import model_sizes, unknown_sizes
 from parascale.plan import limits
 from parascale.plan.calibrate import Calibration, saved_bytes
 from parascale.plan.facts import data_facts
@@ -66,8 +66,8 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
     site = calibration.measured(site)
     facts = facts or data_facts(run)
     model, places = run.workload.model, run.workload.sizes
-    if model_sizes(model, 1, *places) is None:
-        return Prediction(calibration.basis(run), unknown=f"no formula for models of kind {model.kind}")
+    if unknown := unknown_sizes(model):
+        return Prediction(calibration.basis(run), unknown=unknown)
     if facts.vocabulary is None:
         return Prediction(
             calibration.basis(run),

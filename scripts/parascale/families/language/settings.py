@@ -39,6 +39,11 @@ class Transformer(Model):
     bias: bool = option(True, "linear layers and norms have biases")
 
     @property
+    def head_width(self):
+        """Width of a head."""
+        return self.dim // self.heads
+
+    @property
     def hidden_width(self):
         """Width inside the feed-forward layer."""
         return self.hidden or 4 * self.dim

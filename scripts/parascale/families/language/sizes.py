@@ -36,12 +36,12 @@ class Matrix:
 
 def attention_matrices(model, key_bias):
     """Queries, keys, values and result of an attention."""
-    dim, keys = model.dim, kv_width(model)
+    dim, mixed, keys = model.dim, mixed_width(model), kv_width(model)
     return [
-        Matrix(dim, dim, model.bias, columns=True, again=False),
+        Matrix(mixed, dim, model.bias, columns=True, again=False),
         Matrix(keys, dim, model.bias and key_bias, columns=True, again=True),
         Matrix(keys, dim, model.bias, columns=True, again=False),
-        Matrix(dim, dim, model.bias, columns=False, again=True),
+        Matrix(dim, mixed, model.bias, columns=False, again=True),
     ]
 
 
@@ -55,9 +55,14 @@ def block_matrices(model):
     ]
 
 
+def mixed_width(model):
+    """Width of queries, and of what attention makes of values: that of all heads together, `dim` in models of our own."""
+    return model.heads * model.head_width
+
+
 def kv_width(model):
-    """Width of keys and of values: smaller than `dim` with grouped-query attention."""
-    return (model.kv_heads or model.heads) * (model.dim // model.heads)
+    """Width of keys and of values: smaller than that of queries with grouped-query attention."""
+    return (model.kv_heads or model.heads) * model.head_width
 
 
 def products_of(matrices, tokens, tp):
@@ -107,8 +112,8 @@ def attention_bytes(model, batch, tokens, sources, places):
     """
     heads, keys, statistics = tokens * model.heads // batch.tp, kv_width(model), STATISTIC_BYTES
     if is_explicit(model, batch):
-        keys, statistics = model.dim, places * weight_bytes(model, batch)[0]
-    return 2 * (tokens * model.dim + sources * keys) // batch.tp * batch.compute + heads * statistics
+        keys, statistics = mixed_width(model), places * weight_bytes(model, batch)[0]
+    return 2 * (tokens * mixed_width(model) + sources * keys) // batch.tp * batch.compute + heads * statistics
 
 
 def selective_bytes(matrices, model, batch, tokens, stream):
@@ -117,14 +122,14 @@ def selective_bytes(matrices, model, batch, tokens, stream):
     kept = tokens * sum(matrix.outputs for matrix in matrices if matrix.columns and not matrix.again)
     statistics = 0
     if not is_explicit(model, batch):
-        kept, statistics = kept + tokens * model.dim, tokens * model.heads // batch.tp * STATISTIC_BYTES
+        kept, statistics = kept + tokens * mixed_width(model), tokens * model.heads // batch.tp * STATISTIC_BYTES
     summed = stream * model.dim if batch.tp > 1 else 0
     return (kept // batch.tp + summed) * batch.compute + statistics
 
 
 def attention_operations(model, batch, tokens, places, causal, fused):
     """Operations of an attention of `tokens` to `places` each, between its projections."""
-    rows, width = tokens * model.heads / batch.tp, model.dim // model.heads
+    rows, width = tokens * model.heads / batch.tp, model.head_width
     if not is_explicit(model, batch):
         # Of half of the places where a token sees those before it alone.
         return Operations(attention=4 * rows * places * width * (0.5 if causal else 1.0), element=batch.compute)
@@ -156,7 +161,7 @@ class TransformerSizes(Sizes):
         self.block_split, whole = split_and_whole(matrices)
         self.block_whole = whole + 2 * norm
         self.norm = norm if model.pre_norm else 0
-        self.block_flops = window * (2 * sum(matrix.weights for matrix in matrices) + 4 * window * model.dim)
+        self.block_flops = window * (2 * sum(matrix.weights for matrix in matrices) + 4 * window * mixed_width(model))
         self.ends_flops = 2 * self.head * window
 
     def tokens(self, batch):
@@ -172,7 +177,7 @@ class TransformerSizes(Sizes):
         model, tokens = self.model, self.tokens(batch)
         gated, rotary = model.activation == "swiglu", model.position == "rotary"
         inner = model.hidden_width * ((3 if fused else 5) if gated else 2)
-        turned = (model.dim + kv_width(model)) * (2 if fused else 8) if rotary else 0
+        turned = (mixed_width(model) + kv_width(model)) * (2 if fused else 8) if rotary else 0
         moved = tokens * (inner + turned + 4 * model.dim) // batch.tp * batch.compute
         products = products_of(block_matrices(model), tokens, batch.tp)
         others = 8 + 3 * gated + 8 * rotary
@@ -195,7 +200,7 @@ class TransformerSizes(Sizes):
         products = 2 * tokens * model.dim * batch.compute
         attention = attention_bytes(model, batch, tokens, tokens, self.window)
         if model.position == "rotary":
-            attention += 4 * self.window * (model.dim // model.heads) * batch.compute
+            attention += 4 * self.window * model.head_width * batch.compute
         inner = (4 if gated else 2) * tokens * model.hidden_width // tp * batch.compute
         masks = 2 * self.stream(batch) * model.dim if model.dropout else 0
         return 2 * self.norm_bytes(batch) + products + attention + inner + masks
