@@ -222,9 +222,12 @@ def exact_memory(name, planner):
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         peaks = list(pool.map(functools.partial(measure_rank, run, vocabulary), ranks))
     worst = max(peaks)
+    measured = f"exact: {worst / 1e9:.3f} GB of tensors on rank {ranks[peaks.index(worst)]}"
     foretold = planner.prediction(name).memory
+    if not foretold:
+        return f"{measured}; no formula"
     formula = sum(size for part, size in foretold.items() if part not in ("libraries", "communicators"))
-    return f"exact: {worst / 1e9:.3f} GB of tensors on rank {ranks[peaks.index(worst)]}; formula {formula / 1e9:.3f} GB ({formula / worst - 1:+.1%})"
+    return f"{measured}; formula {formula / 1e9:.3f} GB ({formula / worst - 1:+.1%})"
 
 
 def measure_rank(run, vocabulary, rank):
