@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import importlib
+import math
 import os
 import select
 import sys
@@ -158,7 +159,8 @@ class Location(click.Path):
         super().__init__(path_type=Path, **options)
 
     def convert(self, value, parameter, context):
-        return Path.cwd() / super().convert(value, parameter, context)
+        # A shell leaves the `~` of `--root=~/here` as it is.
+        return Path.cwd() / super().convert(os.path.expanduser(value), parameter, context)
 
 
 class OutputFile(Location):
@@ -173,6 +175,16 @@ class OutputFolder(Location):
 
     def __init__(self):
         super().__init__(file_okay=False)
+
+
+class Number(click.FloatRange):
+    """A finite number in a range; click takes `nan` to be in every one."""
+
+    def convert(self, value, parameter, context):
+        number = super().convert(value, parameter, context)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", parameter, context)
+        return number
 
 
 class Override(click.ParamType):
@@ -204,8 +216,17 @@ class RunName(click.ParamType):
 
 
 def run_option(help, **options):
-    """The option `--run`, whose value a verb gets as `name`."""
+    """The option `--run`, whose value a verb gets as `name`. It may be given once, unless options have `multiple`."""
+    if not options.get("multiple"):
+        # click would take the last one, and say nothing of the others.
+        options |= {"multiple": True, "callback": _only_one, "show_default": False}
     return click.option("--run", "name", type=RunName(), help=help, **options)
+
+
+def _only_one(context, parameter, names):
+    if len(names) > 1:
+        raise click.BadParameter(f"name one run, not {len(names)}", context, parameter)
+    return names[0] if names else None
 
 
 def project_options(verb):

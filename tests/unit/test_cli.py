@@ -82,6 +82,12 @@ def test_later_files_go_before_earlier_ones_and_keys_before_files(project, tmp_p
     assert given.root == tmp_path / "there"
 
 
+def test_the_home_of_a_user_is_found_where_the_shell_leaves_it_to_us(monkeypatch, tmp_path):
+    """`--root=~/here` reaches a program as it stands there."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cli.OutputFolder().convert("~/here", None, None) == tmp_path / "here"
+
+
 def test_without_a_project_the_error_says_what_to_do(project, tmp_path):
     (tmp_path / "Snakefile").unlink()
     with pytest.raises(ConfigError, match=r"config/below: no project here; go into the folder .* or .* --config"):

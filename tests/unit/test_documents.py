@@ -3,9 +3,13 @@
 Of `snakemake`, options, profile, configuration and targets are checked. `tests/workflow/test_documented_commands.py` runs them.
 """
 
+import functools
 import itertools
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import click
@@ -19,8 +23,14 @@ from parascale.settings import load_project_file
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "profiles/README.md", "config/README.md")
-PROGRAM = "parascale|snakemake|make|torchrun|python|tensorboard|wandb|hf|pip|source|jutil"
-LINE = re.compile(rf"^ {{4}}((?:{PROGRAM}) [^─].*)$|`((?:{PROGRAM}) [^`]+)`", re.MULTILINE)
+SLURM = ("scontrol", "scancel", "squeue", "sacct")
+PROGRAM = "|".join(("parascale|snakemake|make|torchrun|python|tensorboard|wandb|hf|pip|source|eval|git|jutil", *SLURM))
+LINE = re.compile(rf"^ {{4}}((?:{PROGRAM}) [^─].*)$|`((?:{PROGRAM}) [^`]+|\.ci/run)`", re.MULTILINE)
+# Options of Snakemake that stand alone, for the command of their document.
+OPTIONS = re.compile(
+    r"`(--(?:config [^`=]+=|configfile |forcerun |set-resources |profile |group-components |slurm-)[^`]+)`"
+)
+THEIR_PROFILE = {"profiles/README.md": "profiles/jureca"}  # of the others: profiles/local
 EXAMPLE = re.compile(r"(?:Example: +)((?:parascale|torchrun) .*)")
 # What stands for something of the reader's.
 PLACEHOLDERS = {
@@ -31,8 +41,17 @@ PLACEHOLDERS = {
     "CHECKOUT/": "",
     "--configfile FILE": "--configfile config/loaders.yaml",
     "VERB": "plan",
+    "site=<name>": "site=jureca",
+    "data_partition=<name>": "data_partition=dc-gpu",
+    "<name>": "course",
+    "<strategy>": "ddp",
+    "<node>": "node1",
+    "<this repository>": "https://example.org/parascale",
 }
-THEIRS = ("prompts.txt", "runs.csv", "machines.csv", "script.py")
+THEIRS = {
+    **dict.fromkeys(("prompts.txt", "runs.csv", "machines.csv", "script.py"), "x\n"),
+    "mine.yaml": "slurm-qos: course\n",
+}
 
 
 def verbs(command=cli.parascale):
@@ -48,6 +67,12 @@ def commands():
     """(where it stands, its words), each command once."""
     told = {name: (ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS}
     found = [(name, line or inline) for name, text in told.items() for line, inline in LINE.findall(text)]
+    for name, text in told.items():
+        start = f"snakemake --profile {THEIR_PROFILE.get(name, 'profiles/local')} "
+        starts = {
+            options: "snakemake " if options.startswith("--profile") else start for options in OPTIONS.findall(text)
+        }
+        found += [(name, start + options) for options, start in starts.items()]
     found += [("--help", text) for verb in verbs() for text in EXAMPLE.findall(verb.help or "")]
     seen = set()
     for place, text in found:
@@ -70,8 +95,8 @@ def folder(tmp_path, monkeypatch):
     """A folder with this project's files, and those that a reader would have."""
     for name in ("config", "profiles", "envs", "Snakefile", "rules", "scripts", "tests", "Makefile", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
-    for name in THEIRS:
-        (tmp_path / name).write_text("x\n")
+    for name, text in THEIRS.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.setenv("DATA", str(tmp_path))
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -80,9 +105,9 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("words", list(commands()))
 def test_a_command_of_the_documents_is_understood(words, folder, project):
-    {"parascale": parascale, "snakemake": snakemake, "make": make, "torchrun": torchrun, "python": python}.get(
-        words[0], others
-    )(list(words[1:]), project)
+    known = {"parascale": parascale, "snakemake": snakemake, "make": make, "torchrun": torchrun, "python": python}
+    known |= {program: functools.partial(slurm, program) for program in SLURM} | {".ci/run": ci}
+    known.get(words[0], others)(list(words[1:]), project)
 
 
 def parascale(words, project):
@@ -133,8 +158,29 @@ def torchrun(words, project):
 
 
 def python(words, _):
-    assert words[:2] == ["-m", "pytest"]
+    assert words[0] == "-m" and words[1] in ("pytest", "tests.workflow.browser")
     assert all(Path(word).exists() for word in words if word.startswith("tests/"))
+
+
+def slurm(program, words, _):
+    """What it says of itself, where it is installed, names the option, or of `show` what is shown."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    accounting = "AccountingStorageType=accounting_storage/slurmdbd"
+    Path("slurm.conf").write_text(f"ClusterName=here\nSlurmctldHost=localhost\n{accounting}\n")
+    # Without its database, sacct says nothing of itself, but it refuses options that it does not know.
+    asked = [program, f"{words[0]}=x"] if program == "sacct" else [program, "--help"]
+    done = subprocess.run(asked, env={**os.environ, "SLURM_CONF": "slurm.conf"}, capture_output=True, text=True)
+    word = words[1] if words[0] == "show" else words[0].partition("=")[0]
+    if program == "sacct":
+        assert done.stderr and "unrecognized option" not in done.stderr, done.stderr
+    else:
+        assert re.search(rf"(?<![\w-]){word}\b", done.stdout), done.stdout
+
+
+def ci(_, project):
+    subprocess.run(["bash", "-n", ROOT / ".ci/run"], check=True)
+    assert os.access(ROOT / ".ci/run", os.X_OK)
 
 
 def others(words, _):
@@ -151,5 +197,21 @@ def test_the_version_is_the_same_everywhere():
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
+def test_the_page_begins_with_three_lines_and_its_picture():
+    """And the packages that it counts are those which the pins name."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.match(r"# parascale\n\n(?:[^\n!]+\n){3}\n\[?!\[[^\]]+\]\(\.github/report\.png\)", text)
+    pinned = "".join((ROOT / f"envs/requirements{part}.txt").read_text() for part in ("", "-dev"))
+    count = len(re.findall(r"^\S+==", pinned, re.MULTILINE))
+    assert f" {count} packages" in text
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_to_files(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)", text))
+    assert not [path for path in linked if not ((ROOT / name).parent / path).exists()]
+
+
 def test_many_commands_are_found():
-    assert len(list(commands())) > 70
+    assert len(list(commands())) > 100

@@ -5,6 +5,7 @@ import logging
 import types
 
 import pytest
+from snakemake import logging as snakemake
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.files import write_json
@@ -80,6 +81,27 @@ def test_outside_of_a_terminal_a_finished_job_is_one_line_and_the_rest_of_it_non
     shown.end()
     said = "ddp 2 · lm-small · 0 s · same\nprepare prose · 0 s\nNothing to be done\n"
     assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_with_verbose_all_lines_are_snakemakes_own(verbose, capsys):
+    """The handler then makes no view, leaves the stream to Snakemake, and hands its own lines to it."""
+    settings = types.SimpleNamespace(**GIVEN, verbose=verbose, nocolor=True, show_failed_logs=True)
+    handler, passed = LogHandler(settings, None), []
+    listener = logging.Handler()
+    listener.emit = lambda each: passed.append(each.getMessage())
+    snakemake.logger.addHandler(listener)
+    level = snakemake.logger.level
+    try:
+        snakemake.logger.setLevel(logging.INFO)
+        handler.emit(record(LogEvent.ERROR, "WorkflowError:\nthe budget is spent"))
+        handler.say("2 of 4 core-h are left")
+    finally:
+        snakemake.logger.removeHandler(listener)
+        snakemake.logger.setLevel(level)
+    ours = "error: the budget is spent\n2 of 4 core-h are left\n"
+    assert (handler.view is None, handler.writes_to_stream) == (verbose, not verbose)
+    assert (capsys.readouterr().out, passed) == (("", ["2 of 4 core-h are left"]) if verbose else (ours, []))
 
 
 def test_what_runs_now_has_its_step_and_its_loss(tmp_path):

@@ -182,6 +182,15 @@ def test_a_finished_run_is_exported_with_every_step(tmp_path, package, monkeypat
         log_steps(results / "runs/single", tmp_path / "out", "a project")
 
 
+def test_without_the_package_an_export_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    write_results(tmp_path, [fake("single")])
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(SystemExit) as end:
+        cli.parascale(["export", "wandb", "--run", "single", "--root", str(tmp_path)], prog_name="parascale")
+    assert (capsys.readouterr().err, end.value.code) == (f"error: {wandb_run.MISSING}\n", 1)
+    assert not list((tmp_path / "results").glob("wandb/*"))
+
+
 def test_only_an_export_waits_as_long_as_it_takes_and_a_late_end_is_an_error(tmp_path, package):
     """The package would go on in silence, with what it had sent by then."""
     made = package()

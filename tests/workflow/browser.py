@@ -1,6 +1,7 @@
 """A headless browser for tests and pictures of the reports.
 
 python -m tests.workflow.browser results/report/index.html picture.png --width 1440 --height 1000
+python -m tests.workflow.browser results/report/index.html sample.pdf
 """
 
 import argparse
@@ -82,6 +83,12 @@ class Browser:
         taken = self.command("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, **part})
         Path(target).write_bytes(base64.b64decode(taken["data"]))
 
+    def paper(self, target):
+        """Write a PDF of the page, alone: what lies beside it (tables, pages of jobs) is named, but not linked."""
+        self.run("document.querySelectorAll('a:not([href^=\"#\"])').forEach(link => link.removeAttribute('href'));")
+        printed = self.command("Page.printToPDF", {"preferCSSPageSize": True, "printBackground": True})
+        Path(target).write_bytes(base64.b64decode(printed["data"]))
+
     def close(self):
         """End the browser and its driver."""
         self._send(f"/{self.session}", method="DELETE")
@@ -95,10 +102,10 @@ def find_programs():
 
 
 def main():
-    """Take a picture of the top of a page."""
+    """Take a picture of the top of a page, or print all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path, help="HTML file")
-    parser.add_argument("picture", type=Path, help="PNG file to write")
+    parser.add_argument("picture", type=Path, help="PNG file to write, of the top; or PDF file, of all")
     parser.add_argument("--width", type=int, default=1440, help="in CSS pixels (default: %(default)s)")
     parser.add_argument("--height", type=int, default=1000, help="in CSS pixels (default: %(default)s)")
     arguments = parser.parse_args()
@@ -106,7 +113,10 @@ def main():
         browser = Browser(*find_programs(), profile)
         try:
             browser.show(arguments.page.resolve(), arguments.width)
-            browser.picture(arguments.picture, arguments.width, arguments.height)
+            if arguments.picture.suffix == ".pdf":
+                browser.paper(arguments.picture)
+            else:
+                browser.picture(arguments.picture, arguments.width, arguments.height)
         finally:
             browser.close()
 

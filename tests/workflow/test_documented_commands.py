@@ -7,13 +7,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
 from tests.unit.clusters import SHARED
-from tests.unit.test_documents import ROOT, commands
+from tests.unit.test_documents import ROOT, THEIRS, commands
 
 from .programs import call
 from .small_project import link_project, write_texts
@@ -63,6 +65,8 @@ BEFORE = [
     "parascale checkpoint convert results/runs/fsdp/best converted/fsdp --to safetensors --to pt",
 ]
 INTERNET, CHANGES = "needs the Internet", "changes this environment, from the Internet"
+SAMPLE = "needs Chromium, and replaces a file; test_report_browser.py makes both kinds"
+SLURM = "asks a cluster; test_documents.py looks whether the program has the option"
 NAMED = "a sentence names it without its arguments"
 # What is not run, and why.
 NOT_RUN = {
@@ -71,8 +75,16 @@ NOT_RUN = {
     "parascale launch": NAMED,
     "source envs/jsc.sh": "loads the modules of JSC's machines",
     "jutil env activate -p project": "a program of JSC's machines",
-    "parascale check --config config/jureca.yaml": "says what this machine lacks: a build of torch for GPUs",
-    "parascale calibrate --machine": "measures this machine for 10 to 30 seconds",
+    "python -m tests.workflow.browser results/report/index.html .github/report.png --height 1880": SAMPLE,
+    "python -m tests.workflow.browser results/report/index.html .github/sample.pdf": SAMPLE,
+    ".ci/run": "installs packages and runs all tests",
+    "git clone https://example.org/parascale parascale && cd parascale": INTERNET,
+    "scontrol show node node1": SLURM,
+    "scontrol show partition": SLURM,
+    "scontrol show config": SLURM,
+    "scancel --signal=TERM ID": SLURM,
+    "squeue --name": SLURM,
+    "sacct --name": SLURM,
     "snakemake --profile profiles/local --report snakemake.html": "needs all results; test_snakemake_report.py runs it",
     "tensorboard --logdir results/runs": "serves pages until it is stopped; test_chain.py reads the files",
     "wandb sync results/runs/*/wandb/offline-run-*": INTERNET,
@@ -85,6 +97,12 @@ NOT_RUN = {
     "pip install -r envs/requirements-dali.txt": CHANGES,
 }
 SLOW = ("--kind communication", "--exact", "data benchmark")
+# What ends with an error that its sentence foretells, and the error.
+REFUSED = (
+    {"parascale check --config config/jureca.yaml": "torch was built without CUDA"}
+    if torch.version.cuda is None
+    else {}
+)
 SILENT = {("parascale", "schema", "--write")}  # where all is up to date
 
 
@@ -101,6 +119,7 @@ class Reader:
         link_project(self.planned)
         for name in ("tests", "Makefile", "pyproject.toml"):
             (self.planned / name).symlink_to(ROOT / name)
+        (self.planned / "mine.yaml").write_text(THEIRS["mine.yaml"])
 
     def _small_project(self):
         link_project(self.folder)
@@ -175,6 +194,11 @@ class Reader:
     def source(self, words):
         return self._process(["bash", "-c", f"{shlex.join(words)} && which python".replace(".venv", sys.prefix)], ROOT)
 
+    def eval(self, words):
+        """In a shell that finds the command, and then has its completion."""
+        start = f'export PATH="{Path(sys.executable).parent}:$PATH"; {words[0]} "{words[1]}"'
+        return self._process(["bash", "-c", f"{start} && complete -p parascale"], ROOT)
+
     def others(self, words):
         return self._process(words, ROOT)
 
@@ -199,17 +223,19 @@ def reader(tmp_path_factory):
 
 def documented():
     """Each command that is run, as a parameter."""
-    for command in commands():
-        (words,) = command.values
-        if " ".join(words) not in NOT_RUN:
-            slow = any(part in " ".join(words) for part in SLOW)
-            yield pytest.param(words, id=command.id, marks=[pytest.mark.slow] if slow else [])
+    found = [(command.values[0], command.id) for command in commands()]
+    return [
+        pytest.param(words, id=name, marks=[pytest.mark.slow] * any(part in " ".join(words) for part in SLOW))
+        for words, name in found
+        if " ".join(words) not in NOT_RUN
+    ]
 
 
 @pytest.mark.parametrize("words", documented())
 def test_a_command_of_the_documents_does_what_it_says(words, reader):
     code, printed = reader.types(words)
-    assert code == 0, printed
+    refused = REFUSED.get(" ".join(words), "")
+    assert code == bool(refused) and refused in printed, printed
     assert printed.strip() or words in SILENT
     assert "Traceback" not in printed
 

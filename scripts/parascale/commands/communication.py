@@ -4,7 +4,7 @@ import os
 
 import click
 
-from parascale.cli import OutputFile, named, run_option, with_project
+from parascale.cli import Number, OutputFile, named, run_option, with_project
 from parascale.errors import ConfigError
 from parascale.files import csv_text, write_text
 from parascale.settings import Layout
@@ -22,7 +22,7 @@ COUNT = click.IntRange(min=1)
 @click.option("--repeats", type=COUNT, default=10, help="Timed calls; the median counts.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=20.0,
     help="Seconds within which a rank or link must answer.",
 )

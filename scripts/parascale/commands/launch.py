@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from parascale import slurm, submissions
-from parascale.cli import Location, configuration_words, project_options, run_option
+from parascale.cli import Location, Number, configuration_words, project_options, run_option
 from parascale.commands.train import KINDS
 from parascale.errors import ConfigError
 from parascale.files import locked, make_folder
@@ -33,7 +33,7 @@ from parascale.train.job import job_of, published
 
 LAUNCHER = [sys.executable, "-m", "parascale", "launch"]
 COUNT = click.IntRange(min=1)
-SECONDS = click.FloatRange(min=0, min_open=True)
+SECONDS = Number(min=0, min_open=True)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -98,7 +98,8 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     if (node or 0) >= chosen.nodes:
         raise click.UsageError(f"--node {node}: nodes count from 0, and there are {chosen.nodes}")
     if command and not command[0].startswith("-") and not Path(command[0]).is_file():
-        raise click.UsageError(f"{command[0]}: no such Python program")
+        hint = "" if Path(command[0]).suffix else "; a run is named with --run"
+        raise click.UsageError(f"{command[0]}: no such Python program{hint}")
     if command:
         chosen = dataclasses.replace(chosen, command=command)
     check_node(chosen.site)

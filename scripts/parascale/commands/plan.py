@@ -58,6 +58,8 @@ def plan(context, find, name, check, exact, table, explain):
     """
     if context.invoked_subcommand:
         return 0
+    if sum(map(bool, (explain, table, check))) > 1:
+        raise click.UsageError("give one of --explain, --actual and --check")
     project = find()
     if table:
         rows = actual.compare(project.paths, project.site)

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from parascale.cli import OutputFolder, named, run_option, with_project
+from parascale.cli import Number, OutputFolder, named, run_option, with_project
 from parascale.commands.communication import shapes
 from parascale.commands.comparison import write_comparison
 from parascale.files import write_text
@@ -67,7 +67,7 @@ def write_job_report(project, name, output):
 
 
 @click.command()
-@click.option("--every", type=click.FloatRange(min=0.1), default=2.0, help="Seconds between updates.")
+@click.option("--every", type=Number(min=0.1), default=2.0, help="Seconds between updates.")
 @click.option("--once", is_flag=True, help="Print once; the default if the output is not a terminal.")
 @with_project
 def watch(project, every, once):

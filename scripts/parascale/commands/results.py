@@ -9,7 +9,7 @@ from multiprocessing import active_children, get_context
 
 import click
 
-from parascale.cli import Location, named, run_option, with_project
+from parascale.cli import Location, Number, named, run_option, with_project
 from parascale.errors import ConfigError, DataError
 from parascale.files import read_json, write_json
 from parascale.launch import die_with_parent
@@ -27,7 +27,7 @@ BATCH = 32  # documents at once; the summaries do not depend on it
 @click.option("--batch", type=click.IntRange(1), default=16, help="Texts continued at once.")
 @click.option("--tokens", "count", type=click.IntRange(1), default=40, help="Number of tokens to add.")
 @click.option(
-    "--temperature", type=click.FloatRange(0), default=0.8, help="0: always the most likely token; higher: more random."
+    "--temperature", type=Number(0), default=0.8, help="0: always the most likely token; higher: more random."
 )
 @click.option("--seed", type=click.IntRange(0), default=1, help="Seed of the random choice, the same for every text.")
 @click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Checkpoint to use.")
@@ -51,10 +51,10 @@ def generate(project, name, prompt, prompts, batch, count, temperature, seed, wh
     """
     if (prompt is None) == (prompts is None):
         raise ConfigError("give one of --prompt TEXT and --prompts FILE")
-    require_finished(project, name, "language_model")
     if prompt is not None and not prompt.strip():
         raise ConfigError("--prompt is empty: give the words to continue")
     texts = [prompt] if prompts is None else _lines(prompts)
+    require_finished(project, name, "language_model")
 
     import torch
 
@@ -213,6 +213,8 @@ def calibrate(project, probes, machine):
     \b
     Example: parascale calibrate
     """
+    if machine and probes:
+        raise click.UsageError(f"--machine measures no probe: leave out {' '.join(probes)}")
     if machine:
         from parascale.train.processors import measure
 

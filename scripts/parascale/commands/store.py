@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import click
 
-from parascale.cli import with_project
+from parascale.cli import Number, with_project
 from parascale.errors import ConfigError
 from parascale.lease import Lease
 from parascale.plan.planner import Planner
@@ -58,7 +58,7 @@ def list_(project):
 @click.option(
     "--to",
     "gigabytes",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="GB",
     help="Of what --unused names, except what stepped aside, free as much as it takes to keep no more than this.",
 )

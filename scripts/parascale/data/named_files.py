@@ -90,6 +90,9 @@ def _missing(source):
                     yield f"{os.path.join(folder, path)}: a folder; name its files, such as `{path}/*.txt` (`data.source.files.{split}`)"
                 elif next(matches(folder, path), None) is None:
                     yield f"{os.path.join(folder, path)}: no such file (`data.source.files.{split}`)"
+        lacking = [split for split in SPLIT_NAMES if split not in source.files] if source.files else []
+        if lacking:
+            yield f"`data.source.files` has no {' and no '.join(lacking)}; a part of a file will do: `all.txt[90%:95%]`"
     except ConfigError as error:
         yield str(error)
 

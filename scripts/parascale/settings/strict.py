@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from parascale.errors import ConfigError
-from parascale.settings.options import adapter, arms, declared, group_of
+from parascale.settings.options import adapter, arms, declared, group_of, walk
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # names become folders and wildcards
 KINDS = {
@@ -37,6 +37,10 @@ MEANT = {
     "url": ("web", "http", "https"),
     "language_model": ("lm", "gpt"),
     "nsight": ("nsys",),
+    "neighbour": ("gossip",),
+    "gpus_per_node": ("gpus",),
+    "global_batch": ("batch", "batch_size"),
+    "lr": ("learning_rate",),
 }
 BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
@@ -99,13 +103,17 @@ def read_text(path, what):
         raise ConfigError(f"{path}: not UTF-8 text ({what}): {error}") from None
 
 
-def nearest(word, allowed):
-    """A sentence that names the nearest allowed word and all of them."""
+def nearest(word, allowed, elsewhere=()):
+    """A sentence that names the nearest allowed word and all of them.
+
+    elsewhere: dotted keys that are allowed in other places. They come before words that are only spelt like this one.
+    """
     allowed = [_written(item) for item in allowed]
     if not allowed:
         return ". There is none yet"
     meant = {item for item, words in MEANT.items() if word.lower() in words}
     known = [item for item in allowed if item in meant or item.lower() == word.lower()]
+    known += [key for key in elsewhere if key.rpartition(".")[2] in {word, *meant}]
     match = known or ([] if meant else difflib.get_close_matches(word, allowed, n=1, cutoff=0.6))
     hint = f"; did you mean `{match[0]}`?" if match else ""
     return f"{hint} Allowed: {', '.join(allowed)}" if hint else f". Allowed: {', '.join(allowed)}"
@@ -123,7 +131,8 @@ def _said(error, kind, values, where, prefix):
         if not isinstance(place[-1], str):
             return f"{start}: `{prefix}{_dotted(place[:-1])}`: its keys must be text, not {_shown(place[-1])}"
         allowed = declared(owner) if name == "unexpected_keyword_argument" else _choices(hint)
-        return f"{start}: unknown key `{key}`{nearest(place[-1], allowed)}"
+        elsewhere = [prefix + setting.key for setting in walk(kind)]
+        return f"{start}: unknown key `{key}`{nearest(place[-1], allowed, elsewhere)}"
     if name == "missing":
         return f"{start}: `{key}` is missing ({declared(owner)[place[-1]].field.description})"
     if name == "literal_error" and not isinstance(given, str):

@@ -4,6 +4,7 @@ Paths are relative to the file that names them.
 """
 
 import os
+import typing
 from pathlib import Path
 
 import yaml
@@ -132,8 +133,18 @@ def _relative(value, folder, of_class):
     return value if value.startswith(("~", "$")) else os.path.normpath(os.path.join(folder, value))
 
 
+def _number(loader, node):
+    """A number. `24:00:00`, of which plain YAML quietly makes 86400, stays text."""
+    plain = yaml.SafeLoader.yaml_constructors[node.tag]
+    return loader.construct_scalar(node) if ":" in node.value else plain(loader, node)
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key that appears twice is an error; plain YAML quietly takes the second."""
+    """YAML in which a key that appears twice is an error; plain YAML quietly takes the second. A time of day is no number."""
+
+    yaml_constructors: typing.ClassVar = yaml.SafeLoader.yaml_constructors | {
+        f"tag:yaml.org,2002:{kind}": _number for kind in ("int", "float")
+    }
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -163,7 +174,9 @@ def named_file(folder, name, what):
     path = Path(folder) / f"{name}.yaml"
     if not Path(folder).is_dir():
         raise ConfigError(f"{folder}: no such folder (key `{what}s`)")
+    if path.with_suffix(".yml").is_file() and not path.is_file():
+        raise ConfigError(f"{path}: no such {what}, but there is {name}.yml: rename it")
     if not path.is_file():
         known = sorted(entry.stem for entry in Path(folder).glob("*.yaml"))
-        raise ConfigError(f"{path}: no such {what}{strict.nearest(str(name), known)}")
+        raise ConfigError(f"{path}: no such {what}{strict.nearest(Path(name).name.removesuffix('.yaml'), known)}")
     return path
