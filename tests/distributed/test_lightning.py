@@ -13,17 +13,18 @@ from .rounding import verdict_on
 from .test_resume import assert_same_bits, stop_at, train
 
 CASES = {
-    "single": ({}, {}, {}),
-    "ddp 2": ({"dp": 2}, {}, UNEVEN),
-    "ddp 2 accumulated": ({"dp": 2}, LLAMA, {"accumulate": 3}),
+    "single": ({}, {}, {}, {}),
+    "single, sgd": ({}, {}, {}, {"name": "sgd", "lr": 0.1}),
+    "ddp 2": ({"dp": 2}, {}, UNEVEN, {}),
+    "ddp 2 accumulated": ({"dp": 2}, LLAMA, {"accumulate": 3}, {}),
 }
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("name", CASES)
 def test_lightning_is_the_same_training(name, precision, make_settings, single, tmp_path):
-    layout, model, training = CASES[name]
-    keys = {"model": model, "optim": {}, "training": training, "precision": precision, "parity": True}
+    layout, model, training, optim = CASES[name]
+    keys = {"model": model, "optim": optim, "training": training, "precision": precision, "parity": True}
     settings = make_settings("lightning", layout, engine="lightning", **keys)
     run_on_ranks(train_settings, ranks_of(layout), tmp_path / "ranks", settings)
     expected = single(**keys)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from parascale.errors import ConfigError
 from parascale.families.build import build_model
 from parascale.settings import Model, make
 from parascale.train.parity import compare_folders
@@ -88,6 +89,21 @@ def test_a_class_that_draws_its_own_way_is_not_compared(drops, file, make_settin
     assert (
         verdict["reason"].startswith("the model draws random numbers of its own") and "nn.Dropout" in verdict["reason"]
     )
+
+
+def refused(settings):
+    """The message of the ConfigError that training ends with."""
+    with pytest.raises(ConfigError) as error:
+        train_settings(settings)
+    return str(error.value)
+
+
+def test_a_module_in_two_places_is_refused(file, make_settings, tmp_path):
+    """Its masks would be one, in every layout, and nothing would show it."""
+    file = file.with_name("twice.py")
+    file.write_text(CLASS.replace("self.drop(changed_BTD)\n\n", "self.drop(self.drop(changed_BTD))\n\n"))
+    settings = make_settings("case", {}, **keys_of(file))
+    assert "blocks.0.drop`, an nn.Dropout, is called twice" in run_on_ranks(refused, 1, tmp_path / "ranks", settings)[0]
 
 
 def test_what_only_the_last_stage_draws_is_seen(file, make_settings, single, tmp_path):

@@ -18,7 +18,7 @@ from parascale.settings import Layout, Model, Run, Workload, make
 from parascale.train import averaging, state, step
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss, LossScale, all_reduce
-from parascale.train.optim import make_optimizers
+from parascale.train.optim import SGD, make_optimizers
 from parascale.train.step import Stepper
 
 VOCABULARY, WINDOW, BATCH = 31, 8, 4
@@ -247,3 +247,14 @@ def test_a_continued_run_keeps_what_was_foretold_of_its_layout(layout, before, k
     run = SimpleNamespace(job=Begun(tmp_path, SimpleNamespace(layout=Layout())), _description=dict)
     assert state.RunState._take_over(run) == (5.0, False)
     assert run.job.prediction == kept
+
+
+def test_sgd_follows_a_gradient_that_lies_otherwise_in_memory():
+    """The kernel goes through parameter and gradient as they lie."""
+    weights = torch.nn.Parameter(torch.zeros(2, 3))
+    expected = torch.arange(6.0).view(2, 3)
+    optimizer = SGD([weights], lr=1.0, momentum=0.9)
+    with torch.no_grad():
+        weights.grad = expected.t().contiguous().t()
+    optimizer.step()
+    assert torch.equal(weights.detach(), -expected)

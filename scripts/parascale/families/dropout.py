@@ -6,12 +6,13 @@ A block that is recomputed draws the same again.
 import torch
 from torch import nn
 
+from parascale.errors import ConfigError
 from parascale.families.hashing import key, mixed, numbers
 
 
 class Dropout(nn.Dropout):
-    """torch's dropout until a `Draws` takes the module up. Its input's dimensions are samples and the places in a sample: another
-    first dimension, in a class of the user's own, is dropped as torch does.
+    """torch's dropout until a `Draws` takes the module up. Its input's dimensions are samples and the places in a sample. Where
+    the first one has another length, in a class of the user's own, it draws as torch does.
 
     key: random numbers of the samples under way. part: which of equal parts of the second dimension this rank holds, where tensor
     parallelism splits it.
@@ -31,7 +32,7 @@ class Dropout(nn.Dropout):
             return super().forward(values)
         if values.is_meta:  # a pipeline that looks at shapes
             return values
-        if len(values) != len(self.key):
+        if values.ndim == 0 or len(values) != len(self.key):
             return super().forward(values)
         return torch.where(self._mask(values), values * (1 / (1 - self.p)), 0.0)
 
@@ -45,11 +46,27 @@ class Dropout(nn.Dropout):
         return (number >= round(self.p * 2**32) - 2**31).view(values.shape)
 
 
+class OwnDropout(Dropout):
+    """Of a class of the user's own, which may call one module in several places: their masks would be one."""
+
+    used = None
+
+    def forward(self, values):
+        """Raises ConfigError where the same samples come a second time, but for a block that is recomputed in the backward pass."""
+        if self.key is not None and self.active and not torch.compiler.is_compiling():
+            if self.used is self.key and torch._C._current_graph_task_id() == -1:
+                raise ConfigError(
+                    f"the model's `{self.name}`, an nn.Dropout, is called twice in a forward pass: give each place a module of its own"
+                )
+            self.used = self.key
+        return super().forward(values)
+
+
 def by_place(model):
     """Let each `nn.Dropout` of a model, a class of the user's own, draw as our `Dropout` does. Returns the model."""
-    for module in model.modules():
+    for name, module in model.named_modules():
         if type(module) is nn.Dropout and not module.inplace:
-            module.__class__, module.key, module.part = Dropout, None, 0
+            module.__class__, module.name, module.key, module.part = OwnDropout, name, None, 0
     return model
 
 

@@ -32,7 +32,7 @@ def _make_optimizer(part, optim):
 
 
 class SGD(torch.optim.SGD):
-    """torch's, with its fused kernel, which changes nothing where `found_inf` is a tensor of 1, as that of AdamW.
+    """torch's without its rarer options, by its fused kernel, which changes nothing where `found_inf` is a tensor of 1, as AdamW's.
 
     torch's own step knows this kernel too, but neither for DTensors nor for a first step that is skipped: its momentum would be
     memory that nobody has written.
@@ -42,7 +42,11 @@ class SGD(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Update all parameters that have a gradient."""
+        """Update all parameters that have a gradient. closure: computes it and returns the loss, as Lightning's does."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not parameters:
@@ -51,9 +55,11 @@ class SGD(torch.optim.SGD):
             for parameter in moving:
                 if "momentum_buffer" not in self.state[parameter]:
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-            tensors = parameters, [p.grad for p in parameters], [self.state[p]["momentum_buffer"] for p in moving]
+            held = [local(parameter) for parameter in parameters]
             torch._fused_sgd_(
-                *(list(map(local, part)) for part in tensors),
+                held,
+                [_laid_out_as(values, local(p.grad)) for values, p in zip(held, parameters, strict=True)],
+                [local(self.state[parameter]["momentum_buffer"]) for parameter in moving],
                 **{name: group[name] for name in ("lr", "momentum", "weight_decay")},
                 dampening=0.0,
                 nesterov=False,
@@ -61,6 +67,14 @@ class SGD(torch.optim.SGD):
                 is_first_step=False,
                 found_inf=self.found_inf,
             )
+        return loss
+
+
+def _laid_out_as(values, gradient):
+    """The gradient in the memory layout of what it changes: the kernel goes through both as they lie."""
+    if gradient.stride() == values.stride():
+        return gradient
+    return torch.empty_like(values, dtype=gradient.dtype).copy_(gradient)
 
 
 def learning_rate(step, steps, peak, optim):

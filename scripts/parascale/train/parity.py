@@ -120,7 +120,12 @@ def _other_experiment(run, baseline):
 
 def _draws(run, *folders):
     """Why a user's class is no comparison, or None: it draws random numbers that are other ones in every layout."""
-    if run.workload.model.is_own and any(read_json(Path(folder) / "summary.json")["draws"] for folder in folders):
+    if not run.workload.model.is_own:
+        return None
+    draws = [read_json(Path(folder) / "summary.json").get("draws") for folder in folders]
+    if None in draws:
+        raise ParityError(f"{run.run}: an earlier version made a parity run; run it again")
+    if any(draws):
         return (
             "the model draws random numbers of its own, which are other ones in every layout. Masks are the same where dropout is an "
             "`nn.Dropout` whose input has the samples as its first dimension"

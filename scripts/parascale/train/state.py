@@ -136,7 +136,7 @@ class RunState:
                 if self.lead:
                     print(f"{error}; trying the checkpoint before it", flush=True)
                 continue
-            self.facts = self.saved["evaluation"]
+            self.facts, self.draws = self.saved["evaluation"], self.saved.get("draws", False)
             return self.saved["step"]
         return self._start_from(self.job.start, steps) if self.job.start is not None else None
 
@@ -191,7 +191,7 @@ class RunState:
         due: the step is still to be evaluated, by a continuation before anything else. loss_scale: LossScale of fp16.
         """
         started = time.perf_counter()
-        more = {"line": line, "due": due}
+        more = {"line": line, "due": due, "draws": self.draws}
         if loss_scale is not None:
             more["loss_scale"] = loss_scale.state
         if self.lead:

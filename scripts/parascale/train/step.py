@@ -195,7 +195,7 @@ class Stepper:
         factor = [] if self.scale is None else [self.scale.value.double()]
         values = torch.stack([squared_norm(self.model), local_loss, targets.double(), *factor])
         # Every rank knows the global count, unless ranks train apart.
-        all_reduce(values[1:] if self.run.average_every else values[:2], self.mesh)
+        all_reduce(values[1:3] if self.run.average_every else values[:2], self.mesh)
         values[0].sqrt_()
         if self.scale is not None:
             values[:2] /= values[3]
