@@ -104,7 +104,7 @@ def test_the_curve_of_compressed_gradients_is_said_not_to_be_comparable_step_by_
     sent = fake("sent", dp=2, gpus_per_node=2, compression="fp16", verdict="not comparable")
     records = load_records(*write_results(tmp_path, [fake("single", verdict="baseline"), sent]))
     page = render_page(build_report(records, "Title"))
-    assert "sent (gradients in fp16) (not comparable step by step)" in page
+    assert "sent (gradients in fp16, not comparable step by step)" in page
 
 
 @pytest.mark.parametrize("names", [None, ["single", "ddp"]])
