@@ -40,7 +40,6 @@ from parascale.store.keys import key_of_run
 from parascale.store.trainings import Store
 from snakemake_slurm_parascale import refuse_shared_jobs, take_up_jobs
 
-
 # Here, because a dry run comes to no `onstart`.
 if workflow.deployment_settings.deployment_method:
     raise WorkflowError(
