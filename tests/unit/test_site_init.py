@@ -11,9 +11,10 @@ from parascale import slurm
 from parascale.cli import parascale
 from parascale.commands import site
 from parascale.errors import HOPELESS, RequirementError
+from parascale.plan import limits
 from parascale.plan.survey import Shape, data_sheet, gpu_here, survey
 from parascale.settings import load_project_file
-from tests.unit.clusters import AMD, RECORDED, SHARED, SMALL
+from tests.unit.clusters import AMD, PARTITIONS, RECORDED, SHARED, SMALL
 from tests.workflow.small_project import link_project
 
 ROOT = Path(__file__).parents[2]
@@ -139,24 +140,50 @@ def test_a_profile_that_was_begun_plans(asked, tmp_path, monkeypatch):
     assert done.returncode == 0 and "train_single" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
-# As the nodes of RECORDED, in their order.
-SHAPES = [
-    Shape(8, None, 64, 2, 1028.0),
-    Shape(1, "rtxproserver6000", 32, 1, 261.1),
-    Shape(1, "nvidia-rtx-3090", 8, 1, 0.0),
+# As RECORDED has them, in its order: the shape of nodes, and (name, hours, nodes) of the partitions with GPUs.
+WEEK = 168.0
+FOUND = [
+    (Shape(8, None, 64, 2, 1028.0), [("a6000", WEEK, 1)]),
+    (Shape(1, "rtxproserver6000", 32, 1, 261.1), [("compute-gpu", WEEK, 1)]),
+    (Shape(1, "nvidia-rtx-3090", 8, 1, 0.0), [("compute100", WEEK, 1)]),
+    (Shape(4, "nvidia_h100_80gb_hbm3", 64, 1, 536.9), [("h100", 48.0, 3)]),
+    (Shape(1, "GTX1660Super", 3, 2, 16.6), [("normal_master", 120.0, 1)]),
+    (Shape(4, "a100", 32, 2, 265.7), [("interactive", WEEK, 1), ("gpu", WEEK, 1)]),
 ]
 
 
-@pytest.mark.parametrize(("text", "shape"), list(zip(RECORDED.values(), SHAPES, strict=True)), ids=RECORDED)
-def test_nodes_of_real_clusters_are_read_as_they_printed_themselves(text, shape):
-    """Only nodes are published, without their partitions: this one is made up."""
-    nodes = slurm.parse_records("node", text)
-    (name,) = {record["Partitions"] for record in nodes.values()}
-    partitions = slurm.parse_records("partition", f"PartitionName={name} MaxTime=7-00:00:00 State=UP TotalNodes=1")
-    found = survey(nodes, partitions, {})
+@pytest.mark.parametrize(
+    ("texts", "shape", "partitions"),
+    [(texts, *found) for texts, found in zip(RECORDED.values(), FOUND, strict=True)],
+    ids=[*RECORDED],
+)
+def test_real_clusters_are_read_as_they_printed_themselves(texts, shape, partitions):
+    """Where only nodes are published, their partitions are made up."""
+    nodes = slurm.parse_records("node", texts[0])
+    names = {name for record in nodes.values() for name in record["Partitions"].split(",")}
+    made_up = "\n".join(f"PartitionName={name} MaxTime=7-00:00:00 State=UP TotalNodes=1" for name in names)
+    found = survey(nodes, slurm.parse_records("partition", texts[1] or made_up), {})
     assert found.shape == shape
+    assert sorted((each.name, each.max_hours, each.max_nodes) for each in found.partitions) == sorted(partitions)
+    assert found.needs_account is None and not found.whole_nodes and found.data is None
     written = yaml.safe_load(site.site_file(found, None, []))
     assert written["gpus_per_node"] == shape.gpus and written.get("host_memory_gb") == (shape.memory_gb or None)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            PARTITIONS["seawulf"],
+            {"a100": (8, 2), "a100-long": (48, 1), "large-40core": (8, 50), "extended-96core-shared": (84, 1)},
+        ),
+        (PARTITIONS["aris"], {"compute": (48, 48)}),
+    ],
+    ids=[*PARTITIONS],
+)
+def test_limits_of_real_partitions_are_read_as_they_printed_them(text, expected):
+    found = limits.partitions(slurm.parse_records("partition", text))
+    assert {each.name: (each.max_hours, each.max_nodes) for each in found} == expected
 
 
 def test_another_partition_is_chosen_by_name_and_a_wrong_one_refused():
