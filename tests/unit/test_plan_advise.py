@@ -141,7 +141,7 @@ def test_the_ceiling_offers_no_switch_that_the_layout_refuses(tmp_path):
 
 def test_a_share_of_a_step_is_written_as_the_pages_write_it():
     reasons = "; ".join(each.reason for each in advise(LLAMA, CLUSTER, 8, "bf16", facts=FACTS))
-    assert re.search(r"; \d+ % of a step is talking to other GPUs", reasons)
+    assert re.search(r"; by formula \d+ % of a step is talking to other GPUs", reasons)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,10 @@ def test_a_difference_inside_of_the_blocks_spread_is_none(tmp_path):
         tmp_path / "uneven", fake("single", **BASE), ddp(step_seconds=0.08), steps={"ddp": slow_part(2, 20, 26)}
     )
     said = said_of(uneven)
-    assert "nothing beats the baseline `single`" in said and "no measurable difference from `ddp`" in said
+    assert (
+        "nothing is measurably faster than the baseline `single`" in said
+        and "no measurable difference from `ddp`" in said
+    )
     assert "One run each: a range is the spread of blocks of steps within the run." in said
 
 
@@ -124,7 +127,7 @@ def test_repeats_replace_the_blocks(tmp_path):
         report
     ) and "Ranges span repeated runs." in said_of(report)
     apart = [*base, ddp(step_seconds=0.05), ddp("ddp-2", step_seconds=0.12)]
-    assert "nothing beats the baseline" in said_of(report_of(tmp_path / "apart", *apart))
+    assert "nothing is measurably faster than the baseline" in said_of(report_of(tmp_path / "apart", *apart))
 
 
 def test_start_up_and_compilation_are_no_training(tmp_path):
@@ -323,4 +326,4 @@ def test_two_percent_less_are_no_win(tmp_path, seconds, wins):
     """Even of runs without any spread: less than that a second look would not find again."""
     said = said_of(report_of(tmp_path, fake("single", **BASE), ddp(step_seconds=seconds)))
     assert ("`ddp` on 2 processes is the fastest" in said) == wins
-    assert ("nothing beats the baseline `single` in time" in said) != wins
+    assert ("nothing is measurably faster than the baseline `single`" in said) != wins

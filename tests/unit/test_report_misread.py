@@ -11,17 +11,17 @@ from parascale.report import render_page
 from parascale.report.comparing import RULE
 from parascale.report.curves import MOST, loss
 from parascale.report.derived import Spread
-from parascale.report.drawing import COLOURS, WIDTH
+from parascale.report.drawing import COLOURS, WIDTH, canvas
 from parascale.report.figures import memory, phases, scaling, throughput
 from parascale.report.findings import findings
 from parascale.report.job import load_job
 from parascale.report.memories import COLUMNS
 from parascale.report.plans import plan_section
-from parascale.report.plots import Bar, Point, bars_panel, scaling_panel
+from parascale.report.plots import Bar, Point, bars_panels, scaling_panel
 from parascale.report.provenance import provenance_section
 from parascale.report.summary import runs_table
 from tests.command import parascale
-from tests.unit.fake_results import SHARES, SITE, fake, workload, write_results
+from tests.unit.fake_results import CLUSTER, SHARES, SITE, fake, workload, write_results
 from tests.unit.test_report_claims import BASE, ddp, report_of, said_of
 
 
@@ -100,7 +100,7 @@ def test_kinds_beyond_the_colours_have_marks_of_their_own():
 
 def test_long_names_leave_room_for_the_plot_and_differ(tmp_path):
     names = [f"a-training-of-many-words-with-mmmmmmmmmm-{end}" for end in ("first", "second")]
-    drawn = bars_panel("Title", "Bars", [Bar(name, (("c0", 1.0, ""),), "1 s") for name in names]).marks
+    drawn = bars_panels("Title", "Bars", [Bar(name, (("c0", 1.0, ""),), "1 s") for name in names])[0].marks
     shown = re.findall(r'<g class="name"><title>(.*?)</title><text x="([\d.]+)"[^>]*>(.*?)</text>', drawn)
     assert [name for name, _, _ in shown] == names and len({text for _, _, text in shown}) == 2
     assert max(float(end) for _, end, _ in shown) < WIDTH / 2
@@ -266,7 +266,7 @@ def test_cores_that_slow_each_other_down_are_said(step_seconds, said, tmp_path):
     """Half of the samples in three quarters of the time, without communication: where the efficiency went."""
     report = report_of(tmp_path, fake("single", **BASE), ddp(step_seconds=step_seconds))
     texts = [cell.text for row in runs_table(report).rows for cell in row.cells]
-    assert any("a sample computes 1.5 × as long" in text for text in texts) == said
+    assert any("computing a sample takes 1.5 × as long" in text for text in texts) == said
 
 
 def test_runs_of_one_origin_share_a_row(tmp_path):
@@ -311,3 +311,40 @@ def test_who_pays_for_idle_cores_is_said(tmp_path):
     said = said_of(report_of(tmp_path, fake("single", site=site, **BASE), ddp(site=site, step_seconds=0.06)))
     assert "`single` uses 1 of the 8 cores of a node and pays for all" in said
     assert re.search(r"efficiency for [\d.]+ core-hours of training", said)
+
+
+@pytest.mark.parametrize(("count", "panels"), [(24, 1), (25, 3), (100, 3), (103, 6)])
+def test_many_bars_stand_beside_each_other_on_one_scale(count, panels):
+    """A hundred in one column are longer than a sheet of paper, with two thirds of the page empty beside them."""
+    bars = [Bar(f"run-{number}", (("c0", float(number + 1), ""),), "1 s") for number in range(count)]
+    drawn = bars_panels("Title", "Bars", bars)
+    assert len(drawn) == panels and len({panel.row for panel in drawn}) == 1
+    widths = []
+    for panel in drawn:
+        with canvas(WIDTH, panel.height) as figure:
+            axes = figure.add_axes((0, 0, 1, 1))
+            panel.draw(axes)
+            widths += [patch.get_width() for patch in axes.patches]
+            assert axes.get_xlim() == (0, count)
+    assert widths == [number + 1 for number in range(count)]
+
+
+def test_a_line_of_a_scaling_plot_spans_only_what_was_measured():
+    """From the baseline on 1 GPU to the first run on 8 it would show values on 2 and 4 that nobody knows."""
+
+    def point(gpus):
+        return Point(gpus, Spread((1.0,), 1.0, 1.0, 1.0), 1, "")
+
+    panel = scaling_panel("Title", "Words", "GPUs", "speed-up", [("mixed", [point(8), point(16)])], point(1))
+    with canvas(WIDTH, panel.height) as figure:
+        axes = figure.add_axes((0, 0, 1, 1))
+        panel.draw(axes)
+        lines = [line.get_xdata() for line in axes.lines if (line.get_gid() or "").startswith("line")]
+    assert [list(line) for line in lines] == [[8, 16]]
+
+
+def test_a_limit_far_beyond_all_bars_is_told_in_words(tmp_path):
+    """Beside 40 GB no bar of 300 MB would be seen."""
+    fakes = [fake("single", verdict="baseline", site=CLUSTER), fake("dp", dp=2, gpus_per_node=2, site=CLUSTER)]
+    page = render_page(report_of(tmp_path, *fakes))
+    assert "Peak memory: lm-small (memory of a GPU: 39.5 GiB)" in page

@@ -79,6 +79,18 @@ def test_on_paper_no_heading_is_apart_from_what_it_heads(browser, page):
     assert [name for number, name in enumerate(names) if max(places[0, number]) != min(places[1, number])] == []
 
 
+def test_paper_has_every_column(browser, page):
+    """Pages ask for A4 across; media queries have the width of the printer's own paper, which is no reason to leave columns out."""
+    browser.show(page, 794, media="print")
+    assert (
+        browser.run(
+            "return [...document.querySelectorAll('thead th')].filter(head => getComputedStyle(head).display === 'none').length"
+        )
+        == 0
+    )
+    assert not browser.run("return [...document.querySelectorAll('.narrow')].some(said => said.offsetHeight)")
+
+
 def test_many_runs_are_legible_on_paper(browser, many):
     """Names of runs in one line, and in figures letters of a height, however many bars there are."""
     browser.show(many, 1032, media="print")
@@ -99,7 +111,7 @@ def test_many_runs_are_legible_on_paper(browser, many):
 
 
 @pytest.mark.parametrize("width", [1032, 794], ids=["landscape", "portrait"])
-def test_print_fits_the_page_and_names_what_it_leaves_out(browser, page, width):
+def test_print_fits_the_page_and_names_what_is_folded(browser, page, width):
     """273 mm between the margins of A4 are 1,032 CSS pixels, its whole short side 794; what is wider would be cut off."""
     browser.show(page, width, media="print")
     assert browser.run("return document.documentElement.scrollWidth") <= width

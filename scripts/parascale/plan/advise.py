@@ -156,7 +156,7 @@ def reason(run, site, prediction, best=None):
         words.append(
             f"a step takes {slower:.2f} × that of the first layout"
             if slower > NEAR
-            else "about as fast as the first layout, which is simpler"
+            else "by formula a step takes about as long as the first layout's, which is simpler"
         )
     if prediction.fits == "does not fit":
         need, have = prediction.memory_bytes / GIGA, prediction.capacity_bytes / GIGA
@@ -168,7 +168,7 @@ def _where_time_goes(phases, gpus):
     whole = sum(phases.values())
     said = {"bubble": "waiting for other stages", "communication": f"talking to other {gpus}"}
     return [
-        f"{100 * phases[name] / whole:.0f} % of a step is {what}"
+        f"by formula {100 * phases[name] / whole:.0f} % of a step is {what}"
         for name, what in said.items()
         if phases[name] > 0.1 * whole
     ]
@@ -181,7 +181,8 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
     sizes = model_sizes(workload.model, vocabulary or 1, *workload.sizes)
     if sizes is None or vocabulary is None or capacity is None:
         return None
-    states = STATE_BYTES * sizes.count / GIGA
+    held = STATE_BYTES * sizes.count
+    states = f"{held / GIGA:.1f} GB" if held > 0.1 * GIGA else f"{held / 1e6:.0f} MB"
     limit = FITS_BELOW * capacity
     one_sample = replace(workload, training=replace(workload.training, global_batch=gpus, accumulate=1))
 
@@ -190,9 +191,9 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
         return sum(memory_parts(replace(run, workload=one_sample, layout=layout), site, vocabulary).values())
 
     if used(dp=gpus) < limit:
-        return f"Model and optimizer states ({states:.1f} GB) fit one {gpu}: start with DDP."
+        return f"Model and optimizer states ({states}) fit one {gpu}: start with DDP."
     if used(fsdp=gpus) < limit:
-        return f"Model and optimizer states ({states:.1f} GB) do not fit one {gpu}, but a shard of them does: start with FSDP."
+        return f"Model and optimizer states ({states}) do not fit one {gpu}, but a shard of them does: start with FSDP."
     if sizes.layers > 64 and sizes.layers >= gpus:
         return "The model is very deep: cut its layers into stages with PP, and shard the rest with FSDP (3-D where TP is needed too)."
     return f"Not even one layer and its activations fit one {gpu}: split matrices with TP inside a node, with FSDP or PP across nodes (3-D)."

@@ -5,7 +5,7 @@ from dataclasses import replace
 from parascale.report import numbers
 from parascale.report.comparing import caveats, is_different
 from parascale.report.derived import grouped
-from parascale.report.drawing import COLOURS, DASHES, Entry, Figure, series_ink
+from parascale.report.drawing import COLOURS, DASHES, PATTERNS, Entry, Figure, series_ink
 from parascale.report.layouts import named
 from parascale.report.plots import Line, curves_panel, over_the_top
 from parascale.report.summary import perplexity
@@ -38,14 +38,16 @@ def loss(report):
     above = any(_leaves_the_plot(group, inks[key], buckets) for key, group in groups.items())
     arrow = " A number with an arrow is a validation loss above the plot." if above else ""
     crowd = any(len(group) > len(inks[key]) for key, group in groups.items())
-    told = f"of more than {MOST} runs the baseline, those of the verdict and those that are unlike the others"
+    told = f"of more than {MOST} runs the baseline, the best of the verdict and those that are unlike the others"
     faint = f" Not all have colours: {told}, and no more than {DASHES} of a kind." if crowd else ""
+    dashed = any(ink[1] != PATTERNS[0] for some in inks.values() for ink in some.values())
+    kinds = " A colour is a kind of layout"
+    kinds += f"; dashes tell runs of a kind, and kinds beyond {COLOURS}, apart." if dashed else "."
     return Figure(
         "loss",
         "Loss against steps, time and core-hours",
         "Lines: training loss of a step (of a long run, the lowest and the highest of each stretch). Dots: loss on the "
-        "validation split. Where losses are equal, lines overlap. A colour is a kind of layout; dashes tell runs of a kind, and "
-        f"kinds beyond {COLOURS}, apart.{faint} Core-hours are those of training alone.{arrow}",
+        f"validation split. Where losses are equal, lines overlap.{kinds}{faint}{arrow}",
         tuple(panels),
         table=_table(report, records),
         samples=True,

@@ -10,7 +10,7 @@ from parascale.report.drawing import BOX, Entry, Figure, series_colour
 from parascale.report.layouts import kind_of_run, named
 from parascale.report.loaders import loaders
 from parascale.report.memories import memory
-from parascale.report.plots import Bar, Point, bars_panel, record_bar, scaling_panel, with_caveat
+from parascale.report.plots import Bar, Point, bars_panels, record_bar, scaling_panel, with_caveat
 from parascale.report.steps import PHASES, of_mean_rank
 from parascale.report.summary import energy_per_work, of_runs
 from parascale.report.tables import RUN, Column, columns, make_table
@@ -21,7 +21,9 @@ def scaling(report):
     experiments = [experiment for experiment in report.experiments if experiment.kind == "strong"]
     panels = []
     for experiment in experiments:
-        row = [_time_panel(report, experiment)]
+        row = _time_panels(report, experiment)
+        if len(row) > 1:
+            panels, row = [*panels, *row], []
         if len({member.first.gpus for member in experiment.members}) > 1:
             row += [_against_gpus(report, experiment, "speedup"), _against_gpus(report, experiment, "efficiency")]
         panels += [replace(panel, row=experiment.title) for panel in row]
@@ -31,7 +33,7 @@ def scaling(report):
         "scaling",
         "Strong scaling: the same work on more hardware",
         "Each panel holds runs of one workload, one amount of work and one global batch. The dotted line is ideal "
-        "scaling from the named baseline. Beside a plot stands what each line reaches at its right end, the highest first. "
+        "scaling from the named baseline. Beside a plot stands each layout's value on the most hardware it ran on. "
         f"Whiskers span repeats, or blocks of steps of a run that was not repeated.{hollow}",
         tuple(panels),
         table=_scaling_table(report, experiments, "Strong scaling"),
@@ -55,12 +57,12 @@ def phases(report):
     """Where the time of a step goes."""
     timed = [record for record in report.done if any(record.summary.phases.values())]
     groups = grouped(timed, lambda record: (record.run.workload.name, record.run.scaling))
-    panels = tuple(_phase_panel(workload, kind, records) for (workload, kind), records in groups.items())
+    panels = tuple(panel for group, records in groups.items() for panel in _phase_panels(*group, records))
     used = [phase for phase in PHASES if any(_phase(record, phase) for record in report.done)]
     return Figure(
         "phases",
         "Time of a step",
-        "A bar is a whole training step, by what its time was spent on; beside it stands how long it took on average. "
+        "Each bar is all of a training step, whatever it took, by what its time was spent on, as a mean over ranks and not in their order; beside it stands how long it took. "
         "Evaluation and saving are not included.",
         panels,
         tuple(Entry(phase, phase, marker=BOX) for phase in used),
@@ -75,7 +77,7 @@ def throughput(report):
         for title, value, shown in measured:
             known = [(record, found) for record in records if (found := value(record)) is not None]
             bars = [record_bar(record, report.series(record), found, shown(record, found)) for record, found in known]
-            panels += [bars_panel(f"{title}: {name}", "Bars", bars)] if bars else []
+            panels += bars_panels(f"{title}: {name}", "Bars", bars) if bars else []
     return Figure(
         "throughput",
         "Throughput and energy",
@@ -89,7 +91,7 @@ def throughput(report):
 SCALING = (
     RUN,
     *columns(secondary=True, work="Work", baseline="Baseline"),
-    Column("gpus", "Held", numbers.whole, text="held"),
+    Column("gpus", "On", numbers.whole, text="held"),
     Column("training_seconds", "Training time", numbers.duration),
     Column("speedup", "Speed-up", "{:,.2f}".format),
     Column("efficiency", "Efficiency", numbers.percent),
@@ -97,7 +99,7 @@ SCALING = (
 THROUGHPUT = (
     Column("rate", "Rate", numbers.short, text="rate_words"),
     Column("rate_of_each", "For each GPU or process", numbers.short, text="each_words"),
-    Column("mfu", "MFU", numbers.tenths),
+    Column("mfu", "MFU", numbers.share),
     Column("gpu_utilisation", "GPU use", numbers.percent),
     Column("energy_per_work", "Energy of all GPUs", numbers.significant, text="energy_words"),
     Column(
@@ -119,7 +121,7 @@ FIGURES = {
 }
 
 
-def _time_panel(report, experiment):
+def _time_panels(report, experiment):
     bars = []
     for member in experiment.members:
         seconds = member.time
@@ -127,7 +129,7 @@ def _time_panel(report, experiment):
         parts = ((series_colour(report.series(member.first)), seconds.mean, f"{member.label}: {text}"),)
         whisker = seconds.low, seconds.high
         bars.append(Bar(member.label, parts, text, whisker, member is experiment.members[0]))
-    return bars_panel(f"Time: {experiment.title}", "Bars of training time", bars)
+    return bars_panels(f"Time: {experiment.title}", "Bars of training time", bars)
 
 
 def _against_gpus(report, experiment, figure):
@@ -146,7 +148,7 @@ def _against_gpus(report, experiment, figure):
     return scaling_panel(
         f"{shown} against {experiment.baseline}: {experiment.title}",
         f"{shown} against the baseline {experiment.baseline}, with the ideal line",
-        f"{word} held",
+        word,
         f"{shown.lower()} against {experiment.baseline}",
         series,
         _point(report, head, figure),
@@ -195,7 +197,7 @@ def _spent(record):
     return {phase: value for phase in PHASES if (value := _phase(record, phase)) is not None}
 
 
-def _phase_panel(workload, kind, records):
+def _phase_panels(workload, kind, records):
     bars = []
     for record in records:
         spent = _spent(record)
@@ -204,7 +206,7 @@ def _phase_panel(workload, kind, records):
         text = with_caveat(record, numbers.duration_of_step(total))
         bars.append(Bar(record.name, parts, text, strong=record.name == record.run.baseline))
     title = f"Time of a step: {workload}{' (weak scaling)' if kind == 'weak' else ''}"
-    return bars_panel(title, "Stacked bars of the parts of a step, its mean time in words", bars, QUARTERS)
+    return bars_panels(title, "Stacked bars of the parts of a step, its mean time in words", bars, QUARTERS)
 
 
 def _phase_note(record, phase):

@@ -33,8 +33,8 @@ SHORT_RUN_SECONDS = 60.0  # of shorter ones, start-up is always the larger part
 STANDS_OUT = (
     f"A run stands out where its steps took more than {OVER_PLAN:g} × the planned time, where more than {numbers.percent(COMMUNICATION)} "
     f"of a step is communication, {numbers.percent(BUBBLE)} a pipeline's bubble or {numbers.percent(DATA_WAIT)} waiting for data, where it is "
-    f"measurably slower than its baseline or, as DDP, computes {COMPUTING:g} × as long for a sample, and where it is not ranked or left cores "
-    "or GPUs idle; its own report says more."
+    f"measurably slower than its baseline or, as DDP, needs {COMPUTING:g} × as long to compute a sample, and where its processes left "
+    "cores or GPUs idle or shared them; its own report says more."
 )
 
 
@@ -147,7 +147,9 @@ def _slow(record, comparison):
             f"A sample takes each process {longer} as long to compute as the baseline `{record.run.baseline}`, "
             "communication apart. Processes that share memory, caches or clocks do that, and so do small parts of a batch."
         )
-        yield Finding("note", text, "forward and backward in summary.json", f"a sample computes {longer} as long")
+        yield Finding(
+            "note", text, "forward and backward in summary.json", f"computing a sample takes {longer} as long"
+        )
     planned, took = record.prediction.get("seconds"), record.summary.seconds
     if planned and took > OVER_PLAN * planned:
         ratio = f"{numbers.significant(took / planned, 2)} ×"

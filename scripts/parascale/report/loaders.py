@@ -3,7 +3,7 @@
 from parascale.report import numbers
 from parascale.report.drawing import Figure
 from parascale.report.machines import machines_of
-from parascale.report.plots import Bar, bars_panel
+from parascale.report.plots import Bar, bars_panels
 from parascale.report.section import Section
 from parascale.report.tables import Column, columns, make_table
 
@@ -90,7 +90,7 @@ def _panels(readings):
                 bars.append(Bar(name, parts, text, (max(rate - half, 0), rate + half), name == readings.format))
         if bars:
             title = f"{readings.dataset}: {readings.unit} a second {words}"
-            yield bars_panel(title, f"Bars of {readings.unit} read a second {words}", bars)
+            yield from bars_panels(title, f"Bars of {readings.unit} read a second {words}", bars)
 
 
 def _formats_table(readings):

@@ -3,7 +3,7 @@
 from parascale.report import numbers
 from parascale.report.drawing import BOX, POINTER, Entry, Figure
 from parascale.report.machines import gpu_memory
-from parascale.report.plots import Bar, bars_panel, with_caveat
+from parascale.report.plots import Bar, bars_panels, with_caveat
 from parascale.report.summary import PARTS, of_runs
 from parascale.report.tables import Column, columns
 
@@ -16,6 +16,7 @@ NAMES = {
     "process": "process besides",
 }
 PREDICTED = "predicted before the run"
+FAR = 5  # times the largest
 COLUMNS = (
     *columns(numbers.memory, peak_memory_bytes="Measured peak of a rank", model_memory_bytes="The model's part"),
     *(
@@ -33,10 +34,15 @@ def memory(report):
     for name, records in report.workloads().items():
         known = [record for record in records if record.summary.peak_memory_bytes]
         if known:
-            limits = [limit for record in known if (limit := gpu_memory(record))]
-            ticks = {min(limits): f"memory of a GPU: {numbers.memory(min(limits))}"} if limits else None
-            bars = [_bar(record) for record in known]
-            panels.append(bars_panel(f"Peak memory: {name}", "Bars of measured peak memory", bars, ticks))
+            limit = min((limit for record in known if (limit := gpu_memory(record))), default=None)
+            said = f"memory of a GPU: {numbers.memory(limit)}" if limit else ""
+            # Beside a limit far beyond all of them, no bar would be seen.
+            far = limit and limit > FAR * max(
+                max(record.summary.peak_memory_bytes, _foretold(record) or 0) for record in known
+            )
+            title = f"Peak memory: {name}{f' ({said})' if far else ''}"
+            ticks = {limit: said} if limit and not far else None
+            panels += bars_panels(title, "Bars of measured peak memory", [_bar(record) for record in known], ticks)
     foretold = [Entry(PREDICTED, "ink", marker=POINTER)] if any(_foretold(record) for record in shown) else []
     used = [part for part in COLOURS if any(part in _parts(record) for record in shown)]
     return Figure(

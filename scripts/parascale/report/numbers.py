@@ -94,6 +94,11 @@ def tenths(fraction):
     return percent(fraction, 1)
 
 
+def share(fraction):
+    """A fraction as a percentage with two digits, however small."""
+    return "" if fraction is None else f"{significant(100 * fraction, 2)} %"
+
+
 def tiny(value):
     """A small difference: `4.8 × 10⁻⁷`, or 0."""
     if value is None:

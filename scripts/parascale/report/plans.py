@@ -12,7 +12,7 @@ from parascale.report.tables import Column, columns, make_table
 SHOWN = 8  # layouts of an advice
 # Basis of a prediction, as `Calibration.basis` has it, in words.
 BASES = {
-    "history": "finished runs alike",
+    "history": "finished runs of its kind",
     "probe": "probes of its workload",
     "fit": "other runs here",
     "formula": "formulas alone",
@@ -75,12 +75,15 @@ def _judged(table):
     """Yield a sentence for each of COMPARED: by which factor its plans were off, up or down, in the median and at worst, where these differ."""
     for title, name, *_ in COMPARED:
         parts = zip(table.frame["run"], table.frame[f"{name}_of_planned"], strict=True)
-        off = {run: max(part, 1 / part) for run, part in parts if part}
+        part_of = {run: part for run, part in parts if part}
+        off = {run: max(part, 1 / part) for run, part in part_of.items()}
         if off:
             worst = max(off, key=off.get)
             middle, most = (numbers.significant(each, 2) for each in (statistics.median(off.values()), off[worst]))
-            said = most if middle == most else f"{middle} in the median, {most} at worst (`{worst}`)"
-            yield f"{title}: off by a factor of {said}."
+            way = "more" if part_of[worst] > 1 else "less"
+            every = ", as of all" if len({part > 1 for part in part_of.values()}) == 1 < len(off) else ""
+            said = most if middle == most else f"{middle} in the median, {most} at worst"
+            yield f"{title}: off by a factor of {said} (`{worst}`: {way} than planned{every})."
 
 
 def _plan_row(record, charge):

@@ -1,13 +1,14 @@
 """The kinds of plot that the report draws: bars, scaling against GPUs, curves, and heat maps. Each is a Panel."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parascale.report.comparing import caveats
 from parascale.report.drawing import FONT, LINE, PALETTE, Panel, mark, series_colour, series_ink, series_marker
 from parascale.report.numbers import time_unit
 
 NAME = 20  # the most characters of a run's name beside a plot, of which it leaves more than half of the width
+MOST, TALLEST = 24, 34  # bars of a panel alone, and of one that stands beside others
 DOTS = (0, (1, 4))
 SPECK = 5  # points of a dot on a curve: it hides little of the others
 PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
@@ -38,12 +39,26 @@ def with_caveat(record, text):
     return ", ".join([text, *caveats(record)])
 
 
-def bars_panel(title, words, bars, ticks=None):
-    """Horizontal bars from 0, each with its name on the left and its value as text on the right. words: what they are.
+def bars_panels(title, words, bars, ticks=None):
+    """Horizontal bars from 0, each with its name on the left and its value as text on the right, in one Panel; more than MOST in three
+    beside each other, or six, all on one scale. words: what they are.
 
     ticks: value → its text below the plot, where a dotted line marks it. The bars' texts are a column beside a plot that marks values.
     """
     ticks, pointed = ticks or {}, any(bar.pointer for bar in bars)
+    values = [max(sum(part[1] for part in bar.parts), bar.whisker[1], *(bar.pointer or (0,))[:1]) for bar in bars]
+    longest = max(*values, *ticks, 0) * (1.02 if pointed else 1)  # room for half a triangle
+    count = 3 * math.ceil(len(bars) / (3 * TALLEST)) if len(bars) > MOST else 1
+    each = math.ceil(len(bars) / count)
+    parts = [bars[start : start + each] for start in range(0, len(bars), each)]
+    if len(parts) == 1:
+        return [_bars_panel(title, words, bars, ticks, pointed, longest)]
+    titles = [f"{title} ({number} of {len(parts)})" for number, _ in enumerate(parts, 1)]
+    drawn = [_bars_panel(said, words, some, ticks, pointed, longest) for said, some in zip(titles, parts, strict=True)]
+    return [replace(panel, row=title) for panel in drawn]
+
+
+def _bars_panel(title, words, bars, ticks, pointed, longest):
 
     def draw(axes):
         name_rows(axes, [bar.label for bar in bars])
@@ -64,8 +79,7 @@ def bars_panel(title, words, bars, ticks=None):
             text = axes.annotate(bar.text, place[0], (0.4, 0), place[1], "offset fontsize", va="center")
             text.set_color(PALETTE["muted"])
             mark([text], "halo")
-        axes.margins(x=0.02 if pointed else 0)  # room for half a triangle
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, longest or 1)
         axes.set_xticks(list(ticks), list(ticks.values()))
         axes.spines.bottom.set_visible(False)
         for tick in ticks:
@@ -125,7 +139,7 @@ class Point:
 
 
 def scaling_panel(title, words, across, upward, series, origin, percent=False):
-    """Values against GPUs with the ideal line. series: (name, Points) of each line; origin: the baseline's, where lines begin.
+    """Values against GPUs with the ideal line. series: (name, Points) of each line; origin: the baseline's.
 
     Both axes are logarithmic for speed-ups; percentages stand on a linear axis from 0.
     """
@@ -144,8 +158,8 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
         for _, line in series:
             ordered = sorted(line, key=lambda point: point.gpus)
             if len(ordered) > 1 and len({point.gpus for point in ordered}) == len(ordered):
-                joined = [origin, *ordered] if origin.gpus < ordered[0].gpus else ordered
-                places = [point.gpus for point in joined], [point.spread.mean for point in joined]
+                # Not from the baseline on: a line over sizes that nobody measured looks as if it knew them.
+                places = [point.gpus for point in ordered], [point.spread.mean for point in ordered]
                 colour, dashes = series_ink(line[0].series)
                 mark(axes.plot(*places, color=PALETTE[colour], linestyle=dashes), "line")
         for point in (*others, origin):
@@ -178,8 +192,9 @@ def scaling_panel(title, words, across, upward, series, origin, percent=False):
 
 
 def _list_series(axes, ends):
-    """Names beside the plot with the value at each line's end (name, Point, its dot), the highest on top, those not ranked last."""
-    ends = sorted(ends, key=lambda end: (not end[1].ranked, -end[1].spread.mean))
+    """Names beside the plot with the value at each line's end (name, Point, its dot): of most GPUs on top, then the highest; those not
+    ranked last."""
+    ends = sorted(ends, key=lambda end: (not end[1].ranked, -end[1].gpus, -end[1].spread.mean))
     most = max(point.gpus for _, point, _ in ends)
     rows = [
         (dot, f"{_shortened(name)} {point.value}{f' (on {point.gpus})' if point.gpus < most else ''}")

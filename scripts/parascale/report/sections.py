@@ -78,7 +78,7 @@ def verdict_section(report):
     """Which strategy is best here; without finished runs, how to get some."""
     found = verdicts(report)
     repeated = "; of repeated runs, their mean" if any(len(member.records) > 1 for member in report.members) else ""
-    rule = f"Only runs that compute the same are ranked. {RULE}" if found else ""
+    rule = f"Only runs that compute the same, on cores of their own, are ranked. {RULE}" if found else ""
     values = {"verdicts": found, "state": _state(report, found), "rule": rule}
     return Section("verdict", "The verdict", "verdict.html", values, f"{IN_SUMMARY}{repeated}" if found else "")
 
@@ -200,31 +200,27 @@ def _pipeline(layout):
 
 
 def _idle(report):
-    """Sentences about GPUs that are paid for and cannot work."""
-    said = []
+    """(names, sentence) of GPUs that are paid for and cannot work; runs of which the same is true share one."""
+    said = {}
     for record in report.done:
         layout, word = record.run.layout, record.gpu_word
         fraction = idle_fraction(record)
         if not fraction:
             continue
-        hours = record.summary.core_hours
-        paid = (
-            f" {numbers.significant(hours * fraction)} of its {numbers.significant(hours)} core-hours bought nothing."
-            if hours
-            else ""
-        )
         if layout.idle_gpus:
             idle, held = layout.idle_gpus * layout.nodes, numbers.plural(record.gpus, word)
-            said.append((record.name, f"{idle} of {held} idle: they are asked for and never used.{paid}"))
+            why = f"{idle} of {held} idle: they are asked for and never used."
         else:
-            said.append(
-                (
-                    record.name,
-                    f"naive model parallelism: with one micro-batch only one of {layout.pp} stages works at a time, "
-                    f"{numbers.percent(fraction)} of the held time is idle.{paid}",
-                )
+            why = (
+                f"naive model parallelism: with one micro-batch only one of {layout.pp} stages works at a time, so "
+                f"{numbers.percent(fraction)} of the held time is idle, by the layout alone."
             )
-    return said
+        if record.cores:
+            hours = record.cores * record.timing.training / 3600
+            bought = f"{numbers.significant(hours * fraction)} of {numbers.significant(hours)} core-hours of training"
+            why += f" {bought} bought nothing."
+        said.setdefault(why, []).append(record.name)
+    return [(names, why) for why, names in said.items()]
 
 
 def loss_section(report):

@@ -182,7 +182,9 @@ def seeds_table(report):
         *(Column(f"mean_{name}", title, shown, below=f"range_{name}") for name, title, shown in SPREADS),
     )
     rows = [_spread_row(member) for member in report.members if len(member.records) > 1]
-    return make_table("Configurations that ran more than once", columns, rows, report.all_series)
+    return make_table(
+        "Configurations that ran more than once; below a mean, its range over seeds", columns, rows, report.all_series
+    )
 
 
 def _spread_row(member):
@@ -191,5 +193,6 @@ def _spread_row(member):
     for name, _, shown in SPREADS:
         spread = member.spread(lambda record, name=name: getattr(record.summary, name))
         if spread is not None:
-            row |= {f"mean_{name}": spread.mean, f"range_{name}": f"{shown(spread.low)} to {shown(spread.high)}"}
+            low, high = shown(spread.low), shown(spread.high)
+            row |= {f"mean_{name}": spread.mean, f"range_{name}": "" if low == high else f"{low} to {high}"}
     return row

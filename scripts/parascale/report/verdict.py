@@ -76,7 +76,8 @@ class Winner:
     def beside(self):
         """What a card says below the name."""
         if not self.beats:
-            return "the baseline; nothing is measurably better"
+            more = len(self.alike)
+            return f"the baseline; nothing is measurably better{f', {more} no different' if more else ''}"
         return f"{self.saving} less than `{self.reference}`{_alike(self)}"
 
 
@@ -138,8 +139,9 @@ def _basis(experiment, left_out):
     if len(once) == len(experiment.members):
         said = ["One run each: a range is the spread of blocks of steps within the run."]
     elif once:
+        names = few([f"`{member.label}`" for member in once], most=4)
         said = [
-            f"One run each of {numbers.listed(f'`{member.label}`' for member in once)}; ranges of the others span repeats."
+            f"One run each of {names}, whose ranges are the spread of blocks of steps; those of the others span repeats."
         ]
     else:
         said = ["Ranges span repeated runs."]
@@ -189,10 +191,11 @@ def _time_sentence(experiment, winner):
     if not winner.beats:
         spread, member = winner.runner_up
         if member in winner.alike:
-            how = f"no measurable difference from `{member.label}` on {member.extent} ({_ranged(spread)})"
+            more = f" and from {numbers.plural(len(winner.alike) - 1, 'other')}" if len(winner.alike) > 1 else ""
+            how = f"no measurable difference from `{member.label}` on {member.extent} ({_ranged(spread)}){more}"
         else:
             how = f"`{member.label}` on {member.extent} comes next with {_ranged(spread)}"
-        return f"{what}, nothing beats the baseline `{winner.reference}` in time ({_ranged(winner.value)}); {how}."
+        return f"{what}, nothing is measurably faster than the baseline `{winner.reference}` ({_ranged(winner.value)}); {how}."
     value, baseline = winner.value, winner.baseline
     growth = winner.best.first.gpus / experiment.members[0].first.gpus
     speedup, hours = baseline.mean / value.mean, training_core_hours(winner.best)
@@ -211,7 +214,7 @@ def _ranged(spread):
 
 
 def _alike(winner):
-    names = numbers.listed(f"`{member.label}`" for member in winner.alike)
+    names = few([f"`{member.label}`" for member in winner.alike], most=4)
     return f"; no measurable difference from {names}" if names else ""
 
 
@@ -228,7 +231,9 @@ def _cost_sentence(head, winners):
             parts.append(f"{subject}{verb} ({shown}{_alike(winner)})")
             last = winner.best
         else:
-            beaten = f"needs less memory{of_each} than" if memory else "costs fewer core-hours than"
+            beaten = (
+                f"needs measurably less memory{of_each} than" if memory else "costs measurably fewer core-hours than"
+            )
             parts.append(f"nothing {beaten} `{head.label}` ({shown})")
     sentence = numbers.listed(parts)
     # A sentence begins with a capital, a run's name keeps its own spelling.
