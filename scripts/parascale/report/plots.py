@@ -46,8 +46,9 @@ def bars_panels(title, words, bars, ticks=None):
     ticks: value → its text below the plot, where a dotted line marks it. The bars' texts are a column beside a plot that marks values.
     """
     ticks, pointed = ticks or {}, any(bar.pointer for bar in bars)
-    values = [max(sum(part[1] for part in bar.parts), bar.whisker[1], *(bar.pointer or (0,))[:1]) for bar in bars]
-    longest = max(*values, *ticks, 0) * (1.02 if pointed else 1)  # room for half a triangle
+    ends = [max(sum(value for _, value, _ in bar.parts), bar.whisker[1]) for bar in bars]
+    ends += [bar.pointer[0] for bar in bars if bar.pointer]
+    longest = max([0, *ends, *ticks]) * (1.02 if pointed else 1)  # room for half a triangle
     count = 3 * math.ceil(len(bars) / (3 * TALLEST)) if len(bars) > MOST else 1
     each = math.ceil(len(bars) / count)
     parts = [bars[start : start + each] for start in range(0, len(bars), each)]
@@ -72,7 +73,6 @@ def _bars_panel(title, words, bars, ticks, pointed, longest):
                 # A triangle above the bar: a tick across it looks like an axis, or like what was measured.
                 arrow = {"arrowstyle": "simple,head_width=0.8,head_length=0.5,tail_width=0.1", "color": PALETTE["ink"]}
                 arrow |= {"shrinkA": 0, "shrinkB": 0, "linewidth": 0, "mutation_scale": FONT}
-                axes.update_datalim([(value, row)])
                 above = axes.annotate("", (value, row - 0.3), (0, 0.5), "data", "offset fontsize", arrow)
                 mark([above.arrow_patch], "pointer", note)
             place = ((1, row), axes.get_yaxis_transform()) if ticks or pointed else ((end, row), "data")
