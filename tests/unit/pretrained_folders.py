@@ -8,6 +8,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 WORDS = [f"w{number}" for number in range(60)]
 ROWS_BEYOND = 3  # of the embedding, which the tokenizer does not know
 T5_SPECIAL = ["<pad>", "</s>", "<unk>"]
+# Pieces and their log probabilities, as such a tokenizer learns them of these words; its trainer finds others each time.
+PIECES = [(special, 0.0) for special in T5_SPECIAL] + [
+    *((f"▁w{digit}", -2.0) for digit in range(1, 6)),
+    ("▁w", -3.0),
+    *((str(digit), -3.5) for digit in range(10)),
+    *((letter, -5.0) for letter in "▁wetmszraix:u"),
+]
 BART_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
@@ -15,11 +22,10 @@ def make_t5(folder, **more):
     """A T5 and its unigram tokenizer below `folder`, which is returned; `more` are settings of its architecture."""
     from transformers import T5Config, T5ForConditionalGeneration
 
-    tokenizer = Tokenizer(models.Unigram())
+    tokenizer = Tokenizer(models.Unigram(PIECES, unk_id=T5_SPECIAL.index("<unk>"), byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=T5_SPECIAL, unk_token="<unk>", show_progress=False)
-    tokenizer.train_from_iterator(_texts(), trainer)
+    tokenizer.add_special_tokens(T5_SPECIAL)
     tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
     sizes = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 8}
     config = T5Config(

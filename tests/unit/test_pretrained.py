@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from tokenizers import Tokenizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parascale.data import tokenize
 from parascale.data.pairs import Pairs
@@ -115,6 +116,27 @@ def test_logits_and_gradients_are_those_of_transformers_on_the_same_text(dropout
         torch.nn.functional.cross_entropy(found[there], labels[there]).backward()
     embeddings = [model.get_input_embeddings().weight.grad for model in (ours.network, theirs)]
     torch.testing.assert_close(embeddings[0], embeddings[1][order], atol=1e-6, rtol=1e-5)
+
+
+class Rounded(TorchDispatchMode):
+    """Counts the conversions from fp64 to fp32."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+        result = operation(*arguments, **(keywords or {}))
+        converted = operation is torch.ops.aten._to_copy.default and arguments[0].dtype == torch.float64
+        self.count += converted and result.dtype == torch.float32
+        return result
+
+
+def test_a_training_in_fp64_rounds_nothing_to_fp32(folder):
+    """Each such rounding may fall the other way in another layout, and is a hundred million times the last digit of fp64."""
+    model = filled(folder).double()
+    documents, summaries = torch.tensor([[3, 4, 5, 1]]), torch.tensor([[6, 7, 1]])
+    with Rounded() as rounded:
+        model(documents, torch.ones_like(documents, dtype=torch.bool), summaries)
+    assert rounded.count == 0
 
 
 def test_unknown_and_end_have_their_places_and_the_text_comes_back(folder, tmp_path):

@@ -161,12 +161,24 @@ def _network(pretrained, dropout, places):
     for key, value in SWITCHED_OFF.items():
         setattr(theirs, key, value)
     network = getattr(transformers, class_name)(theirs)
+    for module in network.modules():
+        if type(module) is transformers.models.t5.modeling_t5.T5LayerNorm:
+            module.forward = functools.partial(_rms_norm, module)
     if dropout:
         _add_dropout(network, dropout, dropped, attentions)
     if not getattr(theirs, "scale_decoder_outputs", True):
         # T5 1.1 and Flan-T5 have an output layer of their own, which the class finds out only while it reads weights.
         network.lm_head.weight = nn.Parameter(torch.empty_like(network.lm_head.weight))
     return network
+
+
+def _rms_norm(norm, hidden_BTD):
+    """T5's norm as the library has it, which takes the mean square in fp32 even of numbers in fp64: these stay what they are."""
+    squares_BTD = hidden_BTD.to(torch.promote_types(hidden_BTD.dtype, torch.float32)).pow(2)
+    scaled_BTD = hidden_BTD * torch.rsqrt(squares_BTD.mean(-1, keepdim=True) + norm.variance_epsilon)
+    if norm.weight.dtype in (torch.float16, torch.bfloat16):
+        scaled_BTD = scaled_BTD.to(norm.weight.dtype)
+    return norm.weight * scaled_BTD
 
 
 def _add_dropout(network, probability, dropped, attentions):
