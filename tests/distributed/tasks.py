@@ -133,7 +133,6 @@ SLOW = cases.SLOW | {
     "fsdp 2 uneven",
     "fsdp 2 group norm checkpointing",
     "bart ddp 2 uneven accumulated",
-    "bart fsdp 2",
     "bart fsdp 2 checkpointing",
     "bart hsdp 2x2 selective",
     "tp 2 llama selective",

@@ -91,6 +91,19 @@ def test_a_class_that_draws_its_own_way_is_not_compared(drops, file, make_settin
     )
 
 
+def test_a_bias_that_only_rounding_moves_is_no_difference(file, make_settings, single, tmp_path):
+    """Softmax cancels a bias of keys. Here it begins at zero, so that the noise which moves it is all that it is."""
+    file = file.with_name("keys.py")
+    attention = "F.scaled_dot_product_attention(hidden_BTD, self.layer(hidden_BTD), hidden_BTD)"
+    zero = "self.layer.bias = nn.Parameter(torch.zeros(settings.dim))"
+    lines = CLASS.replace("self.layer(hidden_BTD).tanh()", attention).replace(
+        "from torch import nn", "import torch\nfrom torch import nn"
+    )
+    file.write_text(lines.replace('settings.options["drops"]', f'settings.options["drops"]\n        {zero}'))
+    keys = keys_of(file) | {"precision": "fp32"}
+    assert verdict_of({"dp": 2}, keys, make_settings, single, tmp_path)["verdict"] == "same"
+
+
 def refused(settings):
     """The message of the ConfigError that training ends with."""
     with pytest.raises(ConfigError) as error:

@@ -33,8 +33,11 @@ def make_model(run):
     return model.eval()
 
 
-def save_run(folder, model=None, steps=2):
-    """Train a little and save as `<folder>/checkpoint`, with `run.json` beside. Returns (run, model, checkpoint folder)."""
+def save_run(folder, model=None, steps=2, change=lambda module, optimizer: None):
+    """Train a little and save as `<folder>/checkpoint`, with `run.json` beside. Returns (run, model, checkpoint folder).
+
+    change: what else happens to the model and its optimizer before they are saved.
+    """
     run = make_run(model)
     module = make_model(run)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
@@ -43,6 +46,7 @@ def save_run(folder, model=None, steps=2):
         module(tokens).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+    change(module, optimizer)
     tied = {"head.weight": "embedding.tokens.weight"} if run.workload.model.tied else {}
     parts = SimpleNamespace(parts=[module], mesh=ALONE, tied=tied, ranks_differ=False)
     facts = {"run": "small", "step": steps, "evaluation": {}, "layout": dataclasses.asdict(run.layout), "line": None}

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
+import torch
 
 from parascale.files import write_text
 from parascale.train.parity import Tolerance, compare
@@ -13,9 +15,9 @@ from .checkpoints import save_run
 WIDE = Tolerance(loss=1e-3, grad_norm=1e-3, weights=1e-3)
 
 
-def recorded(folder, steps=2, losses=(3.0, 2.0, 1.0), norm=1.0):
-    """A run that trained `steps` steps before its checkpoint, with a record of three."""
-    run, _, _ = save_run(folder, steps=steps)
+def recorded(folder, steps=2, losses=(3.0, 2.0, 1.0), norm=1.0, **saved):
+    """A run that trained `steps` steps before its checkpoint, with a record of three. saved: see `save_run`."""
+    run, _, _ = save_run(folder, steps=steps, **saved)
     lines = [{"step": n, "loss": loss, "grad_norm": norm, run.workload.unit: 48} for n, loss in enumerate(losses, 1)]
     write_text(folder / "steps.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     return run, folder
@@ -54,6 +56,35 @@ def test_weights_outside_are_named_by_their_worst_tensor(tmp_path, baseline):
 def test_gradients_outside_and_other_weights_are_both_said(tmp_path, baseline):
     found = verdict_of(recorded(tmp_path, steps=3, norm=1.1), baseline)
     assert found["reason"].startswith("leaves the tolerance at step 1; weights of ")
+
+
+def moved_by_noise(way, gradient):
+    """What moves the first two numbers of the last norm, whose gradients were as large as said."""
+
+    def change(module, optimizer):
+        weight = module.norm.weight
+        with torch.no_grad():
+            weight[:2] += way
+            optimizer.state[weight]["exp_avg_sq"][:2] = gradient**2
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("way", "gradient", "verdict"),
+    [
+        (0.1, 1e-9, "same"),
+        (0.1, 1e-7, "different"),
+        (0.1, 0.0, "different"),
+        (math.nan, 1e-9, "different"),
+        (math.inf, 1e-9, "different"),
+    ],
+)
+def test_elements_whose_gradients_are_rounding_are_judged_only_for_being_numbers(way, gradient, verdict, tmp_path):
+    """The whole gradient's norm is 1, so a rounding in fp32 is 6e-8 of it."""
+    baseline = recorded(tmp_path / "baseline", change=moved_by_noise(0.0, gradient))
+    found = verdict_of(recorded(tmp_path / "run", change=moved_by_noise(way, gradient)), baseline)
+    assert (found["verdict"], found["worst_tensor"] == "norm.weight") == (verdict, verdict == "different")
 
 
 def test_another_recipe_is_no_comparison(tmp_path, baseline):
