@@ -11,6 +11,13 @@ import pytest
 SCRIPT = Path(__file__).parents[1] / "benchmarks/ceiling.py"
 
 
+@pytest.fixture
+def script(monkeypatch):
+    """What is defined there."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    return runpy.run_path(str(SCRIPT))
+
+
 @pytest.mark.parametrize(("compile", "least"), [("true", 0.55), pytest.param("false", 0.25, marks=pytest.mark.slow)])
 def test_the_ceiling_of_gpt2_on_one_h200(compile, least):
     """Of two of its layers; with all twelve it was 0.57 compiled."""
@@ -23,17 +30,15 @@ def test_the_ceiling_of_gpt2_on_one_h200(compile, least):
     assert float(products[1]) * 1e12 == pytest.approx(6 * (24 * 768**2 + 50304 * 768) * 65536, rel=0.01)
 
 
-def test_variants_replace_what_is_there():
+def test_variants_replace_what_is_there(script):
     """Each stands for one entry of the table in RESULTS.md; `patch` refuses a name that is gone."""
-    variants = runpy.run_path(str(SCRIPT))["VARIANTS"]
-    for name, patched in variants.items():
+    for name, patched in script["VARIANTS"].items():
         with patched():
             assert name in (SCRIPT.parent / "RESULTS.md").read_text()
 
 
-def test_convolutions_cost_what_the_plan_says():
+def test_convolutions_cost_what_the_plan_says(script):
     """Forward, and as much again for the gradient of the images and for that of the weights; compiled as much as eagerly."""
-    script = runpy.run_path(str(SCRIPT))
     for compile in (False, True):
         run = script["run_of"]("imagewoof", {"compile": compile, "depths": [1, 1, 1, 1]})
         counter, _, _ = script["ceiling"](run, 10)

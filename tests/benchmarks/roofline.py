@@ -1,0 +1,222 @@
+"""The least time that a step's kernels can take on a GPU, from what it dispatches: a roofline, without a GPU.
+
+Every operation that reaches a kernel is priced by the longer of its operations at the rate that such kernels reach and its bytes at
+the memory bandwidth. The host never waits, no kernel takes time to start, and no wave of tiles is half empty: the least, no prediction.
+
+Rules, which stand before any figure:
+
+- Eagerly each dispatched operation is one kernel: it reads each input once and writes each output once. A view costs nothing.
+- Compiled regions are traced forward and backward by AOTAutograd with inductor's decompositions and its choice of what to recompute.
+  Within them all that lies between two kernels that inductor does not make itself (products, convolutions, attention) is one kernel: it
+  reads what was made before it, and writes what is used after it.
+- A matrix product costs 2 × rows × inner × outputs. Where a row of any of its matrices is no multiple of 16 bytes, Hopper's tensor
+  memory accelerator cannot load it (CUDA programming guide, `cuTensorMapEncodeTiled`), and it runs at `UNALIGNED` of the rate.
+- A convolution, and each of its gradients, is one kernel of 2 × outputs × inner operations at the rate of products.
+- Attention costs 4 × rows × places × width forward, of causal masks half, and 2.5 times that backward (Dao 2023, arXiv:2307.08691).
+- Collectives lie beside computing, which makes that longer by `interference` of their time; the first all-gather and the last
+  reduction have nothing beside them.
+- RMSNorm is one kernel, as on CUDA. Fused attention draws masks of dropout within, at no cost.
+"""
+
+import weakref
+from collections import defaultdict
+from contextlib import contextmanager
+
+import torch
+from functorch.compile import make_boxed_func
+from torch._functorch.aot_autograd import aot_function
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import stateless
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from parascale.families.dropout import Dropout
+from parascale.plan.rates import _kinds
+
+# NVIDIA H200 SXM, data sheet, dense: TFLOP/s in bf16, TB/s of memory, GB/s of NVLink in one direction.
+PEAK, BANDWIDTH, LINK = 989e12, 4.8e12, 450e9
+# Of these, what single kernels were seen to reach on an H200: 769 to 798 TFLOP/s in a bf16 product of 8192³ on random data, and
+# 4.3 TB/s in a copy.
+PRODUCT, MEMORY = 0.79, 0.9
+UNALIGNED = 0.5  # assumed: kernels without Hopper's own loads
+HOPPER = _kinds()["hopper"]  # attention, node, interference
+# Beside views, what no kernel does.
+FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_", "resize_")
+FREE += ("wait_tensor", "is_same_size", "record_stream")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+COLLECTIVES = ("allgather", "all_gather", "reduce_scatter", "allreduce", "all_reduce", "broadcast", "send")
+
+
+class Counter(TorchDispatchMode):
+    """Adds up seconds, operations and bytes by kind of kernel of all that is dispatched."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds, self.flops, self.bytes, self.kernels = (defaultdict(float) for _ in range(4))
+        self.on, self.compiled = False, False
+        self.made, self.read, self.collectives = {}, {}, []  # of collectives (name, bytes of the larger side)
+
+    def __torch_dispatch__(self, function, kinds, arguments=(), keywords=None):
+        if any(issubclass(kind, DTensor) for kind in kinds):
+            return NotImplemented  # it comes back as operations on this rank's part
+        outputs = function(*arguments, **(keywords or {}))
+        if self.on:
+            given = {key: value for key, value in (keywords or {}).items() if key != "out"}
+            self._count(function, _tensors((arguments, given)), _tensors(outputs))
+        return outputs
+
+    def _count(self, function, inputs, outputs):
+        space, name = function.namespace, function._opname
+        if any(word in name for word in COLLECTIVES) and space in ("c10d", "_c10d_functional"):
+            self.collectives.append((name, max(map(_bytes, inputs + outputs), default=0)))
+        elif name in PRODUCTS:
+            self._product(name, inputs, outputs[0])
+        elif name.startswith("convolution"):
+            self._convolution("backward" in name, inputs, outputs)
+        elif "attention" in name:
+            self._attention(name, inputs, outputs)
+        elif not (space == "prim" or name in FREE or function.is_view):
+            if name.startswith("nll_loss"):  # reads one number a row
+                inputs = [tensor for tensor in inputs if tensor.ndim < 2]
+            if self.compiled:
+                self._join(inputs, outputs)
+            else:
+                self._kernel("eager", 0, sum(map(_bytes, inputs)) + sum(map(_bytes, outputs)))
+
+    def _product(self, name, inputs, output):
+        self.flush()
+        left, right = inputs[-2:]
+        rows = left.numel() // left.shape[-1]
+        flops = 2 * rows * left.shape[-1] * right.shape[-1]
+        aligned = all(_row_bytes(matrix) % 16 == 0 for matrix in (left, right, output))
+        self._kernel("products", flops, sum(map(_bytes, (*inputs, output))), PRODUCT * (1 if aligned else UNALIGNED))
+
+    def _convolution(self, backward, inputs, outputs):
+        self.flush()
+        made, weight = (inputs[0], inputs[2]) if backward else (outputs[0], inputs[1])
+        for output in outputs:
+            # A gradient needs that of the outputs, and for the images the weights, for the weights the images.
+            read = [inputs[0], *(tensor for tensor in inputs[1:] if not backward or tensor.shape != output.shape)]
+            self._kernel(
+                "convolutions", 2 * made.numel() * weight[0].numel(), sum(map(_bytes, (*read, output))), PRODUCT
+            )
+
+    def _attention(self, name, inputs, outputs):
+        self.flush()
+        backward = "backward" in name
+        query, key = inputs[1:3] if backward else inputs[:2]
+        flops = 4 * query.numel() * key.shape[-2] * (2.5 if backward else 1) / 2
+        self._kernel("attention", flops, sum(map(_bytes, inputs + outputs)), HOPPER["attention"])
+
+    def _kernel(self, kind, flops, size, rate=1.0):
+        self.seconds[kind] += max(flops / (PEAK * rate), size / (BANDWIDTH * MEMORY))
+        self.flops[kind] += flops
+        self.bytes[kind] += size
+        self.kernels[kind] += 1
+
+    def _join(self, inputs, outputs):
+        """An operation becomes part of the kernel that inductor makes."""
+        for tensor in inputs:
+            key = tensor.untyped_storage()._cdata
+            if key not in self.made:
+                self.read[key] = max(self.read.get(key, 0), _bytes(tensor))
+        for tensor in outputs:
+            storage = tensor.untyped_storage()
+            self.made[storage._cdata] = (weakref.ref(storage), _bytes(tensor))
+
+    def flush(self):
+        """The kernel under way ends: what is still alive is written."""
+        if self.made or self.read:
+            written = sum(size for storage, size in self.made.values() if storage() is not None)
+            self._kernel("fused", 0, sum(self.read.values()) + written)
+            self.made, self.read = {}, {}
+
+    @contextmanager
+    def region(self):
+        """What the body dispatches is compiled."""
+        self.flush()
+        self.compiled = True
+        yield
+        self.flush()
+        self.compiled = False
+
+    def traced(self, function, module=None):
+        """A function of tensors, or a module's forward pass, as `torch.compile` would have it: its graphs, run as they are."""
+
+        def compiler(graph, _):
+            def run(*arguments):
+                with self.region():
+                    return graph(*arguments)
+
+            return make_boxed_func(run)
+
+        drops = [part for part in module.modules() if isinstance(part, Dropout)] if module is not None else []
+
+        def whole(parameters, buffers, keys, *inputs):
+            held = _place_keys(drops, keys)
+            with stateless._reparametrize_module(module, {**parameters, **buffers}):
+                outputs = function(*inputs)
+            _place_keys(drops, held)
+            return outputs
+
+        traced = aot_function(
+            whole if module is not None else function,
+            fw_compiler=compiler,
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=select_decomp_table(),
+            keep_inference_input_mutations=True,
+        )
+        if module is None:
+            return traced
+        return lambda *inputs: traced(
+            dict(module.named_parameters()), dict(module.named_buffers()), [drop.key for drop in drops], *inputs
+        )
+
+    def communication(self):
+        """(seconds with nothing beside them, what computing becomes longer by)."""
+        if not self.collectives:
+            return 0.0, 0.0
+        parts = ((1.0 if name == "send" else 0.75) * size for name, size in self.collectives)  # of four ranks
+        seconds = [part / (LINK * HOPPER["node"]) for part in parts]
+        bare = seconds[0] + seconds[-1]
+        return bare, HOPPER["interference"] * (sum(seconds) - bare)
+
+
+@run_and_save_rng_state.py_impl(Counter)
+def _(counter, function, *arguments, **keywords):
+    """Recomputed attention, which may draw numbers, keeps the generator's state; here there is none."""
+    with counter:
+        return torch.empty(0, dtype=torch.uint8), function(*arguments, **keywords)
+
+
+@run_with_rng_state.py_impl(Counter)
+def _(counter, state, function, *arguments, **keywords):
+    with counter:
+        return function(*arguments, **keywords)
+
+
+def _place_keys(drops, keys):
+    """Give dropout other random keys; returns those that it had."""
+    held = [drop.key for drop in drops]
+    for drop, key in zip(drops, keys, strict=True):
+        drop.key = key
+    return held
+
+
+def _tensors(tree):
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes(tensor):
+    """Of its elements, those of an expanded one once."""
+    size = tensor.element_size()
+    for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        size *= length if stride else 1
+    return size
+
+
+def _row_bytes(matrix):
+    return max(matrix.stride()[-2:]) * matrix.element_size()
