@@ -98,6 +98,7 @@ PLANTED = {
     "full memory": ({"devices": gpu_lines(memory=39 * GIB)}, "GPU memory was 98 % full at its peak"),
     "empty memory": ({"devices": gpu_lines(memory=2 * GIB)}, "GPU memory was at most 5 % full"),
     "one micro-batch": ({"pp": 4, "dp": 1}, "only one of 4 pipeline stages works at a time"),
+    "one micro-batch, replicated": ({"pp": 2, "dp": 2}, "only one of 2 pipeline stages works at a time"),
 }
 
 

@@ -193,6 +193,6 @@ def idle_fraction(record):
     """Part of the held GPUs that cannot be at work at any moment, from the layout alone."""
     layout = record.run.layout
     busy = layout.processes_per_node / layout.gpus_per_node
-    if layout.pp > 1 and layout.micro_batches == 1:
+    if layout.one_stage_at_a_time:
         busy /= layout.pp
     return 1 - busy

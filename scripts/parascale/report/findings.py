@@ -200,7 +200,7 @@ def _idle(record, devices):
         short = f"{count} of {numbers.plural(record.gpus, record.gpu_word)} idle"
         text = f"{short}{_paid(record, count / record.gpus)}: asked for and never used."
         yield Finding("bad", text, "the layout in run.json", short)
-    if record.run is not None and record.run.strategy == "naive":
+    if record.run is not None and record.run.layout.one_stage_at_a_time:
         text = (
             f"With one micro-batch only one of {record.run.layout.pp} pipeline stages works at a time: "
             f"{numbers.percent(idle_fraction(record))} of the held time is idle. Give it more micro-batches."

@@ -77,6 +77,11 @@ class Layout:
         return self.fsdp > 1 or (self.dp > 1 and (self.tp > 1 or self.pp > 1))
 
     @property
+    def one_stage_at_a_time(self):
+        """Whether of a pipeline's stages only one can work at any moment: naive model parallelism, replicated or not."""
+        return self.pp > 1 and self.micro_batches == 1
+
+    @property
     def pipeline_schedule(self):
         """The schedule that runs: with one micro-batch there is nothing to interleave, and each rank waits for the others."""
         return "GPipe" if self.micro_batches == 1 else self.schedule
