@@ -193,7 +193,8 @@ def test_measured_layouts_stand_among_predicted_ones_and_rank_them_anew():
     seen = {best.layout: 3 * best.prediction.step_seconds, other.layout: other.prediction.step_seconds}
     observed = tuple(
         Observation(
-            "run", "r", dataclasses.asdict(each.run), FACTS.vocabulary, seen[each.layout], {}, extra_seconds=1.0
+            *("run", "r", dataclasses.asdict(each.run), FACTS.vocabulary, seen[each.layout], {}),
+            **{"extra_seconds": 1.0, "peak_memory_bytes": int(41.5e9)},
         )
         for each in (best, other)
     )
@@ -202,6 +203,7 @@ def test_measured_layouts_stand_among_predicted_ones_and_rank_them_anew():
     assert [each.layout for each in measured] == [other.layout, best.layout]
     assert all(each.prediction.step_seconds == seen[each.layout] and ", measured" in line(each) for each in measured)
     assert sum(", measured" in line(each) for each in after) == 2
+    assert all("41.5 GB a GPU: " in line(each) for each in measured), "what was measured goes before what was planned"
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -58,6 +58,21 @@ def test_a_calibration_is_kept_and_used(tmp_path):
     assert 0.7 < predict(other, LAPTOP, loaded, FACTS).step_seconds < 1.1
 
 
+def test_what_a_workload_takes_beside_its_steps_is_learnt_from_its_runs():
+    """Three times what formulas say of one layout is three times of another; of another workload it says nothing."""
+    run, other = Run("seen", WORKLOAD), Run("other", WORKLOAD, Layout(dp=2, gpus_per_node=2))
+    elsewhere = dataclasses.replace(other, workload=dataclasses.replace(WORKLOAD, name="elsewhere"))
+
+    def observed(beside):
+        seen = Observation("run", "seen", dataclasses.asdict(run), 5000, 0.5, {}, extra_seconds=beside)
+        return [predict(each, LAPTOP, Calibration("laptop", (seen,)), FACTS) for each in (other, elsewhere)]
+
+    foretold = sum(predict(run, LAPTOP, None, FACTS).beside.values())
+    known, unknown = (sum(each.beside.values()) for each in observed(foretold))
+    again, not_again = (sum(each.beside.values()) for each in observed(3 * foretold))
+    assert again == pytest.approx(3 * known) and not_again == pytest.approx(unknown)
+
+
 LAYOUTS = [
     Layout(),
     Layout(gpus_per_node=2, dp=2),

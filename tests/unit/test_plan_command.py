@@ -224,7 +224,9 @@ def test_advice_in_words(write, call):
     """The rule of thumb, then the best layouts with memory, time, cost and the reason; an error is a line and an exit code."""
     write()
     code, text = call("advise", "--workload", "w", "--gpus", "8", "--top", "3")
-    assert code == 0 and re.match(r"Model and optimizer states \(\d+ MB\) fit one GPU: start with DDP\.", text), text
+    assert code == 0 and re.match(
+        r"Weights, gradients and optimizer states \(\d+ MB\) fit one GPU: start with DDP\.", text
+    ), text
     assert re.search(r"\d+ layouts for 8 GPUs of here, by time; rests on formula", text)
     assert [int(number) for number in re.findall(r"^ +(\d+)\. ", text, re.MULTILINE)] == [1, 2, 3]
     assert re.search(

@@ -20,6 +20,7 @@ from parascale.report.plans import plan_section
 from parascale.report.plots import Bar, Point, bars_panels, scaling_panel
 from parascale.report.provenance import provenance_section
 from parascale.report.summary import runs_table
+from parascale.report.verdict import verdicts
 from tests.command import parascale
 from tests.unit.fake_results import CLUSTER, SHARES, SITE, fake, workload, write_results
 from tests.unit.test_report_claims import BASE, ddp, report_of, said_of
@@ -160,7 +161,8 @@ def test_tables_say_what_their_numbers_are(tmp_path):
     page = " ".join(render_page(report_of(tmp_path, fake("single", **BASE), ddp())).split())
     assert "Training loss, mean of last 10 steps" in page and "Loss difference, nats" in page
     assert "of losses absolute, in nats" in page and "final losses and accuracies may end slightly apart" in page
-    assert "Energy: the sum over all GPUs of the run" in page and "Energy of all GPUs, whole run" in page
+    assert "Energy: the sum over all GPUs of the run" in page
+    assert "Energy of all GPUs" not in page, "a column in which nothing is known"
     assert "there is none where fewer than two steps are known" in page
 
 
@@ -291,6 +293,21 @@ def test_no_layout_is_advised_for_more_processes_than_cores(ranks, there, tmp_pa
     assert not [row["reason"] for row in advised if "GPU" in row["reason"]]
 
 
+def test_the_baselines_card_counts_what_is_worse(tmp_path):
+    """ "2 no different" alone reads as if that were all."""
+    runs = [ddp(name, ranks, step_seconds=BASE["step_seconds"]) for name, ranks in (("two", 2), ("four", 4))]
+    slow = fake("tp", tp=2, gpus_per_node=2, step_seconds=2 * BASE["step_seconds"])
+    cards = [winner.beside for winner in verdicts(report_of(tmp_path, fake("single", **BASE), *runs, slow))[0].winners]
+    assert cards[0] == "the baseline; nothing is measurably better, 2 no different, 1 measurably worse"
+
+
+def test_what_is_not_ranked_says_so_beside_each_bar(tmp_path):
+    report = report_of(tmp_path, fake("single", **BASE), ddp(), ddp("wide", ranks=16))
+    for figure in (phases(report), memory(report), throughput(report)):
+        marks = "".join(panel.marks for panel in figure.panels)
+        assert len(re.findall(r"<text[^>]*>[^<]*, not ranked</text>", marks)) == len(figure.panels)
+
+
 def test_without_advice_there_is_no_section_that_is_empty(tmp_path):
     """Models without formulas have none, and a heading without a table says nothing."""
     page = render_page(report_of(tmp_path, fake("single", **BASE), ddp(step_seconds=0.06)))
@@ -308,7 +325,11 @@ def test_busy_cores_are_counted_of_those_that_are_there(tmp_path):
 def test_who_pays_for_idle_cores_is_said(tmp_path):
     """Less core-hours at less than full efficiency are a riddle without it."""
     site = dataclasses.replace(SITE, threads_per_process=1)
-    said = said_of(report_of(tmp_path, fake("single", site=site, **BASE), ddp(site=site, step_seconds=0.06)))
+    report = report_of(tmp_path, fake("single", site=site, **BASE), ddp(site=site, step_seconds=0.06))
+    said = said_of(report)
+    cards = {winner.aim.key: winner.beside for winner in verdicts(report)[0].winners}
+    assert cards["training_core_hours"] == "40 % less than `single`, which pays for cores that it does not use"
+    assert "pays" not in cards["seconds"] + cards["peak_memory_bytes"]
     assert "`single` uses 1 of the 8 cores of a node and pays for all" in said
     assert re.search(r"efficiency for [\d.]+ core-hours of training", said)
 

@@ -64,7 +64,7 @@ def test_the_page_advises_a_layout_and_says_why(root):
     assert "start with" in advised or "memory" in advised
     assert (
         "every process holds the full model" in advised
-        and "row's price rests on finished runs of its kind" in advised
+        and "row's price rests on probes of its workload" in advised
         and "<small>measured here</small>" in advised
     )
 

@@ -85,7 +85,8 @@ def _faster(speeds, chosen):
     fastest = max(speeds, key=speeds.get)
     if fastest == chosen:
         return ""
-    return f" ({fastest}: {speeds[fastest]:,.0f}; from {100 * GOOD_ENOUGH:.0f} % of the fastest on, the more widely read is taken)"
+    near = f"of those with at least {100 * GOOD_ENOUGH:.0f} % of that, {chosen} is the easiest to use elsewhere"
+    return f" ({fastest}: {speeds[fastest]:,.0f}; {near})"
 
 
 def _chosen(speeds, preference):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
-from parascale.plan.predict import FITS_BELOW, Prediction, capacity_bytes, memory_parts, predict
+from parascale.plan.predict import FITS_BELOW, Prediction, capacity_bytes, memory_parts, predict, verdict
 from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_of
 from parascale.settings import Layout, Run, identity
 
@@ -14,16 +14,30 @@ STATE_BYTES = 16  # fp32 weight, gradient and AdamW's two moments
 
 @dataclass(frozen=True)
 class RankedLayout:
-    """One layout, what it would need, and the reason for its place in words."""
+    """One layout, what it would need, and the reason for its place in words. peak: the most that a rank of such a run was seen to need."""
 
     run: Run
     prediction: Prediction
     reason: str
+    peak: int | None = None
 
     @property
     def layout(self):
         """Its Layout."""
         return self.run.layout
+
+    @property
+    def memory_bytes(self):
+        """Of a rank: what was measured, else what formulas say."""
+        return self.peak or self.prediction.memory_bytes
+
+    @property
+    def fits(self):
+        """As `Prediction.fits`, by the larger of what was measured and what formulas say."""
+        foretold = self.prediction
+        if self.peak is None or foretold.memory_bytes is None:
+            return foretold.fits
+        return verdict(max(self.peak, foretold.memory_bytes), foretold.capacity_bytes)
 
 
 def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None, by="time"):
@@ -49,7 +63,8 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
             f"no layout of workload {workload.name} takes {gpus} GPUs: degrees must divide heads and batch"
         )
     pairs = ranked(found, measure)
-    return [RankedLayout(run, foretold, reason(run, site, foretold, pairs[0][1])) for run, foretold in pairs]
+    peak = calibration.peak if calibration else lambda run: None
+    return [RankedLayout(run, foretold, reason(run, site, foretold, pairs[0][1]), peak(run)) for run, foretold in pairs]
 
 
 def _measured(workload, site, gpus, precision, calibration):
@@ -149,14 +164,15 @@ def reason(run, site, prediction, best=None):
     if layout.activation_checkpointing:
         which = "cheap intermediate" if layout.activation_checkpointing == "selective" else "intermediate"
         words.append(f"{which} values are computed twice to save memory")
-    if prediction.phases:
+    known = prediction.basis == "history"
+    if prediction.phases and not known:  # of what was measured, formulas know less than the record
         words += _where_time_goes(prediction.phases, gpus)
     if best and best is not prediction and best.step_seconds and prediction.fits == best.fits:
         slower = prediction.step_seconds / best.step_seconds
         words.append(
             f"a step takes {slower:.2f} × that of the first layout"
             if slower > NEAR
-            else "by formula a step takes about as long as the first layout's, which is simpler"
+            else f"{'' if known else 'by formula '}a step takes about as long as the first layout's, which is simpler"
         )
     if prediction.fits == "does not fit":
         need, have = prediction.memory_bytes / GIGA, prediction.capacity_bytes / GIGA
@@ -191,9 +207,9 @@ def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
         return sum(memory_parts(replace(run, workload=one_sample, layout=layout), site, vocabulary).values())
 
     if used(dp=gpus) < limit:
-        return f"Model and optimizer states ({states}) fit one {gpu}: start with DDP."
+        return f"Weights, gradients and optimizer states ({states}) fit one {gpu}: start with DDP."
     if used(fsdp=gpus) < limit:
-        return f"Model and optimizer states ({states}) do not fit one {gpu}, but a shard of them does: start with FSDP."
+        return f"Weights, gradients and optimizer states ({states}) do not fit one {gpu}, but a shard of them does: start with FSDP."
     if sizes.layers > 64 and sizes.layers >= gpus:
         return "The model is very deep: cut its layers into stages with PP, and shard the rest with FSDP (3-D where TP is needed too)."
     return f"Not even one layer and its activations fit one {gpu}: split matrices with TP inside a node, with FSDP or PP across nodes (3-D)."

@@ -103,6 +103,22 @@ class Calibration:
             return None
         return statistics.median(o.step_seconds for o in seen), statistics.median(o.extra_seconds for o in seen)
 
+    def peak(self, run):
+        """The most bytes that a rank of finished runs like `run` needed, or None."""
+        seen = self._finished.get(identity.speed_of(run), ()) if self._finished else ()
+        return max((each.peak_memory_bytes for each in seen if each.peak_memory_bytes), default=None)
+
+    def beside(self, workload, foretell):
+        """What finished runs of a workload took beside their steps over what `foretell` says of each, the median; 1 where none was seen."""
+        wanted = "beside", workload
+        if wanted not in self._found:
+            seen = [
+                each for group in self._finished.values() for each in group if each.resolved.workload.name == workload
+            ]
+            ratios = [each.extra_seconds / foretold for each in seen if (foretold := foretell(each.resolved))]
+            self._found[wanted] = statistics.median(ratios) if ratios else 1.0
+        return self._found[wanted]
+
     @property
     def trained(self):
         """A Run for each set of finished runs that are equally fast."""

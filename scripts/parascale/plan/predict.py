@@ -227,9 +227,12 @@ def _time(prediction, run, site, calibration, sizes, facts):
     if same:
         beside = {"beside the steps": same[1] * mean}
     else:
-        turns = run.layout.stages > run.layout.pp
-        evaluation = forward_seconds(work, rates, site, turns)
-        beside = _beside(run, site, facts, steps, seconds, evaluation)
+
+        def foretell(other):
+            return sum(_beside(other, site, calibration, sizes, facts).values())
+
+        factor = calibration.beside(run.workload.name, foretell)
+        beside = {what: factor * each for what, each in _beside(run, site, calibration, sizes, facts).items()}
     extra = sum(beside.values())
     wall = seconds + extra
     # A run that was seen is slow in all of it.
@@ -254,12 +257,16 @@ def run_steps(run, facts):
     return run.optimizer_steps(facts.train_samples)
 
 
-def _beside(run, site, facts, steps, seconds, forward):
-    """{what: seconds} beside the training steps. forward: seconds of the forward passes of a global batch.
+def _beside(run, site, calibration, sizes, facts):
+    """{what: seconds} beside the training steps, by formula.
 
     Evaluations are on the validation split, and one is on the test split as if it were as long; each may be the best so far, and then
     saves weights. State is saved every so many steps and minutes, and at the end.
     """
+    work, (rates, _) = step_work(run, sizes, site), calibration.rates(site, run, facts.sample_bytes)
+    steps = run_steps(run, facts)
+    seconds = steps * sum(step_seconds(work, rates, site).values())
+    forward = forward_seconds(work, rates, site, turns=run.layout.stages > run.layout.pp)
     training, crowding = run.workload.training, site.crowding(site.processes_together(run.layout))
     rate, state = site.assumed.save_gigabytes_per_second * 1e9, saved_bytes(run, facts.vocabulary)
     evaluations = 1 + (steps // training.evaluate_every if training.evaluate_every else 1) if training.evaluate else 0

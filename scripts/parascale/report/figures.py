@@ -6,7 +6,7 @@ from parascale.report import numbers
 from parascale.report.communication import communication
 from parascale.report.curves import loss
 from parascale.report.derived import grouped
-from parascale.report.drawing import BOX, Entry, Figure, series_colour
+from parascale.report.drawing import BOX, COLOURS, Entry, Figure, series_colour
 from parascale.report.layouts import kind_of_run, named
 from parascale.report.loaders import loaders
 from parascale.report.memories import memory
@@ -28,13 +28,18 @@ def scaling(report):
             row += [_against_gpus(report, experiment, "speedup"), _against_gpus(report, experiment, "efficiency")]
         panels += [replace(panel, row=experiment.title) for panel in row]
     unranked = any(member.unranked for experiment in experiments for member in experiment.members)
+    again = (
+        " Colours come again: marks and names tell the layouts apart."
+        if max([0, *report.all_series.values()]) >= COLOURS
+        else ""
+    )
     hollow = " Hollow dots are not ranked; the verdict says why." if unranked else ""
     return Figure(
         "scaling",
         "Strong scaling: the same work on more hardware",
         "Each panel holds runs of one workload, one amount of work and one global batch. The dotted line is ideal "
         "scaling from the named baseline. Beside a plot stands each layout's value on the most hardware it ran on. "
-        f"Whiskers span repeats, or blocks of steps of a run that was not repeated.{hollow}",
+        f"Whiskers span repeats, or blocks of steps of a run that was not repeated.{hollow}{again}",
         tuple(panels),
         table=_scaling_table(report, experiments, "Strong scaling"),
     )
@@ -80,11 +85,13 @@ def throughput(report):
             panels += bars_panels(f"{title}: {name}", "Bars", bars) if bars else []
     return Figure(
         "throughput",
-        "Throughput and energy",
+        "Throughput",
         "Rate: work per second over all steps, warm-up included, and over all ranks; tokens are those that enter the loss (of pairs, "
-        "those of the summary). Energy: the sum over all GPUs of the run, where that was measured.",
+        "those of the summary). Energy: the sum over all GPUs of the run, where that was measured. MFU is of the peak in a run's own precision.",
         tuple(panels),
-        table=of_runs(report, "Throughput; an empty cell is not known", THROUGHPUT, report.done, _throughput_row),
+        table=of_runs(
+            report, "Throughput; an empty cell is not known", THROUGHPUT, report.done, _throughput_row
+        ).known(),
     )
 
 
@@ -144,12 +151,12 @@ def _against_gpus(report, experiment, figure):
         )
         for label, members in groups.items()
     ]
-    shown = {"speedup": "Speed-up", "efficiency": "Efficiency"}[figure]
+    shown = {"speedup": "Speed-up", "efficiency": f"Efficiency per {head.first.gpu_word}"}[figure]
     return scaling_panel(
         f"{shown} against {experiment.baseline}: {experiment.title}",
         f"{shown} against the baseline {experiment.baseline}, with the ideal line",
         word,
-        f"{shown.lower()} against {experiment.baseline}",
+        f"{shown[0].lower()}{shown[1:]} against {experiment.baseline}",
         series,
         _point(report, head, figure),
         percent=figure == "efficiency",
@@ -205,7 +212,7 @@ def _phase_panels(workload, kind, records):
         parts = tuple((phase, value / total, _phase_note(record, phase)) for phase, value in spent.items())
         text = with_caveat(record, numbers.duration_of_step(total))
         bars.append(Bar(record.name, parts, text, strong=record.name == record.run.baseline))
-    title = f"Time of a step: {workload}{' (weak scaling)' if kind == 'weak' else ''}"
+    title = f"Shares of a step: {workload}{' (weak scaling)' if kind == 'weak' else ''}"
     return bars_panels(title, "Stacked bars of the parts of a step, its mean time in words", bars, QUARTERS)
 
 

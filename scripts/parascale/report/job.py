@@ -26,7 +26,8 @@ OPERATORS = (
     Column("calls", "Calls", numbers.whole),
     *columns(numbers.duration_of_step, cpu_seconds="Own time on the CPU", device_seconds="Own time on the GPU"),
 )
-FOOTER = "Made from `run.json`, `summary.json`, `steps.jsonl` and `device.csv` of this run. "
+OF_ALL = ("../summary.csv", "../plan-against-actual.csv")  # tables of the report, of which the page is a part
+FOOTER = "Made from `run.json`, `summary.json`, `steps.jsonl` and `device.csv` of this run. The tables of all runs are made with the whole report."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ def render_job(job, folder=None):
     words = [record.status]
     if record.run is not None:
         words += [record.run.workload.name, record.run.strategy, record.site.title or record.site.name]
-    tables = tuple(os.path.relpath(path, folder) for path in job.samples) if folder else ()
+    tables = (*OF_ALL, *(os.path.relpath(path, folder) for path in job.samples)) if folder else ()
     return render(job.report, job_sections(job), " · ".join(words), FOOTER, tables=tables)
 
 

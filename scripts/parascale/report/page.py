@@ -27,7 +27,7 @@ MANY = 12  # runs from which on the page has a filter
 TABLES = ("summary.csv", "plan-against-actual.csv", "advice.csv", "checkpoints.csv")  # beside the page
 HOW_TO_READ = (
     "Only runs of the same work on the same machine are compared, each with its baseline: the run that its row names.",
-    "Speed-up and efficiency are of training alone; start-up and warm-up stand apart. Efficiency counts every GPU held.",
+    "Speed-up and efficiency are of training alone; start-up and warm-up stand apart. Efficiency counts each GPU or process that a layout asks for, core-hours all that is charged.",
     "A range spans repeats, or blocks of steps of a run that was not repeated.",
     "`same`: a short exact run gave the losses, gradient norms and weights of the baseline's. Never compare a `different` one.",
     "A price or memory is predicted before a run, and kept as it was. Core-hours are of the whole job unless they say otherwise.",

@@ -81,7 +81,7 @@ def _judged(table):
             worst = max(off, key=off.get)
             middle, most = (numbers.significant(each, 2) for each in (statistics.median(off.values()), off[worst]))
             way = "more" if part_of[worst] > 1 else "less"
-            every = ", as of all" if len({part > 1 for part in part_of.values()}) == 1 < len(off) else ""
+            every = ", as in all runs" if len({part > 1 for part in part_of.values()}) == 1 < len(off) else ""
             said = most if middle == most else f"{middle} in the median, {most} at worst"
             yield f"{title}: off by a factor of {said} (`{worst}`: {way} than planned{every})."
 
@@ -128,6 +128,7 @@ def _rows(advice):
         {
             **{"workload": advice.workload, "site": advice.site, "gpus": advice.gpus},
             **vars(each.prediction),
+            **{"memory_bytes": each.memory_bytes, "fits": each.fits},
             "seconds": each.prediction.wall_seconds,
             "layout": degrees_text(each.run),
             "strategy": each.layout.strategy(),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from parascale.report.comparing import caveats
 from parascale.report.drawing import FONT, LINE, PALETTE, Panel, mark, series_colour, series_ink, series_marker
 from parascale.report.numbers import time_unit
+from parascale.report.timing import unranked
 
 NAME = 20  # the most characters of a run's name beside a plot, of which it leaves more than half of the width
 MOST, TALLEST = 24, 34  # bars of a panel alone, and of one that stands beside others
@@ -36,7 +37,7 @@ def record_bar(record, series, value, text):
 
 def with_caveat(record, text):
     """A value of a run in words, with what sets the run apart."""
-    return ", ".join([text, *caveats(record)])
+    return ", ".join([text, *caveats(record), *(["not ranked"] if record.done and unranked(record) else [])])
 
 
 def bars_panels(title, words, bars, ticks=None):
@@ -195,9 +196,9 @@ def _list_series(axes, ends):
     """Names beside the plot with the value at each line's end (name, Point, its dot): of most GPUs on top, then the highest; those not
     ranked last."""
     ends = sorted(ends, key=lambda end: (not end[1].ranked, -end[1].gpus, -end[1].spread.mean))
-    most = max(point.gpus for _, point, _ in ends)
+    several = len({point.gpus for _, point, _ in ends}) > 1
     rows = [
-        (dot, f"{_shortened(name)} {point.value}{f' (on {point.gpus})' if point.gpus < most else ''}")
+        (dot, f"{_shortened(name)} {point.value}{f' (on {point.gpus})' if several else ''}")
         for name, point, dot in ends
     ]
     if hollow := [row for row, (_, point, _) in enumerate(ends) if not point.ranked]:

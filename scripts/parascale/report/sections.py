@@ -192,11 +192,12 @@ def _bubbles(report):
         if record.run.layout.pp > 1 and any(getattr(record.summary, name) is not None for name in bubble)
     ]
     caption = "Pipelines: part of the time in which a rank waits for the others"
-    return of_runs(report, caption, BUBBLES, piped, lambda record: _pipeline(record.run.layout))
+    return of_runs(report, caption, BUBBLES, piped, lambda record: _pipeline(record.run.layout)).known()
 
 
 def _pipeline(layout):
-    return {"micro_batches": layout.micro_batches, "schedule": layout.pipeline_schedule}
+    schedule = "naive" if layout.one_stage_at_a_time else layout.pipeline_schedule
+    return {"micro_batches": layout.micro_batches, "schedule": schedule}
 
 
 def _idle(report):
@@ -213,7 +214,7 @@ def _idle(report):
         else:
             why = (
                 f"naive model parallelism: with one micro-batch only one of {layout.pp} stages works at a time, so "
-                f"{numbers.percent(fraction)} of the held time is idle, by the layout alone."
+                f"{numbers.percent(fraction)} of the time of its {numbers.plural(2, word).split()[1]} is idle."
             )
         if record.cores:
             hours = record.cores * record.timing.training / 3600
@@ -252,7 +253,9 @@ def quality_section(report):
 def throughput_section(report):
     """Throughput, MFU where the peak is known, use of the GPUs and energy where they were sampled."""
     files = f"{IN_SUMMARY}; for each GPU or process its `rate` / `world_size`"
-    return _figures_section("throughput", "Throughput and energy", figures.throughput(report), files)
+    figure = figures.throughput(report)
+    title = "Throughput and energy" if any("Energy" in panel.title for panel in figure.panels) else "Throughput"
+    return _figures_section("throughput", title, figure, files)
 
 
 def conversions_section(report):

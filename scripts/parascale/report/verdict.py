@@ -49,7 +49,8 @@ AIMS = (
 class Winner:
     """The best configuration for an aim beside the baseline. beats: it is measurably less.
 
-    alike: other configurations that no measured difference tells from the best one.
+    alike: other configurations that no measured difference tells from the best one, and worse: how many others there are.
+    unused: what of a node the baseline pays for and does not use; of core-hours alone.
     """
 
     aim: Aim
@@ -60,6 +61,8 @@ class Winner:
     beats: bool
     alike: tuple
     runner_up: tuple | None
+    worse: int = 0
+    unused: str = ""
 
     @property
     def shown(self):
@@ -76,9 +79,11 @@ class Winner:
     def beside(self):
         """What a card says below the name."""
         if not self.beats:
-            more = len(self.alike)
-            return f"the baseline; nothing is measurably better{f', {more} no different' if more else ''}"
-        return f"{self.saving} less than `{self.reference}`{_alike(self)}"
+            counts = [(len(self.alike), "no different"), (self.worse, "measurably worse")]
+            said = [f", {count} {word}" for count, word in counts if count]
+            return f"the baseline; nothing is measurably better{''.join(said)}"
+        pays = f", which pays for {self.unused} that it does not use" if self.unused else ""
+        return f"{self.saving} less than `{self.reference}`{pays}{_alike(self)}"
 
 
 @dataclass(frozen=True)
@@ -145,13 +150,8 @@ def _basis(experiment, left_out):
         ]
     else:
         said = ["Ranges span repeated runs."]
-    first = experiment.first
-    site = first.site
-    if site.device == "cpu":
-        used, there, what = wanted_cores(first), cores_there(first), "cores"
-    else:
-        used, there, what = first.run.layout.gpus_per_node, site.gpus_per_node or 0, "GPUs"
-    if site.charges == "whole_nodes" and used < there:
+    used, there, what = _held(experiment.first)
+    if used < there:
         held = f"{used} of the {there} {what} of a node"
         said.append(f"Whole nodes are charged: `{experiment.baseline}` uses {held} and pays for all.")
     others = [f"`{member.label}` ({member.unranked})" for member in experiment.members[1:] if member.unranked]
@@ -160,9 +160,20 @@ def _basis(experiment, left_out):
     if left_out:
         names = few([f"`{name}`" for name in left_out], most=4)
         said.append(
-            f"Not compared, because they train differently from the baseline: {names}; “What more hardware buys” says how."
+            f"Not compared, because they train differently from the baseline: {names}; “What more hardware buys” says how. "
+            "`same` beside one of them is said of its layout."
         )
     return tuple(said)
+
+
+def _held(record):
+    """(used, paid for, what) of the cores or GPUs of a node, where whole nodes are charged; else both are 0."""
+    site = record.site
+    if site.charges != "whole_nodes":
+        return 0, 0, ""
+    if site.device == "cpu":
+        return wanted_cores(record), cores_there(record), "cores"
+    return record.run.layout.gpus_per_node, site.gpus_per_node or 0, "GPUs"
 
 
 def _apart(low, high):
@@ -181,7 +192,9 @@ def _winner(aim, head, rivals):
     beats = best is not head
     others = [entry for entry in ranked if entry[1] is not best]
     alike = tuple(member for spread, member in others if not _apart(value, spread) and not _apart(spread, value))
-    return Winner(aim, best, value, head.label, baseline, beats, alike, others[0])
+    used, there, what = _held(head.first)
+    unused = what if used < there and aim.key == "training_core_hours" else ""
+    return Winner(aim, best, value, head.label, baseline, beats, alike, others[0], len(others) - len(alike), unused)
 
 
 def _time_sentence(experiment, winner):
