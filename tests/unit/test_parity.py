@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
+from parascale.checkpoint import read
 from parascale.files import write_text
-from parascale.train.parity import Tolerance, compare
+from parascale.train.parity import Tolerance, compare, smallest_gradient
 
 from .checkpoints import save_run
 
@@ -58,33 +59,74 @@ def test_gradients_outside_and_other_weights_are_both_said(tmp_path, baseline):
     assert found["reason"].startswith("leaves the tolerance at step 1; weights of ")
 
 
-def moved_by_noise(way, gradient):
-    """What moves the first two numbers of the last norm, whose gradients were as large as said."""
+def moved(name, way, gradient, first=2, sgd=False):
+    """What moves the first numbers of a weight, whose gradients were as large as said, as AdamW or SGD keeps it."""
 
     def change(module, optimizer):
-        weight = module.norm.weight
+        weight = module.get_parameter(name)
+        if sgd:
+            for parameter in module.parameters():
+                optimizer.state[parameter] = {"momentum_buffer": torch.ones_like(parameter)}
         with torch.no_grad():
-            weight[:2] += way
-            optimizer.state[weight]["exp_avg_sq"][:2] = gradient**2
+            weight.view(-1)[:first] += way
+            key, value = ("momentum_buffer", -gradient) if sgd else ("exp_avg_sq", gradient**2)
+            optimizer.state[weight][key].view(-1)[:first] = value
 
     return change
 
 
+@pytest.mark.parametrize("sgd", [False, True])
 @pytest.mark.parametrize(
-    ("way", "gradient", "verdict"),
+    ("way", "roundings", "verdict"),
     [
-        (0.1, 1e-9, "same"),
-        (0.1, 1e-7, "different"),
+        (0.1, 8, "same"),
+        (0.1, 512, "different"),
         (0.1, 0.0, "different"),
-        (math.nan, 1e-9, "different"),
-        (math.inf, 1e-9, "different"),
+        (math.nan, 8, "different"),
+        (math.inf, 8, "different"),
     ],
 )
-def test_elements_whose_gradients_are_rounding_are_judged_only_for_being_numbers(way, gradient, verdict, tmp_path):
-    """The whole gradient's norm is 1, so a rounding in fp32 is 6e-8 of it."""
-    baseline = recorded(tmp_path / "baseline", change=moved_by_noise(0.0, gradient))
-    found = verdict_of(recorded(tmp_path / "run", change=moved_by_noise(way, gradient)), baseline)
+def test_elements_whose_gradients_are_rounding_are_judged_only_for_being_numbers(
+    way, roundings, verdict, sgd, tmp_path
+):
+    gradient = roundings * 2**-24 / math.sqrt(21_000)  # of a norm of 1, spread over about as many elements
+    baseline = recorded(tmp_path / "baseline", change=moved("norm.weight", 0.0, gradient, sgd=sgd))
+    found = verdict_of(recorded(tmp_path / "run", change=moved("norm.weight", way, gradient, sgd=sgd)), baseline)
     assert (found["verdict"], found["worst_tensor"] == "norm.weight") == (verdict, verdict == "different")
+    assert found["reason"].endswith("are not judged") == (0 < roundings < 64)
+
+
+def test_where_many_elements_would_not_be_judged_all_are(tmp_path):
+    """A rule for a few biases must not hide a whole matrix."""
+    moves = [moved("embedding.tokens.weight", way, 1e-12, first=10**6) for way in (0.0, 0.1)]
+    baseline = recorded(tmp_path / "baseline", change=moves[0])
+    found = verdict_of(recorded(tmp_path / "run", change=moves[1]), baseline)
+    assert found["verdict"] == "different" and found["worst_tensor"] == "embedding.tokens.weight"
+
+
+@pytest.mark.parametrize(
+    ("norms", "clip_norm", "precision", "applied"),
+    [
+        ([0.5], 1.0, "fp32", 0.5),
+        ([0.5, 0.5, 900.0], None, "fp32", 0.5),
+        ([3.0, 5.0], 1.0, "fp32", 1.0),
+        ([None, math.nan, 0.25], 1.0, "fp64", 0.25),
+        ([None], 1.0, "fp32", 0.0),
+    ],
+)
+def test_the_smallest_gradient_follows_from_what_the_optimizer_was_given(
+    norms, clip_norm, precision, applied, baseline
+):
+    run, folder = baseline
+    workload = dataclasses.replace(run.workload, optim=dataclasses.replace(run.workload.optim, clip_norm=clip_norm))
+    run = dataclasses.replace(run, workload=workload, precision=precision)
+    weights = [
+        shape.numel() for name, (shape, _) in read.tensors(folder / "checkpoint").items() if name[:6] == "model."
+    ]
+    rounding = 2**-53 if precision == "fp64" else 2**-24
+    found = smallest_gradient(run, [{"grad_norm": norm} for norm in norms], folder / "checkpoint")
+    begun = math.sqrt(1 - run.workload.optim.betas[1] ** len(norms))  # as the mean square has not reached its own yet
+    assert found == pytest.approx(64 * rounding * applied * begun / math.sqrt(sum(weights)))
 
 
 def test_another_recipe_is_no_comparison(tmp_path, baseline):

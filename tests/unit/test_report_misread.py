@@ -161,8 +161,10 @@ def test_tables_say_what_their_numbers_are(tmp_path):
     page = " ".join(render_page(report_of(tmp_path, fake("single", **BASE), ddp())).split())
     assert "Training loss, mean of last 10 steps" in page and "Loss difference, nats" in page
     assert "of losses absolute, in nats" in page and "final losses and accuracies may end slightly apart" in page
-    assert "Energy: the sum over all GPUs of the run" in page
-    assert "Energy of all GPUs" not in page, "a column in which nothing is known"
+    assert "Energy" not in page[page.index('id="throughput"') :].split("</section>")[0], "nothing of it is known"
+    measured = {"ddp": {"energy_joules": 5e4}}
+    page = render_page(report_of(tmp_path / "measured", fake("single", **BASE), ddp(), summaries=measured))
+    assert "Energy: the sum over all GPUs of the run" in page and "Energy of all GPUs, whole run" in page
     assert "there is none where fewer than two steps are known" in page
 
 

@@ -106,7 +106,7 @@ def line(advice, gpu="GPU"):
         degrees += f" activation_checkpointing={str(layout.activation_checkpointing).lower()}"
     memory = "memory unknown"
     if foretold.memory_bytes is not None:
-        memory = f"{advice.memory_bytes / 1e9:.1f} GB a {gpu}: {advice.fits}"
+        memory = f"{foretold.memory_bytes / 1e9:.1f} GB a {gpu}: {foretold.fits}"
     how = ", measured" if foretold.basis == "history" else ""
     step = "" if foretold.step_seconds is None else f", {1000 * foretold.step_seconds:.1f} ms a step{how}"
     cost = core_hours(foretold.core_hours)

@@ -14,30 +14,16 @@ STATE_BYTES = 16  # fp32 weight, gradient and AdamW's two moments
 
 @dataclass(frozen=True)
 class RankedLayout:
-    """One layout, what it would need, and the reason for its place in words. peak: the most that a rank of such a run was seen to need."""
+    """One layout, what it would need, and the reason for its place in words."""
 
     run: Run
     prediction: Prediction
     reason: str
-    peak: int | None = None
 
     @property
     def layout(self):
         """Its Layout."""
         return self.run.layout
-
-    @property
-    def memory_bytes(self):
-        """Of a rank: what was measured, else what formulas say."""
-        return self.peak or self.prediction.memory_bytes
-
-    @property
-    def fits(self):
-        """As `Prediction.fits`, by the larger of what was measured and what formulas say."""
-        foretold = self.prediction
-        if self.peak is None or foretold.memory_bytes is None:
-            return foretold.fits
-        return verdict(max(self.peak, foretold.memory_bytes), foretold.capacity_bytes)
 
 
 def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None, by="time"):
@@ -51,7 +37,8 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
     measured = [*_measured(workload, site, gpus, precision, calibration)] if calibration else []
 
     def foretell(run):
-        return predict(run, site, calibration, facts, remedy=False)
+        foretold = predict(run, site, calibration, facts, remedy=False)
+        return _as_seen(foretold, site, calibration.peak(run)) if calibration else foretold
 
     found = [(run, foretell(run)) for run in measured]
     for layout in layouts(workload, site, gpus):
@@ -63,8 +50,16 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
             f"no layout of workload {workload.name} takes {gpus} GPUs: degrees must divide heads and batch"
         )
     pairs = ranked(found, measure)
-    peak = calibration.peak if calibration else lambda run: None
-    return [RankedLayout(run, foretold, reason(run, site, foretold, pairs[0][1]), peak(run)) for run, foretold in pairs]
+    return [RankedLayout(run, foretold, reason(run, site, foretold, pairs[0][1])) for run, foretold in pairs]
+
+
+def _as_seen(foretold, site, peak):
+    """A Prediction with the memory that a rank of such a run was seen to need, if it was; of a GPU that is torch's part alone."""
+    if peak is None or foretold.memory is None:
+        return foretold
+    besides = ("libraries", "communicators") if site.device == "cuda" else ()
+    needed = peak + sum(foretold.memory[part] for part in besides)
+    return replace(foretold, memory_bytes=needed, fits=verdict(needed, foretold.capacity_bytes))
 
 
 def _measured(workload, site, gpus, precision, calibration):

@@ -16,7 +16,7 @@ from parascale.plan.work import step_work
 from parascale.settings.layout import RECOMPUTATION
 
 FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequences may end a run
-BESIDE_ERROR = 0.4  # deviation of the logarithm of start-up, evaluation and saving, where no run was seen to do them
+BESIDE_ERROR = 0.4  # deviation of the logarithm of start-up, evaluation and saving, of a run that was not seen itself
 ROUNDED_MINUTES = 5
 
 
@@ -227,12 +227,9 @@ def _time(prediction, run, site, calibration, sizes, facts):
     if same:
         beside = {"beside the steps": same[1] * mean}
     else:
-
-        def foretell(other):
-            return sum(_beside(other, site, calibration, sizes, facts).values())
-
-        factor = calibration.beside(run.workload.name, foretell)
-        beside = {what: factor * each for what, each in _beside(run, site, calibration, sizes, facts).items()}
+        factor = calibration.beside(run.workload.name, lambda seen: _beside_of_seen(seen, site, calibration, facts))
+        foretold = _beside(run, site, facts, steps, seconds, _evaluation(run, work, rates, site))
+        beside = {what: factor * each for what, each in foretold.items()}
     extra = sum(beside.values())
     wall = seconds + extra
     # A run that was seen is slow in all of it.
@@ -257,16 +254,28 @@ def run_steps(run, facts):
     return run.optimizer_steps(facts.train_samples)
 
 
-def _beside(run, site, calibration, sizes, facts):
-    """{what: seconds} beside the training steps, by formula.
+def _beside_of_seen(seen, site, calibration, facts):
+    """What formulas say that an observed run took beside its steps, in seconds; None where they say nothing."""
+    run, facts = seen.resolved, dataclasses.replace(facts, vocabulary=seen.vocabulary)
+    sizes = model_sizes(run.workload.model, seen.vocabulary, *run.workload.sizes)
+    (rates, _), steps = calibration.rates(site, run, facts.sample_bytes), run_steps(run, facts)
+    if sizes is None or rates is None or steps is None:
+        return None
+    evaluation = _evaluation(run, step_work(run, sizes, site), rates, site)
+    return sum(_beside(run, site, facts, steps, steps * seen.step_seconds, evaluation).values())
+
+
+def _evaluation(run, work, rates, site):
+    """Seconds of the forward passes of a global batch."""
+    return forward_seconds(work, rates, site, turns=run.layout.stages > run.layout.pp)
+
+
+def _beside(run, site, facts, steps, seconds, forward):
+    """{what: seconds} beside the training steps, by formula. forward: see `_evaluation`.
 
     Evaluations are on the validation split, and one is on the test split as if it were as long; each may be the best so far, and then
     saves weights. State is saved every so many steps and minutes, and at the end.
     """
-    work, (rates, _) = step_work(run, sizes, site), calibration.rates(site, run, facts.sample_bytes)
-    steps = run_steps(run, facts)
-    seconds = steps * sum(step_seconds(work, rates, site).values())
-    forward = forward_seconds(work, rates, site, turns=run.layout.stages > run.layout.pp)
     training, crowding = run.workload.training, site.crowding(site.processes_together(run.layout))
     rate, state = site.assumed.save_gigabytes_per_second * 1e9, saved_bytes(run, facts.vocabulary)
     evaluations = 1 + (steps // training.evaluate_every if training.evaluate_every else 1) if training.evaluate else 0

@@ -83,11 +83,13 @@ def throughput(report):
             known = [(record, found) for record in records if (found := value(record)) is not None]
             bars = [record_bar(record, report.series(record), found, shown(record, found)) for record, found in known]
             panels += bars_panels(f"{title}: {name}", "Bars", bars) if bars else []
+    known = any(energy_per_work(record) is not None for record in report.done)
+    energy = " Energy: the sum over all GPUs of the run, where that was measured." if known else ""
     return Figure(
         "throughput",
         "Throughput",
         "Rate: work per second over all steps, warm-up included, and over all ranks; tokens are those that enter the loss (of pairs, "
-        "those of the summary). Energy: the sum over all GPUs of the run, where that was measured. MFU is of the peak in a run's own precision.",
+        f"those of the summary). MFU is of the peak in a run's own precision.{energy}",
         tuple(panels),
         table=of_runs(
             report, "Throughput; an empty cell is not known", THROUGHPUT, report.done, _throughput_row

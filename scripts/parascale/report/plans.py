@@ -128,7 +128,6 @@ def _rows(advice):
         {
             **{"workload": advice.workload, "site": advice.site, "gpus": advice.gpus},
             **vars(each.prediction),
-            **{"memory_bytes": each.memory_bytes, "fits": each.fits},
             "seconds": each.prediction.wall_seconds,
             "layout": degrees_text(each.run),
             "strategy": each.layout.strategy(),
