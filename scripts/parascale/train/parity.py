@@ -105,7 +105,9 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
     same = not outside and not _beyond(weights, tolerance.weights)
     reason = "within tolerance at every step" if same else _describe(outside, weights, worst, tolerance)
     if unjudged:
-        reason += f"; {100 * unjudged:.2g} % of the weights, which nothing but rounding moves, are not judged"
+        reason += (
+            f"; {100 * unjudged:.2g} % of the weights, whose gradients are of the size of rounding, are not judged"
+        )
     return verdict | {
         "verdict": "same" if same else "different",
         "reason": reason,
