@@ -67,7 +67,9 @@ def this_step():
     command = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
     hosts = _ask(command).split()
     if not hosts:
-        raise RequirementError(f"`{' '.join(command)}` failed: no names")
+        raise RequirementError(
+            f"`{' '.join(command)}` names no nodes of this step; start it with `parascale launch` in a job"
+        )
     return Step(job, step, int(node), hosts[0])
 
 

@@ -96,6 +96,6 @@ def test_weights_go_in_when_asked(packed, tmp_path):
 
 
 def test_nothing_to_pack_is_an_error_that_says_what_to_do(tmp_path):
-    with pytest.raises(DataError, match="make run"):
+    with pytest.raises(DataError, match="with a profile trains"):
         pack(PROJECT, tmp_path, tmp_path / "c.zip", "Title")
     assert not (tmp_path / "c.zip").exists()

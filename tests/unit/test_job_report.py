@@ -255,7 +255,7 @@ def test_a_run_without_samples_has_a_report(tmp_path):
 
 
 def test_a_run_that_left_nothing_is_an_error_that_says_what_to_do(tmp_path):
-    with pytest.raises(ParascaleError, match="make run"):
+    with pytest.raises(ParascaleError, match="parascale launch --run"):
         load_job(tmp_path / "results", tmp_path / "work", "gone")
 
 

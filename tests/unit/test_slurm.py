@@ -64,7 +64,7 @@ def test_a_task_finds_its_step_and_the_first_of_its_nodes(command, monkeypatch):
     command("scontrol", '[ "$*" = "show hostnames jrc[0001-0002]" ] && echo jrc0001 && echo jrc0002')
     assert slurm.this_step() == slurm.Step("7", "3", 1, "jrc0001")
     command("scontrol", "exit 0")
-    with pytest.raises(RequirementError, match=r"show hostnames jrc.* failed: no names"):
+    with pytest.raises(RequirementError, match=r"show hostnames jrc.* names no nodes of this step"):
         slurm.this_step()
 
 

@@ -18,7 +18,7 @@ from parascale.plan.spent import spent
 from parascale.report.numbers import plural
 
 BASES = {
-    "formula": "no run was observed on this machine; constants of its kind, of processors as they were measured first",
+    "formula": "no run that computes alike was observed here; constants of this kind of GPU, or of processors as measured",
     "fit": "prices fitted to other runs of this machine",
     "probe": "prices fitted to runs of this workload, precision and kind of layout",
     "history": "finished runs that differ in name and seed alone",
@@ -30,7 +30,7 @@ BASES = {
 @click.option(
     "--check",
     is_flag=True,
-    help="Exit with 1 unless every run fits in memory and time, and all together stay within the budget.",
+    help="Exit with 1 unless every run fits in memory and the machine's limits, and all together stay within the budget.",
 )
 @click.option("--exact", is_flag=True, help="Also measure memory with the real code on fake tensors.")
 @click.option(

@@ -228,10 +228,12 @@ def calibrate(project, probes, machine):
         planner.run(name, "probe")  # a name that is not known is told with the nearest
     for folder in folders:
         if not (folder / "summary.json").is_file():
-            raise ConfigError(f"{folder} holds no finished run (summary.json)")
+            raise ConfigError(f"{folder} holds no finished run (summary.json); the target `calibrate` runs the probes")
     sites = {prices.site_name(folder) for folder in folders}
     if sites - {project.site.name}:
-        raise ConfigError(f"probes of different sites do not mix: {', '.join(sorted(sites | {project.site.name}))}")
+        raise ConfigError(
+            f"probes of different sites do not mix: {', '.join(sorted(sites | {project.site.name}))}; name those of {project.site.name}"
+        )
     observations = tuple(map(prices.observe_probe, folders))
     prices.save(prices.Calibration(project.site.name, observations), project.paths.calibration(project.site.name))
     for observation in observations:

@@ -41,7 +41,9 @@ def init(find, called, partition):
     found = survey(slurm.records("node"), slurm.records("partition"), slurm.configuration(), partition)
     name, accounts = called or found.cluster, slurm.accounts()
     if not NAME.fullmatch(name):
-        raise ConfigError(f"`{name}` cannot name files: use letters, digits, `-` and `_`")
+        raise ConfigError(
+            f"`{name}` cannot name files: use letters, digits, `-`, `_` and `.`, the first a letter or a digit"
+        )
     files = {
         Path(f"config/sites/{name}.yaml"): site_file(found, gpu_here(), networks_here()),
         Path(f"config/{name}.yaml"): configuration_file(name, found, accounts),
@@ -50,7 +52,7 @@ def init(find, called, partition):
     if found.shape.gpus < 4:
         files[Path("config") / _run_table(name, found)] = run_table(found)
     if there := [str(path) for path in files if path.exists()]:
-        raise ConfigError(f"{there[0]}: there already; give another name, or remove it: parascale site init NAME")
+        raise ConfigError(f"{there[0]}: there already; remove it, or give another name: parascale site init NAME")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)

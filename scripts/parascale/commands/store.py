@@ -67,7 +67,7 @@ def list_(project):
 def free(project, keys, unused, gigabytes, yes):
     """Remove trainings from the store. Results that show them stay, but a training that is freed has to be paid for again.
 
-    KEY is the beginning of a key, or the name of an unfinished training, as `parascale store list` shows them.
+    KEY is the beginning of a key, 4 characters or more, or the name of an unfinished training, as `parascale store list` shows them.
 
     \b
     Example: parascale store free 3f9ac0d1

@@ -13,9 +13,7 @@ def preflight(site, account=None, partition=None, reservation=None, data_partiti
     """Raise RequirementError where Slurm would refuse jobs, or would keep them waiting for ever."""
     _check_account(site, account)
     if reservation:
-        _record(
-            "reservation", reservation, ", nor any other; leave --slurm-reservation out, or ask who runs the course"
-        )
+        _record("reservation", reservation, ", nor any other; leave --slurm-reservation out, or ask who made it")
     for name in filter(None, (site.partition_or_first(partition), data_partition)):
         if (state := _record("partition", name).get("State", "UP")) != "UP":
             raise RequirementError(f"partition {name} is {state}: it starts no jobs now; choose another or wait")

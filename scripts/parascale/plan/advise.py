@@ -79,7 +79,7 @@ def _measured(workload, site, gpus, precision, calibration):
 @dataclass(frozen=True)
 class Step:
     """The best layout on a number of GPUs. efficiency: speed-up over that of the first Step, of the ideal. free_from: the fewest GPUs
-    that an hour costs as much of; None where it costs less. knee: whether this is the best trade of time against cost."""
+    that cost as much an hour; None where fewer cost less. knee: whether this is the best trade of time against cost."""
 
     gpus: int
     advice: RankedLayout
@@ -105,7 +105,9 @@ def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None
         if best.prediction.fits in FITTING and best.prediction.wall_seconds is not None:
             found.append((count, best))
     if not found:
-        raise ConfigError(f"no number of GPUs up to {gpus} has a layout of workload {workload.name} with a known price")
+        raise ConfigError(
+            f"no number of GPUs up to {gpus} has a layout of workload {workload.name} that fits and has a known price"
+        )
     least, first = found[0][0], found[0][1].prediction.wall_seconds
     per_node = site.gpus_per_node if site.charges == "whole_nodes" else None
     steps = [
@@ -171,7 +173,7 @@ def reason(run, site, prediction, best=None):
         )
     if prediction.fits == "does not fit":
         need, have = prediction.memory_bytes / GIGA, prediction.capacity_bytes / GIGA
-        words.append(f"it needs {need:.0f} GB of the {have:.0f} GB of a {gpu}")
+        words.append(f"it needs {need:.0f} GB, and a {gpu} has {have:.0f} GB")
     return "; ".join(words)
 
 
@@ -186,7 +188,7 @@ def _where_time_goes(phases, gpus):
 
 
 def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):
-    """The course's rule of thumb for this model and machine, as one sentence; None where shapes or memory are unknown."""
+    """The JSC course's rule of thumb for this model and machine, as one sentence; None where shapes or memory are unknown."""
     run = Run(run="advice", workload=workload, layout=Layout(), precision=precision)
     capacity, (gpu, _) = capacity_bytes(run, site), nouns(site)
     sizes = model_sizes(workload.model, vocabulary or 1, *workload.sizes)

@@ -1,8 +1,8 @@
 """Calibration: what short probe jobs and finished runs say about a machine's prices.
 
-`results/calibration/<site>.json` holds observations, nothing derived: {schema_version, site, observations: [{source:
-"probe" | "run", run, settings, vocabulary, step_seconds, phases, startup_seconds, peak_memory_bytes}]}. Prices are fitted
-again whenever a plan is made, so that every further record refines them.
+`results/calibration/<site>.json` holds what probes showed, nothing derived: {schema_version, site, observations: [the values of an
+Observation]}. Finished runs are read from their records. Prices are fitted again whenever a plan is made, so that every further record
+refines them.
 """
 
 import dataclasses

@@ -28,8 +28,7 @@ def find_partition(site, name=None):
             return partition
     known = [partition.name for partition in site.partitions]
     raise ConfigError(
-        f"partition `{name}` is not known at {site.name}{nearest(name, known)}. "
-        f"Its partitions: {', '.join(known)} (config/sites/{site.name}.yaml)"
+        f"partition `{name}` is not known at {site.name}{nearest(name, known)} (`partitions` of the site's file)"
     )
 
 

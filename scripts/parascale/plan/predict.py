@@ -218,8 +218,9 @@ def _time(prediction, run, site, calibration, sizes, facts):
     step = same[0] if same else sum(phases.values())
     prediction = dataclasses.replace(prediction, steps=steps, step_seconds=step, phases=phases)
     if steps is None:
+        size = "train_tokens" if run.workload.task == "language_model" else "train_samples"
         return dataclasses.replace(
-            prediction, unknown="steps: prepare the data, or give data.expected.train_tokens in the workload"
+            prediction, unknown=f"steps: prepare the data, or give data.expected.{size} in the workload"
         )
     own, shared = calibration.deviation(run, site, work, fitted)
     mean = math.exp(own**2 / 2)  # of what is log-normal, over its median

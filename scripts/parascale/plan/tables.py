@@ -41,7 +41,7 @@ def remarks(plan):
         f"Wall time: {least}{duration(totals['wall_hours_at_once'])} if all jobs run at once, without time in queues"
     ]
     if totals["wall_hours_limited"] is not None:
-        what = "slots" if plan.capacity_is_cores else "jobs at once"
+        what = "cores" if plan.capacity_is_cores else "jobs at once"
         said[0] += f"; {least}{duration(totals['wall_hours_limited'])} with {plan.capacity} {what}"
     if totals["core_hours_high"]:
         ends = ((totals[f"{name}_hours_low"], totals[f"{name}_hours_high"], unit) for name, unit in UNITS.items())

@@ -56,7 +56,9 @@ def pack(project, results, target, title, weights=False):
     project, results = Path(project), Path(results)
     runs = {path.parent.name: read_json(path) for path in sorted(results.glob("runs/*/run.json"))}
     if not runs:
-        raise DataError(f"{results}/runs: no finished run to pack; `make run` trains the runs of the table")
+        raise DataError(
+            f"{results}/runs: no finished run to pack; `snakemake` with a profile trains the runs of the table"
+        )
     crate = ROCrate(version="1.1")  # what the profiles build on
     crate.name, crate.license = title, LICENCE
     crate.description = (

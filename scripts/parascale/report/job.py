@@ -66,7 +66,7 @@ def load_job(results, work, name, table=()):
     folder = finished if finished.is_dir() else Path(work) / "runs" / name
     if not folder.is_dir():
         raise ParascaleError(
-            f"run `{name}` left nothing in {finished} or {folder}; `make run` trains the runs of the table"
+            f"run `{name}` left nothing in {finished} or {folder}; `parascale launch --run {name}` trains it"
         )
     operators = files.read_json(path) if (path := folder / "profile/operators.json").is_file() else []
     samples, alone = tuple(sample_files(folder)), build_report([record], f"Job report: {name}", table=table)

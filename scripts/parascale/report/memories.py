@@ -49,7 +49,7 @@ def memory(report):
         "memory",
         "Peak memory",
         "Memory of the rank that needed most, at its peak. On a GPU only tensors count; on CPUs also the process besides "
-        "(libraries, data). Beside a bar stands what was measured, and what was predicted before the run, at which the triangle points.",
+        "(libraries, data). Beside a bar stands what was measured, and what was predicted before the run, which the diamond marks.",
         tuple(panels),
         (*(Entry(NAMES.get(part, part), COLOURS[part], marker=BOX) for part in used), *foretold),
         of_runs(report, "Peak memory; an empty cell is not known", COLUMNS, report.done, _row),

@@ -4,13 +4,14 @@ import math
 from dataclasses import dataclass, replace
 
 from parascale.report.comparing import caveats
-from parascale.report.drawing import FONT, LINE, PALETTE, Panel, mark, series_colour, series_ink, series_marker
+from parascale.report.drawing import LINE, PALETTE, POINTER, Panel, mark, series_colour, series_ink, series_marker
 from parascale.report.numbers import time_unit
 from parascale.report.timing import unranked
 
 NAME = 20  # the most characters of a run's name beside a plot, of which it leaves more than half of the width
 MOST, TALLEST = 24, 34  # bars of a panel alone, and of one that stands beside others
 DOTS = (0, (1, 4))
+DIAMOND = 6.5  # points of what marks a value on a bar
 SPECK = 5  # points of a dot on a curve: it hides little of the others
 PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
 
@@ -49,7 +50,7 @@ def bars_panels(title, words, bars, ticks=None):
     ticks, pointed = ticks or {}, any(bar.pointer for bar in bars)
     ends = [max(sum(value for _, value, _ in bar.parts), bar.whisker[1]) for bar in bars]
     ends += [bar.pointer[0] for bar in bars if bar.pointer]
-    longest = max([0, *ends, *ticks]) * (1.02 if pointed else 1)  # room for half a triangle
+    longest = max([0, *ends, *ticks]) * (1.02 if pointed else 1)  # room for half a diamond
     count = 3 * math.ceil(len(bars) / (3 * TALLEST)) if len(bars) > MOST else 1
     each = math.ceil(len(bars) / count)
     parts = [bars[start : start + each] for start in range(0, len(bars), each)]
@@ -71,11 +72,9 @@ def _bars_panel(title, words, bars, ticks, pointed, longest):
                 axes.plot(bar.whisker, (row, row), color=PALETTE["ink"])
             if bar.pointer:
                 value, note = bar.pointer
-                # A triangle above the bar: a tick across it looks like an axis, or like what was measured.
-                arrow = {"arrowstyle": "simple,head_width=0.8,head_length=0.5,tail_width=0.1", "color": PALETTE["ink"]}
-                arrow |= {"shrinkA": 0, "shrinkB": 0, "linewidth": 0, "mutation_scale": FONT}
-                above = axes.annotate("", (value, row - 0.3), (0, 0.5), "data", "offset fontsize", arrow)
-                mark([above.arrow_patch], "pointer", note)
+                # A diamond on the bar's own line: a tick across it looks like an axis, and a triangle above it like the next row's.
+                look = {"color": PALETTE["ink"], "markeredgecolor": PALETTE["paper"], "markersize": DIAMOND}
+                mark(axes.plot(value, row, POINTER, **look), "pointer", note)
             place = ((1, row), axes.get_yaxis_transform()) if ticks or pointed else ((end, row), "data")
             text = axes.annotate(bar.text, place[0], (0.4, 0), place[1], "offset fontsize", va="center")
             text.set_color(PALETTE["muted"])

@@ -112,7 +112,7 @@ class Budget:
         low=0.0,
     )
     quota: Number | None = option(
-        None, "the project's quota: plans show their share of it, and warn when they exceed it", above=0.0
+        None, "the project's quota in core-hours: plans show their share of it, and warn when they exceed it", above=0.0
     )
 
 
@@ -150,5 +150,8 @@ class Config:
         CONDUCT,
     )
     timeout_seconds: Number = option(
-        300.0, "a run ends if a collective operation or a training step takes longer", CONDUCT, above=0.0
+        300.0,
+        "a run ends if a collective operation takes longer, or a training step 1.5 times as long",
+        CONDUCT,
+        above=0.0,
     )

@@ -258,5 +258,5 @@ def _check_datasets(workloads):
         if other.data.made_from() != data.made_from() or other.task != workload.task:
             raise ConfigError(
                 f"workloads `{other.name}` and `{workload.name}` both call their dataset `{data.dataset}`, "
-                "but its source, text or image settings differ; give one of them another `data.dataset`"
+                "but its task, source, text or image settings differ; give one of them another `data.dataset`"
             )

@@ -78,7 +78,7 @@ class Assumed:
         5.0, "rate at which a job prepares, converts or checks data, of the raw data", above=0.0
     )
     failures_per_node_day: Number = option(
-        0.01, "failures of a node in a day: what an expected cost may grow by at worst", low=0.0
+        0.01, "failures of a node in a day, which a plan's worst case counts", low=0.0
     )
     step_milliseconds: Number = option(
         3.0, "time of a step beyond computation and communication, in runs on CPUs", above=0.0
@@ -152,7 +152,7 @@ class Site:
         None, "days after which the filesystem of the results deletes unused files; the workflow warns in time", low=1
     )
     inode_limit: int | None = option(
-        None, "files and folders that a project may have there; the workflow warns in time", low=1
+        None, "files and folders that a project may have on that filesystem; the workflow warns in time", low=1
     )
 
     def partition_or_first(self, name=None):

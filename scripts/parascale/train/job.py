@@ -22,7 +22,7 @@ class ChangedDataError(ParascaleError):
 class Job:
     """One training.
 
-    data: folder of tokens. work: folder of the run under way. output: folder that the finished run is published to.
+    data: folder of the prepared data. work: folder of the run under way. output: folder that the finished run is published to.
     results: folder of all results, where a plan finds its calibration. store: folder of finished trainings by their keys.
     code_digest: of the code that decides a training's numbers. prediction: what the plan foretold, or None.
     start: checkpoint of the run that this one begins from (`init_from`), or None. allocation: what Slurm says of the job

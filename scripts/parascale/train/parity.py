@@ -143,7 +143,7 @@ def _draws(run, *folders):
         return None
     draws = [read_json(Path(folder) / "summary.json").get("draws") for folder in folders]
     if None in draws:
-        raise ParityError(f"{run.run}: an earlier version made a parity run; run it again")
+        raise ParityError(f"{run.run}: an earlier version made this parity run or its baseline's; run both again")
     if any(draws):
         return (
             "the model draws random numbers of its own, which are other ones in every layout. Masks are the same where dropout is an "
@@ -174,7 +174,9 @@ def _largest_weight_difference(folder, baseline_folder, smallest):
     names, expected = _weights(folder), _weights(baseline_folder)
     if names != expected:
         odd = [name for name in names.keys() | expected.keys() if names.get(name) != expected.get(name)]
-        raise ParityError(f"{folder} and {baseline_folder} do not hold the same tensors: {sorted(odd)[:3]}")
+        raise ParityError(
+            f"{folder} and {baseline_folder} do not hold the same tensors: {', '.join(sorted(odd)[:3])}; run both again"
+        )
     worst, largest, unjudged = None, -1.0, 0
     held = read.tensors(baseline_folder).keys()
     for group in _groups(names):

@@ -133,7 +133,7 @@ def _all_modules():
         spec = importlib.util.find_spec(package)  # finds a top-level package without importing it
         if spec is None:
             raise DataError(
-                f"the package {package} is not installed, but the builtin corpus draws from it: `make run` installs it"
+                f"the package {package} is not installed, but the builtin corpus draws from it: `make install` installs it"
             )
         for folder in folders:
             modules += _modules(Path(spec.origin).parent / folder, f"{package}/{folder}".rstrip("/"))
