@@ -352,6 +352,18 @@ def test_many_bars_stand_beside_each_other_on_one_scale(count, panels):
     assert widths == [number + 1 for number in range(count)]
 
 
+def test_bars_of_one_value_are_equally_long_in_all_panels():
+    """Names and words of other lengths left each panel another room."""
+    words = [
+        (f"run-{number}" * (1 + number // 20), "1 s, not ranked" if number == 29 else "1 s") for number in range(30)
+    ]
+    drawn = bars_panels("Title", "Bars", [Bar(name, (("c0", 1.0, ""),), text) for name, text in words])
+    corners = [re.findall(r'<g class="bar"><path d="M ([\d.]+) [\d.]+ L ([\d.]+)', panel.marks) for panel in drawn]
+    lengths = [abs(float(end) - float(start)) for panel in corners for start, end in panel]
+    assert len(lengths) == 30 and max(lengths) - min(lengths) < 0.5, lengths
+    assert all(panel.marks.count("run-0") <= 1 and "opacity: 0;" not in panel.marks for panel in drawn)
+
+
 def test_a_line_of_a_scaling_plot_spans_only_what_was_measured():
     """From the baseline on 1 GPU to the first run on 8 it would show values on 2 and 4 that nobody knows."""
 

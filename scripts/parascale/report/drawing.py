@@ -263,7 +263,7 @@ def _element(element, shapes):
         if "C" in shape:  # of curves: the dot
             return f'<circle cx="{x}" cy="{y}" r="4" style="{look}"/>'
         return f'<path transform="translate({x} {y})" d="{shape}" style="{look}"/>'
-    if tag == "text":
+    if tag == "text" and "opacity: 0;" not in f"{look};":
         return f'<text x="{x}" y="{y}" style="{look}">{escape(element.text or "")}</text>'
     return ""
 

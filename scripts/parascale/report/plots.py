@@ -56,14 +56,22 @@ def bars_panels(title, words, bars, ticks=None):
     parts = [bars[start : start + each] for start in range(0, len(bars), each)]
     if len(parts) == 1:
         return [_bars_panel(title, words, bars, ticks, pointed, longest)]
+    widest = max((_shortened(bar.label) for bar in bars), key=len), max((bar.text for bar in bars), key=len)
     titles = [f"{title} ({number} of {len(parts)})" for number, _ in enumerate(parts, 1)]
-    drawn = [_bars_panel(said, words, some, ticks, pointed, longest) for said, some in zip(titles, parts, strict=True)]
+    drawn = [
+        _bars_panel(said, words, some, ticks, pointed, longest, widest)
+        for said, some in zip(titles, parts, strict=True)
+    ]
     return [replace(panel, row=title) for panel in drawn]
 
 
-def _bars_panel(title, words, bars, ticks, pointed, longest):
+def _bars_panel(title, words, bars, ticks, pointed, longest, widest=()):
+    """widest: the longest name and text of all panels, whose room each leaves, so that bars of one value are equally long."""
 
     def draw(axes):
+        for text, place, way, side in zip(widest, (0, 1), (-0.5, 0.4), ("right", "left"), strict=bool(widest)):
+            where = ((place, 0), (way, 0), axes.get_yaxis_transform(), "offset fontsize")
+            axes.annotate(text, *where, ha=side, va="center", weight="bold", alpha=0)
         name_rows(axes, [bar.label for bar in bars])
         for row, (bar, name) in enumerate(zip(bars, axes.get_yticklabels(), strict=True)):
             name.set_weight("bold" if bar.strong else "normal")
