@@ -121,4 +121,4 @@ def test_print_fits_the_page_and_names_what_is_folded(browser, page, width):
              item.querySelector('summary').offsetHeight > 0, getComputedStyle(item.querySelector('summary'), '::after').content,
              item.querySelector('table')?.checkVisibility() ?? false])"""
     )
-    assert all(each == [True, '": on the page, not on paper"', False] for each in folded)
+    assert all(each == [True, '": on screen only"', False] for each in folded)
