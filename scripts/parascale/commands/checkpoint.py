@@ -29,26 +29,17 @@ def checkpoint():
 @click.option("--to", multiple=True, type=click.Choice(TARGETS), help="Form to write; repeat for several.")
 @click.option("--from", "form", type=click.Choice(SOURCES), help="Form to read, if SOURCE has several.")
 @click.option("--dtype", help="Convert weights to float64, float32, float16 or bfloat16.")
-@click.option(
-    "--memory",
-    "memory_mb",
-    type=int,
-    help="Limit for tensors in memory, in MiB.  [default: 256, with --run as configured]",
-)
-@click.option("--threads", type=int, help="Parts of tensors read at once.  [default: 2, with --run as configured]")
-@click.option(
-    "--file-size",
-    "file_mb",
-    type=int,
-    help="Largest .safetensors file in MB.  [default: 5000, with --run as configured]",
-)
+@click.option("--memory", "memory_mb", type=int, help="Limit for tensors in memory, in MiB.  [default: 256]")
+@click.option("--threads", type=int, help="Parts of tensors read at once.  [default: 2]")
+@click.option("--file-size", "file_mb", type=int, help="Largest .safetensors file in MB.  [default: 5000]")
 @click.option("--without-optimizer", is_flag=True, help="Leave the optimizer's state out.")
 @project_options
 def convert(find, folders, name, to, form, without_optimizer, **given):
     """Convert a sharded checkpoint of any layout into single files or a transformers folder, or back.
 
     The target is a folder that appears whole or not at all; an existing target is replaced. Memory stays below --memory,
-    however large the model, unless one row (of transformers: one matrix) is larger.
+    however large the model, unless one row (of transformers: one matrix) is larger. With --run, defaults
+    are those of the configuration.
 
     \b
     Example: parascale checkpoint convert --run fsdp

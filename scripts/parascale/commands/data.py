@@ -92,7 +92,7 @@ def prepare(project, workload):
     from parascale.data.text import prepare as prepare_text
 
     found = workload.data
-    if workload.task == "classification":
+    if workload.of_images:
         raise click.UsageError(f"dataset `{found.dataset}` is of images: list them with `parascale data index`")
     output = project.paths.data(found.dataset, found.format)
     make = prepare_pairs if workload.of_pairs else prepare_text
@@ -120,7 +120,7 @@ def index(project, workload):
     from parascale.data.sources import open_raw
 
     found = workload.data
-    if workload.task != "classification":
+    if not workload.of_images:
         raise click.UsageError(f"dataset `{found.dataset}` is of text: prepare it with `parascale data prepare`")
     root = images_root(open_raw(project.paths.raw(found.dataset)))
     manifest = index_images(root, found.images, source_of(project, workload), found.source.columns)

@@ -218,7 +218,7 @@ def _time(prediction, run, site, calibration, sizes, facts):
     step = same[0] if same else sum(phases.values())
     prediction = dataclasses.replace(prediction, steps=steps, step_seconds=step, phases=phases)
     if steps is None:
-        size = "train_tokens" if run.workload.task == "language_model" else "train_samples"
+        size = "train_samples" if run.workload.of_images or run.workload.of_pairs else "train_tokens"
         return dataclasses.replace(
             prediction, unknown=f"steps: prepare the data, or give data.expected.{size} in the workload"
         )

@@ -87,7 +87,7 @@ def throughput(report):
     energy = " Energy: the sum over all GPUs of the run, where that was measured." if known else ""
     return Figure(
         "throughput",
-        "Throughput",
+        "Throughput and energy" if known else "Throughput",
         "Rate: work per second over all steps, warm-up included, and over all ranks; tokens are those that enter the loss (of pairs, "
         f"those of the summary). MFU is of the peak in a run's own precision.{energy}",
         tuple(panels),

@@ -65,13 +65,12 @@ def bars_panels(title, words, bars, ticks=None):
     return [replace(panel, row=title) for panel in drawn]
 
 
-def _bars_panel(title, words, bars, ticks, pointed, longest, widest=()):
+def _bars_panel(title, words, bars, ticks, pointed, longest, widest=None):
     """widest: the longest name and text of all panels, whose room each leaves, so that bars of one value are equally long."""
 
     def draw(axes):
-        for text, place, way, side in zip(widest, (0, 1), (-0.5, 0.4), ("right", "left"), strict=bool(widest)):
-            where = ((place, 0), (way, 0), axes.get_yaxis_transform(), "offset fontsize")
-            axes.annotate(text, *where, ha=side, va="center", weight="bold", alpha=0)
+        if widest:
+            _leave_room(axes, *widest)
         name_rows(axes, [bar.label for bar in bars])
         for row, (bar, name) in enumerate(zip(bars, axes.get_yticklabels(), strict=True)):
             name.set_weight("bold" if bar.strong else "normal")
@@ -95,6 +94,13 @@ def _bars_panel(title, words, bars, ticks, pointed, longest, widest=()):
 
     text = f"{words}: {few([f'{bar.label} {bar.text}' for bar in bars])}."
     return Panel(title, text, 24 * len(bars) + 8 + (LINE if ticks else 0), draw)
+
+
+def _leave_room(axes, name, text):
+    """Make room for a name on the left and a text on the right, which are not seen."""
+    look = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset fontsize", "weight": "bold", "alpha": 0}
+    axes.annotate(name, (0, 0), (-0.5, 0), ha="right", **look)
+    axes.annotate(text, (1, 0), (0.4, 0), ha="left", **look)
 
 
 def few(said, most=12):

@@ -254,8 +254,7 @@ def throughput_section(report):
     """Throughput, MFU where the peak is known, use of the GPUs and energy where they were sampled."""
     files = f"{IN_SUMMARY}; for each GPU or process its `rate` / `world_size`"
     figure = figures.throughput(report)
-    title = "Throughput and energy" if any("Energy" in panel.title for panel in figure.panels) else "Throughput"
-    return _figures_section("throughput", title, figure, files)
+    return _figures_section("throughput", figure.title, figure, files)
 
 
 def conversions_section(report):

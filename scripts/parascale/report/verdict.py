@@ -50,7 +50,7 @@ class Winner:
     """The best configuration for an aim beside the baseline. beats: it is measurably less.
 
     alike: other configurations that no measured difference tells from the best one, and worse: how many others there are.
-    unused: what of a node the baseline pays for and does not use; of core-hours alone.
+    unused: as `_unused` of the baseline; of core-hours alone.
     """
 
     aim: Aim
@@ -62,7 +62,7 @@ class Winner:
     alike: tuple
     runner_up: tuple | None
     worse: int = 0
-    unused: str = ""
+    unused: tuple | None = None
 
     @property
     def shown(self):
@@ -82,7 +82,7 @@ class Winner:
             counts = [(len(self.alike), "no different"), (self.worse, "measurably worse")]
             said = [f", {count} {word}" for count, word in counts if count]
             return f"the baseline; nothing is measurably better{''.join(said)}"
-        pays = f", which pays for {self.unused} that it does not use" if self.unused else ""
+        pays = f", which pays for {self.unused[2]} that it does not use" if self.unused else ""
         return f"{self.saving} less than `{self.reference}`{pays}{_alike(self)}"
 
 
@@ -150,8 +150,8 @@ def _basis(experiment, left_out):
         ]
     else:
         said = ["Ranges span repeated runs."]
-    used, there, what = _held(experiment.first)
-    if used < there:
+    if unused := _unused(experiment.first):
+        used, there, what = unused
         held = f"{used} of the {there} {what} of a node"
         said.append(f"Whole nodes are charged: `{experiment.baseline}` uses {held} and pays for all.")
     others = [f"`{member.label}` ({member.unranked})" for member in experiment.members[1:] if member.unranked]
@@ -166,14 +166,14 @@ def _basis(experiment, left_out):
     return tuple(said)
 
 
-def _held(record):
-    """(used, paid for, what) of the cores or GPUs of a node, where whole nodes are charged; else both are 0."""
+def _unused(record):
+    """(used, paid for, what) where a run pays for more cores or GPUs of a node than it uses; else None."""
     site = record.site
-    if site.charges != "whole_nodes":
-        return 0, 0, ""
     if site.device == "cpu":
-        return wanted_cores(record), cores_there(record), "cores"
-    return record.run.layout.gpus_per_node, site.gpus_per_node or 0, "GPUs"
+        used, there, what = wanted_cores(record), cores_there(record), "cores"
+    else:
+        used, there, what = record.run.layout.gpus_per_node, site.gpus_per_node or 0, "GPUs"
+    return (used, there, what) if site.charges == "whole_nodes" and used < there else None
 
 
 def _apart(low, high):
@@ -192,8 +192,7 @@ def _winner(aim, head, rivals):
     beats = best is not head
     others = [entry for entry in ranked if entry[1] is not best]
     alike = tuple(member for spread, member in others if not _apart(value, spread) and not _apart(spread, value))
-    used, there, what = _held(head.first)
-    unused = what if used < there and aim.key == "training_core_hours" else ""
+    unused = _unused(head.first) if aim.key == "training_core_hours" else None
     return Winner(aim, best, value, head.label, baseline, beats, alike, others[0], len(others) - len(alike), unused)
 
 

@@ -153,7 +153,7 @@ def _draws(run, *folders):
 
 
 def smallest_gradient(run, steps, checkpoint):
-    """The size below which an element's gradients, as `_gradients` has them, are nothing but rounding.
+    """The size below which an element's gradients, as their moments have them, are nothing but rounding.
 
     steps: of the record, with the norm of each. checkpoint: its folder, whose weights are counted.
     """
@@ -161,11 +161,9 @@ def smallest_gradient(run, steps, checkpoint):
     applied = min(statistics.median(norms), run.workload.optim.clip_norm or math.inf) if norms else 0.0
     kind = torch.float64 if run.precision == "fp64" else torch.float32
     elements = sum(shape.numel() for shape, _ in _weights(checkpoint).values())
-    smallest = NOISE * torch.finfo(kind).eps / 2 * applied / math.sqrt(elements)
     optim = run.workload.optim
-    return smallest * (
-        math.sqrt(1 - optim.betas[1] ** len(steps)) if optim.name == "adamw" else 1.0
-    )  # its mean began at 0
+    begun = math.sqrt(1 - optim.betas[1] ** len(steps)) if optim.name == "adamw" else 1.0  # of a mean that began at 0
+    return NOISE * torch.finfo(kind).eps / 2 * applied * begun / math.sqrt(elements)
 
 
 def _largest_weight_difference(folder, baseline_folder, smallest):
@@ -183,11 +181,7 @@ def _largest_weight_difference(folder, baseline_folder, smallest):
         ours = read.read(folder, group)
         theirs = read.read(baseline_folder, [*group, *(other for name in group for other in _moments(name) & held)])
         for name in group:
-            judged = torch.ones_like(theirs[name], dtype=torch.bool)
-            for other in _moments(name) & held:
-                gradients = _gradients(theirs[other], other)
-                # One without any gradient has no rounding either: it is as it began.
-                judged &= (gradients >= smallest) | (gradients == 0)
+            judged = _judged(name, theirs, smallest)
             unjudged += (~judged).sum().item()
             difference = _relative_norm(ours[name].double(), theirs[name].double(), judged)
             if difference > largest:
@@ -201,9 +195,14 @@ def _moments(weight):
     return {f"{state}.exp_avg_sq", f"{state}.momentum_buffer"}
 
 
-def _gradients(moment, name):
-    """How large the gradients of each element were, by a moment of them."""
-    return moment.sqrt() if name.endswith("exp_avg_sq") else moment.abs()
+def _judged(weight, tensors, smallest):
+    """The elements of a weight whose gradients were more than rounding, by their moments among `tensors`; without any, all."""
+    held = _moments(weight) & tensors.keys()
+    if not held:
+        return torch.ones_like(tensors[weight], dtype=torch.bool)
+    (name,) = held
+    gradients = tensors[name].sqrt() if name.endswith("exp_avg_sq") else tensors[name].abs()
+    return (gradients >= smallest) | (gradients == 0)  # without any there is no rounding either: it is as it began
 
 
 def _weights(folder):
