@@ -41,4 +41,4 @@ onerror:
 rule all:
     default_target: True
     input:
-        REPORT,
+        rules.report.input,

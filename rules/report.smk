@@ -39,7 +39,7 @@ rule job_report:
         "parascale report --run {wildcards.run:q} > {log:q} 2>&1"
 
 
-rule report:
+rule comparison_report:
     input:
         results_of(PROJECT.runs),
         rules.parity.input,
@@ -95,10 +95,17 @@ rule report:
         "parascale report > {log:q} 2>&1"
 
 
+# Asks for what the report is made of, too: a page of unfinished runs, as it is written after a failure, is no end of the work.
+rule report:
+    input:
+        REPORT,
+        rules.comparison_report.input,
+
+
 # The results as a Workflow Run RO-Crate, on request, to publish a reproduction.
 rule crate:
     input:
-        REPORT,
+        rules.report.input,
     output:
         PATHS.results / "crate/parascale.crate.zip",
     log:

@@ -1,5 +1,7 @@
 """Process groups of a layout: every process calls for each one made, so none is made that nobody needs."""
 
+import os
+import threading
 from collections import Counter
 
 import pytest
@@ -52,3 +54,21 @@ def test_on_gpus_the_group_knows_its_device(monkeypatch):
         monkeypatch.setenv(name, value)
     assert start_processes("cuda", 60.0) == asked["device_id"] == torch.device("cuda", 2)
     assert devices == [torch.device("cuda", 2)], "before any tensor or group is made"
+
+
+@pytest.mark.parametrize(("chosen", "kept"), [("SCHED_OTHER", "SCHED_BATCH"), ("SCHED_IDLE", "SCHED_IDLE")])
+def test_on_cpus_a_thread_that_wakes_up_pushes_none_aside(chosen, kept, monkeypatch):
+    """Else gloo's receiver pushes aside the thread whose lock it wants, and both wait for the scheduler's next tick. Threads have
+    the policy of the one that starts them, so it is set before gloo begins, here in a thread that ends with the test."""
+    found = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: found.append(os.sched_getscheduler(0)))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def rank():
+        os.sched_setscheduler(0, getattr(os, chosen), os.sched_param(0))
+        start_processes("cpu", 60.0)
+
+    thread = threading.Thread(target=rank)
+    thread.start()
+    thread.join()
+    assert found == [getattr(os, kept)]

@@ -21,7 +21,7 @@ from parascale.telemetry import read_samples
 
 from .small_project import SmallProject
 
-CONVERSION = {"convert_checkpoint", "verify_checkpoint", "report", "all"}
+CONVERSION = {"convert_checkpoint", "verify_checkpoint", "comparison_report", "all"}
 TRAINING = {"train_single", "train_ddp", "parity_run", "parity_verdict", "job_report", *CONVERSION}
 
 
@@ -122,7 +122,7 @@ def test_only_what_a_change_touches_runs_again(finished):
     """What `test_reruns.py` shows over all settings and code holds for results that were really made."""
     from_data = TRAINING | {"download", "prepare", "convert_tokens", "verify_format", "benchmark_loaders"}
     cases = [
-        ("config/config.yaml", "title: Tiny", "title: Other", {"report", "all"}),
+        ("config/config.yaml", "title: Tiny", "title: Other", {"comparison_report", "all"}),
         ("config/workloads/tiny.yaml", "lr: 5.0e-3", "lr: 4.0e-3", TRAINING),
         ("scripts/parascale/train/loop.py", '"""The training loop, top', '"""A training loop, top', set()),
         ("scripts/parascale/train/optim.py", "return peak\n", "return 2 * peak\n", TRAINING),
@@ -192,6 +192,8 @@ def test_failed_runs_are_rows_of_the_report(tmp_path):
     rows = list(csv.DictReader((tmp_path / "results/report/summary.csv").open()))
     assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("wild", "failed")]
     assert "loss nan" in (tmp_path / "logs/train/wild.log").read_text()
+    # Started again, it goes on with what is missing, although there is a page.
+    assert {"train_single", "comparison_report"} <= set(project.planned())
 
 
 def test_a_dry_run_takes_less_than_five_seconds(tmp_path):

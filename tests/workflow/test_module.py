@@ -76,7 +76,7 @@ parascale:
   title: "It's {a} part"
   parity: {steps: 5}
 """
-LOCAL = ("download", "download_images", "gather_shards", "parity_verdict", "job_report", "report", "all")
+LOCAL = ("download", "download_images", "gather_shards", "parity_verdict", "job_report", "comparison_report", "all")
 # Root may write anything, unless it has laid down its capabilities.
 AS_ANYONE = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
 needs_setpriv = pytest.mark.skipif(
@@ -150,7 +150,11 @@ def test_a_workflow_has_ours_as_a_part_under_names_of_its_own(checkout, tmp_path
     (folder / "config/mine.tsv").write_text(runs.format("lm-small"))  # whose size a plan knows before its data is there
     whole = run(checkout, elsewhere, *call, "-n", "--", "parascale_all")
     jobs = counted(whole)
-    assert (jobs["parascale_train_single"], jobs["parascale_parity_run"], jobs["parascale_report"]) == (1, 1, 1)
+    assert (jobs["parascale_train_single"], jobs["parascale_parity_run"], jobs["parascale_comparison_report"]) == (
+        1,
+        1,
+        1,
+    )
     plan = dict(re.findall(r"^(\w+|local jobs)  +(.*)$", whole.partition("Plan for local")[2], re.MULTILINE))
     assert plan["parascale_train_single"].startswith("single ") and "?" not in plan["parascale_train_single"]
     assert plan["local jobs"].split()[0] == str(sum(jobs.get(f"parascale_{name}", 0) for name in LOCAL))

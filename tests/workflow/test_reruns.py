@@ -104,7 +104,7 @@ def row(name, seed):
 # (what is edited, the edit, what runs again, trainings that run again because something before them does)
 DECIDES = [
     # The configuration.
-    ("title of the configuration", setting(CONFIG, "title", "Other"), {"report"}, ()),
+    ("title of the configuration", setting(CONFIG, "title", "Other"), {"comparison_report"}, ()),
     (
         "shards",
         setting(CONFIG, "formats.shards", 2),
@@ -201,8 +201,8 @@ DECIDES = [
         (),
     ),
     ("baseline of a row", cell(RUNS, "lm-ddp", "baseline", "lm-lightning"), {"parity_verdict lm-ddp"}, ()),
-    ("new row", row("lm-2", "2"), NEW_ROW | {"report"}, ()),
-    ("repeat of a row", row("lm-2", "1"), NEW_ROW | {"report"}, ()),
+    ("new row", row("lm-2", "2"), NEW_ROW | {"comparison_report"}, ()),
+    ("repeat of a row", row("lm-2", "1"), NEW_ROW | {"comparison_report"}, ()),
     # Code.
     ("step", more(f"{CODE}/train/step.py", LINE), EVERY, LATER),
     ("loss", more(f"{CODE}/train/loss.py", LINE), EVERY, LATER),

@@ -20,7 +20,7 @@ from tests.unit.test_report_loaders import FACTS, ROWS
 
 from .small_project import REPOSITORY, SmallProject
 
-ONLY = ("--allowed-rules", "job_report", "report")
+ONLY = ("--allowed-rules", "job_report", "comparison_report", "report")
 PAGE = "results/report/index.html"
 
 
@@ -65,11 +65,12 @@ def test_the_report_takes_up_what_was_measured_between_processes_and_waits_for_n
     """Built with the file of a measurement, it is built again without: a changed input, and no measurement to be made."""
     assert "ddp: 4 processes" in (project.folder / "results/report/figures/communication.svg").read_text()
     (project.folder / "results/communication/ddp.csv").unlink()
-    assert project.planned(PAGE, *ONLY) == {"report": 1}
+    assert project.planned(PAGE, *ONLY) == {"comparison_report": 1}
 
 
 def test_a_workflow_that_fails_builds_the_report_of_what_there_is(project):
-    """The rule `report` waits in vain for the page of a job. The last test, since it breaks the project."""
+    """Its rule waits in vain for the page of a job; started again, it is still to be made, although the page of all runs is there. The
+    last test, since it breaks the project."""
     for name in (PAGE, "results/report/jobs/single.html"):
         (project.folder / name).unlink()
     project.edit("scripts/parascale/report/pdf.py", "import", 'raise SystemExit("broken")\nimport')
@@ -78,6 +79,7 @@ def test_a_workflow_that_fails_builds_the_report_of_what_there_is(project):
     rows = csv.DictReader((project.folder / "results/report/summary.csv").open())
     assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("ddp", "done")]
     assert "<title>Tiny</title>" in (project.folder / PAGE).read_text()
+    assert project.planned("report", *ONLY) == {"job_report": 2, "comparison_report": 1, "report": 1}
     # A failed run is a row beside the finished one.
     shutil.rmtree(project.folder / "results/runs/ddp")
     write_results(project.folder, [fake("ddp", dp=2, gpus_per_node=2, status="failed", steps=9)])

@@ -200,7 +200,8 @@ def start(launch, in_step, node, meet, secret_file, gpus):
     if launch.nodes > 1:
         return run_nodes_here(launch, LAUNCHER, sys.argv[2:])
     if launch.processes > 1 or launch.nsight:
-        return run_node(launch, Place(bind=job is not None))
+        # Where a run takes every core, nobody else is to have one; else the system deals them out, to other runs too.
+        return run_node(launch, Place(bind=job is not None or launch.cores >= len(os.sched_getaffinity(0))))
     # One process needs no launcher above it, nor the time to start one.
     if job and (cores := cores_of_ranks(launch.site, 1)[0]):
         os.sched_setaffinity(0, cores)

@@ -58,7 +58,7 @@ class Place:
     address: str = "127.0.0.1"
     port: int | None = None
     secret: str | None = None  # the file with the launch's secret, where there are several nodes
-    bind: bool = False  # the node is ours alone, so its cores may be dealt out
+    bind: bool = False  # the cores that we see are ours alone, so they may be dealt out
 
 
 class Stop:
