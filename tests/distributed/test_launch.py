@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from parascale.launch.binding import cores_of_ranks
-from parascale.settings.site import Site
-
 from ..command import COMMAND
 
 LAUNCH = [*COMMAND, "launch", "--site", "local"]
@@ -31,7 +28,7 @@ if mode == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 rank = os.environ["RANK"]
 names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"]
-facts = {"pid": os.getpid(), "launcher": os.getppid(), "cores": sorted(os.sched_getaffinity(0)), **{name: os.environ.get(name) for name in names}}
+facts = {"pid": os.getpid(), "launcher": os.getppid(), **{name: os.environ.get(name) for name in names}}
 with open(f"{folder}/rank{rank}.new", "w") as handle:
     json.dump(facts, handle)
 os.rename(f"{folder}/rank{rank}.new", f"{folder}/rank{rank}.json")
@@ -138,18 +135,6 @@ def test_each_rank_finds_what_torchrun_would_tell_it(tmp_path, nodes, processes)
     for rank in range(nodes * processes):
         assert f"hello from rank {rank}" in (tmp_path / "logs" / f"rank{rank}.log").read_text()
     assert "hello from rank 0" in output and "hello from rank 1" not in output
-
-
-def test_ranks_that_take_all_cores_have_their_own_and_others_go_where_there_is_room(tmp_path):
-    """Where a rank wakes up on the core of another, both compute on one until the system finds out; with cores to spare a second run may
-    be there, and both would be dealt the same ones."""
-    cores = sorted(os.sched_getaffinity(0))
-    shares = cores_of_ranks(Site("node"), 2)
-    for name, flags, expected in (("all", (), shares), ("one", ("--cores", "1"), [cores, cores])):
-        (tmp_path / name).mkdir()
-        launched = Launched(tmp_path / name, RANK, "done", flags=flags)
-        assert launched.finish(30)[0] == 0
-        assert [fact["cores"] for fact in launched.facts()] == [sorted(share or cores) for share in expected], name
 
 
 def test_one_process_replaces_the_launcher(tmp_path):

@@ -61,7 +61,13 @@ def test_on_cpus_a_thread_that_wakes_up_pushes_none_aside(chosen, kept, monkeypa
     """Else gloo's receiver pushes aside the thread whose lock it wants, and both wait for the scheduler's next tick. Threads have
     the policy of the one that starts them, so it is set before gloo begins, here in a thread that ends with the test."""
     found = []
-    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: found.append(os.sched_getscheduler(0)))
+
+    def begin(*_, **__):
+        ours = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
+        ours.start()
+        ours.join()
+
+    monkeypatch.setattr(dist, "init_process_group", begin)
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     def rank():

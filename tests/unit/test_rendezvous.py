@@ -168,6 +168,29 @@ def test_a_single_process_is_bound_as_a_rank_is(monkeypatch, job):
     assert bound == ([{4, 5}] if job else []) and binding.cores_of_ranks(GPU_NODE, 4)[0] == {4, 5}
 
 
+@pytest.mark.parametrize(("job", "alone", "bound"), [(None, False, False), (None, True, True), ("7", False, True)])
+def test_ranks_have_cores_of_their_own_where_nothing_else_is_to_run(monkeypatch, job, alone, bound):
+    """A rank that wakes up on the core of another shares it until the system finds out. Beside other runs both would be dealt the
+    same cores."""
+    places = []
+    monkeypatch.setattr(slurm, "job_id", lambda: job)
+    monkeypatch.setattr(slurm, "note_restarts", lambda: None)
+    monkeypatch.setattr("parascale.commands.launch.run_node", lambda launch, place: places.append(place) or 0)
+    start(Launch(("x.py",), 1, 2, Site("node"), 60.0, 10.0, "logs", 2, alone=alone), False, None, None, None, 2)
+    assert [place.bind for place in places] == [bound]
+
+
+def test_only_runs_whose_times_are_compared_are_taken_to_be_alone(monkeypatch, tmp_path):
+    """Parity runs share a machine's cores, and GPUs of a machine without Slurm may be those of several runs."""
+    started = []
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("parascale.commands.launch.start", lambda launch, *more: started.append(launch) or 0)
+    for kind in ("run", "parity"):
+        words = ["--run", "ddp", "--kind", kind, "--root", str(tmp_path)]
+        assert parascale.main(["launch", *words], standalone_mode=False) == 0
+    assert [launch.alone for launch in started] == [True, False]
+
+
 def test_a_rank_is_told_names_and_paths_and_finds_its_settings_itself(monkeypatch, tmp_path):
     """No settings on a command line: systems limit its length, and `ps` shows it to all users of a node."""
     started = []

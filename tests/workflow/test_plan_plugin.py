@@ -308,4 +308,4 @@ def test_errors_show_no_plan(workflow):
 def test_local_rules_are_found_where_dry_runs_hide_them(workflow):
     workflow("-n")
     nodes = {job["rule"]: job["nodes"] for job in plan(workflow.folder)["jobs"]}
-    assert (nodes["download"], nodes["comparison_report"], nodes["all"], nodes["prepare"]) == (0, 0, 0, 1)
+    assert (nodes["download"], nodes["report"], nodes["all"], nodes["prepare"]) == (0, 0, 0, 1)

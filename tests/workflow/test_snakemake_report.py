@@ -20,7 +20,7 @@ from tests.unit.test_report_loaders import FACTS, ROWS
 
 from .small_project import REPOSITORY, SmallProject
 
-ONLY = ("--allowed-rules", "job_report", "comparison_report", "report")
+ONLY = ("--allowed-rules", "job_report", "comparison_report", "report", "all", "crate")
 PAGE = "results/report/index.html"
 
 
@@ -69,17 +69,22 @@ def test_the_report_takes_up_what_was_measured_between_processes_and_waits_for_n
 
 
 def test_a_workflow_that_fails_builds_the_report_of_what_there_is(project):
-    """Its rule waits in vain for the page of a job; started again, it is still to be made, although the page of all runs is there. The
-    last test, since it breaks the project."""
+    """The rule of the page waits in vain for the page of a job. Started again, that one is made, although the page of all runs is there.
+    The last test, since it breaks the project."""
     for name in (PAGE, "results/report/jobs/single.html"):
         (project.folder / name).unlink()
-    project.edit("scripts/parascale/report/pdf.py", "import", 'raise SystemExit("broken")\nimport')
+    broken = 'raise SystemExit("broken")\nimport'
+    project.edit("scripts/parascale/report/pdf.py", "import", broken)
     told = project.snakemake(*ONLY, "--retries", "0", "--", PAGE, fails=True)
     assert "The report shows what there is" in told
     rows = csv.DictReader((project.folder / "results/report/summary.csv").open())
     assert [(row["run"], row["status"]) for row in rows] == [("single", "done"), ("ddp", "done")]
     assert "<title>Tiny</title>" in (project.folder / PAGE).read_text()
-    assert project.planned("report", *ONLY) == {"job_report": 2, "comparison_report": 1, "report": 1}
+    project.edit("scripts/parascale/report/pdf.py", broken, "import")
+    # As after a first start: Snakemake knows of no whole page before this one.
+    shutil.rmtree(project.folder / ".snakemake/metadata")
+    for target in ("report", "all", "crate"):
+        assert project.planned(target, *ONLY) == {"job_report": 2, "comparison_report": 1, target: 1}
     # A failed run is a row beside the finished one.
     shutil.rmtree(project.folder / "results/runs/ddp")
     write_results(project.folder, [fake("ddp", dp=2, gpus_per_node=2, status="failed", steps=9)])

@@ -142,6 +142,7 @@ def planned_launch(find, name, kind, site, words, first):
         logs=str(Path.cwd() / logs),
         cores=cores_of(run.layout, site),
         nsight=bool(run.profile) and run.profiler == "nsight",
+        alone=kind == "run" and site.device == "cpu",
     )
     job = None if kind == "communication" else job_of(dataclasses.replace(project, site=site), run, kind)
     return planned, run.layout.gpus_per_node, job
@@ -200,8 +201,7 @@ def start(launch, in_step, node, meet, secret_file, gpus):
     if launch.nodes > 1:
         return run_nodes_here(launch, LAUNCHER, sys.argv[2:])
     if launch.processes > 1 or launch.nsight:
-        # Where a run takes every core, nobody else is to have one; else the system deals them out, to other runs too.
-        return run_node(launch, Place(bind=job is not None or launch.cores >= len(os.sched_getaffinity(0))))
+        return run_node(launch, Place(bind=job is not None or launch.alone))
     # One process needs no launcher above it, nor the time to start one.
     if job and (cores := cores_of_ranks(launch.site, 1)[0]):
         os.sched_setaffinity(0, cores)

@@ -42,6 +42,7 @@ class Launch:
     logs: str
     cores: int  # cores of this node that the run may use
     nsight: bool = False  # Nsight Systems watches every process
+    alone: bool = False  # nothing else is to run on this machine: its times are compared
 
     @property
     def python_command(self):
@@ -58,7 +59,7 @@ class Place:
     address: str = "127.0.0.1"
     port: int | None = None
     secret: str | None = None  # the file with the launch's secret, where there are several nodes
-    bind: bool = False  # the cores that we see are ours alone, so they may be dealt out
+    bind: bool = False  # the cores that we see are taken to be ours alone, and are dealt out
 
 
 class Stop:

@@ -70,14 +70,13 @@ def start_processes(device_kind, timeout_seconds, store=None):
 
 
 def let_threads_finish():
-    """On CPUs: from now on no thread of this process that wakes up pushes aside the one that runs. Call it before gloo begins.
+    """On CPUs: threads that this one starts from now on, gloo's among them, do not push aside the one that runs when they wake up.
 
     The thread that receives for gloo tries the lock of its connection and, where another has it, polls on. If it has just pushed
-    that other one off the core they share, both wait for the scheduler's next tick: of a millisecond or more in each small sum.
+    that other one off the core they share, both wait for the scheduler's next tick, milliseconds away, in each small sum.
     """
-    # Who chose another policy keeps it; a sandbox that forbids the call costs speed alone.
-    if os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a sandbox that forbids the calls costs speed alone
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # who chose another policy keeps it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
