@@ -57,14 +57,14 @@ def start_processes(device_kind, timeout_seconds, store=None):
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        if device.type == "cpu":
-            let_threads_finish()
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         place = {} if store is None else {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
         if device.type == "cuda":
             place["device_id"] = (
                 device  # then NCCL splits the communicators of groups instead of making each from scratch
             )
+        else:
+            let_threads_finish()
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), store=store, **place)
     return device
 
