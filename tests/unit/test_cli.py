@@ -99,7 +99,7 @@ def test_without_a_project_the_error_says_what_to_do(project, tmp_path):
     [
         (["plam"], 2, "No such command 'plam'. Did you mean 'plan'?"),
         (["data", "covert"], 2, "No such command 'covert'. Did you mean 'convert'?"),
-        (["plan", "--actua"], 2, "No such option '--actua'. (Did you mean one of: '--actual', '--exact'?)"),
+        (["plan", "--actua"], 2, "No such option '--actua'. Did you mean '--actual'?"),
         (["plan", "--set", "title"], 2, "`title` is not of the form KEY=VALUE"),
         (["plan", "--set", "title={"], 2, "the value of `title` is not valid YAML"),
         (["plan", "--set", "titel=x"], 78, "unknown key `titel`; did you mean `title`?"),

@@ -158,7 +158,7 @@ def torchrun(words, project):
 
 
 def python(words, _):
-    assert words[0] == "-m" and words[1] in ("pytest", "tests.workflow.browser")
+    assert words[0] == "-m" and words[1] in ("pytest", "tests.published.score", "tests.workflow.browser")
     assert all(Path(word).exists() for word in words if word.startswith("tests/"))
 
 

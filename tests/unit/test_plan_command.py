@@ -34,14 +34,6 @@ data: {source: {kind: builtin, name: documentation}, expected: {vocabulary: 3200
 model: {dim: 4096, heads: 32, layers: 32, hidden: 11008, activation: swiglu}
 training: {steps: 100, window: 2048, global_batch: 1024}
 """
-OWN = """
-from torch import nn
-
-
-class Own(nn.Sequential):
-    def __init__(self, settings, vocabulary, window):
-        super().__init__(nn.Embedding(vocabulary, settings.dim), nn.Linear(settings.dim, vocabulary))
-"""
 RUNS = "run\tworkload\tnodes\tgpus_per_node\tdp\nsingle\tw\t1\t1\t1\nwide\tw\t8\t4\t32\n"
 
 
@@ -135,30 +127,6 @@ def test_every_run_is_described(write, call):
     assert code == 0 and "single (single): rests on formula" in text and "wide (multi_node)" in text, text
     assert re.search(r"memory \d+\.\d\d GB a process: fits \(parameters", text)
     assert re.search(r"1,000 steps of .* ms .*\n +\d+\.\d\d h in all \(.* in 80 of 100 runs\), \d+\.\d\d core-h", text)
-
-
-@pytest.mark.slow
-def test_exact_memory_stands_beside_the_formula(write, call):
-    """Of the real code on fake tensors, which a process of its own measures."""
-    write()
-    code, text = call("plan", "--exact", "--run", "single")
-    assert code == 0, text
-    exact, formula, error = re.search(
-        r"exact: (\S+) GB of tensors on rank 0; formula (\S+) GB \((\S+)%\)", text
-    ).groups()
-    assert float(exact) > 0 and float(formula) > 0 and abs(float(error)) < 10
-
-
-@pytest.mark.slow
-def test_exact_memory_of_a_class_without_a_formula_stands_alone(write, call, tmp_path):
-    write()
-    (tmp_path / "config/workloads/own.py").write_text(OWN)
-    workload = tmp_path / "config/workloads/w.yaml"
-    workload.write_text(
-        workload.read_text().replace("{dim: 128, heads: 4, layers: 4}", '{kind: "own.py:Own", dim: 128}')
-    )
-    code, text = call("plan", "--exact", "--run", "single")
-    assert code == 0 and re.search(r"exact: 0\.\d+ GB of tensors on rank 0; no formula", text), text
 
 
 def test_what_was_charged_stands_beside_what_was_foretold(write, call, tmp_path):

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from parascale.families.sizes import MicroBatch, model_sizes
-from parascale.plan import score
 from parascale.plan.advise import advise
 from parascale.plan.calibrate import AXES
 from parascale.plan.facts import DataFacts
 from parascale.plan.memory import peak_memory, total
 from parascale.settings import Model, make
+from tests.published import score
 from tests.unit.test_plan_memory import make_run
 from tests.unit.test_plan_score import ROWS, SITES
 

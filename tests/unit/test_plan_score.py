@@ -5,25 +5,23 @@ import json
 import math
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from parascale.families.sizes import model_sizes
-from parascale.plan import score
 from parascale.plan.calibrate import FORMULA_ERROR
 from parascale.plan.fit import most_probable
 from parascale.plan.ranges import RANGE
 from parascale.plan.rates import formula_rates, gpu_kind
-from parascale.plan.score import RATE
 from parascale.plan.time import step_seconds
 from parascale.plan.work import step_work
+from tests.published import score
+from tests.published.score import RATE
 from tests.unit.test_plan_memory import LLAMA_7B, make_run
 
-TABLES = Path(__file__).parent / "published"
-SITES = {row["machine"]: score.site_of(row) for row in score.read(TABLES / "machines.csv")}
-ALL_ROWS = score.read(TABLES / "runs.csv")
+SITES = {row["machine"]: score.site_of(row) for row in score.read(score.MACHINES)}
+ALL_ROWS = score.read(score.RUNS)
 ROWS = [row for row in ALL_ROWS if score.has_run(row)]
 MEDIAN, WORST = 0.09, 0.30
 
@@ -119,7 +117,7 @@ def test_a_rate_that_no_data_sheet_has_is_unknown(tmp_path):
         "source,machine,gpus,model,dim,heads,layers,vocabulary,window,global_batch,precision,tokens_per_second_per_gpu"
     )
     table.write_text(f"{head}\ns,h100-80,1,m,512,8,4,1000,128,8,fp32,100\ns,h100-80,1,m,512,8,4,1000,128,8,bf16,100\n")
-    unknown, known = score.score(table, TABLES / "machines.csv")
+    unknown, known = score.score(table)
     assert unknown.predicted is unknown.ratio is None and known.predicted > 0
     assert score.errors([unknown, known])["all"]["rows"] == 1
 
@@ -143,7 +141,7 @@ def test_code_that_is_not_tuned_neither_compiles_nor_makes_its_loss_in_chunks(tu
 
 
 def test_shipped_constants_are_as_good():
-    scored = zip(score.score(TABLES / "runs.csv", TABLES / "machines.csv"), ALL_ROWS, strict=True)
+    scored = zip(score.score(), ALL_ROWS, strict=True)
     every = score.errors([each for each, row in scored if each.ran and not apart(row)])["all"]
     assert every["median"] <= MEDIAN and every["worst"] <= WORST, every
 
@@ -209,27 +207,26 @@ def test_constants_of_cpus_price_no_gpu():
         assert step(seven_billion(8, **layout), site) == step(seven_billion(8, **layout), other)
 
 
-def test_the_command_scores_a_table(capsys):
-    """In the table's order, then median and worst by source."""
-    from parascale.cli import parascale
-
-    arguments = ["plan", "score", str(TABLES / "runs.csv"), "--machines", str(TABLES / "machines.csv")]
-    parascale.main([*arguments, "--json"], standalone_mode=False)
+def test_the_command_scores_a_table(capsys, monkeypatch):
+    """In the table's order, then median and worst by source, then memory."""
+    arguments = ["score", str(score.RUNS), "--machines", str(score.MACHINES)]
+    monkeypatch.setattr("sys.argv", [*arguments, "--json"])
+    score.main()
     values = json.loads(capsys.readouterr().out)
     assert [row["model"] for row in values["rows"]] == [row["model"] for row in ALL_ROWS]
-    assert {"source", "model", "predicted", "published", "ratio", "fits"} <= set(values["rows"][0])
     for row in filter(lambda row: row["ran"], values["rows"]):
         assert row["ratio"] == pytest.approx(row["predicted"] / row["published"])
-    assert set(values["errors"]) == {"all", *(row["source"] for row in ROWS)}
-    parascale.main(arguments, standalone_mode=False)
+    assert set(values["errors"]) == {"all", *(row["source"] for row in ROWS)} and values["memory"]["ran"] == len(ROWS)
+    monkeypatch.setattr("sys.argv", arguments)
+    score.main()
     text = capsys.readouterr().out
     assert len(text.splitlines()) > len(ALL_ROWS) and "megatron" in text
-    assert values["memory"]["ran"] == len(ROWS) and f"of {len(ROWS)} rows that ran are predicted not to fit" in text
+    assert f"of {len(ROWS)} rows that ran are predicted not to fit" in text
 
 
 def test_what_ran_fits_and_what_ran_out_of_memory_does_not():
     """Of published rows that ran at most one does not fit; of those that ran out of memory none fits."""
-    told = score.memory(score.score(TABLES / "runs.csv", TABLES / "machines.csv"))
+    told = score.memory(score.score())
     assert told["ran_but_does_not_fit"] <= 1
     assert told["out_of_memory"] >= 2 and told["out_of_memory_but_fits"] == 0
 
@@ -254,6 +251,6 @@ def test_a_table_may_say_in_many_ways_that_a_run_ran_out_of_memory(tmp_path, cel
     table.write_text(
         f"{head},tokens_per_second_per_gpu,peak_memory_gb,status\ns,h100-80,1,m,512,8,4,1000,128,8,{cells}\n"
     )
-    (row,) = score.score(table, TABLES / "machines.csv")
+    (row,) = score.score(table)
     assert (row.ran, row.published) == (ran, 100.0 if cells.startswith("100") else None)
     assert score.memory([row])["out_of_memory_but_fits"] == (not ran)

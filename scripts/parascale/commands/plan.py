@@ -1,16 +1,10 @@
 """`parascale plan`: what runs will need."""
 
-import dataclasses
-import functools
-import json
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-
 import click
 
-from parascale.cli import Location, OutputFile, project_options, run_option
+from parascale.cli import OutputFile, project_options, run_option
 from parascale.data.named_files import missing_data
-from parascale.plan import actual, budget, limits, score
+from parascale.plan import actual, budget, limits
 from parascale.plan.planner import Planner
 from parascale.plan.price import core_hours_left
 from parascale.plan.quota import quota_of
@@ -25,14 +19,13 @@ BASES = {
 }
 
 
-@click.group(invoke_without_command=True)
+@click.command()
 @run_option("Only this run; repeat for several.  [default: all of the run table]", multiple=True)
 @click.option(
     "--check",
     is_flag=True,
     help="Exit with 1 unless every run fits in memory and the machine's limits, and all together stay within the budget.",
 )
-@click.option("--exact", is_flag=True, help="Also measure memory with the real code on fake tensors.")
 @click.option(
     "--actual",
     "table",
@@ -42,8 +35,7 @@ BASES = {
 )
 @click.option("--explain", metavar="RUN", help="Where the seconds and bytes of a run come from.")
 @project_options
-@click.pass_context
-def plan(context, find, name, check, exact, table, explain):
+def plan(find, name, check, table, explain):
     """Plan the runs: memory, time, core-hours; and compare finished runs with their plans.
 
     The plan covers every run, finished or not, and no other jobs; `snakemake -n` shows what is left to do. The check counts what is left
@@ -52,12 +44,9 @@ def plan(context, find, name, check, exact, table, explain):
     \b
     Example: parascale plan                        every run's prediction
     Example: parascale plan --check                exit code 1 if a run does not fit, or all together exceed the budget
-    Example: parascale plan --exact --run ddp      memory by the real code on fake tensors
     Example: parascale plan --actual report.csv    runs that were charged: planned and actual
     Example: parascale plan --explain ddp          where its seconds and bytes come from
     """
-    if context.invoked_subcommand:
-        return 0
     if sum(map(bool, (explain, table, check))) > 1:
         raise click.UsageError("give one of --explain, --actual and --check")
     project = find()
@@ -76,45 +65,7 @@ def plan(context, find, name, check, exact, table, explain):
         print(f"warning: {line}")
     for each in names:
         print(describe(each, planner))
-        if exact:
-            print(f"    {exact_memory(each, planner)}")
     return judge(names, planner) if check else 0
-
-
-@plan.command("score")
-@click.argument("table", type=Location(), metavar="TABLE.csv")
-@click.option("--machines", type=Location(), required=True, metavar="CSV", help="The machines that the table names.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@project_options
-def score_verb(find, table, machines, as_json):
-    """Predict published trainings, each as an uncalibrated run without evaluation, and compare.
-
-    An empty cell is the default. Where tuned is true, torch.compile and the loss in chunks are on, else both are off. Rows of the source
-    megatron train with a dropout of 0.1 unless a column says otherwise. A row ran out of memory if a cell says OOM, or if it has
-    neither a rate nor a peak of memory.
-
-    \b
-    Example: parascale plan score runs.csv --machines machines.csv
-    """
-    scored = score.score(table, machines)
-    errors, memory = score.errors(scored), score.memory(scored)
-    if as_json:
-        rows = [dataclasses.asdict(row) for row in scored]
-        print(json.dumps({"rows": rows, "errors": errors, "memory": memory}, indent=2))
-        return
-    print(f"{'source':12} {'model':16} {'predicted':>10} {'published':>10} {'ratio':>6}  fits")
-    for row in scored:
-        rates = ["" if rate is None else f"{rate:,.0f}" for rate in (row.predicted, row.published)]
-        rates[1] = rates[1] if row.ran else "OOM"
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        print(f"{row.source:12} {row.model:16} {rates[0]:>10} {rates[1]:>10} {ratio:>6}  {row.fits}")
-    print("tokens/s off by, in the median and at worst:")
-    for name, error in errors.items():
-        print(f"  {name:12} {error['median']:6.1%} {error['worst']:6.1%}   of {error['rows']} rows")
-    print(
-        f"memory: {memory['ran_but_does_not_fit']} of {memory['ran']} rows that ran are predicted not to fit, "
-        f"{memory['out_of_memory_but_fits']} of {memory['out_of_memory']} that ran out of memory to fit"
-    )
 
 
 def describe(name, planner):
@@ -211,29 +162,3 @@ def judge(names, planner):
         said.append(f"{words}, more than budget.core_hours = {cap:,g}")
     print("\n".join([f"refused: {line}" for line in said]) or f"all {len(names)} runs can start: {words}")
     return 1 if said else 0
-
-
-def exact_memory(name, planner):
-    """Memory of the ranks that can need most, by the real code without data, in words."""
-    run, vocabulary = planner.run(name), planner.vocabulary(name)
-    if vocabulary is None:
-        return "exact: unknown, because the vocabulary is"
-    per_stage = run.layout.world_size // run.layout.pp
-    ranks = range(0, run.layout.world_size, per_stage)
-    # A process each: caches of one measurement hold tensors that the next must not meet.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-        peaks = list(pool.map(functools.partial(measure_rank, run, vocabulary), ranks))
-    worst = max(peaks)
-    measured = f"exact: {worst / 1e9:.3f} GB of tensors on rank {ranks[peaks.index(worst)]}"
-    foretold = planner.prediction(name).memory
-    if not foretold:
-        return f"{measured}; no formula"
-    formula = sum(size for part, size in foretold.items() if part not in ("libraries", "communicators"))
-    return f"{measured}; formula {formula / 1e9:.3f} GB ({formula / worst - 1:+.1%})"
-
-
-def measure_rank(run, vocabulary, rank):
-    """Peak bytes of one rank; runs in a process of its own."""
-    from parascale.train.fake import measure
-
-    return measure(run, vocabulary, rank).peak_bytes

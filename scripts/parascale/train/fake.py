@@ -2,7 +2,8 @@
 
 `FakeTensorMode` gives tensors a shape but no memory, and the `fake` process group answers every collective at once, so
 that a rank of 512 with a model of billions of parameters runs on a laptop. It counts live tensor storages, as this machine's
-kernels would leave them, without the memory of libraries (CUDA context, NCCL).
+kernels would leave them, without the memory of libraries (CUDA context, NCCL). Tests compare the formulas of `plan.memory` with it; models
+without a formula are to be counted with it later.
 """
 
 import functools
