@@ -102,24 +102,6 @@ rule report:
         rules.comparison_report.input,
 
 
-# The results as a Workflow Run RO-Crate, on request, to publish a reproduction.
-rule crate:
-    input:
-        rules.report.input,
-    output:
-        PATHS.results / "crate/parascale.crate.zip",
-    log:
-        LOGS / "crate.log",
-    localrule: True
-    resources:
-        nodes=0,
-    params:
-        title=lambda wildcards: PROJECT.config.title,
-        code=code_of("report"),
-    shell:
-        "parascale export crate > {log:q} 2>&1"
-
-
 # A run that trained without `monitor.wandb`, for Weights & Biases, on request: `wandb sync` sends it from a machine with internet.
 rule wandb_run:
     input:

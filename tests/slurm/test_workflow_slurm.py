@@ -172,8 +172,8 @@ def submitted(root):
 
 @pytest.mark.slow
 def test_what_is_made_on_request(cluster, finished):
-    """Communication is measured by a job of each shape, on its nodes; probes give prices; the results can be packed."""
-    finished.start("communication", "calibrate", "crate").wait(timeout=1200)
+    """Communication is measured by a job of each shape, on its nodes; probes give prices."""
+    finished.start("communication", "calibrate").wait(timeout=1200)
     results = finished.root / "results"
     for name, nodes in (("ddp", "1"), ("ddp-two-nodes", "2")):
         with open(results / f"communication/{name}.csv", newline="") as file:
@@ -185,7 +185,6 @@ def test_what_is_made_on_request(cluster, finished):
     probed = {path.parent.name for path in (results / "probes").glob("*/summary.json")}
     assert probed and len(finished.jobs("probe")) == len(probed)
     assert read_json(results / "calibration/jureca.json")
-    assert (results / "crate/parascale.crate.zip").is_file()
 
 
 def left_in_memory(cluster):

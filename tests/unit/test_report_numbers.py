@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,16 @@ def whole(tmp_path_factory):
     root = tmp_path_factory.mktemp("whole")
     write_everything(root, finished())
     return build_report(root)
+
+
+@pytest.mark.slow
+def test_copied_results_give_the_same_report(whole, tmp_path):
+    root = whole.parents[1]
+    shutil.copytree(root / "results", tmp_path / "results", ignore=shutil.ignore_patterns("report"))
+    again = build_report(tmp_path)
+    made = [path.name for path in whole.iterdir() if path.is_file()]
+    assert {"index.html", "summary.csv"} <= set(made)
+    assert [name for name in made if (whole / name).read_bytes() != (again / name).read_bytes()] == []
 
 
 def test_sections_stand_in_order(whole):

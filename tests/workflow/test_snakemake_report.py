@@ -20,7 +20,7 @@ from tests.unit.test_report_loaders import FACTS, ROWS
 
 from .small_project import REPOSITORY, SmallProject
 
-ONLY = ("--allowed-rules", "job_report", "comparison_report", "report", "all", "crate")
+ONLY = ("--allowed-rules", "job_report", "comparison_report", "report", "all")
 PAGE = "results/report/index.html"
 
 
@@ -83,7 +83,7 @@ def test_a_workflow_that_fails_builds_the_report_of_what_there_is(project):
     project.edit("scripts/parascale/report/pdf.py", broken, "import")
     # As after a first start: Snakemake knows of no whole page before this one.
     shutil.rmtree(project.folder / ".snakemake/metadata")
-    for target in ("report", "all", "crate"):
+    for target in ("report", "all"):
         assert project.planned(target, *ONLY) == {"job_report": 2, "comparison_report": 1, target: 1}
     # A failed run is a row beside the finished one.
     shutil.rmtree(project.folder / "results/runs/ddp")

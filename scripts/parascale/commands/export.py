@@ -1,45 +1,19 @@
-"""`parascale export`: results for others, as an RO-Crate or for Weights & Biases."""
-
-from pathlib import Path
+"""`parascale export`: results for others."""
 
 import click
 
-from parascale.cli import OutputFile, OutputFolder, named, run_option, with_project
+from parascale.cli import OutputFolder, named, run_option, with_project
 from parascale.errors import DataError, RequirementError
 from parascale.files import atomic_path, read_json, read_json_lines
-
-HOME = Path(__file__).resolve().parents[3]  # the folder of the Snakefile
 
 
 @click.group()
 def export():
-    """Export results: a crate to publish, or runs for Weights & Biases.
+    """Export runs for Weights & Biases.
 
     \b
-    Example: parascale export crate
+    Example: parascale export wandb --run ddp
     """
-
-
-@export.command()
-@click.option(
-    "--output", type=OutputFile(), metavar="ZIP", help="File to write.  [default: results/crate/parascale.crate.zip]"
-)
-@click.option("--weights", is_flag=True, help="Include checkpoints.")
-@with_project
-def crate(project, output, weights):
-    """Pack the results as a Workflow Run RO-Crate, so that a reproduction can be published.
-
-    The zip holds the workflow, its configuration and pins, the record of every run, the verdicts and the reports,
-    described in ro-crate-metadata.json.
-
-    \b
-    Example: parascale export crate --weights
-    """
-    from parascale.report.crate import pack  # not before it is needed, because rocrate loads slowly
-
-    output = output or project.paths.results / "crate/parascale.crate.zip"
-    pack(HOME, project.paths.results, output, project.config.title, weights)
-    print(f"{output}: {output.stat().st_size / 1e6:,.1f} MB", flush=True)
 
 
 @export.command()
