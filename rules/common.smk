@@ -38,7 +38,7 @@ from parascale.report.derived import series_of
 from parascale.report.figures import FIGURES
 from parascale.store.keys import key_of_run
 from parascale.store.trainings import Store
-from snakemake_slurm_parascale import refuse_shared_jobs, take_up_jobs
+from parascale_slurm_executor import refuse_shared_jobs, take_up_jobs
 
 # Here, because a dry run comes to no `onstart`.
 if workflow.deployment_settings.deployment_method:

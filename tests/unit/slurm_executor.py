@@ -7,7 +7,7 @@ from snakemake_executor_plugin_slurm import Executor
 
 from parascale import slurm
 from parascale.settings.paths import Paths
-from snakemake_slurm_parascale import RootExecutor
+from parascale_slurm_executor import RootExecutor
 
 
 class Names(SimpleNamespace):

@@ -7,7 +7,7 @@ import pytest
 
 from parascale import slurm
 from parascale.files import write_json
-from snakemake_slurm_parascale import RootExecutor
+from parascale_slurm_executor import RootExecutor
 
 LEASE = {"host": "jrc0001", "pid": 1, "restarts": 0}
 

@@ -16,7 +16,7 @@ from parascale.errors import ConfigError, RequirementError, TrainingError
 from parascale.launch.root import belong, take_root
 from parascale.lease import Lease
 from parascale.settings.paths import Paths
-from snakemake_slurm_parascale import refuse_shared_jobs
+from parascale_slurm_executor import refuse_shared_jobs
 from tests.unit.slurm_executor import Thing, data_job, job_of
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from parascale import slurm
-from snakemake_slurm_parascale.waiting import TURN, why
+from parascale_slurm_executor.waiting import TURN, why
 
 
 @pytest.mark.parametrize("reason", [None, *TURN, "ReqNodeNotAvail, May be reserved for other job"])

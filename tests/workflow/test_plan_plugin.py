@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 SNAKEFILE = """
 from parascale.settings import load_project
 from parascale.plan.planner import Planner
+from snakemake_logger_plugin_budget import Times
+from snakemake_logger_plugin_budget import Times
 from snakemake_logger_plugin_parascale import follow, start
 
 PROJECT = load_project(config)
@@ -201,10 +203,7 @@ def test_the_table_is_the_count_by_hand(workflow):
     assert "<table>" in (workflow.folder / "results/plan/plan.html").read_text()
 
 
-def test_the_budget_plugin_takes_its_times_from_our_plan(workflow, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "plugins/snakemake-logger-plugin-budget/src")
-    from snakemake_logger_plugin_budget import Times
-
+def test_the_budget_plugin_takes_its_times_from_our_plan(workflow):
     assert workflow("-n")[0] == 0
     times = Times(workflow.folder / "results/plan/plan.json", None)
     planner = Planner(load_project_file_in(workflow.folder))

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 
-PLUGIN = Path(__file__).parents[1]
-SOURCE = PLUGIN / "src"
+from snakemake_logger_plugin_budget import Times
+
+PLUGIN = Path(__file__).parents[2] / "scripts/snakemake_logger_plugin_budget"
 SNAKEFILE = """
 rule all:
     input: "sum.txt"
@@ -51,7 +52,7 @@ def snakemake(tmp_path):
 
     def run(*arguments, python=None):
         command = [python or sys.executable, "-m", "snakemake", "--cores", "8", "--logger", "budget", *arguments]
-        path = "" if python else os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+        path = "" if python else os.environ.get("PYTHONPATH", "")
         done = subprocess.run(
             command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
         )
@@ -101,10 +102,7 @@ def test_a_line_of_the_history_that_was_cut_short_is_passed_over(snakemake):
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"jobs": [1]}', '{"jobs": [{"hours_expected": 1}]}', "{", None])
-def test_a_bad_file_of_times_is_named(tmp_path, text, monkeypatch):
-    monkeypatch.syspath_prepend(SOURCE)
-    from snakemake_logger_plugin_budget import Times
-
+def test_a_bad_file_of_times_is_named(tmp_path, text):
     path = tmp_path / "times.json"
     if text is not None:
         path.write_text(text)

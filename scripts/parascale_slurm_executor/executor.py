@@ -13,8 +13,8 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from parascale import slurm, submissions
 from parascale.errors import ParascaleError, RequirementError
 from parascale.lease import Lease
-from snakemake_slurm_parascale.jobs import key_of, members_of, noted_as, training_of, work_of
-from snakemake_slurm_parascale.waiting import why
+from parascale_slurm_executor.jobs import key_of, members_of, noted_as, training_of, work_of
+from parascale_slurm_executor.waiting import why
 
 AWAY_SECONDS = (10.0, 300.0)  # before Slurm is asked again that did not answer: at first, and at most
 LOOKS = 3  # in a row that must agree before a job is given up for which the plugin would wait forever

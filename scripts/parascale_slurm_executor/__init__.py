@@ -7,8 +7,8 @@ A layer over snakemake-executor-plugin-slurm 2.8.0, which submits and watches. T
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from parascale.errors import ConfigError, few
+from parascale_slurm_executor.executor import RootExecutor
 from snakemake_logger_plugin_parascale import trained_by
-from snakemake_slurm_parascale.executor import RootExecutor
 
 __all__ = ["RootExecutor", "refuse_shared_jobs", "take_up_jobs"]
 
