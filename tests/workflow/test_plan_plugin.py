@@ -13,13 +13,12 @@ from snakemake.settings.enums import Quietness
 
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
+from snakemake_logger_plugin_budget import Times
 
 ROOT = Path(__file__).parents[2]
 SNAKEFILE = """
 from parascale.settings import load_project
 from parascale.plan.planner import Planner
-from snakemake_logger_plugin_budget import Times
-from snakemake_logger_plugin_budget import Times
 from snakemake_logger_plugin_parascale import follow, start
 
 PROJECT = load_project(config)
