@@ -100,25 +100,3 @@ rule report:
     input:
         REPORT,
         rules.comparison_report.input,
-
-
-# A run that trained without `monitor.wandb`, for Weights & Biases, on request: `wandb sync` sends it from a machine with internet.
-rule wandb_run:
-    input:
-        record=PATHS.run("{run}") / "run.json",
-        steps=PATHS.run("{run}") / "steps.jsonl",
-        summary=PATHS.run("{run}") / "summary.json",
-    output:
-        directory(PATHS.results / "wandb/{run}"),
-    log:
-        LOGS / "wandb/{run}.log",
-    localrule: True
-    resources:
-        nodes=0,
-    shell:
-        "parascale export wandb --run {wildcards.run:q} > {log:q} 2>&1"
-
-
-rule wandb:
-    input:
-        expand(rules.wandb_run.output, run=PROJECT.runs),

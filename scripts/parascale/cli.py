@@ -41,7 +41,6 @@ VERBS = {
     "checkpoint": "checkpoint",
     "communication": "communication",
     "data": "data",
-    "export": "export",
     "generate": "results",
     "launch": "launch",
     "parity": "results",

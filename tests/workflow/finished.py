@@ -62,7 +62,6 @@ TARGETS = [
     "checkpoints",
     "communication",
     "formats",
-    "wandb",
     "results/comparisons/lm-vs-lm-ddp.svg",
 ]
 

@@ -90,7 +90,7 @@ DECIDES_NOTHING = [
 EVERY = trainings("lm", "summary", "images")
 ALL_OF_IMAGES = trainings("images")
 NEW_ROW = {f"{rule} lm-2" for rule in ("train_single", "parity_run", "parity_verdict", "job_report")} | {
-    f"{rule} lm-2" for rule in ("convert_checkpoint", "verify_checkpoint", "wandb_run")
+    f"{rule} lm-2" for rule in ("convert_checkpoint", "verify_checkpoint")
 }
 
 

@@ -24,18 +24,10 @@ def watch(job, describe):
     """The WandbRun of a job, or None where its configuration asks for none. describe: function that gives what `run.json` says."""
     # Curves of an earlier attempt: this one makes them again, or none.
     shutil.rmtree(job.work / FOLDER, ignore_errors=True)
-    watched, name = job.monitor, job.run.run
+    watched = job.monitor
     if watched is None or watched.wandb == "none":
         return None
-
-    def failed(reason):
-        print(
-            f"{name}: no more curves for Weights & Biases: {reason}. The training goes on, and `parascale export wandb --run {name}` "
-            "makes them from its record",
-            flush=True,
-        )
-
-    return WandbRun(job.work, watched.wandb, watched.wandb_project, describe(), failed)
+    return WandbRun(job.work, watched.wandb, watched.wandb_project, describe())
 
 
 def publish(work, folder):
@@ -50,14 +42,12 @@ def publish(work, folder):
 class WandbRun:
     """One run there, from `begin` to `end`; all attempts of a training are the same one."""
 
-    def __init__(self, folder, mode, project, described, failed, patient=False):
+    def __init__(self, folder, mode, project, described):
         """folder: gets `wandb/`, which is not there yet. mode: `offline` or `live`. project: its name there. described: the run, as
-        its `run.json` says it. failed: called with the reason, once, if there will be no more curves. patient: the end takes as long
-        as it takes, instead of at most END_SECONDS."""
-        self.seconds = None if patient else END_SECONDS
-        self.folder, self.mode, self.project, self.described, self.failed = folder, mode, project, described, failed
+        its `run.json` says it."""
+        self.folder, self.mode, self.project, self.described = folder, mode, project, described
         self.steps = queue.SimpleQueue()
-        self.ended, self.told = None, threading.Lock()  # taken for good by the first failure
+        self.ended = self.failure = None
         self.thread = threading.Thread(target=self._follow, name="wandb", daemon=True)
 
     def begin(self, started):
@@ -68,7 +58,7 @@ class WandbRun:
         except ImportError:
             self._fail(MISSING)
         except Exception as error:
-            self._fail(_said(error))
+            self._fail(error)
         else:
             self.thread.start()
 
@@ -77,7 +67,7 @@ class WandbRun:
         self.steps.put((step, values))
 
     def end(self, outcome, facts):
-        """Close it, and wait for what is still to be written or sent.
+        """Close it, and wait for what is still to be written or sent, END_SECONDS at most.
 
         outcome: of the attempt; W&B only tells `finished` from all others. facts: what the run came to; its numbers are kept.
         """
@@ -85,17 +75,17 @@ class WandbRun:
         self.steps.put(None)
         if self.thread.ident is None:  # the package is not there
             return
-        self.thread.join(self.seconds)
+        self.thread.join(END_SECONDS)
         if self.thread.is_alive():
-            self._fail(f"it took longer than {self.seconds:g} s to end")
-        if self.told.locked():
+            self._fail(f"it took longer than {END_SECONDS:g} s to end")
+        if self.failure:
             _end_package()
 
     def _follow(self):
         try:
             self._log_all()
         except Exception as error:
-            self._fail(_said(error))
+            self._fail(error)
 
     def _log_all(self):
         import wandb
@@ -113,7 +103,7 @@ class WandbRun:
             group=self.described["settings"]["workload"]["name"],
             job_type=self.described["strategy"],
             config={key: self.described[key] for key in ("settings", "site", "versions", "code_digest", "git_commit")},
-            # Say little of this machine: `device.csv` describes it better, and a record may be exported on another.
+            # Say little of this machine: `device.csv` describes it better.
             settings=wandb.Settings(
                 console="off",
                 silent=True,
@@ -123,7 +113,7 @@ class WandbRun:
                 disable_git=True,
                 save_code=False,
                 init_timeout=BEGIN_SECONDS,
-                finish_timeout=self.seconds or 0.0,  # 0: none
+                finish_timeout=END_SECONDS,
                 finish_timeout_raises=True,
             ),
         )
@@ -134,13 +124,13 @@ class WandbRun:
         run.summary.update(facts)
         run.finish(exit_code=int(outcome != "finished"))
         wandb.teardown()  # its process may still write the last steps, and the folder is copied next
-        for path in list((self.folder / FOLDER).rglob("*")):
-            if path.is_symlink():  # to where it wrote; the folder will be moved
-                path.unlink()
 
-    def _fail(self, reason):
-        if self.told.acquire(blocking=False):
-            self.failed(reason)
+    def _fail(self, error):
+        """Say the first reason why there are no more curves."""
+        if self.failure is None:
+            self.failure = " ".join(str(error).split()) or type(error).__name__
+            name = self.described["run"]
+            print(f"{name}: no more curves for Weights & Biases: {self.failure}. The training goes on", flush=True)
 
 
 def _end_package():
@@ -149,8 +139,3 @@ def _end_package():
         with suppress(psutil.Error):
             if child.name() == PROCESS:
                 child.kill()
-
-
-def _said(error):
-    """An error in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
