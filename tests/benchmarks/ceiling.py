@@ -30,10 +30,10 @@ from parascale.families import head
 from parascale.families.language import modules
 from parascale.families.sizes import model_sizes
 from parascale.parallel import make_mesh, recompute
-from parascale.parallel.mesh import AXES
 from parascale.plan.calibrate import saved_bytes
 from parascale.plan.memory import peak_memory, total
 from parascale.settings import Layout, Run, load_workload
+from parascale.settings.layout import DEGREES
 from parascale.train import fake
 from parascale.train.step import Stepper
 
@@ -145,7 +145,7 @@ def run_of(name, changes, layers=None):
         settings = getattr(workload, part)
         own = {field.name: rest.pop(field.name) for field in dataclasses.fields(settings) if field.name in rest}
         workload = dataclasses.replace(workload, **{part: dataclasses.replace(settings, **own)})
-    world, precision = math.prod(rest.get(axis, 1) for axis in AXES), rest.pop("precision", "bf16")
+    world, precision = math.prod(rest.get(axis, 1) for axis in DEGREES), rest.pop("precision", "bf16")
     return Run(name, workload, Layout(gpus_per_node=world, **rest), precision)
 
 

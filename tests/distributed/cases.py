@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from parascale.parallel.mesh import AXES
+from parascale.settings.layout import DEGREES
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def ranks_of(layout):
 
 def axes_of(layout):
     """The axes that a layout spreads over."""
-    return {axis for axis in AXES if layout.get(axis, 1) > 1}
+    return {axis for axis in DEGREES if layout.get(axis, 1) > 1}
 
 
 # Of these layouts the quick tests compare others alike: the same code on fewer processes, or fewer options at once.

@@ -21,11 +21,12 @@ from parascale.plan.facts import DataFacts
 from parascale.plan.memory import total
 from parascale.plan.predict import capacity_bytes, memory_parts, predict, verdict
 from parascale.settings import Layout, Model, Run, Site, Workload, strict
+from parascale.settings.layout import DEGREES
 from parascale.settings.workload import LanguageTraining
 
 RUNS, MACHINES = (Path(__file__).with_name(f"{name}.csv") for name in ("runs", "machines"))
 MODEL = ("dim", "heads", "kv_heads", "layers", "hidden", "tied", "norm", "position", "activation", "bias", "dropout")
-LAYOUT = ("gpus_per_node", "dp", "fsdp", "tp", "pp", "micro_batches", "schedule")
+LAYOUT = ("gpus_per_node", *DEGREES, "micro_batches", "schedule")
 TRAINING = ("window", "global_batch", "accumulate")
 RECOMPUTED = {None: False, "none": False, "false": False, "selective": "selective"}
 # What the code of a source does where its table says nothing. Megatron-LM drops 0.1 of the attention weights and of what layers give

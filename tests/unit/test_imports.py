@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from parascale.settings.layout import DEGREES
+
 ROOT = Path(__file__).parents[2] / "scripts/parascale"
 # Room → rooms that it may import from. Modules beside the rooms (errors, files, ...) import each other alone.
 ALLOWED = {
@@ -107,6 +109,22 @@ def _words_of_slurm(file):
             yield node.lineno
         if isinstance(node, ast.Constant) and re.match(r"SLURMD?_\w+$", str(node.value)):
             yield node.lineno
+
+
+def test_degrees_are_listed_in_one_place():
+    """Everything else reads the table of axes, but what says which plan, modules and families a degree needs."""
+    listed = {str(file.relative_to(ROOT)) for file in MODULES if any(_lists_degrees(file))}
+    offered = {str(file.relative_to(ROOT)) for file in ROOT.glob("families/*/__init__.py")}
+    assert listed - offered == {"parallel/parallelize.py", "launch/environment.py", "check/layouts.py"}
+
+
+def _lists_degrees(file):
+    """Whether each literal lists several degrees, and each expression combines most of them."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        elements = getattr(node, "keys" if isinstance(node, ast.Dict) else "elts", ())
+        yield len({each.value for each in elements if isinstance(each, ast.Constant)} & set(DEGREES)) > 1
+        attributes = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+        yield isinstance(node, ast.BinOp | ast.Compare | ast.BoolOp) and len(attributes & set(DEGREES)) > 2
 
 
 @pytest.mark.parametrize("name", WITHOUT_TORCH)

@@ -6,10 +6,10 @@ import pytest
 
 from parascale.families.sizes import MicroBatch, model_sizes
 from parascale.plan.advise import advise
-from parascale.plan.calibrate import AXES
 from parascale.plan.facts import DataFacts
 from parascale.plan.memory import peak_memory, total
 from parascale.settings import Model, make
+from parascale.settings.layout import DEGREES
 from tests.published import score
 from tests.unit.test_plan_memory import make_run
 from tests.unit.test_plan_score import ROWS, SITES
@@ -112,7 +112,7 @@ def compared():
 
 
 def degrees(row):
-    return tuple(int(row[axis]) for axis in AXES)
+    return tuple(int(row[axis]) for axis in DEGREES)
 
 
 @pytest.mark.parametrize("name", compared())
@@ -125,10 +125,10 @@ def test_of_the_layouts_that_were_measured_advise_puts_a_good_one_first(name):
         run, facts = score.run_of(row, site, name), DataFacts(int(row["vocabulary"]))
         workload = replace(run.workload, training=replace(run.workload.training, accumulate=1))
         ranked = [
-            tuple(getattr(each.layout, axis) for axis in AXES)
+            tuple(getattr(each.layout, axis) for axis in DEGREES)
             for each in advise(workload, site, run.layout.world_size, run.precision, facts=facts)
         ]
         best = min(published, key=ranked.index)
         ratio = published[best] / max(published.values())
-        print(f"{name}, batch {run.global_batch}: {dict(zip(AXES, best, strict=True))}, {ratio:.2f} of the best")
+        print(f"{name}, batch {run.global_batch}: {dict(zip(DEGREES, best, strict=True))}, {ratio:.2f} of the best")
         assert ratio >= 0.95

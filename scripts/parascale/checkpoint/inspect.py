@@ -7,8 +7,7 @@ from pathlib import Path
 from parascale.checkpoint.pieces import bytes_of
 from parascale.checkpoint.source import forms_in, open_source
 from parascale.errors import CheckpointError
-
-AXES = ("dp", "fsdp", "tp", "pp")
+from parascale.settings.layout import DEGREES
 
 
 def inspect(folder):
@@ -60,7 +59,7 @@ def _origin(source):
     return {
         "run": source.facts.get("run"),
         "step": source.facts.get("step"),
-        "layout": {axis: layout[axis] for axis in AXES if axis in layout},
+        "layout": {axis: layout[axis] for axis in DEGREES if axis in layout},
         "workload": record.get("settings", {}).get("workload", {}).get("name"),
         "strategy": record.get("strategy"),
         "conversion": source.facts.get("conversion"),

@@ -20,6 +20,7 @@ from parascale.evaluation.task import open_task
 from parascale.families.build import build_model
 from parascale.files import read_json
 from parascale.settings import run_from_dict
+from parascale.settings.layout import DEGREES
 
 SCHEMA_VERSION = 1
 EVALUATION_BATCH = 32  # samples; the loss does not depend on it
@@ -50,7 +51,7 @@ def verify(source, folder, data):
         "schema_version": SCHEMA_VERSION,
         "run": record["run"],
         "strategy": record["strategy"],
-        "layout": {axis: layout[axis] for axis in ("dp", "fsdp", "tp", "pp")},
+        "layout": {axis: layout[axis] for axis in DEGREES},
         "step": manifest["facts"]["step"],
         "dtype": conversion["dtype"],
         "test_loss": judge.loss,

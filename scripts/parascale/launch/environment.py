@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from parascale.errors import RequirementError
+from parascale.settings.layout import DEGREES
 from parascale.settings.workload import usable_decoders
 
 INDIRECT = "what these need"  # the section of pins that no code of ours asks for
@@ -191,10 +192,9 @@ def _missing(runs):
     layouts = [run.layout for run in runs]
     used = {
         "every run": True,
+        **{axis: any(axis in layout.dimensions for layout in layouts) for axis in DEGREES},
         "ddp": any(layout.dp > 1 and not layout.uses_fsdp for layout in layouts),
         "fsdp": any(layout.uses_fsdp for layout in layouts),
-        "tp": any(layout.tp > 1 for layout in layouts),
-        "pp": any(layout.pp > 1 for layout in layouts),
         "lightning": any(run.engine == "lightning" for run in runs),
     }
     for need, interface in ((user, entry) for user in MODULES if used[user] for entry in interfaces(user)):

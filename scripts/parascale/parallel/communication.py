@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from parascale.errors import RequirementError
-from parascale.parallel.mesh import AXES, make_mesh, set_timeout
+from parascale.parallel.mesh import make_mesh, set_timeout
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive")
 COLUMNS = (
@@ -57,7 +57,7 @@ def groups_of(layout, device, timeout_seconds):
     groups = {"all": dist.group.WORLD}
     if len(layout.dimensions) > 1:
         devices = make_mesh(layout, device, timeout_seconds).devices
-        groups |= {axis: devices.get_group(axis) for axis in AXES if axis in layout.dimensions}
+        groups |= {axis: devices.get_group(axis) for axis in devices.mesh_dim_names}
     return groups
 
 

@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-AXES = ("pp", "dp", "fsdp", "tp")  # tp fastest: its ranks talk most and lie next to each other
+from parascale.settings.layout import DATA_AXES, MESH_AXES
 
 
 @dataclass(frozen=True)
 class Mesh:
     """This process's place in a layout.
 
-    devices: the mesh over those of `AXES` that the layout uses, or None for a single process, which needs no communication.
+    devices: the mesh over those of `MESH_AXES` that the layout uses, or None for a single process, which needs no communication.
     data_devices: `dp × fsdp` flattened, the ranks that see different samples; None where there are no others.
     """
 
@@ -43,7 +43,10 @@ class Mesh:
     @property
     def data_rank(self):
         """Which share of a step's samples this process takes."""
-        return self.coordinate("dp") * self.layout.fsdp + self.coordinate("fsdp")
+        number = 0
+        for axis in DATA_AXES:
+            number = number * getattr(self.layout, axis) + self.coordinate(axis)
+        return number
 
 
 def start_processes(device_kind, timeout_seconds, store=None):
@@ -92,17 +95,17 @@ def make_mesh(layout, device, timeout_seconds):
     if layout.world_size == 1:
         return Mesh(layout, device, None, None)
     # No axis of one rank: each of its groups, one for every rank, would cost a call on all.
-    degrees = {axis: getattr(layout, axis) for axis in AXES}
-    axes = [axis for axis in AXES if degrees[axis] > 1]
+    degrees = layout.dimensions
+    axes = tuple(axis for axis in MESH_AXES if axis in degrees)
     options = {}
     if layout.pp > 1 and dist.get_backend() == "gloo":
         # Stages send and receive, and for that gloo knows only the timeout that a group was made with.
         options["pp"] = dist.ProcessGroupGloo._Options()
         options["pp"]._timeout = timedelta(seconds=timeout_seconds)
     shape = tuple(degrees[axis] for axis in axes)
-    devices = init_device_mesh(device.type, shape, mesh_dim_names=tuple(axes), backend_override=options)
-    data_axes = [axis for axis in ("dp", "fsdp") if degrees[axis] > 1]
-    data_devices = devices[tuple(data_axes)] if data_axes else None
+    devices = init_device_mesh(device.type, shape, mesh_dim_names=axes, backend_override=options)
+    data_axes = tuple(axis for axis in DATA_AXES if axis in degrees)
+    data_devices = devices[data_axes] if data_axes else None
     if len(data_axes) > 1:
         data_devices = data_devices._flatten("data")
     groups = [devices.get_group(axis) for axis in axes] + [dist.group.WORLD]

@@ -32,6 +32,7 @@ from parascale.families.head import Head
 from parascale.parallel import batch_norm, ddp, fsdp, tensor, tying
 from parascale.parallel.precision import HALF, Copies
 from parascale.parallel.recompute import recomputed
+from parascale.settings.layout import DATA_AXES
 from parascale.settings.stages import held_stages
 
 PLANS = {"fsdp": "shard_units", "tp": "tensor_plan", "pp": "pipeline_plan"}
@@ -152,7 +153,7 @@ def uses_ddp(run):
     """Pure data parallelism is DDP's; local SGD averages parameters itself, hybrids use FSDP's replication, and Lightning
     wraps the model on its own."""
     layout = run.layout
-    only_dp = layout.dp > 1 and layout.fsdp == layout.tp == layout.pp == 1
+    only_dp = layout.dimensions.keys() == {"dp"}
     return only_dp and not run.average_every and run.engine == "native"
 
 
@@ -197,7 +198,7 @@ def _make_part(whole, run, mesh, tied, stage, copies):
         if layout.compile:
             block.compile()
     if layout.uses_fsdp:
-        axes = tuple(axis for axis in ("dp", "fsdp") if getattr(layout, axis) > 1)
+        axes = tuple(axis for axis in DATA_AXES if axis in layout.dimensions)
         fsdp.shard(part, mesh.devices[axes], layout, run.precision)
     if copies is not None:
         part.forward = copies.around(part)

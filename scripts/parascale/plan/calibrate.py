@@ -26,7 +26,6 @@ MOST = 64  # different runs that a fit weighs: it says then what it says of thou
 # that were not fitted to (tests/unit/test_plan_score.py); of CPUs, whose cores differ more, of this project's own machines.
 HISTORY_ERROR = 0.05
 FORMULA_ERROR = {"cuda": 0.13, "cpu": 0.5}
-AXES = ("dp", "fsdp", "tp", "pp")
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ def _computes(run):
 
 def _kinds(layout):
     """What a layout does that a probe can show: each way to be spread, and over which link."""
-    return {(axis, link_of(layout, axis)) for axis in AXES if getattr(layout, axis) > 1}
+    return {(axis, link_of(layout, axis)) for axis in layout.dimensions}
 
 
 def _seen_step(observation, site, deviation):

@@ -141,7 +141,7 @@ def memory_parts(run, site, vocabulary, chunked=True):
     """{part: bytes}, libraries and communicators included. chunked: see `Sizes.chunked`."""
     parts = peak_memory(run, vocabulary, site.device, chunked)
     layout, assumed = run.layout, site.assumed
-    groups = sum(degree > 1 for degree in (layout.dp, layout.fsdp, layout.tp, layout.pp))
+    groups = len(layout.dimensions)
     on_device = site.device == "cuda"
     parts["communicators"] = int(groups * assumed.communicator_gigabytes * 1e9) if on_device else 0
     parts["libraries"] = int(assumed.library_gigabytes * 1e9)

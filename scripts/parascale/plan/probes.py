@@ -10,7 +10,7 @@ import dataclasses
 from collections import defaultdict
 
 from parascale.settings import Layout, Run
-from parascale.settings.layout import RECOMPUTATION
+from parascale.settings.layout import DATA_AXES, RECOMPUTATION
 
 STEPS = 25
 COMPUTING = (2, 8)  # the global batch is divided by these
@@ -43,7 +43,7 @@ def _kinds(layouts, site):
     counts = [site.processes_together(layout) for layout in together]
     processes = max([2, *(count for count in counts if site.crowding(count) == 1)])
     # What DDP does is part of what FSDP does: both, where there are both, tell what gathering costs from what sharing does.
-    axes = [axis for axis in ("dp", "fsdp") if any(getattr(layout, axis) > 1 for layout in layouts)] or ["dp"]
+    axes = [axis for axis in DATA_AXES if any(axis in layout.dimensions for layout in layouts)] or ["dp"]
     for axis in axes:
         yield f"{axis}-{processes}", TALKING, {"gpus_per_node": processes, axis: processes}
     degrees = [layout.tp for layout in layouts if layout.tp > 1]

@@ -276,7 +276,7 @@ def all_reduce(layout, axis, size):
 
 def _within_node(layout, axis):
     """Ranks of an axis that one node holds."""
-    return max(1, min(getattr(layout, axis), layout.processes_per_node // _inner(layout, axis)))
+    return max(1, min(getattr(layout, axis), layout.processes_per_node // layout.neighbour_distance(axis)))
 
 
 def _on(link, size, messages):
@@ -284,10 +284,5 @@ def _on(link, size, messages):
 
 
 def link_of(layout, axis):
-    """Which link an axis's slowest neighbours share: tp is numbered fastest, then fsdp, dp, pp."""
-    return "node" if _inner(layout, axis) * getattr(layout, axis) <= layout.processes_per_node else "network"
-
-
-def _inner(layout, axis):
-    """Distance between neighbours of an axis in the numbering of ranks."""
-    return {"tp": 1, "fsdp": layout.tp, "dp": layout.tp * layout.fsdp, "pp": layout.tp * layout.fsdp * layout.dp}[axis]
+    """Which link an axis's slowest neighbours share."""
+    return "node" if layout.neighbour_distance(axis) * getattr(layout, axis) <= layout.processes_per_node else "network"

@@ -1,11 +1,12 @@
 """Layouts and settings of runs in words: whatever two runs do differently, their words differ."""
 
 from parascale.report import numbers
+from parascale.settings.layout import DEGREES
 from parascale.settings.options import declared
 from parascale.settings.run import SENT
 
 # Fields of a layout that are said otherwise; what is on neither list is said by its name.
-SAID = ("nodes", "gpus_per_node", "idle_gpus", "dp", "fsdp", "tp", "pp", "micro_batches", "schedule")
+SAID = ("nodes", "gpus_per_node", "idle_gpus", *DEGREES, "micro_batches", "schedule")
 WORDS = {
     "compile": "compiled",
     "activation_checkpointing": "recomputed activations",

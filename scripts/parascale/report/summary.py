@@ -10,9 +10,10 @@ from parascale.report.comparing import caveats
 from parascale.report.findings import findings
 from parascale.report.tables import RUN, Column, make_table
 from parascale.report.timing import unranked
+from parascale.settings.layout import DEGREES
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
-LAYOUT = ("nodes", "world_size", "dp", "fsdp", "tp", "pp")
+LAYOUT = ("nodes", "world_size", *DEGREES)
 LOSSES = {"train": "Training loss, mean of last 10 steps", "validation": "Validation loss", "test": "Test loss"}
 PARTS = ("weights", "gradients", "optimizer", "activations", "process")
 # Of the Timing: seconds.

@@ -1,6 +1,7 @@
 """How a run is spread over processes, and what that spread is called."""
 
-from typing import Literal, get_args
+import math
+from typing import Literal, NamedTuple, get_args
 
 from parascale.errors import ConfigError
 from parascale.settings.options import LAYOUT, option, settings
@@ -13,13 +14,30 @@ Recomputation = Literal[False, "selective", True]
 RECOMPUTATION = get_args(Recomputation)
 
 
+class Axis(NamedTuple):
+    """A way to spread a run over ranks. Its name is a degree of `Layout`, a column of tables and a dimension of the mesh."""
+
+    name: str
+    distance: int  # from rank to rank along it: 0 is the fastest in the numbering of ranks
+    splits_samples: bool = False  # its ranks train on different samples of a step
+
+
+# In the order of columns. Ranks of a tensor-parallel group talk most, so they lie next to each other on one node.
+AXES = (
+    Axis("dp", distance=2, splits_samples=True),
+    Axis("fsdp", distance=1, splits_samples=True),
+    Axis("tp", distance=0),
+    Axis("pp", distance=3),
+)
+DEGREES = tuple(axis.name for axis in AXES)
+# As the mesh has them, the slowest in the numbering of ranks first; and those of them that split samples.
+MESH_AXES = tuple(axis.name for axis in sorted(AXES, key=lambda axis: -axis.distance))
+DATA_AXES = tuple(name for name in MESH_AXES if AXES[DEGREES.index(name)].splits_samples)
+
+
 @settings(LAYOUT)
 class Layout:
-    """Degrees of parallelism. Their product is the world size: `dp × fsdp × tp × pp`.
-
-    Ranks are numbered with tp fastest, then fsdp, then dp, then pp, so that the ranks of a tensor-parallel
-    group, which talk most, lie next to each other on one node.
-    """
+    """Degrees of parallelism. Their product is the world size."""
 
     nodes: int = option(1, "machines", low=1)
     gpus_per_node: int = option(1, "GPUs to request on each node (processes, on a site without GPUs)", low=1)
@@ -63,18 +81,22 @@ class Layout:
     @property
     def dimensions(self):
         """Axis → degree of each way in which the run is spread; empty for one process."""
-        degrees = {"dp": self.dp, "fsdp": self.fsdp, "tp": self.tp, "pp": self.pp}
-        return {axis: degree for axis, degree in degrees.items() if degree > 1}
+        return {axis: degree for axis in DEGREES if (degree := getattr(self, axis)) > 1}
+
+    def neighbour_distance(self, axis):
+        """Difference of the numbers of two ranks that are neighbours along an axis."""
+        faster = MESH_AXES[MESH_AXES.index(axis) + 1 :]
+        return math.prod(getattr(self, each) for each in faster)
 
     @property
     def data_parallel(self):
         """Ranks that see different samples of a step: `dp × fsdp`."""
-        return self.dp * self.fsdp
+        return math.prod(getattr(self, axis) for axis in DATA_AXES)
 
     @property
     def uses_fsdp(self):
         """Whether FSDP holds the parameters: with `fsdp`, and as plain replication inside hybrids."""
-        return self.fsdp > 1 or (self.dp > 1 and (self.tp > 1 or self.pp > 1))
+        return self.fsdp > 1 or (self.dp > 1 and len(self.dimensions) > 1)
 
     @property
     def one_stage_at_a_time(self):
@@ -112,10 +134,10 @@ class Layout:
             raise ConfigError(
                 f"idle_gpus = {self.idle_gpus} leaves none of gpus_per_node = {self.gpus_per_node} to work"
             )
-        product = self.dp * self.fsdp * self.tp * self.pp
+        product = math.prod(getattr(self, axis) for axis in DEGREES)
         if product != self.world_size:
             idle = f" (less {self.idle_gpus} idle a node)" if self.idle_gpus else ""
-            raise ConfigError(f"dp × fsdp × tp × pp = {product}, but nodes × gpus_per_node{idle} = {self.world_size}")
+            raise ConfigError(f"{' × '.join(DEGREES)} = {product}, but nodes × gpus_per_node{idle} = {self.world_size}")
         if self.pp == 1 and self.micro_batches > 1:
             raise ConfigError(
                 f"micro_batches = {self.micro_batches} needs pp > 1; without a pipeline use the workload's "

@@ -187,10 +187,10 @@ class Run:
 
     def _check_engine(self):
         layout = self.layout
-        only_ddp = layout.fsdp == layout.tp == layout.pp == 1
+        only_ddp = layout.dimensions.keys() <= {"dp"}
         if self.engine == "lightning" and (not only_ddp or self.average_every):
             raise ConfigError(
-                "engine lightning offers single and ddp; use engine native for fsdp, tp, pp and local SGD"
+                "engine lightning offers single and ddp; use engine native for other degrees and local SGD"
             )
         if self.precision == "fp16" and (self.engine == "lightning" or self.average_every):
             raise ConfigError(
@@ -198,7 +198,7 @@ class Run:
                 "apart (average_every) can do so; take bf16"
             )
         if self.average_every and (not only_ddp or layout.dp == 1):
-            raise ConfigError("average_every (local SGD) needs dp > 1 and fsdp = tp = pp = 1")
+            raise ConfigError("average_every (local SGD) needs dp > 1 and no other degree")
         every = self.workload.training.evaluate_every
         if self.average_every and every and every % self.average_every:
             raise ConfigError(
@@ -226,7 +226,7 @@ class Run:
             not only_ddp or layout.dp == 1 or self.average_every or self.engine != "native"
         ):
             raise ConfigError(
-                "compression applies to DDP's gradients: it needs dp > 1, fsdp = tp = pp = 1 and engine native, no average_every"
+                "compression applies to DDP's gradients: it needs dp > 1, no other degree, engine native and no average_every"
             )
         if self.compression != "none" and self.precision == "fp16":
             raise ConfigError("compression would overflow with the scaled gradients of precision fp16; take bf16")

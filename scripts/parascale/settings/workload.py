@@ -86,11 +86,11 @@ class Model:
         kind = known[self.kind]
         if kind.task != task:
             raise ConfigError(f"model.kind = `{self.kind}` is for the task {kind.task}, not {task}")
-        for degree in ("fsdp", "tp", "pp"):
-            if getattr(run.layout, degree) > 1 and degree not in kind.degrees:
+        for axis, degree in run.layout.dimensions.items():
+            if axis not in ("dp", *kind.degrees):
                 offered = ", ".join(("single", "dp", *kind.degrees))
                 raise ConfigError(
-                    f"model.kind = `{self.kind}` cannot be trained with {degree} = {getattr(run.layout, degree)}. It offers {offered}"
+                    f"model.kind = `{self.kind}` cannot be trained with {axis} = {degree}. It offers {offered}"
                 )
         self.check_sizes(run)
 

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from parascale import slurm
 from parascale.files import read_json_lines, write_text
+from parascale.settings.layout import DEGREES
 from parascale.train.events import Events
 
 SCHEMA_VERSION = 1
@@ -182,7 +183,7 @@ def summarise(run, site, steps, attempts, facts):
         "workload": run.workload.name,
         "strategy": run.strategy,
         "engine": run.engine,
-        **{name: getattr(layout, name) for name in ("nodes", "world_size", "dp", "fsdp", "tp", "pp")},
+        **{name: getattr(layout, name) for name in ("nodes", "world_size", *DEGREES)},
         "status": "done",
         "attempts": len(attempts),
         "seed": run.seed,
