@@ -1,7 +1,6 @@
 """A headless browser for tests and pictures of the reports.
 
 python -m tests.workflow.browser results/report/index.html picture.png --width 1440 --height 1000
-python -m tests.workflow.browser results/report/index.html sample.pdf
 """
 
 import argparse
@@ -14,6 +13,8 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+
+from PIL import Image
 
 
 class Browser:
@@ -102,10 +103,10 @@ def find_programs():
 
 
 def main():
-    """Take a picture of the top of a page, or print all of it."""
+    """Take a picture of the top of a page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path, help="HTML file")
-    parser.add_argument("picture", type=Path, help="PNG file to write, of the top; or PDF file, of all")
+    parser.add_argument("picture", type=Path, help="PNG file to write")
     parser.add_argument("--width", type=int, default=1440, help="in CSS pixels (default: %(default)s)")
     parser.add_argument("--height", type=int, default=1000, help="in CSS pixels (default: %(default)s)")
     arguments = parser.parse_args()
@@ -113,12 +114,11 @@ def main():
         browser = Browser(*find_programs(), profile)
         try:
             browser.show(arguments.page.resolve(), arguments.width)
-            if arguments.picture.suffix == ".pdf":
-                browser.paper(arguments.picture)
-            else:
-                browser.picture(arguments.picture, arguments.width, arguments.height)
+            browser.picture(arguments.picture, arguments.width, arguments.height)
         finally:
             browser.close()
+    colours = Image.open(arguments.picture).convert("RGB").quantize(32, dither=Image.Dither.NONE)
+    colours.save(arguments.picture, optimize=True)
 
 
 if __name__ == "__main__":
