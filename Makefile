@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint test-slow test-slurm gpu clean
+.PHONY: help install run test lint test-slow test-slurm same-numbers gpu clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s%s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ test-slow: $(INSTALLED) ## run the tests that take minutes
 
 test-slurm: $(INSTALLED) ## run the long tests on a real Slurm (as root, with the packages that .ci/run names)
 	$(BIN)/python -m pytest -m "slurm and slow" --numprocesses 3 tests/slurm
+
+same-numbers: $(INSTALLED) ## show that edited training code trains the same bits, and record it (RAISE=part: it does not)
+	$(BIN)/python -m tests.same_numbers $(if $(AGAINST),--against $(AGAINST)) $(foreach part,$(RAISE),--raise $(part))
 
 # From a plain clone: any Python that has torch will do (`make gpu PYTHON=...`), and this project's own environment is enough.
 gpu: ## try this machine's GPUs, in about ten minutes; writes check-gpu/check.html and check.json, to be sent back

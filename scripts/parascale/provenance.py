@@ -152,13 +152,6 @@ def _text(file):
         raise ConfigError(f"{file}: cannot be read as Python: {error}") from None
 
 
-@functools.cache
-def training_modules(task, engine, families, files=()):
-    """`modules_of` a training's numbers. Once a process: thousands of runs share few kinds."""
-    more = ("lightning",) if engine == "lightning" else ()
-    return modules_of("training", task, *more, families=families, files=files)
-
-
 def git_commit():
     """The commit that this package was checked out at, with `+dirty` where tracked files differ from it.
 

@@ -4,7 +4,6 @@ import ast
 import fnmatch
 import importlib.metadata
 import itertools
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -227,36 +226,6 @@ def test_a_family_says_what_other_families_its_modules_are_made_of():
         for kind, each in families.kinds().items():
             if families.families_of(kind)[0] == family:
                 assert used <= {family, *each.builds_on}, f"{kind}: name {used} in `builds_on`"
-
-
-@pytest.fixture
-def copied(tmp_path):
-    """A function: digests of trainings (task, engine, families) in a copy of the package in which a module was changed."""
-    shutil.copytree(provenance.PACKAGE, tmp_path / "parascale", ignore=shutil.ignore_patterns("__pycache__"))
-    code = (
-        "from parascale.provenance import digest_of_modules, training_modules; code = lambda *kind: digest_of_modules(training_modules(*kind)); "
-        "print(code('language_model', 'native', ('language',)), code('classification', 'native', ('images',)))"
-    )
-
-    def of(name=None, append=""):
-        if name:
-            with (tmp_path / "parascale" / name).open("a") as file:
-                file.write(append)
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-        return done.stdout.split()
-
-    return of
-
-
-def test_training_moves_with_its_code_and_not_with_that_of_others(copied):
-    text, images = copied()
-    assert copied("report/records.py", "\nchanged = True\n") == [text, images]
-    assert copied("train/loop.py", '\n"""Only words."""\n# and more\n') == [text, images]
-    assert copied("train/loop.py", "\n\ndef f():\n    pass\n") != [text, images]
-    text, images = copied()
-    assert copied("families/images/modules.py", "\nchanged = True\n")[0] == text
-    assert copied()[1] != images
-    assert copied("train/lightning.py", "\nchanged = True\n") == copied()
 
 
 def test_what_a_class_of_the_user_s_own_imports_from_its_folder_counts_too(tmp_path):

@@ -14,7 +14,7 @@ from snakemake.api import SnakemakeApi
 from snakemake.settings import types
 from snakemake.shell import shell
 
-from parascale import provenance
+from parascale import numerics
 
 from .small_project import REPOSITORY
 
@@ -55,7 +55,7 @@ class FinishedProject:
     def _workflow(self):
         """The workflow with its jobs, as a dry run sees it; the rules' Python runs in this process."""
         here, imported_from, prefix = Path.cwd(), sys.path.copy(), shell._process_prefix
-        provenance.training_modules.cache_clear()
+        numerics.training_modules.cache_clear()
         quiet = types.OutputSettings(dryrun=True, quiet={types.Quietness.ALL})
         try:
             with SnakemakeApi(quiet) as api:

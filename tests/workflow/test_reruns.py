@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from parascale import provenance
+from parascale import numerics, provenance
 
 from .dry_runs import FinishedProject, cell, more, setting, text
 from .finished import FILES, LATER, PROBES_OF, RESULTS, TARGETS, trainings
@@ -74,6 +74,8 @@ DECIDES_NOTHING = [
     ("remark in the step", more(f"{CODE}/train/step.py", "\n# A remark.\n")),
     ("docstring of the step", text(f"{CODE}/train/step.py", "Runs optimizer steps.", "Makes optimizer steps.")),
     ("text of an error", text(f"{CODE}/data/text.py", "sample numbers must lie in", "numbers of samples are in")),
+    ("step", more(f"{CODE}/train/step.py", LINE)),
+    ("modules of a family", more(f"{CODE}/families/language/modules.py", LINE)),
     ("progress bar", more(f"{CODE}/data/progress.py", LINE)),
     ("generation of text, which no rule does", more(f"{CODE}/evaluation/generate.py", LINE)),
     ("clock", more(f"{CODE}/train/clock.py", LINE)),
@@ -100,6 +102,11 @@ SHARDS = {f"convert_shard shapes {format} {n:05d}-of-00002" for format in ("hdf5
 def row(name, seed):
     """A line of the run table."""
     return more(RUNS, "\t".join((name, "lm", "1", "1", "-", seed, *"-----")) + "\n")
+
+
+def version(part):
+    """The raised version of a part's numerics."""
+    return text(f"{CODE}/numerics.json", f'"{part}": {{\n   "version": 1', f'"{part}": {{\n   "version": 2')
 
 
 # (what is edited, the edit, what runs again, trainings that run again because something before them does)
@@ -205,28 +212,24 @@ DECIDES = [
     ("new row", row("lm-2", "2"), NEW_ROW | {"comparison_report"}, ()),
     ("repeat of a row", row("lm-2", "1"), NEW_ROW | {"comparison_report"}, ()),
     # Code.
-    ("step", more(f"{CODE}/train/step.py", LINE), EVERY, LATER),
-    ("loss", more(f"{CODE}/train/loss.py", LINE), EVERY, LATER),
-    ("FSDP", more(f"{CODE}/parallel/fsdp.py", LINE), EVERY, LATER),
-    ("loader", more(f"{CODE}/data/loader.py", LINE), EVERY, LATER),
-    ("modules of images", more(f"{CODE}/families/images/modules.py", LINE), trainings("images"), ()),
-    ("modules of summarisers", more(f"{CODE}/families/summaries/modules.py", LINE), trainings("summary"), ()),
+    ("numerics of all trainings", version("training"), EVERY, LATER),
+    ("numerics of images", version("families/images"), trainings("images"), ()),
+    ("numerics of summarisers", version("families/summaries"), trainings("summary"), ()),
     (
-        "modules of language models, of which summarisers are made",
-        more(f"{CODE}/families/language/modules.py", LINE),
+        "numerics of language models, of which summarisers are made",
+        version("families/language"),
         trainings("lm", "summary"),
         LATER,
     ),
-    ("pairs", more(f"{CODE}/data/pairs.py", LINE), trainings("summary"), ()),
-    ("tokens, which pairs are too", more(f"{CODE}/data/text.py", LINE), trainings("lm", "summary"), LATER),
-    ("classes", more(f"{CODE}/data/classes.py", LINE), trainings("images") | {"benchmark_loaders"}, ()),
-    ("reading ahead", more(f"{CODE}/data/ahead.py", LINE), trainings("images") | {"benchmark_loaders"}, ()),
+    ("numerics of pairs", version("summarisation"), trainings("summary"), ()),
     (
-        "Lightning",
-        more(f"{CODE}/train/lightning.py", LINE),
+        "numerics of Lightning",
+        version("lightning"),
         {"train_lightning lm-lightning", "parity_run lm-lightning"},
         (),
     ),
+    ("classes", more(f"{CODE}/data/classes.py", LINE), {"benchmark_loaders"}, ()),
+    ("reading ahead", more(f"{CODE}/data/ahead.py", LINE), {"benchmark_loaders"}, ()),
     ("search for summaries", more(f"{CODE}/evaluation/summaries.py", LINE), {"summarise"}, ()),
     ("verdicts", more(f"{CODE}/train/parity.py", LINE), {"parity_verdict"}, ()),
     (
@@ -278,7 +281,7 @@ def project(tmp_path_factory):
         project = FinishedProject(folder, TARGETS)
         project.jobs = project.make(FILES, RESULTS)
         yield project
-    provenance.training_modules.cache_clear()
+    numerics.training_modules.cache_clear()
 
 
 def trains(job):
@@ -323,7 +326,7 @@ def test_repeats_take_turns_with_what_they_are_compared_with(project):
 
 
 def test_what_is_taken_back_leaves_nothing_stale(project):
-    edits = [setting(LM, "optim.lr", 2e-3), cell(RUNS, "lm", "seed", "2"), more(f"{CODE}/train/step.py", LINE)]
+    edits = [setting(LM, "optim.lr", 2e-3), cell(RUNS, "lm", "seed", "2"), version("training")]
     for edit in edits:
         with edit.in_place(project):
             assert project.again()[0]

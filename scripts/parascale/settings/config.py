@@ -146,7 +146,7 @@ class Config:
     monitor: Monitor = section(Monitor, "how a running training is watched")
     continue_with_other_code: bool = option(
         False,
-        "continue an unfinished run although the code of its training was edited, and note it in the record; otherwise the run starts again",
+        "continue an unfinished run although its training has changed (your own class was edited, or a new version computes other numbers), and note it in the record; otherwise the run starts again",
         CONDUCT,
     )
     timeout_seconds: Number = option(

@@ -3,7 +3,8 @@
 from parascale.checkpoint.manifest import read_manifest
 from parascale.families import families as all_families
 from parascale.families import families_of
-from parascale.provenance import digest_of_modules, training_modules
+from parascale.numerics import training_modules
+from parascale.provenance import digest_of_modules
 from parascale.settings import identity
 
 

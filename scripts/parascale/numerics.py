@@ -1,0 +1,39 @@
+"""What stands for the code of a training in its key: the declared numerics of its parts, not the code as it is edited.
+
+A part is a kind of `provenance.CODE` (`training`, a task, `lightning`) or a family, `families/<name>`. `numerics.json` holds
+
+    declared   part → version, and its modules with their digests when version 1 was declared
+    proven     module → its digest when `make same-numbers` last showed that it trains the same bits
+
+An edit that changes no number leaves keys alone. An edit that changes one raises the version of a part: its results are made anew.
+"""
+
+import functools
+
+from parascale import provenance
+from parascale.files import read_json
+
+FAMILY = "families/"
+
+
+@functools.cache
+def training_modules(task, engine, families, files=()):
+    """Module → digest, in the key of a training: as declared for our own, as they are now for `files` of the user's own.
+
+    A part that is not declared yet, as a family under development, counts as it is now. Once a process: thousands of runs share
+    few kinds.
+    """
+    parts = ["training", task, *(["lightning"] if engine == "lightning" else []), *(FAMILY + name for name in families)]
+    declared, found = read_json(provenance.PACKAGE / "numerics.json")["declared"], {}
+    for part in parts:
+        known = declared.get(part) or {"version": 1, "modules": modules_now(part)}
+        found |= known["modules"]
+        if known["version"] > 1:
+            found[part] = f"version {known['version']}"
+    return dict(sorted(found.items())) | provenance.modules_of(files=files)
+
+
+def modules_now(part):
+    """Module → digest of a part as its code is now."""
+    family = part.removeprefix(FAMILY)
+    return provenance.modules_of(part) if family == part else provenance.modules_of(families=[family])
