@@ -54,7 +54,7 @@ class Times:
     """Expected hours of jobs: from a file of predictions, else the median of the rule's finished jobs."""
 
     def __init__(self, times, history):
-        self.foretold, seen = _foretold(times) if times else {}, defaultdict(list)
+        self.predicted, seen = _predicted(times) if times else {}, defaultdict(list)
         if history and Path(history).is_file():
             for line in Path(history).read_text(encoding="utf-8").splitlines():
                 with suppress(ValueError):  # a line that a crash cut short
@@ -64,12 +64,12 @@ class Times:
     def of(self, rule, wildcards):
         """Hours, or None."""
         for key in ((rule, _key(wildcards)), (rule, _key(None))):
-            if key in self.foretold:
-                return self.foretold[key]
+            if key in self.predicted:
+                return self.predicted[key]
         return self.medians.get(rule)
 
 
-def _foretold(path):
+def _predicted(path):
     """(rule, wildcards) → hours, of a file of predictions."""
     try:
         jobs = json.loads(Path(path).read_text(encoding="utf-8"))["jobs"]
@@ -83,33 +83,40 @@ def _key(wildcards):
     return tuple(sorted((name, str(value)) for name, value in (wildcards or {}).items()))
 
 
-def described(rule, wildcards, resources, threads, cores_per_node=None, times=None):
-    """The Allocation of a rule; a resource that is known only when its input is there counts as not given."""
+def requested(resources, threads):
+    """(nodes, cores on all nodes, GPUs on each node, hours at worst or None) that a job requests of the Slurm plugin.
+
+    A resource that is known only when its input is there (`<TBD>`) counts as not given.
+    """
 
     def number(*names, default):
         found = (resources.get(name) for name in names)
         return next((int(each) for each in found if isinstance(each, int | float)), default)
 
     nodes = number("nodes", default=1)
+    cores = number("tasks", default=nodes) * number("cpus_per_task", default=threads) if nodes else 0
     typed = re.search(r"gpu:(?:[^:,]+:)?(\d+)", str(resources.get("gres", "")))
     gpus = int(typed[1]) if typed else number("gpus_per_node", "gpu", default=0)
-    asked = number("tasks", default=nodes) * number("cpus_per_task", default=threads)
     minutes = number("runtime", default=None)
-    return Allocation(
-        rule=rule,
-        nodes=nodes,
-        cores=nodes * cores_per_node if cores_per_node else asked if nodes else 0,
-        gpus=nodes * gpus,
-        expected=times.of(rule, wildcards) if times else None,
-        worst=None if minutes is None else minutes / 60,
-    )
+    return nodes, cores, gpus, None if minutes is None else minutes / 60
+
+
+def is_local(workflow, rule):
+    """Whether a rule runs where the workflow runs, or has no command. Where nothing is submitted, Snakemake's own `is_local` says so of
+    every rule; in a dry run, of none."""
+    return rule.norun or rule.name in workflow._localrules
+
+
+def described(rule, wildcards, resources, threads, cores_per_node=None, times=None):
+    """The Allocation of a job of a rule."""
+    nodes, cores, gpus, worst = requested(resources, threads)
+    expected = times.of(rule, wildcards) if times else None
+    return Allocation(rule, nodes, nodes * cores_per_node if cores_per_node else cores, nodes * gpus, expected, worst)
 
 
 def check(workflow, core_hours, cores_per_node=None):
     """Raise WorkflowError where the jobs that still have to run may cost more than a cap at worst. For `onstart`."""
-    # Of a workflow that submits nothing, `is_local` says that every rule is.
-    local = workflow._localrules
-    pending = [job for job in workflow.dag.needrun_jobs() if not (job.rule.norun or job.rule.name in local)]
+    pending = [job for job in workflow.dag.needrun_jobs() if not is_local(workflow, job.rule)]
     jobs = [described(job.rule.name, job.wildcards_dict, job.resources, job.threads, cores_per_node) for job in pending]
     if without := sorted({job.rule for job in jobs if job.nodes and job.worst is None}):
         raise WorkflowError(f"no cap can be kept: give the jobs of {', '.join(without)} a `runtime`")
@@ -138,64 +145,80 @@ def _row(name, jobs):
     return tuple(cells)
 
 
-class LogHandler(LogHandlerBase):
-    """Collects what Snakemake says of jobs; beside any other logger."""
+class JobEvents(LogHandlerBase):
+    """A logger that is told when jobs start and end (`started`, `ended`), and once when the workflow ends (`finish`)."""
 
-    writes_to_stream = writes_to_file = needs_rulegraph = False
-    has_filter = has_formatter = True
+    writes_to_stream = writes_to_file = needs_rulegraph = closed = False
+    has_filter = has_formatter = True  # Snakemake's own filter drops events under --quiet
+
+    def emit(self, record):
+        """Take a record. Called in a thread of its own, which must not die of an error."""
+        try:
+            self.take(record, getattr(record, "event", None))
+        except Exception:
+            self.handleError(record)
+
+    def take(self, record, event):
+        """Hand on what a record says of jobs."""
+        if event == LogEvent.JOB_STARTED:
+            self.started(record.jobs)
+        elif event == LogEvent.JOB_FINISHED:
+            self.ended(record.job_id, True)
+        elif event == LogEvent.JOB_ERROR:
+            self.ended(record.jobid, False)
+
+    def close(self):
+        """The end of a workflow. Snakemake calls it twice."""
+        if not self.closed:
+            self.closed = True
+            self.finish()
+        super().close()
+
+
+class LogHandler(JobEvents):
+    """Counts hours from what Snakemake says of jobs; beside any other logger."""
 
     def __post_init__(self):
         self.own = self.settings or LogHandlerSettings()
         self.times = Times(self.own.times, self.own.history)
-        self.jobs, self.running, self.used, self.ended = {}, {}, [0.0] * 3, 0
-        self.submits = self.closed = False
+        self.jobs, self.running, self.used, self.count = {}, {}, [0.0] * 3, 0
+        self.submits = False
 
-    def emit(self, record):
-        """Called in a thread of its own, which must not die of an error."""
-        try:
-            self._note(record, getattr(record, "event", None))
-        except Exception:
-            self.handleError(record)
-
-    def _note(self, record, event):
+    def take(self, record, event):
+        """Note which jobs there are."""
         if event == LogEvent.RESOURCES_INFO:
             self.submits = self.submits or hasattr(record, "nodes")
         elif event == LogEvent.JOB_INFO:
             local = {"nodes": 0} if record.local and self.submits else {}  # without a cluster, every job is local
-            asked = dict(record.resources.items()) | local
-            job = described(
-                record.rule_name, record.wildcards, asked, record.threads, self.own.cores_per_node, self.times
-            )
+            resources, own = dict(record.resources.items()) | local, self.own.cores_per_node
+            job = described(record.rule_name, record.wildcards, resources, record.threads, own, self.times)
             self.jobs[record.jobid] = job
-        elif event == LogEvent.JOB_STARTED:
-            self.running |= dict.fromkeys(record.jobs, time.time())  # this comes before what the jobs are
-        elif event == LogEvent.JOB_FINISHED:
-            self._ended(record.job_id, True)
-        elif event == LogEvent.JOB_ERROR:
-            self._ended(record.jobid, False)
+        super().take(record, event)
 
-    def _ended(self, number, well):
+    def started(self, jobs):
+        """Jobs were submitted; what they are is told afterwards."""
+        self.running |= dict.fromkeys(jobs, time.time())
+
+    def ended(self, number, well):
+        """A job has ended: count it, and remember how long it took."""
         began, job = self.running.pop(number, None), self.jobs.get(number)
         if began is None or job is None or not job.nodes:
             return
         seconds = time.time() - began
         self.used = [one + more for one, more in zip(self.used, job.hours(seconds / 3600), strict=True)]
-        self.ended += 1
+        self.count += 1
         if well and self.own.history:
             self.own.history.parent.mkdir(parents=True, exist_ok=True)
             with open(self.own.history, "a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"rule": job.rule, "seconds": seconds}) + "\n")
         nodes, cores, gpus = self.used
-        said = f"{self.ended} jobs ended, {nodes:,.2f} node-h, {cores:,.2f} core-h, {gpus:,.2f} GPU-h used, queues included"
+        said = f"{self.count} jobs ended, {nodes:,.2f} node-h, {cores:,.2f} core-h, {gpus:,.2f} GPU-h used, queues included"
         print(f"budget: {said}; {len(self.running)} under way", file=sys.stderr, flush=True)
 
-    def close(self):
-        """The end of a workflow. Snakemake calls it twice."""
-        if not self.closed and self.common_settings.dryrun:
-            if self.jobs:
-                print(table(list(self.jobs.values())), file=sys.stderr)
-                print("budget: a dry run does not say which rules are local, and checks no cap", file=sys.stderr)
-            else:
-                print("budget: nothing has to run", file=sys.stderr)
-        self.closed = True
-        super().close()
+    def finish(self):
+        """After a dry run, the table of what it would cost."""
+        if self.common_settings.dryrun and self.jobs:
+            print(table(list(self.jobs.values())), file=sys.stderr)
+            print("budget: a dry run does not say which rules are local, and checks no cap", file=sys.stderr)
+        elif self.common_settings.dryrun:
+            print("budget: nothing has to run", file=sys.stderr)

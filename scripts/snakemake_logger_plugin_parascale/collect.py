@@ -1,10 +1,10 @@
 """The jobs that still have to run, as Snakemake knows them (9.27)."""
 
 import itertools
-import re
 import sys
 
 from parascale.plan.price import PlannedJob
+from snakemake_logger_plugin_budget import is_local, requested
 
 
 def pending_jobs(workflow):
@@ -37,24 +37,21 @@ def _key(job):
 
 
 def _described(job, workflow, pending):
-    dag, resources, rule = workflow.dag, job.resources, job.rule
-    nodes = _count(resources.get("nodes"), default=1)
+    dag, rule, group = workflow.dag, job.rule, workflow.dag.get_job_group(job)
+    nodes, cores, gpus, hours = requested(job.resources, job.threads)
     if is_local(workflow, rule):
-        nodes = 0
-    per_task = _count(resources.get("cpus_per_task"), default=job.threads)
-    minutes = _count(resources.get("runtime"), default=None)
-    by_cores, group = capacity(workflow)[1], dag.get_job_group(job)
+        nodes = cores = 0
     return PlannedJob(
         id=dag.jobid(job),
         rule=rule.name,
         wildcards=dict(job.wildcards_dict),
         nodes=nodes,
-        gpus=gpus(resources),
-        cores=nodes * per_task,
-        limit_hours=None if minutes is None else minutes / 60,
+        gpus=gpus,
+        cores=cores,
+        limit_hours=hours,
         attempts=1 + (rule.restart_times or 0),
-        partition=resources.get("slurm_partition"),
-        slots=job.threads if by_cores else int(nodes > 0),
+        partition=job.resources.get("slurm_partition"),
+        slots=int(nodes > 0) if submits(workflow) else job.threads,
         after=tuple(sorted(dag.jobid(other) for other in dag.dependencies[job] if other in pending)),
         together=_ids(dag, group) if group and len(group.jobs) > 1 else (),
         benchmark=job.benchmark and str(job.benchmark),
@@ -80,21 +77,3 @@ def trained_by(rule):
     A rule's name does not tell: another workflow that imports ours gives it one of its own.
     """
     return rule.params.get("kind") if "run" in rule.wildcard_names else None
-
-
-def is_local(workflow, rule):
-    """Rules that run where the workflow runs, or have no command. A dry run itself says of no rule that it is local."""
-    return rule.norun or rule.name in workflow._localrules
-
-
-def gpus(resources):
-    """GPUs on each node, from what the Slurm plugin understands: `gres` (`gpu:4`, `gpu:a100:4`), `gpu` or `gpus_per_node`."""
-    found = re.search(r"gpu:(?:[^:,]+:)?(\d+)", str(resources.get("gres", "")))
-    if found:
-        return int(found[1])
-    return _count(resources.get("gpus_per_node", resources.get("gpu")), default=0)
-
-
-def _count(value, default):
-    """A resource as a number. One that is known only once its input is there (`<TBD>`) is like one that is not given."""
-    return int(value) if isinstance(value, int | float) else default

@@ -4,7 +4,6 @@ import time
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
-from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.data.named_files import missing_data
@@ -12,21 +11,21 @@ from parascale.errors import ParascaleError
 from parascale.files import read_json, write_json, write_text
 from parascale.plan import budget, earlier, limits, tables
 from parascale.plan.spent import spent
+from snakemake_logger_plugin_budget import JobEvents
 from snakemake_logger_plugin_parascale.collect import capacity, members, pending_jobs, submits
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View
 
 
-class LogHandler(LogHandlerBase):
+class LogHandler(JobEvents):
     """Named so because Snakemake looks for this name. It owns the stream (see `View`), except with `--verbose`.
 
-    It speaks when jobs start and when they end: in between Snakemake calls it for nothing, and the line at the start of a long
-    job says already when the rest is expected to end.
+    It speaks when jobs start and when they end; Snakemake does not call it in between.
     """
 
     def __post_init__(self):
         self.workflow = self.planner = self.ledger = self.shown = None
-        self.failed = self.closed = False
+        self.failed = False
         settings = self.common_settings
         self.view = None if settings.verbose or settings.debug_dag else View(settings)
         self.began = time.time()
@@ -36,38 +35,27 @@ class LogHandler(LogHandlerBase):
         """Whether Snakemake leaves the stream to this handler."""
         return self.view is not None
 
-    writes_to_file = False
-    has_filter = True  # Snakemake's own filter drops events under --quiet
-    has_formatter = True
-    needs_rulegraph = False
+    def take(self, record, event):
+        """Count jobs once the workflow has started, and show the record."""
+        self.failed = self.failed or event == LogEvent.ERROR
+        if self.ledger is not None:
+            super().take(record, event)
+        if self.view is not None:
+            self.view.take(record)
 
-    def emit(self, record):
-        """Take note of an event. Called in a thread of its own, which must not die of an error."""
-        try:
-            self._note(record)
-            if self.view is not None:
-                self.view.take(record)
-        except Exception:
-            self.handleError(record)
+    def started(self, jobs):
+        """Jobs and groups were started or submitted."""
+        numbers = [number for each in jobs for number in members(self.workflow.dag, each)]
+        if self.view is not None:
+            self.view.started({number: self._called(number) for number in numbers})
+        if self.ledger.started(numbers, time.time()):
+            self.show()
 
-    def _note(self, record):
-        event = getattr(record, "event", None)
-        if event == LogEvent.ERROR:
-            self.failed = True
-        if self.ledger is None:
-            return
-        if event == LogEvent.JOB_STARTED:
-            numbers = [number for each in record.jobs for number in members(self.workflow.dag, each)]
-            if self.view is not None:
-                self.view.started({number: self._called(number) for number in numbers})
-            costly = self.ledger.started(numbers, time.time())
-        elif event == LogEvent.JOB_FINISHED:
-            if self.view is not None:
-                self.view.finished(record.job_id, self._verdict(record.job_id))
-            costly = self.ledger.finished(record.job_id, time.time())
-        else:
-            costly = event == LogEvent.JOB_ERROR and self.ledger.failed(record.jobid, time.time())
-        if costly:
+    def ended(self, number, well):
+        """A job has ended."""
+        if well and self.view is not None:
+            self.view.finished(number, self._verdict(number))
+        if (self.ledger.finished if well else self.ledger.failed)(number, time.time()):
             self.show()
 
     def show(self):
@@ -122,36 +110,31 @@ class LogHandler(LogHandlerBase):
         parity = {job.id for job in jobs if job.kind == "parity"}
         return [job for job in jobs if job.id in parity or (job.kind is None and not parity.isdisjoint(job.after))]
 
-    def close(self):
-        """The end of a workflow. Snakemake calls it twice."""
-        if not self.closed and self.workflow is not None and self.workflow.dag is not None:
-            self._finish()
-        self.closed = True
-        super().close()
-
-    def _finish(self):
+    def finish(self):
+        """After a dry run the plan; else what was used, the verdict and where the page is, if this workflow made it."""
+        if self.workflow is None or self.workflow.dag is None:
+            return
         if self.common_settings.dryrun and not self.failed:
-            plan = plan_of(self.workflow, self.planner)
-            try:
-                write(plan, self.planner.project.paths.results)
-            except (OSError, ParascaleError) as error:
-                # Such as of a read-only checkout, while nobody has said where results go.
-                self.say(f"the plan is shown but not kept: {error}")
-            self.say("\n" + tables.text(plan))
-            for line in missing_data(self.planner.project.datasets):
-                self.say(f"warning: {line}")
+            self._show_plan()
         elif self.ledger is not None:
             self.show()
             if self.view is not None:
                 self.view.end()
-            self._conclude()
+            report = self.planner.project.paths.report
+            page, verdict = report / "index.html", report / "verdict.txt"
+            if page.is_file() and page.stat().st_mtime >= self.began:
+                self.say(f"{verdict.read_text(encoding='utf-8') if verdict.is_file() else ''}The report: {page}")
 
-    def _conclude(self):
-        """The verdict, and where the page is, if this workflow made it."""
-        report = self.planner.project.paths.report
-        page, verdict = report / "index.html", report / "verdict.txt"
-        if page.is_file() and page.stat().st_mtime >= self.began:
-            self.say(f"{verdict.read_text(encoding='utf-8') if verdict.is_file() else ''}The report: {page}")
+    def _show_plan(self):
+        plan = plan_of(self.workflow, self.planner)
+        try:
+            write(plan, self.planner.project.paths.results)
+        except (OSError, ParascaleError) as error:
+            # Such as of a read-only checkout, while nobody has said where results go.
+            self.say(f"the plan is shown but not kept: {error}")
+        self.say("\n" + tables.text(plan))
+        for line in missing_data(self.planner.project.datasets):
+            self.say(f"warning: {line}")
 
 
 def follow(workflow, planner):

@@ -16,9 +16,9 @@ from parascale.plan.tables import duration
 class Ledger:
     """Follows the jobs of a plan; every change is a line of `events.jsonl`.
 
-    A training, parity run or probe says itself how long it ran, and for other jobs Snakemake's benchmark does: it begins where
-    the job does. Of a rule without one, of a job that failed without a record, and of one under way the time since submission is
-    all that is seen, waiting in a queue included; of jobs that share one of the scheduler, an equal part of it.
+    The record of a training, parity run or probe, and Snakemake's benchmark of another job, say how long it ran. Without either, and
+    while a job runs, it counts from its submission, its wait in a queue included. Jobs that share one of the scheduler count equal
+    parts of it.
     """
 
     def __init__(self, plan, planner):
@@ -32,14 +32,14 @@ class Ledger:
 
     def started(self, ids, now):
         """Jobs were started or submitted; says whether there was one that costs something."""
-        begun = [self.waiting.pop(identity) for identity in ids if identity in self.waiting]
-        shared = Counter(job.together for job in begun if job.together)
-        for job in begun:
+        started = [self.waiting.pop(identity) for identity in ids if identity in self.waiting]
+        shared = Counter(job.together for job in started if job.together)
+        for job in started:
             self.running[job.id] = job, now, shared.get(job.together, 1)
             # What `plan.spent` needs where this workflow does not live to see its end.
             benchmark = job.benchmark and os.path.abspath(job.benchmark)
             self._write("started", job, now, cores=self._charge(job, 1.0), kind=job.kind, benchmark=benchmark)
-        return any(job.nodes for job in begun)
+        return any(job.nodes for job in started)
 
     def finished(self, identity, now):
         """A job ended well; says whether it was one that costs something."""

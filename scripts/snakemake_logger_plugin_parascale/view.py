@@ -62,7 +62,7 @@ class View:
         """Show a record of Snakemake's, or leave it out."""
         event = getattr(record, "event", None)
         if event == LogEvent.ERROR:
-            self.say(told(record.getMessage(), self.workflow))
+            self.say(user_message(record.getMessage(), self.workflow))
         elif self.dryrun or not (event in LEFT_OUT or (event is None and NOISE.match(record.getMessage()))):
             self.snakemake.handle(record) if self.bar is None else self.say(self.snakemake.format(record))
 
@@ -131,7 +131,7 @@ def _progress(name, training):
     return " · ".join([*words, *([f"loss {numbers.loss(loss)}"] if loss is not None else [])])
 
 
-def told(text, workflow):
+def user_message(text, workflow):
     """An error of Snakemake's for users: no lines of internals, and a way out where we know one."""
     if "Traceback (most recent call last)" in text:
         if found := UNPARSABLE.search(text):

@@ -14,7 +14,7 @@ from parascale.plan.planner import Planner
 from parascale.plan.price import PlannedJob
 from snakemake_logger_plugin_parascale.handler import LogHandler
 from snakemake_logger_plugin_parascale.live import Ledger
-from snakemake_logger_plugin_parascale.view import Now, View, told
+from snakemake_logger_plugin_parascale.view import Now, View, user_message
 from tests.unit.test_plan_budget import jobs, project
 from tests.unit.test_watch import under_way
 
@@ -43,14 +43,16 @@ TRACEBACK = 'Traceback (most recent call last):\n\n  File "x.py", line 12, in lo
     ],
 )
 def test_an_error_ends_with_our_words_and_keeps_a_fault_of_ours_whole(text, said):
-    assert told(text, WORKFLOW) == said
+    assert user_message(text, WORKFLOW) == said
 
 
 def test_a_damaged_configuration_is_named(tmp_path, monkeypatch):
     (tmp_path / "bad.yaml").write_text("a: [1\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["snakemake", "--configfile", "bad.yaml"])
-    assert told("WorkflowError:\nConfig file is not valid JSON or YAML.", None).startswith("error: bad.yaml, line 2")
+    assert user_message("WorkflowError:\nConfig file is not valid JSON or YAML.", None).startswith(
+        "error: bad.yaml, line 2"
+    )
 
 
 def record(event, text="", **more):
@@ -142,7 +144,7 @@ def test_a_training_is_called_by_its_layout_and_ends_with_its_parity(order, said
     handler = handler_of(tmp_path)
     write_json(handler.planner.project.paths.parity("ddp-8") / "verdict.json", {"verdict": "same"})
     for number in (1, *order):
-        handler._note(record(LogEvent.JOB_STARTED, jobs=[number]))
-        handler._note(record(LogEvent.JOB_FINISHED, job_id=number))
+        handler.emit(record(LogEvent.JOB_STARTED, jobs=[number]))
+        handler.emit(record(LogEvent.JOB_FINISHED, job_id=number))
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("parascale:")]
     assert [line.replace("ddp-8 · multi_node 8 · w", "T") for line in lines] == ["download d · 0 s", *said]
