@@ -4,11 +4,15 @@ import pytest
 
 from parascale.report import build_report, load_records, write_report
 from parascale.settings.project import load_project_file
+from tests.command import call
+from tests.unit.fake_devices import gpu_lines, write_devices
+from tests.unit.fake_everything import build_report as build_everything
+from tests.unit.fake_everything import finished, write_everything
 from tests.unit.fake_results import matrix, write_results
 from tests.unit.slurm_executor import executor_in
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def matrix_report(tmp_path_factory):
     """A folder with results of a whole matrix, and its report, in which a run without results is named too."""
     root = tmp_path_factory.mktemp("matrix")
@@ -19,10 +23,21 @@ def matrix_report(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def matrix_page(matrix_report):
     """The text of that report's page."""
     return (matrix_report / "report/index.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """A folder with results of every kind, and the report in which every section has something to say."""
+    root = tmp_path_factory.mktemp("whole")
+    results, _ = write_everything(root, finished())
+    write_devices(results / "runs/ddp", gpu_lines(2))
+    build_everything(root)
+    call("report", "--run", "ddp", "--root", root)
+    return root
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """Made-up results of every kind at once, so that every section of the report has something to show."""
 
+import contextlib
+
 from parascale.data.benchmark import write_rows
-from parascale.files import read_json, write_json, write_text
-from tests.command import parascale
-from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_results
-from tests.unit.test_report_communication import write as write_transfers
-from tests.unit.test_report_conversions import proof
-from tests.unit.test_report_loaders import FACTS, ROWS
-from tests.unit.test_report_quality import SUMMARIES
+from parascale.files import write_json, write_text
+from tests.command import call
+from tests.unit.fake_results import CLUSTER, ddp, edited, fake, matrix, workload, write_results
 from tests.workflow.small_project import link_project
 
 TEXT = workload(data={"dataset": "prose"})
@@ -21,6 +19,74 @@ OPERATORS = (
     {"name": "aten::copy_", "calls": 1200, "cpu_seconds": 1.5, "device_seconds": 0.0},
 )
 
+# What the benchmark of readers, the measurement of communication, and summarisers leave.
+LOADERS = {
+    "schema_version": 1,
+    "dataset": "shapes",
+    "unit": "images",
+    "format": "hdf5",
+    "advice": "Take hdf5: because.",
+    "ceilings": {"preadv": 9.0e9, "memcpy": 2.0e9, "filesystem": "ext4"},
+    "machine": {"cpu": "AMD EPYC 7742", "cores": 128},
+}
+
+
+def reading(name, access, rate, io="pread", cache="warm", decoder=None, workers=0):
+    """A row of the benchmark of readers; what is left out is an empty cell."""
+    return {
+        "dataset": "shapes", "format": name, "access": access, "cache": cache, "io": io, "workers": workers, "decoder": decoder,
+        "place": "disk", "samples_per_second": rate, "spread": 0.2, "sample_bytes": 1000.0, "inodes": 3, "bytes": 5 << 20,
+        "write_seconds": 1.5, "samples": 4500, "cpu_seconds": 9.0, "bytes_read_per_byte": 1.0 if io == "pread" else None,
+    }  # fmt: skip
+
+
+READINGS = [
+    reading("files", "random", 100.0, io="files"),
+    reading("hdf5", "random", 250_000.0),
+    reading("hdf5", "random", 300_000.0, io="mmap"),
+    reading("hdf5", "random", 7.0, cache="cold"),
+    reading("hdf5", "sequential", 400_000.0),
+    reading("hdf5", "random", 900.0, decoder="scaled", workers=2),
+]
+TRANSFERS_HEADER = "operation,group,nodes,ranks,bytes,seconds,algorithm_gigabytes_per_second,bus_gigabytes_per_second"
+# All-reduce of 4 ranks: bus bandwidth is 1.5 times algorithm bandwidth.
+TRANSFERS = [
+    ("all_reduce", "all", 2, 4, 1024, 1e-4, 0.01024, 0.01536),
+    ("all_reduce", "all", 2, 4, 67108864, 0.01, 6.7108864, 10.0663296),
+    ("broadcast", "all", 2, 4, 1024, 1e-4, 0.01024, 0.01024),
+    ("broadcast", "all", 2, 4, 67108864, 0.01, 6.7108864, 6.7108864),
+    ("all_reduce", "dp", 1, 2, 1024, 1e-5, 0.1024, 0.1024),
+]
+SCORES = {"rouge1": 0.31, "rouge2": 0.12, "rougeL": 0.28}
+SUMMARIES = {
+    "documents": 262,
+    "beam": SCORES,
+    "greedy": {**SCORES, "rouge1": 0.29},
+    "lead": {"rouge1": 0.18, "rouge2": 0.08, "rougeL": 0.17},
+    "lead_words": 9,
+    "beams": 4,
+    "examples": [{"document": "a <long> text", "reference": "text", "summary": "long text"}],
+}
+FORM = {"bytes": 3_000_000, "seconds": 0.5, "peak_memory_bytes": 12 << 20, "identical": True, "optimizer": False}
+
+
+def proof(run, **forms):
+    """What verifying converted checkpoints leaves. forms: name → what differs from FORM."""
+    found = {name: {**FORM, "test_loss": 4.25, "tensors": 9, **changed} for name, changed in forms.items()}
+    return {"schema_version": 1, "run": run, "strategy": run, "dtype": None, "forms": found}
+
+
+def write_transfers(results, name, rows=TRANSFERS):
+    """A file as the measurement of communication writes it."""
+    lines = [TRANSFERS_HEADER, *(",".join(map(str, row)) for row in rows)]
+    write_text(results / f"communication/{name}.csv", "\r\n".join(lines))
+
+
+def write_prepared(results, dataset):
+    """The manifest of prepared text, which plans and advice read."""
+    splits = {name: {"tokens": 50_000} for name in ("train", "validation", "test")}
+    write_json(results / f"data/{dataset}/flat/manifest.json", {"vocabulary": 4000, "splits": splits})
+
 
 def finished():
     """Runs of all strategies and tasks, weak, different and repeated with another seed, on processors and on GPUs."""
@@ -28,11 +94,11 @@ def finished():
     published = {"train": COURSE, "baseline": "wikitext", "site": CLUSTER}
     return [
         *matrix(TEXT),
-        fake("ddp-again", dp=2, gpus_per_node=2, seed=2, step_seconds=0.047, train=TEXT),
-        fake("weak", dp=2, gpus_per_node=2, scaling="weak", step_seconds=0.09, train=TEXT),
+        ddp("ddp-again", seed=2, step_seconds=0.047, train=TEXT),
+        ddp("weak", scaling="weak", step_seconds=0.09, train=TEXT),
         fake("wrong", tp=2, gpus_per_node=2, verdict="different", loss_shift=0.01, train=TEXT),
         fake("summary-single", verdict="baseline", **sums),
-        fake("summary-ddp", dp=2, gpus_per_node=2, step_seconds=0.06, **sums),
+        ddp("summary-ddp", step_seconds=0.06, **sums),
         fake("summary-mmmmmm-wwwwww", fsdp=2, gpus_per_node=2, step_seconds=0.07, **sums),
         fake("images", baseline="images", verdict="baseline", train=CLASSIFIER),
         fake("wikitext", verdict="baseline", **published),
@@ -55,20 +121,24 @@ def write_everything(root, fakes):
     """
     results, work = write_results(root, fakes)
     write_json(results / "summaries/summary-single.json", SUMMARIES)
-    _add(results / "runs/summary-single/run.json", excluded={"train": {"long_summary": 7, "cut_documents": 1200}})
-    _add(results / "runs/wrong/run.json", code_digest="fedcba9876543210" * 4)
+    excluded = {"train": {"long_summary": 7, "without_summary": 0, "cut_documents": 1200}}
+    edited(results / "runs/summary-single/run.json", excluded=excluded)
+    edited(results / "runs/wrong/run.json", code_digest="fedcba9876543210" * 4)
     accuracies = {"validation_accuracy": 0.97, "validation_top5": 1.0, "test_accuracy": 0.96, "test_top5": 0.999}
-    _add(results / "runs/images/summary.json", **accuracies)
-    write_rows(results / "loaders/shapes.csv", ROWS)
-    write_json(results / "loaders/shapes.json", FACTS)
+    edited(results / "runs/images/summary.json", **accuracies)
+    write_rows(results / "loaders/shapes.csv", READINGS)
+    write_json(results / "loaders/shapes.json", LOADERS)
     write_text(results / "loaders/torn.csv", "")
     write_transfers(results, "ddp")
     write_transfers(results, "tp", [])
-    for run, forms in (("fsdp", {"safetensors": {}, "pt": {"seconds": 0.25}}), ("tp", {"pt": {"identical": False}})):
+    for run, forms in (
+        ("fsdp", {"safetensors": {}, "pt": {"seconds": 0.25}}),
+        ("tp", {"pt": {"identical": False, "test_loss": None}}),
+        ("ddp", {"transformers": {"test_loss": 4.250001, "logits_difference": 3.1e-6}}),
+    ):
         write_json(results / f"checkpoints/{run}/verify.json", proof(run, **forms))
-    splits = {name: {"tokens": 50_000} for name in ("train", "validation", "test")}
     for dataset in ("prose", "wikitext2"):
-        write_json(results / f"data/{dataset}/flat/manifest.json", {"vocabulary": 4000, "splits": splits})
+        write_prepared(results, dataset)
     write_json(results / "runs/ddp/profile/operators.json", list(OPERATORS))
     return results, work
 
@@ -77,9 +147,6 @@ def build_report(root, *options):
     """The folder of the report that its command builds of the results in `root`."""
     if not (root / "Snakefile").exists():
         link_project(root)
-    parascale("report", "--everything", *options, cwd=root, check=True)
+    with contextlib.chdir(root):
+        call("report", "--everything", *options)
     return root / "results/report"
-
-
-def _add(path, **values):
-    write_json(path, read_json(path) | values)

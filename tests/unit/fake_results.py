@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from parascale.files import write_json, write_text
+from parascale.files import read_json, read_json_lines, write_json, write_text
+from parascale.report import build_report, load_records
 from parascale.settings import Layout, Run, Site, Workload, make
 from parascale.train.record import summarise
 
@@ -63,6 +64,35 @@ def fake(name, baseline="single", seed=1, scaling="strong", train=None, **option
     layout.check()
     run = Run(name, train or workload(), layout, baseline=baseline, seed=seed, scaling=scaling, **others)
     return Fake(run, **{key: value for key, value in options.items() if key in fakes})
+
+
+BASE = {"verdict": "baseline", "step_seconds": 0.1}
+
+
+def ddp(name="ddp", ranks=2, **options):
+    """A data-parallel Fake."""
+    return fake(name, dp=ranks, gpus_per_node=ranks, **options)
+
+
+def edited(path, **values):
+    """Change keys of a JSON file."""
+    write_json(path, read_json(path) | values)
+
+
+def report_of(root, *fakes, steps=None, summaries=None, runs=None):
+    """The Report of the fakes. steps: run → function that changes its lines; summaries, runs: run → other values of `summary.json`
+    and `run.json`."""
+    folders = write_results(root, fakes)
+    for name, change in (steps or {}).items():
+        path = folders[0] / "runs" / name / "steps.jsonl"
+        lines = list(read_json_lines(path))
+        change(lines)
+        write_text(path, _lines(lines))
+        edited(path.with_name("summary.json"), seconds=sum(line["seconds"]["total"] for line in lines))
+    for file, changed in (("summary.json", summaries), ("run.json", runs)):
+        for name, values in (changed or {}).items():
+            edited(folders[0] / "runs" / name / file, **values)
+    return build_report(load_records(*folders), "Title")
 
 
 def matrix(train=None):

@@ -1,17 +1,17 @@
 """Runs that differ in any setting look different in the report: in names, legends, tables and kinds of runs."""
 
 import dataclasses
-import re
 
 import pytest
 
-from parascale.report import figures, layouts, render_page
+from parascale.report import figures, layouts
+from parascale.report.job import load_job
 from parascale.report.records import RunRecord
 from parascale.report.summary import runs_table
+from parascale.report.verdict import verdicts
 from parascale.settings import Layout, Run
 from parascale.settings.layout import RECOMPUTATION
-from tests.unit.fake_results import fake, workload
-from tests.unit.test_report_claims import BASE, ddp, report_of, said_of
+from tests.unit.fake_results import BASE, ddp, fake, report_of, workload
 
 # Every field of a layout and of a run, each in a run in which it matters; a new field needs a case.
 TWO, PIPE = {"dp": 2, "gpus_per_node": 2}, {"pp": 2, "gpus_per_node": 2, "micro_batches": 4}
@@ -92,14 +92,23 @@ def test_a_switch_is_in_verdict_legend_and_table(name, word, tmp_path):
     options, change = FIELDS[name]
     runs = fake("a", **options), fake("b", step_seconds=0.03, **options | change)
     report = report_of(tmp_path, fake("single", **BASE), *runs)
-    fastest, compared = f"processes ({word}) is the fastest" in said_of(report), name != "compression"
-    assert fastest == compared
-    page = re.sub("</?(text|title)[^>]*>", "\n", render_page(report))
-    more = "" if compared else ", not comparable step by step"
-    assert re.search(rf"^<li>.*</svg> b \({word}{more}\)</li>$", page, re.MULTILINE), "in the legend of the curves"
-    (row,) = (row for row in runs_table(report).rows if row.run == "b")
-    assert any(word in cell.text.split(", ") for cell in row.cells)
+    compared = name != "compression"
+    best = [winner.best for verdict in verdicts(report) for winner in verdict.winners if winner.aim.key == "seconds"]
+    assert [(each.label, f"({word})" in each.extent) for each in best] == [("b" if compared else "single", compared)]
+    words = word if compared else f"{word}, not comparable step by step"
+    assert f"b ({words})" in {entry.label for entry in figures.loss(report).panels[0].legend}
+    row = runs_table(report).frame.set_index("run").loc["b"]
+    assert word in f"{row['layout']}, {row['hardware']}".split(", ")
     assert len({report.series(record) for record in report.records}) == 3
+
+
+def test_the_page_of_a_job_has_the_colour_that_all_runs_give_its_kind(tmp_path):
+    """Alone on its page, each run was drawn as the baseline is."""
+    everything = report_of(tmp_path, fake("single", **BASE), ddp(), fake("tp", tp=2, gpus_per_node=2))
+    table = tuple(record.run for record in everything.records)
+    for record in everything.records:
+        alone = load_job(tmp_path / "results", tmp_path / "work", record.name, table).report
+        assert alone.series(record) == everything.series(record)
 
 
 def test_a_name_says_a_thing_once(tmp_path):

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import parascale
-from tests.unit.fake_devices import gpu_lines, write_devices
-from tests.unit.fake_everything import build_report, finished, write_everything
+from tests.unit.fake_everything import build_report
 from tests.unit.fake_results import matrix
 from tests.unit.page_cells import Cells
 
@@ -76,67 +74,42 @@ def figures_in_summary(folder, page):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The folder of a report in which every section has something to say."""
-    root = tmp_path_factory.mktemp("whole")
-    write_everything(root, finished())
-    return build_report(root)
+def pages(whole):
+    """The pages of the whole report and of one of its jobs, as paths."""
+    return whole / "results/report/index.html", whole / "results/report/jobs/ddp.html"
 
 
 @pytest.mark.slow
-def test_copied_results_give_the_same_report(whole, tmp_path):
-    root = whole.parents[1]
-    shutil.copytree(root / "results", tmp_path / "results", ignore=shutil.ignore_patterns("report"))
-    again = build_report(tmp_path)
-    made = [path.name for path in whole.iterdir() if path.is_file()]
-    assert {"index.html", "summary.csv"} <= set(made)
-    assert [name for name in made if (whole / name).read_bytes() != (again / name).read_bytes()] == []
+def test_copied_results_give_the_same_report(whole, pages, tmp_path):
+    shutil.copytree(whole / "results", tmp_path / "results", ignore=shutil.ignore_patterns("report"))
+    again, made = build_report(tmp_path), [path for path in pages[0].parent.iterdir() if path.is_file()]
+    assert {"index.html", "summary.csv"} <= {path.name for path in made}
+    assert [path.name for path in made if path.read_bytes() != (again / path.name).read_bytes()] == []
 
 
-def test_sections_stand_in_order(whole):
-    order = [
-        "verdict",
-        "parity",
-        "plan",
-        "advice",
-        "phases",
-        "scaling",
-        "runs",
-        "memory",
-        "throughput",
-        "loss",
-        "quality",
-    ]
-    order += ["communication", "formats", "checkpoints", "published", "provenance"]
-    page = (whole / "index.html").read_text()
-    assert [part.split('"')[0] for part in page.split('<section id="')[1:]] == order
-
-
-def test_every_section_names_the_files_of_its_numbers(whole):
+def test_sections_stand_in_order_and_name_the_files_of_their_numbers(pages):
     """And the footer names what lies beside the page and what the page was made from."""
-    page = (whole / "index.html").read_text()
-    for section in page.split('<section id="')[1:]:
-        assert '<p class="files">Numbers: ' in section.split("</section>")[0], section[:20]
-    footer = page.split("<footer>")[1]
+    order = "verdict parity plan advice phases scaling runs memory throughput loss quality "
+    order += "communication formats checkpoints published provenance"
+    page, footer = pages[0].read_text().split("<footer>")
+    parts = page.split('<section id="')[1:]
+    assert [part.split('"')[0] for part in parts] == order.split()
+    assert all('<p class="files">Numbers: ' in part.split("</section>")[0] for part in parts)
     for name in ("runs", "parity", "summaries", "checkpoints", "loaders", "communication"):
         assert f"<code>results/{name}</code>" in footer
-    beside = {path.name for path in whole.glob("*.csv")}
+    beside = {path.name for path in pages[0].parent.glob("*.csv")}
     assert set(re.findall(r"<code>([^/<]*\.csv)</code>", footer)) == beside
 
 
-def test_what_one_number_tells_of_a_run_is_in_summary_csv(whole):
-    found = figures_in_summary(whole, (whole / "index.html").read_text())
+def test_what_one_number_tells_of_a_run_is_in_summary_csv(pages):
+    found = figures_in_summary(pages[0].parent, pages[0].read_text())
     for name in ("mfu", "energy_per_work", "test_perplexity", "test_accuracy", "validation_top5", "beam_rougeL"):
         assert found[name], name
 
 
-def test_every_csv_that_a_page_names_is_linked_once_and_there(tmp_path):
+def test_every_csv_that_a_page_names_is_linked_once_and_there(pages):
     """From where the page is: the report's tables, what benchmarks measured, and the samples of a job."""
-    results, _ = write_everything(tmp_path, finished())
-    write_devices(results / "runs/ddp", gpu_lines(2))
-    report = build_report(tmp_path)
-    parascale("report", "--run", "ddp", cwd=tmp_path, check=True)
-    for page, linked in ((report / "index.html", 8), (report / "jobs/ddp.html", 3)):
+    for page, linked in zip(pages, (8, 3), strict=True):
         text = page.read_text()
         targets = [(page.parent / link).resolve() for link in re.findall(r'href="([^"]+\.csv)"', text)]
         assert len(set(targets)) == len(targets) == linked and all(map(Path.is_file, targets))

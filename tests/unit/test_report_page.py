@@ -1,6 +1,5 @@
 """The page: it needs nothing but itself, is the same when it is built again, and is right about what is not there."""
 
-import json
 import re
 import subprocess
 import sys
@@ -12,9 +11,10 @@ import pytest
 from parascale.report import build_report, load_records, render_page, write_report
 from parascale.report.drawing import BOX, PATTERNS, POINTER, Entry, Figure, Panel, standalone
 from parascale.report.figures import FIGURES
-from tests.command import parascale
+from parascale.report.readings import Readings
+from tests.command import call
 from tests.pace import processor_seconds, within
-from tests.unit.fake_results import CLUSTER, fake, matrix, workload, write_results
+from tests.unit.fake_results import BASE, CLUSTER, ddp, fake, matrix, report_of, workload, write_results
 from tests.unit.page_cells import Cells
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -24,7 +24,7 @@ def test_rebuilding_gives_the_same_bytes(matrix_report):
     before = {path: path.read_bytes() for path in (matrix_report / "report").rglob("*") if path.is_file()}
     names = [*(entry.run.run for entry in matrix()), "zero-bubble"]
     words = ["--root", matrix_report, "--output", matrix_report / "report", "--set", "title=A title & more"]
-    parascale("report", *words, *(word for name in names for word in ("--only", name)), check=True)
+    call("report", *words, *(word for name in names for word in ("--only", name)))
     assert len(before) == 5 + len(FIGURES)
     assert {path: path.read_bytes() for path in before} == before
 
@@ -58,26 +58,16 @@ def test_figures_have_colours_of_the_theme_alone_and_values_where_the_pointer_re
 
 def test_a_name_is_no_formula(tmp_path):
     """What stands between dollars would be one for matplotlib."""
-    odd = fake("a$_b$<c>", baseline="a$_b$<c>", verdict="baseline")
-    page = render_page(build_report(load_records(*write_results(tmp_path, [odd])), "Title"))
+    page = render_page(report_of(tmp_path, fake("a$_b$<c>", baseline="a$_b$<c>", verdict="baseline")))
     assert ">a$_b$&lt;c&gt;</text>" in page
-
-
-def test_idle_gpus_bubbles_and_missing_runs_are_said(matrix_page):
-    assert "3 of 4 processes idle" in matrix_page and "only one of 2 stages works at a time" in matrix_page
-    assert "(p − 1) / (m + p − 1)" in matrix_page and "zero-bubble" in matrix_page and "no results yet" in matrix_page
-    assert "local SGD, not comparable step by step" in matrix_page and "A title &amp; more" in matrix_page
-    assert 'role="alert"' not in matrix_page
 
 
 def test_a_pipelines_bubble_is_one_number_in_figure_and_tables(tmp_path):
     """The mean of all ranks, although phases are those of rank 0, which waits more here: bar, table of phases and table of bubbles."""
-    written = write_results(tmp_path, matrix())
-    path = tmp_path / "results/runs/pp/summary.json"
-    summary = json.loads(path.read_text())
-    waited, rank = 0.31, summary["phases"]["bubble"] / sum(summary["phases"].values())
-    path.write_text(json.dumps(summary | {"bubble_measured": waited}))
-    page = render_page(build_report(load_records(*written), "Title"))
+    waited = 0.31
+    report = report_of(tmp_path, *matrix(), summaries={"pp": {"bubble_measured": waited}})
+    (spent,) = (record.summary.phases for record in report.records if record.name == "pp")
+    rank, page = spent["bubble"] / sum(spent.values()), render_page(report)
     found = {key[::2]: float(value) for key, value in Cells(page).found.items() if key[1] == "pp" and value}
     phases = {figure: value for (table, figure), value in found.items() if table == "table-phases"}
     parts = [value for figure, value in phases.items() if figure.endswith("_seconds_per_step")]
@@ -87,24 +77,21 @@ def test_a_pipelines_bubble_is_one_number_in_figure_and_tables(tmp_path):
     assert phases["bubble_seconds_per_step"] / sum(parts) == pytest.approx(waited)
 
 
-def test_how_to_read_it_is_said_in_five_lines(matrix_page):
-    assert matrix_page.split("How to read this")[1].split("</ol>")[0].count("<li>") == 5
-
-
-def test_a_different_result_is_a_warning_at_the_very_top(tmp_path):
-    wrong = fake("tp", tp=2, gpus_per_node=2, verdict="different", loss_shift=1e-2)
-    records = load_records(*write_results(tmp_path, [fake("single", verdict="baseline"), wrong]))
-    page = render_page(build_report(records, "Title"))
-    warning = page.index('role="alert"')
-    assert warning < page.index('id="verdict"')
-    assert "<code>tp</code> does not compute the same" in page[warning:] and "first at step 10" in page[warning:]
-
-
-def test_the_curve_of_compressed_gradients_is_said_not_to_be_comparable_step_by_step(tmp_path):
-    sent = fake("sent", dp=2, gpus_per_node=2, compression="fp16", verdict="not comparable")
-    records = load_records(*write_results(tmp_path, [fake("single", verdict="baseline"), sent]))
-    page = render_page(build_report(records, "Title"))
-    assert "sent (gradients in fp16, not comparable step by step)" in page
+def test_what_went_wrong_is_a_warning_at_the_very_top_and_the_first_row(tmp_path, matrix_page):
+    """And it stands beside the name in every table; its cost is in no comparison."""
+    wrong = fake("wrong", tp=2, gpus_per_node=2, verdict="different", loss_shift=1e-2)
+    page = render_page(
+        report_of(tmp_path, fake("single", **BASE), ddp(), wrong, ddp("stuck", status="failed", steps=3))
+    )
+    warning = page.partition('role="alert"')[2].partition("</div>")[0]
+    assert page.index('role="alert"') < page.index('id="verdict"') and "first at step 10" in warning
+    assert re.findall(r"<code>(\w+)</code> does not compute", warning) == ["wrong"]
+    rows = re.findall(r'<tr data-run="(.*?)"', page.split('id="runs-table"')[1].split("</table>")[0])
+    assert rows == ["stuck", "wrong", "ddp", "single"]
+    named = re.findall(r'<tr data-run="(.*?)".*?</th>', page, re.DOTALL)
+    tagged = re.findall(r'<tr data-run="(\w+)"[^>]*>\s*<th[^>]*>[^/]*tag different', page)
+    assert set(tagged) == {"wrong"} and len(tagged) == named.count("wrong") > 5
+    assert 'role="alert"' not in matrix_page
 
 
 @pytest.mark.parametrize("names", [None, ["single", "ddp"]])
@@ -118,38 +105,19 @@ def test_a_report_of_nothing_says_how_to_get_something(tmp_path, names):
         assert "Nothing to draw yet" in (tmp_path / f"report/figures/{name}.svg").read_text()
 
 
-def test_one_finished_run_is_no_verdict(tmp_path):
-    page = render_page(build_report(load_records(*write_results(tmp_path, [fake("single")])), "Title"))
-    assert "there is nothing to compare yet" in page and 'id="loss"' in page
-
-
-@pytest.mark.parametrize(
-    ("codes", "said"),
-    [
-        ({"single": "a", "ddp": "a", "images": "b"}, None),
-        ({"single": "a", "ddp": "b", "images": "b"}, "Runs of <code>lm-small</code> were made by different versions"),
-    ],
-)
+@pytest.mark.parametrize(("codes", "said"), [("aab", False), ("abb", True)])
 def test_different_code_is_said_of_runs_that_are_compared_alone(codes, said, tmp_path):
     """Another workload has another reader or model, so its code differs without anybody having changed it."""
-    fakes = [
-        fake("single", verdict="baseline"),
-        fake("ddp", dp=2, gpus_per_node=2),
-        fake("images", verdict="baseline", baseline="images", train=workload("images-small")),
-    ]
-    folders = write_results(tmp_path, fakes)
-    for name, code in codes.items():
-        path = tmp_path / f"results/runs/{name}/run.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "code_digest": code}))
-    page = render_page(build_report(load_records(*folders), "Title"))
-    assert ("different versions" in page) == (said is not None)
-    assert said is None or said in page
+    images = fake("images", verdict="baseline", baseline="images", train=workload("images-small"))
+    names = ("single", "ddp", "images")
+    digests = {name: {"code_digest": code} for name, code in zip(names, codes, strict=True)}
+    page = render_page(report_of(tmp_path, fake("single", **BASE), ddp(), images, runs=digests))
+    assert re.findall(r"Runs of <code>(.*?)</code> were made by different versions", page) == ["lm-small"] * said
 
 
 def test_runs_that_are_not_in_the_table_are_named(tmp_path):
     write_results(tmp_path, [fake("single"), fake("old")])
-    told = parascale("report", "--root", tmp_path, "--output", tmp_path, "--only", "single", check=True).stdout
-    assert "1 of 1 runs finished" in told
+    call("report", "--root", tmp_path, "--output", tmp_path, "--only", "single")
     page = (tmp_path / "index.html").read_text()
     assert "are left out: <code>old</code>" in page and "old" not in (tmp_path / "summary.csv").read_text()
 
@@ -184,10 +152,12 @@ def test_captions_exist_for_every_figure():
 
 def test_names_and_titles_cannot_break_the_page(tmp_path):
     train = workload('<script>alert("x")</script>')
-    fakes = [fake("single", verdict="baseline", train=train), fake("ddp", dp=2, gpus_per_node=2, train=train)]
-    report = build_report(load_records(*write_results(tmp_path, fakes)), "<script>")
-    assert "<script>alert" not in render_page(report) and "<title>&lt;script&gt;</title>" in render_page(report)
-    write_report(report, tmp_path / "report")
+    fakes = fake("single", verdict="baseline", train=train), ddp(train=train)
+    readings = Readings("shapes", note='<script>alert("x")</script>')
+    records = report_of(tmp_path, *fakes).records
+    write_report(build_report(records, "<script>", readings=(readings,)), tmp_path / "report")
+    page = (tmp_path / "report/index.html").read_text()
+    assert "<script>alert" not in page and "<title>&lt;script&gt;</title>" in page and "&lt;script&gt;alert" in page
     for name in FIGURES:
         ElementTree.parse(tmp_path / f"report/figures/{name}.svg")
 
@@ -212,10 +182,9 @@ finally:
 """
 
 
-@pytest.mark.parametrize(("runs", "steps"), [(50, 2000), (100, 200)])
-def test_many_long_runs_are_quick_and_small(tmp_path, runs, steps):
+def test_many_long_runs_are_quick_and_small(tmp_path):
     """Fifty runs of 2,000 steps: under 30 s of processor time, 1 GB and 5 MB, in a process of its own."""
-    train = workload(steps=steps, evaluate_every=steps // 20)
+    runs, train = 50, workload(steps=2000, evaluate_every=100)
     fakes = [fake("run-0", baseline="run-0", verdict="baseline", train=train, site=CLUSTER)]
     for number in range(1, runs):
         kind = ("dp", "fsdp", "tp", "pp")[number % 4]

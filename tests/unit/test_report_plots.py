@@ -8,11 +8,10 @@ import pytest
 from parascale.report.curves import MOST, loss
 from parascale.report.derived import Spread
 from parascale.report.drawing import COLOURS, WIDTH, canvas
-from parascale.report.figures import memory, phases, scaling
+from parascale.report.figures import memory, phases, scaling, throughput
 from parascale.report.memories import COLUMNS
 from parascale.report.plots import Bar, Point, bars_panels, scaling_panel
-from tests.unit.fake_results import SHARES, fake, workload
-from tests.unit.test_report_claims import BASE, ddp, report_of
+from tests.unit.fake_results import BASE, CLUSTER, SHARES, ddp, fake, report_of, workload
 
 
 def test_what_is_not_ranked_looks_so_in_the_figure(tmp_path):
@@ -24,6 +23,22 @@ def test_what_is_not_ranked_looks_so_in_the_figure(tmp_path):
     marks = figure.panels[1].marks
     assert [note.split(" on ")[0] for note in hollow.findall(marks)] == ["ddp"]
     assert "not ranked</title>" in figure.panels[0].marks + marks and marks.count("not ranked</title>") == 1
+
+
+def test_what_is_different_or_not_ranked_says_so_beside_each_bar(tmp_path):
+    wrong = fake("wrong", tp=2, gpus_per_node=2, verdict="different", loss_shift=1e-2)
+    report = report_of(tmp_path, fake("single", **BASE), ddp(), ddp("wide", ranks=16), wrong)
+    assert "wrong" not in "".join(panel.marks for panel in scaling(report).panels)
+    for figure in (phases(report), memory(report), throughput(report)):
+        for word in ("not ranked", "different"):
+            marks = [len(re.findall(f"<text[^>]*>[^<]*, {word}</text>", panel.marks)) for panel in figure.panels]
+            assert marks == [1] * len(figure.panels), (figure.name, word)
+
+
+def test_a_limit_far_beyond_all_bars_stands_in_the_title(tmp_path):
+    """Beside 40 GB no bar of 300 MB would be seen."""
+    fakes = fake("single", verdict="baseline", site=CLUSTER), ddp("dp", site=CLUSTER)
+    assert "39.5 GiB" in memory(report_of(tmp_path, *fakes)).panels[0].title
 
 
 def listed(panel):

@@ -14,9 +14,8 @@ from parascale.data.benchmark import write_rows
 from parascale.files import write_json
 from parascale.report.figures import FIGURES
 from tests.unit.fake_devices import gpu_lines, write_devices
-from tests.unit.fake_results import fake, write_results
-from tests.unit.test_report_communication import write
-from tests.unit.test_report_loaders import FACTS, ROWS
+from tests.unit.fake_everything import LOADERS, READINGS, proof, write_transfers
+from tests.unit.fake_results import ddp, fake, write_results
 
 from .small_project import REPOSITORY, SmallProject
 
@@ -28,15 +27,14 @@ PAGE = "results/report/index.html"
 def project(tmp_path_factory):
     """A project whose trainings are made up and whose reports are built."""
     project = SmallProject(tmp_path_factory.mktemp("project"))
-    fakes = [fake("single", verdict="baseline"), fake("ddp", dp=2, gpus_per_node=2)]
+    fakes = [fake("single", verdict="baseline"), ddp()]
     results, _ = write_results(project.folder, fakes)
     for name in ("single", "ddp"):
         write_devices(results / "runs" / name, gpu_lines(1))
-    proof = {"run": "single", "strategy": "single", "layout": {}, "dtype": "float32", "forms": {}}
-    write_json(results / "checkpoints/single/verify.json", proof)
-    write_rows(results / "loaders/tiny.csv", [row | {"dataset": "tiny"} for row in ROWS])
-    write_json(results / "loaders/tiny.json", FACTS | {"dataset": "tiny"})
-    write(results, "ddp")
+    write_json(results / "checkpoints/single/verify.json", proof("single"))
+    write_rows(results / "loaders/tiny.csv", [row | {"dataset": "tiny"} for row in READINGS])
+    write_json(results / "loaders/tiny.json", LOADERS | {"dataset": "tiny"})
+    write_transfers(results, "ddp")
     project.snakemake(*ONLY, "--", PAGE)
     return project
 
@@ -87,7 +85,7 @@ def test_a_workflow_that_fails_builds_the_report_of_what_there_is(project):
         assert project.planned(target, *ONLY) == {"job_report": 2, "comparison_report": 1, target: 1}
     # A failed run is a row beside the finished one.
     shutil.rmtree(project.folder / "results/runs/ddp")
-    write_results(project.folder, [fake("ddp", dp=2, gpus_per_node=2, status="failed", steps=9)])
+    write_results(project.folder, [ddp(status="failed", steps=9)])
     environment = {**os.environ, "PYTHONPATH": str(project.folder / "scripts")}
     command = [sys.executable, "-m", "parascale", "report"]
     subprocess.run(command, cwd=project.folder, env=environment, check=True, capture_output=True)

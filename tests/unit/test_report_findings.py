@@ -1,0 +1,117 @@
+"""What stands out about a run, beside its row and on its own page, and on which machine it was: each in a planted case."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from parascale.report import figures
+from parascale.report.job import load_job
+from parascale.report.machines import contradictions
+from parascale.report.provenance import provenance_section
+from parascale.report.sections import warnings
+from parascale.report.summary import runs_table
+from tests.unit.fake_results import BASE, CLUSTER, SHARES, ddp, fake, report_of
+
+PIPE = {"pp": 2, "micro_batches": 4, "gpus_per_node": 2}
+# A run beside the baseline `single`, what else its summary says, and what stands out.
+STANDS_OUT = {
+    "nothing": (ddp("run", step_seconds=0.06), {}, set()),
+    "cores shared": (
+        ddp("run", step_seconds=0.06),
+        {"cores_busy": 6.0, "other_cores_busy": 4.0},
+        {"not ranked: other programs took 4.0 of its 8 cores"},
+    ),
+    "cores that wait": (ddp("run", step_seconds=0.06), {"cores_busy": 2.1}, {"2.1 of 8 cores busy"}),
+    "more processes than cores": (
+        ddp("run", 16, step_seconds=0.005),
+        {"cores_busy": 2.1},
+        {"not ranked: 16 processes on 8 cores", "2.1 of 8 cores busy"},
+    ),
+    "slower": (fake("run", tp=2, gpus_per_node=2, step_seconds=0.16), {}, {"slower than single"}),
+    "longer than planned": (
+        fake("run", tp=2, gpus_per_node=2, step_seconds=5.2),
+        {},
+        {"slower than single", "3.2 × the planned time"},
+    ),
+    "processes slow each other down": (ddp("run", step_seconds=0.075), {}, {"computing a sample takes 1.5 × as long"}),
+    "the bubble is that of all ranks": (
+        fake("run", shares=SHARES | {"bubble": 0.9}, step_seconds=0.06, **PIPE),
+        {"bubble_measured": 0.31},
+        {"bubble 31 % of a step"},
+    ),
+    "communication": (
+        ddp("run", shares=SHARES | {"communication": 0.9}, step_seconds=0.06),
+        {},
+        {"communication 50 % of a step"},
+    ),
+    "one process talks to nobody": (
+        fake("run", shares=SHARES | {"communication": 0.9}, step_seconds=0.06, precision="bf16"),
+        {},
+        set(),
+    ),
+    "idle": (fake("run", gpus_per_node=4, idle_gpus=3, step_seconds=0.06), {}, {"3 of 4 processes idle"}),
+}
+
+
+@pytest.mark.parametrize("case", STANDS_OUT)
+def test_what_was_planted_stands_out_and_nothing_else(case, tmp_path):
+    run, measured, expected = STANDS_OUT[case]
+    report = report_of(tmp_path, fake("single", **BASE), run, summaries={"run": measured})
+    found = {
+        name: set((said or "").split("; ")) - {""}
+        for name, said in runs_table(report).frame[["run", "stands_out"]].values
+    }
+    assert found == {"single": set(), "run": expected}
+    job = load_job(tmp_path / "results", tmp_path / "work", "run")
+    short = {finding.short for finding in job.findings if finding.short}
+    assert short == {words for words in expected if not words.startswith("not ranked")}
+    assert bool(expected) == any(finding.kind != "good" for finding in job.findings)
+
+
+ELSEWHERE = {
+    "another GPU": ({"gpu": "NVIDIA H200"}, "`gpu: A100`"),
+    "more GPUs": ({"gpus": 8}, "`gpus_per_node: 4`"),
+    "fewer GPUs, as Slurm shows a job those that it asked for": ({"gpus": 1}, ""),
+    "another memory": ({"gpu_memory_bytes": 80 * 10**9}, "`gpu_memory_gb: 40`"),
+    "another memory of a node": ({"memory_bytes": 256 << 30}, "`host_memory_gb: 512`"),
+    "other cores": ({"cores": 32, "hardware_threads": 64}, "`cores_per_node: 128`"),
+    "what it is": ({}, ""),
+}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_a_machine_that_the_sites_file_does_not_describe_is_a_warning(case, tmp_path):
+    """At the top of the page and beside the row, with the key of the site's file that is wrong."""
+    read, key = ELSEWHERE[case]
+    runs = fake("single", site=CLUSTER, **BASE), ddp(site=CLUSTER)
+    machine = report_of(tmp_path, *runs).records[1].provenance["machines"][0]
+    report = report_of(tmp_path, *runs, runs={"ddp": {"machines": [machine | read]}})
+    warned = warnings(report)
+    assert [key in text and "`ddp`" in text for text in warned] == [True] * bool(key)
+    stands_out = runs_table(report).frame.set_index("run")["stands_out"]
+    assert ("another machine" in (stands_out["ddp"] or "")) == bool(key) and not stands_out["single"]
+
+
+def test_drivers_call_the_gh200_by_another_size_than_that_of_its_memory():
+    jupiter = dataclasses.replace(CLUSTER, gpu="NVIDIA GH200 96GB", gpu_memory_gb=96)
+    machine = {"gpu": "NVIDIA GH200 120GB", "gpu_memory_bytes": 102_000_000_000}
+    for read, key in ((machine, ""), (machine | {"gpu": "NVIDIA H200"}, "`gpu: NVIDIA GH200 96GB`")):
+        text = contradictions(SimpleNamespace(site=jupiter, provenance={"machines": [read]}))
+        assert key in text and bool(key) == bool(text)
+
+
+def test_runs_of_one_origin_share_a_row_of_what_they_do_not_share_with_all(tmp_path):
+    runs = fake("single", **BASE), ddp(), fake("tp", tp=2, gpus_per_node=2, seed=2)
+    table = provenance_section(report_of(tmp_path, *runs)).values["table"]
+    assert [row.run for row in table.rows] == ["ddp, single", "tp"]
+    assert [column.title for column in table.headed] == ["Runs", "Seed"]
+
+
+def test_memory_is_apart_in_what_the_model_holds_and_the_process_besides(tmp_path):
+    """FSDP shares the model's state: its row shows that, whatever libraries take."""
+    report = report_of(tmp_path, fake("single", **BASE), fake("fsdp", fsdp=2, gpus_per_node=2))
+    rows = figures.memory(report).table.frame.set_index("run")
+    for part in ("weights", "gradients", "optimizer"):
+        assert rows[f"{part}_memory_bytes"]["fsdp"] == rows[f"{part}_memory_bytes"]["single"] / 2
+    assert rows["process_memory_bytes"]["fsdp"] == rows["process_memory_bytes"]["single"] > 0

@@ -1,0 +1,304 @@
+"""What other parts of the project measured stands in the report, in its tables and files; what cannot be read is named."""
+
+import csv
+import json
+import re
+
+import pytest
+
+from parascale.checkpoint.matrix import conversions
+from parascale.data.benchmark import write_rows
+from parascale.errors import CheckpointError
+from parascale.files import read_json, write_json, write_text
+from parascale.report import build_report, load_readings, load_records, load_transfers, plans, quality, render_page
+from parascale.report.communication import communication, communication_section
+from parascale.report.loaders import loaders, loaders_section
+from parascale.report.plans import plan_section
+from parascale.report.sections import sections
+from tests.command import call
+from tests.unit.fake_everything import (
+    LOADERS,
+    READINGS,
+    SUMMARIES,
+    TEXT,
+    TRANSFERS,
+    TRANSFERS_HEADER,
+    proof,
+    write_prepared,
+    write_transfers,
+)
+from tests.unit.fake_results import BASE, ddp, fake, matrix, report_of, workload, write_results
+from tests.unit.page_cells import Cells
+
+
+def rows_of(path):
+    with path.open(newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+@pytest.fixture(scope="module")
+def cells(whole):
+    """(table, run, figure) → value of the whole page."""
+    return Cells((whole / "results/report/index.html").read_text()).found
+
+
+def test_sections_without_data_are_not_there(tmp_path):
+    found = {section.identity for section in sections(report_of(tmp_path, fake("single", **BASE), ddp()))}
+    known = {"verdict", "parity", "plan", "phases", "scaling", "runs", "memory", "throughput", "loss"}
+    assert found == known | {"published", "provenance"}
+
+
+# --- communication
+
+
+def transfers_of(results, names=None):
+    return build_report([], "Title", transfers=load_transfers(results, names))
+
+
+def test_each_group_of_processes_is_a_panel_and_every_measurement_a_row(tmp_path):
+    write_transfers(tmp_path, "dp-pp")
+    figure = communication(transfers_of(tmp_path))
+    assert [panel.title for panel in figure.panels] == [
+        "dp-pp: 4 processes, 2 nodes",
+        "dp-pp: 2 processes along dp, 1 node",
+    ]
+    assert [panel.marks.count('<g class="line">') for panel in figure.panels] == [2, 1]
+    assert list(figure.table.frame["bus_gigabytes_per_second"]) == [row[-1] for row in TRANSFERS]
+    assert communication_section(transfers_of(tmp_path, ["other"])).values == {"figures": [], "notes": []}
+
+
+def test_both_axes_are_logarithmic(tmp_path):
+    """A point of the middle size and rate, each a geometric mean, lies in the middle of the plot."""
+    rows = [("all_reduce", "all", 1, 2, size, 1.0, rate, rate) for size, rate in ((1, 0.01), (32, 0.1), (1024, 1.0))]
+    write_transfers(tmp_path, "ddp", rows)
+    (panel,) = communication(transfers_of(tmp_path)).panels
+    path = panel.marks.partition('<g class="line">')[2].partition(' d="')[2].partition('"')[0]
+    left, bottom, *middle, right, top = (float(value) for value in re.findall(r"[\d.]+", path))
+    assert middle == pytest.approx([(left + right) / 2, (bottom + top) / 2], abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("operation,bytes\nall_reduce,4\n", "`group` is missing"),
+        (f"{TRANSFERS_HEADER}\nall_reduce,all,1,2,x,1,1,1\n", "`bytes` = 'x'"),
+        (f"{TRANSFERS_HEADER}\nall_reduce,all,1,2,4,1,0,0\n", "4 bytes at 0.0 GB/s"),
+    ],
+)
+def test_damaged_measurements_of_communication_are_named_and_stop_nothing(tmp_path, content, said):
+    write_transfers(tmp_path, "ddp")
+    (tmp_path / "communication/broken.csv").write_text(content)
+    values = communication_section(transfers_of(tmp_path)).values
+    (note,) = values["notes"]
+    assert "broken.csv" in note and said in note and "`communication`" in note
+    assert len(values["figures"][0].panels) == 2
+
+
+# --- readers of formats
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A results folder with one measured dataset."""
+    results = tmp_path / "results"
+    write_rows(results / "loaders/shapes.csv", READINGS)
+    write_json(results / "loaders/shapes.json", LOADERS)
+    return results
+
+
+def test_what_the_benchmark_writes_is_read_back_and_the_fastest_way_of_each_kind_counts(results):
+    (readings,) = load_readings(results, ["other", "shapes"])
+    assert (readings.dataset, readings.unit, readings.format, readings.note) == ("shapes", "images", "hdf5", "")
+    for found, written in zip(readings.rows, READINGS, strict=True):
+        assert all(getattr(found, key) == value for key, value in written.items() if key != "dataset")
+    assert readings.formats == ["files", "hdf5"]
+    assert readings.fastest("hdf5", "random").io == "mmap"
+    assert readings.fastest("hdf5", "random", cache="cold").samples_per_second == 7
+    assert readings.fastest("files", "sequential") is None
+    assert load_readings(results, ["other"]) == []
+
+
+def test_formats_are_compared_by_their_fastest_ways(results):
+    report = build_report([], "Title", readings=load_readings(results))
+    ((_, table, _),) = loaders_section(report).values["datasets"]
+    row = table.frame.set_index("format").loc["hdf5"]
+    known = {name: row[f"{name}_rate"] for name in ("random", "sequential", "cold", "decoded")}
+    assert known == {"random": 300_000, "sequential": 400_000, "cold": 7, "decoded": 900}
+    assert row["decoded_a_core"] == 500 and row["advised"]
+    assert len(loaders(report).panels) == 2, "a panel at random, one in order"
+    assert "Take hdf5: because." in render_page(report)
+
+
+def test_what_was_measured_of_no_format_has_no_column(results):
+    plain = [each for each in READINGS if each["cache"] == "warm" and not each["decoder"]]
+    write_rows(results / "loaders/shapes.csv", plain)
+    ((_, table, _),) = loaders_section(build_report([], "Title", readings=load_readings(results))).values["datasets"]
+    rates = [column.name for column in table.headed if column.name.endswith(("_rate", "_core"))]
+    assert rates == ["random_rate", "sequential_rate"]
+
+
+@pytest.mark.parametrize("cpu", ["AMD EPYC 7742", "Intel Xeon 8568"])
+def test_the_page_says_where_readers_met_other_processors_than_trainings(cpu, results):
+    """The made-up trainings ran on AMD EPYC 7742."""
+    write_json(results / "loaders/shapes.json", LOADERS | {"machine": {"cpu": cpu}})
+    run = fake("images", train=workload("images-small", "classification", {"dataset": "shapes"}))
+    records = load_records(*write_results(results / "root", [run]))
+    report = build_report(records, "Title", readings=load_readings(results))
+    ((_, _, (read_by, measured_on, _)),) = loaders_section(report).values["datasets"]
+    assert "`images-small`" in read_by
+    assert cpu in measured_on and ("AMD EPYC 7742" in measured_on.replace(cpu, "")) == (cpu != "AMD EPYC 7742")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("shapes.json", "{", "cannot be read"),
+        ("shapes.json", '{"schema_version": 2}', "not of schema_version 1"),
+        ("shapes.json", '{"schema_version": 1}', "unit"),
+        ("shapes.csv", "dataset,format\nshapes,hdf5\n", "is missing"),
+        ("shapes.csv", ",".join(READINGS[0]) + "\n" + ",".join("x" for _ in READINGS[0]), "cannot be read"),
+    ],
+)
+def test_damaged_readings_are_named_and_do_not_stop_the_report(results, name, content, said):
+    (results / "loaders" / name).write_text(content)
+    (readings,) = load_readings(results)
+    assert said in readings.note and "target `loaders`" in readings.note and not readings.rows
+    assert "run the target" in render_page(build_report([], "Title", readings=[readings]))
+
+
+# --- converted checkpoints
+
+
+def test_every_number_of_the_proofs_is_in_the_csv_and_on_the_page(whole, cells):
+    """A form that another library computes is no copy to the bit: the difference of its logits is told."""
+    rows = {(row["run"], row["form"]): row for row in rows_of(whole / "results/report/checkpoints.csv")}
+    assert set(rows) == {("fsdp", "safetensors"), ("fsdp", "pt"), ("tp", "pt"), ("ddp", "transformers")}
+    copy = {"layout": "fsdp", "bytes": "3000000", "seconds": "0.5", "gb_per_second": "0.006", "test_loss": "4.25"}
+    copy |= {"peak_memory_bytes": str(12 << 20), "identical": "True", "logits_difference": "", "optimizer": "False"}
+    assert copy.items() <= rows["fsdp", "safetensors"].items()
+    assert (rows["tp", "pt"]["identical"], rows["tp", "pt"]["test_loss"]) == ("False", "")
+    assert rows["ddp", "transformers"]["logits_difference"] == "3.1e-06"
+    for (run, form), row in rows.items():
+        assert cells["conversions-table", run, f"{form}_seconds"] == row["seconds"]
+    tags = re.findall('class="tag (same|different)">([^<]*)', (whole / "results/report/index.html").read_text())
+    assert [tags.count(tag) for tag in (("same", "identical"), ("different", "differ"), ("same", "same logits"))] == [
+        2,
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("text", ["{", '{"run": "a"}', json.dumps(proof("a", pt={"seconds": "long"}))])
+def test_a_damaged_proof_is_named(text, tmp_path):
+    write_text(tmp_path / "checkpoints/a/verify.json", text)
+    with pytest.raises(CheckpointError, match=r"checkpoints/a/verify\.json is damaged"):
+        conversions(tmp_path)
+
+
+# --- how good models are
+
+
+def test_each_figure_of_quality_is_on_the_page_with_its_exact_value(whole, cells):
+    for writer in ("beam", "greedy", "lead"):
+        for name, value in SUMMARIES[writer].items():
+            assert cells["rouge-table", "summary-single", f"{writer}_{name}"] == str(value)
+    known = {
+        figure: value for (table, run, figure), value in cells.items() if (table, run) == ("accuracy-table", "images")
+    }
+    assert known == {
+        "validation_accuracy": "0.97",
+        "validation_top5": "1.0",
+        "test_accuracy": "0.96",
+        "test_top5": "0.999",
+    }
+    page = (whole / "results/report/index.html").read_text()
+    assert "a &lt;long&gt; text" in page and "7 with too long" in page and "1,200 documents cut" in page
+
+
+@pytest.mark.parametrize(
+    ("lead", "below"),
+    [
+        ({"rouge1": 0.30, "rouge2": 0.11, "rougeL": 0.27}, None),  # below the better of the two searches
+        ({"rouge1": 0.31, "rouge2": 0.11, "rougeL": 0.27}, "ROUGE-1"),
+        ({"rouge1": 0.32, "rouge2": 0.11, "rougeL": 0.29}, "ROUGE-1 and ROUGE-L"),
+    ],
+)
+def test_summaries_that_do_not_beat_the_lead_words_are_not_shown(lead, below, tmp_path):
+    results, work = write_results(tmp_path, [fake("texts", "texts", train=workload("sum", "summarisation"))])
+    write_json(results / "summaries/texts.json", SUMMARIES | {"lead": lead})
+    report = build_report(load_records(results, work), "A report")
+    assert quality.examples(report) == ([] if below else [("texts", SUMMARIES["examples"])])
+    assert quality.not_shown(report) == ([(["texts"], below)] if below else [])
+
+
+# --- plans and advice
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """The folder of the report of a whole matrix with its prepared data, and beside it a record that is damaged."""
+    root = tmp_path_factory.mktemp("plans")
+    results, _ = write_results(root, matrix(TEXT))
+    write_prepared(results, "prose")
+    for name, text in (("summary.json", "{}"), ("run.json", "{")):
+        write_text(results / "runs/broken" / name, text)
+    call("report", "--root", root, *(word for entry in matrix() for word in ("--only", entry.run.run)))
+    return results / "report"
+
+
+def test_planned_and_charged_stand_side_by_side_in_file_and_page(planned):
+    """Times on the page are those of the training steps, in hours those of the whole job."""
+    rows = {row["run"]: row for row in rows_of(planned / "plan-against-actual.csv")}
+    assert list(rows) == [entry.run.run for entry in matrix()]
+    for name, row in rows.items():
+        run = planned.parent / "runs" / name
+        assert float(row["core_hours_charged"]) == read_json(run / "summary.json")["core_hours"]
+        assert float(row["core_hours_predicted"]) == read_json(run / "run.json")["prediction"]["core_hours"]
+        assert row["source"] == "record"
+    found = Cells((planned / "index.html").read_text()).found
+    shown = [(run, figure, value) for (table, run, figure), value in found.items() if table == "plan-table"]
+    same = [rows[run][figure] == value for run, figure, value in shown if figure in rows[run]]
+    assert len(same) == 6 * len(rows) and all(same)
+
+
+def test_what_accounting_charged_goes_before_the_record(tmp_path):
+    report = report_of(tmp_path, fake("single", **BASE), ddp())
+    charged = build_report(report.records, "Title", charges={"ddp": (12.5, "sacct")})
+    table = plan_section(charged).values["table"].frame.set_index("run")
+    assert table["core_hours_charged"]["ddp"] == 12.5
+    assert dict(table["source"]) == {"ddp": "sacct", "single": "record"}
+
+
+def test_every_advised_layout_is_in_a_file_in_the_order_of_the_page(planned):
+    advised = (planned / "index.html").read_text().split('id="advice"')[1]
+    shown = re.findall(r'<th scope="row"[^>]*>([^<]*)<small', advised)
+    rows = rows_of(planned / "advice.csv")
+    assert [row["layout"] for row in rows][: plans.SHOWN] == [name.strip() for name in shown[: plans.SHOWN]]
+    assert all(row["workload"] == "lm-small" and row["reason"] and float(row["memory_bytes"]) > 0 for row in rows)
+    assert "measured here" in advised, "the price of what ran rests on it"
+
+
+@pytest.mark.parametrize(("ranks", "there"), [(4, True), (16, False)])
+def test_no_layout_is_advised_for_more_processes_than_cores(ranks, there, tmp_path):
+    """A machine of 8 cores: what is not ranked is no size to advise for; and processes are not called GPUs."""
+    names = ("single", "ddp", "wide")
+    write_results(tmp_path, [fake("single", train=TEXT, **BASE), ddp(train=TEXT), ddp("wide", ranks, train=TEXT)])
+    write_prepared(tmp_path / "results", "prose")
+    call("report", "--root", tmp_path, *(word for run in names for word in ("--only", run)))
+    advised = rows_of(tmp_path / "results/report/advice.csv")
+    assert {row["gpus"] for row in advised} == {"4 processes" if there else "2 processes"}
+    assert not [row["reason"] for row in advised if "GPU" in row["reason"]]
+
+
+def test_the_command_shows_what_was_measured_of_the_run_table_alone(results):
+    """Datasets of one format alone, and runs that stand for no shape of communication, are not shown."""
+    write_transfers(results, "ddp")
+    write_transfers(results, "old")
+    (results / "runs.tsv").write_text("run\tworkload\nsummary\tsummary-small\n")
+    root = results.parent
+    call("report", "--root", root)
+    figures = {path.stem: path.read_text() for path in (root / "results/report/figures").iterdir()}
+    assert "shapes: images a second at random" in figures["loaders"]
+    assert "ddp: 4 processes" in figures["communication"] and "old" not in figures["communication"]
+    call("report", "--root", root, "--set", f"runs={root}/results/runs.tsv")
+    assert 'id="formats"' not in (root / "results/report/index.html").read_text()
