@@ -9,8 +9,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from parascale.data.named_files import missing_data
 from parascale.errors import ParascaleError
 from parascale.files import read_json, write_json, write_text
-from parascale.plan import budget, earlier, limits, tables
-from parascale.plan.spent import spent
+from parascale.plan import budget, ledger, limits, tables
 from snakemake_logger_plugin_budget import JobEvents
 from snakemake_logger_plugin_parascale.collect import capacity, members, pending_jobs, submits
 from snakemake_logger_plugin_parascale.live import Ledger
@@ -178,12 +177,12 @@ def plan_of(workflow, planner):
     return budget.make_plan(
         pending_jobs(workflow),
         planner,
-        history=earlier.rule_history(paths.events, planner.site.name),
+        history=ledger.rule_history(paths.events, planner.site.name),
         capacity=slots,
         capacity_is_cores=is_cores,
         site=limits.live_site(planner.site, submits(workflow)),
-        spent=spent(paths, planner.site.name),
-        before=earlier.last_plan(paths.results / "plan" / "plan.json", targets),
+        spent=ledger.spent(paths, planner.site.name),
+        before=ledger.last_plan(paths.results / "plan" / "plan.json", targets),
         targets=targets,
     )
 

@@ -7,9 +7,9 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from parascale.files import append_line
+from parascale.plan.budget import wall_hours
+from parascale.plan.ledger import ran_seconds
 from parascale.plan.predict import charged_core_hours
-from parascale.plan.schedule import wall_hours
-from parascale.plan.spent import ran_seconds
 from parascale.plan.tables import duration
 
 
@@ -36,7 +36,7 @@ class Ledger:
         shared = Counter(job.together for job in started if job.together)
         for job in started:
             self.running[job.id] = job, now, shared.get(job.together, 1)
-            # What `plan.spent` needs where this workflow does not live to see its end.
+            # What `plan.ledger` needs where this workflow does not live to see its end.
             benchmark = job.benchmark and os.path.abspath(job.benchmark)
             self._write("started", job, now, cores=self._charge(job, 1.0), kind=job.kind, benchmark=benchmark)
         return any(job.nodes for job in started)

@@ -22,7 +22,7 @@ from workloads import STEPS, WORKLOADS, write_data
 from parascale import slurm, submissions
 from parascale.checkpoint.read import read, tensors
 from parascale.files import read_json, read_json_lines
-from parascale.plan import actual
+from parascale.plan import ledger
 from parascale.settings import Config, load_site
 from parascale.settings.paths import Paths
 
@@ -180,7 +180,7 @@ class Workflow:
         for job, charged in accounting(list(expected)).items():
             assert charged.seconds == pytest.approx(sum(seconds for _, seconds in expected[job]), abs=2), (job, charged)
         site = load_site(Config(sites=str(self.folder / "box/sites")), "jureca")
-        for row in actual.compare(Paths(self.root), site, accounting=accounting):
+        for row in ledger.compare(Paths(self.root), site, accounting=accounting):
             jobs = submissions.jobs_of_runs(noted)[row.run]
             total = sum(cores * seconds for job in jobs for cores, seconds in expected[job]) / 3600
             assert (row.source, row.core_hours_charged) == ("sacct", pytest.approx(total, rel=0.001)), (row, jobs)

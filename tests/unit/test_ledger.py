@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from parascale.files import write_json
-from parascale.plan import budget, earlier
+from parascale.plan import budget
+from parascale.plan.ledger import rule_history
 from parascale.plan.planner import Planner
 from parascale.plan.price import PlannedJob
 from snakemake_logger_plugin_parascale.collect import members
@@ -75,8 +76,8 @@ def test_history_is_that_of_the_same_site(ledger):
     """A laptop's seconds say nothing about a cluster that shares the folder of results."""
     ledger.started([2], BEGAN)
     ledger.finished(2, BEGAN + HOUR)
-    assert earlier.rule_history(ledger.events, "jureca") == {"prepare": 1.0}
-    assert earlier.rule_history(ledger.events, "laptop") == {}
+    assert rule_history(ledger.events, "jureca") == {"prepare": 1.0}
+    assert rule_history(ledger.events, "laptop") == {}
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_a_job_with_a_benchmark_counts_as_long_as_that_says(chain):
     benchmark(chain, HOUR / 2, BEGAN + 10 * HOUR)
     chain.finished(1, BEGAN + 10 * HOUR)
     assert chain.used == pytest.approx(64)
-    assert earlier.rule_history(chain.events, "jureca") == {"convert": 0.5}
+    assert rule_history(chain.events, "jureca") == {"convert": 0.5}
 
 
 def test_jobs_that_share_one_count_together_as_long_as_that_ran(tmp_path):

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale import slurm, submissions
-from parascale.plan import actual, budget, tables
+from parascale.plan import budget, ledger, tables
 from parascale.plan.facts import DataFacts
+from parascale.plan.ledger import Spent, spent
 from parascale.plan.memory import total
 from parascale.plan.planner import Planner
 from parascale.plan.predict import (
@@ -24,8 +25,6 @@ from parascale.plan.predict import (
     worst_seconds,
 )
 from parascale.plan.price import PlannedJob, PricedJob
-from parascale.plan.schedule import wall_hours
-from parascale.plan.spent import Spent, spent
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.config import Budget, Config
 from parascale.settings.paths import Paths
@@ -190,7 +189,7 @@ def test_calendar_bounds(drawn, capacity):
         for number, (hours, slots, after) in enumerate(drawn)
     ]
     priced = [PricedJob(**vars(job), hours_expected=job.limit_hours) for job in planned]
-    chain, limited = wall_hours(priced), wall_hours(priced, capacity)
+    chain, limited = budget.wall_hours(priced), budget.wall_hours(priced, capacity)
     total = sum(job.limit_hours for job in planned)
     work = sum(job.limit_hours * min(job.slots, capacity) for job in planned) / capacity
     assert max(chain, work) <= limited + 1e-9 and limited <= total + 1e-9
@@ -264,11 +263,11 @@ def test_sacct_is_summed(tmp_path):
     }
     (folder / "run.json").write_text(json.dumps(described))
     (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2300.0, "core_hours": 163.6}))
-    (row,) = actual.compare(paths, JURECA, accounting=lambda ids: parsed)
+    (row,) = ledger.compare(paths, JURECA, accounting=lambda ids: parsed)
     assert row.core_hours_charged == pytest.approx(2 * 128 * 2400 / 3600) and row.source == "sacct" and row.ratio == 1.2
-    (row,) = actual.compare(paths, JURECA, accounting=lambda ids: {})
+    (row,) = ledger.compare(paths, JURECA, accounting=lambda ids: {})
     assert row.core_hours_charged == 163.6 and row.source == "record"
-    actual.write_csv([row], tmp_path / "actual.csv")
+    ledger.write_csv([row], tmp_path / "actual.csv")
     assert (tmp_path / "actual.csv").read_text().splitlines()[1].startswith("a,probe,")
 
 
@@ -287,7 +286,7 @@ def test_every_job_that_was_submitted_is_charged(tmp_path):
         file.write('{"job_id": "8", "ki\n1\n')  # the machine died, and a block of the disk
     submissions.note(paths.store, "9", "train_single", "run", "b", "b")
     asked = dict.fromkeys("1234569", hour)
-    rows = actual.compare(paths, JURECA, accounting=lambda ids: {job: asked[job] for job in ids if job in asked})
+    rows = ledger.compare(paths, JURECA, accounting=lambda ids: {job: asked[job] for job in ids if job in asked})
     charged = [("a", "sacct", 4 * 128), ("b", "sacct", 2 * 128), ("a (parity)", "sacct", 128)]
     assert [(row.run, row.source, row.core_hours_charged) for row in rows] == charged
     assert [row.hours_actual for row in rows] == [3, 2, 1] and rows[1].seconds_actual is None

@@ -8,9 +8,9 @@ import pytest
 
 from parascale import slurm, submissions
 from parascale.files import append_line, write_json
-from parascale.plan import budget, earlier
+from parascale.plan import budget, ledger
+from parascale.plan.ledger import Spent, spent
 from parascale.plan.planner import Planner
-from parascale.plan.spent import Spent, spent
 from snakemake_logger_plugin_parascale.live import Ledger
 from tests.unit.test_ledger import BEGAN, HOUR, attempt
 from tests.unit.test_plan_budget import jobs, project
@@ -132,7 +132,7 @@ def test_a_line_that_a_crash_cut_off_stands_in_no_plans_way(planner, torn):
     second = workflow(planner)
     second.started([2], BEGAN)
     second.finished(2, BEGAN + HOUR)
-    assert charged(planner) == Spent(256) and earlier.rule_history(second.events, "jureca") == {"prepare": 1}
+    assert charged(planner) == Spent(256) and ledger.rule_history(second.events, "jureca") == {"prepare": 1}
 
 
 def test_the_cap_names_what_it_cannot_account_for(planner):

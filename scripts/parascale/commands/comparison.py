@@ -4,7 +4,7 @@ import functools
 import os
 
 from parascale.checkpoint.matrix import conversions
-from parascale.plan import actual, calibrate
+from parascale.plan import calibrate, ledger
 from parascale.plan.advise import advise, rule_of_thumb
 from parascale.plan.facts import data_facts
 from parascale.report import build_report, checked, load_readings, load_records, load_transfers, write_report
@@ -23,7 +23,7 @@ def write_comparison(project, output, names, datasets, measured):
     results, work = project.paths.results, project.paths.under_way
     records = load_records(results, work, names, project)
     shown = {record.name for record in records}
-    compared = actual.compare(project.paths, project.site, [record.name for record in records])
+    compared = ledger.compare(project.paths, project.site, [record.name for record in records])
     tables = *checked.measured(results / "loaders", datasets), *checked.measured(results / "communication", measured)
     report = build_report(
         records,
@@ -39,7 +39,7 @@ def write_comparison(project, output, names, datasets, measured):
         table=tuple(project.runs.values()),
     )
     write_report(report, output)
-    actual.write_csv(compared, output / "plan-against-actual.csv")
+    ledger.write_csv(compared, output / "plan-against-actual.csv")
     return records
 
 

@@ -1,14 +1,15 @@
 """`parascale plan`: what runs will need."""
 
+import math
+
 import click
 
 from parascale.cli import OutputFile, project_options, run_option
 from parascale.data.named_files import missing_data
-from parascale.plan import actual, budget, limits
+from parascale.plan import budget, ledger, limits
 from parascale.plan.planner import Planner
-from parascale.plan.price import core_hours_left
-from parascale.plan.quota import quota_of
-from parascale.plan.spent import spent
+from parascale.plan.predict import cores_asked
+from parascale.plan.price import PlannedJob
 from parascale.report.numbers import plural
 
 BASES = {
@@ -51,8 +52,8 @@ def plan(find, name, check, table, explain):
         raise click.UsageError("give one of --explain, --actual and --check")
     project = find()
     if table:
-        rows = actual.compare(project.paths, project.site)
-        actual.write_csv(rows, table)
+        rows = ledger.compare(project.paths, project.site)
+        ledger.write_csv(rows, table)
         print(f"{plural(len(rows), 'run')}: {table}")
         return 0
     planner, names = Planner(project), name or list(project.runs)
@@ -128,37 +129,39 @@ def judge(names, planner):
     """0 where every run fits and is within the machine's limits, and what is left of them all is within the budget; else 1, with reasons."""
     project, partition = planner.project, planner.project.config.partition
     submits = bool(partition or project.config.account)  # what only Slurm asks for
-    site, said, cost, unknown = limits.live_site(project.site, submits), [], 0.0, 0
-    for name in names:
-        run, foretold = planner.run(name), planner.prediction(name)
-        hours = planner.runtime_minutes(name, partition=partition) / 60
-        said += limits.violations(
-            limits.Request(name, run.layout.nodes, run.layout.gpus_per_node, hours), site, partition
-        )
-        longest = limits.max_hours(site, partition)
-        if foretold.wall_seconds is not None and longest is not None and foretold.wall_seconds > 3600 * longest:
+    site, jobs = limits.live_site(project.site, submits), []
+    longest = limits.max_hours(site, partition) or math.inf
+    for number, name in enumerate(names):
+        run, prediction = planner.run(name), planner.prediction(name)
+        if (prediction.wall_seconds or 0.0) > 3600 * longest:
             print(
-                f"note: {name} is expected to take {foretold.wall_seconds / 3600:.1f} h: it will continue in several jobs"
+                f"note: {name} is expected to take {prediction.wall_seconds / 3600:.1f} h: it will continue in several jobs"
             )
-        if foretold.fits == "does not fit":
-            said.append(f"{name}: does not fit" + (f"; it would with {foretold.remedy}" if foretold.remedy else ""))
-        reason = planner.reason(name)
-        if not (reason.kept or reason.shown):  # what was charged for it is in what was spent
-            cost += core_hours_left(foretold, reason)
-            unknown += foretold.core_hours is None
-    before = spent(project.paths, site.name)
-    if before.unknown:
-        print(f"note: not counted: {budget.unknown_words(before.unknown)}")
-    if unknown:
-        print(f"note: the cost of {unknown} of {len(names)} runs is unknown, and counted as nothing")
-    quota = quota_of(project)
-    if quota and not quota.allows(cost):
-        print(f"note: {cost:,.2f} core-h expected are more than {quota.words}")
-    cap = project.config.budget.core_hours
-    words = f"{cost:,.2f} core-h expected" + (
-        f" beside {before.core_hours:,.2f} spent before" if before.core_hours else ""
-    )
-    if cap is not None and before.core_hours + cost > cap:
-        said.append(f"{words}, more than budget.core_hours = {cap:,g}")
-    print("\n".join([f"refused: {line}" for line in said]) or f"all {len(names)} runs can start: {words}")
-    return 1 if said else 0
+        jobs.append(
+            PlannedJob(
+                number,
+                "run",
+                {"run": name},
+                nodes=run.layout.nodes,
+                gpus=run.layout.gpus_per_node,
+                cores=cores_asked(run, project.site),
+                limit_hours=planner.runtime_minutes(name, partition=partition) / 60,
+                partition=partition,
+                kind="run",
+            )
+        )
+    left = [
+        job for job in jobs if not planner.reason(names[job.id]).shown
+    ]  # what they were charged is in what was spent
+    expected = budget.make_plan(left, planner, site=site, spent=ledger.spent(project.paths, site.name))
+    refused = [f"{name}: does not fit" for name in names if planner.prediction(name).fits == "does not fit"]
+    for line in budget.warnings(expected):
+        print(f"note: {line}")
+    try:
+        budget.check(expected)
+    except budget.BudgetError as error:
+        refused.append(str(error))
+    cost = f"{expected.totals['core_hours_expected']:,.2f} core-h expected"
+    cost += f" beside {expected.spent:,.2f} spent before" if expected.spent else ""
+    print("\n".join(f"refused: {line}" for line in refused) or f"all {len(names)} runs can start: {cost}")
+    return 1 if refused else 0

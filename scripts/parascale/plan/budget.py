@@ -1,17 +1,17 @@
 """What the jobs that still have to run will cost together, and whether the project may spend it."""
 
+import graphlib
+import heapq
 import math
 from collections import defaultdict
 from dataclasses import dataclass
 
 from parascale.errors import ParascaleError, few
 from parascale.plan import limits
-from parascale.plan.earlier import SCHEMA_VERSION, changes
+from parascale.plan.ledger import SCHEMA_VERSION, Spent, changes
 from parascale.plan.price import KEPT, price, title
 from parascale.plan.quota import Quota, quota_of
 from parascale.plan.ranges import RANGE, quantile
-from parascale.plan.schedule import wall_hours
-from parascale.plan.spent import Spent
 
 NOTHING = Spent()
 # What a job is charged for each of its hours.
@@ -70,45 +70,38 @@ def make_plan(
 ):
     """The Plan for `jobs` (a list of PlannedJob).
 
-    history: rule → hours (see `earlier.rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the
-    planner's, or the same with limits read live. spent: what this root was charged, as Spent. before: see `earlier.last_plan`.
-    targets: what was asked for.
+    history: rule → hours (see `ledger.rule_history`). capacity: slots that may be taken at once, of cores or of a queue. site: the
+    planner's, or the same with limits read live. spent: what this root was charged. before: see `ledger.last_plan`. targets: what was
+    asked for.
     """
-    site = site or planner.site
-    budget = planner.project.config.budget
+    site, budget = site or planner.site, planner.project.config.budget
     priced, kept = [], set()  # ids of trainings that are only published
     for job in jobs:
         priced.append(price(job, planner, history or {}, kept.issuperset(job.after)))
         if priced[-1].basis == KEPT:
             kept.add(job.id)
-    violations = []
-    for request, partition, hint in _requests(jobs):
-        violations += [line + hint for line in limits.violations(request, site, partition)]
-    limited = wall_hours(priced, capacity) if capacity else None
-    gpu_hours = (totals := _totals(priced))["gpu_hours_expected"]
-    totals |= {
-        **_ranges(priced),
-        "gpu_kwh_expected": None if site.gpu_watts is None else gpu_hours * site.gpu_watts / 1000,
+    requests = [*_requests(jobs)]
+    totals = _totals(priced)
+    totals |= _ranges(priced) | {
+        "gpu_kwh_expected": site.gpu_watts and totals["gpu_hours_expected"] * site.gpu_watts / 1000,
         "wall_hours_at_once": wall_hours(priced),
-        "wall_hours_limited": limited,
+        "wall_hours_limited": wall_hours(priced, capacity) if capacity else None,
     }
-    said = tuple(_unknown(priced)), tuple(violations)
-    caps = budget.core_hours, budget.repeated_core_hours
-    since = changes(before, priced) if before is not None else None
-    machine = capacity, capacity_is_cores
-    quota = quota_of(planner.project)
     return Plan(
-        site.name,
-        tuple(priced),
-        totals,
-        *said,
-        quota,
-        *caps,
-        *machine,
-        spent.core_hours,
-        spent.unknown,
-        since,
-        tuple(targets),
+        site=site.name,
+        jobs=tuple(priced),
+        totals=totals,
+        unknown=_grouped([job for job in priced if job.nodes and job.hours_expected is None], "note", "{1}: {0}"),
+        violations=tuple(line + hint for each, *at, hint in requests for line in limits.violations(each, site, *at)),
+        quota=quota_of(planner.project),
+        cap=budget.core_hours,
+        repeats_cap=budget.repeated_core_hours,
+        capacity=capacity,
+        capacity_is_cores=capacity_is_cores,
+        spent=spent.core_hours,
+        spent_unknown=spent.unknown,
+        since=None if before is None else changes(before, priced),
+        targets=tuple(targets),
     )
 
 
@@ -136,8 +129,11 @@ def rows(plan, by_strategy=True):
     found = []
     for (rule, _), jobs in groups.items():
         strategies = {job.strategy for job in jobs}
-        strategy = strategies.pop() if len(strategies) == 1 else "several"
-        found.append({"rule": rule, "strategy": strategy, **_totals(jobs), **_range_of(jobs)})
+        row = {"rule": rule, "strategy": strategies.pop() if len(strategies) == 1 else "several", **_totals(jobs)}
+        for name in ("nodes", "gpus"):
+            values = [getattr(job, name) for job in jobs]
+            row[name] = "–".join(map(str, sorted({min(values), max(values)})))
+        found.append(row)
     return found
 
 
@@ -145,14 +141,13 @@ def check(plan):
     """Raise BudgetError where the plan asks for what the machine never grants, or costs more than the cap."""
     if plan.violations:
         raise BudgetError("these jobs can never start:\n  " + "\n  ".join(plan.violations))
-    expected = plan.totals["core_hours_expected"]
+    expected, repeats = plan.totals["core_hours_expected"], plan.totals["core_hours_repeated"]
     if plan.cap is not None and plan.spent + expected > plan.cap:
         beside = f" beside {plan.spent:,.2f} core-h spent before" if plan.spent else ""
         raise BudgetError(
             f"this workflow is expected to cost {expected:,.2f} core-h{beside}, more than budget.core_hours = {plan.cap:,g}. "
             "Run less (name targets on the command line), or raise budget.core_hours in the configuration"
         )
-    repeats = plan.totals["core_hours_repeated"]
     if plan.repeats_cap is not None and repeats > plan.repeats_cap:
         raise BudgetError(
             f"this workflow would repeat {repeats:,.2f} core-h of finished trainings, more than budget.repeated_core_hours = "
@@ -168,10 +163,14 @@ def warnings(plan):
         said.append(f"expected {expected:,.1f} core-h are more than {plan.quota.words}")
     elif plan.quota and not plan.quota.allows(worst):
         said.append(f"at worst {worst:,.1f} core-h are more than {plan.quota.words}")
-    if plan.cap is not None and plan.totals["jobs_unknown"]:
+    if plan.cap is not None and plan.unknown:
         said.append(f"budget.core_hours cannot account for jobs of unknown cost: {'; '.join(plan.unknown)}")
     if plan.cap is not None and plan.spent_unknown:
-        said.append(f"budget.core_hours cannot account for {unknown_words(plan.spent_unknown)}")
+        lost = few(plan.spent_unknown, NAMED)
+        said.append(
+            f"budget.core_hours cannot account for what was spent on {lost}, whose workflow is still running or was killed: neither a "
+            "record nor accounting tells"
+        )
     for job in plan.jobs:
         if job.fits in ("risky", "does not fit"):
             remedy = f"; it would with {job.remedy}" if job.remedy else ""
@@ -179,9 +178,17 @@ def warnings(plan):
     return said
 
 
-def unknown_words(titles):
-    """Jobs that were started, of which nothing tells what they were charged, in words."""
-    return f"what was spent on {few(titles, NAMED)}, whose workflow is still running or was killed: neither a record nor accounting tells"
+def reasons(plan):
+    """A sentence for each reason why trainings run, in the plan's order."""
+    return _grouped([job for job in plan.jobs if job.why], "why", "{2:,} × {0}: {1}")
+
+
+def _grouped(jobs, name, words):
+    """A sentence for each value that an attribute of jobs has. words: format of the value, the first jobs, and how many there are."""
+    groups = defaultdict(list)
+    for job in jobs:
+        groups[getattr(job, name)].append(title(job.rule, job.wildcards))
+    return tuple(words.format(value, few(titles, NAMED), len(titles)) for value, titles in groups.items())
 
 
 def _ranges(jobs):
@@ -205,35 +212,37 @@ def _totals(jobs):
         "jobs_unknown": sum(job.hours_expected is None for job in costly),
         "jobs_without_limit": sum(job.hours_worst is None for job in costly),
         **{name: summed(name) for name in ("hours_expected", "hours_worst", "core_hours_expected", "core_hours_worst")},
-        "node_hours_expected": summed("hours_expected", lambda job: job.nodes),
-        "gpu_hours_expected": summed("hours_expected", lambda job: job.gpus),
+        "node_hours_expected": summed("hours_expected", HELD["node_hours"]),
+        "gpu_hours_expected": summed("hours_expected", HELD["gpu_hours"]),
         "core_hours_repeated": summed("repeats"),
     }
 
 
-def _unknown(jobs):
-    """A sentence for each reason why jobs have no expectation."""
-    reasons = defaultdict(list)
+def wall_hours(jobs, capacity=None):
+    """Hours until the last of `jobs` (with id, hours_expected, slots, after, together) ends; jobs of unknown length count as 0.
+
+    capacity: slots that running jobs may take together (jobs of a queue, cores of a machine); None: no limit, and the
+    answer is the longest chain. With one, jobs start as soon as they can in their order (list scheduling: Graham 1969,
+    doi:10.1137/0117039, at most twice the optimum).
+    """
+    jobs = list(jobs)
+    numbers = {job.id: number for number, job in enumerate(jobs)}
+    waits = {}
     for job in jobs:
-        if job.nodes and job.hours_expected is None:
-            reasons[job.note].append(title(job.rule, job.wildcards))
-    for note, titles in reasons.items():
-        yield f"{few(titles, NAMED)}: {note}"
-
-
-def reasons(plan):
-    """A sentence for each reason why trainings run, in the plan's order."""
-    jobs = defaultdict(list)
-    for job in plan.jobs:
-        if job.why:
-            jobs[job.why].append(title(job.rule, job.wildcards))
-    return [f"{len(titles):,} × {why}: {few(titles, NAMED)}" for why, titles in jobs.items()]
-
-
-def _range_of(jobs):
-    """Nodes and GPUs of a rule's jobs, as `4` or `1–8`."""
-    ranges = {}
-    for name in ("nodes", "gpus"):
-        values = sorted({getattr(job, name) for job in jobs})
-        ranges[name] = str(values[0]) if len(values) == 1 else f"{values[0]}–{values[-1]}"
-    return ranges
+        turns = job.together[: job.together.index(job.id)] if job.together else ()
+        waits[numbers[job.id]] = {numbers[each] for each in (*job.after, *turns) if each in numbers}
+    graph = graphlib.TopologicalSorter(waits)
+    graph.prepare()
+    slots = [job.slots if capacity is None else min(job.slots, capacity) for job in jobs]
+    ready, running, now, free = [], [], 0.0, math.inf if capacity is None else capacity
+    while graph.is_active():
+        for number in graph.get_ready():
+            heapq.heappush(ready, number)
+        while ready and slots[ready[0]] <= free:
+            started = heapq.heappop(ready)
+            free -= slots[started]
+            heapq.heappush(running, (now + (jobs[started].hours_expected or 0.0), started))
+        now, ended = heapq.heappop(running)
+        free += slots[ended]
+        graph.done(ended)
+    return now

@@ -244,7 +244,7 @@ def _time(prediction, run, site, calibration, sizes, facts):
         limit_seconds=quantile(parts, LIMIT),
         parts=parts,
         beside=beside,
-        core_hours=charged_core_hours(site, run.layout.nodes, wall, _cores_asked(run, site)),
+        core_hours=charged_core_hours(site, run.layout.nodes, wall, cores_asked(run, site)),
     )
 
 
@@ -292,7 +292,7 @@ def _beside(run, site, facts, steps, seconds, forward):
     }
 
 
-def _cores_asked(run, site):
+def cores_asked(run, site):
     """Cores that a job asks for where whole nodes are not charged: its share of the node by GPUs."""
     if site.gpus_per_node is None or site.cores_per_node is None:
         return None

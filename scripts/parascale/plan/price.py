@@ -4,13 +4,26 @@ it reads and writes. Where nothing tells, it is unknown, and the job says why.
 At worst a training takes what 95 of 100 do when nodes fail at the site's rate, and any other job its time limit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from parascale.plan.others import other_seconds
+from parascale.families.sizes import model_sizes
+from parascale.files import read_json
+from parascale.plan.calibrate import saved_bytes
+from parascale.plan.facts import IMAGE_BYTES
 from parascale.plan.predict import BESIDE_ERROR, charged_core_hours
 from parascale.plan.ranges import Part
+from parascale.plan.time import forward_seconds
+from parascale.plan.work import step_work
+from parascale.settings import Layout
+from parascale.settings.workload import usable_decoders
 
 KEPT = "store"  # basis of the price of a training that is there already
+# Of data that is not there: an English word with its space, an article with its summary.
+TOKEN_BYTES, PAIR_BYTES = 5.0, 2500.0
+CASE_SECONDS = 1.0  # of the benchmark of readers, beside its passes: processes start
+DATA = ("prepare", "index", "convert", "verify", "loaders")
+COPIES = {"convert_checkpoint": 3, "verify_checkpoint": 2, "compare_checkpoints": 2}  # a checkpoint is read or written
 
 
 @dataclass(frozen=True)
@@ -19,9 +32,8 @@ class PlannedJob:
 
     nodes: 0 for a local rule, which runs where the workflow runs and costs nothing. gpus: on each node.
     cores: asked for in all. limit_hours: None where the job asks for no limit. after: ids of jobs it waits for. together: ids of the jobs
-    with which it shares a job of the scheduler, itself among them, in the order in which they run. Empty where it has one for itself.
-    benchmark: the file in which the job itself says how long it took, or None. kind: what it trains, `run`, `parity` or `probe`;
-    None of a job that trains nothing.
+    with which it shares a job of the scheduler, itself among them, in the order in which they run; empty where it has one for itself.
+    benchmark: the file in which the job itself says how long it took, or None. kind: what it trains, `run`, `parity` or `probe`.
     """
 
     id: int
@@ -44,7 +56,7 @@ class PlannedJob:
 class PricedJob(PlannedJob):
     """A row of `plan.json`: hours of wall time and core-hours as charged; None is unknown. gpus: on all nodes together.
 
-    parts: `ranges.Part`s of hours_expected. why: of a training, why it has to run. repeats: core-hours of the finished training that
+    parts: `predict.Part`s of hours_expected. why: of a training, why it has to run. repeats: core-hours of the finished training that
     it takes the place of.
     """
 
@@ -65,33 +77,22 @@ class PricedJob(PlannedJob):
 
 def price(job, planner, history, ready=True):
     """The PricedJob of a PlannedJob. ready: whether the files that it reads are there and stay as they are."""
-    run = job.wildcards.get("run")
-    kind = job.kind
-    fits = basis = note = remedy = reason = parts = None  # parts of the price, in seconds; None: unknown
-    worst = job.limit_hours
+    run, worst, facts = job.wildcards.get("run"), job.limit_hours, {}
     if job.nodes == 0:
         parts, worst = (), 0.0
-    elif kind is not None:
-        prediction = planner.prediction(run, kind)
-        fits, basis, note, remedy = prediction.fits, prediction.basis, prediction.unknown, prediction.remedy
-        reason = planner.reason(run, kind, ready)
-        parts = left_of(prediction, reason.step)
-        worst = planner.worst_hours(run, kind) or worst
-        if parts:  # what is done fails no more
-            worst -= (prediction.wall_seconds - sum(part.value for part in parts)) / 3600
-        if reason.kept:
-            parts, worst, basis, note = (), 0.0, KEPT, None
+    elif job.kind is not None:
+        parts, worst, facts = _training(job, planner, ready)
     elif job.rule in history:
-        parts, basis = (Part(3600 * history[job.rule], shared=BESIDE_ERROR),), "history"
+        parts, facts = (Part(3600 * history[job.rule], shared=BESIDE_ERROR),), {"basis": "history"}
     else:
-        seconds, note = other_seconds(job, planner)
-        if seconds is not None:
-            parts, basis = (Part(seconds, shared=BESIDE_ERROR),), "formula"
+        seconds, missing = _other_seconds(job, planner)
+        parts = None if seconds is None else (Part(seconds, shared=BESIDE_ERROR),)
+        facts = {"note": missing} if parts is None else {"basis": "formula"}
     hours = None if parts is None else sum(part.value for part in parts) / 3600
 
-    def charge(duration):
-        known = duration is not None
-        return charged_core_hours(planner.site, job.nodes, duration * 3600, job.cores, job.partition) if known else None
+    def charge(hours):
+        site = planner.site
+        return hours and charged_core_hours(site, job.nodes, hours * 3600, job.cores, job.partition)
 
     return PricedJob(
         **vars(job) | {"gpus": job.nodes * job.gpus},
@@ -101,14 +102,22 @@ def price(job, planner, history, ready=True):
         hours_worst=worst,
         core_hours_expected=charge(hours),
         core_hours_worst=charge(worst),
-        fits=fits,
-        basis=basis,
-        note=note,
-        remedy=remedy,
-        why=reason and reason.words,
-        repeats=reason.repeats if reason else 0.0,
         parts=tuple(part.times(1 / 3600) for part in parts or ()),
+        **facts,
     )
+
+
+def _training(job, planner, ready):
+    """(parts of its seconds or None, hours at worst or None, more of its PricedJob) of a job that trains."""
+    run, kind = job.wildcards["run"], job.kind
+    prediction, reason = planner.prediction(run, kind), planner.reason(run, kind, ready)
+    facts = {"fits": prediction.fits, "remedy": prediction.remedy, "why": reason.words, "repeats": reason.repeats}
+    if reason.kept:
+        return (), 0.0, facts | {"basis": KEPT}
+    parts, worst = left_of(prediction, reason.step), planner.worst_hours(run, kind) or job.limit_hours
+    if parts:  # what is done fails no more
+        worst -= (prediction.wall_seconds - sum(part.value for part in parts)) / 3600
+    return parts, worst, facts | {"basis": prediction.basis, "note": prediction.unknown}
 
 
 def left_of(prediction, step):
@@ -120,15 +129,77 @@ def left_of(prediction, step):
     return training.times(1 - done / training.value), *beside
 
 
-def core_hours_left(prediction, reason):
-    """Core-hours of what is left of a training with a Reason to run; 0 where they are unknown."""
-    left = left_of(prediction, reason.step)
-    if reason.kept or not left:
-        return 0.0
-    return prediction.core_hours * sum(part.value for part in left) / prediction.wall_seconds
-
-
 def title(rule, wildcards):
     """What a job is called in sentences."""
     values = ", ".join(map(str, wildcards.values()))
     return f"{rule} ({values})" if values else rule
+
+
+def _other_seconds(job, planner):
+    """(seconds, None) of a job that trains nothing, or (None, what is missing to tell). The folder of its benchmark says what it does."""
+    stage = Path(job.benchmark).parent.name if job.benchmark else None
+    if stage in DATA:
+        seconds, missing = _of_data(stage, job.wildcards["dataset"], planner)
+    elif stage in COPIES or stage == "summarise":
+        name = job.wildcards.get("run") or job.wildcards["first"]
+        seconds, missing = _of_run(stage, name, planner, max(1, job.gpus))
+    else:
+        return None, "no earlier job of this rule to go by"
+    return (None, missing) if seconds is None else (planner.site.assumed.startup_seconds + seconds, None)
+
+
+def _of_data(stage, name, planner):
+    project, of_images = planner.project, name in planner.project.image_datasets
+    if stage == "loaders":
+        readers, formats = project.config.loaders, project.config.formats
+        count = len(formats.images) if of_images else len(formats.tokens) + 1
+        ways = 4 + len(usable_decoders()) * len(readers.workers) if of_images else 2
+        return count * (1 + readers.cold) * ways * (CASE_SECONDS + readers.repeats * readers.seconds), None
+    size = _raw_bytes(name, project)
+    if size is None:
+        wanted = "train_samples" if of_images or name in project.pair_datasets else "train_tokens"
+        return None, f"size of the data: download it, or give data.expected.{wanted} in the workload"
+    return size / (planner.site.assumed.data_megabytes_per_second * 1e6), None
+
+
+def _raw_bytes(name, project):
+    """Bytes of a dataset as it is downloaded: of its files where they are there, else from what its workload expects; or None."""
+    manifest, data = project.paths.raw(name) / "manifest.json", project.datasets[name]
+    if manifest.is_file():
+        splits = read_json(manifest).get("splits", {})
+        if size := sum(file.get("bytes", 0) for files in splits.values() for file in files):
+            return size
+    if data.expected_tokens:
+        return TOKEN_BYTES * data.expected_tokens
+    each = IMAGE_BYTES if name in project.image_datasets else PAIR_BYTES
+    return each * data.expected.train_samples if data.expected.train_samples else None
+
+
+def _of_run(stage, name, planner, processes):
+    run, site = planner.run(name), planner.site
+    facts = planner.facts(run)
+    if missing := planner.prediction(name).unknown:
+        return None, missing
+    size = saved_bytes(run, facts.vocabulary)
+    seconds = COPIES.get(stage, 1) * size / (site.assumed.save_gigabytes_per_second * 1e9)
+    if stage in ("summarise", "verify_checkpoint"):
+        seconds += _forward(stage, run, facts, planner) / (processes if stage == "summarise" else 1)
+    return seconds, None
+
+
+def _forward(stage, run, facts, planner):
+    """Seconds in which a process evaluates the validation and the test split, or writes the summaries of the latter.
+
+    Each token of a summary passes through the decoder with all that stand before it, once for each beam, and once for greedy search.
+    """
+    rates, _ = planner.calibration.rates(planner.site, run, facts.sample_bytes)
+    sizes = model_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)
+    alone = replace(run, layout=Layout())
+    batch = forward_seconds(step_work(alone, sizes, planner.site), rates, planner.site)
+    batches = (facts.validation_samples or 0) / alone.global_batch
+    if stage == "verify_checkpoint":
+        return 2 * batches * batch
+    settings, (window, written) = planner.project.config.summaries, run.workload.sizes
+    if settings.documents:
+        batches = min(batches, settings.documents / alone.global_batch)
+    return batches * batch * written / (window + written) * written * (1 + settings.beams) / 2

@@ -50,7 +50,7 @@ def remarks(plan):
     if plan.since:
         said.append(f"Since the last plan: {plan.since}")
     if plan.quota:
-        said.append(plan.quota.share(totals["core_hours_expected"], totals["core_hours_worst"]))
+        said.append(_share(plan.quota, totals["core_hours_expected"], totals["core_hours_worst"]))
     if plan.cap is not None:
         before = f" after {plan.spent:,.2f} spent" if plan.spent else ""
         said.append(f"Budget: {totals['core_hours_expected']:,.2f}{before} of {plan.cap:,g} core-h")
@@ -67,6 +67,14 @@ def remarks(plan):
     said += [f"unknown: {line}" for line in plan.unknown]
     said += [f"warning: {line}" for line in warnings(plan)]
     return said + [f"can never start: {line}" for line in plan.violations]
+
+
+def _share(quota, expected, worst):
+    """What part of a Quota so many core-hours are, as a sentence."""
+    if not quota.core_hours:  # unknown, or used up
+        return f"Quota: {quota.words}"
+    parts = f"{expected / quota.core_hours:.2%} expected, {worst / quota.core_hours:.2%} at worst"
+    return f"Share of {quota.words}: {parts}"
 
 
 def page(plan):

@@ -1,0 +1,252 @@
+"""What a root has cost: what its jobs were charged, how long its rules take, and what was planned beside it.
+
+Of a job that a workflow saw end, `events.jsonl` says how long it ran; of any other that was started, its record, its benchmark or Slurm's
+accounting does, until the next workflow took it up, or until now.
+"""
+
+import csv
+import json
+import os
+import statistics
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+
+from parascale import slurm, submissions
+from parascale.errors import DamagedError
+from parascale.files import csv_text, read_json, read_json_lines, write_text
+from parascale.plan.predict import charged_core_hours
+from parascale.plan.price import title
+from parascale.settings import Site, strict
+
+SCHEMA_VERSION = 1  # of `plan.json`
+
+
+@dataclass(frozen=True)
+class Spent:
+    """core_hours: as far as they are known. unknown: started jobs whose time nothing tells."""
+
+    core_hours: float = 0.0
+    unknown: tuple = ()
+
+
+def rule_history(events, site):
+    """Rule → median hours of its jobs that finished at a site (a name), in an `events.jsonl`; empty without the file."""
+    hours = defaultdict(list)
+    for event in _events(events, site):
+        if event["event"] == "finished" and event.get("seconds") is not None:
+            hours[event["rule"]].append(event["seconds"] / 3600)
+    return {rule: statistics.median(values) for rule, values in hours.items()}
+
+
+def spent(paths, site, now=None, accounting=slurm.charged):
+    """What jobs of a root were charged at a site (a name), failed ones included, as Spent.
+
+    now: seconds since 1970. accounting: function from job ids to {id: slurm.Charged}.
+    """
+    events = _events(paths.events, site)
+    hours, unseen = sum(event.get("core_hours") or 0.0 for event in events), []
+    for event, until in _without_end(events, now or time.time()):
+        began, run = _moment(event["time"]), event["wildcards"].get("run")
+        seconds = ran_seconds(paths, event["kind"], run, event["benchmark"], began, until)
+        if seconds is None:
+            unseen.append((event, began, until))
+        else:
+            hours += event["cores"] * seconds / 3600
+    lines = submissions.noted(paths.store) if unseen else []
+    jobs = [(event, until - began, _submitted(lines, event, began, until)) for event, began, until in unseen]
+    charged, unknown = accounting([job for *_, submitted in jobs for job in submitted]), []
+    for event, longest, submitted in jobs:
+        found = [charged[job].seconds / together for job, together in submitted.items() if job in charged]
+        # A job that the next workflow took up ran on; that workflow counts the rest.
+        hours += event["cores"] * min(longest, sum(found)) / 3600
+        if not found:
+            unknown.append(title(event["rule"], event["wildcards"]))
+    return Spent(hours, tuple(unknown))
+
+
+def ran_seconds(paths, kind, run, benchmark, began, until):
+    """How long a job ran between two moments: by the attempts in a training's record, else by its benchmark; None where neither tells.
+
+    kind, run: of a training, else None. benchmark: the file that Snakemake writes when the job has ended well, or None.
+    """
+    for spans in (_attempts(paths, kind, run) if kind else (), _benchmarked(benchmark)):
+        if seconds := sum(max(0.0, min(end, until) - max(start, began)) for start, end in spans):
+            return seconds
+    return None
+
+
+def _events(path, site):
+    lines = read_json_lines(path, readable=True) if path.is_file() else []
+    return [event for event in lines if event.get("site") == site]
+
+
+def _without_end(events, now):
+    """(event of its start, when the next start of the same job was, or `now`) of each job that is charged and was not seen to end."""
+    running = {}
+    for event in events:
+        job = event["rule"], json.dumps(event["wildcards"])
+        before = running.pop(job, None)
+        if event["event"] == "started":
+            if before:
+                yield before, _moment(event["time"])
+            if event.get("cores"):
+                running[job] = event
+    for event in running.values():
+        yield event, now
+
+
+def _attempts(paths, kind, run):
+    """(start, end) of each attempt of a training, finished or under way; an open one ends at its last sign of life."""
+    done, work = (place(run) for place in paths.places(kind))
+    attempts, sign = [], None
+    with suppress(OSError, DamagedError, KeyError):
+        sign = read_json(work / "lease.json")["time"]
+    with suppress(OSError):
+        attempts += read_json_lines(work / "attempts.jsonl", readable=True)
+    with suppress(OSError, DamagedError):
+        attempts += read_json(done / "run.json").get("attempts") or []
+    spans = {}
+    for attempt in attempts:
+        start, seconds = _moment(attempt["start"]), attempt.get("seconds")
+        spans[start] = (sign or start) if seconds is None else start + seconds
+    return spans.items()
+
+
+def _benchmarked(path):
+    """(start, end) of the job that wrote a benchmark; nothing where there is none."""
+    with suppress(OSError, ValueError, KeyError, TypeError), open(path, encoding="utf-8") as table:
+        end = os.fstat(table.fileno()).st_mtime
+        return [(end - sum(float(row["s"]) for row in csv.DictReader(table, delimiter="\t")), end)]
+    return []
+
+
+def _submitted(lines, event, began, until):
+    """{id: how many of Snakemake's jobs it does} of the jobs that were submitted to Slurm for what an event started."""
+    work = [event["rule"], [*event["wildcards"].values()]]
+    # Noted in whole seconds; a damaged line may lack its time.
+    within = [line for line in lines if line.get("time") and began - 1 < _moment(line["time"]) < until]
+    return {line["job_id"]: len(line["jobs"]) for line in within if work in (line["jobs"] or [])}
+
+
+def _moment(text):
+    return datetime.fromisoformat(text).timestamp()
+
+
+def last_plan(path, targets):
+    """{job: core-hours} of a `plan.json` for the same targets; None where there is none, or it is damaged or of another version."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        values = read_json(path)
+        if (values["schema_version"], values.get("targets")) == (SCHEMA_VERSION, [*targets]):
+            return {_job(each["rule"], each["wildcards"]): each["core_hours_expected"] for each in values["jobs"]}
+    return None
+
+
+def changes(before, priced):
+    """What changed since `last_plan`, in words: jobs that are gone or new, and the largest change of a price; None: nothing."""
+    now = {_job(job.rule, job.wildcards): job.core_hours_expected for job in priced}
+    more = {key: (now[key] or 0.0) - (before[key] or 0.0) for key in now.keys() & before.keys()}
+    moved = {key: change for key, change in more.items() if abs(change) > 0.005}
+    gone, new = len(before.keys() - now.keys()), len(now.keys() - before.keys())
+    said = [f"{gone:,} {'job' if gone == 1 else 'jobs'} fewer"] if gone else []
+    said += [f"{new:,} more"] if new else []
+    if moved:
+        most = max(moved, key=lambda key: abs(moved[key]))
+        said.append(f"{len(moved):,} with another price, most of all {' '.join(most)} ({moved[most]:+,.2f} core-h)")
+    return ", ".join(said) or None
+
+
+def _job(rule, wildcards):
+    return rule, *map(str, wildcards.values())
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row of `plan-against-actual.csv`: a run, or the parity run or probe of that name. Empty is unknown.
+
+    Hours of wall time and the ratio are of jobs with the last settings; core_hours_charged is of every job that was submitted, also one
+    that died before its record began. source: sacct or record.
+    """
+
+    run: str
+    basis: str | None
+    seconds_predicted: float | None
+    seconds_actual: float | None
+    hours_predicted: float | None
+    hours_actual: float | None
+    core_hours_predicted: float | None
+    core_hours_charged: float | None
+    ratio: float | None
+    memory_bytes_predicted: int | None
+    memory_bytes_actual: int | None
+    source: str
+
+
+def compare(paths, site, runs=None, accounting=slurm.charged):
+    """A list of Compared, one for each run that finished or was submitted to Slurm, by name; then for parity runs (`a (parity)`) and
+    probes that were submitted.
+
+    site: charges what has no record; a record names its own. runs: names, of these alone. accounting: as `spent` takes it.
+    """
+    found, noted = [], submissions.noted(paths.store)
+    for kind in ("run", "parity", "probe"):
+        submitted, latest = (submissions.jobs_of_runs(noted, kind, latest=each) for each in (False, True))
+        names = [name for name in sorted(submitted) if runs is None or name in runs]
+        if kind == "run":
+            finished = {path.parent.name for path in paths.run("").glob("*/summary.json")}
+            names = sorted(finished | submitted.keys()) if runs is None else runs
+        for name in names:
+            record, summary = _record(paths, kind, name)
+            ids = [_job_ids(record, each.get(name, [])) for each in (submitted, latest)]
+            found.append((name if kind == "run" else f"{name} ({kind})", record, summary, *ids))
+    jobs = accounting(sorted({job for *_, ids, _ in found for job in ids}))
+    rows = [(_compared(name, record, summary, site, *ids, jobs), summary) for name, record, summary, *ids in found]
+    return [row for row, summary in rows if summary or row.core_hours_charged is not None]
+
+
+def write_csv(compared, path):
+    """Write `plan-against-actual` as CSV."""
+    write_text(path, csv_text([item.name for item in fields(Compared)], map(asdict, compared)))
+
+
+def _record(paths, kind, name):
+    """(run.json, summary.json) of a run, finished or under way; empty where there is none."""
+    for place in paths.places(kind):
+        folder = place(name)
+        if (folder / "run.json").is_file():
+            summary = folder / "summary.json"
+            return read_json(folder / "run.json"), read_json(summary) if summary.is_file() else {}
+    return {}, {}
+
+
+def _job_ids(record, submitted=()):
+    """A run's jobs in Slurm, each once: those of its record, and those that were submitted."""
+    return list(dict.fromkeys([*(str(job) for job in record.get("job_ids") or [] if job), *submitted]))
+
+
+def _compared(name, record, summary, site, ids, latest, jobs):
+    """ids: of all jobs of a run. latest: of those with its last settings."""
+    prediction = record.get("prediction") or {}
+    site = strict.load(Site, record["site"], f"run.json of {name}") if record else site
+    found = [jobs[each] for each in ids if each in jobs]
+    source, seconds, charged = "record", summary.get("wall_seconds"), summary.get("core_hours")
+    if found and all(each in jobs for each in _job_ids(record)):
+        source, seconds = "sacct", sum(jobs[each].seconds for each in latest if each in jobs)
+        charged = sum(charged_core_hours(site, job.nodes, job.seconds, job.cores) for job in found)
+    predicted = prediction.get("wall_seconds")
+    return Compared(
+        run=name,
+        basis=prediction.get("basis"),
+        seconds_predicted=prediction.get("seconds"),
+        seconds_actual=summary.get("seconds"),
+        hours_predicted=None if predicted is None else predicted / 3600,
+        hours_actual=None if seconds is None else seconds / 3600,
+        core_hours_predicted=prediction.get("core_hours"),
+        core_hours_charged=charged,
+        ratio=seconds / predicted if seconds is not None and predicted else None,
+        memory_bytes_predicted=prediction.get("memory_bytes"),
+        memory_bytes_actual=summary.get("peak_memory_bytes"),
+        source=source,
+    )
