@@ -5,12 +5,11 @@ import json
 import pytest
 
 from parascale.files import write_json, write_text
-from parascale.report import build_report as compared
-from parascale.report import load_records, render_page
+from parascale.report import render_page
 from parascale.report.job import load_job, render_job
 from tests.unit.fake_devices import START, gpu_lines, write_devices
 from tests.unit.fake_everything import TEXT, build_report, finished, unfinished, write_everything
-from tests.unit.fake_results import fake, write_results
+from tests.unit.fake_results import fake, report_of
 from tests.workflow.browser import Browser, find_programs
 
 
@@ -72,5 +71,5 @@ def many(tmp_path_factory):
     fakes += [fake(f"a-pipeline-of-{number}", micro_batches=number, **shape) for number in range(2, 33)]
     folder = tmp_path_factory.mktemp("many")
     page = folder / "index.html"
-    write_text(page, render_page(compared(load_records(*write_results(folder, fakes)), "Many runs")))
+    write_text(page, render_page(report_of(folder, *fakes)))
     return page

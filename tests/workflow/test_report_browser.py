@@ -1,8 +1,9 @@
-"""The report in a real browser, opened from a file: no error, no request, readable at both widths, accessible.
+"""The report in a real browser, opened from a file, and as it is printed: no error, no request, readable, accessible.
 
 Skipped where chromium, chromedriver or axe-core are missing, saying which.
 """
 
+import base64
 import importlib.util
 import json
 import re
@@ -10,9 +11,104 @@ from pathlib import Path
 
 import pytest
 
+from parascale.files import write_text
+from parascale.report import render_page
 from parascale.report.sections import SECTIONS
+from tests.unit.fake_everything import CLASSIFIER, SUMMARISER, TEXT
+from tests.unit.fake_results import ddp, fake, matrix, report_of
 
-WIDTHS = (390, 1024, 1440)
+SCREENS, PAPERS = (
+    (390, 1024, 1440),
+    (1032, 794),
+)  # of A4, 273 mm between margins are 1,032 CSS pixels, its short side 794
+# What must not be seen: (widths where it is looked for, script that returns how many were looked at and which are wrong).
+# `width` is that of the page; `all(selector)` and `box(element)` are what they say.
+WRONG = {
+    "the page scrolls sideways": (
+        (*SCREENS, *PAPERS),
+        "const wide = document.documentElement.scrollWidth; return [1, wide > width ? [wide] : []]",
+    ),
+    "a figure must be scrolled to": (SCREENS, "return among(all('.panel'), panel => box(panel).right > width)"),
+    "a row is higher than a few lines": (SCREENS, "return among(all('tr'), row => box(row).height > 250)"),
+    "a column of single words": (
+        SCREENS,
+        "return among(all('td.words, td.sentences'), cell => cell.offsetWidth && cell.offsetWidth < 120)",
+    ),
+    "tiny text in a figure": (
+        SCREENS,
+        """return among(all('svg.chart text'), text => { const svg = text.closest('svg');
+             return parseFloat(getComputedStyle(text).fontSize) * box(svg).width / svg.viewBox.baseVal.width < 8})""",
+    ),
+    "panels of a workload are no row, or on a telephone no column": (
+        SCREENS,
+        """return among(all('.panels.row'), row => new Set([...row.children].map(panel => Math.round(box(panel).top))).size
+             !== (width < 600 ? row.children.length : 1))""",
+    ),
+    "a column of advice is cut on a telephone": (
+        (390,),
+        "return among(all('.scroll:has([id^=advice-table])'), frame => frame.scrollWidth > frame.clientWidth)",
+    ),
+    "a label of a figure is cut off at its edge": (
+        (1440,),
+        """return among(all('svg.chart text'), text => { const frame = box(text.closest('svg')), own = box(text);
+             return own.left < frame.left - 1 || own.right > frame.right + 1 || own.top < frame.top - 1
+               || own.bottom > frame.bottom + 1})""",
+    ),
+    "a name covers its bar": (
+        (1440,),
+        """return among(all('svg.chart .name text'), text => { const own = box(text), middle = (own.top + own.bottom) / 2;
+             return [...text.closest('svg').querySelectorAll('.bar path, .heat path')].map(box).some(
+               bar => bar.top < middle && middle < bar.bottom && bar.left < own.right)})""",
+    ),
+    "a table scrolls for a few pixels": (
+        (1440,),
+        """return among(all('.scroll'), frame => { const over = frame.scrollWidth - frame.clientWidth;
+             return 0 < over && over < 40})""",
+    ),
+    # Browsers print a button of a repeated heading once, on the first page: on paper, headings are plain text.
+    "headings are not repeated on every page": (
+        PAPERS,
+        """return among(all('thead th'), head => { const button = head.querySelector('button');
+             return getComputedStyle(button).display !== 'none'
+               || getComputedStyle(head, '::before').content.slice(1, -1) !== button.textContent})""",
+    ),
+    "a column is left out of paper": (
+        PAPERS,
+        "return among(all('thead th'), head => getComputedStyle(head).display === 'none')",
+    ),
+    "paper says what is left out": (
+        PAPERS,
+        "return among(all('body'), body => body.querySelector('.narrow')?.offsetHeight)",
+    ),
+    "a frame around a verdict covers the number below it": (
+        PAPERS,
+        "return among(all('.tag'), word => getComputedStyle(word).borderTopWidth !== '0px')",
+    ),
+    "tables of figures are not printed": (
+        PAPERS,
+        "return among(all('details:not(.screen) table').slice(0, 1), table => !box(table).height)",
+    ),
+    "what is folded is printed, or not named": (
+        PAPERS,
+        """return among(all('body'), body => [...body.querySelectorAll('details.screen')].some(item =>
+             !item.querySelector('summary').offsetHeight || item.querySelector('table')?.checkVisibility()
+             || getComputedStyle(item.querySelector('summary'), '::after').content !== '": on screen only"'))""",
+    ),
+}
+HELPERS = """const width = arguments[0], all = (selector) => [...document.querySelectorAll(selector)];
+const box = (element) => element.getBoundingClientRect();
+const among = (elements, wrong) => [elements.length, elements.filter(wrong).map(element => element.textContent.trim().slice(0, 60))];
+"""
+
+
+@pytest.mark.parametrize("width", (*SCREENS, *PAPERS))
+def test_a_page_is_readable_at_every_width_and_on_paper(browser, page, width):
+    browser.show(page, width, media="print" if width in PAPERS else "")
+    for what, (widths, script) in WRONG.items():
+        if width in widths:
+            count, found = browser.run(HELPERS + script, width)
+            assert found == [], what
+            assert count or page.parent.name == "jobs", f"nothing was looked at: {what}"
 
 
 def test_every_section_is_there_to_be_looked_at(pages):
@@ -32,89 +128,6 @@ def test_the_page_asks_for_nothing_and_says_nothing_on_the_console(browser, page
     assert page.as_uri() in asked, "the browser's own record of requests is empty, so it proves nothing"
     assert [url for url in asked if url != page.as_uri() and not url.startswith("data:")] == []
     assert browser.log("browser") == []
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_sticks_out_of_the_page(browser, page, width):
-    """Wide tables scroll inside their frames; the page itself never scrolls sideways, and text stays readable: neither tiny,
-    nor in a column of single words."""
-    browser.show(page, width)
-    assert browser.run("return document.documentElement.scrollWidth") <= width
-    ends = browser.run("return [...document.querySelectorAll('.panel')].map(one => one.getBoundingClientRect().right)")
-    assert max(ends) <= width, "a figure must be scrolled to"
-    rows = browser.run("return [...document.querySelectorAll('tr')].map(row => row.getBoundingClientRect().height)")
-    assert max(rows) <= 250, "a row is higher than a few lines of text"
-    narrow = browser.run(
-        """return [...document.querySelectorAll('td.words, td.sentences')].filter(
-             cell => cell.offsetWidth && cell.offsetWidth < 120).map(cell => cell.textContent)"""
-    )
-    assert narrow == []
-    smallest = browser.run(
-        """return Math.min(...[...document.querySelectorAll('svg.chart')].map(
-             svg => Math.min(...[...svg.querySelectorAll('text')].map(text => parseFloat(getComputedStyle(text).fontSize)))
-               * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width))"""
-    )
-    assert smallest >= 8, f"text in figures is {smallest:.1f} pixels high"
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_panels_of_a_workload_are_one_row(browser, page, width):
-    """On a telephone, where none could be read beside another, one below the other."""
-    browser.show(page, width)
-    rows = browser.run(
-        """return [...document.querySelectorAll('.panels.row')].map(row => [row.children.length,
-             new Set([...row.children].map(panel => Math.round(panel.getBoundingClientRect().top))).size])"""
-    )
-    assert rows and all(tops == (count if width < 600 else 1) for count, tops in rows), rows
-
-
-def test_charts_keep_their_text_inside(browser, page):
-    """No label of a figure is cut off at its edge."""
-    browser.show(page, 1440)
-    outside = browser.run(
-        """return [...document.querySelectorAll('svg.chart')].flatMap(svg => {
-             const frame = svg.getBoundingClientRect();
-             return [...svg.querySelectorAll('text')].filter(text => {
-               const box = text.getBoundingClientRect();
-               return box.left < frame.left - 1 || box.right > frame.right + 1
-                 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1;
-             }).map(text => `${svg.querySelector('title').textContent}: ${text.textContent}`)})"""
-    )
-    assert outside == []
-
-
-def test_names_end_where_their_bars_begin(browser, page):
-    """A name beside a bar is wide in some fonts and wider where it is strong."""
-    browser.show(page, 1440)
-    named, covered = browser.run(
-        """const found = [...document.querySelectorAll('svg.chart')].flatMap(svg => {
-             const bars = [...svg.querySelectorAll('.bar path, .heat path')].map(bar => bar.getBoundingClientRect());
-             return [...svg.querySelectorAll('.name text')].map(text => {
-               const box = text.getBoundingClientRect(), middle = (box.top + box.bottom) / 2;
-               const beside = bars.filter(bar => bar.top < middle && middle < bar.bottom);
-               return [text.textContent, beside.some(bar => bar.left < box.right), beside.length];
-             })});
-           return [found.filter(one => one[2]).length, found.filter(one => one[1])]"""
-    )
-    assert named > 0 and covered == []
-
-
-def test_no_table_scrolls_for_a_few_pixels(browser, page):
-    """A table is wider than its frame by a column or not at all; the arrows of its headings do not make it so."""
-    browser.show(page, 1440)
-    over = browser.run(
-        "return [...document.querySelectorAll('.scroll')].map(frame => frame.scrollWidth - frame.clientWidth)"
-    )
-    assert [pixels for pixels in over if 0 < pixels < 40] == []
-
-
-def test_the_advice_fits_a_telephone(browser, pages):
-    browser.show(pages["report"], 390)
-    over = browser.run(
-        """return [...document.querySelectorAll('.scroll:has([id^=advice-table])')].map(
-             frame => frame.scrollWidth - frame.clientWidth)"""
-    )
-    assert over and set(over) == {0}, "a column is cut"
 
 
 # (page, table, heading): text, numbers, and numbers with a unit of each cell's own.
@@ -179,15 +192,12 @@ def test_the_page_is_readable_without_javascript(browser, page):
         browser.command("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-# Colours depend on the theme and the rest on the width: the other two pairs take minutes and hardly tell more.
+# Colours depend on the theme and the rest on the width. Each takes about eight seconds.
 @pytest.mark.parametrize(
     ("width", "dark"),
     [
-        pytest.param(390, True, id="390-dark"),
-        pytest.param(1024, False, id="1024-light"),
-        pytest.param(1440, False, id="1440-light"),
-        pytest.param(390, False, id="390-light", marks=pytest.mark.slow),
-        pytest.param(1440, True, id="1440-dark", marks=pytest.mark.slow),
+        (390, True),
+        *(pytest.param(*view, marks=pytest.mark.slow) for view in ((390, False), (1024, False), (1440, True))),
     ],
 )
 def test_axe_finds_nothing(browser, page, width, dark):
@@ -262,19 +272,79 @@ def test_the_two_themes_differ_and_print_is_light(browser, page, dark):
     ("table", "last"), [("runs-table", "Core‑hours"), ("plan-table", "Core-hours"), ("parity-table", "Loss")]
 )
 def test_what_matters_of_a_table_is_on_a_telephone(browser, pages, table, last):
-    """Names, verdicts, times and costs without scrolling sideways; the columns left out are named, and names stay while it scrolls."""
+    """Names, verdicts, times and costs without scrolling sideways; other columns are named, and names stay while it scrolls."""
     browser.show(pages["report"], 390)
-    shown = browser.run(
-        """const heads = [...document.querySelectorAll(`#${arguments[0]} thead th`)].filter(head => head.offsetWidth);
-           return heads.filter(head => head.getBoundingClientRect().right <= 390).map(head => head.textContent)""",
+    shown, said, moved = browser.run(
+        """const table = document.getElementById(arguments[0]), frame = table.parentElement;
+           const heads = [...table.tHead.querySelectorAll('th')].filter(head => head.offsetWidth);
+           const shown = heads.filter(head => head.getBoundingClientRect().right <= 390).map(head => head.textContent);
+           const left = () => table.querySelector('tbody th').getBoundingClientRect().left, before = left();
+           frame.scrollLeft = 60;
+           return [shown, frame.nextElementSibling.innerText, left() - before]""",
         table,
     )
     assert shown[0] == "Run" and any(title.startswith(last) for title in shown), shown
-    frame = f"document.getElementById('{table}').parentElement"
-    assert "Not shown on so narrow a page, but in the files named below: " in browser.run(
-        f"return {frame}.nextElementSibling.innerText"
+    assert "Not shown on so narrow a page" in said and abs(moved) < 2
+
+
+def test_a_report_of_ten_runs_is_printed_on_at_most_twelve_pages(browser, tmp_path):
+    """Three workloads on A4, as paper has it: tables of figures are printed too, but not samples of curves."""
+    sums, images = (
+        {"train": train, "baseline": f"{name}-single"} for name, train in (("sum", SUMMARISER), ("img", CLASSIFIER))
     )
-    left = f"document.querySelector('#{table} tbody th').getBoundingClientRect().left"
-    before = browser.run(f"return {left}")
-    browser.run(f"{frame}.scrollLeft = 60")
-    assert abs(browser.run(f"return {left}") - before) < 2
+    fakes = [entry for entry in matrix(TEXT) if entry.run.run not in ("naive", "waste", "local-sgd")]
+    for name, options in (("sum", sums), ("img", images)):
+        fakes += [fake(f"{name}-single", verdict="baseline", **options), ddp(f"{name}-ddp", **options)]
+    page = tmp_path / "index.html"
+    write_text(page, render_page(report_of(tmp_path, *fakes)))
+    browser.show(page, 1032)
+    printed = browser.command("Page.printToPDF", {"preferCSSPageSize": True})["data"]
+    assert 1 < len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed))) <= 12
+
+
+FOLLOWED = """const after = {H2: 'p, tbody th, figcaption, .panel-title', H3: 'p, tbody th, figcaption, .panel-title', FIGCAPTION: '.panel-title'};
+const shown = (element) => element.checkVisibility() && element.textContent.trim();
+const linked = [...document.querySelectorAll('h2, h3, figcaption')].filter(shown).map(heading => [heading,
+    [...heading.closest('section').querySelectorAll(after[heading.tagName])].find(other => shown(other)
+      && heading.compareDocumentPosition(other) === Node.DOCUMENT_POSITION_FOLLOWING)]);
+linked.forEach((pair, number) => pair.forEach((element, second) => {
+  const link = document.createElement('a');
+  link.href = `https://place/${second}/${number}/`;
+  link.append(...element.childNodes);
+  element.append(link);
+}));
+return linked.map(([heading]) => heading.textContent);"""
+
+
+def test_on_paper_no_heading_is_apart_from_what_it_heads(browser, page):
+    """Both become links: a PDF says in plain text which links are on which of its pages."""
+    browser.show(page, 1032, media="print")
+    names = browser.run(FOLLOWED)
+    document = base64.b64decode(browser.command("Page.printToPDF", {"preferCSSPageSize": True})["data"])
+    objects = dict(re.findall(rb"\n(\d+) 0 obj\n(.*?)\nendobj", document, re.DOTALL))
+    places = {}
+    for number, found in enumerate(each for each in objects.values() if re.search(rb"/Type\s*/Page\b", each)):
+        for link in re.findall(rb"(\d+) 0 R", (re.findall(rb"/Annots \[(.*?)\]", found) or [b""])[0]):
+            for second, which in re.findall(rb"https://place/(\d)/(\d+)/", objects[link]):  # or one of the page's own
+                places.setdefault((int(second), int(which)), []).append(number)
+    assert len(places) == 2 * len(names) > 20
+    assert [name for number, name in enumerate(names) if max(places[0, number]) != min(places[1, number])] == []
+
+
+def test_many_runs_are_legible_on_paper(browser, many):
+    """Names of runs in one line, and in figures letters of a height, however many bars there are."""
+    browser.show(many, 1032, media="print")
+    names = browser.run(
+        """return [...document.querySelectorAll('tr[data-run] > th')].map(cell => {
+             const range = document.createRange();
+             range.selectNodeContents(cell.firstChild);
+             return [cell.firstChild.textContent.trim(), range.getClientRects().length]})"""
+    )
+    assert len(names) > 5 * 32 and [name for name, lines in names if lines > 1 and len(name) <= 24] == []
+    heights = browser.run(
+        """return [...document.querySelectorAll('svg.chart')].map(svg => {
+             const frame = svg.getBoundingClientRect(), box = svg.viewBox.baseVal;
+             return 13 * Math.min(frame.width / box.width, frame.height / box.height)})"""
+    )
+    assert len(heights) > 6 and min(heights) > 6
+    assert browser.run("return document.documentElement.scrollWidth") <= 1032
