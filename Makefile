@@ -29,8 +29,9 @@ lint: $(INSTALLED) ## check the style of the Python code, the Snakefile and the 
 	$(BIN)/snakefmt --check Snakefile rules
 	$(BIN)/snakemake --lint
 
-test-slow: $(INSTALLED) ## run the tests that take minutes
-	$(BIN)/python -m pytest -m "slow and not slurm and not gpu"
+test-slow: $(INSTALLED) ## run the tests that `make test` leaves out: further cases, and what takes minutes
+	$(BIN)/python -m pytest -m "slow and not slurm and not gpu" --numprocesses 3 --no-loadscope-reorder \
+		tests/workflow tests/distributed tests/unit
 
 test-slurm: $(INSTALLED) ## run the long tests on a real Slurm (as root, with the packages that .ci/run names)
 	$(BIN)/python -m pytest -m "slurm and slow" --numprocesses 3 tests/slurm
