@@ -8,26 +8,22 @@ Example: python tests/benchmarks/ceiling.py gpt2-124m accumulate=4
          python tests/benchmarks/ceiling.py llama-1b accumulate=8 compile=true
          python tests/benchmarks/ceiling.py gpt2-124m accumulate=4 compile=true dropout=0.1
          python tests/benchmarks/ceiling.py imagewoof compile=true
-         python tests/benchmarks/ceiling.py gpt2-124m accumulate=4 compile=true --variant unfilled
 """
 
-import argparse
 import dataclasses
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 import yaml
+from comparison import parser_of
 from roofline import PEAK, Counter
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from parascale.families import head
-from parascale.families.language import modules
 from parascale.families.sizes import model_sizes
 from parascale.parallel import make_mesh, recompute
 from parascale.plan.calibrate import saved_bytes
@@ -35,7 +31,6 @@ from parascale.plan.memory import peak_memory, total
 from parascale.settings import Layout, Run, load_workload
 from parascale.settings.layout import DEGREES
 from parascale.train import fake
-from parascale.train.step import Stepper
 
 WORKLOADS = Path(__file__).parents[2] / "config/workloads"
 
@@ -56,58 +51,7 @@ def _numbered(policy):
     return contexts
 
 
-class OneProduct(nn.Module):
-    """Projections of one input as one product: the first call makes all parts, the others take theirs."""
-
-    def __init__(self, widths, source, bias):
-        super().__init__()
-        self.widths, self.joined, self.parts = widths, nn.Linear(source, sum(widths), bias=bias), []
-
-    def forward(self, hidden):
-        self.parts = self.parts or list(self.joined(hidden).split(self.widths, -1))
-        return self.parts.pop(0)
-
-
-def _joined(build):
-    def attention(self, settings, *rest, **more):
-        build(self, settings, *rest, **more)
-        widths = [getattr(self, name).out_features for name in "qkv"]
-        self.q = self.k = self.v = OneProduct(widths, settings.dim, settings.bias)
-
-    return attention
-
-
-def _looked_up(x_BHTE):
-    """Rotary positions whose cosines and sines are there already."""
-    cos, sin = x_BHTE.new_empty(2, *x_BHTE.shape[-2:])
-    first, second = x_BHTE.chunk(2, dim=-1)
-    return x_BHTE * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def _reduced_once(forward_backward):
-    """FSDP's gradients stay whole until the last part of a step."""
-
-    def part(stepper, inputs, labels, last):
-        stepper.model.forward_module.set_requires_gradient_sync(last)
-        return forward_backward(stepper, inputs, labels, last)
-
-    return part
-
-
-# What is there, taken away, and what was left out, tried: name → patches. Compiling and recomputation are settings of the layout.
-VARIANTS = {
-    "whole-loss": lambda: patch.object(head.Head, "deferred", property(lambda self: False, lambda self, value: None)),
-    "eager-loss": lambda: patch.object(torch, "compile", lambda function, **_: function),
-    "unfilled": lambda: patch.object(head, "padded", lambda entries, element: entries),
-    "one-product": lambda: patch.object(modules.Attention, "__init__", _joined(modules.Attention.__init__)),
-    "rotary-tables": lambda: patch.object(modules, "_rotate", _looked_up),
-    "one-reduction": lambda: patch.object(
-        Stepper, "_plain_forward_backward", _reduced_once(Stepper._plain_forward_backward)
-    ),
-}
-
-
-def ceiling(run, vocabulary, variant=nullcontext):
+def ceiling(run, vocabulary):
     """(Counter of one step of the first rank, its seconds at least, model FLOPS utilisation at most)."""
     counter = Counter()
 
@@ -122,7 +66,6 @@ def ceiling(run, vocabulary, variant=nullcontext):
         patch.object(nn.RMSNorm, "forward", _one_kernel),
         patch.object(F, "scaled_dot_product_attention", _fused(F.scaled_dot_product_attention)),
         patch.object(recompute, "create_selective_checkpoint_contexts", _numbered),
-        variant(),
     ):
         mesh = make_mesh(run.layout, torch.device("cpu"), 60.0)
         with FakeTensorMode(allow_non_fake_inputs=True), counter:
@@ -151,18 +94,17 @@ def run_of(name, changes, layers=None):
 
 def main():
     """Print the ceiling of one training, and where its time goes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("workload")
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="of model, training, layout or run")
     parser.add_argument("--layers", type=int, help="of the model (default: all)")
-    parser.add_argument("--variant", choices=VARIANTS, help="one thing done otherwise")
     arguments = parser.parse_args()
     changes = {}
     for key, text in (change.split("=") for change in arguments.changes):
         changes[key] = yaml.safe_load(text)
     run = run_of(arguments.workload, changes, arguments.layers)
     vocabulary = run.workload.data.expected_outputs or run.workload.data.text.max_vocabulary
-    counter, seconds, share = ceiling(run, vocabulary, VARIANTS.get(arguments.variant, nullcontext))
+    counter, seconds, share = ceiling(run, vocabulary)
     for kind, spent in counter.seconds.items():
         print(
             f"{kind:10} {1e3 * spent:9.2f} ms {counter.flops[kind] / 1e12:9.2f} TFLOP {counter.bytes[kind] / 1e9:9.1f} GB "
@@ -173,7 +115,7 @@ def main():
         print(f"{name:32} {len(sizes):6} times {sum(sizes) / 1e6:9.1f} MB")
     bare, longer = counter.communication()
     print(f"links      {1e3 * bare:9.2f} ms bare, {1e3 * longer:.2f} ms hidden")
-    memory = total(peak_memory(run, vocabulary, "cuda", chunked=arguments.variant != "whole-loss"))
+    memory = total(peak_memory(run, vocabulary, "cuda"))
     batches = sum(array.nbytes for part in fake._batches(run) for array in part)
     saved = saved_bytes(run, vocabulary) / run.layout.world_size
     print(

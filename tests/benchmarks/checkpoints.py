@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint of more than 4 GB beside a plain copy and torch's own converter; and what saving costs a training.
+"""Conversion of a checkpoint of more than 4 GB beside a plain copy and torch's own converter.
 
 Every row is a process of its own, flushed to disk; memory is the peak above that of the same process before its work. Copies
 and conversions take turns, so that another load on the machine disturbs them alike, and the ratio is the median of the turns'.
@@ -7,24 +7,20 @@ Example: python tests/benchmarks/checkpoints.py --work /tmp/checkpoints
 """
 
 import argparse
-import dataclasses
-import json
 import multiprocessing
 import os
 import shutil
 import socket
 import statistics
-import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-import numpy as np
+from comparison import answer, machine, parser_of, tell
 
 DIM, HIDDEN, LAYERS, VOCABULARY = 2048, 8192, 20, 50_257  # 1.11 × 10⁹ parameters, 4.4 GB in fp32
 RANKS = 4
-STEPS, EVERY = 40, 8
-ROOT = Path(__file__).parents[2]
 
 
 def shapes():
@@ -92,16 +88,12 @@ def copy(source, target):
         shutil.copyfile(path, target / path.name)
 
 
-def ours(form):
+def ours(source, target, form):
     """A conversion by parascale, with its default settings: source and target checked by checksums."""
+    from parascale.checkpoint.convert import convert
+    from parascale.settings.config import Checkpoints
 
-    def work(source, target):
-        from parascale.checkpoint.convert import convert
-        from parascale.settings.config import Checkpoints
-
-        convert(source, target, Checkpoints(), [form])
-
-    return work
+    convert(source, target, Checkpoints(), [form])
 
 
 def torch_to_pt(source, target):
@@ -121,10 +113,10 @@ def torch_to_sharded(source, target):
 
 WORKS = {
     "copy": copy,
-    "safetensors": ours("safetensors"),
-    "pt": ours("pt"),
-    "sharded": ours("sharded"),
+    "safetensors": partial(ours, form="safetensors"),
+    "pt": partial(ours, form="pt"),
     "torch pt": torch_to_pt,
+    "sharded": partial(ours, form="sharded"),
     "torch sharded": torch_to_sharded,
 }
 
@@ -158,120 +150,43 @@ def in_a_process(name, source, target, keep=False):
     """`measured` in a fresh process; the target is removed unless kept."""
     shutil.rmtree(target, ignore_errors=True)
     settle(source)
-    command = [sys.executable, __file__, "--one", name, str(source), str(target)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
+    found = answer(sys.executable, __file__, "--one", name, source, target)
     if not keep:
         shutil.rmtree(target)
-    found = json.loads(done.stdout.splitlines()[-1])
     rate = found["bytes"] / found["seconds"] / 1e9
     print(f"{name:14} {found['seconds']:7.1f} s {rate:6.3f} GB/s, peak +{found['memory'] / 2**20:,.0f} MiB", flush=True)
     return found | {"rate": rate}
 
 
-def convert_in_turns(work, turns):
-    """Rows of (name, median seconds, GB/s, ratio to copying in the same turn, MiB)."""
-    source = work / "sharded"
-    if not (source / "checkpoint.json").is_file():
-        shutil.rmtree(source, ignore_errors=True)
-        make_checkpoint(source)
-    found = {}
-    for _ in range(turns):
-        for name in ("copy", "safetensors", "pt", "torch pt", "sharded", "torch sharded"):
-            # The way back begins from what `pt` of the same turn made.
-            begin = work / "to-pt" if name.endswith("sharded") else source
-            done = in_a_process(name, begin, work / f"to-{name.replace(' ', '-')}", keep=name == "pt")
-            found.setdefault(name, []).append(done)
-        shutil.rmtree(work / "to-pt")
-    rows = []
-    for name, runs in found.items():
-        ratio = statistics.median(run["rate"] / base["rate"] for run, base in zip(runs, found["copy"], strict=True))
-        seconds = statistics.median(run["seconds"] for run in runs)
-        rate = statistics.median(run["rate"] for run in runs)
-        rows.append((name, seconds, rate, ratio, max(run["memory"] for run in runs) / 2**20))
-    return rows
-
-
-def stall(work, behind):
-    """(median seconds a checkpoint stops the training, median seconds of a step, bytes of a checkpoint)."""
-    from parascale.files import read_json_lines, tree_bytes
-    from parascale.settings import Site, strict
-    from parascale.settings.run import Run
-    from parascale.train.job import Job
-
-    workload = {
-        "name": "stall",
-        "model": {"dim": 512, "heads": 8, "layers": 4},
-        "training": {
-            "window": 16, "global_batch": 2, "steps": STEPS, "evaluate": False,
-            "checkpoint_every": EVERY, "keep": 1, "checkpoint_async": behind,
-        },
-    }  # fmt: skip
-    name = "behind" if behind else "waiting"
-    run = strict.load(Run, {"run": name, "workload": workload, "baseline": name}, "benchmark")
-    folders = {key: work / key / name for key in ("work", "output", "results", "store")}
-    for folder in folders.values():
-        shutil.rmtree(folder, ignore_errors=True)
-    job = Job(
-        run=run, site=Site(name="here", cores_per_node=2), data=tokens(work), timeout_seconds=300.0, code_digest="", **folders
-    )  # fmt: skip
-    settings = json.dumps(dataclasses.asdict(job), default=str)
-    subprocess.run(
-        [sys.executable, ROOT / "tests/distributed/trained.py", settings], check=True, stdout=subprocess.DEVNULL
-    )
-    lines = read_json_lines(Path(folders["output"]) / "steps.jsonl")
-    stalls = [line["checkpoint_seconds"] for line in lines if "checkpoint_seconds" in line]
-    steps = [line["seconds"]["total"] for line in lines]
-    return statistics.median(stalls), statistics.median(steps), tree_bytes(Path(folders["output"]) / "checkpoint")
-
-
-def tokens(work):
-    """A folder of tokens, as `prepare` makes it."""
-    from parascale.files import sha256, write_json
-
-    folder = work / "tokens"
-    folder.mkdir(parents=True, exist_ok=True)
-    for split in ("train", "validation", "test"):
-        np.arange(40_000, dtype="<u2").__mod__(1000).tofile(folder / f"{split}.bin")
-    write_json(folder / "vocabulary.json", ["<unk>", "<eos>", *(f"w{number}" for number in range(998))])
-    files = {
-        p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in folder.iterdir() if p.name != "manifest.json"
-    }
-    split = {"tokens": 40_000, "words": 40_000, "documents": 1, "unknown": 0}
-    text = {"tokenizer": "word", "lowercase": False, "min_count": 1, "max_vocabulary": None}
-    manifest = {
-        "schema_version": 1,
-        "dtype": "<u2",
-        "vocabulary": 1000,
-        "settings": text,
-        "source": "made here",
-        "files": files,
-    }
-    write_json(folder / "manifest.json", manifest | {"splits": dict.fromkeys(("train", "validation", "test"), split)})
-    return folder
-
-
 def main():
-    """Measure everything and print the tables as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Convert and copy in turns, and print the table."""
+    parser = parser_of(__doc__)
     parser.add_argument("--work", type=Path, help="a folder with 20 GB of room, on the disk that is to be measured")
     parser.add_argument("--turns", type=int, default=3, help="how often each is measured (default: %(default)s)")
-    parser.add_argument("--only", choices=("convert", "stall"), help="one of the two parts")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         name, source, target = arguments.one
-        print(json.dumps(measured(name, Path(source), Path(target))))
+        tell(measured(name, Path(source), Path(target)))
         return
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    if arguments.only != "stall":
-        print("\n| work | seconds | GB/s | rate over copying | peak memory, MiB |\n| --- | ---: | ---: | ---: | ---: |")
-        for name, seconds, rate, ratio, memory in convert_in_turns(arguments.work, arguments.turns):
-            print(f"| {name} | {seconds:.1f} | {rate:.2f} | {ratio:.2f} | {memory:,.0f} |")
-    if arguments.only != "convert":
-        print("\n| saving | training stops for | a step takes | checkpoint |\n| --- | ---: | ---: | ---: |")
-        for behind in (False, True):
-            stops, step, size = stall(arguments.work, behind)
-            print(f"| {'behind' if behind else 'waiting'} | {stops:.3f} s | {step:.3f} s | {size / 1e6:.0f} MB |")
+    source, found = arguments.work / "sharded", {}
+    if not (source / "checkpoint.json").is_file():
+        shutil.rmtree(source, ignore_errors=True)
+        make_checkpoint(source)
+    for _ in range(arguments.turns):
+        for name in WORKS:
+            # The way back begins from what `pt` of the same turn made.
+            begin = arguments.work / "to-pt" if name.endswith("sharded") else source
+            target = arguments.work / f"to-{name.replace(' ', '-')}"
+            found.setdefault(name, []).append(in_a_process(name, begin, target, keep=name == "pt"))
+        shutil.rmtree(arguments.work / "to-pt")
+    print("\n| work | seconds | GB/s | rate over copying | peak memory, MiB |\n| --- | ---: | ---: | ---: | ---: |")
+    for name, runs in found.items():
+        ratio = statistics.median(run["rate"] / base["rate"] for run, base in zip(runs, found["copy"], strict=True))
+        seconds, rate = (statistics.median(run[key] for run in runs) for key in ("seconds", "rate"))
+        memory = max(run["memory"] for run in runs) / 2**20
+        print(f"| {name} | {seconds:.1f} | {rate:.2f} | {ratio:.2f} | {memory:,.0f} |")
+    print(f"\n{machine()}")
 
 
 if __name__ == "__main__":

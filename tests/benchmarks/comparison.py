@@ -1,14 +1,20 @@
-"""What benchmarks that compare two sides share: a table of ratios, and how a rate is taken."""
+"""What benchmarks share: a table of ratios, how a rate is taken, measurements in a process of their own, and the machine's name.
 
+Programs of the peers' environments import this too, so it loads nothing that they may lack.
+"""
+
+import argparse
+import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 from importlib.metadata import version
 
-import psutil
-
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 PASS_SECONDS = 0.5
+MARK = "RESULT "
 
 
 class Comparison:
@@ -21,41 +27,23 @@ class Comparison:
         """Rates of both sides, in turns: their medians, and the median of the turns' ratios. goal: None where there is none."""
         if len(ours) != len(theirs):  # a peer gives the median of its own passes
             ours, theirs = [statistics.median(ours)], [statistics.median(theirs)]
-        ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
-        self._add(
-            what, ratios, f"≥ {goal:g}" if goal else "", goal and goal <= statistics.median(ratios), ours, theirs, unit
-        )
+        self._add(what, [one / other for one, other in zip(ours, theirs, strict=True)], goal, ours, theirs, unit)
 
-    def times(self, what, ours, theirs, goal):
+    def times(self, what, ours, theirs, goal=None):
         """The same for seconds, of which fewer are better."""
-        ratios = [other / one for one, other in zip(ours, theirs, strict=True)]
-        self._add(what, ratios, f"≥ {goal:g}", goal <= statistics.median(ratios), ours, theirs, "s")
-
-    def at_most(self, what, value, limit, unit):
-        """A figure of ours alone that must not be larger than a limit."""
-        self._add(what, [value], f"≤ {limit:g}", value <= limit, [value], [], unit)
-
-    def alone(self, what, value, unit):
-        """A figure of ours alone that has no goal."""
-        self._add(what, [value], "", True, [value], [], unit)
-
-    def exact(self, what, holds):
-        """Something that is so, or not."""
-        self._row(what, "exact" if holds else "differs", "exact", holds, "", "", "")
+        self._add(what, [other / one for one, other in zip(ours, theirs, strict=True)], goal, ours, theirs, "s")
 
     def markdown(self):
         """The table."""
         head = ["| what | ratio | goal | ours | other side | |", "| --- | ---: | --- | ---: | ---: | --- |"]
         return "\n".join([*head, *self.rows])
 
-    def _add(self, what, ratios, aim, reached, ours, theirs, unit):
-        sides = [shown(statistics.median(side)) if side else "" for side in (ours, theirs)]
+    def _add(self, what, ratios, goal, ours, theirs, unit):
+        middle = statistics.median(ratios)
         spread = f" ({min(ratios):,.2f} to {max(ratios):,.2f})" if len(ratios) > 1 else ""
-        self._row(what, f"{statistics.median(ratios):,.2f}{spread}", aim, reached, *sides, unit)
-
-    def _row(self, what, ratio, aim, reached, ours, theirs, unit):
-        missed = " (missed)" if aim and not reached else ""
-        self.rows.append(f"| {what} | {ratio} | {aim}{missed} | {ours} | {theirs} | {unit} |")
+        aim = f"≥ {goal:g}{'' if middle >= goal else ' (missed)'}" if goal else ""
+        sides = " | ".join(shown(statistics.median(side)) for side in (ours, theirs))
+        self.rows.append(f"| {what} | {middle:,.2f}{spread} | {aim} | {sides} | {unit} |")
         print(self.rows[-1], flush=True)
 
 
@@ -64,31 +52,43 @@ def shown(value):
     return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
-def warm(reader):
-    """Read every sample once: all are in the page cache then, and mapped."""
-    for i in range(len(reader)):
-        reader[i]
+def parser_of(doc):
+    """A parser of a benchmark's command line, whose help is its docstring."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def rate(reads, clock):
+def rate(reads, clock, seconds=PASS_SECONDS):
     """Samples a second of an iterator, for some seconds at most."""
     count, start = 0, clock()
     for _ in reads:
         count += 1
-        if count % 32 == 0 and clock() - start > PASS_SECONDS:
+        if count % 32 == 0 and clock() - start > seconds:
             break
     return count / (clock() - start)
 
 
-def seconds(work):
-    """How long a call takes."""
-    start = time.perf_counter()
+def taken(work, clock=time.perf_counter):
+    """How many seconds a call takes."""
+    start = clock()
     work()
-    return time.perf_counter() - start
+    return clock() - start
+
+
+def answer(*command):
+    """What a program gave to `tell`, in a process of its own."""
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
+    return next(json.loads(line.removeprefix(MARK)) for line in done.stdout.splitlines() if line.startswith(MARK))
+
+
+def tell(value):
+    """Print a value for `answer`."""
+    print(MARK + json.dumps(value), flush=True)
 
 
 def machine():
     """Hardware and versions in a line."""
+    import psutil
+
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         name = next((line.split(":")[1].strip() for line in file if line.startswith("model name")), platform.machine())
     packages = ", ".join(f"{package} {version(package)}" for package in ("numpy", "h5py", "pyarrow", "pillow", "torch"))

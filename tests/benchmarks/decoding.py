@@ -9,15 +9,13 @@ Debian's libopencv-dev and libturbojpeg0-dev to be built: `pip install ffcv==1.0
 Example: python tests/benchmarks/decoding.py --work /tmp/decoding --peers /tmp/peers/bin/python
 """
 
-import argparse
-import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import psutil
+from comparison import Comparison, answer, machine, parser_of, tell
 
 SAMPLES, SIZE, BATCH, SMALLEST, QUALITY = 900, 160, 64, 0.08, 91
 SHAPES = ((500, 375), (375, 500), (500, 333), (500, 400))
@@ -118,8 +116,6 @@ def ffcv(folder, workers):
 
 
 SIDES = {"ours": ours, "torchvision": torchvision, "dali": dali, "ffcv": ffcv}
-
-
 PEERS = [side for side in SIDES if side != "ours"]
 
 
@@ -143,52 +139,26 @@ def rate(batches, seconds, clock):
     return count / (clock() - start)
 
 
-def measured(python, side, arguments, workers):
-    """The rate of one side, in a process of its own."""
-    command = [
-        python,
-        __file__,
-        "--work",
-        arguments.work,
-        "--side",
-        side,
-        "--workers",
-        workers,
-        "--seconds",
-        arguments.seconds,
-        "--clock",
-        arguments.clock,
-    ]
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def compare(arguments):
-    """Measure the sides in turns and print the table."""
-    from comparison import Comparison, machine
-
+    """Measure the sides in turns, each in a process of its own, and print the table."""
     table, peers = Comparison(), arguments.against if arguments.peers else []
+    options = ["--work", arguments.work, "--seconds", arguments.seconds, "--clock", arguments.clock]
     for workers in arguments.counts:
         rates = {side: [] for side in ("ours", *peers)}
         for _ in range(arguments.repeats):
             for side, found in rates.items():
-                found.append(measured(sys.executable if side == "ours" else arguments.peers, side, arguments, workers))
-        if not peers:
-            table.alone(f"{workers} workers", float(np.median(rates["ours"])), "images/s")
+                python = sys.executable if side == "ours" else arguments.peers
+                found.append(answer(python, __file__, *options, "--side", side, "--workers", workers))
+        print(f"{workers} workers: {np.median(rates['ours']):,.0f} images/s")
         for side in peers:
-            table.pair(
-                f"{workers} workers, against {side}",
-                rates["ours"],
-                rates[side],
-                GOALS.get(workers, {}).get(side),
-                "images/s",
-            )
+            goal = GOALS.get(workers, {}).get(side)
+            table.pair(f"{workers} workers, against {side}", rates["ours"], rates[side], goal, "images/s")
     print(f"\n{machine()}\n\n{table.markdown()}")
 
 
 def main():
     """Compare all sides, or measure one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for the images")
     parser.add_argument("--peers", type=Path, help="python of the peers' environment")
     parser.add_argument("--against", nargs="+", choices=PEERS, default=PEERS[:2], help="peers (default: all but ffcv)")
@@ -201,12 +171,8 @@ def main():
     arguments = parser.parse_args()
     folder = arguments.work / "photos"
     if arguments.side:
-        print(
-            json.dumps(
-                rate(SIDES[arguments.side](folder, arguments.workers), arguments.seconds, CLOCKS[arguments.clock])
-            ),
-            flush=True,
-        )
+        batches = SIDES[arguments.side](folder, arguments.workers)
+        tell(rate(batches, arguments.seconds, CLOCKS[arguments.clock]))
         return
     if not folder.exists():
         draw(folder)

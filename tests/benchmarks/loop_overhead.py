@@ -11,19 +11,17 @@ memory happens to lie worse are measured.
 Example: OMP_NUM_THREADS=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 python tests/benchmarks/loop_overhead.py
 """
 
-import argparse
 import dataclasses
-import gc
 import statistics
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from comparison import machine, parser_of
 
 from parascale.data.sampler import Sampler
 from parascale.data.text import Tokens, Windows
@@ -37,16 +35,11 @@ from parascale.train.optim import make_optimizers
 
 SIZES = {
     "small": (make(Model, dim=128, heads=4, layers=4, hidden=512), 32, 32),  # lm-small of the default matrix
-    "tiny": (
-        make(Model, dim=64, heads=4, layers=2, hidden=256),
-        32,
-        8,
-    ),  # a step of which a real run would have many more a second
+    "tiny": (make(Model, dim=64, heads=4, layers=2, hidden=256), 32, 8),  # a real run has fewer steps a second
 }
 VOCABULARY = 4000
 TOKENS = 100_000
 WARM_UP = 5
-COLLECTED = 10  # collections of each kind
 
 
 def make_tokens(folder):
@@ -117,29 +110,15 @@ def timed(steps, count):
     return (time.perf_counter() - wall) / count, (time.process_time() - cpu) / count
 
 
-def collections(name, steps):
-    """Print what a collection of Python's garbage takes after some steps, of the loop's kind and of Python's own."""
-    for kind, prepare in {"what the steps left": lambda: None, "all objects": gc.unfreeze}.items():
-        prepare()
-        seconds = []
-        for _ in range(COLLECTED):
-            steps()
-            started = time.perf_counter()
-            gc.collect()
-            seconds.append(time.perf_counter() - started)
-        print(f"{name}, a collection of {kind}: {1e3 * statistics.median(seconds):.2f} ms", flush=True)
-    gc.freeze()
-
-
 def main():
     """Let both loops take turns, and print medians and ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--turns", type=int, default=30, help="turns of each loop (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="steps a turn (default: %(default)s)")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="models (default: all)")
     arguments = parser.parse_args()
     for name, (model, window, batch) in ((name, SIZES[name]) for name in arguments.sizes):
-        steps = WARM_UP + (arguments.turns + 2 * COLLECTED) * arguments.steps + 1
+        steps = WARM_UP + arguments.turns * arguments.steps + 1
         training = LanguageTraining(window=window, global_batch=batch, steps=steps, evaluate=False)
         run = Run("overhead", make(Workload, name="overhead", model=model, optim=Optim(), training=training), Layout())
         with tempfile.TemporaryDirectory() as place:
@@ -152,7 +131,6 @@ def main():
                 bare = bare_steps(folder, run, session.stepper.model.parts[0].state_dict())
                 timed(ours, WARM_UP), timed(bare, WARM_UP)
                 turns += [(timed(ours, arguments.steps), timed(bare, arguments.steps)) for _ in range(arguments.turns)]
-                collections(name, partial(ours, arguments.steps))
                 ours(1)  # the last step, which leaves a checkpoint: without one nothing is published
 
             loop.train(job_of(folder, run), take_turns)
@@ -161,6 +139,7 @@ def main():
             ratio = statistics.median(our / other for our, other in pairs)
             mine, theirs = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
             print(f"{name}, {what} a step: ours {mine:.2f} ms, bare {theirs:.2f} ms, ratio {ratio:.3f}", flush=True)
+    print(machine())
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 Example: python tests/benchmarks/make_peers.py /tmp/peers
 """
 
-import argparse
 import subprocess
 import sys
 import venv
 from pathlib import Path
+
+from comparison import parser_of
 
 # The versions with which RESULTS.md was measured.
 PACKAGES = {
@@ -24,7 +25,7 @@ PACKAGES = {
 
 def main():
     """Create the environment and install the peers into it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, help="where the environment is made")
     parser.add_argument("--of", choices=PACKAGES, default="formats", help="benchmark (default: %(default)s)")
     arguments = parser.parse_args()

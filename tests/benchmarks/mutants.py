@@ -11,7 +11,6 @@ or take names from its package (`from parascale.settings import Run`), themselve
 execute the changed line, the quickest first; where none does, the tests of those files that start processes, into which `measure` cannot see.
 """
 
-import argparse
 import contextlib
 import hashlib
 import importlib
@@ -27,6 +26,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from comparison import parser_of
 from mutations import PACKAGE, ROOT, chosen, own_files
 
 BUDGET = 60.0  # seconds of tests a mutant may meet, as measured without coverage's share
@@ -112,7 +112,7 @@ def copied():
 def pytested(copy, files, *plugins):
     import pytest
 
-    arguments = [
+    options = [
         "-q",
         "-p",
         "no:cacheprovider",
@@ -120,7 +120,7 @@ def pytested(copy, files, *plugins):
         "not slow and not gpu and not slurm",
         f"--basetemp={copy.parent}/base",
     ]
-    pytest.main([*arguments, *files], plugins=[*plugins])
+    pytest.main([*options, *files], plugins=[*plugins])
 
 
 def measure(work, part):
@@ -210,13 +210,8 @@ def run(work, part, mutants, again):
             target.write_bytes(text)
             forget(target)
         killed = failed.read_text() if failed.exists() else "" if ended else "time limit"
-        answer = {
-            "key": mutant["key"],
-            "killed_by": killed,
-            "tests": len(kept),
-            "of": count,
-            "seconds": round(time.monotonic() - began, 1),
-        }
+        answer = {"key": mutant["key"], "killed_by": killed, "tests": len(kept), "of": count}
+        answer["seconds"] = round(time.monotonic() - began, 1)
         with open(work / "answers.jsonl", "a") as handle:
             handle.write(json.dumps(answer) + "\n")
         print(shown(mutant), "|", killed or f"LIVES ({len(kept)} of {count} tests)", "|", answer["seconds"], flush=True)
@@ -251,7 +246,7 @@ def table(work, mutants):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("what", choices=["measure", "run", "table"])
     parser.add_argument("--seed", type=int, default=22)

@@ -1,14 +1,16 @@
 """The peers' side of formats.py: how others write and read the same samples. Runs in an environment of its own.
 
-Prints one JSON line a measurement. Called by formats.py; imports nothing of this project.
+Called by formats.py; imports nothing of the package.
 """
 
-import argparse
 import json
 import random
 import statistics
 import time
+from importlib.metadata import version
 from pathlib import Path
+
+from comparison import CLOCKS, parser_of, rate, tell
 
 SECONDS = 2.0
 
@@ -21,18 +23,11 @@ def read_samples(folder):
             yield file.read(length), label
 
 
-def rate(reads, repeats, clock):
+def median_rate(reads, repeats, clock):
     """Median samples a second. reads: makes an iterator of samples; each pass ends after some seconds."""
-    rates = []
-    for _ in range(repeats + 1):  # the first fills the cache
-        count, start = 0, clock()
-        for data in reads():
-            assert len(data)
-            count += 1
-            if count % 16 == 0 and clock() - start > SECONDS:
-                break
-        rates.append(count / (clock() - start))
-    return statistics.median(rates[1:])
+    return statistics.median(
+        [rate(reads(), clock, SECONDS) for _ in range(repeats + 1)][1:]
+    )  # the first fills the cache
 
 
 def mosaic(samples, work, repeats, clock):
@@ -47,8 +42,8 @@ def mosaic(samples, work, repeats, clock):
     yield "write", time.perf_counter() - start
     dataset = StreamingDataset(local=folder, shuffle=False, batch_size=64)
     order = shuffled(len(dataset))
-    yield "random", rate(lambda: (dataset[i]["image"] for i in order), repeats, clock)
-    yield "sequential", rate(lambda: (dataset[i]["image"] for i in range(len(dataset))), repeats, clock)
+    yield "random", median_rate(lambda: (dataset[i]["image"] for i in order), repeats, clock)
+    yield "sequential", median_rate(lambda: (dataset[i]["image"] for i in range(len(dataset))), repeats, clock)
 
 
 def litdata(samples, work, repeats, clock):
@@ -62,8 +57,8 @@ def litdata(samples, work, repeats, clock):
     yield "write", time.perf_counter() - start
     dataset = StreamingDataset(folder)
     order = shuffled(len(dataset))
-    yield "random", rate(lambda: (dataset[i]["image"] for i in order), repeats, clock)
-    yield "sequential", rate(lambda: (sample["image"] for sample in StreamingDataset(folder)), repeats, clock)
+    yield "random", median_rate(lambda: (dataset[i]["image"] for i in order), repeats, clock)
+    yield "sequential", median_rate(lambda: (sample["image"] for sample in StreamingDataset(folder)), repeats, clock)
 
 
 def lit_sample(sample):
@@ -83,7 +78,9 @@ def webdataset(samples, work, repeats, clock):
     yield "write", time.perf_counter() - start
     yield (
         "sequential",
-        rate(lambda: (sample["jpg"] for sample in webdataset.WebDataset(path, shardshuffle=False)), repeats, clock),
+        median_rate(
+            lambda: (sample["jpg"] for sample in webdataset.WebDataset(path, shardshuffle=False)), repeats, clock
+        ),
     )
 
 
@@ -105,20 +102,20 @@ def huggingface_rows(samples, work, repeats, clock):
     dataset = datasets.load_from_disk(str(work / "rows"))
     order = shuffled(len(dataset))
 
-    yield "random", rate(lambda: (dataset[i]["tokens"] for i in order), repeats, clock)
+    yield "random", median_rate(lambda: (dataset[i]["tokens"] for i in order), repeats, clock)
 
     def batches():
         for first in range(0, len(order), 64):
             yield from dataset[order[first : first + 64]]["tokens"]
 
-    yield "batched", rate(batches, repeats, clock)
+    yield "batched", median_rate(batches, repeats, clock)
 
     def arrays():
         for first in range(0, len(order), 64):
             tokens = numpy.array(dataset[order[first : first + 64]]["tokens"], numpy.int64)
             yield from zip(tokens[:, :-1].copy(), tokens[:, 1:].copy(), strict=True)
 
-    yield "arrays", rate(arrays, repeats, clock)
+    yield "arrays", median_rate(arrays, repeats, clock)
 
 
 def shuffled(count):
@@ -128,35 +125,30 @@ def shuffled(count):
     return order
 
 
-CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
-PEERS = {"mosaic": mosaic, "litdata": litdata, "webdataset": webdataset, "huggingface_rows": huggingface_rows}
-PACKAGES = {
-    "mosaic": "mosaicml-streaming",
-    "litdata": "litdata",
-    "webdataset": "webdataset",
-    "huggingface_rows": "datasets",
+# Peer → what measures it, and its package.
+PEERS = {
+    "mosaic": (mosaic, "mosaicml-streaming"),
+    "litdata": (litdata, "litdata"),
+    "webdataset": (webdataset, "webdataset"),
+    "huggingface_rows": (huggingface_rows, "datasets"),
 }
 
 
 def main():
     """Measure one peer."""
-    from importlib.metadata import version
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument(
         "samples", type=Path, help="folder with samples.packed and samples.json, or tokens.bin and tokens.json"
     )
     parser.add_argument("work", type=Path, help="an empty folder to write into")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="of the rates of reading")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    for what, value in PEERS[arguments.peer](
-        arguments.samples, arguments.work, arguments.repeats, CLOCKS[arguments.clock]
-    ):
-        row = {"peer": arguments.peer, "version": version(PACKAGES[arguments.peer]), "what": what, "value": value}
-        print("RESULT " + json.dumps(row), flush=True)
+    measure, package = PEERS[arguments.peer]
+    found = measure(arguments.samples, arguments.work, arguments.repeats, CLOCKS[arguments.clock])
+    tell({"version": version(package), **dict(found)})
 
 
 if __name__ == "__main__":

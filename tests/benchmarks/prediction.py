@@ -1,20 +1,17 @@
-"""How right plans are: predicted beside measured time, in three measurements.
+"""How right plans are: predicted beside measured time, in two measurements.
 
 Example: python tests/benchmarks/prediction.py runs --work FOLDER --repeats 3
 Example: python tests/benchmarks/prediction.py shapes --work FOLDER
-Example: python tests/benchmarks/prediction.py first --work FOLDER
 
 runs      after the probes of `calibrate`, every run of the default table `--repeats` times; no probe has the layout and size of a run
 shapes    after the same probes, and after `parascale calibrate --machine` alone: models of other widths and depths, with other batches, on 1, 2
           and 4 processes, none of them in the default table
-first     a first `make run`: each run beside the price that its record froze before it started
 
-No prediction knows a finished run but those of `first`, as in a user's first workflow. Each root is below FOLDER; what is finished is not
-done again: start it again after an interruption, or do it in pieces with `--only`. Seconds are those of a whole process, from its start to the
-published result. Nothing else should run on the machine meanwhile; the last line says how much did.
+No prediction knows a finished run; the page of a first `make run` shows those prices ("Plan against actual"). Each root is below FOLDER; what is finished is not
+done again: start it again after an interruption. Seconds are those of a whole process, from its start to the
+published result. Nothing else should run on the machine meanwhile.
 """
 
-import argparse
 import dataclasses
 import math
 import os
@@ -22,11 +19,11 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from comparison import machine, parser_of
 
 from parascale.files import read_json
 from parascale.plan import calibrate
@@ -61,30 +58,24 @@ class Row:
     step_predicted: float
     step_measured: float
 
-    @property
-    def error(self):
-        """Relative error of the predicted time."""
-        return self.predicted / self.measured - 1
-
-    @property
-    def step_error(self):
-        """Relative error of the predicted time of a step."""
-        return self.step_predicted / self.step_measured - 1
-
 
 def main():
     """Measure, and print the table."""
-    arguments, load = parse(), Load()
+    parser = parser_of(__doc__)
+    parser.add_argument("measurement", choices=["runs", "shapes"])
+    parser.add_argument("--work", type=Path, required=True, help="folder for everything that is made")
+    parser.add_argument("--repeats", type=int, default=3, help="times that each run is done (default: %(default)s)")
+    arguments = parser.parse_args()
     arguments.work = arguments.work.resolve()
     os.chdir(REPOSITORY)
-    {"runs": measure_runs, "shapes": measure_shapes, "first": measure_first}[arguments.measurement](arguments)
-    print(f"Other work took {load.others():.2f} cores meanwhile")
+    {"runs": measure_runs, "shapes": measure_shapes}[arguments.measurement](arguments)
+    print(machine())
 
 
 def measure_runs(arguments):
     """The default table, after its probes."""
     project, probed = load_project_file("config/config.yaml"), probe(arguments.work)
-    runs = chosen(project.runs, arguments.only)
+    runs = project.runs
     roots = [Paths(arguments.work / f"repeat-{number}") for number in range(1, arguments.repeats + 1)]
     for paths in roots:
         train(paths, probed, runs)
@@ -96,7 +87,7 @@ def measure_shapes(arguments):
     """Models that no probe had, after the probes of the default table and after the processors alone were measured."""
     probed, file = probe(arguments.work), write_shapes(arguments.work)
     project = load_project_file("config/config.yaml", file)
-    runs, paths = chosen(project.runs, arguments.only), Paths(arguments.work / "shapes")
+    runs, paths = project.runs, Paths(arguments.work / "shapes")
     train(paths, probed, runs, "--configfile", file)
     known = calibrate.known(probed, project.site.name)
     for what, calibration in (
@@ -105,14 +96,6 @@ def measure_shapes(arguments):
     ):
         print(f"\nAfter {what} were measured:\n")
         report([compare(run, project.site, calibration, [paths]) for run in runs.values()], step=(0.15, 0.35))
-
-
-def measure_first(arguments):
-    """A first workflow, each run of which was priced before it started."""
-    project, paths = load_project_file("config/config.yaml"), Paths(arguments.work / "first")
-    runs = chosen(project.runs, arguments.only)
-    workflow(paths.root, [paths.run(name) / "summary.json" for name in arguments.only] or ["all"])
-    report([frozen(paths.run(name)) for name in runs], time=(0.20, None))
 
 
 def write_shapes(work):
@@ -172,68 +155,24 @@ def compare(run, site, calibration, roots):
     )
 
 
-def frozen(folder):
-    """The Row of a finished run, by what its record foretold before it started."""
-    foretold, summary = read_json(folder / "run.json")["prediction"], read_json(folder / "summary.json")
-    return Row(
-        run=folder.name,
-        basis=foretold["basis"],
-        predicted=foretold["wall_seconds"],
-        measured=summary["wall_seconds"],
-        step_predicted=foretold["step_seconds"],
-        step_measured=summary["seconds"] / summary["steps"],
-    )
-
-
-def chosen(runs, only):
-    """Those of the runs that were asked for; all, if none were."""
-    return {name: runs[name] for name in only} or runs
-
-
 def report(rows, **goals):
-    """Print the table, and how the errors compare with the goals: `time` or `step` → (median, worst or None)."""
+    """Print the table, and how the errors compare with the goals: `time` or `step` → (median, worst)."""
     print("| run | rests on | predicted, s | measured, s | error | a step: predicted, ms | measured, ms | error |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    found = {"time": [], "step": []}
     for row in rows:
-        step = f"{1000 * row.step_predicted:.0f} | {1000 * row.step_measured:.0f} | {row.step_error:+.1%}"
-        print(f"| {row.run} | {row.basis} | {row.predicted:.1f} | {row.measured:.1f} | {row.error:+.1%} | {step} |")
-    for what, errors in (("time", [row.error for row in rows]), ("step", [row.step_error for row in rows])):
-        middle, worst = statistics.median(map(abs, errors)), max(map(abs, errors))
-        said = f"{what}: median {middle:.1%}, worst {worst:.1%}"
+        error, step_error = row.predicted / row.measured - 1, row.step_predicted / row.step_measured - 1
+        found["time"].append(abs(error))
+        found["step"].append(abs(step_error))
+        step = f"{1000 * row.step_predicted:.0f} | {1000 * row.step_measured:.0f} | {step_error:+.1%}"
+        print(f"| {row.run} | {row.basis} | {row.predicted:.1f} | {row.measured:.1f} | {error:+.1%} | {step} |")
+    for what, errors in found.items():
+        middle, worst = statistics.median(errors), max(errors)
+        print(f"{what}: median {middle:.1%}, worst {worst:.1%}")
         if what in goals:
             median, most = goals[what]
-            met = middle <= median and (most is None or worst <= most)
-            said += f" (goal {median:.0%}" + (f" and {most:.0%}" if most else "") + f": {'met' if met else 'missed'})"
-        print(said)
-
-
-class Load:
-    """Counts what other processes take of this machine's cores from now on (Linux)."""
-
-    def __init__(self):
-        self.started, self.busy = time.monotonic(), self._busy()
-
-    def others(self):
-        """Cores that others kept busy, in the mean."""
-        mine = os.times()
-        own = mine.user + mine.system + mine.children_user + mine.children_system
-        return max(0.0, self._busy() - self.busy - own) / (time.monotonic() - self.started)
-
-    @staticmethod
-    def _busy():
-        """Seconds that all cores have computed since the machine was started (proc_stat(5): user, nice, system)."""
-        user, nice, system = Path("/proc/stat").read_text().split()[1:4]
-        return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def parse():
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("measurement", choices=["runs", "shapes", "first"])
-    parser.add_argument("--work", type=Path, required=True, help="folder for everything that is made")
-    parser.add_argument("--repeats", type=int, default=3, help="times that each run is done (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="RUN", help="only these runs")
-    return parser.parse_args()
+            met = middle <= median and worst <= most
+            print(f"goal {median:.0%} and {most:.0%}: {'met' if met else 'missed'}")
 
 
 if __name__ == "__main__":

@@ -30,13 +30,6 @@ def test_the_ceiling_of_gpt2_on_one_h200(compile, least):
     assert float(products[1]) * 1e12 == pytest.approx(6 * (24 * 768**2 + 50304 * 768) * 65536, rel=0.01)
 
 
-def test_variants_replace_what_is_there(script):
-    """Each stands for one entry of the table in RESULTS.md; `patch` refuses a name that is gone."""
-    for name, patched in script["VARIANTS"].items():
-        with patched():
-            assert name in (SCRIPT.parent / "RESULTS.md").read_text()
-
-
 def test_convolutions_cost_what_the_plan_says(script):
     """Forward, and as much again for the gradient of the images and for that of the weights; compiled as much as eagerly."""
     for compile in (False, True):
