@@ -15,9 +15,8 @@ from parascale.checkpoint.compare import compare
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.inspect import as_text, inspect
 from parascale.checkpoint.manifest import MANIFEST, write_manifest
-from parascale.checkpoint.pieces import read_whole
 from parascale.checkpoint.source import open_source
-from parascale.checkpoint.stream import Streaming
+from parascale.checkpoint.tensors import Rows, Streaming
 from parascale.checkpoint.verify import load_form, same_bits
 from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
 from parascale.data.progress import Progress
@@ -56,16 +55,16 @@ def assert_same(ours, theirs):
     assert [name for name in ours if not same_bits(ours[name], theirs[name])] == []
 
 
-class Held:
-    """A tensor in memory with the interface of one on disk."""
-
-    indivisible = False
-
-    def __init__(self, tensor):
-        self.tensor, self.shape, self.dtype = tensor, tuple(tensor.shape), tensor.dtype
-
-    def rows(self, first, last):
-        return (self.tensor if self.shape else self.tensor.reshape(1))[first:last].clone()
+def held(tensors):
+    """Tensors in memory as if they were on disk."""
+    return {
+        name: Rows(
+            tuple(tensor.shape),
+            tensor.dtype,
+            lambda first, last, flat=tensor: (flat if flat.ndim else flat[None])[first:last].clone(),
+        )
+        for name, tensor in tensors.items()
+    }
 
 
 @st.composite
@@ -85,12 +84,12 @@ def tensor_sets(draw):
 def test_writers_keep_every_bit_at_any_block_size(tmp_path_factory, tensors, memory, threads, limit):
     """Whatever the shapes, dtypes, memory bound and file limit, each form gives back what went in."""
     folder = tmp_path_factory.mktemp("forms")
-    held = {name: Held(tensor) for name, tensor in tensors.items()}
+    rows = held(tensors)
     with Progress("test", "B") as progress:
         streaming = Streaming(memory, threads, progress)
-        write_safetensors(folder, "model", held, streaming, limit, {"note": "kept"})
-        write_pt(folder, "model", held, streaming)
-        write_sharded(folder, {f"model.{name}": entry for name, entry in held.items()}, streaming)
+        write_safetensors(folder, "model", rows, streaming, limit, {"note": "kept"})
+        write_pt(folder, "model", rows, streaming)
+        write_sharded(folder, {f"model.{name}": entry for name, entry in rows.items()}, streaming)
     expected = {f"model.{name}": tensor for name, tensor in tensors.items()}
     for form in ("safetensors", "pt"):
         assert_same(load_form(folder, form), expected)
@@ -99,7 +98,7 @@ def test_writers_keep_every_bit_at_any_block_size(tmp_path_factory, tensors, mem
     write_manifest(folder, {}, {})
     for form in ("safetensors", "pt", "sharded"):
         with open_source(folder, form) as source:
-            assert_same({name: read_whole(tensor) for name, tensor in source.tensors.items()}, expected)
+            assert_same({name: tensor.whole() for name, tensor in source.tensors.items()}, expected)
 
 
 def test_forms_carry_names_optimizer_facts_and_the_run(saved, tmp_path):
@@ -230,10 +229,9 @@ def test_inspection_tells_origin_and_contents(saved):
 def test_comparison_finds_the_tensor_that_differs(saved, tmp_path):
     """One number is moved by 0.5: its tensor and layer come first, with exactly that difference."""
     with Progress("test", "B") as progress, open_source(saved / "checkpoint") as source:
-        tensors = {name: read_whole(tensor) for name, tensor in source.weights.items()}
+        tensors = {name: tensor.whole() for name, tensor in source.weights.items()}
         tensors["blocks.1.feed_forward.up.weight"][3, 4] += 0.5
-        held = {name: Held(tensor) for name, tensor in tensors.items()}
-        write_safetensors(tmp_path, "model", held, Streaming(1 << 20, 1, progress), 10**9, {})
+        write_safetensors(tmp_path, "model", held(tensors), Streaming(1 << 20, 1, progress), 10**9, {})
     write_manifest(tmp_path, {}, {})
     found = compare(saved / "checkpoint", tmp_path, SMALL)
     worst = found["tensors"][0]

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
-from parascale.checkpoint.pieces import bytes_of
 from parascale.checkpoint.source import open_source
-from parascale.checkpoint.stream import Streaming
+from parascale.checkpoint.tensors import Rows, Streaming
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError
 from parascale.files import read_json, read_json_lines
@@ -37,7 +36,7 @@ def compare(one, other, settings):
                 raise CheckpointError(
                     f"tensor {name} has shape {ours[name].shape} in {one}, {theirs[name].shape} in {other}"
                 )
-        sums = _differences({name: _Pair(ours[name], theirs[name]) for name in common}, settings, f"{one} and {other}")
+        sums = _differences({name: _pair(ours[name], theirs[name]) for name in common}, settings, f"{one} and {other}")
         rows = sorted((_row(name, ours[name].shape, sums[name]) for name in common), key=_by_size)
         return {
             "tensors": rows,
@@ -79,23 +78,19 @@ def _checkpoint_of(folder, which):
     return folder
 
 
-class _Pair:
-    """Two tensors of one shape, whose rows are read together: (2, rows, …) in fp64."""
-
-    indivisible = False
-
-    def __init__(self, one, other):
-        self.one, self.other, self.shape, self.dtype = one, other, one.shape, torch.float64
-
-    def rows(self, first, last):
-        """Rows of both, stacked."""
-        return torch.stack([self.one.rows(first, last).double(), self.other.rows(first, last).double()])
+def _pair(one, other):
+    """Rows of two tensors of one shape together: (2, rows, …) in fp64."""
+    return Rows(
+        one.shape,
+        torch.float64,
+        lambda first, last: torch.stack([tensor.rows(first, last).double() for tensor in (one, other)]),
+    )
 
 
 def _differences(pairs, settings, title):
     """Name → [largest, sum, sum of squares, elements, sum of squares of the first] of the differences."""
     sums = dict.fromkeys(pairs, NOTHING)
-    total = 2 * sum(map(bytes_of, pairs.values()))
+    total = 2 * sum(pair.bytes for pair in pairs.values())
     with Progress(title, "B", total) as progress:
         # A pair is several times as large in fp64 as the block that it is counted as.
         streaming = Streaming((settings.memory_mb << 20) // 4, settings.threads, progress)

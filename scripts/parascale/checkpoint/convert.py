@@ -1,8 +1,8 @@
 """A checkpoint of one form into others, streaming: whole or not at all, and memory below a bound however large the model.
 
-What the target folder holds: the files of each form (see `source`), the run's `run.json`, and last `checkpoint.json` with
-the checksum of each file and what every form cost. It is written beside its place and renamed, so whoever finds it finds all.
-What a killed conversion left there, gigabytes maybe, goes when the same target is written again.
+The target folder holds the files of each form (see `source`), the run's `run.json`, and last `checkpoint.json` with the
+checksum of each file and what every form cost. It is written beside its place and renamed, so whoever finds it finds all.
+What a killed conversion left there goes when the same target is written again.
 """
 
 import dataclasses
@@ -15,9 +15,8 @@ from pathlib import Path
 from parascale.checkpoint import export
 from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.checkpoint.memory import peak_growth
-from parascale.checkpoint.pieces import bytes_of
 from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, forms_in, open_source
-from parascale.checkpoint.stream import DTYPES, Cast, Streaming
+from parascale.checkpoint.tensors import DTYPES, Streaming, cast
 from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError, TrainingError
@@ -43,7 +42,7 @@ def convert(folder, target, settings, forms, form=None):
         raise CheckpointError(f"{target} would be replaced, but is not a checkpoint; name another target")
     with open_source(folder, form, settings.threads) as source, full_disk_is_an_error(target):
         contents = {name: _contents(source, settings, name) for name in forms}
-        total = sum(bytes_of(tensor) for parts in contents.values() for part in parts for tensor in part.values())
+        total = sum(tensor.bytes for stems in contents.values() for held in stems.values() for tensor in held.values())
         with _only_writer(target) as within:
             require_space(within, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
             with atomic_path(target, within) as partial, Progress(f"convert {folder}", "B", total) as progress:
@@ -95,31 +94,23 @@ def _seal(partial, source, record, settings):
 
 
 def _contents(source, settings, form):
-    """(weights, the rest) that a form will hold: name → tensor."""
+    """What a form will hold: stem of a file → name → Rows."""
     weights = source.weights
     if not weights:
         raise CheckpointError(f"{source.folder} holds no weights")
     if settings.dtype:
-        weights = {name: Cast(tensor, DTYPES[settings.dtype]) for name, tensor in weights.items()}
+        weights = {name: cast(tensor, DTYPES[settings.dtype]) for name, tensor in weights.items()}
     if form == "transformers":
-        return export.tensors(source, weights), {}
-    return weights, source.training_state if settings.optimizer else {}
+        return {"model": export.tensors(source, weights)}
+    rest = source.training_state if settings.optimizer else {}
+    return {"model": weights} | ({"optimizer": rest} if rest else {})
 
 
 def _write(form, folder, source, contents, streaming, settings):
     """Write one form, flushed to disk; returns its files and what it cost."""
-    weights, rest = contents
     started = time.perf_counter()
     with peak_growth() as memory:
-        if form == "sharded":
-            names = write_sharded(folder, {WEIGHTS + name: entry for name, entry in weights.items()} | rest, streaming)
-        else:
-            names = [
-                name
-                for stem, tensors in (("model", weights), ("optimizer", rest))
-                if tensors
-                for name in _write_files(form, folder, stem, tensors, source, streaming, settings)
-            ]
+        names = _write_files(form, folder, source, contents, streaming, settings)
         for name in names:
             sync_tree(folder / name)
     return {
@@ -130,19 +121,23 @@ def _write(form, folder, source, contents, streaming, settings):
     }
 
 
-def _write_files(form, folder, stem, tensors, source, streaming, settings):
+def _write_files(form, folder, source, contents, streaming, settings):
+    if form == "sharded":
+        weights = {WEIGHTS + name: tensor for name, tensor in contents["model"].items()}
+        return write_sharded(folder, weights | contents.get("optimizer", {}), streaming)
     if form == "pt":
-        return write_pt(folder, stem, tensors, streaming)
+        return [write_pt(folder, stem, tensors, streaming) for stem, tensors in contents.items()]
+    below, names = "", []
+    if form == "transformers":
+        below, names = "transformers/", ["config.json"]
+        (folder / below).mkdir()
+        dtype = next(iter(contents["model"].values())).dtype
+        write_json(folder / below / "config.json", export.config(source, dtype))
+        # A matrix that is turned is held whole, so only one is read ahead.
+        streaming = dataclasses.replace(streaming, threads=1)
     metadata = {"facts": json.dumps(source.facts)}
     if source.run_record is not None:
         metadata["run"] = json.dumps(source.run_record)
-    limit = settings.file_mb * 10**6
-    if form == "safetensors":
-        return write_safetensors(folder, stem, tensors, streaming, limit, metadata)
-    below = folder / "transformers"
-    below.mkdir()
-    write_json(below / "config.json", export.config(source, next(iter(tensors.values())).dtype))
-    # A matrix that is turned is held whole, so only one is read ahead.
-    alone = dataclasses.replace(streaming, threads=1)
-    names = write_safetensors(below, stem, tensors, alone, limit, metadata)
-    return [f"transformers/{name}" for name in ["config.json", *names]]
+    for stem, tensors in contents.items():
+        names += write_safetensors(folder / below, stem, tensors, streaming, settings.file_mb * 10**6, metadata)
+    return [below + name for name in names]

@@ -1,8 +1,6 @@
-"""A checkpoint as `transformers` has it: the model's family knows the words, here its tensors get them as they are read."""
+"""A checkpoint as `transformers` has it: the model's family knows the names, its tensors get them as they are read."""
 
-import torch
-
-from parascale.checkpoint.pieces import read_whole
+from parascale.checkpoint.tensors import joined, zeros
 from parascale.errors import CheckpointError
 from parascale.families import kinds, part_of
 from parascale.settings import run_from_dict
@@ -21,17 +19,21 @@ def config(source, dtype):
 
 
 def tensors(source, weights):
-    """Name in `transformers` → tensor, of `weights` (our name → tensor)."""
+    """Name in `transformers` → Rows, of `weights` (our name → Rows)."""
     model = _workload(source).model
     found = {}
     for theirs, (ours, turned) in words_of(model.kind).tensors(model).items():
-        parts = [weights.get(name) or Zeros(weights[name.removesuffix("bias") + "weight"]) for name in ours]
-        found[theirs] = Turned(parts) if turned else parts[0] if len(parts) == 1 else Joined(parts)
+        parts = [weights.get(name) or _no_bias(weights[name.removesuffix("bias") + "weight"]) for name in ours]
+        found[theirs] = joined(parts, turned) if turned or len(parts) > 1 else parts[0]
     return found
 
 
+def _no_bias(weight):
+    return zeros(weight.shape[:1], weight.dtype)
+
+
 def _workload(source):
-    """What the run that a checkpoint is of trained."""
+    """What the run of a checkpoint trained."""
     if source.run_record is None:
         raise CheckpointError(f"{source.folder}: run.json is needed beside the checkpoint to know the model's settings")
     return run_from_dict(source.run_record["settings"]).workload
@@ -47,48 +49,3 @@ def words_of(kind):
         exported = ", ".join(name for name, kind in kinds().items() if kind.export)
         raise CheckpointError(f"transformers has no equal of model.kind = {kind}; only {exported} is exported")
     return words
-
-
-class Zeros:
-    """As many zeros as another tensor has rows."""
-
-    indivisible = False
-
-    def __init__(self, like):
-        self.shape, self.dtype = like.shape[:1], like.dtype
-
-    def rows(self, first, last):
-        """Rows `first` to before `last`."""
-        return torch.zeros(last - first, dtype=self.dtype)
-
-
-class Joined:
-    """Tensors one after the other along their first dimension."""
-
-    indivisible = True
-
-    def __init__(self, parts):
-        self.parts = parts
-        self.shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        self.dtype = parts[0].dtype
-
-    def rows(self, first, last):
-        """Rows `first` to before `last`."""
-        return torch.cat([read_whole(part) for part in self.parts])[first:last]
-
-
-class Turned(Joined):
-    """Matrices joined along their rows, then transposed: GPT-2 multiplies from the other side."""
-
-    def __init__(self, parts):
-        super().__init__(parts)
-        self.shape = self.shape[::-1]
-
-    def rows(self, first, last):
-        """Rows `first` to before `last` of the transposed matrix."""
-        joined = torch.empty(self.shape, dtype=self.dtype)
-        start = 0
-        for part in self.parts:
-            joined[:, start : start + part.shape[0]] = read_whole(part).T
-            start += part.shape[0]
-        return joined[first:last]

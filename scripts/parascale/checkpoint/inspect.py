@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from pathlib import Path
 
-from parascale.checkpoint.pieces import bytes_of
 from parascale.checkpoint.source import forms_in, open_source
 from parascale.errors import CheckpointError
 from parascale.settings.layout import DEGREES
@@ -34,19 +33,19 @@ def inspect(folder):
 def _contents(source):
     weights, rest = source.weights, source.training_state
     return {
-        "files": len(source.handles),
-        "bytes": source.bytes,
+        "files": len(source.files),
+        "bytes": sum(tensor.bytes for tensor in source.tensors.values()),
         "parameters": sum(math.prod(tensor.shape) for tensor in weights.values()),
         "weights": len(weights),
         "dtypes": dict(Counter(str(tensor.dtype).removeprefix("torch.") for tensor in weights.values())),
         "training_state": len(rest),
-        "training_state_bytes": sum(map(bytes_of, rest.values())),
-        "most_shards": max((len(tensor.pieces) for tensor in source.tensors.values()), default=0),
+        "training_state_bytes": sum(tensor.bytes for tensor in rest.values()),
+        "most_shards": max((tensor.shards for tensor in source.tensors.values()), default=0),
         "tensors": {
             name: {
                 "shape": list(tensor.shape),
                 "dtype": str(tensor.dtype).removeprefix("torch."),
-                "shards": len(tensor.pieces),
+                "shards": tensor.shards,
             }
             for name, tensor in source.tensors.items()
         },

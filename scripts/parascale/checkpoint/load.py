@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from parascale.checkpoint.pieces import read_whole
 from parascale.checkpoint.source import WEIGHTS, open_source
 from parascale.errors import CheckpointError
 from parascale.families.build import build_model
@@ -27,7 +26,7 @@ def load_run(folder, which="best", converted=None):
     model = build_model(run.workload.model, description["vocabulary"], *run.workload.sizes)
     place = Path(converted) if converted else folder / run.checkpoint_folder(which)
     with open_source(place) as source:
-        tensors = {name: read_whole(tensor) for name, tensor in source.tensors.items() if name.startswith(WEIGHTS)}
+        tensors = {name: tensor.whole() for name, tensor in source.tensors.items() if name.startswith(WEIGHTS)}
     return run, fill(model, tensors, place)
 
 

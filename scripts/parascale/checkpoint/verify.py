@@ -13,7 +13,7 @@ from parascale.checkpoint.export import words_of
 from parascale.checkpoint.load import Exported, fill
 from parascale.checkpoint.manifest import MANIFEST, check_files, read_manifest
 from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, index_name
-from parascale.checkpoint.stream import DTYPES
+from parascale.checkpoint.tensors import DTYPES
 from parascale.errors import CheckpointError
 from parascale.evaluation.evaluate import split_sums
 from parascale.evaluation.task import open_task
