@@ -1,5 +1,6 @@
 """`parascale site init` on clusters of three shapes: what Slurm says is in the files, what it does not say is marked, and they load."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from parascale.cli import parascale
 from parascale.commands import site
 from parascale.errors import HOPELESS, RequirementError
 from parascale.plan import limits
+from parascale.plan.planner import Planner
 from parascale.plan.survey import Shape, data_sheet, gpu_here, survey
 from parascale.settings import load_project_file
 from tests.unit.clusters import AMD, PARTITIONS, RECORDED, SHARED, SMALL
@@ -85,25 +87,51 @@ def asked(monkeypatch):
     return answer
 
 
-@pytest.mark.parametrize("cluster", [SHARED, AMD, SMALL], ids=EXPECTED)
-def test_the_files_of_a_cluster_say_what_slurm_says_and_mark_the_rest(cluster, asked, tmp_path, monkeypatch, capsys):
-    name = asked(cluster)
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A copy of the project by links, into whose folders of settings files may be written."""
     link_project(tmp_path)
     monkeypatch.chdir(tmp_path)
-    for folder in ("config", "config/sites", "profiles"):
-        _own_copy(tmp_path / folder)
-    parascale.main(["site", "init"], standalone_mode=False)
-    texts = [Path(path).read_text() for path in _files(name)]
+    for place in map(tmp_path.joinpath, ("config", "config/sites", "profiles")):
+        target = place.resolve()
+        if place.is_symlink():
+            place.unlink()
+            place.mkdir()
+            for each in target.iterdir():
+                (place / each.name).symlink_to(each)
+    return tmp_path
+
+
+def begun(name):
+    """The texts of the site file, the configuration and the profile."""
+    places = f"config/sites/{name}.yaml", f"config/{name}.yaml", f"profiles/{name}/config.yaml"
+    return [Path(place).read_text() for place in places]
+
+
+def not_found_out(texts):
+    """The keys that are marked so."""
+    lines = (line for text in texts for line in text.splitlines())
+    return [line.removeprefix(site.MISSING).partition(":")[0] for line in lines if line.startswith(site.MISSING)]
+
+
+@pytest.mark.parametrize("printed", [False, True], ids=["asked", "recorded"])
+@pytest.mark.parametrize("cluster", [SHARED, AMD, SMALL], ids=EXPECTED)
+def test_the_files_of_a_cluster_say_what_slurm_says_and_mark_the_rest(cluster, printed, asked, folder, capsys):
+    """Whether it answers or its answers were recorded, one of them as records of several lines; an account is asked for here alone."""
+    name, arguments = asked(cluster), ["site", "init"]
+    if printed:
+        for number, text in enumerate(cluster):
+            (folder / f"{number}.txt").write_text(text.replace(" CPUAlloc", "\n   CPUAlloc"))
+            arguments += ["--from", f"{number}.txt"]
+    parascale.main(arguments, standalone_mode=False)
+    texts = begun(name)
     for text, expected in zip(texts, EXPECTED[name], strict=True):
         found = yaml.safe_load(text)
-        assert {key: found.get(key) for key in expected} == expected
-    marked = [
-        line.removeprefix(site.MISSING).partition(":")[0]
-        for text in texts
-        for line in text.splitlines()
-        if line.startswith(site.MISSING)
-    ]
-    assert set(marked) == OPEN[name] and len(marked) == len(OPEN[name])
+        assert {key: found.get(key) for key in expected if not (printed and key == "account")} == {
+            key: value for key, value in expected.items() if not (printed and key == "account")
+        }
+    marked = not_found_out(texts)
+    assert set(marked) == OPEN[name] - ({"account"} if printed else set()) and len(marked) == len(set(marked))
     project = load_project_file(f"config/{name}.yaml")
     assert len(project.runs) == (44 if project.site.gpus_per_node >= 4 else 2)
     assert project.site.device == "cuda" and project.site.name == name
@@ -113,27 +141,43 @@ def test_the_files_of_a_cluster_say_what_slurm_says_and_mark_the_rest(cluster, a
     assert "there already" in capsys.readouterr().err
 
 
-def _own_copy(folder):
-    """Files below a folder of links, as links, in a folder that may be written into."""
-    if folder.is_symlink():
-        target = folder.resolve()
-        folder.unlink()
-        folder.mkdir()
-        for each in target.iterdir():
-            (folder / each.name).symlink_to(each)
+SINFO = """\
+PARTITION TIMELIMIT NODES CPUS MEMORY GRES
+cpu 7-00:00:00 40 128 500000 (null)
+gpu* 2-00:00:00 3 96+ 1031000+ gpu:h100:8(S:0-1)
+gpu* 2-00:00:00 1 64 500000 gpu:v100:4
+"""
 
 
-def _files(name):
-    return f"config/sites/{name}.yaml", f"config/{name}.yaml", f"profiles/{name}/config.yaml"
+def test_sinfo_tells_the_most(folder):
+    """Its nodes and limits; of threads, accounts and networks nothing."""
+    (folder / "sinfo.txt").write_text(SINFO)
+    parascale.main(["site", "init", "there", "--from", "sinfo.txt"], standalone_mode=False)
+    found = load_project_file("config/there.yaml").site
+    assert (found.gpus_per_node, found.cores_per_node, found.gpu_memory_gb) == (8, 96, 85.5)
+    assert [(each.name, each.max_hours, each.max_nodes) for each in found.partitions] == [
+        ("gpu", 48, 4),
+        ("cpu", 168, 40),
+    ]
+    (folder / "sinfo.txt").write_text("nothing")
+    assert parascale.main(["site", "init", "empty", "--from", "sinfo.txt"], standalone_mode=False)
 
 
-def test_a_profile_that_was_begun_plans(asked, tmp_path, monkeypatch):
+def test_a_machine_without_slurm_plans(folder, monkeypatch, capsys):
+    """From the GPUs that are named. Where nothing is, one line says what to do."""
+    monkeypatch.setenv("PATH", str(folder))
+    assert parascale.main(["site", "init"], standalone_mode=False)
+    assert re.search(r"`scontrol` is not installed.*--from FILE.*--gpus 8 --gpu H100\n$", capsys.readouterr().err)
+    parascale.main(["site", "init", "box", "--gpus", "8", "--gpu", "H100"], standalone_mode=False)
+    planner = Planner(load_project_file("config/box.yaml", overrides={"root": "r"}))
+    assert planner.site.gpus_per_node == 8 and planner.prediction("ddp").wall_seconds > 0
+    assert not_found_out(begun("box")) == ["cores_per_node", "host_memory_gb", "root"]
+    assert "executor" not in yaml.safe_load(begun("box")[2])
+
+
+def test_a_profile_that_was_begun_plans(asked, folder):
     """With the marked lines as they are: what nobody knows is unknown, and nothing fails."""
     name = asked(SMALL)
-    link_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    for folder in ("config", "config/sites", "profiles"):
-        _own_copy(tmp_path / folder)
     parascale.main(["site", "init", name], standalone_mode=False)
     command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{name}", "-n"]
     done = subprocess.run(command, capture_output=True, text=True)

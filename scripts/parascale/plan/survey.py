@@ -1,4 +1,4 @@
-"""What Slurm, and this machine's drivers, say of a cluster that has no site file yet. No value is made up: what nobody says is None."""
+"""What Slurm, or what it once printed, and this machine's drivers say of a cluster without a site file. What nobody says is None."""
 
 import functools
 import os
@@ -24,42 +24,87 @@ AMD = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--csv")
 
 @dataclass(frozen=True)
 class Shape:
-    """Nodes that are alike. gpu: the type in Slurm's words, or None. cores: physical ones. memory_gb: in 10⁹ bytes."""
+    """Nodes that are alike. gpu: the type in Slurm's words. cores: physical ones. memory_gb: in 10⁹ bytes. None and 0 are unknown."""
 
     gpus: int
     gpu: str | None
-    cores: int
-    threads_per_core: int
-    memory_gb: float
+    cores: int = 0
+    threads_per_core: int = 1
+    memory_gb: float = 0.0
 
 
 @dataclass(frozen=True)
 class Survey:
-    """A cluster as Slurm describes it.
+    """A cluster. shape: of most nodes of its first partition; others: of the rest. partitions: those with GPUs; none without Slurm.
 
-    partitions: limits.Partition of those with GPUs, the one that was chosen first. shape: of most nodes of that partition; others:
-    the shapes of the rest. data: the Partition without GPUs with most nodes, and data_cores the cores of one of its nodes.
-    whole_nodes: a job there has its nodes alone. qos: the qualities of service that it takes; empty
-    where it takes any. needs_account: jobs belong to an account; None where there is no accounting. forgets: seconds after which Slurm
-    forgets a job that has ended.
+    data: the Partition without GPUs with most nodes, and data_cores the cores of one of its nodes. whole_nodes: a job has its nodes
+    alone. qos: what the first partition takes; empty where it takes any. needs_account: None where there is no accounting.
+    forgets: seconds after which Slurm forgets a job that has ended.
     """
 
     cluster: str
-    partitions: tuple
     shape: Shape
-    others: tuple
-    data: object | None
-    data_cores: int | None
-    whole_nodes: bool
-    qos: tuple
-    needs_account: bool | None
-    forgets: float | None
+    partitions: tuple = ()
+    others: tuple = ()
+    data: object | None = None
+    data_cores: int | None = None
+    whole_nodes: bool = True
+    qos: tuple = ()
+    needs_account: bool | None = None
+    forgets: float | None = None
+
+
+def asked():
+    """(nodes, partitions, configuration) as this machine's Slurm answers. Raises RequirementError where there is none."""
+    try:
+        return slurm.records("node"), slurm.records("partition"), slurm.configuration()
+    except RequirementError as error:
+        raise RequirementError(
+            f"{error}. Without Slurm here: --from FILE, for each of what `scontrol show node`, `scontrol show partition`, `scontrol show "
+            "config` or `sinfo` printed on the cluster, or --gpus 8 --gpu H100"
+        ) from None
+
+
+def recorded(files):
+    """(nodes, partitions, configuration) by files of what `scontrol show node`, `… partition`, `… config`, on one line a record or on
+    several, or `sinfo -o "%P %l %D %c %m %G"` printed. Raises RequirementError where they tell of no node."""
+    nodes, partitions, configuration = {}, {}, {}
+    for file in files:
+        text = re.sub(r"\n[ \t]+", " ", file.read_text(encoding="utf-8"))
+        nodes |= slurm.parse_records("node", text)
+        partitions |= slurm.parse_records("partition", text)
+        configuration |= dict(re.findall(r"^(\w+) += (\S+)", text, re.MULTILINE))
+        if text.startswith("PARTITION"):
+            _read_sinfo(text, nodes, partitions)
+    if not nodes:
+        raise RequirementError(
+            f"{files[0]}: tells of no node; record `scontrol show node` or `sinfo -o '%P %l %D %c %m %G'`"
+        )
+    if not partitions:  # of nodes alone
+        names = {name for node in nodes.values() for name in node.get("Partitions", "").split(",")}
+        partitions = {name: {"MaxNodes": "UNLIMITED"} for name in names}
+    return nodes, partitions, configuration
+
+
+def _read_sinfo(text, nodes, partitions):
+    head, *lines = (line.split() for line in text.splitlines() if line.strip())
+    for number, row in enumerate(dict(zip(head, line, strict=False)) for line in lines):
+        name, count = row["PARTITION"].rstrip("*"), int(row.get("NODES", 1))
+        cores, memory = (row.get(key, "0").rstrip("+") for key in ("CPUS", "MEMORY"))
+        node = {"Partitions": name, "CoresPerSocket": cores, "RealMemory": memory, "Gres": row.get("GRES", "")}
+        nodes |= {f"{name}-{number}-{each}": node for each in range(count)}
+        known = int(partitions.get(name, {}).get("TotalNodes", 0))
+        default = "YES" if row["PARTITION"].endswith("*") else "NO"
+        partitions[name] = {"MaxTime": row.get("TIMELIMIT"), "TotalNodes": str(known + count), "Default": default}
 
 
 def survey(nodes, partitions, configuration, chosen=None):
     """The Survey of these `slurm.records` and this `slurm.configuration`. chosen: a partition; default: Slurm's own default if it has
     GPUs, else that with most of them. Raises RequirementError where there are no GPUs."""
-    shapes = _shapes(nodes)
+    shapes = {}  # partition → how many of its nodes have which Shape
+    for record in nodes.values():
+        for name in filter(None, record.get("Partitions", "").split(",")):
+            shapes.setdefault(name, Counter())[_shape(record)] += 1
     up = {name: record for name, record in partitions.items() if record.get("State", "UP") == "UP" and shapes.get(name)}
     with_gpus = {name: sum(n for s, n in shapes[name].items() if s.gpus) for name in up}
     known = {each.name: each for each in limits.partitions(up)}
@@ -71,42 +116,34 @@ def survey(nodes, partitions, configuration, chosen=None):
         raise RequirementError(f"no partition `{chosen}` with GPUs takes jobs here{nearest(chosen, runs)}")
     if not runs:
         raise RequirementError(
-            "no partition here has nodes with GPUs that take jobs: begin with config/sites/slurm.yaml"
+            "no partition here has nodes with GPUs that take jobs: begin with config/sites/slurm.yaml, or --gpus 8 --gpu H100"
         )
-    ranked = [shape for shape, _ in shapes[runs[0]].most_common() if shape.gpus]
+    shape, *others = (shape for shape, _ in shapes[runs[0]].most_common() if shape.gpus)
     cpu = max((name for name in up if not with_gpus[name]), key=lambda name: sum(shapes[name].values()), default=None)
-    storage, enforced = (configuration.get(f"AccountingStorage{key}", "") for key in ("Type", "Enforce"))
+    storage, enforced, age = (
+        configuration.get(key, "") for key in ("AccountingStorageType", "AccountingStorageEnforce", "MinJobAge")
+    )
     allowed = up[runs[0]].get("AllowQos", "ALL")
     return Survey(
         cluster=configuration.get("ClusterName", "cluster"),
+        shape=shape,
         partitions=tuple(known[name] for name in runs),
-        shape=ranked[0],
-        others=tuple(ranked[1:]),
+        others=tuple(others),
         data=known.get(cpu),
         data_cores=shapes[cpu].most_common(1)[0][0].cores if cpu else None,
         whole_nodes=up[runs[0]].get("OverSubscribe") == "EXCLUSIVE",
         qos=() if allowed == "ALL" else tuple(allowed.split(",")),
         # Without accounting the type is `accounting_storage/none`, or `(null)` in newer versions.
         needs_account="assoc" in enforced if storage.endswith("slurmdbd") else None,
-        forgets=float(configuration.get("MinJobAge", "").split()[0]) if configuration.get("MinJobAge") else None,
+        forgets=float(age.split()[0]) if age else None,
     )
-
-
-def _shapes(nodes):
-    """Partition → how many of its nodes have which Shape."""
-    found = {}
-    for record in nodes.values():
-        shape = _shape(record)
-        for name in filter(None, record.get("Partitions", "").split(",")):
-            found.setdefault(name, Counter())[shape] += 1
-    return found
 
 
 def _shape(record):
     gpus = GRES.findall(record.get("Gres", ""))
     cores = int(record.get("Sockets", 1)) * int(record.get("CoresPerSocket", 1))
     # Slurm may be told to take cores for CPUs although they have several threads.
-    threads = max(1, int(record.get("CPUTot", cores)) // cores)
+    threads = max(1, int(record.get("CPUTot", cores)) // (cores or 1))
     memory = round(int(record.get("RealMemory", 0)) * 2**20 / 1e9, 1)
     return Shape(sum(int(count) for _, count in gpus), (gpus[0][0] or None) if gpus else None, cores, threads, memory)
 
