@@ -93,7 +93,6 @@ CODE = {
         "data/advice.py",
         "data/ahead.py",
         "data/benchmark.py",
-        "data/cases.py",
         "data/classes.py",
         "data/crops.py",
         "data/dali.py",

@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from parascale.data.benchmark import benchmark_images
+from parascale.data.benchmark import benchmark
 from parascale.data.convert import convert, convert_shard
 from parascale.data.formats import open_images, squashfs, storage
 from parascale.data.image_sources import index_images
@@ -250,7 +250,7 @@ def test_a_copy_that_does_not_fit_shared_memory_is_refused(made, tmp_path, monke
         storage.copy_to_memory(folder, tmp_path)
     assert not list(tmp_path.glob("parascale-*"))
     with pytest.raises(RequirementError, match="not enough room in /dev/shm"):
-        benchmark_images("set", [folder], Loaders(shared_memory=True), ImageTraining())
+        benchmark("set", [folder], Loaders(shared_memory=True), ImageTraining())
 
 
 def test_a_copy_in_shared_memory_reads_the_same(made, tmp_path):

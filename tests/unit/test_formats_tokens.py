@@ -2,14 +2,15 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parascale.data import cases
-from parascale.data.benchmark import token_cases
+from parascale.data import measure as measuring
+from parascale.data.benchmark import cases_of
 from parascale.data.convert_tokens import convert_tokens
 from parascale.data.formats import open_tokens, token_format
 from parascale.data.measure import measure
@@ -114,8 +115,8 @@ def test_what_is_decoded_as_it_is_opened_is_not_measured_as_if_it_were_read(flat
         time.sleep(0.2)
         return open_tokens(*arguments)
 
-    monkeypatch.setattr(cases, "open_tokens", slow)
-    found = list(token_cases(tmp_path / "parquet", 64, Loaders(seconds=0.01, repeats=1)))
+    monkeypatch.setattr(measuring, "open_tokens", slow)
+    found = list(cases_of(tmp_path / "parquet", Loaders(seconds=0.01, repeats=1), SimpleNamespace(window=64)))
     assert [(case.cache, case.io) for case in found] == [("warm", "memory")] * 2
     figures = measure(found[0])
     assert figures["bytes_read_per_byte"] is None and figures["first_batch_seconds"] >= 0.2
@@ -123,7 +124,7 @@ def test_what_is_decoded_as_it_is_opened_is_not_measured_as_if_it_were_read(flat
 
 def test_mapped_tokens_are_read_cold_too_and_the_files_that_they_open_are_counted(flat, tmp_path, monkeypatch):
     convert_tokens(flat, "text", "hdf5", tmp_path / "hdf5")
-    found = list(token_cases(tmp_path / "hdf5", 64, Loaders(seconds=0.01, repeats=1)))
+    found = list(cases_of(tmp_path / "hdf5", Loaders(seconds=0.01, repeats=1), SimpleNamespace(window=64)))
     assert [(case.cache, case.io) for case in found] == [(cache, "mmap") for cache in ("warm", "warm", "cold", "cold")]
     assert measure(found[1])["opens_per_sample"] == 0
     batch = Windows.batch

@@ -212,21 +212,21 @@ def benchmark(project, workload, forms):
     \b
     Example: parascale data benchmark --dataset shapes
     """
-    from parascale.data import advice
     from parascale.data import benchmark as readers
+    from parascale.data.advice import advise
 
     if workload.of_pairs:
         raise ConfigError("pairs have only one format: there is nothing to compare")
     formats, settings, dataset = project.config.formats, project.config.loaders, workload.data.dataset
     usual = formats.images if workload.of_images else [workload.data.format, *formats.tokens]
     folders = [project.paths.data(dataset, form) for form in forms or usual]
-    if workload.of_images:
-        rows = readers.benchmark_images(dataset, folders, settings, workload.training)
-        devices = "processes" if project.site.device == "cpu" else "GPUs"
-        chosen, said = advice.advise_images(rows, taken=images_taken(project, dataset), devices=devices)
-    else:
-        rows = readers.benchmark_tokens(dataset, folders, workload.training.window, settings)
-        chosen, said = advice.advise_tokens(rows)
+    rows = readers.benchmark(dataset, folders, settings, workload.training)
+    unit, devices = (
+        "images" if workload.of_images else "windows",
+        "processes" if project.site.device == "cpu" else "GPUs",
+    )
+    taken = images_taken(project, dataset) if workload.of_images else None
+    chosen, said = advise(rows, unit, taken=taken, devices=devices)
     # After the measurements, which torch in the process would slow down.
     import torch
 
@@ -236,7 +236,7 @@ def benchmark(project, workload, forms):
     facts = {
         "schema_version": 1,
         "dataset": dataset,
-        "unit": "images" if workload.of_images else "windows",
+        "unit": unit,
         "format": chosen,
         "advice": said,
         "ceilings": readers.best_ceilings(folders),

@@ -1,149 +1,212 @@
-"""How fast a reader is: one case at a time, each in a fresh process, so that only what should be warm is.
+"""How fast a format is read: one case at a time, each in a fresh process, so that only what should be warm is.
 
-What is read is counted by the kernel (`/proc/self/io`, proc(5)): `rchar`, bytes that read calls returned; `syscr`, how many
-calls; `read_bytes`, what storage had to deliver, page faults of mapped files included.
+The kernel counts what is read (`/proc/self/io`, proc(5)): `rchar`, bytes that read calls returned; `syscr`, how many calls;
+`read_bytes`, what storage had to deliver, page faults of mapped files included.
 """
 
+import contextlib
+import itertools
+import os
 import statistics
 import sys
 import time
 import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
 
-from parascale.data import cases
+import numpy as np
+
+from parascale.data.formats import open_images, open_tokens
 from parascale.data.formats.storage import drop_from_cache
 
+SPLIT, SEED = "train", 1
+BATCH = 64
 CLOCK_EVERY = 32  # samples between looks at the clock
-WORKER_BATCHES = 5  # of each thread that decodes in a pass, at least: which is ahead at its ends matters little
+WORKER_BATCHES = 5  # of each decoding thread in a pass, at least: which thread is ahead at its ends then matters little
 COUNTED = 512  # samples over which opens are counted
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of reading a format.
+
+    decoder: decode, crop and resize images as a training does, to `size` pixels a side and crops of at least `smallest` of an
+    image's area, by `workers` threads, and for `dali` on the first GPU if there is one; None: read the encoded bytes alone.
+    window: tokens of a sample of text; None for images. samples: most of a cold pass.
+    """
+
+    folder: str
+    format: str
+    access: str  # sequential | random
+    cache: str  # warm | cold
+    io: str  # pread | mmap | files | memory, for what was read as it was opened
+    samples: int
+    seconds: float
+    repeats: int
+    workers: int = 0
+    decoder: str | None = None
+    window: int | None = None
+    size: int | None = None
+    smallest: float | None = None
 
 
 def measure(case):
     """Measure one case; returns the columns that reading gives, or None where the cache cannot be dropped.
 
-    samples_per_second is the median of the repeats and spread their range relative to it; of a pass, samples is the mean and
-    cpu_seconds the median, all threads together; sample_bytes is the mean of what was asked for. peak_memory_bytes is what reading
-    added to the process, mapped pages of files as long as they are mapped. Unknown figures are None: where images are decoded, workers read
-    further than what they gave, and calls and bytes are those of reading alone.
+    Of a pass, samples_per_second and cpu_seconds (of all threads) are the medians of the repeats, and samples is the mean;
+    spread is the range of the rates over their median. peak_memory_bytes is what reading added to the process, mapped pages
+    included. Unknown figures are None: decoding threads read further than what they delivered.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Parquet warns that random access is slow, which is what is measured here
-        return _measured(case)
-
-
-def _measured(case):
     if case.decoder:
         import torch  # noqa: F401 (takes seconds, which are not those of the first batch)
 
         from parascale.data.crops import require_decoder
 
         require_decoder(case.decoder)  # its package too
-
     start_memory = _memory("VmRSS")
-    if case.cache == "warm":
-        # One reader for all passes: the first fills the cache and is not counted, but for its first batch.
-        start = time.perf_counter()
-        with cases.opened(case) as source:
-            # Readers open at the first read, and mapping takes no time: only what is read as a whole is waited for here.
-            opening = time.perf_counter() - start if case.io == "memory" else 0.0
-            first = opening + _one_pass(case, source, 0)["first"]
-            passes = [_one_pass(case, source, repeat) for repeat in range(1, case.repeats + 1)]
-    else:
-        with cases.opened(case):
-            passes = []  # opened once before, so that no import is counted
-        for repeat in range(case.repeats):
-            if not drop_from_cache(cases.paths(case)):
-                return None
-            passes.append(_cold_pass(case, repeat))
-        first = statistics.median(one["first"] for one in passes)
-    asked, samples = (sum(one[key] for one in passes) for key in ("bytes", "samples"))
-    reading = None if case.decoder else passes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Parquet warns that random access is slow, which is what is measured here
+        found = (_warm_passes if case.cache == "warm" else _cold_passes)(case)
+    if found is None:
+        return None
+    first, passes, opens = found
+    asked, samples = (sum(each[key] for each in passes) for key in ("bytes", "samples"))
+    rates = [each["samples"] / each["seconds"] for each in passes]
+    # A mapped file is read by page faults, which only storage sees, and only when nothing is cached.
+    counted = {"pread": "rchar", "files": "rchar", "mmap": "read_bytes" if case.cache == "cold" else None}.get(case.io)
+    counted = None if case.decoder else counted
     return {
-        **_rates([one["samples"] / one["seconds"] for one in passes]),
-        "samples": samples // case.repeats,
+        "samples_per_second": statistics.median(rates),
+        "spread": (max(rates) - min(rates)) / statistics.median(rates),
+        "repeats": len(passes),
+        "samples": samples // len(passes),
         "sample_bytes": asked / samples,
-        "cpu_seconds": statistics.median(one["cpu"] for one in passes),
-        "bytes_read_per_byte": reading and _read_per_byte(case, passes, asked),
-        "read_calls_per_sample": reading and sum(one["syscr"] for one in passes) / samples,
+        "cpu_seconds": statistics.median(each["cpu"] for each in passes),
+        "bytes_read_per_byte": sum(each[counted] for each in passes) / asked if counted and asked else None,
+        "read_calls_per_sample": None if case.decoder else sum(each["syscr"] for each in passes) / samples,
         "first_batch_seconds": first,
         "peak_memory_bytes": max(0, _memory("VmHWM") - start_memory),
-        "opens_per_sample": _opens(case) if case.cache == "warm" and reading else None,
+        "opens_per_sample": opens,
     }
 
 
-def _cold_pass(case, seed):
-    """A pass that counts opening as well, and leaves nothing open or mapped, which would keep pages in the cache."""
-    before = _counters()
-    with cases.opened(case) as source:
-        return {**_one_pass(case, source, seed), **_counted_since(before)}
+def _warm_passes(case):
+    """(seconds to the first batch, passes, opens a sample). All passes continue one reading, whose first pass fills the cache and
+    starts the threads: the others begin as they end.
+    """
+    with contextlib.closing(reads(case)) as reading:
+        first, *passes = (_one_pass(case, reading) for _ in range(case.repeats + 1))
+        return first["first"], passes, None if case.decoder else _opens(reading)
 
 
-def _read_per_byte(case, passes, asked):
-    """Bytes read for each byte that was asked for, by the kernel's counter for this kind of read; None where there is none."""
-    # A mapped file is read by page faults, which only storage sees, and only when nothing is cached.
-    counted = {"pread": "rchar", "files": "rchar", "mmap": "read_bytes" if case.cache == "cold" else None}.get(case.io)
-    return sum(one[counted] for one in passes) / asked if counted and asked else None
+def _cold_passes(case):
+    """As `_warm_passes`. Each pass opens the files, and leaves none open or mapped, which would keep pages in the cache."""
+    with contextlib.closing(reads(case)) as reading:
+        next(reading)  # so that no import is counted
+    passes = []
+    for _ in range(case.repeats):
+        if not drop_from_cache(_paths(case)):
+            return None
+        with contextlib.closing(reads(case)) as reading:
+            passes.append(_one_pass(case, reading))
+    return statistics.median(each["first"] for each in passes), passes, None
 
 
-def _rates(rates):
-    middle = statistics.median(rates)
-    return {"samples_per_second": middle, "spread": (max(rates) - min(rates)) / middle, "repeats": len(rates)}
-
-
-def _one_pass(case, source, seed):
+def _one_pass(case, reading):
     """Read for a while: samples, bytes asked for, seconds, CPU seconds, seconds to the first batch, the kernel's counts."""
-    reads, start, first = cases.reads(case, source, seed), time.perf_counter(), None
-    uncounted, least = _uncounted(case, source)
-    for _ in range(uncounted):
-        next(reads)
-        first = first or time.perf_counter() - start
-    before, start, cpu = _counters(), time.perf_counter(), time.process_time()
+    least = WORKER_BATCHES * max(1, case.workers) * BATCH if case.decoder else 0
+    before, cpu, start, first = _counters(), time.process_time(), time.perf_counter(), None
     samples = size = 0
-    for count, length in reads:
+    for count, length in reading:
         samples, size = samples + count, size + length
-        if first is None and samples >= cases.BATCH:
+        if first is None and samples >= BATCH:
             first = time.perf_counter() - start
-        looked = samples >= least and (count > 1 or samples % CLOCK_EVERY == 0)
-        if looked and time.perf_counter() - start > case.seconds:
-            break
         if case.cache == "cold" and samples >= case.samples:
             break
+        if samples >= least and samples % CLOCK_EVERY < count and time.perf_counter() - start > case.seconds:
+            break
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    counts = _counted_since(before)
+    counts = {key: value - before[key] for key, value in _counters().items()}
     return {"samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **counts}
 
 
-def _uncounted(case, source):
-    """Where images are decoded: (batches that come before a pass counts, samples that it counts at least).
-
-    Threads that have just started give nothing for the time of a batch, and batches under way at the end are never counted. So a pass
-    counts from the first batch that is a thread's second: it then begins as it ends. A cold pass too short for that counts from its
-    start.
-    """
-    if not case.decoder:
-        return 0, 0
-    batches = case.workers + 1
-    if case.cache == "cold" and min(len(source), case.samples) < 2 * batches * cases.BATCH:
-        return 0, 0
-    return batches, WORKER_BATCHES * max(1, case.workers) * cases.BATCH
+def _opens(reading):
+    """Files opened for each sample. An audit hook cannot be removed, so this comes last."""
+    events, samples = Counter(), 0
+    sys.addaudithook(lambda event, _: events.update([event]))
+    while samples < COUNTED:
+        samples += next(reading)[0]
+    return events["open"] / samples
 
 
-def _opens(case):
-    """Files opened for each sample once a reader is warm. An audit hook cannot be removed, so this comes last."""
-    with cases.opened(case) as source:
-        reads, opens, count = cases.reads(case, source, cases.SEED), [0], 0
-        next(reads)
-
-        def hook(event, _):
-            opens[0] += event == "open"
-
-        sys.addaudithook(hook)
-        while count < COUNTED:
-            count += next(reads)[0]
-        return opens[0] / count
+def reads(case):
+    """Yield (samples, bytes) of each read; files are opened at the first. A cold case reads the data once, a warm one again and again."""
+    rounds = range(1) if case.cache == "cold" else itertools.count()
+    if case.window:
+        yield from _windows(case, rounds)
+        return
+    reader = open_images(case.folder, SPLIT, "auto" if case.io == "files" else case.io)
+    try:
+        yield from (_decoded if case.decoder else _encoded)(case, reader, rounds)
+    finally:
+        reader.close()
 
 
-def _counted_since(before):
-    return {key: value - before[key] for key, value in _counters().items()}
+def _order(case, count):
+    return np.random.default_rng(SEED).permutation(count) if case.access == "random" else np.arange(count)
+
+
+def _batches(order):
+    return (order[first : first + BATCH] for first in range(0, len(order), BATCH))
+
+
+def _encoded(case, reader, rounds):
+    number = _order(case, len(reader)).item  # one at a time: no list of Python numbers
+    for _ in rounds:
+        if case.access == "random":
+            samples = (reader[number(place)] for place in range(len(reader)))
+        else:
+            samples = itertools.chain.from_iterable(map(reader.iterate, range(len(reader.shards()))))
+        for data in samples:
+            yield 1, len(data)
+
+
+def _decoded(case, reader, rounds):
+    """Batches of images decoded, cropped and resized, each differently in each round."""
+    import torch
+
+    from parascale.data.classes import AugmentedImages
+
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else None
+    samples, lengths = AugmentedImages(reader, case.size, SEED, case.smallest, case.decoder), reader.samples["length"]
+    order = _order(case, len(reader))
+    here, there = itertools.tee(batch + number * len(reader) for number in rounds for batch in _batches(order))
+    for numbers, _ in zip(here, samples.batches(there, case.workers, device), strict=True):
+        yield len(numbers), int(lengths[numbers % len(reader)].sum())
+
+
+def _windows(case, rounds):
+    """Batches of windows."""
+    from parascale.data.text import Tokens, Windows  # loads a tokenizer, which images have no use for
+
+    tokens_N = Tokens(case.folder).split(SPLIT) if case.format == "flat" else open_tokens(case.folder, SPLIT)
+    windows, width = Windows(tokens_N, case.window), tokens_N.itemsize * (case.window + 1)
+    order = _order(case, len(windows))
+    for _ in rounds:
+        for indices in _batches(order):
+            windows.batch(indices)
+            yield len(indices), len(indices) * width
+
+
+def _paths(case):
+    """The files that a case reads."""
+    if case.window:
+        return [path for path in Path(case.folder).iterdir() if path.stem == SPLIT]
+    reader = open_images(case.folder, SPLIT)
+    if case.format == "files":
+        return [os.fsdecode(reader.path(i)) for i in range(len(reader))]
+    return reader.paths()
 
 
 def _counters():

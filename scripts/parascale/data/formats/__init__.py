@@ -1,6 +1,6 @@
 """Formats of data on disk: one module each, with the same names in each.
 
-A module of an image format has `SUFFIX`, `RANDOM_ACCESS`, a `Writer` (one shard) and a `Reader` (a whole split), and, where
+A module of an image format has `SUFFIX`, a `Writer` (one shard) and a `Reader` (a whole split), and, where
 other libraries read the format, `native(path)`, which yields (bytes, label) of a shard's samples without our code. A module
 of a token format has `TOKEN_SUFFIX`, `write_tokens(path, tokens_N)`, `read_tokens(path)`, and `TOKENS_MAPPED`: whether that is the file's own
 memory rather than a copy. A module is imported when its format is used.
@@ -51,12 +51,7 @@ def tokens_are_mapped(name):
     return name == "flat" or token_format(name).TOKENS_MAPPED
 
 
-def module_name(name):
-    """The name under which a format's module is imported."""
-    return f"{__name__}.{name}"
-
-
 def _module(name, names, kind):
     if name not in names:
         raise ConfigError(f"`{name}` is no {kind} format{nearest(str(name), names)}")
-    return importlib.import_module(module_name(name))
+    return importlib.import_module(f"{__name__}.{name}")

@@ -16,7 +16,6 @@ from parascale.data.formats.base import Writer as BaseWriter
 SUFFIX = "arrow"
 TOKEN_SUFFIX = "arrow"
 TOKENS_MAPPED = True
-RANDOM_ACCESS = True
 Reader = ByteReader  # at the places that the batches' own offsets gave
 ROWS = 1024  # of a record batch,
 BATCH_BYTES = 32 << 20  # or fewer, so that a batch of large images fits the memory too

@@ -108,7 +108,8 @@ class Reader:
     A format's reader has `_acquire` and `_release`, which open and close its files, and `_read(i)`.
     """
 
-    THREADS = True  # whether several may read at once
+    CALLS = ("files",)  # how it may be asked to read, among `pread` and `mmap`
+    THREADS = True  # whether several may read at once, and a training at random
     MERGES = False  # whether neighbours can be read in one piece
 
     def __init__(self, folder, split, io="auto", check=False):
@@ -204,6 +205,7 @@ class ByteReader(Reader):
     mapped memory.
     """
 
+    CALLS = ("pread", "mmap")
     MERGES = True
 
     def __getitem__(self, i):

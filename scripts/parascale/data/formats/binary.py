@@ -3,5 +3,4 @@
 from parascale.data.formats.base import BlockWriter, ByteReader
 
 SUFFIX = "bin"
-RANDOM_ACCESS = True
 Writer, Reader = BlockWriter, ByteReader

@@ -13,7 +13,6 @@ from parascale.data.formats.base import Reader as BaseReader
 from parascale.errors import DataError
 
 SUFFIX = "paths"
-RANDOM_ACCESS = True
 
 
 class Writer(BlockWriter):

@@ -16,7 +16,6 @@ from parascale.data.formats.base import BLOCK_BYTES, BlockWriter, ByteReader
 SUFFIX = "h5"
 TOKEN_SUFFIX = "h5"
 TOKENS_MAPPED = True
-RANDOM_ACCESS = True
 Reader = ByteReader  # at the dataset's place in the file
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from parascale.data.formats.base import BlockWriter, ByteReader
 
 SUFFIX = "stack.npy"
-RANDOM_ACCESS = True
 Reader = ByteReader  # past the header of the stack
 HEADER_BYTES = 128  # of a flat array; NumPy leaves room in it for any length
 PLACE = np.dtype([("start", "<i8"), ("length", "<i8"), ("label", "<i4")])

@@ -19,7 +19,6 @@ from parascale.errors import DataError
 SUFFIX = "parquet"
 TOKEN_SUFFIX = "parquet"
 TOKENS_MAPPED = False
-RANDOM_ACCESS = False
 GROUP_ROWS = 256  # of a row group,
 GROUP_BYTES = 16 << 20  # or fewer; what one read of a row at random costs
 GROUP_TOKENS = 1 << 20
@@ -45,6 +44,7 @@ class Writer(RowWriter):
 class Reader(BaseReader):
     """Reads row groups and keeps the last one of each process."""
 
+    CALLS = ("pread",)
     THREADS = False
 
     def _acquire(self):

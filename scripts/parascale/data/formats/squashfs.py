@@ -24,7 +24,6 @@ from parascale.data.formats.webdataset import BLOCK, header, padding
 from parascale.errors import DataError, RequirementError
 
 SUFFIX = "squashfs"
-RANDOM_ACCESS = True
 # No compression, no dates, no owners, one thread: the same samples give the same bytes.
 OPTIONS = ("-tar", "-noI", "-noD", "-noF", "-noX", "-no-duplicates", "-mkfs-time", "0", "-all-time", "0", "-all-root")
 QUIET = ("-quiet", "-no-progress", "-processors", "1")

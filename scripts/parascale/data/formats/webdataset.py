@@ -11,7 +11,6 @@ from parascale.data.formats.base import BlockWriter, ByteReader
 from parascale.data.jpeg import extension
 
 SUFFIX = "tar"
-RANDOM_ACCESS = True
 Reader = ByteReader  # at the offsets of the images, past the tar headers
 BLOCK = 512  # tar's unit: headers and contents are padded to it
 
