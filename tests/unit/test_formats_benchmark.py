@@ -110,6 +110,7 @@ def test_from_file_to_tensor_starting_and_what_is_not_finished_bias_neither_rate
 
     monkeypatch.setattr(classes, "draw", decoded)
     monkeypatch.setattr(measure, "BATCH", 20)
+    monkeypatch.setattr(measure, "WORKER_BATCHES", 3)
     settings = Loaders(seconds=0.1, repeats=1, workers=[workers], cold=False)
     case = case_of(folders["hdf5"], settings, decoder="full")
     for _ in range(5):  # other work on this computer disturbs a pass; a bias is in all of them

@@ -133,7 +133,7 @@ def test_busy_answers_are_tried_again(site, tmp_path):
         ({"statuses": [503] * 9}, "given up after 3 attempts: status 503"),
         ({"files": {}}, "404"),
         ({"token": "secret"}, "access is refused.*hf auth login"),
-        ({"files": {"/data/train.txt": b"something else"}}, "sha256 is .* not .*another file than the one you named"),
+        ({"files": {"/data/train.txt": b"something else"}}, "checksum is .* not .*another file than the one you named"),
     ],
 )
 def test_what_cannot_be_fetched_leaves_no_output(site, tmp_path, change, message):

@@ -11,9 +11,8 @@ from pathlib import Path
 import PIL
 
 from parascale.data.drawing import CLASSES, draw_images
-from parascale.data.sources import ATTEMPTS, archives, files, hub, made, url
+from parascale.data.sources import ATTEMPTS, files, hub, made, url
 from parascale.data.sources.manifest import write_manifest
-from parascale.errors import ConfigError
 from parascale.files import atomic_folder, atomic_path
 
 
@@ -27,7 +26,8 @@ def download_images(source, images, output, attempts=ATTEMPTS):
         return made(source, output, _point_at, attempts, keep=False)
     if source.kind == "builtin":
         return made(source, output, functools.partial(_draw, images), attempts, keep=False)
-    return made(source, output, _fetch_archives if source.kind == "url" else hub.fetch, attempts)
+    fetch = functools.partial(url.fetch, of_images=True) if source.kind == "url" else hub.fetch
+    return made(source, output, fetch, attempts)
 
 
 def images_root(raw):
@@ -45,15 +45,3 @@ def _draw(images, source, output, attempts):
         draw_images(partial, images)
         origin = {"drawn": dataclasses.asdict(images), "classes": list(CLASSES), "pillow": PIL.__version__}
         write_manifest(partial, source, origin, {})
-
-
-def _fetch_archives(source, output, attempts):
-    url.checked_urls(source.urls)
-    for entry in source.urls:
-        if not archives.is_archive(url.file_name(entry["url"])):
-            raise ConfigError(
-                f"`data.source.urls`: {entry['url']} is not an archive of images ({', '.join(archives.TAR_ENDINGS)}, .zip)"
-            )
-    with url.fetched(source, output, attempts) as (pieces, folder, origin):
-        url.placed(source.urls, pieces, folder)
-        write_manifest(folder, source, origin, {})

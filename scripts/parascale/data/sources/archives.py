@@ -12,12 +12,11 @@ from parascale.files import is_full_disk, require_space
 
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 BLOCK_BYTES = 1 << 20
-ENCRYPTED = 0x1  # of a zip member's flags (PKWARE's APPNOTE, 4.4.4)
-# What the libraries raise for archives that are damaged or of a kind that they do not know: `zipfile` says NotImplementedError of a
-# compression, RuntimeError of a password.
+# What the libraries raise for archives that are damaged or of a kind that they do not know: NotImplementedError for a compression,
+# RuntimeError for a password, OSError for damage within and for names that this filesystem cannot hold.
 DAMAGED = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError, OverflowError,
-    NotImplementedError, RuntimeError,
+    NotImplementedError, RuntimeError, OSError,
 )  # fmt: skip
 
 
@@ -38,12 +37,12 @@ def unpack(archive, name, folder):
     except tarfile.FilterError as error:
         raise DataError(f"{name}: unsafe archive: {error}") from None
     except DAMAGED as error:
-        raise DataError(f"{name}: not a whole archive ({error})") from None
-    except OSError as error:
         if is_full_disk(error):
             raise
-        # Damage that the decompressors report, places outside the archive, names that this filesystem cannot hold.
-        raise DataError(f"{name}: cannot be unpacked ({error})") from None
+        raise DataError(
+            f"{name}: not a whole archive, or not one that can be unpacked here ({error}). If it opens elsewhere, unpack it yourself, and "
+            "set `data.source.location`"
+        ) from None
 
 
 def _unpack_tar(archive, name, folder):
@@ -69,10 +68,6 @@ def _unpack_zip(archive, name, folder):
             path = PurePosixPath(entry.filename.replace("\\", "/"))
             if path.is_absolute() or ".." in path.parts or (path.parts and ":" in path.parts[0]):
                 raise DataError(f"{name}: unsafe archive: `{entry.filename}` would land outside its folder")
-            if entry.flag_bits & ENCRYPTED:
-                raise DataError(
-                    f"{name}: `{entry.filename}` is encrypted; unpack it yourself, and set `data.source.location`"
-                )
         require_space(folder, sum(entry.file_size for entry in bundle.infolist()), f"unpacking {name}")
         for entry in bundle.infolist():
             target = folder / entry.filename

@@ -1,7 +1,7 @@
 """Data sets of the Hugging Face hub, at a pinned revision, kept as Parquet.
 
 `huggingface_hub` says what a revision holds (files, sizes, checksums, the login's token); the files themselves come through
-`transfer`, because the library's own download of a file starts again at nothing in a new process.
+`transfer`, because the library's own download starts every file anew in a new process.
 """
 
 import fnmatch
@@ -15,11 +15,11 @@ from parascale.data.sources.manifest import describe, write_manifest
 from parascale.data.sources.transfer import (
     LOGIN_NODE_HELP,
     REFUSED_HELP,
-    WORTH_RETRYING,
+    Interrupted,
     fetch_file,
-    git_blob_digest,
-    pause,
+    persistently,
     pieces_folder,
+    require_answer,
 )
 from parascale.errors import ConfigError, DataError, DownloadError
 from parascale.files import atomic_folder, link_or_copy
@@ -43,11 +43,8 @@ def fetch(source, output, attempts):
     pieces = pieces_folder(source, output)
     for path in (path for paths in by_split.values() for path in paths):
         sibling = listed[path]
-        digest = sibling.lfs.sha256 if sibling.lfs else None
+        digest = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
         fetch_file(address_of(path), pieces / path, attempts, digest, sibling.size, headers)
-        if digest is None and git_blob_digest(pieces / path) != sibling.blob_id:
-            (pieces / path).unlink()
-            raise DownloadError(f"{address_of(path)}: its content is not what the hub lists for it; run again")
     with atomic_folder(output) as folder:
         splits = {
             split: _as_parquet(split, [pieces / path for path in paths], folder) for split, paths in by_split.items()
@@ -63,7 +60,9 @@ def _revision(source, attempts):
     from huggingface_hub.utils import build_hf_headers
 
     api = HfApi(endpoint=source.endpoint)
-    info = _ask(api, source, attempts)
+    page = f"{api.endpoint}/datasets/{source.name}"
+    remedy = f"{LOGIN_NODE_HELP} Without any network, `source: {{kind: builtin, name: documentation}}` gives {builtin.offers()}."
+    info = persistently(page, attempts, lambda: _ask(api, source, page), remedy=remedy)
 
     def address_of(path):
         return hf_hub_url(source.name, path, repo_type="dataset", revision=source.revision, endpoint=api.endpoint)
@@ -71,44 +70,23 @@ def _revision(source, attempts):
     return info, address_of, {key: value for key, value in build_hf_headers().items() if key.lower() == "authorization"}
 
 
-def _ask(api, source, attempts):
-    """The hub's answer on a revision: its files with sizes and checksums, and the card. Raises DownloadError."""
+def _ask(api, source, page):
+    """The hub's answer on a revision: its files with sizes and checksums, and the card."""
     from huggingface_hub import errors
 
-    page = f"{api.endpoint}/datasets/{source.name}"
-    for failures in range(1, attempts + 1):
-        try:
-            return api.dataset_info(
-                source.name, revision=source.revision, files_metadata=True, timeout=ANSWER_TIMEOUT_SECONDS
-            )
-        except errors.HFValidationError as error:
-            raise ConfigError(f"`data.source.name` = `{source.name}` is not the id of a data set: {error}") from None
-        except errors.GatedRepoError:
-            raise DownloadError(f"{page}: access is refused. {REFUSED_HELP}") from None
-        except errors.RevisionNotFoundError:
-            raise DownloadError(f"{page}: there is no revision {source.revision}; see {page}/commits/main") from None
-        except errors.RepositoryNotFoundError:
-            raise DownloadError(f"{page}: no such data set, or one that needs a login. {REFUSED_HELP}") from None
-        except errors.OfflineModeIsEnabled as error:
-            raise DownloadError(_unreachable(api.endpoint, error)) from None
-        except errors.HfHubHTTPError as error:
-            status = error.response.status_code
-            if status in (401, 403):
-                raise DownloadError(f"{page}: access is refused (status {status}). {REFUSED_HELP}") from None
-            if status not in WORTH_RETRYING or failures == attempts:
-                raise DownloadError(f"{page}: the hub answers with status {status}; try again later") from None
-            pause(page, f"status {status}", failures)
-        except errors.HTTPError as error:  # no answer at all
-            if failures == attempts:
-                raise DownloadError(_unreachable(api.endpoint, error)) from None
-            pause(page, error, failures)
-
-
-def _unreachable(endpoint, error):
-    return (
-        f"{endpoint} cannot be reached ({str(error) or type(error).__name__}). {LOGIN_NODE_HELP} Without any network, "
-        f"`source: {{kind: builtin, name: documentation}}` gives {builtin.offers()}."
-    )
+    asked = {"revision": source.revision, "files_metadata": True, "timeout": ANSWER_TIMEOUT_SECONDS}
+    try:
+        return api.dataset_info(source.name, **asked)
+    except errors.HFValidationError as error:
+        raise ConfigError(f"`data.source.name` = `{source.name}` is not the id of a data set: {error}") from None
+    except errors.RevisionNotFoundError:
+        raise DownloadError(f"{page}: there is no revision {source.revision}; see {page}/commits/main") from None
+    except errors.RepositoryNotFoundError:
+        raise DownloadError(f"{page}: no such data set, or one that needs a login. {REFUSED_HELP}") from None
+    except errors.HfHubHTTPError as error:
+        require_answer(page, error.response.status_code)
+    except (errors.OfflineModeIsEnabled, errors.HTTPError) as error:  # no answer at all
+        raise Interrupted(str(error) or type(error).__name__) from None
 
 
 def _files_of_splits(source, info, paths):
@@ -138,8 +116,8 @@ def _files_of_splits(source, info, paths):
 
 def _card_patterns(source, info):
     """Split → patterns, as the `configs` of the data set's card say; None where the card says nothing of files."""
-    configs = {entry.get("config_name", "default"): entry for entry in (info.card_data or {}).get("configs") or []}
-    configs = {name: entry for name, entry in configs.items() if entry.get("data_files")}
+    listed = (info.card_data or {}).get("configs") or []
+    configs = {entry.get("config_name", "default"): entry["data_files"] for entry in listed if entry.get("data_files")}
     if not configs:
         return None
     if source.config is None and len(configs) > 1 and "default" not in configs:
@@ -149,9 +127,8 @@ def _card_patterns(source, info):
     name = source.config or ("default" if "default" in configs else next(iter(configs)))
     if name not in configs:
         raise ConfigError(f"{source.name}: no configuration `{name}`{nearest(name, configs)}")
-    found = configs[name]["data_files"]
     patterns = {}
-    for entry in as_list(found):
+    for entry in as_list(configs[name]):
         entry = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
         for split, names in SPLIT_NAMES.items():
             if entry["split"] in names:
@@ -163,8 +140,8 @@ def _as_parquet(split, pieces, folder):
     """Manifest entries of a split, its files in `folder`: Parquet as it came, all else converted by `datasets`."""
     kinds = {LOADERS.get(piece.suffix.lower()) for piece in pieces}  # None for Parquet
     if kinds == {None}:
-        names = [f"{split}-{number:05d}-of-{len(pieces):05d}{PARQUET}" for number in range(len(pieces))]
-        names = names if len(pieces) > 1 else [f"{split}{PARQUET}"]
+        many = [f"{split}-{number:05d}-of-{len(pieces):05d}{PARQUET}" for number in range(len(pieces))]
+        names = many if len(pieces) > 1 else [f"{split}{PARQUET}"]
         for piece, name in zip(pieces, names, strict=True):
             link_or_copy(piece, folder / name)
         return [describe(folder / name, name) for name in names]

@@ -29,6 +29,10 @@ REFUSED_HELP = (
 )
 
 
+class Interrupted(Exception):
+    """A failure that may pass if the server is asked again; the text says what failed."""
+
+
 def pieces_folder(source, output):
     """The folder beside `output` that keeps a download under way. Pieces of other settings are removed.
 
@@ -43,10 +47,11 @@ def pieces_folder(source, output):
     return folder
 
 
-def fetch_file(address, target, attempts, digest=None, size=None, headers=None):
+def fetch_file(address, target, attempts, digest, size=None, headers=None):
     """Fetch `address` to the path `target`, unless it is there. What arrived is in `<target>.part` until it is whole.
 
-    digest: the hex sha256 that it must have, if known. size: bytes, if known. Raises DownloadError.
+    digest: the sha256 that it must have, or the name that git gives its content (40 digits). size: bytes, if known. Raises
+    DownloadError.
     """
     if target.exists():
         return  # it got its name after its checksum was compared
@@ -54,53 +59,49 @@ def fetch_file(address, target, attempts, digest=None, size=None, headers=None):
     part.parent.mkdir(parents=True, exist_ok=True)
     # A resumed file may have pieces of different versions: where it is not right, once more from the start.
     for last in (not part.exists(), True):
-        _fetch_persistently(address, part, attempts, size, headers or {})
-        problem = _problem(part, digest, size)
-        if problem is None:
+        persistently(address, attempts, lambda: _fetch_rest(address, part, size, headers or {}), lambda: _size(part))
+        found = git_blob_digest(part) if len(digest) == 40 else sha256(part)
+        if found == digest:
             sync_path(part)
             os.replace(part, target)
             return
         part.unlink()
         if last:
             raise DownloadError(
-                f"{address}: {problem}. The server has another file than the one you named, or it was damaged on the way."
+                f"{address}: its checksum is {found}, not {digest}. The server has another file than the one you named, or it was "
+                "damaged on the way."
             )
 
 
-def _problem(path, digest, size):
-    """What is wrong with a fetched file, or None."""
-    found = path.stat().st_size
-    if size is not None and found != size:
-        return f"{found:,} bytes came instead of {size:,}"
-    found = sha256(path) if digest else None
-    return f"its sha256 is {found}, not {digest}" if found != digest else None
+def persistently(address, attempts, ask, kept=lambda: 0, remedy=LOGIN_NODE_HELP):
+    """`ask()`, again after each Interrupted, with pauses that double; DownloadError after `attempts` failures without progress.
 
-
-def _fetch_persistently(address, part, attempts, size, headers):
+    kept: function that returns the bytes that have come so far.
+    """
     failures, before = 0, -1
     while True:
         try:
-            return _fetch_rest(address, part, size, headers)
-        except requests.HTTPError as error:
-            if error.response.status_code not in WORTH_RETRYING:
-                raise _refused(address, error.response) from None
-            reason = f"status {error.response.status_code} {error.response.reason}"
-        except requests.RequestException as error:
-            reason = str(error) or type(error).__name__
-        have = _size(part)
-        failures = failures + 1 if have <= before else 1
-        before = have
-        if failures >= attempts:
-            kept = f" {have:,} bytes are kept; running again continues from there." if have else ""
-            raise DownloadError(f"{address}: given up after {attempts} attempts: {reason}.{kept} {LOGIN_NODE_HELP}")
-        pause(address, reason, failures)
+            return ask()
+        except Interrupted as error:
+            have = kept()
+            failures = failures + 1 if have <= before else 1
+            before = have
+            if failures >= attempts:
+                said = f" {have:,} bytes are kept; running again continues from there." if have else ""
+                raise DownloadError(f"{address}: given up after {attempts} attempts: {error}.{said} {remedy}") from None
+            seconds = FIRST_PAUSE_SECONDS * 2 ** (failures - 1)
+            print(f"{address}: {error}; trying again in {seconds:g} s", file=sys.stderr, flush=True)
+            time.sleep(seconds)
 
 
-def pause(address, reason, failures):
-    """Wait before a server is asked again, twice as long after each failure."""
-    seconds = FIRST_PAUSE_SECONDS * 2 ** (failures - 1)
-    print(f"{address}: {reason}; trying again in {seconds:g} s", file=sys.stderr, flush=True)
-    time.sleep(seconds)
+def require_answer(address, status):
+    """Raise Interrupted for the status of an answer that another attempt may change, DownloadError for any other failure."""
+    if status in WORTH_RETRYING:
+        raise Interrupted(f"status {status}")
+    if status in (401, 403):
+        raise DownloadError(f"{address}: access is refused (status {status}). {REFUSED_HELP}")
+    if status >= 400:
+        raise DownloadError(f"{address}: the server answers with status {status}. Check the address.")
 
 
 def _fetch_rest(address, part, size, headers):
@@ -110,33 +111,28 @@ def _fetch_rest(address, part, size, headers):
         return
     # Compressed transfer would make byte ranges and sizes meaningless.
     wanted = {**headers, "Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
-    with requests.get(address, headers=wanted, stream=True, timeout=TIMEOUT_SECONDS) as response:
-        if response.status_code == 416:  # nothing is left to send; the checksum tells whether it is the right file
-            return
-        response.raise_for_status()
-        if response.status_code != 206:
-            have = 0  # the server does not do ranges
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length else size
-        if total:
-            require_space(part.parent, total - have, part.name)
-        with open(part, "ab" if have else "wb") as handle, Progress(file_name(address), "B", total) as progress:
-            progress.add(have)
-            for block in response.iter_content(BLOCK_BYTES):
-                handle.write(block)
-                progress.add(len(block))
-                if size is not None and handle.tell() > size:
-                    return  # it is another file, and may have no end
-        if total and part.stat().st_size < total:
-            raise requests.ConnectionError(f"the connection broke at {part.stat().st_size:,} of {total:,} bytes")
-
-
-def _refused(address, response):
-    """The error for an answer that will not change by asking again."""
-    status = response.status_code
-    if status in (401, 403):
-        return DownloadError(f"{address}: access is refused (status {status}). {REFUSED_HELP}")
-    return DownloadError(f"{address}: the server says {status} {response.reason}. Check the address.")
+    try:
+        with requests.get(address, headers=wanted, stream=True, timeout=TIMEOUT_SECONDS) as response:
+            if response.status_code == 416:  # nothing is left to send; the checksum tells whether it is the right file
+                return
+            require_answer(address, response.status_code)
+            if response.status_code != 206:
+                have = 0  # the server does not do ranges
+            length = response.headers.get("Content-Length")
+            total = have + int(length) if length else size
+            if total:
+                require_space(part.parent, total - have, part.name)
+            with open(part, "ab" if have else "wb") as handle, Progress(file_name(address), "B", total) as progress:
+                progress.add(have)
+                for block in response.iter_content(BLOCK_BYTES):
+                    handle.write(block)
+                    progress.add(len(block))
+                    if size is not None and handle.tell() > size:
+                        return  # it is another file, and may have no end
+    except requests.RequestException as error:
+        raise Interrupted(str(error) or type(error).__name__) from None
+    if total and _size(part) < total:
+        raise Interrupted(f"the connection broke at {_size(part):,} of {total:,} bytes")
 
 
 def _size(part):

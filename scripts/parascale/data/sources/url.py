@@ -3,10 +3,9 @@
 import re
 import shutil
 import urllib.parse
-from contextlib import contextmanager
 
 from parascale.data.sources import files, xsum
-from parascale.data.sources.archives import is_archive, unpack
+from parascale.data.sources.archives import TAR_ENDINGS, is_archive, unpack
 from parascale.data.sources.manifest import describe, write_manifest
 from parascale.data.sources.transfer import fetch_file, file_name, pieces_folder
 from parascale.errors import ConfigError
@@ -18,49 +17,38 @@ KEYS = ("url", "sha256", "split")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def fetch(source, output, attempts):
+def fetch(source, output, attempts, of_images=False):
     """Fetch every address of a source into the folder `output`; archives are unpacked there, or XSum's made into Parquet.
 
     A plain file with a `split` becomes a file of that split. Which files of an archive make a split, `data.source.files` says
-    (globs inside the archive), or their names do.
+    (globs inside the archive), or their names do. Images come as archives, whose splits the index finds.
     """
-    checked_urls(source.urls)
-    with fetched(source, output, attempts) as (pieces, folder, origin):
+    _check(source.urls, of_images)
+    pieces = pieces_folder(source, output)
+    fetched = {entry["url"]: pieces / entry["sha256"] for entry in source.urls}
+    for entry in source.urls:
+        fetch_file(entry["url"], fetched[entry["url"]], attempts, entry["sha256"])
+    with atomic_folder(output) as folder:
         if source.content == "xsum":
-            xsum.convert({file_name(entry["url"]): pieces / entry["sha256"] for entry in source.urls}, folder)
+            xsum.convert({file_name(address): path for address, path in fetched.items()}, folder)
             splits = {}
         else:
-            splits = placed(source.urls, pieces, folder)
-        if not splits and source.files:
-            splits = files.named_splits(source.files, folder, _name_in(folder))
-        elif not splits:
-            splits = files.guessed_splits(folder, _name_in(folder))
-        write_manifest(folder, source, origin, splits)
-
-
-@contextmanager
-def fetched(source, output, attempts):
-    """Fetch every address of a source; yields (folder of the pieces, named by sha256; new folder; origin for its manifest).
-
-    The new folder becomes `output` when the block ends without an error, and only then are the pieces given up.
-    """
-    pieces = pieces_folder(source, output)
-    for entry in source.urls:
-        fetch_file(entry["url"], pieces / entry["sha256"], attempts, entry["sha256"])
-    origin = [
-        {"url": entry["url"], "sha256": entry["sha256"], "bytes": (pieces / entry["sha256"]).stat().st_size}
-        for entry in source.urls
-    ]
-    with atomic_folder(output) as folder:
-        yield pieces, folder, {"urls": origin}
+            splits = _placed(source.urls, fetched, folder)
+        if not splits and not of_images:
+            splits = _named_or_guessed(source, folder)
+        origin = [
+            {"url": entry["url"], "sha256": entry["sha256"], "bytes": fetched[entry["url"]].stat().st_size}
+            for entry in source.urls
+        ]
+        write_manifest(folder, source, {"urls": origin}, splits)
     shutil.rmtree(pieces)
 
 
-def placed(urls, pieces, folder):
+def _placed(urls, fetched, folder):
     """Put what was fetched into a folder, archives unpacked; the manifest's entries of those files that are a split each."""
     splits = {}
     for entry in urls:
-        piece, name = pieces / entry["sha256"], file_name(entry["url"])
+        piece, name = fetched[entry["url"]], file_name(entry["url"])
         if is_archive(name):
             unpack(piece, name, folder)
         elif (folder / name).exists():
@@ -74,7 +62,14 @@ def placed(urls, pieces, folder):
     return splits
 
 
-def checked_urls(urls):
+def _named_or_guessed(source, folder):
+    def name(path):
+        return path.relative_to(folder).as_posix()
+
+    return files.named_splits(source.files, folder, name) if source.files else files.guessed_splits(folder, name)
+
+
+def _check(urls, of_images):
     """Raise ConfigError unless every entry has an address and a sha256, and a split only where it is one file."""
     for number, entry in enumerate(urls):
         where = f"data.source.urls[{number}]"
@@ -98,7 +93,5 @@ def checked_urls(urls):
             raise ConfigError(
                 f"`{where}.split`: {address} is an archive; say with `data.source.files` which of its files make a split"
             )
-
-
-def _name_in(folder):
-    return lambda path: path.relative_to(folder).as_posix()
+        if of_images and not is_archive(file_name(address)):
+            raise ConfigError(f"`{where}.url`: {address} is not an archive of images ({', '.join(TAR_ENDINGS)}, .zip)")
