@@ -37,7 +37,7 @@ test-slurm: $(INSTALLED) ## run the long tests on a real Slurm (as root, with th
 	$(BIN)/python -m pytest -m "slurm and slow" --numprocesses 3 tests/slurm
 
 same-numbers: $(INSTALLED) ## show that edited training code trains the same bits, and record it (RAISE=part: it does not)
-	$(BIN)/python -m tests.same_numbers $(if $(AGAINST),--against $(AGAINST)) $(foreach part,$(RAISE),--raise $(part))
+	$(BIN)/python -m tests.same_numbers $(if $(AGAINST),--against $(AGAINST)) $(if $(RAISE),--raise $(RAISE))
 
 # From a plain clone: any Python that has torch will do (`make gpu PYTHON=...`), and this project's own environment is enough.
 gpu: ## try this machine's GPUs, in about ten minutes; writes check-gpu/check.html and check.json, to be sent back

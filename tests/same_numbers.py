@@ -8,336 +8,127 @@ recorded as proven. If some differ, nothing is recorded: mend the edit, or raise
 
 import argparse
 import functools
-import hashlib
+import io
 import json
-import multiprocessing
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from pathlib import Path
 
+from parascale import families, numerics
+from parascale.settings.workload import TASKS
+
+from . import tiny_trainings
+from .tiny_trainings import CASES, PREPARATION, numbers_of, write_project
+
 ROOT = Path(__file__).parents[1]
-TABLE = "scripts/parascale/numerics.json"
-
-# Run → its row of the run table: workload, then the columns that differ from their default.
-TP = {"tp": 2}
-LLAMA = {"workload": "llama"}
-CASES = {
-    "lm": {},
-    "lm-bf16": {"precision": "bf16"},
-    "lm-fp16": {"precision": "fp16"},
-    "lm-fp64": {"precision": "fp64"},
-    "lm-later": {"workload": "longer", "init_from": "lm"},
-    "lm-recompute": {"activation_checkpointing": "selective"},
-    "lm-lightning": {"engine": "lightning", "dp": 2},
-    "lm-ddp": {"dp": 2},
-    "lm-ddp-bf16": {"dp": 2, "precision": "bf16"},
-    "lm-ddp-later": {"workload": "longer", "init_from": "lm", "dp": 2},
-    "lm-weak": {"dp": 2, "scaling": "weak"},
-    "lm-local-sgd": {"dp": 2, "average_every": 2},
-    "lm-gossip": {"dp": 4, "average_every": 1, "averaging": "neighbour"},
-    "lm-server": {"dp": 2, "average_every": 1, "averaging": "server"},
-    "lm-ddp-fp16": {"dp": 2, "compression": "fp16"},
-    "lm-powersgd": {"dp": 2, "compression": "powersgd"},
-    "lm-fsdp": {"fsdp": 2},
-    "lm-fsdp-bf16": {"fsdp": 2, "precision": "bf16", "reshard_after_forward": "false"},
-    "lm-hsdp": {"dp": 2, "fsdp": 2, "activation_checkpointing": "true"},
-    "lm-tp": {**TP},
-    "lm-tp-later": {"workload": "longer", "init_from": "lm-ddp", **TP},
-    "lm-pp": {"pp": 2, "micro_batches": 4},
-    "lm-pp-later": {"workload": "longer", "init_from": "lm-hsdp", "pp": 2, "micro_batches": 4},
-    "lm-gpipe": {"pp": 2, "micro_batches": 3, "schedule": "GPipe"},
-    "lm-naive": {"pp": 2},
-    "lm-interleaved": {"pp": 2, "micro_batches": 4, "schedule": "Interleaved1F1B"},
-    "lm-looped": {"pp": 2, "micro_batches": 4, "schedule": "LoopedBFS"},
-    "lm-zero-bubble": {"pp": 2, "micro_batches": 4, "schedule": "InterleavedZeroBubble"},
-    "lm-v": {"pp": 2, "micro_batches": 4, "schedule": "ZBVZeroBubble"},
-    "lm-dp-pp": {"dp": 2, "pp": 2, "micro_batches": 2},
-    "lm-fsdp-tp": {"fsdp": 2, **TP},
-    "lm-3d": {"dp": 2, **TP, "pp": 2, "micro_batches": 2},
-    "lm-fsdp-3d-bf16": {"fsdp": 2, **TP, "pp": 2, "micro_batches": 2, "precision": "bf16"},
-    "llama": {**LLAMA},
-    "llama-tp": {**LLAMA, **TP, "activation_checkpointing": "selective"},
-    "llama-fsdp": {**LLAMA, "fsdp": 2},
-    "published-tp-whole": {"workload": "published", **TP, "sequence_parallel": "false", "loss_parallel": "false"},
-    "published-pp": {"workload": "published", "pp": 2, "micro_batches": 2},
-    "summary": {"workload": "summary"},
-    "summary-ddp": {"workload": "summary", "dp": 2},
-    "summary-fsdp": {"workload": "summary", "fsdp": 2, "activation_checkpointing": "true"},
-    "summary-tp": {"workload": "summary", **TP},
-    "summary-fsdp-tp-bf16": {"workload": "summary", "fsdp": 2, **TP, "precision": "bf16"},
-    "t5": {"workload": "t5"},
-    "t5-ddp": {"workload": "t5", "dp": 2},
-    "bart-fsdp": {"workload": "bart", "fsdp": 2},
-    "images": {"workload": "images"},
-    "images-bf16": {"workload": "images", "precision": "bf16"},
-    "images-ddp": {"workload": "images", "dp": 2},
-    "images-own-norm": {"workload": "images", "dp": 2, "sync_batch_norm": "false"},
-    "images-fsdp": {"workload": "images", "fsdp": 2},
-    "images-hsdp": {"workload": "images", "dp": 2, "fsdp": 2},
-    "images-lightning": {"workload": "images", "engine": "lightning"},
-    "group-fsdp": {"workload": "group", "fsdp": 2, "activation_checkpointing": "true"},
-    "own-ddp": {"workload": "own", "dp": 2},
-}
-DEGREES = ("dp", "fsdp", "tp", "pp")
-
-MODEL = "dim: 16, heads: 4, layers: 4, hidden: 32"
-TRAINING = "global_batch: 12, steps: 4, evaluate_every: 2, checkpoint_minutes: null"
-TEXT = "data: {dataset: words, source: {kind: files, location: @/text, files: {train: a.txt, validation: b.txt, test: c.txt}}}\n"
-PAIRS = "source: {kind: files, location: @/text, files: {train: a.jsonl, validation: b.jsonl, test: c.jsonl}}"
-LM = TEXT + "optim: {lr: 3.0e-3, warmup_steps: 2, clip_norm: 0.5}\n"
-IMAGES = f"""task: classification
-data: {{dataset: shapes, source: {{kind: builtin, name: shapes}}, format: hdf5, images: {{train: 45, validation: 10, test: 10, size: 32}}}}
-optim: {{lr: 6.0e-3, schedule: one_cycle, weight_decay: 0.01}}
-training: {{image_size: 32, label_smoothing: 0.1, {TRAINING}}}
-"""
-WORKLOADS = {
-    "lm": f"{LM}model: {{{MODEL}, dropout: 0.1}}\ntraining: {{window: 8, accumulate: 1, {TRAINING}}}\n",
-    "longer": f"{LM}model: {{{MODEL}, dropout: 0.1}}\ntraining: {{window: 8, {TRAINING.replace('steps: 4', 'steps: 6')}}}\n",
-    "llama": f"{LM}model: {{{MODEL}, norm: rms, position: rotary, activation: swiglu, bias: false, kv_heads: 2, tied: true}}\n"
-    f"training: {{window: 8, accumulate: 2, {TRAINING.replace('12', '13')}}}\n",
-    "published": f"{TEXT}optim: {{name: sgd, lr: 0.1}}\n"
-    f"model: {{{MODEL}, pre_norm: false, position: sinusoidal, activation: relu}}\ntraining: {{window: 8, {TRAINING}}}\n",
-    "summary": f"task: summarisation\ndata: {{dataset: pairs, {PAIRS}}}\n"
-    f"model: {{kind: encoder_decoder, {MODEL}, dropout: 0.1}}\ntraining: {{window: 12, summary_window: 8, {TRAINING}}}\n",
-    **{
-        name: f'task: summarisation\ndata: {{dataset: {name}, {PAIRS}, text: {{tokenizer: pretrained, pretrained: "@/{name}"}}}}\n'
-        f"model: {{kind: pretrained}}\ntraining: {{window: 40, summary_window: 24, {TRAINING}}}\n"
-        for name in ("t5", "bart")
-    },
-    "images": f"{IMAGES}model: {{kind: xresnet, dim: 8, depths: [1, 1], norm: batch}}\n",
-    "group": f"{IMAGES}model: {{kind: xresnet, dim: 8, depths: [1, 1], norm: group}}\n",
-    "own": f'{LM}model: {{kind: "@/own.py:Own", dim: 8, dropout: 0.2}}\ntraining: {{window: 8, {TRAINING}}}\n',
-}
-OWN = """
-from torch import nn
+TABLE = ROOT / "scripts/parascale/numerics.json"
 
 
-class Own(nn.Sequential):
-    def __init__(self, settings, vocabulary, window):
-        width = settings.dim
-        super().__init__(nn.Embedding(vocabulary, width), nn.Dropout(settings.dropout), nn.Linear(width, vocabulary))
-"""
-PREPARATION = [("download", each) for each in ("words", "pairs", "t5", "bart", "shapes")]
-PREPARATION += [("prepare", each) for each in ("words", "pairs", "t5", "bart")]
-PREPARATION += [("index", "shapes"), ("convert", "shapes", "--format", "hdf5")]
-STEP = ("step", "loss", "grad_norm", "lr", "loss_scale", "validation_loss", "validation_accuracy")
-
-
-def write_project(folder):
-    """A project with all cases and their data in `folder`."""
-    from tests.unit.pretrained_folders import MAKERS
-
-    words = random.Random(0)
-    for place in ("text", "sites", "workloads"):
-        (folder / place).mkdir()
-    for name, lines in (("a", 60), ("b", 12), ("c", 12)):
-        texts = [[f"w{words.randrange(50)}" for _ in range(words.randrange(4, 14))] for _ in range(lines)]
-        (folder / f"text/{name}.txt").write_text("".join(" ".join(line) + "\n" for line in texts))
-        rows = [{"document": " ".join(line), "summary": " ".join(line[::2])} for line in texts]
-        (folder / f"text/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, make in MAKERS.items():
-        make(folder / name)
-    (folder / "own.py").write_text(OWN)
-    for name, text in WORKLOADS.items():
-        (folder / f"workloads/{name}.yaml").write_text(text.replace("@", str(folder)))
-    (folder / "sites/here.yaml").write_text("device: cpu\ncores_per_node: 8\nthreads_per_process: 1\n")
-    (folder / "config.yaml").write_text("site: here\nruns: runs.tsv\n")
-    columns = list(dict.fromkeys(column for row in CASES.values() for column in row if column != "workload"))
-    rows = [["run", "workload", "gpus_per_node", "deterministic", *columns]]
-    for name, row in CASES.items():
-        cells = [str(row.get(column, "-")) for column in columns]
-        rows.append([name, row.get("workload", "lm"), str(ranks_of(row)), "true", *cells])
-    (folder / "runs.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
-
-
-def ranks_of(row):
-    """Processes of a case."""
-    ranks = 1
-    for degree in DEGREES:
-        ranks *= row.get(degree, 1)
-    return ranks
-
-
-def train_all(folder, root):
-    """Train all cases with the code that this process imports; results lie below `root`."""
-    server = multiprocessing.get_context("forkserver")  # it has torch loaded: a rank starts in 0.1 s
-    server.set_forkserver_preload(["parascale.train.loop", "parascale.train.lightning", "torch._dynamo"])
-    for name, row in CASES.items():
-        started, port = time.monotonic(), _free_port()
-        rank = [
-            server.Process(target=_rank, args=(folder, root, name, each, ranks_of(row), port))
-            for each in range(ranks_of(row))
-        ]
-        for process in rank:
-            process.start()
-        for process in rank:
-            process.join()
-        done = "done" if not any(process.exitcode for process in rank) else "FAILED"
-        print(f"  {name}: {done}, {time.monotonic() - started:.1f} s", flush=True)
-
-
-def _rank(folder, root, name, rank, ranks, port):
-    """One process of `parascale train`; what it prints goes to a file."""
-    log = os.open(f"{root}/{name}-{rank}.log", os.O_CREAT | os.O_WRONLY)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    local = {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "GLOO_SOCKET_IFNAME": "lo"}
-    local |= {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ |= {key: str(value) for key, value in local.items()} if ranks > 1 else {}
-    import torch
-
-    from parascale.cli import main
-
-    torch.set_num_threads(1)
-    sys.argv = ["parascale", "train", "--run", name, "--config", f"{folder}/config.yaml", "--root", str(root)]
-    main()
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def numbers_of(root, name):
-    """What a case trained: loss, norm and rate of each step, figures of the evaluations, a digest of each saved tensor."""
-    import torch
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-    folder = root / "results/runs" / name
-    if not folder.is_dir():
-        return None
-    lines = (folder / "steps.jsonl").read_text().splitlines()
-    found = {"steps": [{key: line.get(key) for key in STEP} for line in map(json.loads, lines)]}
-    summary = json.loads((folder / "summary.json").read_text())
-    found["summary"] = {key: summary.get(key) for key in ("train_loss", "validation_loss", "test_loss")}
-    for kind in ("checkpoint", "best"):
-        dcp_to_torch_save(folder / kind, root / "state.pt")
-        for tensor, value in _tensors(torch.load(root / "state.pt", weights_only=False)):
-            content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            found[f"{kind} {tensor}"] = (str(value.dtype), list(value.shape), hashlib.sha256(content).hexdigest())
-    return found
-
-
-def _tensors(state, name=""):
-    """(dotted name, tensor) of all tensors in nested mappings."""
-    import torch
-
-    if isinstance(state, dict):
-        for key, value in sorted(state.items()):
-            yield from _tensors(value, f"{name}.{key}")
-    elif isinstance(state, torch.Tensor):
-        yield name, state
-
-
-def compare(against, keep):
-    """Names of the cases whose numbers differ between a commit and this tree."""
-    place = Path(tempfile.mkdtemp(prefix="same-numbers-"))
-    print(f"Trains {len(CASES)} runs with {against[:12]} and with this tree, in {place}", flush=True)
+def compare(against, place):
+    """Case → what differs of its numbers between a commit and this tree, both trained below `place`; only cases that differ."""
     archive = subprocess.run(["git", "archive", against, "scripts"], cwd=ROOT, capture_output=True, check=True).stdout
-    (place / "before.tar").write_bytes(archive)
-    with tarfile.open(place / "before.tar") as tar:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(place / "before", filter="data")
+    shutil.copytree(ROOT / "scripts", place / "now/scripts")  # which may be edited meanwhile
     folder = place / "project"
     folder.mkdir()
     write_project(folder)
-    trees = {"before": place / "before/scripts", "now": ROOT / "scripts"}
-    for name, scripts in trees.items():
-        run = functools.partial(subprocess.run, cwd=folder, env={**os.environ, "PYTHONPATH": str(scripts)}, check=True)
-        root = place / f"root-{name}"
-        root.mkdir()
-        if name == "before":
-            print("data:", flush=True)
-            where = ["--config", folder / "config.yaml", "--root", root]
+    for tree in ("before", "now"):
+        root, environment = place / tree, {**os.environ, "PYTHONPATH": str(place / tree / "scripts")}
+        run = functools.partial(subprocess.run, cwd=folder, env=environment, check=True)
+        if tree == "before":
             for verb, dataset, *options in PREPARATION:
-                words = ["data", verb, "--dataset", dataset, *options, *where]
+                words = [
+                    "data",
+                    verb,
+                    "--dataset",
+                    dataset,
+                    *options,
+                    "--config",
+                    folder / "config.yaml",
+                    "--root",
+                    root,
+                ]
                 run([sys.executable, "-m", "parascale", *words], stdout=subprocess.DEVNULL)
         else:
-            shutil.copytree(place / "root-before/results/data", root / "results/data")
-        print(f"{name}:", flush=True)
-        run([sys.executable, __file__, "--train", folder, root])
-    differ = []
+            shutil.copytree(place / "before/results/data", root / "results/data")
+        print(f"{tree}:", flush=True)
+        run([sys.executable, tiny_trainings.__file__, folder, root])
+    found = {}
     for name in CASES:
-        before, now = (numbers_of(place / f"root-{tree}", name) for tree in trees)
-        if before is None or before != now:
-            differ.append(name)
-            parts = [key for key in before or {} if before[key] != (now or {}).get(key)]
-            print(f"{name}: {', '.join(parts[:4]) or 'not trained'} differ", flush=True)
-    if keep or differ:
-        print(f"kept: {place}", flush=True)
-    else:
-        shutil.rmtree(place)
-    return differ
+        before, now = (numbers_of(place / tree, name) for tree in ("before", "now"))
+        if before is None or now is None:
+            found[name] = ["not trained"]
+        elif before != now:
+            found[name] = [key for key in before if before[key] != now.get(key)] or ["more tensors"]
+    return found
 
 
-def parts():
-    """Every part that trainings are made of."""
-    from parascale import families, numerics
-    from parascale.settings.workload import TASKS
+def parts_of(root, name):
+    """The parts that a trained case is made of."""
+    settings = json.loads((root / "results/runs" / name / "run.json").read_text())["settings"]
+    task, kind = settings["workload"]["task"], settings["workload"]["model"]["kind"]
+    made_of = families.families() if ":" in kind else families.families_of(kind)
+    return {"training", task, settings["engine"], *(numerics.FAMILY + family for family in made_of)}
 
-    return ["training", *TASKS, "lightning", *(numerics.FAMILY + family for family in families.families())]
+
+def modules():
+    """Part → {module: digest} of all that trainings are made of, as the code is now."""
+    parts = ["training", *TASKS, "lightning", *(numerics.FAMILY + family for family in families.families())]
+    return {part: numerics.modules_now(part) for part in parts}
 
 
 def unproven():
     """Modules whose code is no longer the one that was proven."""
-    from parascale import numerics
-
-    now = {name: digest for part in parts() for name, digest in numerics.modules_now(part).items()}
-    proven = json.loads((ROOT / TABLE).read_text())["proven"]
+    now = _flat(modules())
+    proven = json.loads(TABLE.read_text())["proven"]
     return sorted(name for name in now.keys() | proven if now.get(name) != proven.get(name))
 
 
-def record(raised):
-    """Write that this tree is proven; raise the version of some parts, and declare new ones."""
-    from parascale import numerics
-
-    now = {part: numerics.modules_now(part) for part in parts()}
-    declared = json.loads((ROOT / TABLE).read_text())["declared"]
+def record(now, raised=()):
+    """Write that code is proven, as `modules` gave it; raise the version of some parts, and declare new ones."""
+    declared = json.loads(TABLE.read_text())["declared"]
     declared = {part: declared.get(part, {"version": 1, "modules": now[part]}) for part in now}
     for part in raised:
         declared[part]["version"] += 1
-    proven = {name: digest for modules in now.values() for name, digest in modules.items()}
-    table = {"declared": declared, "proven": dict(sorted(proven.items()))}
-    (ROOT / TABLE).write_text(json.dumps(table, indent=1) + "\n")
+    table = {"declared": declared, "proven": dict(sorted(_flat(now).items()))}
+    TABLE.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def _flat(parts):
+    return {name: digest for found in parts.values() for name, digest in found.items()}
 
 
 def main():
+    now = modules()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", metavar="COMMIT", help="the commit to compare with")
     parser.add_argument(
-        "--against", metavar="COMMIT", help=f"compare with this commit (default: the last that changed {TABLE})"
+        "--raise", dest="raised", nargs="+", default=[], choices=now, help="parts that train other numbers"
     )
-    parser.add_argument(
-        "--raise",
-        dest="raised",
-        action="append",
-        default=[],
-        choices=parts(),
-        help="a part that now trains other numbers",
-    )
-    parser.add_argument("--keep", action="store_true", help="keep what was trained")
     options = parser.parse_args()
-    last = subprocess.run(
-        ["git", "log", "-1", "--format=%H", "--", TABLE], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    differ = compare(options.against or last.stdout.strip(), options.keep)
-    if differ and not options.raised:
+    last = subprocess.run(["git", "log", "-1", "--format=%H", "--", TABLE], cwd=ROOT, capture_output=True, text=True)
+    against, place = options.against or last.stdout.strip(), Path(tempfile.mkdtemp(prefix="same-numbers-"))
+    print(f"{len(CASES)} runs with {against[:12]} and with this tree, in {place}", flush=True)
+    differ = compare(against, place)
+    for name, what in differ.items():
+        print(f"{name}: {', '.join(what[:4])} differ{' …' if len(what) > 4 else ''}")
+    if any(
+        what == ["not trained"] or not parts_of(place / "now", name) & set(options.raised)
+        for name, what in differ.items()
+    ):
         sys.exit(
-            f"{len(differ)} of {len(CASES)} runs train other numbers: {', '.join(differ)}. Mend the edit, or raise the version "
-            "of the parts that it is meant to change (--raise) and say so in CHANGELOG.md"
+            f"{len(differ)} of {len(CASES)} runs train other numbers, or fail ({place} has their logs). Mend the edit; or, if it is meant "
+            "to change numbers, raise the version of its parts (`make same-numbers RAISE=families/images`) and say so in CHANGELOG.md"
         )
-    record(options.raised)
-    print(f"recorded in {TABLE}: commit it with your edit")
+    shutil.rmtree(place)
+    record(now, options.raised)
+    print(f"recorded in {TABLE.relative_to(ROOT)}: commit it with your edit")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--train"]:
-        train_all(*sys.argv[2:])
-    else:
-        main()
+    main()

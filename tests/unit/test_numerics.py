@@ -44,6 +44,7 @@ def copied(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "parascale")
     monkeypatch.setattr(same_numbers, "TABLE", tmp_path / "parascale/numerics.json")
     numerics.training_modules.cache_clear()
+    same_numbers.record(same_numbers.modules())
     yield tmp_path / "parascale"
     numerics.training_modules.cache_clear()
 
@@ -63,14 +64,14 @@ def test_an_edit_changes_no_key_and_asks_for_a_proof(copied):
     edit(copied / "train/step.py")
     assert code() == before
     assert same_numbers.unproven() == ["train/step.py"]
-    same_numbers.record([])
+    same_numbers.record(same_numbers.modules())
     assert code() == before and same_numbers.unproven() == []
 
 
 def test_a_raised_version_makes_a_part_s_trainings_new_and_no_others(copied):
     text, images = code(), code("classification", "images")
     for _ in range(2):
-        same_numbers.record(["families/images"])
+        same_numbers.record(same_numbers.modules(), ["families/images"])
         assert code() == text
         assert code("classification", "images") not in (images, text)
         images = code("classification", "images")
