@@ -8,7 +8,6 @@ import math
 import os
 import select
 import sys
-import traceback
 from pathlib import Path
 
 import click
@@ -53,23 +52,15 @@ VERBS = {
     "train": "train",
     "watch": "report",
 }
+COUNT = click.IntRange(min=1)
 
 
 class Verbs(click.Group):
     """The verbs. A ParascaleError that reaches this becomes one line, `error: ...`, and its exit code; so does a file or folder
     that cannot be read or written, with exit code 1."""
 
-    def list_commands(self, context):
-        return list(VERBS)
-
     def get_command(self, context, name):
         return getattr(importlib.import_module(f"parascale.commands.{VERBS[name]}"), name) if name in VERBS else None
-
-    def resolve_command(self, context, arguments):
-        try:
-            return super().resolve_command(context, arguments)
-        except click.exceptions.NoSuchCommand as error:
-            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=VERBS, ctx=context) from None
 
     def invoke(self, context):
         """Call a verb; what it returns is the exit code."""
@@ -77,34 +68,31 @@ class Verbs(click.Group):
             code = super().invoke(context)
             sys.stdout.flush()
         except ParascaleError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
             code = error.exit_code
-        except BrokenPipeError:
-            code = 1
-            if _is_read():  # another pipe broke
-                traceback.print_exc()
-            else:
-                _drop_output()  # `parascale … | head`: the reader has what it wanted
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        except BrokenPipeError as error:
+            if _is_read():
+                raise RuntimeError("a pipe to another process broke") from error
+            raise  # `parascale … | head`: the reader has what it wanted, and click ends quietly
         except OSError as error:
             if error.errno not in OF_THE_DISK or not (error.filename or error.errno in FULL):
                 raise
-            print(
-                f"error: {error.filename or 'the disk or its quota is full'}: {error.strerror}; {REMEDY}",
-                file=sys.stderr,
-                flush=True,
-            )
-            if not error.filename:
-                _drop_output()
             code = HOPELESS if error.errno in FULL else 1
+            place = error.filename or "the disk or its quota is full"
+            print(f"error: {place}: {error.strerror}; {REMEDY}", file=sys.stderr, flush=True)
+            if not error.filename:  # what standard output still holds would fail once more at the end of the process
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr, flush=True)
             code = 130
+            print("interrupted", file=sys.stderr, flush=True)
         if code == HOPELESS:
             slurm.note_hopeless()
         context.exit(code or 0)
 
 
-@click.group(cls=Verbs, context_settings={"show_default": True, "max_content_width": 110})
+@click.group(
+    cls=Verbs, commands=dict.fromkeys(VERBS), context_settings={"show_default": True, "max_content_width": 110}
+)
 @click.version_option(__version__)
 def parascale():
     """From raw data to a verdict on how to scale a training. Each verb is one step and works without Snakemake."""
@@ -151,6 +139,11 @@ def named(what, name, known, where):
     return known[name]
 
 
+def named_run(project, name):
+    """The run of the run table with this name. Raises ConfigError, with the nearest name, where there is none."""
+    return named("run", name, project.runs, project.config.runs)
+
+
 class Location(click.Path):
     """A path of the command line, made absolute: the verb works in the project's folder, its user anywhere."""
 
@@ -162,18 +155,8 @@ class Location(click.Path):
         return Path.cwd() / super().convert(os.path.expanduser(value), parameter, context)
 
 
-class OutputFile(Location):
-    """A file to write, which replaces one that is there. A folder is refused: it would be replaced too."""
-
-    def __init__(self):
-        super().__init__(dir_okay=False)
-
-
-class OutputFolder(Location):
-    """A folder to write into, there already or not."""
-
-    def __init__(self):
-        super().__init__(file_okay=False)
+OutputFile = functools.partial(Location, dir_okay=False)
+OutputFolder = functools.partial(Location, file_okay=False)
 
 
 class Number(click.FloatRange):
@@ -207,25 +190,23 @@ class RunName(click.ParamType):
     name = "NAME"
 
     def shell_complete(self, context, parameter, incomplete):
-        given = {key: value for key, value in context.params.items() if key in ("files", "overrides", "root") and value}
+        given = {key: context.params[key] for key in ("files", "overrides", "root") if context.params.get(key)}
         with contextlib.suppress(ParascaleError):
-            names = open_project(given.get("files", ()), given.get("overrides", ()), given.get("root")).runs
-            return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+            return [CompletionItem(name) for name in open_project(**given).runs if name.startswith(incomplete)]
         return []
 
 
 def run_option(help, **options):
     """The option `--run`, whose value a verb gets as `name`. It may be given once, unless options have `multiple`."""
+
+    def only_one(context, parameter, names):
+        if len(names) > 1:  # click would take the last one, and say nothing of the others
+            raise click.BadParameter(f"name one run, not {len(names)}", context, parameter)
+        return names[0] if names else None
+
     if not options.get("multiple"):
-        # click would take the last one, and say nothing of the others.
-        options |= {"multiple": True, "callback": _only_one, "show_default": False}
+        options |= {"multiple": True, "callback": only_one, "show_default": False}
     return click.option("--run", "name", type=RunName(), help=help, **options)
-
-
-def _only_one(context, parameter, names):
-    if len(names) > 1:
-        raise click.BadParameter(f"name one run, not {len(names)}", context, parameter)
-    return names[0] if names else None
 
 
 def project_options(verb):
@@ -275,11 +256,6 @@ def configuration_words(context):
     given = context.params
     words = command_words(given["files"], given["overrides"], given["bases"])
     return words + (["--root", str(given["root"])] if given["root"] else [])
-
-
-def _drop_output():
-    """What standard output still holds back has nowhere to go, and is not tried again at the end of the process."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_read():

@@ -4,15 +4,13 @@ import os
 
 import click
 
-from parascale.cli import Number, OutputFile, named, run_option, with_project
+from parascale.cli import COUNT, Number, OutputFile, named_run, run_option, with_project
 from parascale.errors import ConfigError
 from parascale.files import csv_text, write_text
 from parascale.settings import Layout
 
-COUNT = click.IntRange(min=1)
 
-
-@click.command()
+@click.command(hidden=True)
 @run_option("Also measure along the dimensions of this run's mesh.  [default: one group of all processes]")
 @click.option(
     "--output", type=OutputFile(), metavar="CSV", help="Table to write.  [default: results/communication/NAME.csv]"
@@ -40,7 +38,7 @@ def communication(project, name, output, smallest, largest, repeats, timeout):
         raise ConfigError("communication needs at least two processes: start it with `parascale launch`")
     if not (name or output):
         raise click.UsageError("name a run with --run, or the table with --output")
-    mesh = mesh_of(named("run", name, project.runs, project.config.runs)) if name else {}
+    mesh = mesh_of(named_run(project, name)) if name else {}
     layout = Layout(nodes=ranks // here, gpus_per_node=here, **(mesh or {"dp": ranks}))
     layout.check()
     output = output or project.paths.results / f"communication/{name}.csv"

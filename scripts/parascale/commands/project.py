@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from parascale import slurm
-from parascale.cli import Location, named, project_options, run_option, with_project
+from parascale.cli import Location, named_run, project_options, run_option, with_project
 from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.preflight import preflight
@@ -39,7 +39,7 @@ def check(project, name, pins):
     \b
     Example: parascale check --run ddp
     """
-    runs = [named("run", each, project.runs, project.config.runs) for each in name]
+    runs = [named_run(project, each) for each in name]
     check_environment(pins, project.site, runs, in_job=slurm.job_id() is not None)
     print(f"environment: {len(read_pins(pins))} pinned versions as tested, device {project.site.device}")
     for workload in [run.workload for run in runs] or project.workloads.values():

@@ -9,7 +9,7 @@ from multiprocessing import active_children, get_context
 
 import click
 
-from parascale.cli import Location, Number, named, run_option, with_project
+from parascale.cli import COUNT, Location, Number, named_run, run_option, with_project
 from parascale.errors import ConfigError, DataError
 from parascale.files import read_json, write_json
 from parascale.launch import die_with_parent
@@ -18,14 +18,19 @@ from parascale.plan.planner import Planner
 from parascale.settings import run_from_dict
 
 BATCH = 32  # documents at once; the summaries do not depend on it
+DEVICE = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="Device that computes.  [default: the site's]"
+)
 
 
 @click.command()
 @run_option("A finished run of a language model.", required=True)
 @click.option("--prompt", help="The text to continue.")
-@click.option("--prompts", type=Location(), metavar="FILE", help="Texts to continue, one a line.")
-@click.option("--batch", type=click.IntRange(1), default=16, help="Texts continued at once.")
-@click.option("--tokens", "count", type=click.IntRange(1), default=40, help="Number of tokens to add.")
+@click.option(
+    "--prompts", type=Location(exists=True, dir_okay=False), metavar="FILE", help="Texts to continue, one a line."
+)
+@click.option("--batch", type=COUNT, default=16, help="Texts continued at once.")
+@click.option("--tokens", "count", type=COUNT, default=40, help="Number of tokens to add.")
 @click.option(
     "--temperature", type=Number(0), default=0.8, help="0: always the most likely token; higher: more random."
 )
@@ -37,7 +42,7 @@ BATCH = 32  # documents at once; the summaries do not depend on it
     metavar="DIR",
     help="A converted checkpoint of the run to use instead: a folder of any form.",
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device that computes.  [default: the site's]")
+@DEVICE
 @click.option("--allow-unknown", is_flag=True, help="Allow the model to write <unk>.")
 @with_project
 def generate(project, name, prompt, prompts, batch, count, temperature, seed, which, checkpoint, device, allow_unknown):
@@ -92,8 +97,6 @@ def _lines(path):
     """The lines of a file of prompts that say something."""
     try:
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except OSError as error:
-        raise ConfigError(f"--prompts {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--prompts {path} is not UTF-8: save it as UTF-8 text, one prompt a line") from None
     if not lines:
@@ -101,9 +104,9 @@ def _lines(path):
     return lines
 
 
-@click.command()
+@click.command(hidden=True)
 @run_option("A finished run of a summariser.", required=True)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Device that computes.  [default: the site's]")
+@DEVICE
 @with_project
 def summarise(project, name, device):
     """Summarise the test split with the model of a finished run, and score the summaries (ROUGE).
@@ -173,7 +176,7 @@ def _devices(device):
     return [f"cuda:{number}" for number in range(count)] or [device]
 
 
-@click.command()
+@click.command(hidden=True)
 @run_option("A run whose parity run is finished, as is that of its baseline.", required=True)
 @with_project
 def parity(project, name):
@@ -186,7 +189,7 @@ def parity(project, name):
     """
     from parascale.train.parity import compare_folders
 
-    run, folder = named("run", name, project.runs, project.config.runs), project.paths.parity
+    run, folder = named_run(project, name), project.paths.parity
     for each in (name, run.baseline):
         if not (folder(each) / "summary.json").is_file():
             raise DataError(
@@ -247,7 +250,7 @@ def require_finished(project, name, task):
     if described.is_file():
         trained = read_json(described)["settings"]["workload"]["task"]
     else:
-        trained = named("run", name, project.runs, project.config.runs).workload.task
+        trained = named_run(project, name).workload.task
     if trained != task:
         fitting = [each for each, run in project.runs.items() if run.workload.task == task]
         raise ConfigError(

@@ -55,7 +55,7 @@ def train(project, name, kind):
     from parascale.train import loop  # not before it is needed, because torch loads slowly
 
     try:
-        loop.train(foretold(job))
+        loop.train(with_prediction(job))
     except Interrupted as stop:
         print(stop, file=sys.stderr, flush=True)
         return STOPPED
@@ -64,11 +64,8 @@ def train(project, name, kind):
     return 0
 
 
-def foretold(job):
-    """The job with what its record keeps of the time before it started: the prediction, and the allocation of Slurm's.
-
-    Rank 0 keeps the record.
-    """
+def with_prediction(job):
+    """Add to rank 0's job what its record keeps: the prediction before it started, and the allocation of Slurm."""
     if os.environ.get("RANK", "0") != "0":
         return job
     calibration = calibrate.known(Paths(job.results.parent), job.site.name)
