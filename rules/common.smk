@@ -11,6 +11,7 @@ except ModuleNotFoundError as missing:
     ) from None
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -24,7 +25,6 @@ from parascale.commands.communication import mesh_of, shapes
 from parascale.settings import load_project
 from parascale.settings.project import project_words
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
-from parascale.settings.names import pattern
 from parascale.settings.pretrained import Pretrained
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
@@ -46,6 +46,11 @@ if workflow.deployment_settings.deployment_method:
         "--sdm: no container or conda environment of this workflow exists; its rules run in the environment that runs Snakemake. "
         "Leave the option out"
     )
+
+
+def pattern(names):
+    """A regular expression that matches these names, and nothing if there are none."""
+    return "|".join(map(re.escape, names)) or "(?!)"
 
 
 def near(path):
