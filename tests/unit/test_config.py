@@ -17,45 +17,34 @@ from parascale.settings.options import DECISIONS, walk
 from parascale.settings.workload import TASKS, LanguageModelling
 
 ROOT = Path(__file__).parents[2]
-KINDS = (Config, Layout, Site, *TASKS.values())
-
+BOUNDS = {"ge": (-1, "at least"), "le": (1, "at most"), "gt": (0, "above")}
 
 quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def declared_settings():
-    """(class of a file's settings, Setting) of every single setting; of a workload also those of each kind of model."""
-    for kind in KINDS:
-        yield from ((kind, setting) for setting in walk(kind) if "[]" not in setting.key and setting.key != "name")
+    """(class of a file's settings, kind of model or None, Setting) of every single setting that a file may hold."""
+    for kind in (Config, Layout, Site, *TASKS.values()):
+        for setting in walk(kind):
+            if "[]" not in setting.key and setting.key != "name":
+                yield kind, None, setting
     for name, kind in kinds().items():
-        yield from ((TASKS[kind.task], each) for each in walk(settings_of(kind.task, name), "model."))
+        yield from ((TASKS[kind.task], name, setting) for setting in walk(settings_of(kind.task, name), "model."))
 
 
-OPTIONS = [
-    pytest.param(kind, setting, id=f"{kind.__name__}.{setting.key}")
-    for kind, setting in declared_settings()
-    if not setting.key.startswith("model.") or setting.key.count(".") == 1
-]
-BOUNDS = {"ge": (-1, "at least"), "le": (1, "at most"), "gt": (0, "above")}
-BOUNDED = [
-    pytest.param(kind, setting, bound, limit, id=f"{kind.__name__}.{setting.key}-{bound}")
-    for kind, setting in declared_settings()
-    for bound in BOUNDS
-    for entry in setting.field.metadata
-    if (limit := getattr(entry, bound, None)) is not None
-]
+SETTINGS = list(declared_settings())
 
 
-def load(kind, key, value, task=None):
+def load(kind, key, value, model=None):
     """Load settings in which one, at a dotted key, is given; return what it became."""
     values = {"name": "x"} if kind is not Config and kind is not Layout else {}
     if kind in TASKS.values():
         values["task"] = kind.__pydantic_fields__["task"].default
+    if model:
+        values["model"] = {"kind": model}
     inner, path = values, key.split(".")
     for step in path[:-1]:
         inner = inner.setdefault(step, {})
-    if path[0] == "model" and path[-1] != "kind" and task is not None:
-        inner["kind"] = task
     inner[path[-1]] = value
     loaded = strict.load(kind, values, "file.yaml")
     for step in path:
@@ -63,48 +52,35 @@ def load(kind, key, value, task=None):
     return loaded
 
 
-def model_kind(setting):
-    """The kind of model that a setting is of, or None."""
-    own = (name for name, kind in kinds().items() if setting.owner in settings_of(kind.task, name).__mro__)
-    return next(own, None) if setting.key.startswith("model.") else None
-
-
 @quick
-@given(st.sampled_from([case.values for case in OPTIONS]), st.data())
+@given(st.sampled_from(SETTINGS), st.data())
 def test_a_mistyped_key_is_an_error_that_names_it_and_a_near_one(case, data):
-    kind, setting = case
+    kind, model, setting = case
     key = setting.key.rpartition(".")[2]
     assume(len(key) > 3)
     cut = data.draw(st.integers(0, len(key) - 1))
     typo = f"{setting.key.removesuffix(key)}{key[:cut]}{key[cut + 1 :]}"
-    assume(typo not in {each.key for _, each in declared_settings()})
-    with pytest.raises(ConfigError) as error:
-        load(kind, typo, 1, model_kind(setting))
-    assert "file.yaml" in str(error.value)
-    assert f"unknown key `{typo}`" in str(error.value)
-    assert "did you mean `" in str(error.value)
-    assert "Allowed: " in str(error.value)
+    assume(typo not in {each.key for *_, each in SETTINGS})
+    with pytest.raises(ConfigError, match=f"file.yaml: unknown key `{typo}`; did you mean `.*Allowed: "):
+        load(kind, typo, 1, model)
 
 
-@pytest.mark.parametrize(("kind", "setting"), OPTIONS)
-def test_every_setting_refuses_a_value_of_another_type(kind, setting):
-    wrong = ["a list"] if typing.get_origin(setting.hint) is dict else {"bool": 1}
-    with pytest.raises(ConfigError, match=f"file\\.yaml: `{re.escape(setting.key)}` must be "):
-        load(kind, setting.key, wrong, model_kind(setting))
-
-
-@pytest.mark.parametrize(("kind", "setting", "bound", "limit"), BOUNDED)
-def test_every_bound_holds_at_its_limit_and_not_beyond(kind, setting, bound, limit):
-    step, words = BOUNDS[bound]
-    inside = limit + 1 if bound == "gt" else limit
-    assert load(kind, setting.key, inside, model_kind(setting)) == inside
-    with pytest.raises(ConfigError, match=re.escape(f"must be {words} {limit:g}")):
-        load(kind, setting.key, limit + step, model_kind(setting))
-
-
-@pytest.mark.parametrize(("kind", "setting"), OPTIONS)
-def test_every_setting_says_what_it_decides(kind, setting):
-    assert setting.decides in DECISIONS, f"`{setting.key}`: say in its declaration, or its class's, what it decides"
+@pytest.mark.parametrize("kind", {kind for kind, *_ in SETTINGS})
+def test_each_setting_of_a_file_refuses_another_type_keeps_its_bounds_and_decides_something(kind):
+    for _, model, setting in (case for case in SETTINGS if case[0] is kind):
+        assert setting.info.decides in DECISIONS, (
+            f"`{setting.key}`: say in its declaration, or its class's, what it decides"
+        )
+        wrong = ["a list"] if typing.get_origin(setting.hint) is dict else {"bool": 1}
+        with pytest.raises(ConfigError, match=f"file\\.yaml: `{re.escape(setting.key)}` must be "):
+            load(kind, setting.key, wrong, model)
+        for bound, (step, words) in BOUNDS.items():
+            limit = next((getattr(entry, bound) for entry in setting.field.metadata if hasattr(entry, bound)), None)
+            if limit is not None:
+                inside = limit + 1 if bound == "gt" else limit
+                assert load(kind, setting.key, inside, model) == inside
+                with pytest.raises(ConfigError, match=re.escape(f"must be {words} {limit:g}")):
+                    load(kind, setting.key, limit + step, model)
 
 
 # Read by names that code puts together: the module that does.
@@ -119,34 +95,30 @@ def test_every_setting_is_read_somewhere():
         read |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     for path in (ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk")):
         read |= set(re.findall(r"\.(\w+)", path.read_text(encoding="utf-8")))
-    keys = {setting.key for kind in (*KINDS, Run) for setting in walk(kind)}
-    keys |= {setting.key for _, setting in declared_settings()}
+    keys = {setting.key for setting in walk(Run)} | {setting.key for *_, setting in SETTINGS}
     unread = {key for key in keys if key.rpartition(".")[2] not in read}
     assert len(keys) > 200 and unread == set(READ_BY_NAME)
 
 
+def own_keys(kind):
+    """Dotted key → value of the settings of a class that has groups."""
+    return {setting.key: setting.field.get_default(call_default_factory=True) for setting in walk(kind)}
+
+
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("other", TASKS)
-def test_no_section_takes_a_key_of_another_task(task, other):
-    """Over all pairs of tasks, each key of one that the other does not have."""
-    own = {setting.key for setting in walk(TASKS[task])}
-    for setting in walk(TASKS[other]):
-        if setting.key not in own and setting.key.count(".") and not setting.key.startswith("model."):
-            # The outermost group that is not known is named.
+def test_no_section_takes_a_key_of_another_task_or_of_another_kind_of_model(task):
+    """Over all pairs, each key of one that the other does not have. The outermost group that is not known is named."""
+    own = own_keys(TASKS[task])
+    for key, value in ((key, value) for other in TASKS.values() for key, value in own_keys(other).items()):
+        if key not in own and "." in key:
             with pytest.raises(ConfigError, match=r"unknown key `[\w.]+`.* Allowed: "):
-                load(TASKS[task], setting.key, setting.field.get_default(call_default_factory=True))
-
-
-@pytest.mark.parametrize("kind", kinds())
-@pytest.mark.parametrize("other", kinds())
-def test_no_kind_of_model_takes_a_key_of_another(kind, other):
-    """Over all pairs of kinds of models, each key of one that the other does not have."""
-    task = TASKS[kinds()[kind].task]
-    own = {setting.key for setting in walk(settings_of(kinds()[kind].task, kind))}
-    for setting in walk(settings_of(kinds()[other].task, other)):
-        if setting.key not in own:
-            with pytest.raises(ConfigError, match=f"unknown key `model.{setting.key}`.* Allowed: kind, "):
-                load(task, f"model.{setting.key}", setting.field.get_default(call_default_factory=True), kind)
+                load(TASKS[task], key, value)
+    classes = {name: settings_of(kind.task, name) for name, kind in kinds().items()}
+    for name in (name for name, kind in kinds().items() if kind.task == task):
+        foreign = {key: value for other in classes.values() for key, value in own_keys(other).items()}
+        for key in foreign.keys() - own_keys(classes[name]).keys():
+            with pytest.raises(ConfigError, match=f"unknown key `model.{key}`.* Allowed: kind, "):
+                load(TASKS[task], f"model.{key}", foreign[key], name)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "nan", "inf", 10**400])
@@ -162,35 +134,40 @@ def test_numbers_are_taken_as_people_write_them(given_, taken):
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    ("kind", "key", "value", "message"),
     [
-        (("task",), "language_modell", "did you mean `language_model`"),
+        (LanguageModelling, "task", "language_modell", "did you mean `language_model`"),
         (
-            ("data", "source", "files"),
+            LanguageModelling,
+            "data.source.files",
             {"valid": "a.txt"},
-            r"unknown key `data.source.files.valid`.*Allowed: train, validation",
+            "unknown key `data.source.files.valid`.*Allowed: train, validation, test$",
         ),
-        (("data", "source", "columns"), {"text": 3}, "`data.source.columns.text` must be text, not 3"),
-        (("data", "source", "kind"), 3, "`data.source.kind` must be builtin, hub, files or url, not 3"),
-        (("data", "format"), 3, "`data.format` must be flat"),
-        (("model", "options"), {3: 4}, "`model.options`: its keys must be text, not 3"),
-        (("optim", "betas"), [0.9, "high"], r"`optim.betas\[1\]` must be a number, not `high`"),
-        (("optim",), None, "optim. must be a mapping of keys, not None"),
-        (("training", "steps"), True, "must be a whole number, not True"),
-        (("optim", "lr"), True, "`optim.lr` must be a number, not True"),
-        (("training", "steps"), 1e3, "must be a whole number, not 1000.0"),
+        (LanguageModelling, "data.source.columns", {"text": 3}, "`data.source.columns.text` must be text, not 3"),
+        (LanguageModelling, "data.source.kind", 3, "`data.source.kind` must be builtin, hub, files or url, not 3"),
+        (LanguageModelling, "data.format", 3, "`data.format` must be flat, not 3"),
+        (LanguageModelling, "model.options", {3: 4}, "`model.options`: its keys must be text, not 3"),
+        (LanguageModelling, "data", {3: 4}, "`data`: its keys must be text, not 3"),
+        (LanguageModelling, "optim.betas", [0.9, "high"], r"`optim.betas\[1\]` must be a number, not `high`"),
+        (LanguageModelling, "optim", None, "`optim` must be a mapping of keys, not None"),
+        (LanguageModelling, "training.steps", True, "must be a whole number, not True"),
+        (LanguageModelling, "optim.lr", True, "`optim.lr` must be a number, not True"),
+        (LanguageModelling, "training.steps", 1e3, "must be a whole number, not 1000.0"),
+        (LanguageModelling, "data.text.max_vocabulary", 2, "`data.text.max_vocabulary` = 2 must be at least 3"),
+        (Layout, "activation_checkpointing", "x", "is not known. Allowed: false, selective, true$"),
+        (Config, "checkpoints.forms", [], "`checkpoints.forms` is empty"),
+        (
+            Site,
+            "partitions",
+            [{"name": "a"}, {"name": "b", "max_hour": 2}],
+            r"unknown key `partitions\[1\].max_hour`; did you mean `max_hours`",
+        ),
+        (Site, "partitions", [{}], r"`partitions\[0\].name` is missing \(its name in Slurm\)"),
     ],
 )
-def test_values_inside_mappings_and_lists_are_checked(path, value, message):
+def test_values_inside_groups_mappings_and_lists_are_checked(kind, key, value, message):
     with pytest.raises(ConfigError, match=message):
-        load(LanguageModelling, ".".join(path), value)
-
-
-def test_a_list_of_groups_is_checked_entry_by_entry():
-    with pytest.raises(ConfigError, match=r"unknown key `partitions\[1\].max_hour`; did you mean `max_hours`"):
-        load(Site, "partitions", [{"name": "a"}, {"name": "b", "max_hour": 2}])
-    with pytest.raises(ConfigError, match=r"`partitions\[0\].name` is missing"):
-        load(Site, "partitions", [{}])
+        load(kind, key, value)
 
 
 anything = st.recursive(
@@ -201,10 +178,10 @@ anything = st.recursive(
 
 
 @settings(quick, max_examples=200)
-@given(st.sampled_from([case.values for case in OPTIONS]), anything)
+@given(st.sampled_from(SETTINGS), anything)
 def test_no_value_causes_anything_but_a_setting_or_a_clear_error(case, value):
-    kind, setting = case
+    kind, model, setting = case
     try:
-        load(kind, setting.key, value, model_kind(setting))
+        load(kind, setting.key, value, model)
     except ConfigError as error:
         assert str(error).startswith("file.yaml: ")

@@ -26,7 +26,7 @@ def test_each_kind_of_setting_is_told_with_its_value_default_and_meaning():
     page = reference.fill(EMPTY)
     for row in (
         "| `optim.lr` |  | number > 0 | `0.001` | recipe | Peak learning rate, for `training.global_batch` |",
-        "| `model.dropout` | `transformer_lm`, `encoder_decoder` | number ≥ 0, ≤ 0.99 | `0.0` | recipe | Dropout probability |",
+        "| `model.dropout` | `transformer_lm`, `encoder_decoder`, `pretrained` | number ≥ 0, ≤ 0.99 | `0.0` | recipe | Dropout probability |",
         "| `optim.name` |  | `adamw`, `sgd` | `adamw` | recipe | Optimizer |",
         "| `loss_parallel` | true or false | `true` | layout | Tensor parallelism computes the loss on split logits |",
         "| `run` | text | required | site | Name of the run: letters, digits, `-`, `_` and `.` |",

@@ -7,9 +7,7 @@ import pytest
 
 from parascale.families import kinds
 from parascale.settings import Layout, Run, Site, identity, make
-from parascale.settings import options as declaring
-from parascale.settings.options import CONDUCT, DECISIONS, LAYOUT, RECIPE, SITE, arms, walk
-from parascale.settings.workload import Model, Workload
+from parascale.settings.options import CONDUCT, DECISIONS, LAYOUT, RECIPE, SITE, arms, declared, walk
 
 SITES = Site("here", cores_per_node=8)
 OTHERS = {bool: lambda value: not value, int: lambda value: (value or 99) + 1, float: lambda value: (value or 0.5) / 2}
@@ -45,8 +43,12 @@ def changed(setting, run):
 
 def settings_of(kind):
     """Every setting of a run of a kind of model."""
-    workload = run_of(kind).workload
-    return list(walk(Run, variants={Workload: type(workload), Model: type(workload.model)}))
+    run = run_of(kind)
+    keys = [setting for setting in walk(Run) if not setting.key.startswith("workload.")]
+    keys += [
+        setting for setting in walk(type(run.workload), "workload.") if not setting.key.startswith("workload.model.")
+    ]
+    return keys + list(walk(type(run.workload.model), "workload.model."))
 
 
 CASES = [
@@ -63,8 +65,8 @@ CASES = [
 def test_a_setting_moves_the_identities_that_it_decides_and_no_others(kind, setting):
     run = run_of(kind)
     other = changed(setting, run)
-    seen = setting.decides
-    if setting.told.path:
+    seen = setting.info.decides
+    if setting.info.path:
         seen = CONDUCT  # where something lies decides nothing; what lies there is known by its checksums
     if setting.key in ("scaling", "workload.optim.lr_scaling", "layout.dp", "layout.fsdp"):
         seen = LAYOUT if setting.key.startswith("layout") else CONDUCT  # on one process weak is strong
@@ -79,7 +81,7 @@ def test_a_setting_moves_the_identities_that_it_decides_and_no_others(kind, sett
         (seen == SITE and setting.key != "workload.name") or setting.key in ("seed", "baseline", "init_from")
     )
     # Other data and other models are never taken for repetitions, although their keys know them by their checksums.
-    if setting.told.path or setting.key == "workload.name":
+    if setting.info.path or setting.key == "workload.name":
         assert identity.configuration_of(run) != identity.configuration_of(other)
 
 
@@ -127,30 +129,13 @@ def test_rows_that_are_the_same_are_numbered():
     assert len(keys) == len(rows), "rows never share a key"
 
 
-@pytest.fixture
-def declarations():
-    """A function that declares a setting of Layout anew, until the test ends."""
-    original = dict(declaring.declared(Layout))
-
-    def declare(name, **told):
-        declared = declaring.declared(Layout)
-        declared[name] = dataclasses.replace(declared[name], told=dataclasses.replace(declared[name].told, **told))
-        forget()
-
-    def forget():
-        identity._known.cache_clear()
-        identity._deciding.cache_clear()
-
-    yield declare
-    declaring.declared(Layout).update(original)
-    forget()
-
-
-def test_a_setting_that_was_added_later_leaves_earlier_results_as_they_are(declarations):
+def test_a_setting_that_was_added_later_leaves_earlier_results_as_they_are(monkeypatch):
     """A new setting that names the value that results had before is in no digest until it has another one."""
     run = run_of("transformer_lm")
     before = identity.key_of(run, SITES, "code")
-    declarations("compile", before=None)
+    compile_ = declared(Layout)["compile"]
+    info = dataclasses.replace(compile_.info, before=None)
+    monkeypatch.setitem(declared(Layout), "compile", dataclasses.replace(compile_, info=info))
     without = identity.key_of(run, SITES, "code")
     assert "layout.compile" not in identity.settings(run, LAYOUT) and without != before
     with_it = dataclasses.replace(run, layout=dataclasses.replace(run.layout, compile=True))
@@ -158,6 +143,5 @@ def test_a_setting_that_was_added_later_leaves_earlier_results_as_they_are(decla
 
 
 def test_all_that_decides_is_told_apart():
-    decisions = {setting.decides for setting in settings_of("transformer_lm")}
+    decisions = {setting.info.decides for setting in settings_of("transformer_lm")}
     assert decisions == set(DECISIONS)
-    assert Workload.decides == RECIPE

@@ -16,8 +16,7 @@ import json
 import operator
 import os
 
-from parascale.settings.options import CONDUCT, DECISIONS, LAYOUT, NOT_SET, RECIPE, declared, walk
-from parascale.settings.workload import Model, Workload
+from parascale.settings.options import CONDUCT, DECISIONS, LAYOUT, NOT_SET, RECIPE, declared
 
 SCALED = ("scaling", "workload.optim.lr_scaling")  # their effect is in the batch and the rate
 
@@ -38,11 +37,11 @@ def settings(run, *decisions):
 
     A class of the user's own goes by the name of its file: what it says is in the digest of the code.
     """
-    found = {}
-    for key, read, before, is_path in _deciding(decisions, *_kinds(run)):
-        if (value := read(run)) != before:
-            found[key] = os.path.basename(value) if is_path else _plain(value)
-    return found
+    return {
+        key: os.path.basename(value) if info.path else _plain(value)
+        for key, info, value in _settings(run)
+        if info.decides in decisions and value != info.before and (not info.path or key.endswith(".kind"))
+    }
 
 
 def of_group(group, *decisions):
@@ -50,33 +49,24 @@ def of_group(group, *decisions):
 
     Paths are among them: data is made from what lies there.
     """
-    values = {name: (setting, getattr(group, name)) for name, setting in declared(type(group)).items()}
     return {
         name: _plain(value)
-        for name, (setting, value) in values.items()
-        if setting.decides in (decisions or DECISIONS) and value != setting.told.before
+        for name, info, value in _settings(group)
+        if info.decides in (decisions or DECISIONS) and value != info.before
     }
 
 
-def _kinds(run):
-    return type(run), type(run.workload), type(run.workload.model)
-
-
-@functools.cache
-def _known(run, workload, model):
-    """(dotted key, Setting, function that reads it from a run) of each setting of runs of such classes."""
-    settings = walk(run, variants={Workload: workload, Model: model})
-    return [(each.key, each, operator.attrgetter(each.key)) for each in settings if "[]" not in each.key]
-
-
-@functools.cache
-def _deciding(decisions, *kinds):
-    """(dotted key, function that reads it, value that earlier results had, whether it is a path) of what `settings` tells of such runs."""
-    return [
-        (key, read, setting.told.before, setting.told.path)
-        for key, setting, read in _known(*kinds)
-        if setting.decides in decisions and (not setting.told.path or key.endswith(".kind"))
-    ]
+def _settings(group, prefix=""):
+    """Yield (dotted key, OptionInfo, value) of every single setting; those of inner groups follow what stands alone."""
+    inner = []
+    for name, setting in declared(type(group)).items():
+        value = getattr(group, name)
+        if dataclasses.is_dataclass(value):
+            inner.append((value, f"{prefix}{name}."))
+        else:
+            yield f"{prefix}{name}", setting.info, value
+    for value, start in inner:
+        yield from _settings(value, start)
 
 
 def kind_of_device(site):
@@ -135,11 +125,11 @@ def conduct_difference(run, other):
 
 def with_conduct_of(run, other):
     """The settings of a run as plain values, its conduct as that of another run of the same recipe; paths are its own."""
-    values = dataclasses.asdict(run)
-    for key, setting, read in _known(*_kinds(run)):
-        if setting.decides == CONDUCT and key != "baseline" and not setting.told.path:
+    values, conduct = dataclasses.asdict(run), settings(other, CONDUCT)
+    for key, info, _ in _settings(run):
+        if key in conduct and key != "baseline" and not info.path:
             *groups, name = key.split(".")
-            functools.reduce(operator.getitem, groups, values)[name] = _plain(read(other))
+            functools.reduce(operator.getitem, groups, values)[name] = conduct[key]
     return values
 
 
@@ -152,7 +142,7 @@ def changes(old, new, ignored=(), missing=None):
 
 def left_out(run):
     """Dotted key → value of the settings that `settings` leaves out of runs of this kind as long as they have it."""
-    return {key: before for key, _, before, _ in _deciding(DECISIONS, *_kinds(run)) if before is not NOT_SET}
+    return {key: info.before for key, info, _ in _settings(run) if info.before is not NOT_SET}
 
 
 def in_words(changed):
@@ -176,8 +166,7 @@ def numbered(runs):
 
 def _places(run):
     """What tells other data and other models apart that the recipe does not: the workload's name, and where things lie."""
-    known = _known(*_kinds(run))
-    return {"workload.name": run.workload.name} | {key: read(run) for key, setting, read in known if setting.told.path}
+    return {"workload.name": run.workload.name} | {key: value for key, info, value in _settings(run) if info.path}
 
 
 def _plain(value):

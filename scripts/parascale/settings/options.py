@@ -13,8 +13,10 @@ import types
 import typing
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, WrapValidator
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, WrapValidator, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 # What a setting decides; each is exactly one of these.
 RECIPE = "recipe"  # the numbers of a training
@@ -40,8 +42,8 @@ Number = Annotated[float, Strict(), BeforeValidator(_number)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
-    """What a declaration says besides type, default and bounds; see `option`."""
+class OptionInfo:
+    """What a setting declares besides type, default, bounds and meaning; see `option`."""
 
     decides: str | None = None
     before: object = NOT_SET
@@ -49,15 +51,43 @@ class Told:
     expert: bool = False
 
 
-def settings(decides=None, *, expert=False):
-    """A class of settings. decides: what its settings decide that do not say so themselves. expert: few will touch them."""
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One declared setting: its dotted key, type, pydantic's field and our OptionInfo."""
+
+    key: str
+    hint: Any
+    field: Any
+    info: OptionInfo
+
+
+def settings(decides, *, expert=False):
+    """A class of settings. decides, expert: for those of its settings that do not say so themselves."""
 
     def declare(declared):
-        declared.decides, declared.expert = decides, expert
         declared.__annotations__ = {name: _strict(hint) for name, hint in inspect.get_annotations(declared).items()}
+        for name in declared.__annotations__:
+            field = vars(declared).get(name)
+            if isinstance(field, FieldInfo):
+                own = _info(field)
+                field.metadata.remove(own)
+                field.metadata.append(OptionInfo(own.decides or decides, own.before, own.path, own.expert or expert))
+        declared.check_keys = model_validator(mode="before")(_check_keys)
         return dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(declared)
 
     return declare
+
+
+def _check_keys(cls, values):
+    """Refuse a key that a class of settings does not know, and a missing one that it needs."""
+    if isinstance(values, dict):
+        known = declared(cls)
+        for key in (key for key in values if key not in known):
+            raise PydanticCustomError("unknown_key", "unknown", {"key": key, "allowed": list(known)})
+        for name in (name for name in known if name not in values and known[name].field.is_required()):
+            meaning = known[name].field.description
+            raise PydanticCustomError("missing_key", "missing", {"key": name, "meaning": meaning})
+    return values
 
 
 def _strict(hint):
@@ -78,27 +108,30 @@ def option(default, doc, decides=None, *, low=None, above=None, high=None, befor
     results had before the setting was there; as long as it is this, the setting enters no digest. path: a place on this
     machine (or a mapping or list of them), relative to the file that names it. expert: few will touch it.
     """
-    told = Told(decides, before, path, expert)
-    bounds = {"ge": low, "gt": above, "le": high, "description": doc}
-    if isinstance(default, (dict, list)):
-        return _declared(told, default_factory=default.copy, **bounds)
-    return _declared(told, default=default, **bounds)
+    given = {"default_factory": default.copy} if isinstance(default, (dict, list)) else {"default": default}
+    bounds = {"ge": low, "gt": above, "le": high}
+    given |= {name: bound for name, bound in bounds.items() if bound is not None}
+    return _field(OptionInfo(decides, before, path, expert), doc, **given)
 
 
 def required(doc, decides=None, *, path=False):
     """A setting that has no default."""
-    return _declared(Told(decides, path=path), description=doc)
+    return _field(OptionInfo(decides, path=path), doc)
 
 
 def section(kind, doc):
-    """A group of settings, itself of a class whose defaults hold when the group is left out."""
-    return _declared(Told(), default_factory=kind, description=doc)
+    """A group of settings, which is read from `kind()` if it is left out."""
+    return _field(OptionInfo(), doc, default_factory=kind, validate_default=True)
 
 
-def _declared(told, **words):
-    field = Field(**{name: word for name, word in words.items() if word is not None or name == "default"})
-    field.metadata.append(told)
+def _field(info, doc, **given):
+    field = Field(description=doc, **given)
+    field.metadata.append(info)
     return field
+
+
+def _info(field):
+    return next(entry for entry in field.metadata if isinstance(entry, OptionInfo))
 
 
 def chosen(kind):
@@ -118,42 +151,12 @@ def chosen(kind):
 adapter = functools.cache(TypeAdapter)
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """One declared setting: its dotted key, the class that declares it, and its declaration."""
-
-    key: str
-    owner: type
-    field: Any
-    hint: Any
-    told: Told
-
-    @property
-    def decides(self):
-        """What it decides, one of DECISIONS; None where neither it nor its class says so."""
-        return self.told.decides or self.owner.decides
-
-    @property
-    def expert(self):
-        """Whether few will touch it."""
-        return self.told.expert or self.owner.expert
-
-
 @functools.cache
 def declared(kind):
-    """The settings that a class declares itself, by name; groups are settings too, of a class of settings."""
+    """The settings that a class has, by name; groups are settings too, of a class of settings."""
     hints = typing.get_type_hints(kind)
     fields = kind.__pydantic_fields__
-    return {name: Setting(name, _owner(kind, name), field, hints[name], _told(field)) for name, field in fields.items()}
-
-
-def _told(field):
-    return next(entry for entry in field.metadata if isinstance(entry, Told))
-
-
-def _owner(kind, name):
-    """The class in whose body a setting stands."""
-    return next(base for base in kind.__mro__ if name in inspect.get_annotations(base))
+    return {name: Setting(name, hints[name], field, _info(field)) for name, field in fields.items()}
 
 
 def arms(hint):
@@ -162,29 +165,17 @@ def arms(hint):
     return [arm for arm in (typing.get_args(hint) if united else (hint,)) if arm is not types.NoneType]
 
 
-def group_of(hint):
-    """The class of settings that a type is a group of, or None."""
-    return next((arm for arm in arms(hint) if dataclasses.is_dataclass(arm)), None)
-
-
-def item_of(hint):
-    """The class of settings that a list is made of, or None."""
-    items = typing.get_args(hint) if typing.get_origin(hint) is list else ()
-    return items[0] if items and dataclasses.is_dataclass(items[0]) else None
-
-
-def walk(kind, prefix="", variants=types.MappingProxyType({})):
-    """Yield every single Setting of a class, with its dotted key; those of its groups follow what stands alone.
-
-    variants: class of a group → the subclass that it is read as.
-    """
+def walk(kind, prefix=""):
+    """Yield every single Setting of a class, with its dotted key; those of its groups follow what stands alone."""
     groups = []
-    for name, setting in declared(variants.get(kind, kind)).items():
-        if (group := group_of(setting.hint)) is not None:
-            groups.append((group, name))
+    for name, setting in declared(kind).items():
+        if dataclasses.is_dataclass(setting.hint):
+            groups.append((setting.hint, name))
             continue
         yield dataclasses.replace(setting, key=f"{prefix}{name}")
-        if (item := item_of(setting.hint)) is not None:
+        if typing.get_origin(setting.hint) is list and dataclasses.is_dataclass(
+            item := typing.get_args(setting.hint)[0]
+        ):
             groups.append((item, f"{name}[]"))
     for group, name in groups:
-        yield from walk(group, f"{prefix}{name}.", variants)
+        yield from walk(group, f"{prefix}{name}.")

@@ -84,9 +84,8 @@ def load_project(values, files=(), bases=("config",)):
     has them.
     """
     places = placed(values, files)
-    given = settled(Config, values, places)
     defaults = {key: _first(bases, getattr(Config, key)) for key in ("runs", "workloads", "sites")}
-    config = strict.load(Config, {**defaults, **given}, places)
+    config = settled(strict.load(Config, {**defaults, **values}, places), places)
     site = load_site(config, config.site)
     find_workload = functools.cache(functools.partial(load_workload, config.workloads))
     runs = {}
@@ -185,7 +184,7 @@ def load_workload(folder, name):
     """The workload `name`: `<folder>/<name>.yaml`, on top of the workload that it `extends`, if any."""
     path = named_file(folder, name, "workload")
     values, places = extended(folder, path, [name])
-    workload = strict.load(Workload, with_name(settled(Workload, values, places), name, path), places)
+    workload = settled(strict.load(Workload, with_name(values, name, path), places), places)
     data = dataclasses.replace(workload.data, dataset=workload.data.dataset or name)
     strict.check_name(data.dataset, places, "data.dataset")
     data.check(places)

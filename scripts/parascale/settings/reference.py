@@ -7,6 +7,7 @@ between a pair is made here.
 import dataclasses
 import re
 import typing
+from typing import NamedTuple
 
 from pydantic import Field, TypeAdapter
 from pydantic_core import PydanticUndefined
@@ -16,7 +17,7 @@ from parascale.settings.config import Config
 from parascale.settings.options import adapter, arms, declared, walk
 from parascale.settings.runtable import LAYOUT_COLUMNS, RUN_COLUMNS
 from parascale.settings.site import Site
-from parascale.settings.workload import TASKS, Model, Workload
+from parascale.settings.workload import LANGUAGE_MODEL, TASKS, Model, Workload
 
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text", list: "list", dict: "mapping"}
@@ -29,10 +30,10 @@ def tables():
     """Name → Markdown table, for every kind of file that holds settings."""
     columns = [setting for setting in (RUN_COLUMNS | LAYOUT_COLUMNS).values() if setting.key != "name"]
     return {
-        "config": _tables(("key",), [((), setting) for setting in walk(Config)]),
-        "runs": _tables(("column",), [((), setting) for setting in columns]),
-        "workload": _tables(("key", "of"), _of_workloads(_kinds())),
-        "site": _tables(("key",), [((), setting) for setting in walk(Site) if setting.key != "name"]),
+        "config": _tables(("key",), map(_row, walk(Config))),
+        "runs": _tables(("column",), map(_row, columns)),
+        "workload": _tables(("key", "of"), _rows_of_workloads()),
+        "site": _tables(("key",), [_row(setting) for setting in walk(Site) if setting.key != "name"]),
     }
 
 
@@ -49,67 +50,48 @@ def fill(page):
 
 def schemas():
     """Name of a kind of YAML file → its JSON schema (draft 2020-12), by which editors complete and check it."""
+    config, site = _definitions(Config), _definitions(Site)
     return {
-        "config": _whole({"config": Config})[0] | {"title": "Configuration"},
-        "site": _as_file(_whole({"site": Site})[0]) | {"title": "Site"},
-        "workload": _workload_schema(),
+        "config": {"$schema": DRAFT, **config.pop("Config"), "$defs": config, "title": "Configuration"},
+        "site": {"$schema": DRAFT, **_without_name(site.pop("Site")), "$defs": site, "title": "Site"},
+        "workload": {"$schema": DRAFT, **_workload_schema(), "title": "Workload"},
     }
 
 
 def _workload_schema():
     """A task, and within it a kind of model, decides which keys there are; a file that `extends` another may leave both to it."""
     kinds = _kinds()
-    made = {name: settings for name, (_, settings) in kinds.items()}
-    _, shared = _whole(TASKS | made)
-    named = {name: {"$ref": f"#/$defs/{settings.__name__}"} for name, settings in (TASKS | made).items()}
-    shared.pop(Model.__name__)
+    shared = _definitions(*TASKS.values(), *(settings for _, settings in kinds.values()))
     for name, task in TASKS.items():
-        own = {kind: named[kind] for kind, (of, _) in kinds.items() if of == name}
-        schema = _as_file(shared[task.__name__])
-        description = schema["properties"]["model"]["description"]
-        schema["properties"]["model"] = {"description": description, **_model_schema(name, own)}
-        schema["properties"]["extends"] = {"type": "string", "description": "the workload that this one changes"}
-    task = {"enum": list(TASKS), "description": declared(Workload)["task"].field.description}
-    choices = [_where("task", {"const": name}, named[name]) for name in TASKS]
-    untold = {"not": {"required": ["task"]}}
-    usual = named[Workload.variant({}, {}).task]
-    choices += [
-        {"if": {**untold, "required": ["extends"]}, "then": {"anyOf": [named[name] for name in TASKS]}},
-        {"if": {"not": {"anyOf": [{"required": ["task"]}, {"required": ["extends"]}]}}, "then": usual},
-    ]
-    schema = {"$schema": DRAFT, "title": "Workload", "type": "object", "properties": {"task": task}}
-    return schema | {"allOf": choices, "$defs": shared}
+        own = {kind: settings for kind, (of, settings) in kinds.items() if of == name}
+        named = {"anyOf": [{"enum": list(own)}, {"type": "string", "pattern": ":"}]}
+        usual = _reference(Model.variant({}, {"task": name}))
+        model = _one_of("kind", own, {"required": ["kind"]}, usual, {"anyOf": list(map(_reference, own.values()))})
+        properties = _without_name(shared[task.__name__])["properties"]
+        properties["model"] = {"type": "object", "properties": {"kind": named}, **model}
+        properties["extends"] = {"type": "string", "description": "the workload that this one changes"}
+    usual, anything = _reference(TASKS[LANGUAGE_MODEL]), {"anyOf": list(map(_reference, TASKS.values()))}
+    return {**_one_of("task", TASKS, {"required": ["extends"]}, anything, usual), "$defs": shared}
 
 
-def _model_schema(task, kinds):
-    """The model of a task: `kinds` are references to the settings of each kind, by name."""
-    from parascale.families import settings_of
-
-    own_class = {"pattern": ":"}
-    kind = {"anyOf": [{"enum": list(kinds)}, {"type": "string", **own_class}]}
-    kind["description"] = declared(Model)["kind"].field.description
-    usual = {"$ref": f"#/$defs/{settings_of(task, None).__name__}"}
-    choices = [_where("kind", {"const": name}, reference) for name, reference in kinds.items()]
-    choices += [
-        _where("kind", own_class, usual),
-        {"if": {"not": {"required": ["kind"]}}, "then": {"anyOf": list(kinds.values())}},
-    ]
-    return {"type": "object", "properties": {"kind": kind}, "allOf": choices}
+def _one_of(key, classes, condition, then, otherwise):
+    """The schema of a mapping in which `key` names a class of settings; where it names none, `condition` decides."""
+    chain = {"if": condition, "then": then, "else": otherwise}
+    for name, settings in classes.items():
+        named = {"required": [key], "properties": {key: {"const": name}}}
+        chain = {"if": named, "then": _reference(settings), "else": chain}
+    return {"type": "object", **chain}
 
 
-def _where(key, value, then):
-    """What holds where a key is there with such a value."""
-    return {"if": {"required": [key], "properties": {key: value}}, "then": then}
+def _reference(settings):
+    return {"$ref": f"#/$defs/{settings.__name__}"}
 
 
-def _whole(classes):
-    """(the schema of the first class of settings, definitions that all of them share by the names of classes)."""
-    inputs = [(name, "validation", adapter(kind)) for name, kind in classes.items()]
+def _definitions(*classes):
+    """The schemas of classes of settings, and of their groups, by the names of the classes."""
+    inputs = [(kind.__name__, "validation", adapter(kind)) for kind in classes]
     _, made = TypeAdapter.json_schemas(inputs, ref_template="#/$defs/{model}")
-    shared = _plain(made["$defs"])
-    first = next(iter(classes.values())).__name__
-    rest = {name: schema for name, schema in shared.items() if name != first}
-    return {"$schema": DRAFT, **shared[first], "$defs": rest}, shared
+    return _plain(made["$defs"])
 
 
 def _plain(schema):
@@ -129,43 +111,54 @@ def _kinds():
     return {name: (kind.task, settings_of(kind.task, name)) for name, kind in kinds().items()}
 
 
-def _as_file(schema):
-    """A schema without the name, which the file's own name gives."""
+def _without_name(schema):
+    """The schema of a file that gives the name by its own."""
     del schema["properties"]["name"]
     schema["required"].remove("name")
     return schema
 
 
-def _of_workloads(kinds):
-    """((what it is of,), Setting) of every setting of a workload: of a task, of kinds of models, or of all."""
+def _rows_of_workloads():
+    """Rows of every setting of a workload, with the tasks or kinds of models that have it in the second cell; empty if all do."""
+    kinds = _kinds()
     whose = {}
     for name, task in TASKS.items():
         for setting in walk(task):
             if setting.key not in ("name", "task") and not setting.key.startswith("model."):
-                whose.setdefault((setting.key, setting.owner), (setting, []))[1].append(name)
+                whose.setdefault(_row(setting), []).append(name)
     for name, (_, settings) in kinds.items():
         for setting in walk(settings, "model."):
             if setting.key != "model.kind":
-                whose.setdefault((setting.key, setting.owner), (setting, []))[1].append(name)
+                whose.setdefault(_row(setting), []).append(name)
     kind = declared(Model)["kind"]  # a file may leave it out, because the task has a usual kind
     kind = dataclasses.replace(kind, key="model.kind", field=Field(None, description=kind.field.description))
-    return [(("",), declared(Workload)["task"]), (("",), kind)] + [
-        ((", ".join(f"`{name}`" for name in names) if len(names) not in (len(TASKS), len(kinds)) else "",), setting)
-        for setting, names in sorted(whose.values(), key=lambda each: each[0].key.partition(".")[0])
-    ]
+    rows = {_row(declared(Workload)["task"]): TASKS, _row(kind): kinds}
+    rows |= dict(sorted(whose.items(), key=lambda each: each[0].key.partition(".")[0]))
+    for row, names in rows.items():
+        every = kinds if row.key.startswith("model.") else TASKS
+        of = "" if len(names) == len(every) else ", ".join(f"`{name}`" for name in names)
+        yield Row(row.key, row.expert, (of, *row.cells))
 
 
 def _tables(first, rows):
     """A table of settings, and below it a folded one of those for experts."""
-    usual = [_row(words, setting) for words, setting in rows if not setting.expert]
-    expert = [_row(words, setting) for words, setting in rows if setting.expert]
+    rows = list(rows)
+    usual, expert = ([row for row in rows if row.expert == wanted] for wanted in (False, True))
     return _table(first, usual) + (_table(first, expert).join(FOLDED) if expert else "")
 
 
-def _row(words, setting):
+class Row(NamedTuple):
+    """A row of a table of settings: all its cells but the key."""
+
+    key: str
+    expert: bool
+    cells: tuple
+
+
+def _row(setting):
     meaning = setting.field.description
-    cells = f"`{setting.key}`", *words, _value(setting), _default(setting.field), setting.decides or ""
-    return *cells, meaning[0].upper() + meaning[1:]
+    cells = _value(setting), _default(setting.field), setting.info.decides or "", meaning[0].upper() + meaning[1:]
+    return Row(setting.key, setting.info.expert, cells)
 
 
 def _value(setting):
@@ -200,5 +193,5 @@ def _shown(value):
 def _table(first, rows):
     head = (*first, "value", "default", "decides", "meaning")
     lines = [head, ("---",) * len(head)]
-    lines += [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
+    lines += [(f"`{row.key}`", *(cell.replace("|", "\\|") for cell in row.cells)) for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

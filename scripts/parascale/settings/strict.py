@@ -6,13 +6,12 @@ nearest match.
 
 import difflib
 import re
-import typing
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from parascale.errors import ConfigError
-from parascale.settings.options import adapter, arms, declared, group_of, walk
+from parascale.settings.options import adapter, walk
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # names become folders and wildcards
 KINDS = {
@@ -42,11 +41,7 @@ MEANT = {
     "global_batch": ("batch", "batch_size"),
     "lr": ("learning_rate",),
 }
-BOUNDS = {
-    "greater_than_equal": ("ge", "at least"),
-    "greater_than": ("gt", "above"),
-    "less_than_equal": ("le", "at most"),
-}
+BOUNDS = {"greater_than_equal": "at least", "greater_than": "above", "less_than_equal": "at most"}
 
 
 def load(kind, values, where, prefix=""):
@@ -56,26 +51,16 @@ def load(kind, values, where, prefix=""):
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: {prefix or 'the file'} must be a mapping of keys, not {_shown(values)}")
-    kind = variant(kind, values)
+    kind = kind.variant(values, {}) if hasattr(kind, "variant") else kind
     try:
         return adapter(kind).validate_python(values)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        # A key that is missing may be there, misspelt: what is unknown is said first. But what stands at the top decides which
-        # keys its groups know.
-        unknown = (each for each in errors if each["type"] == "unexpected_keyword_argument")
-        first = errors[0] if errors[0]["type"] == "literal_error" else next(unknown, errors[0])
-        raise ConfigError(_said(first, kind, values, where, prefix)) from None
+        raise ConfigError(_said(error.errors(include_url=False)[0], kind, where, prefix)) from None
 
 
 def make(kind, /, **values):
     """Settings of class `kind` from their values, groups as mappings or as settings already."""
     return load(kind, values, kind.__name__)
-
-
-def variant(kind, values, beside=()):
-    """The class that a mapping is read as, where its keys, and those beside it, choose among several."""
-    return kind.variant(values, dict(beside)) if hasattr(kind, "variant") else kind
 
 
 def check_name(name, where, key):
@@ -108,7 +93,7 @@ def nearest(word, allowed, elsewhere=()):
 
     elsewhere: dotted keys that are allowed in other places. They come before words that are only spelt like this one.
     """
-    allowed = [_written(item) for item in allowed]
+    allowed = list(allowed)
     if not allowed:
         return ". There is none yet"
     meant = {item for item, words in MEANT.items() if word.lower() in words}
@@ -119,71 +104,36 @@ def nearest(word, allowed, elsewhere=()):
     return f"{hint} Allowed: {', '.join(allowed)}" if hint else f". Allowed: {', '.join(allowed)}"
 
 
-def _said(error, kind, values, where, prefix):
+def _said(error, kind, where, prefix):
     """One of pydantic's errors in our words."""
+    name, given, context = error["type"], error["input"], error.get("ctx", {})
     place = [part for part in error["loc"] if part not in ("[key]", *UNION_ARMS)]
+    if name in ("unknown_key", "missing_key"):
+        place.append(context["key"])
     key = prefix + _dotted(place)
     start = where.of(tuple(place)) if hasattr(where, "of") else where
-    of_key = error["loc"][-1:] == ("[key]",)
-    owner, hint = _walked(kind, values, place[:-1] if of_key else place)
-    name, given = error["type"], error["input"]
-    if name == "unexpected_keyword_argument" or of_key:
-        if not isinstance(place[-1], str):
-            return f"{start}: `{prefix}{_dotted(place[:-1])}`: its keys must be text, not {_shown(place[-1])}"
-        allowed = declared(owner) if name == "unexpected_keyword_argument" else _choices(hint)
+    is_key = error["loc"][-1:] == ("[key]",) or name == "unknown_key"
+    if is_key and not isinstance(place[-1], str):
+        group = f": `{prefix}{_dotted(place[:-1])}`" if place[:-1] else ""
+        return f"{start}{group}: its keys must be text, not {_shown(place[-1])}"
+    if name == "missing_key":
+        return f"{start}: `{key}` is missing ({context['meaning']})"
+    allowed = context.get("allowed") or _literals(context.get("expected", ""))
+    if is_key:
         elsewhere = [prefix + setting.key for setting in walk(kind)]
         return f"{start}: unknown key `{key}`{nearest(place[-1], allowed, elsewhere)}"
-    if name == "missing":
-        return f"{start}: `{key}` is missing ({declared(owner)[place[-1]].field.description})"
-    if name == "literal_error" and not isinstance(given, str):
-        *words, last = map(_written, _choices(hint))
-        wanted = f"{', '.join(words)} or {last}" if words else last
-        return f"{start}: `{key}` must be {wanted}, not {_shown(given)}"
+    if name == "literal_error" and isinstance(given, str):
+        return f"{start}: `{key}` = {_shown(given)} is not known{nearest(given, allowed)}"
     if name == "literal_error":
-        return f"{start}: `{key}` = {_shown(given)} is not known{nearest(str(given), _choices(hint))}"
+        return f"{start}: `{key}` must be {_listed(allowed)}, not {_shown(given)}"
     if name in BOUNDS:
-        bound, words = BOUNDS[name]
-        return f"{start}: `{key}` = {given} must be {words} {error['ctx'][bound]:g}"
+        return f"{start}: `{key}` = {given} must be {BOUNDS[name]} {next(iter(context.values())):g}"
     if name == "too_short":
-        return f"{start}: `{key}` is empty. Allowed: {', '.join(_choices(hint))}"
+        return f"{start}: `{key}` is empty"
     if name == "finite_number":
         return f"{start}: `{key}` = {given} must be a finite number"
-    if place and not isinstance(place[-1], str) and not isinstance(values, list) and name.startswith("invalid_key"):
-        return f"{start}: its keys must be text, not {_shown(place[-1])}"
     wanted = KINDS.get(name.partition("_")[0])
     return f"{start}: `{key}` must be {wanted}, not {_shown(given)}" if wanted else f"{start}: `{key}`: {error['msg']}"
-
-
-def _walked(kind, values, place):
-    """(class of settings, type) that a path of keys ends in."""
-    owner, hint, beside = kind, kind, {}
-    for part in place:
-        group = group_of(hint)
-        if group is None:
-            hint = _item(hint)
-        else:
-            owner = variant(group, values, beside) if isinstance(values, dict) else group
-            setting = declared(owner).get(part)
-            hint = setting.hint if setting else None
-        beside, values = values if isinstance(values, dict) else {}, values[part] if _has(values, part) else None
-    return owner, hint
-
-
-def _has(values, part):
-    return part in values if isinstance(values, dict) else isinstance(part, int) and part < len(values)
-
-
-def _item(hint):
-    """The type of the entries of a list or of a mapping's values."""
-    inner = next((typing.get_args(arm) for arm in arms(hint) if typing.get_origin(arm) in (list, dict)), ())
-    return inner[-1] if inner else None
-
-
-def _choices(hint):
-    """The words that a type allows: of a mapping its keys, of a list its entries."""
-    if typing.get_origin(hint) is typing.Literal:
-        return typing.get_args(hint)
-    return next((found for arm in typing.get_args(hint) if (found := _choices(arm))), ())
 
 
 def _dotted(place):
@@ -192,9 +142,14 @@ def _dotted(place):
     return text.removeprefix(".")
 
 
-def _written(word):
-    """An allowed value as a file has it."""
-    return str(word).lower() if isinstance(word, bool) else str(word)
+def _literals(expected):
+    """The words of pydantic's `'a', 'b' or True`, as a file has them."""
+    words = re.split(", | or ", expected)
+    return [word.strip("'") if word.startswith("'") else word.lower() for word in words]
+
+
+def _listed(words):
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _shown(value):

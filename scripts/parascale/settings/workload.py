@@ -208,7 +208,7 @@ class Workload:
     title: str = option("", "title in reports", SITE)
     task: Literal["language_model", "summarisation", "classification"] = option(LANGUAGE_MODEL, "what the model learns")
     data: Data = section(Data, "the dataset")
-    model: chosen(Model) = section(lambda: Model.variant({}, {})(), "the model")
+    model: chosen(Model) = section(dict, "the model")
     optim: Optim = section(Optim, "the optimizer")
     training: Training = section(Training, "how much is trained")
     parity_precision: Literal["fp32", "fp64"] | None = option(
@@ -258,7 +258,6 @@ class Summarisation(Workload):
 
     task: Literal["summarisation"] = option("summarisation", "what the model learns")
     data: PairData = section(PairData, "the dataset")
-    model: chosen(Model) = section(lambda: Model.variant({}, {"task": "summarisation"})(), "the model")
     training: SummaryTraining = section(SummaryTraining, "how much is trained")
     of_pairs: ClassVar = True
 
@@ -274,7 +273,6 @@ class Classification(Workload):
 
     task: Literal["classification"] = option("classification", "what the model learns")
     data: ImageData = section(ImageData, "the dataset")
-    model: chosen(Model) = section(lambda: Model.variant({}, {"task": "classification"})(), "the model")
     training: ImageTraining = section(ImageTraining, "how much is trained")
     unit: ClassVar = "images"
     of_images: ClassVar = True

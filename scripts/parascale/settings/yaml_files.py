@@ -3,6 +3,7 @@
 Paths are relative to the file that names them.
 """
 
+import dataclasses
 import os
 import typing
 from pathlib import Path
@@ -11,7 +12,7 @@ import yaml
 
 from parascale.errors import ConfigError
 from parascale.settings import strict
-from parascale.settings.options import declared, group_of
+from parascale.settings.options import declared
 from parascale.settings.paths import DEFAULTED
 
 
@@ -100,25 +101,21 @@ def merged(base, over):
     return result
 
 
-def settled(kind, values, places, beside=(), keys=()):
-    """`values` with each path made relative to the current folder, where a file names it relative to its own."""
-    if not isinstance(values, dict):
-        return values
-    result = dict(values)
-    for name, setting in declared(strict.variant(kind, values, beside)).items():
-        place = (*keys, name)
-        if name not in values or (folder := places.folder(place)) is None:
-            continue
-        if (group := group_of(setting.hint)) is not None:
-            result[name] = settled(group, values[name], places, values, place)
-        elif setting.told.path and not (name == "files" and _are_found_elsewhere(values)):
-            result[name] = _relative(values[name], folder, name == "kind")
-    return result
+def settled(settings, places, keys=()):
+    """`settings` with each path made relative to the current folder, where a file names it relative to its own."""
+    changed = {}
+    for name, setting in declared(type(settings)).items():
+        value, place = getattr(settings, name), (*keys, name)
+        if dataclasses.is_dataclass(value):
+            changed[name] = settled(value, places, place)
+        elif setting.info.path and not (name == "files" and _are_found_elsewhere(settings)):
+            changed[name] = _relative(value, places.folder(place), name == "kind")
+    return dataclasses.replace(settings, **changed)
 
 
 def _are_found_elsewhere(source):
     """Whether a source's files are relative to its location, or are chosen from what is fetched."""
-    return bool(source.get("location")) or source.get("kind") != "files"
+    return bool(source.location) or source.kind != "files"
 
 
 def _relative(value, folder, of_class):
@@ -126,7 +123,7 @@ def _relative(value, folder, of_class):
         return {key: _relative(entry, folder, of_class) for key, entry in value.items()}
     if isinstance(value, list):
         return [_relative(entry, folder, of_class) for entry in value]
-    if not isinstance(value, str) or (of_class and ":" not in value):
+    if folder is None or not isinstance(value, str) or (of_class and ":" not in value):
         return value
     if match := DEFAULTED.match(value):
         return f"${{{match[1]}:-{_relative(match[2], folder, False)}}}{value[match.end() :]}"
