@@ -1,7 +1,6 @@
 """The page: it needs nothing but itself, is the same when it is built again, and is right about what is not there."""
 
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -160,14 +159,6 @@ def test_names_and_titles_cannot_break_the_page(tmp_path):
     assert "<script>alert" not in page and "<title>&lt;script&gt;</title>" in page and "&lt;script&gt;alert" in page
     for name in FIGURES:
         ElementTree.parse(tmp_path / f"report/figures/{name}.svg")
-
-
-def test_the_package_needs_neither_torch_nor_snakemake_and_loads_matplotlib_and_pandas_only_to_draw_and_write():
-    """A workflow reads the figures' names each time it starts, and once more in each job."""
-    names = ("torch", "snakemake", "matplotlib", "numpy", "pandas")
-    code = f"import sys, parascale.report; print([name for name in {names} if name in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert told.strip() == "[]"
 
 
 # Calls the command and prints its peak memory. What a parent learns of its child begins with the parent's own, taken over at
