@@ -27,8 +27,7 @@ from comparison import machine, parser_of
 
 from parascale.files import read_json
 from parascale.plan import calibrate
-from parascale.plan.facts import data_facts
-from parascale.plan.predict import predict
+from parascale.plan.predict import data_facts, predict
 from parascale.settings import load_project_file
 from parascale.settings.paths import Paths
 

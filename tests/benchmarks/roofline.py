@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from parascale.families.dropout import Dropout
-from parascale.plan.rates import _kinds
+from parascale.plan.time import _kinds
 
 # NVIDIA H200 SXM, data sheet, dense: TFLOP/s in bf16, TB/s of memory, GB/s of NVLink in one direction.
 PEAK, BANDWIDTH, LINK = 989e12, 4.8e12, 450e9

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
-from parascale.plan.facts import DataFacts
-from parascale.plan.memory import total
-from parascale.plan.predict import capacity_bytes, memory_parts, predict, verdict
+from parascale.plan.memory import capacity_bytes, memory_parts, total, verdict
+from parascale.plan.predict import DataFacts, predict
 from parascale.settings import Layout, Model, Run, Site, Workload, strict
 from parascale.settings.layout import DEGREES
 from parascale.settings.workload import LanguageTraining

@@ -11,9 +11,8 @@ from parascale.checkpoint.export import words_of
 from parascale.errors import CheckpointError, ConfigError
 from parascale.families.build import model_class
 from parascale.parallel.parallelize import PLANS
-from parascale.plan.facts import DataFacts
 from parascale.plan.memory import peak_memory, total
-from parascale.plan.predict import predict
+from parascale.plan.predict import DataFacts, predict
 from parascale.settings import Layout, Model, Run, Site, Workload, make
 from parascale.settings.workload import TASKS
 from tests.unit.real_tensors import measure_with_data

@@ -14,9 +14,8 @@ from parascale.commands.advise import line
 from parascale.errors import ConfigError
 from parascale.plan.advise import advise, reason, rule_of_thumb, scaling
 from parascale.plan.calibrate import Calibration, Observation
-from parascale.plan.facts import DataFacts
 from parascale.plan.planner import Planner
-from parascale.plan.predict import predict
+from parascale.plan.predict import DataFacts, predict
 from parascale.plan.search import NEAR
 from parascale.settings import (
     Layout,

@@ -10,21 +10,12 @@ from hypothesis import strategies as st
 
 from parascale import slurm, submissions
 from parascale.plan import budget, ledger, tables
-from parascale.plan.facts import DataFacts
 from parascale.plan.ledger import Spent, spent
-from parascale.plan.memory import total
+from parascale.plan.memory import FITS_BELOW, memory_parts, total, verdict
 from parascale.plan.planner import Planner
-from parascale.plan.predict import (
-    FITS_BELOW,
-    charged_core_hours,
-    find_remedy,
-    memory_parts,
-    predict,
-    time_limit,
-    verdict,
-    worst_seconds,
-)
+from parascale.plan.predict import DataFacts, charged_core_hours, predict, time_limit, worst_seconds
 from parascale.plan.price import PlannedJob, PricedJob
+from parascale.plan.search import find_remedy
 from parascale.settings import Layout, Model, Run, Site, Workload, make, strict
 from parascale.settings.config import Budget, Config
 from parascale.settings.paths import Paths

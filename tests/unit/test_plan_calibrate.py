@@ -12,8 +12,7 @@ from parascale.plan.calibrate import HISTORY_ERROR, Calibration, Observation
 from parascale.plan.memory import peak_memory, total
 from parascale.plan.predict import predict
 from parascale.plan.probes import STEPS, probes
-from parascale.plan.rates import formula_rates
-from parascale.plan.time import step_seconds
+from parascale.plan.time import formula_rates, step_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, Model, Run, Site, load_project_file, make
 from parascale.settings.paths import Paths

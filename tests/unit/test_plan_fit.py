@@ -8,12 +8,10 @@ import pytest
 
 from parascale.families.sizes import model_sizes
 from parascale.plan.calibrate import Calibration, Observation
-from parascale.plan.facts import DataFacts
 from parascale.plan.fit import FITTED, fit
-from parascale.plan.predict import predict
+from parascale.plan.predict import DataFacts, predict
 from parascale.plan.probes import probes
-from parascale.plan.rates import formula_rates
-from parascale.plan.time import step_seconds
+from parascale.plan.time import formula_rates, step_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout, Model, Run, Site, Workload, make
 from parascale.settings.site import Link

@@ -9,8 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from parascale.families.sizes import MicroBatch, model_sizes
 from parascale.parallel.precision import HALF, Copies
-from parascale.plan.rates import formula_rates
-from parascale.plan.time import Prices, rank_time, step_seconds
+from parascale.plan.time import Prices, formula_rates, rank_time, step_seconds
 from parascale.plan.work import BUCKET_BYTES, parameter_bytes, step_work
 from parascale.settings import Site
 from tests.unit.test_plan_fit import CLUSTER, VOCABULARY

@@ -11,10 +11,10 @@ from parascale.files import write_json
 from parascale.launch.measuring import measure_processors
 from parascale.launch.resources import cores_of
 from parascale.plan import calibrate
+from parascale.plan.memory import capacity_bytes
 from parascale.plan.planner import MUCH_SECONDS, Planner
-from parascale.plan.predict import capacity_bytes, predict
-from parascale.plan.rates import MEASURED, REFERENCE, as_measured, formula_rates
-from parascale.plan.time import Prices
+from parascale.plan.predict import predict
+from parascale.plan.time import MEASURED, REFERENCE, Prices, as_measured, formula_rates
 from parascale.report import job
 from parascale.report.timing import wanted_cores
 from parascale.settings import Layout, Run, Site, identity, load_site

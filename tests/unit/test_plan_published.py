@@ -6,8 +6,8 @@ import pytest
 
 from parascale.families.sizes import MicroBatch, model_sizes
 from parascale.plan.advise import advise
-from parascale.plan.facts import DataFacts
 from parascale.plan.memory import peak_memory, total
+from parascale.plan.predict import DataFacts
 from parascale.settings import Model, make
 from parascale.settings.layout import DEGREES
 from tests.published import score

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parascale.plan import budget, tables
 from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.planner import Planner
-from parascale.plan.ranges import LIMIT, RANGE, Part, quantile
+from parascale.plan.predict import LIMIT, RANGE, Part, quantile
 from parascale.store.reasons import Reason
 from tests.unit.test_plan_budget import jobs, project
 

@@ -12,9 +12,8 @@ import pytest
 from parascale.families.sizes import model_sizes
 from parascale.plan.calibrate import FORMULA_ERROR
 from parascale.plan.fit import most_probable
-from parascale.plan.ranges import RANGE
-from parascale.plan.rates import formula_rates, gpu_kind
-from parascale.plan.time import step_seconds
+from parascale.plan.predict import RANGE
+from parascale.plan.time import formula_rates, gpu_kind, step_seconds
 from parascale.plan.work import step_work
 from tests.published import score
 from tests.published.score import RATE

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parascale.plan.facts import DataFacts
-from parascale.plan.predict import predict
+from parascale.plan.predict import DataFacts, predict
 from parascale.report import figures, numbers
 from parascale.report.curves import thinned
 from parascale.report.derived import idle_fraction

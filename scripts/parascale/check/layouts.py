@@ -21,8 +21,8 @@ from parascale.check.trainings import (
     training_of,
 )
 from parascale.evaluation.task import EmptySamples
-from parascale.plan.memory import evaluation_memory
-from parascale.plan.predict import FITS_BELOW, predict
+from parascale.plan.memory import FITS_BELOW, evaluation_memory
+from parascale.plan.predict import predict
 from parascale.train.loss import evaluate
 from parascale.train.parity import not_comparable
 

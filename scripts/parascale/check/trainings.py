@@ -16,9 +16,8 @@ from parascale.evaluation.task import empty_batch
 from parascale.families.build import build_model, initialise
 from parascale.parallel import make_mesh, parallelize
 from parascale.parallel.precision import set_arithmetic
-from parascale.plan.facts import DataFacts, data_facts
-from parascale.plan.predict import predict
-from parascale.plan.rates import gpu_kind
+from parascale.plan.predict import DataFacts, data_facts, predict
+from parascale.plan.time import gpu_kind
 from parascale.settings import load_project_file
 from parascale.settings.project import load_site
 from parascale.train.clock import Clock

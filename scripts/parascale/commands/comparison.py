@@ -6,7 +6,7 @@ import os
 from parascale.checkpoint.matrix import conversions
 from parascale.plan import calibrate, ledger
 from parascale.plan.advise import advise, rule_of_thumb
-from parascale.plan.facts import data_facts
+from parascale.plan.predict import data_facts
 from parascale.report import build_report, checked, load_readings, load_records, load_transfers, write_report
 from parascale.report.numbers import plural
 from parascale.report.plans import Advice

@@ -14,9 +14,8 @@ from parascale.launch import STOPPED
 from parascale.launch.environment import of_allocator
 from parascale.launch.root import belong
 from parascale.plan import calibrate
-from parascale.plan.facts import facts_of
 from parascale.plan.planner import Planner
-from parascale.plan.predict import predict
+from parascale.plan.predict import facts_of, predict
 from parascale.settings.paths import Paths
 from parascale.train.job import job_of, published
 

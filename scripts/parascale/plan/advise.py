@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
-from parascale.plan.predict import FITS_BELOW, Prediction, capacity_bytes, memory_parts, predict, verdict
+from parascale.plan.memory import FITS_BELOW, capacity_bytes, memory_parts, verdict
+from parascale.plan.predict import Prediction, predict
 from parascale.plan.search import FITTING, NEAR, best_of, layouts, ranked, row_of
 from parascale.settings import Layout, Run, identity
 

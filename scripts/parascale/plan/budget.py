@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from parascale.errors import ParascaleError, few
 from parascale.plan import limits
 from parascale.plan.ledger import SCHEMA_VERSION, Spent, changes
+from parascale.plan.predict import RANGE, quantile
 from parascale.plan.price import KEPT, price, title
 from parascale.plan.quota import Quota, quota_of
-from parascale.plan.ranges import RANGE, quantile
 
 NOTHING = Spent()
 # What a job is charged for each of its hours.

@@ -14,7 +14,7 @@ from functools import cached_property
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json, read_json_lines, write_json
 from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
-from parascale.plan.rates import as_measured, formula_rates
+from parascale.plan.time import as_measured, formula_rates
 from parascale.plan.work import link_of, step_work
 from parascale.settings import identity, run_from_dict
 
@@ -183,7 +183,7 @@ class Calibration:
         return fitted.rates, fitted
 
     def deviation(self, run, site, work, fitted):
-        """(own, shared) errors of a step's predicted seconds, as `ranges.Part` has them. fitted: what `rates` gave.
+        """(own, shared) errors of a step's predicted seconds, as `predict.Part` has them. fitted: what `rates` gave.
 
         What finished runs and residuals show is each run's own. What is not known of prices is wrong for every run of the machine; of
         constants that nothing was fitted to, nobody knows which part is a run's own: all of it is shared, which is the careful side.

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from parascale.plan.rates import gpu_kind
-from parascale.plan.time import step_seconds
+from parascale.plan.time import gpu_kind, step_seconds
 
 # What is fitted together → (prices, belief on CPUs, belief on GPUs): the standard deviation of the logarithm of the prior's error.
 FITTED = {

@@ -22,6 +22,7 @@ from parascale.settings.stages import held_stages, stage_blocks
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 OPTIMIZER_COPIES = {"adamw": 2, "sgd": 1}
+FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequences may end a run
 REDUCE_BYTES = 4  # gradients are summed in fp32, whatever they were computed in
 
 
@@ -62,6 +63,31 @@ def rank_memory(run, sizes, device, stages):
     rank = RankMemory(run, sizes, device, stages)
     moments = list(rank.moments().values())
     return max([*moments, rank.evaluation()] if run.workload.training.evaluate else moments, key=total)
+
+
+def capacity_bytes(run, site):
+    """Memory that one process may use; None where the site does not say."""
+    if site.device == "cuda":
+        return None if site.gpu_memory_gb is None else int(site.gpu_memory_gb * 1e9)
+    return None if site.host_memory_gb is None else int(site.host_memory_gb * 1e9 / site.processes_together(run.layout))
+
+
+def verdict(used, capacity):
+    """fits (below 80 %), risky, does not fit; unknown where the capacity is."""
+    if capacity is None:
+        return "unknown"
+    return "fits" if used < FITS_BELOW * capacity else "risky" if used <= capacity else "does not fit"
+
+
+def memory_parts(run, site, vocabulary, chunked=True):
+    """{part: bytes}, libraries and communicators included. chunked: see `Sizes.chunked`."""
+    parts = peak_memory(run, vocabulary, site.device, chunked)
+    layout, assumed = run.layout, site.assumed
+    groups = len(layout.dimensions)
+    on_device = site.device == "cuda"
+    parts["communicators"] = int(groups * assumed.communicator_gigabytes * 1e9) if on_device else 0
+    parts["libraries"] = int(assumed.library_gigabytes * 1e9)
+    return parts
 
 
 def total(parts):

@@ -6,8 +6,7 @@ import functools
 from parascale.errors import ConfigError
 from parascale.families.sizes import model_sizes
 from parascale.plan import calibrate
-from parascale.plan.facts import data_facts
-from parascale.plan.predict import predict, time_limit, worst_seconds
+from parascale.plan.predict import data_facts, predict, time_limit, worst_seconds
 from parascale.plan.probes import probes
 from parascale.settings import identity, strict
 from parascale.store.reasons import Reasons

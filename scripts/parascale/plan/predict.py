@@ -3,21 +3,56 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from parascale.errors import ParascaleError
 from parascale.families.sizes import model_sizes, unknown_sizes
+from parascale.files import read_json
 from parascale.plan import limits
 from parascale.plan.calibrate import Calibration, saved_bytes
-from parascale.plan.facts import data_facts
-from parascale.plan.memory import OPTIMIZER_COPIES, peak_memory, total
-from parascale.plan.ranges import LIMIT, RANGE, Part, quantile
+from parascale.plan.memory import OPTIMIZER_COPIES, capacity_bytes, memory_parts, total, verdict
+from parascale.plan.search import find_remedy
 from parascale.plan.time import forward_seconds, step_seconds
 from parascale.plan.work import step_work
-from parascale.settings.layout import RECOMPUTATION
 
-FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequences may end a run
 BESIDE_ERROR = 0.4  # deviation of the logarithm of start-up, evaluation and saving, of a run that was not seen itself
 ROUNDED_MINUTES = 5
+# Quantiles of the normal distribution: a price lies between low and high in 80 of 100 cases, and below its limit in 95.
+RANGE, LIMIT = 1.2816, 1.6449
+IMAGE_BYTES = 1e5  # of a JPEG that is not there yet
+VALIDATION_PART = 0.1  # of the train split, where the data is not prepared yet
+SEEN = ("train", "validation")  # splits whose size a plan needs
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a plan must know of the data: entries of the vocabulary (or classes), samples of the train and validation splits.
+
+    sample_bytes: of a compressed image, on average; 0 of text.
+    """
+
+    vocabulary: int | None
+    train_samples: int | None = None
+    validation_samples: int | None = None
+    sample_bytes: float = 0.0
+
+
+class Part(NamedTuple):
+    """A part of a price: its mean over its own error, and the standard deviations of its logarithm's own and shared error.
+
+    No other price has the own error. The shared error is the same for all: what is not known of the machine is wrong for each of its jobs
+    in the same direction.
+
+    Means add up where medians do not: many jobs together never cost as little as the sum of their medians. The shared error has its
+    median, as it is the same for all.
+    """
+
+    value: float
+    own: float = 0.0
+    shared: float = 0.0
+
+    def times(self, factor):
+        """A Part so many times as large."""
+        return self._replace(value=factor * self.value)
 
 
 @dataclass(frozen=True)
@@ -26,7 +61,7 @@ class Prediction:
 
     step_seconds, phases: of a step as it mostly is. seconds: training steps alone; wall_seconds: with what `beside` names (seconds of
     start-up, evaluation, saving); both are means, as slow runs are further off than fast ones. wall_low, wall_high: 80 of 100 runs lie
-    between; 95 of 100 last no longer than limit_seconds. parts: `ranges.Part`s of wall_seconds, the first with the steps.
+    between; 95 of 100 last no longer than limit_seconds. parts: `Part`s of wall_seconds, the first with the steps.
     memory: bytes by part of the rank that needs most. fits: fits | risky | does not fit | unknown. basis: formula | fit | probe |
     history (see `Calibration.basis`).
     """
@@ -123,31 +158,6 @@ def _poisson_quantile(mean, probability):
     return count
 
 
-def capacity_bytes(run, site):
-    """Memory that one process may use; None where the site does not say."""
-    if site.device == "cuda":
-        return None if site.gpu_memory_gb is None else int(site.gpu_memory_gb * 1e9)
-    return None if site.host_memory_gb is None else int(site.host_memory_gb * 1e9 / site.processes_together(run.layout))
-
-
-def verdict(used, capacity):
-    """fits (below 80 %), risky, does not fit; unknown where the capacity is."""
-    if capacity is None:
-        return "unknown"
-    return "fits" if used < FITS_BELOW * capacity else "risky" if used <= capacity else "does not fit"
-
-
-def memory_parts(run, site, vocabulary, chunked=True):
-    """{part: bytes}, libraries and communicators included. chunked: see `Sizes.chunked`."""
-    parts = peak_memory(run, vocabulary, site.device, chunked)
-    layout, assumed = run.layout, site.assumed
-    groups = len(layout.dimensions)
-    on_device = site.device == "cuda"
-    parts["communicators"] = int(groups * assumed.communicator_gigabytes * 1e9) if on_device else 0
-    parts["libraries"] = int(assumed.library_gigabytes * 1e9)
-    return parts
-
-
 def _memory(run, site, calibration, vocabulary, remedy):
     parts = memory_parts(run, site, vocabulary)
     used, capacity = total(parts), capacity_bytes(run, site)
@@ -157,54 +167,6 @@ def _memory(run, site, calibration, vocabulary, remedy):
     return Prediction(
         calibration.basis(run), memory=parts, memory_bytes=used, capacity_bytes=capacity, fits=fits, remedy=change
     )
-
-
-def find_remedy(run, site, vocabulary, capacity):
-    """One change that would make a run fit, in words; None where no single change does."""
-    for words, changed in _changes(run):
-        try:
-            changed.check()
-            site.check_run(changed)
-        except ParascaleError:
-            continue
-        if total(memory_parts(changed, site, vocabulary)) < FITS_BELOW * capacity:
-            return words
-    return None
-
-
-def _changes(run):
-    """(words, changed run), the cheapest change first."""
-    layout, training = run.layout, run.workload.training
-
-    def with_layout(**values):
-        return dataclasses.replace(run, layout=dataclasses.replace(layout, **values))
-
-    def with_training(**values):
-        workload = dataclasses.replace(run.workload, training=dataclasses.replace(training, **values))
-        return dataclasses.replace(run, workload=workload)
-
-    if layout.dp > 1:
-        yield f"fsdp = {layout.dp * layout.fsdp} instead of dp", with_layout(dp=1, fsdp=layout.dp * layout.fsdp)
-    if layout.uses_fsdp and not layout.reshard_after_forward:
-        yield "reshard_after_forward = true", with_layout(reshard_after_forward=True)
-    for mode in RECOMPUTATION[RECOMPUTATION.index(layout.activation_checkpointing) + 1 :]:
-        yield f"activation_checkpointing = {str(mode).lower()}", with_layout(activation_checkpointing=mode)
-    for factor in (2, 4, 8, 16, 32):
-        if layout.pp > 1:
-            yield (
-                f"micro_batches = {layout.micro_batches * factor}",
-                with_layout(micro_batches=layout.micro_batches * factor),
-            )
-        else:
-            yield (
-                f"training.accumulate = {training.accumulate * factor}",
-                with_training(accumulate=training.accumulate * factor),
-            )
-    if run.precision in ("fp32", "tf32"):
-        yield "precision = bf16", dataclasses.replace(run, precision="bf16")
-    for factor in (2, 4, 8, 16):
-        words = f"{factor} × as many nodes, with fsdp = {layout.fsdp * factor}"
-        yield words, with_layout(nodes=layout.nodes * factor, fsdp=layout.fsdp * factor)
 
 
 def _time(prediction, run, site, calibration, sizes, facts):
@@ -297,3 +259,47 @@ def cores_asked(run, site):
     if site.gpus_per_node is None or site.cores_per_node is None:
         return None
     return run.layout.nodes * math.ceil(site.cores_per_node * run.layout.gpus_per_node / site.gpus_per_node)
+
+
+def quantile(parts, z):
+    """The sum of Parts at `z` standard deviations (not 0) from its median.
+
+    Own errors add in quadrature, and the sum is taken for log-normal with the mean and variance that it has (Fenton 1960,
+    doi:10.1109/TCOM.1960.1097606). Shared errors add linearly, as those of correlation 1 do (JCGM 100:2008, 5.2.2, note 1): each part is
+    at `z` at once. Of one part, and of parts without errors of their own, that is exact.
+    """
+    mean = sum(part.value for part in parts)
+    if not mean:
+        return 0.0
+    own = math.log1p(sum((part.value / mean) ** 2 * math.expm1(part.own**2) for part in parts))
+    shared = math.log(sum(part.value / mean * math.exp(z * part.shared) for part in parts)) / z
+    return mean * math.exp(z * math.hypot(math.sqrt(own), shared) - own / 2)
+
+
+def data_facts(run, paths=None):
+    """The DataFacts of a run: from the prepared data below `paths`, else from what its workload expects."""
+    return facts_of(paths.data_of(run) if paths else None, run)
+
+
+def facts_of(folder, run):
+    """The DataFacts of a run whose prepared data is in `folder`; where it is not there, what its workload expects."""
+    data, workload = run.workload.data, run.workload
+    manifest = folder / "manifest.json" if folder else None
+    if manifest is None or not manifest.is_file():
+        samples, tokens = data.expected.train_samples, data.expected_tokens
+        train = workload.windows_in(tokens) or samples
+        evaluated = None if samples is None else VALIDATION_PART * samples
+        if tokens is not None:
+            evaluated = (data.expected.validation_tokens or VALIDATION_PART * tokens) / workload.training.window
+        validation = None if evaluated is None else math.ceil(evaluated)
+        return DataFacts(data.expected_outputs, train, validation, IMAGE_BYTES if workload.of_images else 0)
+    values = read_json(manifest)
+    splits = values["splits"]
+    if workload.of_images:
+        samples = sum(split["samples"] for split in splits.values())
+        size = values.get("sample_bytes", 0) / max(1, samples)
+        return DataFacts(len(values["classes"]), *(splits.get(name, {}).get("samples") for name in SEEN), size)
+    if workload.of_pairs:  # at most: those with too long a summary are left out when the data is opened
+        return DataFacts(values["vocabulary"], *(splits[name]["documents"] for name in SEEN))
+    validation = max(1, math.ceil((splits["validation"]["tokens"] - 1) / workload.training.window))
+    return DataFacts(values["vocabulary"], workload.windows_in(splits["train"]["tokens"]), validation)

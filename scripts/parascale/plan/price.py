@@ -10,9 +10,7 @@ from pathlib import Path
 from parascale.families.sizes import model_sizes
 from parascale.files import read_json
 from parascale.plan.calibrate import saved_bytes
-from parascale.plan.facts import IMAGE_BYTES
-from parascale.plan.predict import BESIDE_ERROR, charged_core_hours
-from parascale.plan.ranges import Part
+from parascale.plan.predict import BESIDE_ERROR, IMAGE_BYTES, Part, charged_core_hours
 from parascale.plan.time import forward_seconds
 from parascale.plan.work import step_work
 from parascale.settings import Layout

@@ -1,4 +1,5 @@
-"""How a layout is cut best: micro-batches, accumulation, recomputation and pipeline schedules; and what stands before what."""
+"""How a layout is cut best: micro-batches, accumulation, recomputation and pipeline schedules; what stands before what; and one change that
+makes a run fit."""
 
 import bisect
 import functools
@@ -6,6 +7,7 @@ import math
 from dataclasses import replace
 
 from parascale.errors import ConfigError, ParascaleError
+from parascale.plan.memory import FITS_BELOW, memory_parts, total
 from parascale.settings import Layout, Run, compiled_where_it_gains
 from parascale.settings.layout import LOOPED_SCHEDULES, RECOMPUTATION
 
@@ -157,3 +159,51 @@ def _splits(layout):
 def _divisors(number):
     small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
     return sorted({*small, *(number // value for value in small)})
+
+
+def find_remedy(run, site, vocabulary, capacity):
+    """One change that would make a run fit, in words; None where no single change does."""
+    for words, changed in _changes(run):
+        try:
+            changed.check()
+            site.check_run(changed)
+        except ParascaleError:
+            continue
+        if total(memory_parts(changed, site, vocabulary)) < FITS_BELOW * capacity:
+            return words
+    return None
+
+
+def _changes(run):
+    """(words, changed run), the cheapest change first."""
+    layout, training = run.layout, run.workload.training
+
+    def with_layout(**values):
+        return replace(run, layout=replace(layout, **values))
+
+    def with_training(**values):
+        workload = replace(run.workload, training=replace(training, **values))
+        return replace(run, workload=workload)
+
+    if layout.dp > 1:
+        yield f"fsdp = {layout.dp * layout.fsdp} instead of dp", with_layout(dp=1, fsdp=layout.dp * layout.fsdp)
+    if layout.uses_fsdp and not layout.reshard_after_forward:
+        yield "reshard_after_forward = true", with_layout(reshard_after_forward=True)
+    for mode in RECOMPUTATION[RECOMPUTATION.index(layout.activation_checkpointing) + 1 :]:
+        yield f"activation_checkpointing = {str(mode).lower()}", with_layout(activation_checkpointing=mode)
+    for factor in (2, 4, 8, 16, 32):
+        if layout.pp > 1:
+            yield (
+                f"micro_batches = {layout.micro_batches * factor}",
+                with_layout(micro_batches=layout.micro_batches * factor),
+            )
+        else:
+            yield (
+                f"training.accumulate = {training.accumulate * factor}",
+                with_training(accumulate=training.accumulate * factor),
+            )
+    if run.precision in ("fp32", "tf32"):
+        yield "precision = bf16", replace(run, precision="bf16")
+    for factor in (2, 4, 8, 16):
+        words = f"{factor} × as many nodes, with fsdp = {layout.fsdp * factor}"
+        yield words, with_layout(nodes=layout.nodes * factor, fsdp=layout.fsdp * factor)

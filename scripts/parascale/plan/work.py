@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from parascale.families.sizes import BACKWARD
 from parascale.plan.memory import OPTIMIZER_COPIES, REDUCE_BYTES, RankMemory, rank_stages
-from parascale.plan.rates import gpu_kind
+from parascale.plan.time import gpu_kind
 
 ATTENTION_BACKWARD = 2.5
 BUCKET_BYTES = 25 * 2**20  # DDP's default
