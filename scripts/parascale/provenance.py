@@ -162,31 +162,14 @@ def git_commit():
 
 
 def versions():
-    """Name → version of Python and of the libraries that results depend on; None for what is not installed.
-
-    `cuda` is the CUDA that torch was built for. Nothing is imported to find out.
-    """
-    found = {"python": platform.python_version(), "cuda": _cuda_build()}
+    """Name → version of Python and of the libraries that results depend on; None for what is not installed. It loads none of them."""
+    found = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     return found
-
-
-def _cuda_build():
-    """What torch/version.py says about CUDA; None for a build without it."""
-    try:
-        file = importlib.metadata.distribution("torch").locate_file("torch/version.py")
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    except (importlib.metadata.PackageNotFoundError, OSError):
-        return None
-    for node in tree.body:
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
-        if any(isinstance(target, ast.Name) and target.id == "cuda" for target in targets):
-            return ast.literal_eval(node.value)
-    return None
 
 
 def _git(*arguments):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -27,9 +26,8 @@ def snakemake_without(*arguments):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--lint"], ["-n", "--cores", "1"]], ids=lambda words: words[0])
-def test_what_is_missing_is_named_with_the_remedy(arguments):
-    code, said = snakemake_without(*arguments)
+def test_what_is_missing_is_named_with_the_remedy():
+    code, said = snakemake_without("-n", "--cores", "1")
     assert code and "lacks `parascale`" in said and "pip install -e" in said, said
 
 
