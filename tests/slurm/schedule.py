@@ -1,9 +1,7 @@
 """A schedule of faults on a real Slurm, drawn from one number: trainings in several layouts are struck, again and again.
 
-    python tests/slurm/schedule.py --seed 7                      one schedule; the same number strikes the same runs in the same way
-    python tests/slurm/schedule.py --seed 1-8 --record out.jsonl several, one after the other; every injection a line of out.jsonl,
-                                                                 and what a schedule that fails leaves is copied beside it
-    python tests/slurm/schedule.py --table out.jsonl             the outcomes by fault and layout, as Markdown
+    python tests/slurm/schedule.py --seed 7    one schedule; the same number strikes the same runs in the same way
+    python tests/slurm/schedule.py --seed 1-8  several, one after the other; the files of one that fails are kept
 
 Each schedule starts the workflow with one run per layout and strikes every run once its job has begun and a checkpoint is
 there. Passes only if, in the end, every run has the numbers and weights of one that nothing disturbed, bit for bit; if every
@@ -15,7 +13,6 @@ Needs what tests/slurm/README.md names.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 import shutil
@@ -23,9 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -49,9 +45,7 @@ LAYOUTS = {
 }
 PASSED = "weights bit-equal"
 PAUSE = 5.0  # seconds that a step takes until every fault has struck
-LATEST = (
-    300 + 2 * TIMEOUT
-)  # seconds in which a struck run must have begun again: Slurm takes up to 200 to see some losses
+LATEST = 300 + 2 * TIMEOUT  # seconds for a struck run to begin again: Slurm takes up to 200 to see some losses
 REMEDY = re.compile(r"^.*(?:error: |Error|failed|No space left|signal|CANCELLED|TERM).*$", re.MULTILINE)
 
 
@@ -220,11 +214,8 @@ def undisturbed_runs(cluster, folder, names):
     return workflow
 
 
-def struck(seed, cluster, folder, disk, undisturbed, record=None, **choices):
-    """Run the schedule of a seed; its injections. A schedule that does not pass raises AssertionError.
-
-    record: a file to which every injection is appended.
-    """
+def struck(seed, cluster, folder, disk, undisturbed, **choices):
+    """Run the schedule of a seed; its injections. A schedule that does not pass raises AssertionError, and keeps its files in `folder`."""
     names = choices.setdefault("names", tuple(LAYOUTS))
     data, root = undisturbed.root / "results/data", disk / f"seed-{seed}"
     with Workflow(cluster, folder / f"seed-{seed}", rows(names), PAUSE, data, root) as workflow:
@@ -233,24 +224,8 @@ def struck(seed, cluster, folder, disk, undisturbed, record=None, **choices):
         try:
             return schedule.run()
         except BaseException:
-            if record:
-                shutil.copytree(root, record.with_name(f"{record.stem}-seed-{seed}"), dirs_exist_ok=True)
+            shutil.copytree(root, folder / f"seed-{seed}-failed")
             raise
-        finally:
-            if record:
-                with open(record, "a", encoding="utf-8") as handle:
-                    handle.writelines(json.dumps(asdict(each)) + "\n" for each in schedule.injections)
-
-
-def table(lines):
-    """Markdown: how often each fault struck each layout, and the longest time until the run had begun again."""
-    lines = [line for line in lines if line["outcome"] == PASSED]
-    counts = Counter((line["fault"], line["layout"]) for line in lines)
-    text = [f"| fault | {' | '.join(LAYOUTS)} | longest, s |", "| --- |" + " ---: |" * (len(LAYOUTS) + 1)]
-    for fault in FAULTS:
-        longest = max((line["seconds"] or 0 for line in lines if line["fault"] == fault), default=None)
-        text.append(f"| {fault} | {' | '.join(str(counts[fault, name]) for name in LAYOUTS)} | {longest or '–'} |")
-    return "\n".join([*text, f"\n{sum(counts.values())} injections."])
 
 
 def main():
@@ -259,15 +234,10 @@ def main():
     parser.add_argument("--count", type=int, default=14, help="injections of a schedule (%(default)s)")
     parser.add_argument("--fault", action="append", choices=FAULTS, help="draw from these only (several times)")
     parser.add_argument("--layout", action="append", choices=LAYOUTS, help="strike these only (several times)")
-    parser.add_argument("--record", type=Path, help="append every injection to this file")
-    parser.add_argument("--table", type=Path, help="show the outcomes of such a file")
     given = parser.parse_args()
-    if given.table:
-        print(table([json.loads(line) for line in given.table.read_text().splitlines()]))
-        return 0
     first, _, last = (given.seed or "1").partition("-")
     names = tuple(given.layout or LAYOUTS)
-    choices = {"names": names, "count": given.count, "faults": given.fault, "record": given.record}
+    choices = {"names": names, "count": given.count, "faults": given.fault}
     folder = Path(tempfile.mkdtemp(prefix="schedule-"))
     disk, failed = folder / "disk", 0
     disk.mkdir()
@@ -281,7 +251,7 @@ def main():
                     injections = struck(seed, cluster, folder, disk, undisturbed, **choices)
                 except Exception as error:  # whatever one schedule ends with, the next one begins
                     failed += 1
-                    say(f"seed {seed} FAILED: {type(error).__name__}: {error}")
+                    say(f"seed {seed} FAILED: {type(error).__name__}: {error}; its files: {folder}")
                     continue
                 hit = sum(each.seconds is not None for each in injections)
                 say(f"seed {seed}: {hit} injections, weights bit-equal")

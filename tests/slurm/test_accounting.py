@@ -13,7 +13,7 @@ from parascale import slurm
 from parascale.plan.predict import charged_core_hours
 from parascale.settings import Config, load_site
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 CORES = 128  # of a node of the box, as of JURECA

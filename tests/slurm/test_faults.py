@@ -14,7 +14,7 @@ from schedule import rows, struck
 from workflow import Workflow, assert_resumed_without_loss
 from workloads import STEPS
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 RUNS = ("single", "nodes", "fsdp")
 PAUSE = 2.0  # seconds a step until the fault has struck, so that it does before the end
@@ -46,7 +46,6 @@ def ranks(cluster, job):
     ]
 
 
-@pytest.mark.slow
 def test_sigterm_saves_and_the_next_job_continues(cluster, disturbed, undisturbed):
     """What Slurm sends before a time limit, at a preemption, and for `scancel --signal=TERM`. It uses up no retry."""
     workflow, run = disturbed("nodes", options=["--retries", "0"])
@@ -60,7 +59,6 @@ def test_sigterm_saves_and_the_next_job_continues(cluster, disturbed, undisturbe
     assert [attempt["outcome"] for attempt in run.attempts()] == ["stopped", "stopped", "finished"]
 
 
-@pytest.mark.slow
 def test_kill_9_of_a_rank(cluster, disturbed, undisturbed):
     workflow, run = disturbed("fsdp")
     victims = ranks(cluster, workflow.jobs()[0])
@@ -71,7 +69,6 @@ def test_kill_9_of_a_rank(cluster, disturbed, undisturbed):
     assert_resumed_without_loss(run, undisturbed("fsdp"))
 
 
-@pytest.mark.slow
 def test_the_time_limit_is_hit(cluster, disturbed, undisturbed):
     """Slurm's own warning, two minutes before the end as the profile asks for it, reaches a training under way."""
     # Slurm looks once a minute, so the warning may come up to a minute early: between 60 and 120 s after the start.
@@ -85,7 +82,6 @@ def test_the_time_limit_is_hit(cluster, disturbed, undisturbed):
     assert cluster.sacct(workflow.jobs()[0])["TimelimitRaw"] == "4"
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(cluster, disturbed, undisturbed):
     workflow, run = disturbed("fsdp", checkpoints=2)
     processes = [number for _, number in ranks(cluster, workflow.jobs()[0])]
@@ -103,8 +99,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(cluster, di
     assert f"{shard.name} is damaged" in workflow.story()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["single", "nodes"])
 def test_a_lost_node(name, cluster, disturbed, undisturbed):
     """Its slurmd is killed, Slurm gives the job other nodes, and what still runs on the old ones does no harm.
 
@@ -124,7 +119,6 @@ def test_a_lost_node(name, cluster, disturbed, undisturbed):
     assert_resumed_without_loss(run, undisturbed(name))
 
 
-@pytest.mark.slow
 def test_a_plain_scancel_is_a_failed_attempt(cluster, disturbed):
     """It is retried while attempts are left, and then an error: never a hang."""
     workflow, run = disturbed("nodes", pause=10.0, options=["--retries", "1"])
@@ -140,7 +134,6 @@ def test_a_plain_scancel_is_a_failed_attempt(cluster, disturbed):
     assert len(run.checkpoints()) > 0
 
 
-@pytest.mark.slow
 def test_a_schedule_of_faults(cluster, undisturbed, small_disk, tmp_path):
     """Drawn from one number, as `schedule.py` does at length."""
     roots = {undisturbed(name).root for name in RUNS}
@@ -149,7 +142,6 @@ def test_a_schedule_of_faults(cluster, undisturbed, small_disk, tmp_path):
     assert sum(injection.seconds is not None for injection in injections) >= 3, injections
 
 
-@pytest.mark.slow
 def test_a_disk_that_fills_while_saving(disturbed, undisturbed, small_disk):
     """There is room for the tensors, so the save begins, but not for all that is written with them."""
     workflow, run = disturbed("single", checkpoints=2, root=small_disk / "project")

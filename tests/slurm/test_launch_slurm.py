@@ -1,7 +1,6 @@
 """The launcher keeps its promises inside jobs of a real Slurm, with nodes across a network."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -48,23 +47,15 @@ if stop:
     open(f"{folder}/saved{rank}", "w").close()
 sys.exit(75 if stop else 0)
 """
-GLOO = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-assert total.item() == dist.get_world_size() == 2
-dist.destroy_process_group()
-"""
 
 
 class Job:
     """A job that runs the launcher, and the files its ranks write."""
 
-    def __init__(self, cluster, folder, nodes, processes, code=RANK, site=SITE, options=()):
+    def __init__(self, cluster, folder, nodes, processes, site=SITE, options=()):
         self.cluster, self.folder, self.ranks = cluster, folder, nodes * processes
         script, shell = folder / "rank.py", folder / "job_step.sh"
-        script.write_text(code)
+        script.write_text(RANK)
         shell.write_text(JOB_STEP)
         shell.chmod(0o755)
         (folder / "site.yaml").write_text(json.dumps(site))
@@ -123,35 +114,28 @@ def test_several_nodes_meet_over_the_fast_network(cluster, tmp_path):
     assert f"node 1: {nodes[2]} (" in job.output
 
 
-@pytest.mark.parametrize(("nodes", "processes"), [(2, 1), (1, 2)])
-def test_torch_meets_on_what_the_launcher_set(cluster, tmp_path, nodes, processes):
-    job = Job(cluster, tmp_path, nodes, processes, GLOO)
-    job.ends("COMPLETED", 60)
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_signal_to_the_job_reaches_every_rank(cluster, tmp_path, nodes):
-    """As `--signal` before the time limit sends it: to the steps, not to the batch script."""
+# As `--signal` sends it before the time limit: to the steps, not to the batch script. On one node there is no step here; under
+# Snakemake there is one. To the batch script: TERM to the process that the rule's shell became, as a killed Snakemake job sends it.
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        (2, ["--signal=TERM"]),
+        pytest.param(1, ["--full", "--signal=TERM"], marks=pytest.mark.slow),
+        pytest.param(2, ["--batch", "--signal=TERM"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_to_the_job_reaches_every_rank(cluster, tmp_path, nodes, words):
     job = Job(cluster, tmp_path, nodes, 2)
     job.facts()
-    full = ["--full"] if nodes == 1 else []  # one node has no step of its own here; under Snakemake it has
-    cluster.run(["scancel", *full, "--signal=TERM", job.id])
+    cluster.run(["scancel", *words, job.id])
     job.ends("FAILED")
     assert job.exit_code() == "75"
-    assert all((tmp_path / f"saved{rank}").exists() for rank in range(job.ranks))
-
-
-def test_sigterm_to_the_batch_script_reaches_every_rank(cluster, tmp_path):
-    """What a killed Snakemake job sends: TERM to the process that the rule's shell became."""
-    job = Job(cluster, tmp_path, 2, 1)
-    job.facts()
-    cluster.run(["scancel", "--batch", "--signal=TERM", job.id])
-    job.ends("FAILED")
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(job.ranks)), job.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_cancelled_job_saves_and_leaves_no_process(cluster, tmp_path, nodes):
+def test_a_cancelled_job_leaves_no_process(cluster, tmp_path, nodes):
     job = Job(cluster, tmp_path, nodes, 2)
     job.facts()
     cluster.run(["scancel", job.id])
@@ -166,6 +150,7 @@ def test_kill_9_of_a_rank_ends_the_job_and_is_explained(cluster, tmp_path):
     assert f"error: rank 3 on {victim['SLURMD_NODENAME']} failed: ended by SIGKILL" in job.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_kill_9_of_a_nodes_launcher_ends_the_job(cluster, tmp_path, rank):
     job = Job(cluster, tmp_path, 2, 1)
@@ -175,6 +160,7 @@ def test_kill_9_of_a_nodes_launcher_ends_the_job(cluster, tmp_path, rank):
     assert f"error: the launcher of node {rank} is gone" in job.output
 
 
+@pytest.mark.slow
 def test_an_interface_that_does_not_exist_is_named_at_once(cluster, tmp_path):
     site = {**SITE, "network": {"interface": "ib7", "host_suffix": "i"}}
     job = Job(cluster, tmp_path, 2, 1, site=site)
@@ -205,6 +191,7 @@ def test_a_power_cut_is_noticed_by_the_other_node(cluster, tmp_path):
         cluster.restart_node(victim)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_back_before_slurm_misses_it_hangs_no_job(cluster, tmp_path):
     """Its task is gone, and srun would wait for it for ever: `squeue` showed such a job as running until its time limit."""
     site = SimpleNamespace(cores_per_node=128, gpus_per_node=4, threads_per_core=1)
@@ -219,16 +206,3 @@ def test_a_node_that_is_back_before_slurm_misses_it_hangs_no_job(cluster, tmp_pa
     time.sleep(8)  # SlurmdTimeout is 15 s
     cluster.restart_node(nodes[1])
     assert cluster.wait(job, timeout=100) == "FAILED"
-
-
-def test_two_jobs_at_once_on_the_same_nodes_do_not_meet(cluster, tmp_path):
-    """Each finds its own ranks: ports are told apart by the job."""
-    jobs = []
-    for name in ("one", "two"):
-        os.mkdir(tmp_path / name)
-        jobs.append(Job(cluster, tmp_path / name, 2, 1))
-    for job in jobs:
-        assert {fact["WORLD_SIZE"] for fact in job.facts()} == {"2"}
-    for job in jobs:
-        (job.folder / "finish").touch()
-        job.ends("COMPLETED")

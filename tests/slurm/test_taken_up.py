@@ -11,7 +11,7 @@ from workflow import Workflow, assert_resumed_without_loss, assert_same_numbers
 from parascale import submissions
 from parascale.settings.paths import Paths
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 HELD = r"is being written by process \d+ on jrlogin01, of \w+ since .* workflow on the same root"
 PAUSE = 15.0  # seconds a step, so that a training lasts until it has been struck
@@ -95,7 +95,6 @@ def test_jobs_that_wait_or_run_are_taken_up_after_kill_9(cluster, workflow, one_
     workflow.assert_all_is_charged()
 
 
-@pytest.mark.slow
 def test_a_job_with_other_settings_ends_before_the_new_one_is_submitted(cluster, workflow):
     """Two never write the same work. The one with the old settings may be stopped, and its state is kept."""
     run = begun_and_killed(workflow)
@@ -113,7 +112,6 @@ def test_a_job_with_other_settings_ends_before_the_new_one_is_submitted(cluster,
     workflow.assert_all_is_charged()
 
 
-@pytest.mark.slow
 def test_a_job_that_ends_while_no_workflow_lives_is_paid_for_once(cluster, workflow, undisturbed):
     """Snakemake does not know that its result is whole: what it submits anew publishes the finished training."""
     run = begun_and_killed(workflow)
@@ -127,7 +125,6 @@ def test_a_job_that_ends_while_no_workflow_lives_is_paid_for_once(cluster, workf
     workflow.assert_all_is_charged()
 
 
-@pytest.mark.slow
 def test_a_job_that_is_cancelled_once_its_result_is_there_is_paid_for_once(cluster, workflow, undisturbed):
     """Neither Slurm nor Snakemake has taken it as done. Snakemake deletes the result; the second job publishes it again."""
     run = workflow.run("single")
@@ -145,7 +142,6 @@ def test_a_job_that_is_cancelled_once_its_result_is_there_is_paid_for_once(clust
     workflow.assert_all_is_charged()
 
 
-@pytest.mark.slow
 def test_jobs_without_a_record_are_charged_and_lose_nothing(cluster, workflow, undisturbed):
     """The first dies before its record begins, the record of the second is erased; the third goes on from its checkpoint."""
     run = workflow.run("single")
@@ -166,7 +162,6 @@ def test_jobs_without_a_record_are_charged_and_lose_nothing(cluster, workflow, u
     workflow.assert_all_is_charged()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "grace", "jobs"), [("CANCEL", 60, 2), ("REQUEUE", 0, 1)])
 def test_a_preempted_training_goes_on_without_a_retry(mode, grace, jobs, cluster, workflow, undisturbed):
     """Whether Slurm lets the job that has to make room save its state, or kills it and puts it back into the queue."""
@@ -194,7 +189,6 @@ def test_a_preempted_training_goes_on_without_a_retry(mode, grace, jobs, cluster
     workflow.assert_all_is_charged()
 
 
-@pytest.mark.slow
 def test_two_checkouts_of_one_root_train_once(cluster, workflow, undisturbed, tmp_path):
     """The second is told who holds the root; when the first has died, it takes up its job. What the second has changed takes
     nothing away from the first."""
@@ -223,7 +217,6 @@ def test_two_checkouts_of_one_root_train_once(cluster, workflow, undisturbed, tm
     workflow.assert_all_is_charged()
 
 
-@pytest.mark.slow
 def test_a_pending_job_that_prepares_data_is_taken_up(cluster, workflow):
     """Not only trainings: the second job would delete what the first has written, and both would be charged."""
     run = workflow.run("single")
@@ -242,7 +235,6 @@ def test_a_pending_job_that_prepares_data_is_taken_up(cluster, workflow):
     workflow.assert_all_is_charged()
 
 
-@pytest.mark.slow
 def test_a_job_whose_settings_were_edited_while_it_waited_trains_nothing(cluster, workflow, one_node):
     """It was submitted, and is written down, for what it would not train. It ends at once, and is not tried again."""
     single, other = begun_and_killed(workflow), workflow.run("other")

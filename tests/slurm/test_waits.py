@@ -14,7 +14,7 @@ from workflow import Workflow
 from parascale import submissions
 from parascale.settings.paths import Paths
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 # Stands before the real sbatch: what it does to the first training's submission.
 SBATCH = """#!{python}
@@ -60,18 +60,10 @@ def submitted(workflow):
     return [line["job_id"] for line in submissions.noted(Paths(workflow.root).store)]
 
 
-@pytest.mark.slow
 def test_a_job_that_would_reach_into_a_maintenance_waits_and_the_workflow_says_so(cluster, workflow):
     target = workflow.run("single").target
-    words = [
-        "reservation=upkeep",
-        "starttime=now+3minutes",
-        "duration=30",
-        "users=root",
-        "flags=maint,ignore_jobs",
-        "nodes=ALL",
-    ]
-    cluster.run(["scontrol", "create", *words])
+    words = "reservation=upkeep starttime=now+3minutes duration=30 users=root flags=maint,ignore_jobs nodes=ALL"
+    cluster.run(["scontrol", "create", *words.split()])
     try:
         workflow.start(target, options=["--set-resources", "train_single:runtime=30"])
         workflow.when(lambda: "reservation `upkeep`" in workflow.log, "why it waits")
@@ -86,7 +78,6 @@ def test_a_job_that_would_reach_into_a_maintenance_waits_and_the_workflow_says_s
     assert target.exists() and submitted(workflow) == [job]
 
 
-@pytest.mark.slow
 def test_a_job_that_its_qos_keeps_waiting_says_so_and_runs_under_it(cluster, workflow):
     """The box's `course` takes one job at a time; a profile beside the shipped one names it."""
     (workflow.folder / "box/profile.yaml").write_text("slurm-qos: course\n")
@@ -109,7 +100,6 @@ def test_a_job_that_its_qos_keeps_waiting_says_so_and_runs_under_it(cluster, wor
     assert cluster.run(["sacct", "-nPX", "--format=QOS", f"--jobs={job}"]).stdout.strip() == "course"
 
 
-@pytest.mark.slow
 def test_a_submission_that_fails_after_slurm_has_taken_it_is_watched(cluster, workflow, answers):
     """Whatever sbatch says: the job is not submitted twice, and is charged."""
     (answers("Unexpected message received") / "go").touch()
@@ -119,7 +109,6 @@ def test_a_submission_that_fails_after_slurm_has_taken_it_is_watched(cluster, wo
     workflow.assert_all_is_charged()
 
 
-@pytest.mark.slow
 def test_a_controller_that_is_away_while_a_job_is_submitted_spends_no_retry(cluster, workflow, answers):
     folder, login = answers(), cluster.login
     workflow.start(workflow.run("single").target, options=["--retries", "0"])

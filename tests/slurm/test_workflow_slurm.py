@@ -13,7 +13,7 @@ from parascale.files import read_json
 from parascale.report import published
 from parascale.settings.paths import Paths
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 # The default matrix, with a run on two nodes in it, and the other two trainings on one process, on two, and on two nodes.
 MATRIX = [
@@ -56,7 +56,6 @@ def finished(cluster, tmp_path_factory):
         yield workflow
 
 
-@pytest.mark.slow
 def test_every_rule_of_the_default_matrix(cluster, finished):
     """Of all three trainings: each job gets what its layout needs, and no layout is another training than its baseline."""
     for name, (rule, *_) in GRANTED.items():
@@ -66,7 +65,6 @@ def test_every_rule_of_the_default_matrix(cluster, finished):
     assert left_in_memory(cluster) == []
 
 
-@pytest.mark.slow
 def test_every_training_has_the_numbers_that_it_has_without_slurm(finished, tmp_path):
     """Losses, weights and moments of each run are those of the same run on this computer, bit for bit."""
     with finished.beside(tmp_path / "here") as here:
@@ -75,7 +73,6 @@ def test_every_training_has_the_numbers_that_it_has_without_slurm(finished, tmp_
         assert_same_numbers(finished.run(name), here.run(name))
 
 
-@pytest.mark.slow
 def test_plan_and_report_hold_all_three_trainings(cluster, finished):
     """Each is planned, trained to its last step and judged, and stands beside the course's published figures."""
     results = finished.root / "results"
@@ -114,7 +111,6 @@ def granted(cluster, workflow, name):
     assert len(set(hosts)) == nodes and all(host.startswith("jrc") for host in hosts), name
 
 
-@pytest.mark.slow
 def test_formats_and_loaders(cluster, finished):
     """Images and text are converted, proven and measured by jobs of one node in the partition without GPUs."""
     results = finished.root / "results"
@@ -136,7 +132,6 @@ def test_formats_and_loaders(cluster, finished):
     assert (len(jobs["verify_format"]), len(jobs["benchmark_loaders"])) == (2, 2), "a job for each set of data"
 
 
-@pytest.mark.slow
 def test_short_jobs_share_a_node_where_no_partition_is_theirs(cluster, tmp_path):
     """As the profile of JUWELS Booster groups them: one after another on one node, with the GPU that is demanded. The plugin's options
     for a QoS, nodes to avoid and a report of efficiency do what they say."""
@@ -170,7 +165,6 @@ def submitted(root):
     return [(line["job_id"], line["jobs"]) for line in submissions.noted(Paths(root).store)]
 
 
-@pytest.mark.slow
 def test_what_is_made_on_request(cluster, finished):
     """Communication is measured by a job of each shape, on its nodes; probes give prices."""
     finished.start("communication", "calibrate").wait(timeout=1200)
@@ -194,7 +188,6 @@ def left_in_memory(cluster):
     return [entry for listing in listings for entry in listing.split() if "parascale" in entry]
 
 
-@pytest.mark.slow
 def test_two_workflows_of_one_checkout_do_not_collide(cluster, tmp_path):
     """The same runs at the same time, two nodes each: ports, files and job names are told apart."""
     rows = [{"run": "ddp", "nodes": 2, "dp": 2, "deterministic": "true"}]
