@@ -7,11 +7,9 @@ import pytest
 
 from parascale import slurm
 from parascale.files import write_json
-from parascale_slurm_executor import RootExecutor
+from tests.unit.slurm_executor import job_of
 
 LEASE = {"host": "jrc0001", "pid": 1, "restarts": 0}
-
-
 RUNS = {"JobState": "RUNNING", "Restarts": "0"}
 
 
@@ -32,7 +30,7 @@ RUNS = {"JobState": "RUNNING", "Restarts": "0"}
     ],
 )
 def test_only_a_training_that_has_begun_and_gives_no_sign_is_dead(
-    holder, renewed, said, watched, dead, tmp_path, monkeypatch
+    holder, renewed, said, watched, dead, executor, tmp_path, monkeypatch
 ):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -40,13 +38,9 @@ def test_only_a_training_that_has_begun_and_gives_no_sign_is_dead(
     if holder == "unreadable":
         (tmp_path / "lease.json").mkdir()
         holder = None
-    executor = RootExecutor.__new__(RootExecutor)
-    executor.silence, executor.signs = 300, {}
+    executor.silence = 300
     executor.paths = SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path))
-    rule = SimpleNamespace(params={"kind": "run"}, wildcard_names={"run"})
-    parts = {"wildcards": SimpleNamespace(run="ddp"), "params": SimpleNamespace(key="key")}
-    job = SimpleNamespace(is_group=lambda: False, rule=rule, **parts)
-    submitted = SimpleNamespace(job=job, external_jobid="17")
+    submitted = SimpleNamespace(job=job_of("ddp"), external_jobid="17")
     silent = []
     for second in range(0, watched + 1, 20 if watched > 500 else 1):
         now[0] = second

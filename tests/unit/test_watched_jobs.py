@@ -12,23 +12,24 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from parascale import slurm
 from parascale.errors import RequirementError
+from parascale_slurm_executor.waiting import TURN
 from tests.unit.slurm_executor import data_job, job_of
 
 MAINTENANCE = {
-    "upkeep": {"StartTime": "2026-11-24T08:00:00", "EndTime": "2026-11-24T18:00:00", "Flags": "MAINT,IGNORE_JOBS"}
+    "upkeep": {"StartTime": "2026-11-24T08:00:00", "EndTime": "2026-11-24T18:00:00", "Flags": "MAINT,IGNORE_JOBS"},
+    "course": {"Flags": ""},
 }
 
 
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        ("None", None),
-        ("Priority", None),
-        ("Resources", None),
-        ("BeginTime", None),  # put back into the queue
+        *((reason, None) for reason in TURN),
+        ("PartitionDown", "`scontrol show partition`"),
+        ("DependencyNeverSatisfied", "(`scontrol show job 7`)"),  # no turn: it never passes
         (
             "ReqNodeNotAvail, Reserved for maintenance",
-            "(02:00:00) reaches into the reservation `upkeep` (2026-11-24T08:00:00 to",
+            "(02:00:00) reaches into the reservation `upkeep` (2026-11-24T08:00:00 to 2026-11-24T18:00:00). It starts",
         ),
         ("ReqNodeNotAvail, UnavailableNodes:jrc0007", "(`scontrol show job 7`)"),
         ("JobHeldUser", "`scontrol release 7`"),
@@ -138,7 +139,7 @@ ATTEMPT = {"job_id": "7", "outcome": "stopped", "first_step": 5, "last_step": 9}
         ("{damaged", {"JobState": "FAILED"}, True, "failed", True),
         ("{damaged\n" + json.dumps(ATTEMPT), {"JobState": "FAILED"}, True, "again", True),
         ("[]", {"JobState": "FAILED"}, True, "failed", True),
-        (None, {"JobState": "FAILED", "Comment": slurm.HOPELESS_COMMENT}, True, "failed", False),
+        (None, {"JobState": "FAILED", "Comment": slurm.PERMANENT_FAILURE_COMMENT}, True, "failed", False),
         (None, {"JobState": "FAILED"}, False, "again", True),  # of other settings: now it is ours' turn
     ],
 )
