@@ -28,11 +28,8 @@ from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
 from parascale.settings.pretrained import Pretrained
 from parascale.errors import ParascaleError
 from parascale.launch.environment import check_environment
-from parascale.launch.measuring import measure_processors
-from parascale.launch.preflight import preflight
+from parascale.launch.preflight import check_root, measure_processors, preflight, storage_warnings, take_root
 from parascale.launch.resources import cores_of, data_partition, data_resources, node_resources, resources
-from parascale.launch.root import check_root, take_root
-from parascale.launch.storage import storage_warnings
 from parascale.plan.planner import Planner
 from parascale.report.derived import series_of
 from parascale.report.figures import FIGURES

@@ -15,7 +15,7 @@ import yaml
 from click.shell_completion import CompletionItem
 
 from parascale import __version__, slurm
-from parascale.errors import HOPELESS, ConfigError, ParascaleError
+from parascale.errors import PERMANENT_FAILURE, ConfigError, ParascaleError
 from parascale.files import FULL, REMEDY
 from parascale.settings import load_project_file, strict
 from parascale.settings.project import command_words
@@ -77,7 +77,7 @@ class Verbs(click.Group):
         except OSError as error:
             if error.errno not in OF_THE_DISK or not (error.filename or error.errno in FULL):
                 raise
-            code = HOPELESS if error.errno in FULL else 1
+            code = PERMANENT_FAILURE if error.errno in FULL else 1
             place = error.filename or "the disk or its quota is full"
             print(f"error: {place}: {error.strerror}; {REMEDY}", file=sys.stderr, flush=True)
             if not error.filename:  # what standard output still holds would fail once more at the end of the process
@@ -85,8 +85,8 @@ class Verbs(click.Group):
         except KeyboardInterrupt:
             code = 130
             print("interrupted", file=sys.stderr, flush=True)
-        if code == HOPELESS:
-            slurm.note_hopeless()
+        if code == PERMANENT_FAILURE:
+            slurm.note_permanent_failure()
         context.exit(code or 0)
 
 

@@ -2,7 +2,7 @@
 
 FAILED = 1
 # "Configuration error" of sysexits.h: the same start would fail in the same way until somebody changes something.
-HOPELESS = 78
+PERMANENT_FAILURE = 78
 
 
 class ParascaleError(Exception):
@@ -14,13 +14,13 @@ class ParascaleError(Exception):
 class ConfigError(ParascaleError):
     """A key, value or table of the configuration is wrong."""
 
-    exit_code = HOPELESS
+    exit_code = PERMANENT_FAILURE
 
 
 class DataError(ParascaleError):
     """Input data is missing, empty, corrupt or of the wrong kind."""
 
-    exit_code = HOPELESS
+    exit_code = PERMANENT_FAILURE
 
 
 class DamagedError(ParascaleError, ValueError):
@@ -40,7 +40,7 @@ class RequirementError(ParascaleError):
 class FullDiskError(RequirementError):
     """The disk, or the quota on it, has no room."""
 
-    exit_code = HOPELESS
+    exit_code = PERMANENT_FAILURE
 
 
 class CheckpointError(ParascaleError):
@@ -54,7 +54,7 @@ class TrainingError(ParascaleError):
 class DivergedError(TrainingError):
     """A loss or gradient that is not finite: a retry would compute the same."""
 
-    exit_code = HOPELESS
+    exit_code = PERMANENT_FAILURE
 
 
 class Interrupted(ParascaleError):

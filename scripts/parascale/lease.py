@@ -1,10 +1,8 @@
-"""One writer a folder: whoever trains or converts into it holds a lease, renewed while it lives.
+"""One writer a folder: the process that trains or converts into it holds a lease, and renews it.
 
-After a killed Snakemake its job may still be running; a second job must not write into the same folder. Nor must a
-holder go on that was cut off for so long that another has taken its place: it ends as soon as it sees the other's lease.
-
-A job that Slurm requeues, because it lost the node, may meet its own former start, which trains on where Slurm no
-longer sees it. The later start takes the lease, and begins once the former must have seen that.
+The job of a killed Snakemake may still be running; a second job must not write into the same folder. A holder that was cut off for
+so long that another took its place ends as soon as it sees the other's lease. A job that Slurm requeues after it lost the node may
+meet its own former start, still training there: the later start takes the lease, and begins once the former must have seen that.
 """
 
 import getpass
@@ -26,7 +24,7 @@ RENEW_SECONDS = 5.0
 STALE_SECONDS = 20.0  # several renewals, and the delay with which a parallel filesystem shows a change
 LOOK_SECONDS = 0.5
 LOCK_SECONDS = 5.0
-KEYS = ("host", "pid", "job_id", "restarts")  # what tells one holder from another
+KEYS = ("host", "pid", "job_id", "restarts")  # how two holders differ
 
 
 class Lease:
@@ -78,19 +76,17 @@ class Lease:
 
     def wait(self):
         """Wait until nobody holds the lease, and say once who does."""
-        told = False
+        said = False
         while True:
             try:
                 return self.wait_for_holder()
             except TrainingError as error:
-                if not told:
+                if not said:
                     print(f"waits: {error}", flush=True)
-                told = True
+                said = True
 
     def release(self):
-        """Give the lease back, if it is not given back already. Who finds that another holds it ends at once, as it would at the
-        next renewal.
-        """
+        """Give the lease back, if it is not given back already. Exit if another process holds it."""
         if not self._stop():
             return
         with suppress(FileNotFoundError), locked(self.path.parent, LOCK_SECONDS):
@@ -98,10 +94,7 @@ class Lease:
                 self.path.unlink()
 
     def give_up(self, target=None):
-        """Give the lease back with its folder, which becomes `target`, or is removed.
-
-        It goes in one step, while nobody else can hold the lease: who begins in its place loses nothing by it.
-        """
+        """Give the lease back with its folder, which becomes `target`, or is removed, in one step."""
         self._stop()
         if self._end_unless_own():
             return
@@ -132,8 +125,7 @@ class Lease:
     def _claim(self, dead):
         """Write the lease where there is none, or one that was last renewed at `dead`; whether it is ours.
 
-        Of several that do so at once one succeeds. Where a process stands still with the lock, or there are none, the next renewal
-        tells which.
+        Of several processes one succeeds; on a file system without locks, the next renewal tells which.
         """
         make_folder(self.path.parent)
         with locked(self.path.parent, LOCK_SECONDS):
@@ -171,9 +163,8 @@ class Lease:
                 self._write()
 
     def holder(self):
-        """What the lease says of its holder; None where there is none.
-
-        A damaged lease tells no more than when it was written: if it has a living holder, that soon rewrites it.
+        """What the lease says of its holder; None where there is none. Of a damaged lease, when it was written: a living holder soon
+        rewrites it.
         """
         with suppress(FileNotFoundError):
             return _read(self.path)
@@ -197,16 +188,8 @@ def _read(path):
 
 
 def _own_start():
-    """What tells this process from every other that may hold a lease.
-
-    job_id, restarts: of the Slurm job, and how often Slurm has requeued it; None where there is none.
-    """
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "job_id": slurm.job_id(),
-        "restarts": slurm.restarts(),
-    }
+    """KEYS of this process. job_id, restarts: of the Slurm job, and how often Slurm has requeued it; None where there is none."""
+    return dict(zip(KEYS, (socket.gethostname(), os.getpid(), slurm.job_id(), slurm.restarts()), strict=True))
 
 
 def _is_own(holder):
@@ -222,7 +205,7 @@ def _is_former_start(holder):
 
 
 def _end_process(reason):
-    """End at once, whatever the training is doing: every byte that it would still write is in another's folder."""
+    """End at once: every byte that the training would still write goes into another's folder."""
     print(f"error: {reason}; this process ends", file=sys.stderr, flush=True)
     os._exit(1)
 

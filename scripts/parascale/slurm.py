@@ -1,6 +1,6 @@
-"""All that is asked of Slurm: its commands are run, its answers parsed and its `SLURM_*` variables read here, and nowhere else.
+"""The only module that talks to Slurm: it runs the commands, parses the answers and reads the `SLURM_*` variables.
 
-Any user may call these commands. A function says what it does where Slurm is not there or does not answer.
+Any user may call these commands. Docstrings say what happens where Slurm is not there or does not answer.
 """
 
 import getpass
@@ -18,7 +18,7 @@ from parascale.errors import RequirementError
 FIELD = re.compile(r"(\w+)=(\S*)")
 DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 ANSWER_SECONDS = 60  # where the answer is needed
-HOPELESS_COMMENT = "would_fail_again"
+PERMANENT_FAILURE_COMMENT = "would_fail_again"
 GLANCE_SECONDS = 10  # where a plan is only better for it
 
 
@@ -31,16 +31,13 @@ def job_id():
 
 
 def restarts():
-    """How often Slurm has requeued this job (sbatch(1)), which the launcher tells every step; None where it is unknown."""
+    """How often Slurm has requeued this job (sbatch(1)); None where it is unknown."""
     count = os.environ.get("SLURM_RESTART_COUNT")
     return None if count is None else int(count)
 
 
 def note_restarts():
-    """Let `restarts` know, here and in processes started from here.
-
-    A batch script finds the number in its environment, unless it is 0. Snakemake's job-step plugin takes that away.
-    """
+    """Put the number of restarts back into the environment: Snakemake's job-step plugin takes it away."""
     count = fields(_job_line()).get("Restarts")
     if count is not None:
         os.environ["SLURM_RESTART_COUNT"] = count
@@ -53,7 +50,7 @@ def node_name():
 
 @dataclass(frozen=True)
 class Step:
-    """The job step that this process is a task of. node: this task's, from 0. first_host: the name of node 0."""
+    """The job step of this process. node: this task's, from 0. first_host: the name of node 0."""
 
     job: str
     step: str
@@ -76,14 +73,14 @@ def this_step():
 def allocation():
     """What Slurm says of this process's job, for the record of an attempt; None without Slurm, or where it does not answer.
 
-    submitted, allocated: seconds since 1970. limit_seconds: the time limit, or None without one. partition: name.
+    submitted, allocated: seconds since 1970 by this machine's clock. limit_seconds: the time limit, or None without one.
     """
     line = _job_line()
     return parse_job(line) if line else None
 
 
 def parse_job(line):
-    """The mapping in one line of `scontrol show job --oneliner`, whose times are those of this machine's clock."""
+    """The mapping in one line of `scontrol show job --oneliner`."""
     said = fields(line)
     return {
         "submitted": _moment(said.get("SubmitTime")),
@@ -108,11 +105,10 @@ def _moment(text):
 
 
 def srun_command(command, nodes, site, gpus, wait):
-    """The srun line that runs `command` once on each node of the job, and ends at most `wait` seconds after the first of them: of a
-    node that was gone for so short a time that Slurm did not see it, srun would wait for ever.
+    """The srun line that runs `command` once on each node of the job.
 
-    Everything is named: inside a job of Snakemake's job-step plugin srun finds no `SLURM_*` defaults, and would start
-    one task on one node. cpus-per-task is not inherited from the job since Slurm 22.05.
+    wait: seconds that srun waits after the first task has ended; for a task that is lost without Slurm's notice it would wait for
+    ever. Everything is named, because below Snakemake's job-step plugin srun finds no defaults: it would start one task on one node.
     """
     line = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     line += [f"--cpus-per-task={site.cores_per_node}", f"--wait={math.ceil(wait)}"]
@@ -133,36 +129,31 @@ def cancel(job):
     told(["scancel", job], ANSWER_SECONDS)
 
 
-def note_hopeless():
-    """Write into the comment of this process's job that it would fail again, for who decides about a retry.
+def note_permanent_failure():
+    """Say in the comment of this process's job that it would fail again, so that it is not retried. The first launcher says it.
 
-    Snakemake's processes between Slurm and ours hand on no exit code, and a full disk takes no file. One process tells it: not
-    the ranks, nor the launchers of nodes but the first.
+    Snakemake's processes between Slurm and ours pass no exit code on, and a full disk takes no file.
     """
     if job_id() and "RANK" not in os.environ and os.environ.get("SLURM_NODEID", "0") == "0":
-        told(["scontrol", "update", f"jobid={job_id()}", f"comment={HOPELESS_COMMENT}"])
+        told(["scontrol", "update", f"jobid={job_id()}", f"comment={PERMANENT_FAILURE_COMMENT}"])
 
 
 # --- jobs that this user has submitted
 
 
-def is_hopeless(job):
+def failed_permanently(job):
     """Whether a job that has ended said that it would fail again; False where Slurm does not say."""
-    return described(job).get("Comment") == HOPELESS_COMMENT
+    return described(job).get("Comment") == PERMANENT_FAILURE_COMMENT
 
 
 def waiting_or_running(name):
-    """{id: comment} of the jobs of this name that have not ended.
-
-    RequirementError where Slurm does not answer: whoever submits all the same may train twice.
-    """
+    """{id: comment} of the jobs of this name that have not ended. RequirementError where Slurm does not answer."""
     lines = _ask(["squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%k"]).splitlines()
     return dict(line.split("|", 1) for line in lines)
 
 
 def states(name):
-    """{id: (state, reason of one that waits)} of the jobs of this name that Slurm has not forgotten, ended ones included.
-    RequirementError where it does not answer."""
+    """{id: (state, reason why it waits)} of the jobs of this name that Slurm has not forgotten. RequirementError without an answer."""
     command = ["squeue", "--noheader", "--array", "--states=all", f"--name={name}", "--format=%i|%T|%r"]
     rows = (line.split("|", 2) for line in _ask(command).splitlines())
     return {identity: (state, reason) for identity, state, reason in rows}
@@ -207,18 +198,8 @@ def parse_records(kind, text):
 
 def accounts():
     """The accounts of this user, by name, as far as Slurm tells."""
-    for command in (
-        [
-            "sacctmgr",
-            "--noheader",
-            "--parsable2",
-            "show",
-            "associations",
-            f"user={getpass.getuser()}",
-            "format=account",
-        ],
-        ["sshare", "--noheader", "--parsable2", "--Users", "--format=account"],
-    ):
+    associations = ["sacctmgr", "-nP", "show", "associations", f"user={getpass.getuser()}", "format=account"]
+    for command in (associations, ["sshare", "-nP", "--Users", "--format=account"]):
         if names := told(command, ANSWER_SECONDS).split():
             return sorted(set(names))
     return []
@@ -246,7 +227,7 @@ def charged(job_ids):
 
 
 def sacct_command(job_ids):
-    """What asks Slurm for the lines that `parse_sacct` reads: of whole jobs, every start of a requeued one."""
+    """The command whose lines `parse_sacct` reads: whole jobs, with every start of a requeued one."""
     options = ("--allocations", "--duplicates", "--noheader", "--parsable2")
     return ["sacct", *options, f"--jobs={','.join(job_ids)}", "--format=JobIDRaw,NNodes,NCPUS,ElapsedRaw"]
 
@@ -265,8 +246,8 @@ def parse_sacct(text):
 
 
 def fields(line):
-    """Key → value, as text, of one record of `scontrol show … --oneliner`: words `Key=value`. What people write (comments, reasons) comes
-    after the fields that it may look like."""
+    """Key → value, as text, in a record of `scontrol show … --oneliner`. Of a key that comes twice, the first counts: people's own words
+    (comments, reasons) come last."""
     return dict(reversed(FIELD.findall(line)))
 
 

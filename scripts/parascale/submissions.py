@@ -1,7 +1,6 @@
 """What was submitted for a root: a line for each Slurm job, on disk as soon as the job has an id.
 
-A job may die before its record begins, and a record may be lost; what Slurm charges for it stays. And a workflow that is
-started again finds here which of the jobs that still wait or run are its own.
+So a job is charged even if it died before its record began, and a workflow that is started again finds its jobs in the queue.
 """
 
 import getpass
@@ -13,14 +12,12 @@ from datetime import UTC, datetime
 from parascale.files import append_line, read_json_lines
 
 FILE = "submissions.jsonl"
-
-
 FIELDS = ("job_id", "rule", "kind", "run", "key", "jobs")
 
 
 def note(store, job_id, rule, kind=None, run=None, key=None, jobs=None):
-    """Write down a job that was submitted just now. store: folder below the root. kind, run: of a training. key: a training's, or a
-    digest of what decides the output of another job. jobs: rule and wildcards of each of Snakemake's jobs that it does."""
+    """Write down a job that was submitted. store: folder below the root. kind, run: of a training. key: a training's, or a digest of what
+    decides another job's output. jobs: rule and wildcards of each of Snakemake's jobs in it."""
     line = dict(zip(FIELDS, (job_id, rule, kind, run, key, jobs), strict=True))
     line |= {"time": datetime.now(UTC).isoformat(timespec="seconds"), "user": getpass.getuser()}
     append_line(store / FILE, json.dumps(line | {"host": socket.gethostname()}))

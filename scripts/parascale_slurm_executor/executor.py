@@ -253,7 +253,7 @@ class RootExecutor(Executor):
             self.logger.info(f"Slurm job {identity} of {job.name} stopped with its state saved: it is submitted again.")
             self._submit_again(job)
         else:
-            if identity and slurm.is_hopeless(identity):
+            if identity and slurm.failed_permanently(identity):
                 self.logger.info(f"Slurm job {identity} of {job.name} would fail again: it is not submitted again.")
                 job.attempt = 1 + job.restart_times
             super().report_job_error(job_info, msg, **more)

@@ -17,10 +17,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from parascale import cli
-from parascale.errors import HOPELESS, RequirementError
+from parascale.errors import PERMANENT_FAILURE, RequirementError
 from parascale.launch import environment
-from parascale.launch.environment import check_environment, driver_version, problems, read_pins
-from parascale.launch.root import check_root
+from parascale.launch.environment import check_environment, problems, read_pins
+from parascale.launch.preflight import check_root
 from parascale.settings import Layout, Site, load_project_file
 from tests.command import parascale
 
@@ -64,10 +64,6 @@ def test_what_runs_needs_nothing_of_what_tests_it():
         needs = map(Requirement, metadata.requires(name) or [])
         direct = {canonicalize_name(need.name) for need in needs if need.marker is None or need.marker.evaluate()}
         assert direct <= pins, name
-
-
-def test_this_environment_is_as_pinned():
-    check_environment(ROOT / "envs" / "requirements.txt", CPU)
 
 
 def test_wrong_and_missing_packages_are_named_with_the_remedy(tmp_path):
@@ -135,6 +131,7 @@ def test_torch_for_amds_gpus_is_accepted(line, driver, said, tmp_path, monkeypat
         ("13.0", "570.86.15", True, "needs driver 580 or newer; this node has 570.86.15"),
         ("12.8", "570.86.15", True, None),
         ("13.0", "580.65.06", True, None),
+        ("13.0", "for x86_64  570.86.15", True, "needs driver 580 or newer; this node has 570.86.15"),  # the open one
     ],
 )
 def test_torchs_cuda_is_held_against_the_driver(monkeypatch, tmp_path, cuda, driver, in_job, message):
@@ -163,17 +160,6 @@ def test_the_launcher_refuses_a_node_without_driver_before_it_starts_anything(mo
     said = capsys.readouterr().err
     assert re.fullmatch(r"error: (this node has no NVIDIA driver|torch was built without CUDA).*\n", said)
     assert not (tmp_path / "logs").exists()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023",
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.54.03  Release Build  (root@host)",
-    ],
-)
-def test_both_kinds_of_driver_are_read(line):
-    assert driver_version(line) == (535, 54, 3)
 
 
 def test_interfaces_that_a_strategy_needs_are_looked_for(monkeypatch):
@@ -269,4 +255,5 @@ def test_a_pretrained_model_that_is_not_there_is_told(tmp_path):
     (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tw\n")
     (tmp_path / "mine.yaml").write_text("runs: runs.tsv\nworkloads: workloads\n")
     done = parascale("check", "--config", tmp_path / "mine.yaml", "--base", ROOT / "config")
-    assert done.returncode == HOPELESS and done.stderr.startswith("error: ") and str(tmp_path / "t5") in done.stderr
+    assert done.returncode == PERMANENT_FAILURE
+    assert done.stderr.startswith("error: ") and str(tmp_path / "t5") in done.stderr

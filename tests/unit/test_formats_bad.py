@@ -14,7 +14,7 @@ from parascale.data.formats import open_images, squashfs, storage
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
 from parascale.data.verify import verify_images
-from parascale.errors import HOPELESS, ConfigError, DataError, RequirementError
+from parascale.errors import PERMANENT_FAILURE, ConfigError, DataError, RequirementError
 from parascale.files import read_json
 from parascale.settings.formats import Formats, Images, Loaders
 from parascale.settings.workload import ImageTraining
@@ -112,7 +112,7 @@ def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
     ]
     for part in (["--gather"], []):
         code, _, complaint = run(*part)
-        assert code == HOPELESS and "train, train/3: the file is empty" in complaint
+        assert code == PERMANENT_FAILURE and "train, train/3: the file is empty" in complaint
     assert run("--gather", "--set", "formats={bad_samples: skip}")[0] == 0
     assert read_json(folder / "hdf5/manifest.json")["bad"][0]["name"] == "train/3"
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from parascale.files import write_json
-from parascale.launch.measuring import measure_processors
+from parascale.launch.preflight import measure_processors
 from parascale.launch.resources import cores_of
 from parascale.plan import calibrate
 from parascale.plan.memory import capacity_bytes

@@ -11,7 +11,7 @@ import yaml
 from parascale import slurm
 from parascale.cli import parascale
 from parascale.commands import site
-from parascale.errors import HOPELESS, RequirementError
+from parascale.errors import PERMANENT_FAILURE, RequirementError
 from parascale.plan import limits
 from parascale.plan.planner import Planner
 from parascale.plan.survey import Shape, data_sheet, gpu_here, survey
@@ -137,7 +137,7 @@ def test_the_files_of_a_cluster_say_what_slurm_says_and_mark_the_rest(cluster, p
     assert project.site.device == "cuda" and project.site.name == name
     extra = yaml.safe_load(texts[2])["default-resources"]["slurm_extra"]
     assert ("--threads-per-core=1" in extra) == (project.site.threads_per_core > 1)
-    assert parascale.main(["site", "init"], standalone_mode=False) == HOPELESS
+    assert parascale.main(["site", "init"], standalone_mode=False) == PERMANENT_FAILURE
     assert "there already" in capsys.readouterr().err
 
 

@@ -69,12 +69,14 @@ def test_a_task_finds_its_step_and_the_first_of_its_nodes(command, monkeypatch):
 
 
 def test_one_process_of_a_job_says_that_it_would_fail_again(command, monkeypatch, tmp_path):
-    command("scontrol", f'[ $1 = update ] && echo "$*" >> {tmp_path}/said || echo Comment={slurm.HOPELESS_COMMENT}')
+    command(
+        "scontrol", f'[ $1 = update ] && echo "$*" >> {tmp_path}/said || echo Comment={slurm.PERMANENT_FAILURE_COMMENT}'
+    )
     for name, value in (("RANK", "0"), ("SLURM_NODEID", "1")):  # a rank, the launcher of another node
         with monkeypatch.context() as set_for_now:
             set_for_now.setenv(name, value)
-            slurm.note_hopeless()
+            slurm.note_permanent_failure()
     assert not (tmp_path / "said").exists()
-    slurm.note_hopeless()
-    assert (tmp_path / "said").read_text() == f"update jobid=7 comment={slurm.HOPELESS_COMMENT}\n"
-    assert slurm.is_hopeless("7")
+    slurm.note_permanent_failure()
+    assert (tmp_path / "said").read_text() == f"update jobid=7 comment={slurm.PERMANENT_FAILURE_COMMENT}\n"
+    assert slurm.failed_permanently("7")

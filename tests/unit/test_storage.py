@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from parascale.launch.storage import storage_warnings
+from parascale.launch.preflight import storage_warnings
 from parascale.settings import Site
 
 SITE = Site(name="machine", purge_days=90, inode_limit=100)

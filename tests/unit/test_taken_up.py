@@ -13,7 +13,7 @@ from parascale import slurm, submissions
 from parascale.cli import parascale
 from parascale.commands.launch import refuse_other_settings
 from parascale.errors import ConfigError, RequirementError, TrainingError
-from parascale.launch.root import belong, take_root
+from parascale.launch.preflight import belong, take_root
 from parascale.lease import Lease
 from parascale.settings.paths import Paths
 from parascale_slurm_executor import refuse_shared_jobs

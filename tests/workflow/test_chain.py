@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from parascale.checkpoint.convert import convert
 from parascale.cli import parascale
-from parascale.errors import HOPELESS
+from parascale.errors import PERMANENT_FAILURE
 from parascale.settings.config import Checkpoints
 from parascale.telemetry import read_samples
 
@@ -96,7 +96,7 @@ def test_a_trained_model_continues_texts(finished, tmp_path):
     assert first["prompt"] == "w1 w2" and first["text"].split() == words and second["text"].startswith("w3")
     refused = generate("--prompts", "none.txt")
     assert (
-        refused.returncode == HOPELESS
+        refused.returncode == PERMANENT_FAILURE
         and "none.txt: No such file" in refused.stderr
         and "Traceback" not in refused.stderr
     )

@@ -15,15 +15,14 @@ from parascale.cli import Location, Number, configuration_words, project_options
 from parascale.commands.train import KINDS
 from parascale.errors import ConfigError
 from parascale.files import locked, make_folder
+from parascale.launch import die_with_parent
 from parascale.launch.binding import cores_of_ranks
 from parascale.launch.channel import shared_secret
 from parascale.launch.environment import check_node
-from parascale.launch.job_step import place_in_step, run_in_step
-from parascale.launch.local import run_nodes_here
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
-from parascale.launch.process import die_with_parent
+from parascale.launch.preflight import belong
 from parascale.launch.resources import cores_of
-from parascale.launch.root import belong
+from parascale.launch.several_nodes import place_in_step, run_in_step, run_nodes_here
 from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.settings import Site, load_site, strict

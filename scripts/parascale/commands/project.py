@@ -9,10 +9,8 @@ from parascale import slurm
 from parascale.cli import Location, named_run, project_options, run_option, with_project
 from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
-from parascale.launch.preflight import preflight
+from parascale.launch.preflight import check_root, preflight, storage_warnings
 from parascale.launch.resources import data_partition
-from parascale.launch.root import check_root
-from parascale.launch.storage import storage_warnings
 from parascale.settings.pretrained import Pretrained
 from parascale.settings.reference import fill, schemas
 

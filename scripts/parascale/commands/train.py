@@ -12,7 +12,7 @@ from parascale.commands.store import trim
 from parascale.errors import ConfigError, Interrupted
 from parascale.launch import STOPPED
 from parascale.launch.environment import of_allocator
-from parascale.launch.root import belong
+from parascale.launch.preflight import belong
 from parascale.plan import calibrate
 from parascale.plan.planner import Planner
 from parascale.plan.predict import facts_of, predict

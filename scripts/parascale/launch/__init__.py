@@ -1,28 +1,36 @@
 """Starting the processes of a run, one place for every machine: who is where, and how they end. Imports no torch.
 
-Ranks find the environment that torchrun would give them (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, error files for `@record`),
-but neither torchrun nor one srun task a rank starts them. Both were put in the launcher's place under its own tests:
-torchrun of torch 2.13.0 with a static rendezvous, its errors reworded as the tests have them, its ranks tied to the agent by
-`die_with_parent` (without it they train on when the agent is killed), and srun of Slurm 22.05 with `--kill-on-bad-exit`.
-What failed (tests/distributed/test_launch.py and test_failures.py; tests/slurm/test_launch_slurm.py):
-
-| test | torchrun | srun, a task a rank |
-| --- | --- | --- |
-| a rank of node 1 fails or is killed | node 0 runs on until a collective fails, and blames its rank 0 | ends: `task 3: Killed`, no log named |
-| the launcher of node 1 is killed | the same | has none |
-| power cut | not tried: one machine | nothing said within 30 s |
-| SIGTERM, state saved | exit 143, as if nothing were saved; the other node is not told | passes |
-| Ctrl-C | ranks get SIGINT and end unsaved, exit 130 | not tried |
-| a rank ignores the stop | exit 143, as if it had stopped | not tried |
-| a rank outlasts the others | never ended | not tried |
-| a rank hangs (SIGSTOP) | still there 15 s after the timeout: the agent waits 30 s (read), whatever its options | not tried |
-| node 0 is not there | no word within 60 s, with a timeout of 50 s | srun starts all or none |
-| a node never comes | "1/3 clients joined", not which | srun starts all or none |
-| who is where | not said | not said |
-
-Besides, torchrun imports torch once more on every node before anything starts, and a task a rank needs Slurm.
+Ranks find the environment that torchrun would give them (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, error files for `@record`). Neither
+torchrun nor one srun task a rank starts them: in the launcher's place both failed its own tests (tests/distributed/test_launch.py,
+test_failures.py; tests/slurm/test_launch_slurm.py). With torchrun of torch 2.13.0, the other nodes train on when a rank or the
+launcher of one dies, until a collective fails, and the wrong rank is blamed; a stop with saved state exits with 143, Ctrl-C ends
+ranks unsaved, and a rank that hangs is not ended. With srun of Slurm 22.05 and `--kill-on-bad-exit`, a power cut goes unnoticed and
+no log is named.
 """
 
-from parascale.launch.process import STOPPED, die_with_parent
+import ctypes
+import os
+import signal
+import sys
 
-__all__ = ["STOPPED", "die_with_parent"]
+# "Temporary failure, try again later" of sysexits.h: asked to stop, state is saved, a new start continues from it.
+STOPPED = 75
+# Told to stop by SIGTERM, and ended before it could say that its state was saved.
+TERMINATED = 128 + signal.SIGTERM
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def die_with_parent(parent=None, number=signal.SIGKILL):
+    """Have the kernel send this process a signal when its parent ends, however the parent ends (prctl(2), Linux only).
+
+    parent: the process id that the parent had, for the case that it is already gone. The tie holds across `exec`
+    but not across `fork`: each process makes its own. Ranks that the launcher starts have it from the start.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), number)

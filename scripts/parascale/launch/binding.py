@@ -11,20 +11,15 @@ CPUS = Path("/sys/devices/system/cpu")
 def visible_devices(site, processes, preset=None):
     """The value of `CUDA_VISIBLE_DEVICES` for this node's ranks, or None to leave it unset.
 
-    preset: what Slurm has set. A value that shows fewer GPUs than there are ranks was made for one task a GPU: every
-    rank would see the same one, so it is dropped.
+    preset: what Slurm has set. One with fewer GPUs than ranks was made for one task a GPU: every rank would see the same one.
     """
-    if not preset:
-        return None
-    if site.device == "cuda" and len(preset.split(",")) < processes:
-        return None
-    return preset
+    too_few = site.device == "cuda" and len((preset or "").split(",")) < processes
+    return None if too_few else preset or None
 
 
 def cores_of_ranks(site, processes):
-    """For each local rank the logical CPUs it is bound to: its GPU's share of those next to it, else an equal share.
-
-    The GPUs that a run leaves idle keep theirs: speed-ups compare ranks that have the same. All None where there are fewer cores than ranks.
+    """For each local rank the logical CPUs it is bound to: its GPU's share of those next to it, else an equal share; None where there are
+    fewer cores than ranks. Idle GPUs keep their share: speed-ups compare ranks that have the same.
     """
     allowed = os.sched_getaffinity(0)
     cores = _physical(allowed)

@@ -1,9 +1,8 @@
-"""What the launchers of a run say to each other: few kinds of message, bounded, each proven to come from this launch.
+"""What the launchers of a run say to each other: few kinds of message, bounded, from launchers that know the launch's secret.
 
-A launch has a secret, in a file that only its user can read. It is never sent. Each side of a connection sends 32 random
-bytes, and from then on every message carries an HMAC-SHA256 under the secret of both sides' random bytes, the side that
-sends, the number of the message and its text. So it comes from a launcher of this launch, on this connection and in this
-order. Anything else closes the connection. Messages are not encrypted: they say nothing that a log does not.
+A launch has a secret, in a file that only its user can read. It is never sent. When two launchers connect, each sends 32 random
+bytes, and then an HMAC-SHA256 of both sides' bytes under the secret. Messages, lines of JSON, count after that proof. Anything else
+closes the connection. Messages are neither encrypted nor signed: they say nothing that a log does not.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from parascale.errors import RequirementError
 SECRET = "launch.secret"
 SECRET_BYTES = NONCE_BYTES = 32
 SEND_SECONDS = 2.0
-# What may arrive from somebody who has proven nothing yet, and from a launcher: the failures of thousands of ranks.
+# The longest line from somebody who has proven nothing yet, and from a launcher: the failures of thousands of ranks.
 STRANGER_BYTES, PROVEN_BYTES = 1 << 12, 1 << 24
 # A node that vanishes sends no goodbye: after 5 s of silence it is asked every 2 s, and given up after 4 questions.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 4))
@@ -33,7 +32,7 @@ message = dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 
 @message
 class Node:
-    """One node of a run, as its launcher introduces itself; from node 0: you are taken in."""
+    """One node of a run, as its launcher introduces itself."""
 
     node: NonNegativeInt
     host: str
@@ -50,14 +49,15 @@ class Node:
 
 @message
 class Met:
-    """All nodes are there, and this is the port at which torch meets."""
+    """From node 0: all nodes are there. port: where torch meets."""
 
+    first: Node
     port: PositiveInt
 
 
 @message
 class Refused:
-    """Node 0 does not take this node in, or not all have come."""
+    """From node 0: it does not take this node in, or not all have come."""
 
     reason: str
 
@@ -79,7 +79,7 @@ class Failure:
     log: str | None
     time: float  # seconds since 1970
     certain: bool  # cannot be the consequence of another rank's failure
-    hopeless: bool = False  # the same start would fail again
+    permanent: bool = False  # the same start would fail again
 
     def __str__(self):
         if self.rank is None:
@@ -98,14 +98,6 @@ class Report:
 MESSAGES = TypeAdapter(Node | Met | Refused | Stopping | Report)
 
 
-def new_secret(file):
-    """Write a new secret into an open file (a descriptor) that only its user can read. Returns the file."""
-    os.fchmod(file, stat.S_IRUSR | stat.S_IWUSR)
-    handle = open(file, "w", encoding="ascii")  # noqa: SIM115 (the caller closes it)
-    print(secrets.token_hex(SECRET_BYTES), file=handle, flush=True)
-    return handle
-
-
 @contextlib.contextmanager
 def shared_secret(logs, given=None, makes=True):
     """The path of the launch's secret: `given`, else in the folder `logs`, which all nodes share.
@@ -120,7 +112,9 @@ def shared_secret(logs, given=None, makes=True):
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # of a launch that was killed
     # O_EXCL: never a file or link that somebody else has put there.
-    new_secret(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)).close()
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as handle:
+        os.fchmod(handle.fileno(), 0o600)  # whatever the umask is
+        print(secrets.token_hex(SECRET_BYTES), file=handle)
     try:
         yield path
     finally:
@@ -154,19 +148,14 @@ class Channel:
         for name, value in KEEPALIVE:
             self._socket.setsockopt(socket.IPPROTO_TCP, name, value)
         self._nonces = {listened: secrets.token_hex(NONCE_BYTES).encode()}
-        self._counts = {True: 0, False: 0}
-        self._buffer, self._unsent = b"", []
+        self._buffer = b""
         self.since = time.monotonic()
         self.proven = self.closed = False
         self._transmit(self._nonces[listened])
 
     def send(self, content):
-        """Send a message, if the other side still takes any; it waits for the other side's random bytes."""
-        if len(self._nonces) < 2:
-            self._unsent.append(content)
-            return
-        text = MESSAGES.dump_json(content)
-        self._transmit(self._proof(self._listened, text) + b" " + text)
+        """Send a message, if the other side still takes any."""
+        self._transmit(MESSAGES.dump_json(content))
 
     def receive(self):
         """Messages that have arrived whole."""
@@ -189,26 +178,22 @@ class Channel:
         self._socket.close()
 
     def _read(self, line):
-        """The message in a line, None for the random bytes that come first. Raises ValueError at anything else."""
+        """The message in a line; None for the random bytes and the proof, which come first. Raises ValueError at anything else."""
         if len(self._nonces) < 2:
-            nonce = bytes.fromhex(line.decode("ascii"))
-            if len(nonce) != NONCE_BYTES:
-                raise ValueError("no random bytes")
-            self._nonces[not self._listened] = nonce.hex().encode()
-            for content in self._unsent:
-                self.send(content)
+            self._nonces[not self._listened] = line
+            self._transmit(self._proof(self._listened))
             return None
-        proof, _, text = line.partition(b" ")
-        if not hmac.compare_digest(proof, self._proof(not self._listened, text)):
-            raise ValueError("no launcher of this launch")
-        self.proven = True
-        return MESSAGES.validate_json(text)
+        if not self.proven:
+            if not hmac.compare_digest(line, self._proof(not self._listened)):
+                raise ValueError("no launcher of this launch")
+            self.proven = True
+            return None
+        return MESSAGES.validate_json(line)
 
-    def _proof(self, listened, text):
-        """What stands before the next message of a side."""
-        head = b"%s %s %d %d " % (self._nonces[True], self._nonces[False], listened, self._counts[listened])
-        self._counts[listened] += 1
-        return hmac.new(self._secret, head + text, "sha256").hexdigest().encode()
+    def _proof(self, listened):
+        """What proves to the other side that this is the side of node 0 (listened), or of the node that joins it."""
+        text = b"%d %s %s" % (listened, self._nonces[True], self._nonces[False])
+        return hmac.new(self._secret, text, "sha256").hexdigest().encode()
 
     def _transmit(self, line):
         try:

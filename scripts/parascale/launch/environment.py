@@ -1,7 +1,7 @@
 """Does this machine have what a run needs? Versions, driver, distributed interfaces.
 
-Versions and interfaces are read from what is installed, without importing it: a login node answers in a moment. torch may be
-another than the pinned one, a site's own build too, if it has the interfaces that the runs use.
+Nothing is imported to find out: a login node answers in a moment. Another torch than the pinned one, a site's own build too, will do
+if it has the interfaces that the runs use.
 """
 
 import ast
@@ -50,8 +50,8 @@ BACKWARD = "from parascale.parallel.pipeline import backward_problem as problem;
 
 
 def of_allocator(environment):
-    """Variables for a process that will use CUDA: its allocator's segments grow, so that less memory is lost between tensors of
-    changing sizes. What `environment` says of the allocator stands: nothing is added to it. To be set before CUDA starts.
+    """Variables to set before CUDA starts, unless `environment` configures the allocator: its segments grow, so that less memory is lost
+    between tensors of changing sizes.
     """
     return {} if any(name in environment for name in ALLOCATOR) else {ALLOCATOR[-1]: "expandable_segments:True"}
 
@@ -98,12 +98,8 @@ def check_environment(pins_path, site, runs=(), in_job=False):
 
 
 def check_node(site):
-    """Raise RequirementError where this compute node cannot run the installed torch.
-
-    Versions were checked before the first job; only here can the driver be: a login node may have none.
-    """
-    found = _wrong_driver(in_job=True) if site.device == "cuda" else []
-    if found:
+    """Raise RequirementError where this compute node has no driver for the installed torch: a login node may have none."""
+    if site.device == "cuda" and (found := _wrong_driver(in_job=True)):
         raise RequirementError("\n  ".join(found))
 
 
@@ -157,8 +153,7 @@ def _wrong_driver(in_job):
 
 
 def of_torch(name):
-    """What torch's file of versions says of `cuda`, of ROCm's `hip` or of `__version__`, or None; torch is not imported. A build of
-    one's own may have no other record."""
+    """`cuda`, ROCm's `hip` or `__version__` in torch's own file, or None. A build of one's own may have no other record."""
     spec = importlib.util.find_spec("torch")
     if spec is None:
         return None
@@ -169,10 +164,7 @@ def of_torch(name):
 
 
 def cuda_of_driver():
-    """The newest major version of CUDA that the driver's library runs, or None.
-
-    It knows of compatibility packages above an older driver, and is there under WSL, which has no file of the driver's.
-    """
+    """The newest major version of CUDA that the driver's library runs, or None. It knows of compatibility packages, and WSL has it."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -213,7 +205,7 @@ def _missing(runs):
 
 
 def _printed(code):
-    """What code prints, as a list of one sentence or none, in a process of its own: it loads torch. If that fails, a job will say why."""
+    """What code that loads torch prints, as a list of one sentence or none. If it fails, a job will say why."""
     path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)

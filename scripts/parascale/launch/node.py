@@ -2,20 +2,19 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
 from dataclasses import dataclass
 
 from parascale import slurm
-from parascale.errors import FAILED
-from parascale.launch import rendezvous
+from parascale.errors import FAILED, RequirementError
+from parascale.launch import STOPPED, TERMINATED, rendezvous
 from parascale.launch.binding import cores_of_ranks, visible_devices
 from parascale.launch.channel import Failure, Node, Report
 from parascale.launch.environment import of_allocator
-from parascale.launch.nsight import nsight_command
 from parascale.launch.peers import SETTLE_SECONDS, TICK_SECONDS, Peers
-from parascale.launch.process import STOPPED, TERMINATED
 from parascale.launch.workers import Worker, Workers, root_cause
 
 # Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.
@@ -47,8 +46,7 @@ class Launch:
     @property
     def python_command(self):
         """The command of one process; unbuffered, so that a log is complete when a process is killed."""
-        watched_by = nsight_command(self.logs) if self.nsight else []
-        return [*watched_by, sys.executable, "-u", *self.command]
+        return [*(_nsight(self.logs) if self.nsight else []), sys.executable, "-u", *self.command]
 
 
 @dataclass(frozen=True)
@@ -224,3 +222,17 @@ def _explain(failures):
     if others:
         print(f"ended after it: rank {', '.join(map(str, others))}", file=sys.stderr)
     print(f"error: {first}", file=sys.stderr, flush=True)
+
+
+def _nsight(logs):
+    """What stands before a process's command, so that Nsight Systems watches it; its reports go to the folder `logs`.
+
+    The training starts and stops the collection (`cudaProfilerStart` and `Stop` around the steps of `profile`), and goes on after it.
+    """
+    if (program := shutil.which("nsys")) is None:
+        raise RequirementError(
+            "`profiler: nsight` needs Nsight Systems, and `nsys` is not on the path: load its module "
+            "(JSC: `module load Nsight-Systems`), or use `profiler: torch`"
+        )
+    options = ["--trace=cuda,nvtx,cublas,cudnn,osrt", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+    return [program, "profile", f"--output={logs}/nsight-%h-%p", *options, "--force-overwrite=true"]  # host and process

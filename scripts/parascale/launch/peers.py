@@ -2,9 +2,9 @@
 
 import time
 
-from parascale.errors import FAILED, HOPELESS
+from parascale.errors import FAILED, PERMANENT_FAILURE
+from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.channel import Failure, Report, Stopping
-from parascale.launch.process import STOPPED, TERMINATED
 from parascale.launch.workers import root_cause
 
 TICK_SECONDS = 0.05
@@ -46,12 +46,12 @@ class Peers:
                 elif isinstance(message, Report):
                     self._reports[node] = message
             if channel.closed and self._verdict is None and node not in self._reports:
-                self._reports[node] = self._gone(node)
+                reason = f"the launcher of node {node} is gone: it was killed, or the node is down"
+                self._reports[node] = self._lost(node, reason)
 
     def ask_stop(self):
         """Pass on that the run is to stop: from any node to node 0, from node 0 to all."""
-        for channel in self._channels.values():
-            channel.send(Stopping())
+        self._send(Stopping())
 
     def verdict(self, own, timeout):
         """Report how this node ended, and wait for what holds for all.
@@ -60,39 +60,40 @@ class Peers:
         """
         self._reports[self._me.node] = own
         if self._me.node:
-            self._channels[0].send(own)
+            self._send(own)
             # Node 0 answers or is gone: it waits for no node longer than its timeout.
             while self._verdict is None and 0 not in self._reports:
                 self.listen()
                 time.sleep(TICK_SECONDS)
-            return self._verdict or self._together()
+            return self._verdict or self._joint()
         self._collect(timeout)
-        verdict = self._together()
-        for channel in self._channels.values():
-            channel.send(verdict)
-        return verdict
+        self._send(self._joint())
+        return self._joint()
 
     def _collect(self, timeout):
         """Wait for the nodes' reports; after a failure only for those that come at once."""
-        start, failed = time.monotonic(), None
-        while len(self._reports) < len(self._nodes):
+        deadline, failed = time.monotonic() + timeout, False
+        while len(self._reports) < len(self._nodes) and time.monotonic() < deadline:
             self.listen()
-            failed = failed or (time.monotonic() if self.failed else None)
-            if failed and time.monotonic() > failed + 2 * SETTLE_SECONDS:
-                return
-            if time.monotonic() > start + timeout:
-                reason = f"its ranks still ran {timeout:.0f} s after those of node 0 had ended"
-                for node in range(len(self._nodes)):
-                    self._reports.setdefault(node, self._gone(node, reason))
+            if self.failed and not failed:
+                deadline, failed = time.monotonic() + 2 * SETTLE_SECONDS, True
             time.sleep(TICK_SECONDS)
+        reason = f"its ranks still ran {timeout:.0f} s after those of node 0 had ended"
+        for node in () if failed else range(len(self._nodes)):
+            self._reports.setdefault(node, self._lost(node, reason))
 
-    def _gone(self, node, reason=None):
-        reason = reason or f"the launcher of node {node} is gone: it was killed, or the node is down"
+    def _send(self, content):
+        for channel in self._channels.values():
+            channel.send(content)
+
+    def _lost(self, node, reason):
+        """The Report on a node that sent none."""
         return Report(FAILED, [Failure(None, self._nodes[node].host, reason, None, time.time(), True)])
 
-    def _together(self):
-        """One code for all: a failure before a stop, a stop before success; of a failure, whether its first cause would come again."""
+    def _joint(self):
+        """One Report for all nodes: a failure counts before a stop, a stop before success; a failure is permanent if its cause is."""
         codes = [report.code for report in self._reports.values()]
         failures = [failure for report in self._reports.values() for failure in report.failures]
         code = next((code for code in (FAILED, TERMINATED, STOPPED) if code in codes), 0)
-        return Report(HOPELESS if code == FAILED and failures and root_cause(failures).hopeless else code, failures)
+        permanent = code == FAILED and failures and root_cause(failures).permanent
+        return Report(PERMANENT_FAILURE if permanent else code, failures)

@@ -1,12 +1,27 @@
-"""Questions to the live Slurm before a first job is submitted: account, partition and reservation.
+"""Before a workflow's first job: will Slurm take the jobs, may results lie where they would, and does their filesystem keep them?
 
-A dry run asks none of them. Whether the jobs keep within the partition's limits is checked by the plan, which knows which of
-them still have to run (`parascale.plan.limits`).
+A dry run asks none of this. Whether jobs keep within the partition's limits is checked by the plan, which knows which of them still
+have to run (`parascale.plan.limits`).
 """
+
+import atexit
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 from parascale import slurm
 from parascale.errors import RequirementError
+from parascale.files import make_folder, read_json, write_json
+from parascale.lease import Lease
+from parascale.settings.paths import defaulted, expanded
 from parascale.settings.strict import nearest
+
+SECONDS_A_DAY = 86400
+WARN_DAYS = 14  # before the purge
+WARN_SHARE = 0.8  # of the inode limit
+SURVEY_SECONDS = 10.0  # a parallel filesystem with millions of files would take much longer
 
 
 def preflight(site, account=None, partition=None, reservation=None, data_partition=None):
@@ -21,15 +36,14 @@ def preflight(site, account=None, partition=None, reservation=None, data_partiti
 
 def _check_account(site, account):
     known = slurm.accounts()
-    if not account:
-        if site.needs_account:
-            yours = f" Yours: {', '.join(known)}" if known else ""
-            raise RequirementError(
-                f"{site.name} takes no job without an account. Name the project it is charged to: "
-                f"--config account=<project>, or `account:` in the configuration.{yours}"
-            )
-    elif known and account not in known:
+    if account and known and account not in known:
         raise RequirementError(f"you have no account `{account}` here{nearest(account, known)}")
+    if not account and site.needs_account:
+        yours = f" Yours: {', '.join(known)}" if known else ""
+        raise RequirementError(
+            f"{site.name} takes no job without an account. Name the project it is charged to: "
+            f"--config account=<project>, or `account:` in the configuration.{yours}"
+        )
 
 
 def _record(kind, name, without=""):
@@ -38,3 +52,103 @@ def _record(kind, name, without=""):
     if name not in known:
         raise RequirementError(f"there is no {kind} `{name}` here{nearest(name, known) if known else without}")
     return known[name]
+
+
+def measure_processors(command, most_seconds=120.0):
+    """Run the command that measures this machine's processors; say what follows where it fails or takes too long. The workflow goes on."""
+    print("Measuring this machine's processors, so that prices are right (10 to 30 s)", file=sys.stderr, flush=True)
+    try:
+        failed = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=most_seconds).returncode
+    except subprocess.TimeoutExpired:
+        failed = True
+    if failed:
+        print("Warning: not measured: prices rest on what the site's file assumes", file=sys.stderr, flush=True)
+
+
+# --- the root of the results
+
+
+def check_root(root):
+    """Raise RequirementError where results would lie beside the code only because a variable is not set.
+
+    root: of the configuration, as it stands there. For a dry run, as on a laptop, the folder beside the code is right.
+    """
+    missing = defaulted(root)
+    if missing and not Path(expanded(root, "root")).is_absolute():
+        raise RequirementError(
+            f"`root` = `{root}`, but ${missing[0]} is not set: results would lie below the current folder. Set it (on the "
+            "JSC machines: `jutil env activate -p <project>`), or name a folder: --config root=<folder>"
+        )
+
+
+def take_root(paths, site):
+    """Let this process be the one workflow that works on a root, until it ends; a root is for one site.
+
+    Raises RequirementError where the root belongs to another site, TrainingError that names who works on it. A holder that was killed
+    is replaced at once on the same machine, and from another once its sign of life is overdue.
+    """
+    make_folder(paths.store)
+    remedy = "It is a workflow on the same root: wait until it ends, or end it, or choose another `root`."
+    lease = Lease(paths.store, remedy)
+    lease.acquire()
+    try:
+        belong(paths, site)
+    except BaseException:
+        lease.release()
+        raise
+    atexit.register(lease.release)
+
+
+def belong(paths, site):
+    """Let a root belong to a site, if it belongs to none. Raises RequirementError where it belongs to another."""
+    mark = paths.store / "site.json"
+    owner = read_json(mark)["site"] if mark.is_file() else site.name
+    if owner != site.name:
+        raise RequirementError(
+            f"{paths.root} holds results of the site `{owner}`, and this configuration is for `{site.name}`: times and prices of "
+            "two machines do not mix. Choose a folder for this one, `--config root=<folder>`, or the other configuration"
+        )
+    if not mark.is_file():
+        write_json(mark, {"site": site.name})
+
+
+def storage_warnings(site, root, most_seconds=SURVEY_SECONDS):
+    """Warnings on files below `root` that are near the purge, or too many, a sentence each; empty where all is well."""
+    if not (site.purge_days or site.inode_limit) or not os.path.isdir(root):
+        return []
+    count, old, oldest, whole = _survey(root, site.purge_days, time.monotonic() + most_seconds)
+    at_least = "" if whole else "at least "
+    found = []
+    if old:
+        found.append(
+            f"{at_least}{old} files below {root} were not used for up to {oldest:.0f} days; {site.name} deletes them after "
+            f"{site.purge_days}. Copy what you want to keep to a permanent folder ($PROJECT, $DATA)"
+        )
+    if site.inode_limit and count > WARN_SHARE * site.inode_limit:
+        found.append(
+            f"{at_least}{count:,} files and folders below {root}; a project on {site.name} may have {site.inode_limit:,} "
+            "in all. Remove what is finished, or keep images in another format than `files`"
+        )
+    return found
+
+
+def _survey(root, purge_days, deadline):
+    """(files and folders below root, files near the purge, days since the oldest was used, whether all were seen)."""
+    now, count, old, oldest = time.time(), 0, 0, 0.0
+    for folder, folders, files in os.walk(root):
+        if time.monotonic() > deadline:
+            return count, old, oldest, False
+        count += len(folders) + len(files)
+        for name in files if purge_days else ():
+            if (days := _unused_days(os.path.join(folder, name), now)) > purge_days - WARN_DAYS:
+                old, oldest = old + 1, max(oldest, days)
+    return count, old, oldest, True
+
+
+def _unused_days(path, now):
+    """Days since a file was read or written; 0 for one that is gone by now."""
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return 0.0
+    return (now - max(facts.st_atime, facts.st_mtime)) / SECONDS_A_DAY

@@ -1,14 +1,12 @@
 """How the launchers of a run's nodes meet.
 
-Node 0 listens at an address and port that every node can work out for itself. The others connect, each says who it
-is, and node 0 answers with the port on which rank 0 will wait for torch once all are there. The connections stay open:
-they carry how each node ended, and the one verdict with which all of them end. A launcher that is killed, or a node
-that is lost, shows as a closed connection within seconds, where torch would wait for its timeout.
+Node 0 listens at an address and port that every node can work out for itself. The others connect and prove that they know the
+launch's secret (`channel`); once all are there, node 0 tells them the port on which rank 0 waits for torch. The connections stay
+open for how each node ended, and for the verdict that all share. A launcher that is killed, or a node that is lost, shows as a
+closed connection within seconds, where torch would wait for its timeout.
 
-Node 0 listens on that one address alone, and takes in only who proves the launch's secret (`channel`). Torch's own store,
-which the ranks then use, offers neither: it listens on every interface of the node and asks nobody who they are, so that
-whoever reaches its port while a training runs can read and change what the ranks tell each other there. Keeping others
-away from the ports of a job's nodes is the site's part.
+Torch's own store, which the ranks then use, listens on every interface and asks nobody who they are: whoever reaches its port while
+a training runs can read and change what the ranks tell each other. Keeping others away from the ports of a job is the site's part.
 """
 
 import contextlib
@@ -22,8 +20,8 @@ from parascale.errors import RequirementError
 from parascale.launch.channel import Channel, Met, Node, Refused, read_secret
 
 MEETING_SECONDS = 50.0  # so that a failed meeting is over within a minute, start-up included
-# Somebody who connects has this long to prove that it is a launcher, and so many may be at it besides the run's nodes.
-STRANGER_SECONDS, STRANGERS = 5.0, 64
+STRANGER_SECONDS = 5.0  # unauthenticated connections are dropped after this
+BACKLOG = 64
 # Below the range from which Linux takes ports for outgoing connections (32768 and up).
 FIRST_PORT, PORTS = 12000, 20000
 
@@ -83,16 +81,14 @@ def host_meeting(me, nodes, place, network, port, wait):
                     f"all nodes see the secret of the launch ({place.secret}). Node 0 listened on {listener.getsockname()[0]}"
                 )
             with contextlib.suppress(OSError):  # nobody waits, or somebody is gone again
-                for _ in range(STRANGERS):
+                for _ in range(BACKLOG):
                     strangers.append(Channel(*listener.accept(), secret, listened=True))
-            for channel in strangers[: -nodes - STRANGERS]:
-                channel.close()  # a launcher proves itself at once; those that wait longest are none, or try again
-            strangers = [channel for channel in strangers if not _introduced(channel, me, nodes, present, channels)]
+            strangers = [channel for channel in strangers if not _introduced(channel, nodes, present, channels)]
             wait()
     for channel in strangers:
         channel.close()
     for channel in channels.values():
-        channel.send(Met(port))
+        channel.send(Met(me, port))
     return [present[node] for node in range(nodes)], channels
 
 
@@ -100,21 +96,23 @@ def join_meeting(me, place, wait):
     """Be another node: introduce yourself to node 0. Return (its Node, Channel to it, torch's port)."""
     # Node 0 gives up first, and says who is missing.
     deadline, where = time.monotonic() + MEETING_SECONDS, f"node 0 at {place.address}:{place.port}"
-    channel = first = None
+    channel, introduced = None, False
     while time.monotonic() < deadline + (5 if channel and channel.proven else 0):
         if channel is None:
-            channel, reason = _introduce(me, place)
+            channel, reason = _connected(place)
         for content in channel.receive() if channel else ():
             if isinstance(content, Refused):
                 raise RequirementError(f"node {me.node} ({me.host}) was turned away by node 0: {content.reason}")
-            if isinstance(content, Met) and first:
-                return first, channel, content.port
-            first = content if isinstance(content, Node) else None
+            if isinstance(content, Met):
+                return content.first, channel, content.port
         if channel and channel.closed:
             if channel.proven:
                 raise RequirementError(f"node {me.node} ({me.host}): {where} hung up before all nodes had met")
             channel.close()
             channel = None
+        elif channel and channel.proven and not introduced:
+            channel.send(me)
+            introduced = True
         wait()
     raise RequirementError(
         f"node {me.node} ({me.host}) could not reach {where} within {MEETING_SECONDS:.0f} s: {reason}"
@@ -136,41 +134,39 @@ def _listener(me, place, network):
             f"node 0 ({me.host}) cannot listen on port {place.port} of {place.address}: {error.strerror}. "
             "Where another program has the port, a new job gets another; see `network` of the site for the address"
         ) from None
-    listener.listen(STRANGERS)
+    listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
 
 
-def _introduced(channel, me, nodes, present, channels):
+def _introduced(channel, nodes, present, channels):
     """Whether a newcomer is done with: taken in, turned away, too late, or gone."""
     for node in channel.receive():
         if not isinstance(node, Node) or not 0 < node.node < nodes or node.node in present:
-            told = f"node {node.node}" if isinstance(node, Node) else "who does not say which node it is"
-            channel.send(Refused(f"of {nodes} nodes, {told} is not awaited"))
+            name = f"node {node.node}" if isinstance(node, Node) else "who does not say which node it is"
+            channel.send(Refused(f"of {nodes} nodes, {name} is not awaited"))
             channel.close()
-            return True
-        # What others see as this node's address, whatever it calls itself.
-        present[node.node], channels[node.node] = replace(node, address=channel.peer), channel
-        channel.send(me)
+        else:
+            # The address that others see, whatever the node calls itself.
+            present[node.node], channels[node.node] = replace(node, address=channel.peer), channel
         return True
     if channel.closed or time.monotonic() > channel.since + STRANGER_SECONDS:
         channel.close()
     return channel.closed
 
 
-def _introduce(me, place):
+def _connected(place):
     """(Channel to node 0, or None; the reason why the meeting has not come about if it stays so)."""
     try:
         connection = socket.create_connection((place.address, place.port), timeout=5)
         channel = Channel(connection, connection.getpeername(), read_secret(place.secret), listened=False)
-        channel.send(me)
         return channel, f"whoever listens there does not know the secret of this launch ({place.secret})"
     except socket.gaierror as error:
         reason = (
             f"the name `{place.address}` does not resolve ({error.strerror}); see `network.host_suffix` of the site"
         )
+        return None, reason
     except RequirementError as error:
-        reason = str(error)
+        return None, str(error)
     except OSError as error:
-        reason = error.strerror or str(error)
-    return None, reason
+        return None, error.strerror or str(error)

@@ -5,22 +5,21 @@ The names are those of snakemake-executor-plugin-slurm 2.8.0.
 
 
 def resources(layout, site, minutes, partition=None, account=None):
-    """Resources of a job that trains in `layout`.
+    """Resources of a job that trains in `layout`. The plan says whether the machine grants them (`parascale.plan.limits`).
 
-    minutes: time limit of the job. partition: default is the site's first. account: left out where it is None, so that
-    a dry run needs none. Whether the machine grants all this is asked of the plan (`parascale.plan.limits`).
+    minutes: time limit. partition: default is the site's first. account: may be None in a dry run.
     """
-    wanted = node_resources(site, minutes, partition, account, gpus=layout.gpus_per_node)
+    requests = node_resources(site, minutes, partition, account, gpus=layout.gpus_per_node)
     if layout.nodes > 1:
         # `mpi` keeps the plugin from starting the job below an srun of its own, where ours would never start.
         # Without `tasks_per_gpu: 0`, `tasks` becomes --ntasks-per-gpu, which sbatch refuses.
-        wanted |= {"mpi": "srun", "nodes": layout.nodes, "tasks": layout.nodes, "tasks_per_gpu": 0}
-    return wanted
+        requests |= {"mpi": "srun", "nodes": layout.nodes, "tasks": layout.nodes, "tasks_per_gpu": 0}
+    return requests
 
 
 def data_resources(site, minutes, config):
-    """Resources of a job on one node that needs no GPU: in the partition of such jobs, if the site or configuration names one, else
-    in that of the runs, of whose GPUs it then asks for what Slurm demands."""
+    """Resources of a job on one node that needs no GPU: in the partition of such jobs, else in that of the runs, with the GPUs that Slurm
+    demands there."""
     partition = data_partition(site, config)
     gpus = 0 if partition else int(site.demands_gpus)
     return node_resources(site, minutes, partition or config.partition, config.account, gpus)

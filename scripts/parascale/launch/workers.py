@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 
 from parascale import slurm
-from parascale.errors import HOPELESS
+from parascale.errors import PERMANENT_FAILURE
+from parascale.launch import STOPPED, die_with_parent
 from parascale.launch.channel import Failure
-from parascale.launch.process import STOPPED, die_with_parent
 
 ABORT_SECONDS = 2.0  # for a rank that is ended to write its stack into its log
 TAIL_BYTES = 4096
@@ -112,7 +112,7 @@ class Worker:
         # A library may abort a process because a peer is gone; every other signal comes from outside.
         certain = code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
         return Failure(
-            self.rank, slurm.node_name(), reason, str(self.log), when or self.ended, certain, code == HOPELESS
+            self.rank, slurm.node_name(), reason, str(self.log), when or self.ended, certain, code == PERMANENT_FAILURE
         )
 
     def _exception(self):

@@ -1,0 +1,62 @@
+"""A launcher on each node of a run: on those of a Slurm job by srun, or all on this machine."""
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+
+from parascale import slurm
+from parascale.launch import die_with_parent, rendezvous
+from parascale.launch.channel import shared_secret
+from parascale.launch.node import Place, Stop, run_node
+from parascale.launch.peers import TICK_SECONDS
+
+REPEAT_SECONDS = 5.0
+
+
+def run_in_step(line):
+    """Run an srun line to its end and return its exit code; a request to stop goes to the tasks, not to srun.
+
+    An srun that gets SIGTERM itself kills its tasks at once. So it stands in a process group of its own, where nobody
+    else's signals arrive, and a stop is sent through Slurm.
+    """
+    stop, own, again_at = Stop(), os.getpid(), 0.0
+    ties = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own, signal.SIGTERM)}
+    step = subprocess.Popen(line, stdin=subprocess.DEVNULL, **ties)
+    while step.poll() is None:
+        if stop.asked and time.monotonic() > again_at:
+            slurm.ask_steps_to_stop()  # repeated: the step may not be there yet
+            again_at = time.monotonic() + REPEAT_SECONDS
+        time.sleep(TICK_SECONDS)
+    return step.returncode if step.returncode >= 0 else 128 - step.returncode
+
+
+def place_in_step(site, secret):
+    """This task's Place among the nodes of its job step. secret: the path of the launch's secret."""
+    step = slurm.this_step()
+    address = rendezvous.address_of(step.first_host, site.network)
+    return Place(step.node, address, rendezvous.meeting_port(step.job, step.step), secret, bind=True)
+
+
+def run_nodes_here(launch, launcher, options):
+    """Play every node of a run on this machine; this process is node 0. Returns the run's exit code.
+
+    launcher, options: the launcher's own command and its options, which the other nodes are started with.
+    """
+    launch = replace(launch, cores=max(1, launch.cores // launch.nodes))
+    with rendezvous.reserve_port() as holder, shared_secret(launch.logs) as secret:
+        port, own, others = holder.getsockname()[1], os.getpid(), []
+        for node in range(1, launch.nodes):
+            place = ["--node", str(node), "--meet", f"127.0.0.1:{port}", "--secret-file", secret]
+            place += ["--cores", str(launch.cores)]
+            # Ours come last, so that they hold; `--` starts the command, where one is given.
+            cut = options.index("--") if "--" in options else len(options)
+            command = [*launcher, *options[:cut], *place, *options[cut:]]
+            # A process group of its own: Ctrl-C reaches this process alone, which passes it on.
+            others.append(subprocess.Popen(command, process_group=0, preexec_fn=lambda: die_with_parent(own)))
+        try:
+            return run_node(launch, Place(port=port, secret=secret))
+        finally:
+            for other in others:
+                other.wait(timeout=launch.timeout)
