@@ -282,24 +282,3 @@ def test_the_secret_of_a_launch_is_in_no_command_and_no_environment(tmp_path):
     launched.process.terminate()
     launched.finish(15)
     assert len(secret) == 64 and not file.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("meet", "reason"),
-    [("nowhere.invalid:12345", "does not resolve"), ("127.0.0.1:1", "Connection refused"), ("192.0.2.1:9", "")],
-)
-def test_a_node_that_finds_nobody_says_so_within_a_minute(tmp_path, meet, reason):
-    command = [*LAUNCH, "--nodes", "2", "--node", "1", "--meet", meet, "--", "-c", "1"]
-    start = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and time.monotonic() - start < 60
-    assert f"could not reach node 0 at {meet}" in done.stderr and reason in done.stderr
-
-
-@pytest.mark.slow
-def test_node_0_names_the_nodes_that_never_came(tmp_path):
-    command = [*LAUNCH, "--nodes", "3", "--node", "0", "--meet", "127.0.0.1:11999", "--logs", tmp_path, "--", "-c", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "node(s) 1, 2 of 3 did not reach node 0" in done.stderr

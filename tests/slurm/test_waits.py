@@ -78,28 +78,6 @@ def test_a_job_that_would_reach_into_a_maintenance_waits_and_the_workflow_says_s
     assert target.exists() and submitted(workflow) == [job]
 
 
-def test_a_job_that_its_qos_keeps_waiting_says_so_and_runs_under_it(cluster, workflow):
-    """The box's `course` takes one job at a time; a profile beside the shipped one names it."""
-    (workflow.folder / "box/profile.yaml").write_text("slurm-qos: course\n")
-    target, first = (
-        workflow.run("single").target,
-        cluster.submit("--qos=course", "--time=10", "--output=/dev/null", "--wrap=sleep 600"),
-    )
-    limit = ["--set-resources", "train_single:runtime=30"]
-    try:
-        cluster.wait(first, "RUNNING")
-        workflow.start(target, options=["--profile", "box/profile.yaml", *limit])
-        workflow.when(lambda: "QOSMaxJobsPerUserLimit" in workflow.log, "why it waits")
-        (job,) = submitted(workflow)
-        assert re.search(rf"job {job} of train_single waits: .*a limit of the quality of service", workflow.log)
-        assert cluster.state(job) == "PENDING"
-    finally:
-        cluster.run(["scancel", first])
-    workflow.wait(timeout=300)
-    assert target.exists() and submitted(workflow) == [job]
-    assert cluster.run(["sacct", "-nPX", "--format=QOS", f"--jobs={job}"]).stdout.strip() == "course"
-
-
 def test_a_submission_that_fails_after_slurm_has_taken_it_is_watched(cluster, workflow, answers):
     """Whatever sbatch says: the job is not submitted twice, and is charged."""
     (answers("Unexpected message received") / "go").touch()

@@ -129,6 +129,7 @@ def test_profiles_explain_each_entry_and_name_their_configuration(name):
     if name != "local":
         first_look = profile["slurm-init-seconds-before-status-checks"]
         assert profile["slurm-status-command"] == "squeue" and 3 * first_look <= 300  # Slurm's default MinJobAge
+        assert 1 <= profile["local-cores"] <= 4, "many share the login node"
 
 
 GROUPING = ("groups", "group-components", "set-resource-scopes", "resources")

@@ -22,6 +22,11 @@ from .small_project import REPOSITORY, SmallProject, link_project
 from .test_targets import jobs_in
 
 PROFILES = sorted(path.name for path in (REPOSITORY / "profiles").iterdir() if path.is_dir() and path.name != "local")
+# The quick ones: data jobs in a partition of their own, and in groups.
+PLANNED = [
+    pytest.param(name, marks=() if name.startswith("ju") and name != "jupiter" else pytest.mark.slow)
+    for name in PROFILES
+]
 SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sshare")
 
 
@@ -78,14 +83,7 @@ def plan(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_few_jobs_at_once_run_on_the_login_node(profile):
-    """Many share it. Without `local-cores`, Snakemake would make as many job pages at once there as it has cores."""
-    written = yaml.safe_load((REPOSITORY / "profiles" / profile / "config.yaml").read_text())
-    assert 1 <= written["local-cores"] <= 4
-
-
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", PLANNED)
 def test_a_dry_run_needs_neither_slurm_nor_an_account(profile, plan):
     folder, output, _ = plan(profile)
     assert "train_fsdp" in output and "dry-run" in output
@@ -104,7 +102,7 @@ def test_the_plan_of_jureca_is_quick_and_ends_on_one_screen(plan):
     assert "<td>parity_run</td><td>fsdp</td>" in page and "<td>parity_run</td><td>ddp</td>" in page
 
 
-@pytest.mark.parametrize("profile", [name for name in PROFILES if name != "slurm"])
+@pytest.mark.parametrize("profile", [each for each in PLANNED if "slurm" not in each.values])
 def test_every_job_has_a_price_and_none_that_needs_no_gpu_has_a_node_with_gpus_alone(profile, plan):
     """Such jobs go to a partition of their own, or several share one, as a group; but where there is none, readers are measured alone."""
     folder, output, _ = plan(profile)
@@ -122,26 +120,14 @@ def test_a_group_of_jobs_stays_within_its_partition(tmp_path):
     """Their time limits add up in one Slurm job: eight are too much for a partition of two hours, two are not, nor eight for one of 24."""
     link_project(tmp_path)
     smaller = ["--group-components", "prepare=2", "convert=2", "verify=2"]
+    program = [sys.executable, "-m", "snakemake", "--profile", "profiles/juwels-booster", "-n", "-q"]
     for partition, options, fits in (
         ("booster", [], True),
         ("develbooster", [], False),
         ("develbooster", smaller, True),
     ):
-        command = [
-            "--profile",
-            "profiles/juwels-booster",
-            "-n",
-            "-q",
-            "--config",
-            f"partition={partition}",
-            f"root={tmp_path}",
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "snakemake", *command, *options, "--", "data", "formats"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        words = ["--config", f"partition={partition}", f"root={tmp_path}", *options, "--", "data", "formats"]
+        done = subprocess.run([*program, *words], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         never = [line for line in done.stdout.splitlines() if line.startswith("can never start")]
         assert not never if fits else all("8 jobs in one group" in line for line in never[1:]) and len(never) > 2
