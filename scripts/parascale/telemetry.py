@@ -125,9 +125,8 @@ def total(devices, kind, name):
 def figures(devices):
     """What a run's summary keeps of its samples; None is unknown.
 
-    gpu_utilisation: mean over all GPUs that the job holds, idle ones included. cores_busy: those that the run's processes kept
-    busy on average, and other_cores_busy: those that everything else on its nodes did. monitor_cpu_seconds: what sampling cost,
-    on all nodes.
+    gpu_utilisation: mean over all GPUs of the job, idle ones included. cores_busy: mean cores that the run's processes kept busy;
+    other_cores_busy: that everything else on its nodes did. monitor_cpu_seconds: what sampling cost on all nodes.
     """
     used = [device.mean("utilisation") for device in devices if device.kind == "gpu"]
     ours, all_cores = (_busy_cores(devices, kind) for kind in ("rank", "host"))
@@ -141,10 +140,8 @@ def figures(devices):
 
 
 def _busy_cores(devices, kind):
-    """Busy cores of all devices of a kind together, on average over the samples; None where one is unknown, or there are none.
-
-    A host counts once, though several nodes of a run may be processes of it.
-    """
+    """Mean busy cores of all devices of a kind; None where one is unknown, or there are none. A host counts once, even if it plays
+    several nodes."""
     found = {device.host if kind == "host" else device.rank: device for device in devices if device.kind == kind}
     means = [device.mean("cores_busy") for device in found.values()]
     return math.fsum(means) if means and None not in means else None

@@ -15,10 +15,8 @@ __all__ = ["RootExecutor", "refuse_shared_jobs", "take_up_jobs"]
 
 def take_up_jobs(project):
     """Have the jobs that this process submits to Slurm be those of the project's root."""
-    plugin = ExecutorPluginRegistry().get_plugin("slurm")
-    plugin.executor = type(
-        "Executor", (RootExecutor,), {"paths": project.paths, "silence": project.config.timeout_seconds}
-    )
+    facts = {"paths": project.paths, "silence": project.config.timeout_seconds}
+    ExecutorPluginRegistry().get_plugin("slurm").executor = type("Executor", (RootExecutor,), facts)
 
 
 def refuse_shared_jobs(workflow):

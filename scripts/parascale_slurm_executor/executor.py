@@ -32,16 +32,17 @@ class RootExecutor(Executor):
 
     def __post_init__(self, test_mode=False):
         super().__post_init__(test_mode)
-        # The plugin makes up a name for each start, and asks for the state of jobs of that name alone.
-        root = hashlib.sha256(str(self.paths.root.resolve()).encode()).hexdigest()[:8]
         self.signs = {}  # job → (its training's last sign of life, when we first saw that)
-        # job → looks in a row at which Slurm had not decided, or forgotten, what became of it
-        self.undecided = Counter()
+        self.undecided = (
+            Counter()
+        )  # job → looks in a row at which Slurm had not decided, or forgotten, what became of it
         self.away = {}  # job of Snakemake's → seconds after which Slurm is asked again
-        self.told = set()  # (job, why it waits) that was said
-        self.found = None  # what was in the queue at first
+        self.explained = set()  # (job, reason why it waits) that was printed
+        self.found = None  # {id: comment} of the queue at the first submission
         self.tried = set()  # jobs of Snakemake's that were submitted since
         self.ended = []  # jobs that were reported as ended at the last look
+        # The plugin makes up a name for each start, and asks for the state of jobs of that name alone.
+        root = hashlib.sha256(str(self.paths.root.resolve()).encode()).hexdigest()[:8]
         self.run_uuid = f"{self.workflow.executor_settings.jobname_prefix or 'parascale'}_{root}"
 
     def clean_old_logs(self):
@@ -61,10 +62,8 @@ class RootExecutor(Executor):
             super().run_job(free[0])
 
     def _is_left_to_us(self, job):
-        """Whether nobody is at a job's work. Who is, is watched.
-
-        Nobody sees an exception in here: whatever goes wrong is the failure of this job.
-        """
+        """Whether no job in the queue does a job's work; one that does is watched. Errors are failures of this job: Snakemake would not see
+        them."""
         try:
             left = self._left_by_others(job)
             if left:
@@ -77,8 +76,7 @@ class RootExecutor(Executor):
         return False
 
     def _report_job_error_threadsafe(self, job_info, msg):
-        """A submission that failed spends a retry only if Slurm has refused it: where Slurm did not answer, the job may be in the queue,
-        and nobody would watch it, nor cancel it."""
+        """A failed submission spends a retry only if Slurm refused it: without an answer, the job may be in the queue all the same."""
         job = job_info.job
         if any(words in msg for words in UNANSWERED):
             self._ask_later(job, next(line for line in msg.splitlines() if any(words in line for words in UNANSWERED)))
@@ -97,23 +95,21 @@ class RootExecutor(Executor):
     def _left_by_others(self, job):
         """(id, key or None where it is unknown) of a job in the queue that is at a job's work; of the same key first.
 
-        What an earlier start left is in the queue at the first submission. Later ones ask again for a retry: Slurm may have put back
-        a job that was given up, or have taken one without an answer.
+        The queue is read at the first submission, and again for a retry: Slurm may have requeued a job that was given up, or have
+        taken one without an answer.
         """
         if self.found is None:
             self.found = slurm.waiting_or_running(self.run_uuid)
         again = job in self.tried or self._at_work(job, self.found)
         self.tried.add(job)
-        left = self._at_work(job, slurm.waiting_or_running(self.run_uuid)) if again else None
+        left = again and self._at_work(job, slurm.waiting_or_running(self.run_uuid))
         if left and left[1] is None and left[0] not in self.found:  # our own, whose submission had no answer
             self._note(SubmittedJobInfo(job, external_jobid=left[0]))
-            left = left[0], key_of(job)
+            return left[0], key_of(job)
         return left
 
     def _at_work(self, job, queue):
-        """Of a queue, {id: comment}, what `_left_by_others` tells of."""
-        if not queue:
-            return None
+        """As `_left_by_others`, in a queue {id: comment}; None if there is none."""
         known = {line["job_id"]: line for line in submissions.noted(self.paths.store)}
         wildcards, training = get_job_wildcards(job), training_of(job)
         comment = f"rule_{job.name}" + (f"_wildcards_{wildcards}" if wildcards else "")  # the plugin's
@@ -161,8 +157,8 @@ class RootExecutor(Executor):
             self.logger.warning(f"Slurm job {job_info.external_jobid} of {job.name} could not be written down: {error}")
 
     async def check_active_jobs(self, active_jobs):
-        """Ask Slurm for the state of jobs, once those are cancelled that are dead: where its daemon on a node was killed, or all
-        processes hang, Slurm calls a job running until its time limit."""
+        """Cancel silent jobs, then ask Slurm for the state of all: it calls a job whose daemon was killed, or whose processes hang, running
+        until its time limit."""
         for job_info in active_jobs:
             if self._is_silent(job_info):
                 identity = job_info.external_jobid
@@ -172,15 +168,15 @@ class RootExecutor(Executor):
                 slurm.cancel(identity)
         self.ended = []
         watched = [job_info async for job_info in super().check_active_jobs(active_jobs)]
-        # Where none of its questions was answered, the plugin tells nothing of any job, and Snakemake would wait for them for ever.
-        told = {id(job_info) for job_info in (*watched, *self.ended)}
-        watched += [job_info for job_info in active_jobs if id(job_info) not in told]
+        # Without any answer the plugin drops all jobs, and Snakemake would wait for them for ever.
+        seen = {id(job_info) for job_info in (*watched, *self.ended)}
+        watched += [job_info for job_info in active_jobs if id(job_info) not in seen]
         for job_info in self._still_there(watched):
             yield job_info
 
     def _still_there(self, watched):
-        """Those of the jobs that the plugin goes on watching which may still end: it waits forever for one that Slurm has
-        forgotten (`MinJobAge`), or has taken from its nodes and does not put back into the queue."""
+        """Of the watched jobs those that may still end; others are reported. The plugin would wait forever for a job that Slurm has
+        forgotten (`MinJobAge`), or has taken from its nodes without requeueing it."""
         try:
             states = slurm.states(self.run_uuid) if watched else {}
         except RequirementError:
@@ -201,20 +197,20 @@ class RootExecutor(Executor):
             elif final == "COMPLETED":
                 self.report_job_success(job_info)
             else:
-                told = f"SLURM-job '{identity}' has ended, SLURM status is: '{final or 'unknown'}'. "
-                self.report_job_error(job_info, msg=told)
+                message = f"SLURM-job '{identity}' has ended, SLURM status is: '{final or 'unknown'}'. "
+                self.report_job_error(job_info, msg=message)
         return there
 
     def _say_why_it_waits(self, job_info, reason):
         """Say what keeps a job waiting beside its turn, once for each reason."""
         identity = job_info.external_jobid
-        if (identity, reason) not in self.told and (said := why(identity, reason)):
+        if (identity, reason) not in self.explained and (said := why(identity, reason)):
             self.logger.warning(f"Slurm job {identity} of {job_info.job.name} waits: {said}")
-        self.told.add((identity, reason))
+        self.explained.add((identity, reason))
 
     def _is_silent(self, job_info):
-        """Whether the training of a job has begun, not ended, and not renewed its lease for too long, by our own clock, while Slurm
-        calls the very start of the job running that wrote it: one that is back in the queue has left its lease."""
+        """Whether the lease of a job's training was not renewed for too long, by our own clock, while Slurm calls the start of the job that
+        wrote it running."""
         training, identity, lease = training_of(job_info.job), job_info.external_jobid, None
         with suppress(OSError):
             lease = training and Lease(self.paths.places(training.kind)[1](training.run)).holder()

@@ -9,15 +9,7 @@ from parascale.errors import RequirementError
 KEPT_FOR_OTHERS = "ReqNodeNotAvail, May be reserved for other job"
 # Slurm's words (squeue(1), "JOB REASON CODES") of what passes by itself.
 TURN = (
-    "",
-    "None",
-    "Priority",
-    "Resources",
-    "Dependency",
-    "BeginTime",
-    "Prolog",
-    "JobArrayTaskLimit",
-    "(null)",
+    *("", "None", "Priority", "Resources", "Dependency", "BeginTime", "Prolog", "JobArrayTaskLimit", "(null)"),
     KEPT_FOR_OTHERS,
 )
 REMEDIES = {

@@ -74,8 +74,7 @@ class LogHandler(JobEvents):
 
     def _called(self, number):
         """(what a job is called, the folder of the training under way that it is, or None)."""
-        job = self._job(number)
-        if job is None:
+        if (job := self._job(number)) is None:
             return "all", None
         name, project = job.wildcards.get("run"), self.planner.project
         folder = project.paths.places(job.kind)[1](name) if job.kind else None

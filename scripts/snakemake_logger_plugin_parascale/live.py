@@ -43,8 +43,8 @@ class Ledger:
 
     def finished(self, identity, now):
         """A job ended well; says whether it was one that costs something."""
-        job = self._end(identity, now, "finished")
         self.done += 1
+        job = self._end(identity, now, "finished")
         return job is not None and job.nodes > 0
 
     def failed(self, identity, now):
@@ -75,7 +75,8 @@ class Ledger:
         unknown = sum(job.hours_expected is None for job in left if job.nodes)
         more = f" and {unknown} unknown" if unknown else ""
         lost = f", {self.lost} failed or depend on one that did" if self.lost else ""
-        used = f"{self.used + self._spent(now):,.2f} core-h used"
+        running = sum(self._charge(job, (now - began) / share / 3600) for job, began, share in self.running.values())
+        used = f"{self.used + running:,.2f} core-h used"
         line = f"parascale: {self.done} of {len(self.plan.jobs)} jobs done{lost}, {used}"
         if not left:
             return line
@@ -91,9 +92,6 @@ class Ledger:
             hours = None if job.hours_expected is None else max(0.0, job.hours_expected - (now - began) / shared / 3600)
             yield dataclasses.replace(job, hours_expected=hours)
         yield from self.waiting.values()
-
-    def _spent(self, now):
-        return sum(self._charge(job, (now - began) / shared / 3600) for job, began, shared in self.running.values())
 
     def _charge(self, job, hours):
         seconds, site = (hours or 0.0) * 3600, self.planner.site

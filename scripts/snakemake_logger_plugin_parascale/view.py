@@ -25,15 +25,8 @@ from parascale.settings.yaml_files import read_yaml
 
 # Of a run that is under way, Snakemake's lines about these say what the view says shorter, or nothing to a user.
 LEFT_OUT = {
-    LogEvent.WORKFLOW_STARTED,
-    LogEvent.RUN_INFO,
-    LogEvent.JOB_INFO,
-    LogEvent.JOB_STARTED,
-    LogEvent.JOB_FINISHED,
-    LogEvent.GROUP_INFO,
-    LogEvent.SHELLCMD,
-    LogEvent.RESOURCES_INFO,
-    LogEvent.PROGRESS,
+    *(LogEvent.WORKFLOW_STARTED, LogEvent.RUN_INFO, LogEvent.RESOURCES_INFO, LogEvent.SHELLCMD, LogEvent.PROGRESS),
+    *(LogEvent.JOB_INFO, LogEvent.JOB_STARTED, LogEvent.JOB_FINISHED, LogEvent.GROUP_INFO),
 }
 MOST = 4  # lines of jobs that run
 NOISE = re.compile(
@@ -73,9 +66,8 @@ class View:
     def begin(self, total):
         """Jobs will run. total: how many."""
         if self.live:
-            self.bar = Progress(
-                BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}"), console=self.console
-            )
+            columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
+            self.bar = Progress(*columns, console=self.console)
             self.task = self.bar.add_task("jobs", total=total, left="")
             self.screen = Live(Group(Now(self.running), self.bar), console=self.console, refresh_per_second=2)
             self.screen.start()

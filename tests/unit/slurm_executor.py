@@ -48,7 +48,7 @@ def executor_in(root, monkeypatch):
     made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(root)}))
     made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", root / "slurm_logs", [], {}
     made.undecided, made.away, made.signs, made.found, made.tried = Counter(), {}, {}, None, set()
-    made.told, made.warned, made.ended = set(), [], []
+    made.explained, made.warned, made.ended = set(), [], []
     made.logger = SimpleNamespace(info=lambda text: None, warning=made.warned.append)
     made._job_submission_executor = SimpleNamespace(submit=lambda function, job: made.did.append("again"))
     monkeypatch.setattr(slurm, "waiting_or_running", lambda name: made.queue)

@@ -44,6 +44,11 @@ class Launch:
     alone: bool = False  # nothing else is to run on this machine: its times are compared
 
     @property
+    def threads(self):
+        """Threads of a process."""
+        return max(1, self.cores // self.processes)
+
+    @property
     def python_command(self):
         """The command of one process; unbuffered, so that a log is complete when a process is killed."""
         return [*(_nsight(self.logs) if self.nsight else []), sys.executable, "-u", *self.command]
@@ -101,7 +106,7 @@ def _meet(launch, place, wait):
     if launch.nodes > 1 and place.address != "127.0.0.1":
         rendezvous.interface_addresses(launch.site.network, slurm.node_name())
     devices = visible_devices(launch.site, launch.processes, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    detail = f"{_threads(launch)} threads a process" + (f", GPUs {devices}" if devices else "")
+    detail = f"{launch.threads} threads a process" + (f", GPUs {devices}" if devices else "")
     me = Node(place.node, slurm.node_name(), place.address, launch.processes, detail)
     if place.node:
         first, channel, port = rendezvous.join_meeting(me, place, wait)
@@ -143,7 +148,7 @@ def process_environment(launch, environment):
     """`environment` with what every process of a run gets, on one process as on many."""
     devices = visible_devices(launch.site, launch.processes, environment.get("CUDA_VISIBLE_DEVICES"))
     added = {
-        **dict.fromkeys(THREAD_VARIABLES, str(_threads(launch))),
+        **dict.fromkeys(THREAD_VARIABLES, str(launch.threads)),
         "PYTHONFAULTHANDLER": "1",  # a process that is ended says where it was
         # Compute nodes have no internet: a training that asks for it must fail at once, not wait.
         "HF_HUB_OFFLINE": "1",
@@ -164,10 +169,6 @@ def process_environment(launch, environment):
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = devices
     return environment
-
-
-def _threads(launch):
-    return max(1, launch.cores // launch.processes)
 
 
 def _watch(launch, workers, peers, stop):
@@ -192,7 +193,10 @@ def _watch(launch, workers, peers, stop):
         elif ended_at and time.monotonic() > ended_at + launch.timeout:
             late = f"still ran {launch.timeout:.0f} s after another rank had ended"
         if late:
-            return Report(FAILED, [_overdue(worker, late) for worker in workers.running])
+            host, now = slurm.node_name(), time.time()
+            return Report(
+                FAILED, [Failure(each.rank, host, late, str(each.log), now, False) for each in workers.running]
+            )
         if workers.failures() or peers.failed:
             break
     failures = _settled(workers)
@@ -209,10 +213,6 @@ def _settled(workers):
         time.sleep(TICK_SECONDS)
         workers.poll()
     return workers.failures()
-
-
-def _overdue(worker, reason):
-    return Failure(worker.rank, slurm.node_name(), reason, str(worker.log), time.time(), False)
 
 
 def _explain(failures):

@@ -37,10 +37,7 @@ def meeting_port(job, step=0):
 
 
 def reserve_port():
-    """A socket that holds a free port until it is closed, while another process of ours may listen on that port.
-
-    Linux gives a bound port away only to a socket that allows reuse as well, which torch's store does.
-    """
+    """A socket that holds a free port until it is closed. Linux gives it only to a socket that allows reuse too, as torch's store does."""
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.bind(("", 0))
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -51,9 +51,8 @@ class Worker:
 
         # Appending keeps the logs of earlier attempts.
         self._file = open(self.log, "ab", buffering=0)  # noqa: SIM115 (it lives as long as the worker)
-        self._file.write(
-            f"--- {time.strftime('%FT%TZ', time.gmtime())} rank {rank} on {socket.gethostname()}\n".encode()
-        )
+        started = f"{time.strftime('%FT%TZ', time.gmtime())} rank {rank} on {socket.gethostname()}"
+        self._file.write(f"--- {started}\n".encode())
         self._process = subprocess.Popen(
             command,
             env={**environment, "TORCHELASTIC_ERROR_FILE": str(self.error_file)},
@@ -111,9 +110,8 @@ class Worker:
             reason = f"exit code {code}" + (f": {line}" if (line := last_line(self.log)) else "")
         # A library may abort a process because a peer is gone; every other signal comes from outside.
         certain = code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
-        return Failure(
-            self.rank, slurm.node_name(), reason, str(self.log), when or self.ended, certain, code == PERMANENT_FAILURE
-        )
+        place, when = (self.rank, slurm.node_name()), when or self.ended
+        return Failure(*place, reason, str(self.log), when, certain, permanent=code == PERMANENT_FAILURE)
 
     def _exception(self):
         """Message and time that torch's `@record` left, if it did."""
