@@ -3,4 +3,4 @@
 Nothing here knows Snakemake. CONTRIBUTING.md says who may import whom.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
