@@ -20,7 +20,6 @@ from pathlib import Path
 
 from parascale.errors import DamagedError, FullDiskError, RequirementError
 
-BLOCK_BYTES = 1 << 20
 FULL = {errno.ENOSPC, errno.EDQUOT}  # of a disk, or of the quota on it
 REMEDY = "make room or choose another place, such as with --root"
 SPACE_REMEDY = "Free some space or set another `root` in the configuration."

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import torch
 
 from parascale.checkpoint import store
+from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.families.build import build_model
-from parascale.files import write_json
+from parascale.files import read_json, write_json
 from parascale.settings import Workload, strict
 from parascale.settings.layout import Layout
 from parascale.settings.run import Run
@@ -53,3 +54,16 @@ def save_run(folder, model=None, steps=2, change=lambda module, optimizer: None)
     store.Saver(ALONE, False, 10).save(folder / "checkpoint", parts, [optimizer], facts)
     write_json(folder / "run.json", {"run": "small", "strategy": "single", "settings": dataclasses.asdict(run)})
     return run, module, folder / "checkpoint"
+
+
+def seal(folder, facts=None):
+    """The manifest anew, with the checksums of what stands there, as whoever wrote these files would leave it."""
+    names = [path.name for path in folder.iterdir() if path.name != MANIFEST]
+    write_manifest(folder, facts or {}, describe_files(folder, names))
+
+
+def not_evaluated(folder):
+    """Make a run's record one that was not evaluated, so that its last weights count."""
+    record = read_json(folder / "run.json") | {"vocabulary": VOCABULARY}
+    record["settings"]["workload"]["training"]["evaluate"] = False
+    write_json(folder / "run.json", record)

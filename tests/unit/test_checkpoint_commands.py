@@ -2,31 +2,30 @@
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.load import load_run
+from parascale.cli import parascale
 from parascale.errors import CheckpointError
 from parascale.evaluation.generate import continue_tokens
 from parascale.files import read_json, write_json
 from parascale.settings.config import Checkpoints
 
-from ..command import parascale
-from .checkpoints import VOCABULARY, WINDOW, save_run
+from .checkpoints import WINDOW, not_evaluated, save_run
 
 
 def command(*words):
     """(exit code, output, errors) of a verb."""
-    done = parascale("checkpoint", *words)
-    return done.returncode, done.stdout, done.stderr
+    done = CliRunner().invoke(parascale, ["checkpoint", *map(str, words)])
+    return done.exit_code, done.stdout, done.stderr
 
 
 @pytest.fixture
 def run(tmp_path):
     """(folder, model) of a finished run that was not evaluated."""
     _, model, _ = save_run(tmp_path / "run")
-    record = read_json(tmp_path / "run/run.json") | {"vocabulary": VOCABULARY}
-    record["settings"]["workload"]["training"]["evaluate"] = False
-    write_json(tmp_path / "run/run.json", record)
+    not_evaluated(tmp_path / "run")
     return tmp_path / "run", model
 
 
@@ -46,20 +45,15 @@ def test_a_checkpoint_is_converted_and_looked_into(run, tmp_path):
     assert not (tmp_path / "back").exists()
 
 
-@pytest.mark.parametrize("which", ["best", "last"])
-def test_a_run_is_loaded_in_one_process(which, run):
+@pytest.mark.parametrize("form", ["best", "last", "safetensors", "pt"])
+def test_a_run_is_loaded_in_one_process(form, run, tmp_path):
+    """Its checkpoints, and what it was converted to."""
     folder, model = run
-    _, loaded = load_run(folder, which)
-    tokens = torch.arange(16).reshape(1, 16)
-    with torch.no_grad():
-        assert torch.equal(loaded(tokens), model.eval()(tokens))
-
-
-@pytest.mark.parametrize("form", ["safetensors", "pt"])
-def test_a_run_is_loaded_from_what_it_was_converted_to(form, run, tmp_path):
-    folder, model = run
-    assert command("convert", folder / "checkpoint", tmp_path / "out", "--to", form)[0] == 0
-    _, loaded = load_run(folder, converted=tmp_path / "out")
+    if form in ("best", "last"):
+        _, loaded = load_run(folder, form)
+    else:
+        convert(folder / "checkpoint", tmp_path / "out", Checkpoints(), [form])
+        _, loaded = load_run(folder, converted=tmp_path / "out")
     expected, found = model.state_dict(), loaded.state_dict()
     assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 

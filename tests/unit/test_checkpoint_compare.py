@@ -5,23 +5,23 @@ import math
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+import torch
+from click.testing import CliRunner
 
 from parascale.checkpoint.compare import as_text, compare
 from parascale.checkpoint.convert import convert
+from parascale.cli import parascale
 from parascale.errors import CheckpointError
 from parascale.files import read_json, write_json, write_text
 from parascale.settings.config import Checkpoints
 
-from ..command import parascale
-from .checkpoints import save_run
+from .checkpoints import not_evaluated, save_run, seal
 
 
 def make_run(folder, steps, loss):
     """A finished run whose losses are `loss` and fall by 1 a step; it is not evaluated, so its last weights count."""
     save_run(folder, steps=steps)
-    record = read_json(folder / "run.json")
-    record["settings"]["workload"]["training"]["evaluate"] = False
-    write_json(folder / "run.json", record)
+    not_evaluated(folder)
     lines = [json.dumps({"step": step, "loss": loss - step}) for step in (1, 2, 3)]
     write_text(folder / "steps.jsonl", "\n".join(lines) + "\n")
     write_json(folder / "summary.json", {"validation_loss": None, "test_loss": loss})
@@ -36,8 +36,8 @@ def runs(tmp_path_factory):
 
 
 def test_the_command_prints_the_table_and_draws_the_layers(runs, tmp_path):
-    files = ["--json", "all.json", "--figure", "layers.svg"]
-    told = parascale("checkpoint", "compare", *runs, "--rows", 3, *files, cwd=tmp_path, check=True).stdout
+    words = [*runs, "--rows", 3, "--json", tmp_path / "all.json", "--figure", tmp_path / "layers.svg"]
+    told = CliRunner().invoke(parascale, ["checkpoint", "compare", *map(str, words)], catch_exceptions=False).stdout
     found = read_json(tmp_path / "all.json")
     assert len(told.splitlines()) == 1 + 3 + 1 + 1 + 2 + 1, told
     assert found["tensors"][0]["tensor"] in told and "layers that differ most: " in told
@@ -57,16 +57,11 @@ def test_a_layer_is_the_sum_of_its_tensors(runs):
     found = compare(*runs, Checkpoints())
     rows = [row for row in found["tensors"] if row["tensor"].startswith("blocks.1.")]
     (layer,) = [row for row in found["layers"] if row["layer"] == "blocks.1"]
-    sizes = [elements(row["shape"]) for row in rows]
+    sizes = [math.prod(row["shape"]) for row in rows]
     assert layer["largest"] == max(row["largest"] for row in rows)
     assert layer["mean"] == pytest.approx(
         sum(row["mean"] * size for row, size in zip(rows, sizes, strict=True)) / sum(sizes)
     )
-
-
-def elements(shape):
-    """Numbers in a tensor of a shape."""
-    return math.prod(shape)
 
 
 def test_a_run_is_the_same_as_its_checkpoint_in_another_form(runs, tmp_path):
@@ -77,6 +72,21 @@ def test_a_run_is_the_same_as_its_checkpoint_in_another_form(runs, tmp_path):
     with pytest.raises(CheckpointError, match=r"tensor .* has shape"):
         save_run(tmp_path / "wide", {"hidden": 96})
         compare(runs[0], tmp_path / "wide/checkpoint", Checkpoints())
+
+
+def test_the_tensor_that_differs_comes_first(runs, tmp_path):
+    """One number is moved by 0.5."""
+    convert(runs[0] / "checkpoint", tmp_path / "out", Checkpoints(), ["pt"])
+    held = torch.load(tmp_path / "out/model.pt", weights_only=True)
+    held["blocks.1.feed_forward.up.weight"][3, 4] += 0.5
+    torch.save(held, tmp_path / "out/model.pt")
+    seal(tmp_path / "out")
+    found = compare(runs[0], tmp_path / "out", Checkpoints())
+    worst, *others = found["tensors"]
+    assert worst["tensor"] == "blocks.1.feed_forward.up.weight" and not found["identical"]
+    assert (worst["largest"], worst["mean"]) == pytest.approx((0.5, 0.5 / (64 * 32)), rel=1e-5)
+    assert max(found["layers"], key=lambda row: row["relative"])["layer"] == "blocks.1"
+    assert all(row["largest"] == 0 for row in others)
 
 
 def test_five_layers_are_told_of_many(runs):

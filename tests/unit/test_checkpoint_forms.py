@@ -2,16 +2,15 @@
 
 import json
 import shutil
+import zipfile
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file
 
 from parascale.checkpoint import read
-from parascale.checkpoint.compare import compare
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.inspect import as_text, inspect
 from parascale.checkpoint.manifest import MANIFEST, write_manifest
@@ -29,6 +28,7 @@ from .checkpoints import save_run
 
 SMALL = Checkpoints(memory_mb=1)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+FORMS = ["sharded", "safetensors", "pt"]
 
 
 @pytest.fixture(scope="module")
@@ -39,32 +39,14 @@ def saved(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def checkpoint(saved, tmp_path):
-    """A copy to spoil."""
-    shutil.copytree(saved, tmp_path / "run")
-    return tmp_path / "run/checkpoint"
-
-
-def contents(folder):
-    return read.read(folder, list(read.tensors(folder)))
-
-
 def assert_same(ours, theirs):
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if not same_bits(ours[name], theirs[name])] == []
 
 
-def held(tensors):
-    """Tensors in memory as if they were on disk."""
-    return {
-        name: Rows(
-            tuple(tensor.shape),
-            tensor.dtype,
-            lambda first, last, flat=tensor: (flat if flat.ndim else flat[None])[first:last].clone(),
-        )
-        for name, tensor in tensors.items()
-    }
+def rows_of(tensor):
+    flat = tensor if tensor.ndim else tensor[None]
+    return Rows(tuple(tensor.shape), tensor.dtype, lambda first, last: flat[first:last].clone())
 
 
 @st.composite
@@ -79,32 +61,32 @@ def tensor_sets(draw):
     return found
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(tensor_sets(), st.integers(1, 300), st.integers(1, 3), st.integers(1, 400))
 def test_writers_keep_every_bit_at_any_block_size(tmp_path_factory, tensors, memory, threads, limit):
-    """Whatever the shapes, dtypes, memory bound and file limit, each form gives back what went in."""
+    """Whatever the shapes, dtypes, memory bound and file limit: by the form's own library and by ours; any zip reader opens `pt`."""
     folder = tmp_path_factory.mktemp("forms")
-    rows = held(tensors)
+    rows = {name: rows_of(tensor) for name, tensor in tensors.items()}
     with Progress("test", "B") as progress:
         streaming = Streaming(memory, threads, progress)
         write_safetensors(folder, "model", rows, streaming, limit, {"note": "kept"})
         write_pt(folder, "model", rows, streaming)
         write_sharded(folder, {f"model.{name}": entry for name, entry in rows.items()}, streaming)
     expected = {f"model.{name}": tensor for name, tensor in tensors.items()}
-    for form in ("safetensors", "pt"):
-        assert_same(load_form(folder, form), expected)
-    assert_same(contents(folder), expected)
-    assert_same(dict(torch.load(folder / "model.pt", weights_only=True, mmap=True)), tensors)
     write_manifest(folder, {}, {})
-    for form in ("safetensors", "pt", "sharded"):
+    for form in FORMS:
+        assert_same(load_form(folder, form), expected)
         with open_source(folder, form) as source:
             assert_same({name: tensor.whole() for name, tensor in source.tensors.items()}, expected)
+    assert_same(dict(torch.load(folder / "model.pt", weights_only=True, mmap=True)), tensors)
+    with zipfile.ZipFile(folder / "model.pt") as archive:
+        assert archive.testzip() is None
 
 
 def test_forms_carry_names_optimizer_facts_and_the_run(saved, tmp_path):
-    """What stands in the sharded checkpoint stands in each form, weights under the model's own names."""
+    """What stands in the sharded checkpoint stands in each form, weights under the model's own names; and so all the way back."""
     record = convert(saved / "checkpoint", tmp_path / "out", SMALL, ["safetensors", "pt"])
-    expected = contents(saved / "checkpoint")
+    expected = read.read(saved / "checkpoint")
     weights = {name.removeprefix("model.") for name in expected if name.startswith("model.")}
     with safe_open(tmp_path / "out/model.safetensors", "pt") as opened:
         assert set(opened.keys()) == weights
@@ -115,19 +97,17 @@ def test_forms_carry_names_optimizer_facts_and_the_run(saved, tmp_path):
     for form in ("safetensors", "pt"):
         assert_same(load_form(tmp_path / "out", form), expected)
         convert(tmp_path / "out", tmp_path / form, SMALL, ["sharded"], form)
-        assert_same(contents(tmp_path / form), expected)
+        assert_same(read.read(tmp_path / form), expected)
         assert read_json(tmp_path / form / MANIFEST)["facts"]["step"] == 2
         assert record[form]["bytes"] == sum((tmp_path / "out" / name).stat().st_size for name in record[form]["files"])
         assert record[form]["seconds"] > 0
-    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".partial")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "pt", "safetensors"]
 
 
 def test_another_dtype_rounds_weights_and_leaves_the_optimizer(saved, tmp_path):
     convert(saved / "checkpoint", tmp_path / "out", Checkpoints(dtype="bfloat16"), ["safetensors"])
-    expected = {
-        name: tensor.bfloat16() if name.startswith("model.") else tensor
-        for name, tensor in contents(saved / "checkpoint").items()
-    }
+    expected = read.read(saved / "checkpoint")
+    expected |= {name: tensor.bfloat16() for name, tensor in expected.items() if name.startswith("model.")}
     assert_same(load_form(tmp_path / "out", "safetensors"), expected)
 
 
@@ -142,63 +122,47 @@ def test_optimizer_state_stays_behind_where_it_is_not_wanted(saved, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MANIFEST, "model.pt", "run.json"]
 
 
-def test_shards_are_named_as_transformers_names_them(saved, tmp_path):
-    """Beyond the limit there are shards of at most that size and an index that finds every tensor."""
-    expected = contents(saved / "checkpoint")
-    with Progress("test", "B") as progress, open_source(saved / "checkpoint") as source:
-        names = write_safetensors(tmp_path, "model", source.weights, Streaming(1 << 20, 2, progress), 20_000, {})
-    total = len(names) - 1
-    assert names[:-1] == [f"model-{number:05d}-of-{total:05d}.safetensors" for number in range(1, total + 1)]
-    assert total > 2
-    index = read_json(tmp_path / "model.safetensors.index.json")
-    found = {key: load_file(tmp_path / name)[key] for key, name in index["weight_map"].items()}
-    weights = {name.removeprefix("model."): entry for name, entry in expected.items() if name.startswith("model.")}
-    assert_same(found, weights)
-    assert index["metadata"]["total_size"] == sum(entry.numel() * entry.element_size() for entry in weights.values())
+def test_shards_are_named_as_transformers_names_them(tmp_path):
+    """Beyond the limit (in megabytes of 10⁶ bytes, headers apart) there are smaller files, and an index that finds every tensor."""
+    _, _, checkpoint = save_run(tmp_path, {"dim": 128, "hidden": 1024})
+    (record,) = convert(checkpoint, tmp_path / "out", Checkpoints(file_mb=1, optimizer=False), ["safetensors"]).values()
+    *names, index = record["files"]
+    assert names == [f"model-{number:05d}-of-{len(names):05d}.safetensors" for number in range(1, len(names) + 1)]
+    assert index == "model.safetensors.index.json" and len(names) >= 3
+    assert max((tmp_path / "out" / name).stat().st_size for name in names) <= 1e6 + 10_000
+    weights = {name: tensor for name, tensor in read.read(checkpoint).items() if name.startswith("model.")}
+    assert read_json(tmp_path / "out" / index)["metadata"]["total_size"] == sum(
+        entry.nbytes for entry in weights.values()
+    )
+    assert_same(load_form(tmp_path / "out", "safetensors"), weights)
 
 
-@pytest.mark.parametrize("form", ["safetensors", "pt"])
-@pytest.mark.parametrize("spoil", ["cut", "alter", "remove"])
-def test_a_spoilt_file_is_named_and_nothing_is_written(form, spoil, saved, tmp_path):
-    """Each file of a checkpoint in turn, in every form; an older target stays as it was."""
-    convert(saved / "checkpoint", tmp_path / "good", SMALL, [form])
-    for folder, to in ((saved / "checkpoint", form), (tmp_path / "good", "sharded")):
-        for name in read_json(folder / MANIFEST)["files"]:
-            bad = tmp_path / "bad"
-            shutil.copytree(folder, bad)
-            raw = (bad / name).read_bytes()
-            middle = len(raw) // 2
-            altered = raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :]
-            (bad / name).unlink()
-            if spoil != "remove":
-                (bad / name).write_bytes(raw[:-1] if spoil == "cut" else altered)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_spoilt_file_is_named_and_nothing_is_written(form, saved, tmp_path):
+    """Each file in turn, in every form, is cut, altered or removed."""
+    folder = saved / "checkpoint"
+    if form != "sharded":
+        convert(saved / "checkpoint", folder := tmp_path / "good", SMALL, [form])
+    for name in read_json(folder / MANIFEST)["files"]:
+        raw = (folder / name).read_bytes()
+        middle = len(raw) // 2
+        for content in (raw[:-1], raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :], None):
+            bad = shutil.copytree(folder, tmp_path / "bad")
+            (bad / name).unlink() if content is None else (bad / name).write_bytes(content)
             with pytest.raises(CheckpointError, match=r"missing|damaged|none of|no checkpoint") as caught:
-                convert(bad, tmp_path / "target", SMALL, [to])
+                convert(bad, tmp_path / "target", SMALL, ["pt"])
             assert name in str(caught.value)
             assert not (tmp_path / "target").exists()
             shutil.rmtree(bad)
-
-
-def test_a_shard_of_another_run_is_not_taken(checkpoint, tmp_path):
-    """Same names, same shapes, same size: only the checksum tells."""
-    _, _, other = save_run(tmp_path / "other", {"tied": True}, steps=3)
-    shutil.copy(other / "__0_0.distcp", checkpoint)
-    with pytest.raises(CheckpointError, match=r"__0_0\.distcp is damaged"):
-        convert(checkpoint, tmp_path / "target", SMALL, ["pt"])
-    assert not (tmp_path / "target").exists()
-
-
-def test_an_unfinished_folder_is_none(checkpoint, tmp_path):
-    (checkpoint / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=r"not a whole checkpoint \(checkpoint\.json is missing\)"):
-        convert(checkpoint, tmp_path / "target", SMALL, ["pt"])
-    assert not inspect(checkpoint)["whole"]
 
 
 def test_a_conversion_is_replaced_without_its_manifest_too_but_no_folder_of_another_kind(saved, tmp_path):
     """Snakemake deletes the manifest, which stands for the folder, before a stale conversion is made again."""
     convert(saved / "checkpoint", tmp_path / "converted", SMALL, ["safetensors"])
     (tmp_path / "converted" / MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match=r"not a whole checkpoint \(checkpoint\.json is missing\)"):
+        convert(tmp_path / "converted", tmp_path / "target", SMALL, ["pt"])
+    assert not inspect(tmp_path / "converted")["whole"]
     convert(saved / "checkpoint", tmp_path / "converted", SMALL, ["safetensors"])
     assert (tmp_path / "converted" / MANIFEST).is_file()
     (tmp_path / "downloaded").mkdir()
@@ -219,34 +183,7 @@ def test_inspection_tells_origin_and_contents(saved):
     found = inspect(saved / "checkpoint")
     held = found["forms"]["sharded"]
     assert (found["whole"], found["run"], found["step"], found["workload"]) == (True, "small", 2, "tiny")
-    assert held["parameters"] == sum(
-        tensor.numel() for name, tensor in contents(saved / "checkpoint").items() if name.startswith("model.")
-    )
-    assert held["training_state"] == 3 * held["weights"]
+    weights = [tensor for name, tensor in read.read(saved / "checkpoint").items() if name.startswith("model.")]
+    assert held["parameters"] == sum(tensor.numel() for tensor in weights)
+    assert held["training_state"] == 3 * held["weights"] == 3 * len(weights)
     assert "whole, every checksum holds" in as_text(found, tensors=True)
-
-
-def test_comparison_finds_the_tensor_that_differs(saved, tmp_path):
-    """One number is moved by 0.5: its tensor and layer come first, with exactly that difference."""
-    with Progress("test", "B") as progress, open_source(saved / "checkpoint") as source:
-        tensors = {name: tensor.whole() for name, tensor in source.weights.items()}
-        tensors["blocks.1.feed_forward.up.weight"][3, 4] += 0.5
-        write_safetensors(tmp_path, "model", held(tensors), Streaming(1 << 20, 1, progress), 10**9, {})
-    write_manifest(tmp_path, {}, {})
-    found = compare(saved / "checkpoint", tmp_path, SMALL)
-    worst = found["tensors"][0]
-    assert worst["tensor"] == "blocks.1.feed_forward.up.weight"
-    assert worst["largest"] == pytest.approx(0.5)
-    assert worst["mean"] == pytest.approx(0.5 / (64 * 32))
-    assert not found["identical"]
-    assert max(found["layers"], key=lambda row: row["relative"])["layer"] == "blocks.1"
-    assert all(row["largest"] == 0 for row in found["tensors"][1:])
-    assert compare(saved / "checkpoint", saved / "checkpoint", SMALL)["identical"]
-
-
-def test_no_file_is_larger_than_asked_for(tmp_path):
-    """In megabytes of 10⁶ bytes, headers apart."""
-    _, _, checkpoint = save_run(tmp_path, {"dim": 128, "hidden": 1024})
-    convert(checkpoint, tmp_path / "out", Checkpoints(file_mb=1), ["safetensors"])
-    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("model*.safetensors")]
-    assert sum(sizes) > 2e6 and len(sizes) >= 3 and max(sizes) <= 1e6 + 10_000

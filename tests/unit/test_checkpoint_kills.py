@@ -58,8 +58,9 @@ def begun_in(folder):
     return {os.path.dirname(path) for path in glob.glob(".target.partial/.target.*.partial/target/*", root_dir=folder)}
 
 
-def test_a_conversion_killed_at_any_moment_leaves_no_half_target(tmp_path):
-    """Ten kills (SIGKILL), from the first byte to about the last, half of them over an older target: what stands there is
+@pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.slow)])
+def test_a_conversion_killed_at_any_moment_leaves_no_half_target(kills, tmp_path):
+    """Kills (SIGKILL), from the first byte to about the last, half of them over an older target: what stands there is
     whole, the old or the new, or is not there. The next conversion removes what the one before left."""
     _, _, checkpoint = save_run(tmp_path / "run", {"dim": 128, "hidden": 512})
     folder, older = tmp_path / "converted", tmp_path / "older"
@@ -70,14 +71,14 @@ def test_a_conversion_killed_at_any_moment_leaves_no_half_target(tmp_path):
     convert(checkpoint, target, settings, forms)
     usual = time.monotonic() - started
     moments, met = random.Random(5), 0
-    for number in range(10):
+    for number in range(kills):
         shutil.rmtree(target, ignore_errors=True)
         if number % 2:
             shutil.copytree(older, target)
         before = begun_in(folder)
         child = in_a_child(lambda: convert(checkpoint, target, settings, forms))
         wait_for(lambda: begun_in(folder) - before or has_ended(child))  # noqa: B023
-        time.sleep(moments.uniform(number, number + 1) / 10 * usual)
+        time.sleep(moments.uniform(number, number + 1) / kills * usual)
         os.kill(child, signal.SIGKILL)
         assert ended(child) in (0, -signal.SIGKILL)
         left = begun_in(folder)

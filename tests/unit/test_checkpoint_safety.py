@@ -11,13 +11,12 @@ import torch.distributed.checkpoint as dcp
 
 from parascale.checkpoint import read
 from parascale.checkpoint.convert import convert
-from parascale.checkpoint.manifest import MANIFEST, describe_files, write_manifest
 from parascale.checkpoint.metadata import INDEX, load_tensors, read_index
 from parascale.checkpoint.source import open_source
 from parascale.errors import CheckpointError
 from parascale.settings.config import Checkpoints
 
-from .checkpoints import save_run
+from .checkpoints import save_run, seal
 
 
 class Malicious:
@@ -33,12 +32,6 @@ class Malicious:
 @pytest.fixture
 def checkpoint(tmp_path):
     return save_run(tmp_path / "run")[2]
-
-
-def seal(folder):
-    """Checksums of what stands there, as whoever wrote the bad file would give."""
-    names = [path.name for path in folder.iterdir() if path.name != MANIFEST]
-    write_manifest(folder, {}, describe_files(folder, names))
 
 
 def test_the_trap_works(tmp_path):

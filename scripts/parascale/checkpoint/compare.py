@@ -14,7 +14,6 @@ from parascale.settings import run_from_dict
 
 LAYERS_TOLD = 5
 NOTHING = torch.zeros(5, dtype=torch.float64)  # sums of `_differences` over no elements
-COLUMNS = ("tensor", "shape", "largest", "mean", "relative")
 
 
 def compare(one, other, settings):
@@ -24,54 +23,53 @@ def compare(one, other, settings):
     most first: name, shape, largest and mean absolute difference, and the 2-norm of the difference over that of the
     first's tensor. layers: the same, by block. losses: see `compare_losses`, or None where one is no run.
     """
-    places = [_checkpoint_of(folder, settings.which) for folder in (one, other)]
+    places = [_checkpoint_of(Path(folder), settings.which) for folder in (one, other)]
     with (
         open_source(places[0], threads=settings.threads) as first,
         open_source(places[1], threads=settings.threads) as second,
     ):
         ours, theirs = first.weights, second.weights
-        common = [name for name in ours if name in theirs]
-        for name in common:
-            if ours[name].shape != theirs[name].shape:
-                raise CheckpointError(
-                    f"tensor {name} has shape {ours[name].shape} in {one}, {theirs[name].shape} in {other}"
-                )
-        sums = _differences({name: _pair(ours[name], theirs[name]) for name in common}, settings, f"{one} and {other}")
-        rows = sorted((_row(name, ours[name].shape, sums[name]) for name in common), key=_by_size)
-        return {
-            "tensors": rows,
-            "layers": _layers(sums),
-            "only_in_first": sorted(ours.keys() - theirs.keys()),
-            "only_in_second": sorted(theirs.keys() - ours.keys()),
-            "identical": ours.keys() == theirs.keys() and all(row["largest"] == 0 for row in rows),
-            "losses": compare_losses(one, other),
-        }
+        pairs = {}
+        for name in (name for name in ours if name in theirs):
+            shapes = ours[name].shape, theirs[name].shape
+            if shapes[0] != shapes[1]:
+                raise CheckpointError(f"tensor {name} has shape {shapes[0]} in {one}, {shapes[1]} in {other}")
+            pairs[name] = _pair(ours[name], theirs[name])
+        sums = _differences(pairs, settings, f"{one} and {other}")
+    rows = [{"tensor": name, "shape": list(ours[name].shape), **_figures(found)} for name, found in sums.items()]
+    return {
+        "tensors": sorted(rows, key=_by_size),
+        "layers": _layers(sums),
+        "only_in_first": sorted(ours.keys() - theirs.keys()),
+        "only_in_second": sorted(theirs.keys() - ours.keys()),
+        "identical": ours.keys() == theirs.keys() and all(row["largest"] == 0 for row in rows),
+        "losses": compare_losses(Path(one), Path(other)),
+    }
 
 
 def compare_losses(one, other):
     """{steps, largest, at_step, last, validation_loss, test_loss}: first minus second; None unless both are runs with common steps."""
-    records = [Path(folder) / "steps.jsonl" for folder in (one, other)]
+    records = [folder / "steps.jsonl" for folder in (one, other)]
     if not all(path.is_file() for path in records):
         return None
     first, second = ({line["step"]: line["loss"] for line in read_json_lines(path)} for path in records)
-    steps = sorted(first.keys() & second.keys())
-    if not steps:
+    differences = {step: first[step] - second[step] for step in sorted(first.keys() & second.keys())}
+    if not differences:
         return None
-    differences = {step: first[step] - second[step] for step in steps}
-    worst = max(steps, key=lambda step: abs(differences[step]))
-    found = {"steps": len(steps), "largest": differences[worst], "at_step": worst, "last": differences[steps[-1]]}
-    summaries = [Path(folder) / "summary.json" for folder in (one, other)]
+    worst = max(differences, key=lambda step: abs(differences[step]))
+    last = list(differences.values())[-1]
+    found = {"steps": len(differences), "largest": differences[worst], "at_step": worst, "last": last}
+    summaries = [folder / "summary.json" for folder in (one, other)]
     if all(path.is_file() for path in summaries):
         ours, theirs = map(read_json, summaries)
         for key in ("validation_loss", "test_loss"):
-            both = ours.get(key) is not None and theirs.get(key) is not None
-            found[key] = ours[key] - theirs[key] if both else None
+            values = ours.get(key), theirs.get(key)
+            found[key] = None if None in values else values[0] - values[1]
     return found
 
 
 def _checkpoint_of(folder, which):
     """The checkpoint that a folder is, or that the run in it published."""
-    folder = Path(folder)
     if (folder / "run.json").is_file() and not (folder / "checkpoint.json").is_file():
         run = run_from_dict(read_json(folder / "run.json")["settings"])
         return folder / run.checkpoint_folder(which)
@@ -80,30 +78,24 @@ def _checkpoint_of(folder, which):
 
 def _pair(one, other):
     """Rows of two tensors of one shape together: (2, rows, …) in fp64."""
-    return Rows(
-        one.shape,
-        torch.float64,
-        lambda first, last: torch.stack([tensor.rows(first, last).double() for tensor in (one, other)]),
-    )
+
+    def rows(first, last):
+        return torch.stack([one.rows(first, last).double(), other.rows(first, last).double()])
+
+    return Rows(one.shape, torch.float64, rows)
 
 
 def _differences(pairs, settings, title):
     """Name → [largest, sum, sum of squares, elements, sum of squares of the first] of the differences."""
     sums = dict.fromkeys(pairs, NOTHING)
-    total = 2 * sum(pair.bytes for pair in pairs.values())
-    with Progress(title, "B", total) as progress:
+    with Progress(title, "B", 2 * sum(pair.bytes for pair in pairs.values())) as progress:
         # A pair is several times as large in fp64 as the block that it is counted as.
         streaming = Streaming((settings.memory_mb << 20) // 4, settings.threads, progress)
         for name, _, (one, other) in streaming.blocks(pairs):
             difference = (one - other).abs()
-            found = (
-                difference.max(),
-                difference.sum(),
-                difference.square().sum(),
-                difference.numel(),
-                one.square().sum(),
-            )
-            sums[name] = _together(sums[name], torch.tensor(found, dtype=torch.float64))
+            squares = difference.square().sum(), difference.numel(), one.square().sum()
+            found = torch.tensor([difference.max(), difference.sum(), *squares], dtype=torch.float64)
+            sums[name] = _together(sums[name], found)
     return sums
 
 
@@ -112,12 +104,10 @@ def _together(one, other):
     return torch.cat([torch.maximum(one[:1], other[:1]), one[1:] + other[1:]])
 
 
-def _row(name, shape, sums):
-    largest, total, squares, count, size = sums.tolist()
-    norm, own = math.sqrt(squares), math.sqrt(size)
-    mean = total / count if count else 0.0
-    relative = norm / own if own else norm
-    return {"tensor": name, "shape": list(shape), "largest": largest, "mean": mean, "relative": relative}
+def _figures(sums):
+    largest, total, squares, count, own = sums.tolist()
+    norm, own = math.sqrt(squares), math.sqrt(own)
+    return {"largest": largest, "mean": total / count if count else 0.0, "relative": norm / own if own else norm}
 
 
 def _by_size(row):
@@ -126,14 +116,13 @@ def _by_size(row):
 
 
 def _layers(sums):
-    """Rows of `_row` summed by layer: `blocks.<n>` or the module before it."""
+    """The same figures by layer: `blocks.<n>`, or the module before it."""
     layers = {}
     for name, entry in sums.items():
         parts = name.split(".")
         layer = ".".join(parts[: 2 if parts[1:] and parts[1].isdigit() else 1])
         layers[layer] = _together(layers.get(layer, NOTHING), entry)
-    rows = [_row(layer, [], entry) for layer, entry in layers.items()]
-    return [{"layer": row.pop("tensor"), **{key: row[key] for key in COLUMNS[2:]}} for row in rows]
+    return [{"layer": layer, **_figures(entry)} for layer, entry in layers.items()]
 
 
 def as_text(result, count=15):

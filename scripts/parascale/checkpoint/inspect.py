@@ -31,25 +31,26 @@ def inspect(folder):
 
 
 def _contents(source):
-    weights, rest = source.weights, source.training_state
+    weights, rest, tensors = source.weights, source.training_state, source.tensors
+    listed = {
+        name: {"shape": list(tensor.shape), "dtype": _word(tensor), "shards": tensor.shards}
+        for name, tensor in tensors.items()
+    }
     return {
         "files": len(source.files),
-        "bytes": sum(tensor.bytes for tensor in source.tensors.values()),
+        "bytes": sum(tensor.bytes for tensor in tensors.values()),
         "parameters": sum(math.prod(tensor.shape) for tensor in weights.values()),
         "weights": len(weights),
-        "dtypes": dict(Counter(str(tensor.dtype).removeprefix("torch.") for tensor in weights.values())),
+        "dtypes": dict(Counter(map(_word, weights.values()))),
         "training_state": len(rest),
         "training_state_bytes": sum(tensor.bytes for tensor in rest.values()),
-        "most_shards": max((tensor.shards for tensor in source.tensors.values()), default=0),
-        "tensors": {
-            name: {
-                "shape": list(tensor.shape),
-                "dtype": str(tensor.dtype).removeprefix("torch."),
-                "shards": tensor.shards,
-            }
-            for name, tensor in source.tensors.items()
-        },
+        "most_shards": max((tensor.shards for tensor in tensors.values()), default=0),
+        "tensors": listed,
     }
+
+
+def _word(tensor):
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _origin(source):

@@ -1,17 +1,17 @@
 """`checkpoint.json`: what makes a folder a whole checkpoint. It is written last and holds the checksum of every other file.
 
-It also holds a checksum of itself, so that no bit of a checkpoint changes unseen. Manifests of schema 1 had none: they are
-read still, and what they say of their files and, by the folder's name, of their step is checked. A manifest of today's schema
-without a checksum, or one of schema 1 with one, is damaged.
+It also holds a checksum of itself, so that no bit of a checkpoint changes unseen. Manifests of schema 1 have none and are
+still read.
 """
 
+import hashlib
 import json
 import re
 from pathlib import Path
 
 from parascale.data.pool import ordered_map
 from parascale.errors import CheckpointError
-from parascale.files import BLOCK_BYTES, read_json, write_json
+from parascale.files import read_json, write_json
 
 MANIFEST = "checkpoint.json"
 STEP = re.compile(r"step-(\d+)(?:\.old)?")  # the old one of a step that is being written again
@@ -40,21 +40,15 @@ def checksum(path):
     """The hex xxh3 (128 bits) of a file's bytes: guards against accidents, at the speed of memory."""
     import xxhash  # not before a checkpoint is written or read
 
-    digest = xxhash.xxh3_128()
-    with open(path, "rb") as handle:
-        while block := handle.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def describe_files(folder, names, threads=1):
     """File name → size in bytes and checksum, for some files of a folder."""
-    paths = [Path(folder) / name for name in names]
-    sums = ordered_map(checksum, paths, threads)
-    return {
-        str(name): {"bytes": path.stat().st_size, "xxh3": sum_}
-        for name, path, sum_ in zip(names, paths, sums, strict=True)
-    }
+    paths = [Path(folder, name) for name in names]
+    described = zip(names, paths, ordered_map(checksum, paths, threads), strict=True)
+    return {str(name): {"bytes": path.stat().st_size, "xxh3": found} for name, path, found in described}
 
 
 def write_manifest(folder, facts, files):
@@ -100,10 +94,8 @@ def check_files(folder, files, threads=1, unread=()):
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder}: {name} is missing")
-        if path.stat().st_size != entry["bytes"]:
-            raise CheckpointError(
-                f"{folder}: {name} is damaged ({path.stat().st_size:,} bytes instead of {entry['bytes']:,})"
-            )
+        if (size := path.stat().st_size) != entry["bytes"]:
+            raise CheckpointError(f"{folder}: {name} is damaged ({size:,} bytes instead of {entry['bytes']:,})")
     read = [name for name in files if name not in unread]
     sums = ordered_map(checksum, [folder / name for name in read], threads)
     for name, found in zip(read, sums, strict=True):

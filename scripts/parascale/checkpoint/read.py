@@ -12,9 +12,10 @@ def tensors(folder):
     return {name: (entry.size, entry.properties.dtype) for name, entry in entries.items()}
 
 
-def read(folder, names):
-    """Name → whole tensor on the CPU, for some of a checkpoint's tensors."""
+def read(folder, names=None):
+    """Name → whole tensor on the CPU, for some or all of a checkpoint's tensors."""
     known = tensors(folder)
+    names = list(known) if names is None else names
     missing = [name for name in names if name not in known]
     if missing:
         raise CheckpointError(f"{folder} holds no tensor {', '.join(missing)}")

@@ -5,6 +5,7 @@ step, settings and the checksum of every file and is written last: a folder with
 of the single process in every layout, and tied parameters stand once, so any layout can load what any other saved.
 """
 
+import collections
 import shutil
 import threading
 from datetime import timedelta
@@ -24,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from parascale.checkpoint.manifest import check_files, describe_files, read_manifest, write_manifest
 from parascale.checkpoint.metadata import INDEX, load_tensors, read_index, save_tensors
-from parascale.checkpoint.ranks import on_lead, together
+from parascale.checkpoint.ranks import gather, on_lead, together
 from parascale.errors import CheckpointError, ParascaleError
 from parascale.files import require_space, sync_tree
 
@@ -107,7 +108,8 @@ class Saver:
     def _write_files(self, partial, state):
         """Write the state into `partial`; returns size and checksum of every file that the ranks wrote."""
         rank = self.mesh.rank
-        held = self._together(lambda: sum(_local_bytes(value) for value in state.values()))
+        local = [value.to_local() if isinstance(value, DTensor) else value for value in state.values()]
+        held = self._together(lambda: sum(value.nbytes for value in local))
         self._together(lambda: _prepare(partial, sum(held)) if rank == 0 else None)
         writer = dcp.FileSystemWriter(partial, overwrite=True)
         self._together(lambda: save_tensors(state, writer, self.group))
@@ -121,7 +123,8 @@ class Saver:
 def check(folder, mesh):
     """The facts of a checkpoint of which every byte is as it was written. Called by every rank; CheckpointError on all otherwise."""
     manifest = on_lead(mesh, lambda: read_manifest(folder))
-    together(mesh, lambda: check_files(folder, _share(manifest["files"], mesh)), "cannot be loaded")
+    share = dict(list(manifest["files"].items())[mesh.rank :: mesh.world_size])  # together the ranks read each once
+    together(mesh, lambda: check_files(folder, share), "cannot be loaded")
     return manifest["facts"]
 
 
@@ -134,8 +137,7 @@ def load(folder, model, optimizers):
     facts = check(folder, mesh)
     state = state_dict(model, optimizers)
     shapes = {name: list(value.shape) for name, value in state.items()}
-    wanted = together(mesh, lambda: shapes, "cannot be loaded")
-    wanted = {name: shape for part in wanted for name, shape in part.items()}
+    wanted = dict(collections.ChainMap(*gather(mesh, shapes)))
     together(mesh, lambda: _check_names(folder, wanted), "cannot be loaded")
     # Where ranks keep states of their own, the shared weights are one of them, and would be read into the same tensors.
     own = _own_prefix(model, optimizers)
@@ -203,29 +205,16 @@ def _first_name(key, tied):
     return key
 
 
-def _share(files, mesh):
-    """This rank's share of a checkpoint's files: together the ranks read each once."""
-    return dict(list(files.items())[mesh.rank :: mesh.world_size])
-
-
 def _check_names(folder, wanted):
     """Raise CheckpointError unless the checkpoint holds what the model wants (name → shape), and no weights besides."""
     held = {name: list(entry.size) for name, entry in read_index(folder).state_dict_metadata.items()}
     problems = [f"it lacks {name}" for name in wanted if name not in held]
     problems += [f"the model has no {name}" for name in held if name.startswith("model.") and name not in wanted]
-    problems += [
-        f"{name} has shape {held[name]} instead of {shape}"
-        for name, shape in wanted.items()
-        if name in held and held[name] != shape
-    ]
+    odd = [name for name, shape in wanted.items() if held.get(name, shape) != shape]
+    problems += [f"{name} has shape {held[name]} instead of {wanted[name]}" for name in odd]
     if problems:
         more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointError(f"{folder} is of another model: {'; '.join(problems[:3])}{more}")
-
-
-def _local_bytes(value):
-    value = value.to_local() if isinstance(value, DTensor) else value
-    return value.numel() * value.element_size()
 
 
 def _prepare(partial, needed_bytes):

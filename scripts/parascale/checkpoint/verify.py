@@ -7,12 +7,13 @@ import math
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from parascale.checkpoint import read
 from parascale.checkpoint.export import words_of
 from parascale.checkpoint.load import Exported, fill
 from parascale.checkpoint.manifest import MANIFEST, check_files, read_manifest
-from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, index_name
+from parascale.checkpoint.source import RUN_RECORD, STEMS, WEIGHTS, safetensors_files
 from parascale.checkpoint.tensors import DTYPES
 from parascale.errors import CheckpointError
 from parascale.evaluation.evaluate import split_sums
@@ -40,10 +41,11 @@ def verify(source, folder, data):
     check_files(folder, manifest["files"])
     conversion = _conversion(folder, manifest["facts"])
     record = read_json(folder / RUN_RECORD)
-    wanted = [name for name in read.tensors(source) if conversion["optimizer"] or name.startswith(WEIGHTS)]
-    expected = read.read(source, wanted)
+    expected = read.read(source, [name for name in read.tensors(source) if conversion["optimizer"] or _is_weight(name)])
     if conversion["dtype"]:
-        expected = {name: _rounded(name, tensor, DTYPES[conversion["dtype"]]) for name, tensor in expected.items()}
+        dtype = DTYPES[conversion["dtype"]]
+        rounded = [name for name, tensor in expected.items() if _is_weight(name) and tensor.dtype.is_floating_point]
+        expected |= {name: expected[name].to(dtype) for name in rounded}
     judge = _Judge(run_from_dict(record["settings"]), expected, data)
     forms = {name: cost | judge.compare(name, folder) for name, cost in conversion["forms"].items()}
     layout = record["settings"]["layout"]
@@ -81,26 +83,17 @@ def require_identical(result):
 
 def load_form(folder, form):
     """Name → tensor of all that a form holds, read by the form's own library; weights under `model.`."""
+    folder = Path(folder)
     if form == "sharded":
-        return read.read(folder, list(read.tensors(folder)))
-    stems = {"model": WEIGHTS, "optimizer": ""}
-    load = {"safetensors": _load_safetensors, "pt": _load_pt}[form]
-    return {stems[stem] + name: tensor for stem in stems for name, tensor in load(Path(folder), stem).items()}
-
-
-def _load_safetensors(folder, stem):
-    from safetensors.torch import load_file
-
-    index = folder / index_name(stem)
-    names = sorted(set(read_json(index)["weight_map"].values())) if index.is_file() else [f"{stem}.safetensors"]
-    return {
-        key: tensor for name in names if (folder / name).is_file() for key, tensor in load_file(folder / name).items()
-    }
-
-
-def _load_pt(folder, stem):
-    path = folder / f"{stem}.pt"
-    return torch.load(path, weights_only=True, map_location="cpu") if path.is_file() else {}
+        return read.read(folder)
+    tensors = {}
+    for stem, prefix in STEMS.items():
+        names = safetensors_files(folder, stem)[0] if form == "safetensors" else [f"{stem}.pt"]
+        for path in (folder / name for name in names):
+            if path.is_file():
+                held = load_file(path) if form == "safetensors" else torch.load(path, weights_only=True)
+                tensors |= {prefix + name: tensor for name, tensor in held.items()}
+    return tensors
 
 
 class _Judge:
@@ -125,7 +118,7 @@ class _Judge:
             "identical": not differs and loss == self.loss,
             "differs": differs,
             "tensors": len(held),
-            "optimizer": any(not name.startswith(WEIGHTS) for name in held),
+            "optimizer": not all(map(_is_weight, held)),
             "test_loss": loss,
         }
 
@@ -159,8 +152,8 @@ class _Judge:
         return summed / count if count else math.nan
 
 
-def _rounded(name, tensor, dtype):
-    return tensor.to(dtype) if name.startswith(WEIGHTS) and tensor.dtype.is_floating_point else tensor
+def _is_weight(name):
+    return name.startswith(WEIGHTS)
 
 
 def same_bits(one, other):

@@ -1,0 +1,81 @@
+"""Saves: in the background they hold the state of their moment; one that fails says why on every rank and leaves no files."""
+
+import shutil
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from parascale.checkpoint import read, store
+from parascale.checkpoint.ranks import together
+from parascale.errors import CheckpointError, FullDiskError, RequirementError
+
+from .checkpoints import ALONE
+
+
+def model_of(module):
+    return SimpleNamespace(parts=[module], mesh=ALONE, tied={}, ranks_differ=False)
+
+
+class Held(store.Saver):
+    """A Saver that writes when it is let go."""
+
+    gate = None
+
+    def _write(self, *arguments):
+        assert self.gate.wait(60)
+        super()._write(*arguments)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_saved_is_the_state_at_that_moment(device, tmp_path):
+    """Steps that were started before are waited for, and those that follow change nothing. The memory of one save serves the next."""
+    module = torch.nn.Linear(512, 512, device=device)
+    saver, places = Held(ALONE, True, 10), []
+    for step in (1, 2):
+        saver.gate = threading.Event()
+        with torch.no_grad():
+            if device == "cuda":
+                torch.cuda._sleep(10**8)  # cycles: the step is still under way
+            module.weight.fill_(step)
+            saver.save(tmp_path / f"step-{step}", model_of(module), [], {"step": step})
+            module.weight.fill_(-1)
+        copy = saver.copies["model.weight"]
+        assert copy.is_pinned() == (device == "cuda")
+        places.append(copy.data_ptr())
+        saver.gate.set()
+        saver.wait()
+        saved = read.read(tmp_path / f"step-{step}", ["model.weight"])["model.weight"]
+        assert torch.equal(saved, torch.full((512, 512), float(step)))
+    assert places[0] == places[1]
+
+
+def full_disk(*_, **__):
+    """What `dcp.save` raises on a full disk: no Exception, and a traceback for a text."""
+    raise dcp.api.CheckpointException("write", {0: (OSError(28, "No space left on device"), [])})
+
+
+def test_an_error_of_the_disk_becomes_ours_with_its_cause():
+    def failing_disk():
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(CheckpointError, match=r"could not be written: rank 0: OSError: .*Input/output error$"):
+        together(ALONE, failing_disk, "could not be written")
+
+
+def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
+    """A full disk is an error of its own: a retry would find it as full, so the workflow makes none."""
+    model, saver = model_of(torch.nn.Linear(2, 2)), store.Saver(ALONE, asynchronous=False, timeout_seconds=10)
+    saver.save(tmp_path / "step-000000001", model, [], {"step": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(store.dcp, "save", full_disk)
+        with pytest.raises(FullDiskError, match=r"could not be written: rank 0: OSError: .*No space left"):
+            saver.save(tmp_path / "step-000000002", model, [], {"step": 2})
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(store.dcp, "save", lambda *_, **__: pytest.fail("it began"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=15))
+    with pytest.raises(RequirementError, match=r"not enough room in .* for a checkpoint"):
+        saver.save(tmp_path / "step-000000003", model, [], {"step": 3})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
