@@ -139,7 +139,7 @@ def test_what_only_results_show_is_taken_in(tmp_path):
 def test_what_is_freed_is_gone_and_its_results_stay(store, tmp_path):
     output = tmp_path / "results/runs/one"
     store.show(KEY, output, run_of())
-    store.free(store.finished(KEY))
+    store.finished(KEY).remove()
     assert list(store.folder.iterdir()) == [] and (output / "best/weights").is_file()
 
 

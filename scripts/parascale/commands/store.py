@@ -1,17 +1,14 @@
 """`parascale store`: what was trained, what of it results show, and what may go."""
 
-import shutil
 from contextlib import suppress
-from datetime import UTC, datetime
 
 import click
 
 from parascale.cli import Number, with_project
 from parascale.errors import ConfigError
-from parascale.lease import Lease
 from parascale.plan.planner import Planner
 from parascale.store.keys import data_known, key_of
-from parascale.store.trainings import SHORT, Kept, Leftover, Store, shown_places
+from parascale.store.trainings import SHORT, Kept, Store, shown_places
 from parascale.store.unfinished import unfinished
 
 GB = 1e9
@@ -34,12 +31,11 @@ def list_(project):
     \b
     Example: parascale store list
     """
-    trainings, shown = Store(project.paths.trainings).all(), shown_places(project.paths.results)
+    found, shown = Store(project.paths.trainings), shown_places(project.paths.results)
+    trainings, begun = found.all(), unfinished(project.paths.under_way)
     rows = [[*_words(kept), ", ".join(shown.get(kept.key, ["-"]))] for kept in trainings]
-    rows += [
-        [*_words(each), "stepped aside" if each.aside else "unfinished"] for each in unfinished(project.paths.under_way)
-    ]
-    rows += [[*_words(left), "left over"] for left in Store(project.paths.trainings).leftovers()]
+    rows += [[*_words(each), "stepped aside" if each.aside else "unfinished"] for each in begun]
+    rows += [[*_words(left), "left over"] for left in found.leftovers()]
     if rows:
         _print_table([("key", "training", "finished", "core-h", "GB", "shown as"), *rows])
     unused = sum(kept.bytes for kept in trainings if kept.key not in shown)
@@ -86,24 +82,12 @@ def free(project, keys, unused, gigabytes, yes):
         print("nothing to free")
         return
     _print_table([("key", "training", "finished", "core-h", "GB"), *map(_words, chosen)])
-    hours = sum(getattr(each, "core_hours", None) or 0.0 for each in chosen)
+    hours = sum(each.core_hours or 0.0 for each in chosen)
     if not yes:
         click.confirm(f"Free these {len(chosen)}, which took {hours:,.2f} core-h?", abort=True)
     for each in chosen:
-        _free(found, each)
+        each.remove()
     print(f"freed {sum(each.bytes for each in chosen) / GB:,.3g} GB")
-
-
-def _free(found, each):
-    """Remove what `list` shows; TrainingError where a job writes it."""
-    if isinstance(each, Kept):
-        found.free(each)
-    elif isinstance(each, Leftover):
-        shutil.rmtree(each.folder)
-    else:
-        lease = Lease(each.folder, "Wait for it, or cancel that job.")
-        lease.acquire()
-        lease.give_up()
 
 
 def trim(project):
@@ -113,7 +97,7 @@ def trim(project):
         if bound is not None and sum(each.bytes for each in (*found.all(), *found.leftovers())) > bound * GB:
             for each in _surplus(found, project, bound):
                 print(f"store: frees {each.place}, which no result shows", flush=True)
-                _free(found, each)
+                each.remove()
 
 
 def _surplus(found, project, gigabytes):
@@ -123,14 +107,12 @@ def _surplus(found, project, gigabytes):
     """
     needed = shown_places(project.paths.results).keys() | _wanted(project)
     unused = [*found.leftovers(), *(kept for kept in found.all() if kept.key not in needed)]
-    unused.sort(key=lambda each: each.used)
-    excess = sum(kept.bytes for kept in unused) - gigabytes * GB
+    excess = sum(each.bytes for each in unused) - gigabytes * GB
     surplus = []
-    for each in unused:
-        if excess <= 0:
-            break
-        surplus.append(each)
-        excess -= each.bytes
+    for each in sorted(unused, key=lambda each: each.used):
+        if excess > 0:
+            surplus.append(each)
+            excess -= each.bytes
     return surplus
 
 
@@ -155,15 +137,8 @@ def _named(word, known):
 
 def _words(each):
     """The cells of a training, finished or not."""
-    key, hours = "-", None
-    if isinstance(each, Leftover):
-        end = f"since {datetime.fromtimestamp(each.used, UTC).isoformat(timespec='seconds')}"
-    elif isinstance(each, Kept):
-        key, end, hours = each.key[:SHORT], each.finished, each.core_hours
-    else:
-        end, hours = f"began {each.began or '?'}", each.core_hours
-    hours = "?" if hours is None else f"{hours:,.2f}"
-    return [key, each.place, end, hours, f"{each.bytes / GB:,.3g}"]
+    hours = "?" if each.core_hours is None else f"{each.core_hours:,.2f}"
+    return [each.key[:SHORT], each.place, each.finished, hours, f"{each.bytes / GB:,.3g}"]
 
 
 def _print_table(rows):

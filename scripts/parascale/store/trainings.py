@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import defaultdict
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from parascale.errors import CheckpointError, ConfigError, ParascaleError
@@ -69,13 +70,18 @@ class Kept:
         """When it was last shown, in seconds since the epoch."""
         return (self.folder / MANIFEST).stat().st_mtime
 
+    def remove(self):
+        """Free it; results that show it stay."""
+        with _aside(self.folder.parent, self.key) as gone:  # so that no start finds half of it
+            self.folder.rename(gone)
+
 
 @dataclasses.dataclass(frozen=True)
 class Leftover:
-    """A folder of the store that no key leads to: half a training of a job that was killed, a damaged one, one of an earlier
-    version."""
+    """A folder of the store that no key leads to: half a training of a killed job, a damaged one, or one of an earlier version."""
 
     folder: Path
+    key, core_hours = "-", None
 
     @property
     def place(self):
@@ -92,6 +98,15 @@ class Leftover:
     def used(self):
         """When it was left, in seconds since the epoch."""
         return self.folder.stat().st_mtime
+
+    @property
+    def finished(self):
+        """When it was left, for people."""
+        return f"since {datetime.fromtimestamp(self.used, UTC).isoformat(timespec='seconds')}"
+
+    def remove(self):
+        """Free it."""
+        shutil.rmtree(self.folder)
 
 
 class Store:
@@ -117,7 +132,7 @@ class Store:
     @contextmanager
     def keeping(self, key, place):
         """Yield a folder to put a finished training into; at the end it is whole under its key, or not there at all."""
-        with full_disk_is_an_error(self.folder / key), self._aside(key) as partial:
+        with full_disk_is_an_error(self.folder / key), _aside(self.folder, key) as partial:
             partial.mkdir()
             yield partial
             write_json(partial / MANIFEST, described(partial, key, place))
@@ -131,16 +146,6 @@ class Store:
                     if not self.finished(key):
                         raise
             sync_path(self.folder)
-
-    @contextmanager
-    def _aside(self, key):
-        """Yield a path of the store that nobody else uses. What lies there at the end is removed."""
-        make_folder(self.folder)
-        holder = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=PARTIAL, dir=self.folder))
-        try:
-            yield holder / key
-        finally:
-            shutil.rmtree(holder, ignore_errors=True)
 
     def adopt(self, shown):
         """Keep a finished training that is whole only in a folder of results; returns whether there was one.
@@ -226,18 +231,23 @@ class Store:
         write_json(output / "summary.json", summary | {"run": run.run, "workload": run.workload.name})
         os.utime(folder / MANIFEST)
 
-    def free(self, kept):
-        """Remove a training; results that show it stay."""
-        with self._aside(kept.key) as gone:  # so that no start finds half of it
-            kept.folder.rename(gone)
-
     def leftovers(self):
         """Every Leftover, the oldest first."""
-        old = time.time() - ABANDONED_SECONDS
-        found = [Leftover(path) for path in self.folder.glob("*") if path.suffix in (PARTIAL, DAMAGED, EARLIER)]
-        return sorted(
-            (left for left in found if left.folder.suffix != PARTIAL or left.used < old), key=lambda left: left.used
-        )
+        ages = {DAMAGED: 0.0, EARLIER: 0.0, PARTIAL: ABANDONED_SECONDS}  # seconds after which nobody needs it
+        found = [Leftover(path) for path in self.folder.glob("*") if path.suffix in ages]
+        left = [each for each in found if time.time() - each.used >= ages[each.folder.suffix]]
+        return sorted(left, key=lambda each: each.used)
+
+
+@contextmanager
+def _aside(store, key):
+    """Yield a path in the folder of a store that nobody else uses. What lies there at the end is removed."""
+    make_folder(store)
+    holder = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=PARTIAL, dir=store))
+    try:
+        yield holder / key
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)
 
 
 def shown_places(results):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from parascale.files import read_json, read_json_lines, tree_bytes
+from parascale.lease import Lease
 
 ASIDE = ".superseded-"  # between a run's name and a digest of the settings that it was begun with
 
@@ -20,11 +21,23 @@ class Unfinished:
     began: str | None
     core_hours: float | None
     bytes: int
+    key = "-"
 
     @property
     def aside(self):
         """Whether it stepped aside, and comes back only with the settings that it was begun with."""
         return ASIDE in self.place
+
+    @property
+    def finished(self):
+        """When it began, for people."""
+        return f"began {self.began or '?'}"
+
+    def remove(self):
+        """Free it; TrainingError where a job writes it."""
+        lease = Lease(self.folder, "Wait for it, or cancel that job.")
+        lease.acquire()
+        lease.give_up()
 
 
 def unfinished(under_way):
