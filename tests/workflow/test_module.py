@@ -140,6 +140,7 @@ def test_a_deployed_workflow_has_a_configuration_of_its_own(checkout, tmp_path):
     assert not written(elsewhere) and written(checkout.folder) == before
 
 
+@pytest.mark.slow
 def test_a_workflow_has_ours_as_a_part_under_names_of_its_own(checkout, tmp_path):
     """Its configuration has ours as a part, which leaves workloads and sites at our defaults."""
     folder, elsewhere = tmp_path / "other", tmp_path / "elsewhere"
@@ -162,6 +163,7 @@ def test_a_workflow_has_ours_as_a_part_under_names_of_its_own(checkout, tmp_path
     assert not written(elsewhere)
 
 
+@pytest.mark.slow
 @needs_setpriv
 def test_a_checkout_that_is_read_only_serves_many(checkout, tmp_path):
     """Neither the profile nor the configuration needs the checkout to be the current folder."""

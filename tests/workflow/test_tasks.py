@@ -11,6 +11,7 @@ import pytest
 
 from .small_project import SmallProject
 
+pytestmark = pytest.mark.slow
 WORKLOADS = {
     "texts": """
 title: Tiny summaries
