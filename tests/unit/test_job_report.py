@@ -11,11 +11,10 @@ import pytest
 
 from parascale.errors import ParascaleError
 from parascale.report import drawing, pdf
-from parascale.report.job import load_job, render_job
+from parascale.report.job import job_sections, load_job, render_job
 from parascale.report.pdf import write_pdf
 from parascale.report.usage import BUCKETS, bucketed, heat_figure, metrics_table, rates, running_time
 from parascale.telemetry import COLUMNS, read_samples
-from tests.command import parascale
 from tests.unit.fake_devices import GIB, START, gpu_lines, write_devices
 from tests.unit.fake_results import CLUSTER, SHARES, fake, write_results
 from tests.unit.page_cells import Cells
@@ -55,8 +54,7 @@ def job_of(root, devices=None, attempts=None, **options):
 
 def said(job):
     """The findings' sentences."""
-    page = render_job(job)
-    return [re.sub("<[^>]+>", "", text) for text in re.findall(r'<li class="finding \w+"><p>(.*?)</p>', page)]
+    return [finding.text for finding in job.findings]
 
 
 WELL = gpu_lines(memory=30 * GIB)
@@ -119,49 +117,32 @@ def test_several_findings_stand_worst_first(tmp_path):
     assert [text.split()[0] for text in found] == ["3", "Waits", "Stopped", "1"]
 
 
-def test_ten_figures_of_the_page_lead_back_to_raw_samples(tmp_path):
+def test_figures_of_the_page_lead_back_to_raw_samples(tmp_path):
+    """Of disks also the busiest ten seconds of a node, the quietest, the mean of all, and what it comes to."""
     job = job_of(tmp_path, gpu_lines(4, 1, nodes=2), dp=1, idle_gpus=3)
     cells = Cells(render_job(job)).found
     rows = list(csv.DictReader((tmp_path / "results/runs/run/device.csv").open()))
     gpus, hosts = ([row for row in rows if row["kind"] == kind] for kind in ("gpu", "host"))
     expected = {}
     for column in ("utilisation", "memory_bytes", "power_watts", "temperature_celsius"):
-        values = [float(row[column]) for row in gpus]
-        expected |= {
-            f"gpu_{column}_min": min(values),
-            f"gpu_{column}_mean": math.fsum(values) / len(values),
-            f"gpu_{column}_max": max(values),
-        }
+        expected |= three(f"gpu_{column}", [float(row[column]) for row in gpus])
     for rows_of_kind, kind, column in ((gpus, "gpu", "energy_joules"), (hosts, "host", "monitor_seconds")):
         last = {(row["node"], row["index"]): float(row[column]) for row in rows_of_kind}
         expected[f"{kind}_{column}_total_mean"] = sum(last.values())
-    shown = {
-        figure: float(value)
-        for (table, _, figure), value in cells.items()
-        if table == "usage-table" and figure in expected
-    }
-    assert len(expected) == 14 and shown == pytest.approx(expected)
-    assert float(cells["job-table", "Energy of the GPUs", "energy_of_the_gpus_value"]) == pytest.approx(
-        expected["gpu_energy_joules_total_mean"]
-    )
-
-
-def test_disks_stand_as_rates_and_as_totals_that_lead_back_to_raw_samples(tmp_path):
-    """The busiest ten seconds of each node's disks, the quietest, the mean of all, and what it comes to."""
-    cells = Cells(render_job(job_of(tmp_path, gpu_lines(nodes=2)))).found
-    rows = list(csv.DictReader((tmp_path / "results/runs/run/device.csv").open()))
-    expected = {}
     for column in ("read_bytes", "written_bytes"):
-        counted = [
-            [float(row[column]) for row in rows if row["kind"] == "host" and row["node"] == node] for node in "01"
-        ]
+        counted = [[float(row[column]) for row in hosts if row["node"] == node] for node in "01"]
         flows = [(after - before) / 10 for each in counted for before, after in itertools.pairwise(each)]
-        name = f"host_{column}"
-        expected |= {f"{name}_per_second_min": min(flows), f"{name}_per_second_max": max(flows)}
-        expected |= {f"{name}_per_second_mean": sum(flows) / len(flows), f"{name}_total_mean": sum(map(max, counted))}
-    shown = {figure: float(value) for (table, _, figure), value in cells.items() if figure in expected}
-    assert len(expected) == 8 and shown == pytest.approx(expected)
+        expected |= three(f"host_{column}_per_second", flows)
+        expected[f"host_{column}_total_mean"] = sum(map(max, counted))
+    shown = {figure: float(value) for (_, _, figure), value in cells.items() if figure in expected}
+    assert len(expected) == 22 and shown == pytest.approx(expected)
     assert expected["host_read_bytes_per_second_max"] == pytest.approx(12_000)
+    energy = float(cells["job-table", "Energy of the GPUs", "energy_of_the_gpus_value"])
+    assert energy == pytest.approx(expected["gpu_energy_joules_total_mean"])
+
+
+def three(name, values):
+    return {f"{name}_min": min(values), f"{name}_mean": math.fsum(values) / len(values), f"{name}_max": max(values)}
 
 
 def test_a_rate_is_neither_that_of_a_pause_nor_that_of_a_moment(tmp_path):
@@ -243,15 +224,10 @@ def test_legends_of_the_pdf_have_the_marks_of_those_of_the_page(tmp_path, monkey
     assert all(entry.swatch in page and entry.marker == drawing.BOX for legend, _ in drawn for entry in legend)
 
 
-def test_the_command_writes_both(tmp_path):
-    job_of(tmp_path, WELL)
-    parascale("report", "--run", "run", "--root", tmp_path, "--output", tmp_path / "jobs", check=True)
-    assert {path.name for path in (tmp_path / "jobs").iterdir()} == {"run.html", "run.pdf"}
-
-
 def test_a_run_without_samples_has_a_report(tmp_path):
-    page = render_job(job_of(tmp_path))
-    assert "no samples of its devices" in page and "Use of the hardware" not in page
+    job = job_of(tmp_path)
+    assert "usage" not in {section.identity for section in job_sections(job)}
+    assert "no samples of its devices" in job.findings[0].source
 
 
 def test_a_run_that_left_nothing_is_an_error_that_says_what_to_do(tmp_path):

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from parascale.report import build_report, load_records, render_page
+from parascale.report import render_page
 from parascale.report.published import PUBLISHED, differences, published_section
-from tests.unit.fake_results import CLUSTER, SITE, fake, workload, write_results
+from tests.unit.fake_results import CLUSTER, SITE, fake, report_of, workload
 
 WIKITEXT = {"source": {"kind": "hub", "name": "Salesforce/wikitext", "config": "wikitext-2-v1", "revision": "x"}}
 PROTOCOL = {"window": 32, "stride": 1, "epochs": 10, "global_batch": 128}
@@ -18,12 +18,12 @@ OF_TASK = {  # model and training
 }
 
 
-def report_of(root, site=CLUSTER, data=WIKITEXT, task="language_model", training=None, model=None, **options):
-    """A Report of one run."""
+def published(root, site=CLUSTER, data=WIKITEXT, task="language_model", training=None, model=None, **options):
+    """A Report of one run, and (published, theirs, ours, comparable) of each row beside it."""
     usual_model, usual_training = OF_TASK[task]
     train = workload(task=task, data=data, model=model or usual_model, **(training or usual_training))
-    options = {"baseline": "run", "verdict": "baseline", "train": train, "site": site} | options
-    return build_report(load_records(*write_results(root, [fake("run", **options)])), "Title")
+    report = report_of(root, fake("run", "run", verdict="baseline", train=train, site=site, **options))
+    return report, told(report)
 
 
 def told(report):
@@ -34,21 +34,14 @@ def told(report):
 
 
 def test_the_figures_of_a_training_stand_beside_it(tmp_path):
-    (time, theirs, ours, comparable), lstm = told(report_of(tmp_path))
+    """Where nothing is comparable, a sentence says so and the table is folded."""
+    report, ((time, theirs, ours, comparable), lstm) = published(tmp_path)
     assert (theirs, ours) == ("1 h 32 min", "6.17 s") and time.startswith("Transformer on WikiText-2")
     assert comparable == "no: its attention sees the words that it predicts"
     assert lstm[1] == "65.8" and "an LSTM" in lstm[3]
-
-
-def test_where_nothing_is_comparable_one_sentence_says_so(tmp_path):
-    """The table is folded then; where something is, the table stands there and the sentence does not."""
-    page = render_page(report_of(tmp_path))
-    section = page.split('id="published"')[1].split("</section>")[0]
-    assert "No run here is comparable with the 2 published figures" in section
-    assert section.index("</p>") < section.index("<details") < section.index("<table")
-    page = render_page(report_of(tmp_path / "near", dp=4, **FOUR))
-    section = page.split('id="published"')[1].split("</section>")[0]
-    assert "No run here" not in section and "<details" not in section and ">yes<" in section
+    for each, folded in ((report, True), (published(tmp_path / "near", dp=4, **FOUR)[0], False)):
+        section = render_page(each).split('id="published"')[1].split("</section>")[0]
+        assert ("No run here" in section) == ("<details" in section) == folded == (">yes<" not in section)
 
 
 FOUR = {"gpus_per_node": 4, "scaling": "weak"}
@@ -67,7 +60,7 @@ FOUR = {"gpus_per_node": 4, "scaling": "weak"}
 )
 def test_the_use_of_gpus_is_that_of_ddp_by_the_published_protocol_alone(options, comparable, tmp_path):
     """Neither another way of spreading nor another training says anything about it; a published range stays one."""
-    rows = told(report_of(tmp_path, **FOUR | options))
+    _, rows = published(tmp_path, **FOUR | options)
     (row,) = (row for row in rows if row[0].endswith("with DDP"))
     assert row == (row[0], "80 to 86 %", "81 %", comparable)
     assert rows[0][1] == "25 min 00 s", "four GPUs stand beside the time of four"
@@ -84,7 +77,7 @@ def test_the_use_of_gpus_is_that_of_ddp_by_the_published_protocol_alone(options,
     ],
 )
 def test_what_differs_is_said(tmp_path, options, said):
-    (record,) = report_of(tmp_path, **options).records
+    (record,) = published(tmp_path, **options)[0].records
     assert said in differences(PUBLISHED[0], 1, record)
 
 
@@ -98,12 +91,12 @@ def test_what_differs_is_said(tmp_path, options, said):
     ],
 )
 def test_each_task_has_its_own_figures(tmp_path, data, task, rows):
-    assert len(told(report_of(tmp_path, data=data, task=task))) == rows
+    assert len(published(tmp_path, data=data, task=task)[1]) == rows
 
 
 @pytest.mark.parametrize("task", ["language_model", "summarisation", "classification"])
 def test_small_trainings_of_every_task_stand_beside_the_published_time_and_say_that_their_data_is_other(task, tmp_path):
-    rows = told(report_of(tmp_path, data={"dataset": "small"}, task=task))
+    _, rows = published(tmp_path, data={"dataset": "small"}, task=task)
     assert rows and all(row[3].startswith("no: other data; ") or row[3] == "no: other data" for row in rows)
     assert "10 epochs of windows" in rows[0][0] or task != "language_model"
 
@@ -122,7 +115,7 @@ RECIPE = {"image_size": 192, "global_batch": 128, "epochs": 5, "label_smoothing"
 )
 def test_the_leaderboard_of_imagewoof_stands_beside_its_own_images_alone(dataset, training, said, tmp_path):
     """Its accuracy is of no hardware, and says nothing about other images. Settings that differ are named."""
-    report = report_of(tmp_path, data={"dataset": dataset}, task="classification", training=training)
+    report, _ = published(tmp_path, data={"dataset": dataset}, task="classification", training=training)
     (record,) = report.records
     seen = dataclasses.replace(record, summary=dataclasses.replace(record.summary, test_accuracy=0.6))
     rows = [row for row in told(dataclasses.replace(report, records=(seen,))) if "192 pixels" in row[0]]
