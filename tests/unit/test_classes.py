@@ -238,11 +238,6 @@ def test_labels_that_cannot_be_are_named(reader, message):
         AugmentedImages(reader, 16, 0, 0.3)
 
 
-def test_a_corrupt_image_is_named_with_what_to_do():
-    with pytest.raises(DataError, match=r"sample 2: .*`formats.bad_samples: skip`"):
-        AugmentedImages(Reader(broken=[2]), 16, 0, 0.3).batch([8])
-
-
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 99))
 def test_accuracy_is_what_sorting_says(classes, count, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -290,22 +285,6 @@ def raw(tmp_path_factory):
     return index, task_of(folder / "files")
 
 
-@pytest.mark.filterwarnings("ignore:.*read at random")
-@pytest.mark.parametrize("name", FORMATS)
-def test_batches_are_the_same_from_every_format(name, raw, tmp_path):
-    """A training learns the same whatever `format` its workload names: pixels and labels, in the same order."""
-    index, files = raw
-    convert(index, "set", name, Formats(threads=2, shards=2), tmp_path / name)
-    task = task_of(tmp_path / name, format=name)
-    assert task.splits.keys() == files.splits.keys() and task.outputs == files.outputs
-    for split, numbers in (("train", [11, 0, 5, 5, 23, 12]), ("validation", [3, 0, 2, 1])):
-        found, expected = task.splits[split].batch(numbers), files.splits[split].batch(numbers)
-        assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
-    for samples in task.splits.values():
-        samples.reader.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*read at random")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("io", "workers"), [("mmap", 0), ("pread", 2)])
 def test_losses_are_the_same_bits_from_every_format(name, io, workers, raw, tmp_path):

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from parascale.data.classes import AugmentedImages, ClassImages
 from parascale.data.convert import RECORD, convert, convert_shard, shard_samples
 from parascale.data.formats import image_format, open_images
 from parascale.data.formats.base import BlockWriter
@@ -77,7 +78,6 @@ def inodes_of(folder):
     return 1 + sum(1 for _ in folder.rglob("*"))
 
 
-@pytest.mark.filterwarnings("ignore:.*read at random")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("io", ["pread", "mmap"])
 def test_every_way_of_reading_gives_the_same_bytes(name, io, source, converted):
@@ -193,30 +193,18 @@ def test_a_cold_random_read_takes_the_pages_of_the_sample_alone(tmp_path):
     assert 1 <= (_counter("read_bytes") - before) / asked < 1.8, "14,000 bytes lie on 4 or 5 pages of 4,096"
 
 
-def test_a_parquet_reader_warns_once_of_random_access(tmp_path):
-    index = packed_index(tmp_path / "index", {"train": [(bytes([number % 251]), 0) for number in range(1500)]})
+def test_a_training_on_parquet_is_warned_of_random_access(tmp_path):
+    index = packed_index(tmp_path / "index", {"train": [(jpeg(number), number % 3) for number in range(6)]})
     convert(index, "many", "parquet", ANY_BYTES, tmp_path / "parquet")
     reader = open_images(tmp_path / "parquet", "train")
-    with pytest.warns(UserWarning, match="read at random") as told:
-        for i in (0, 1400, 300, 1100, 5, 1300, 7, 1200):
-            reader[i]
-    assert len(told) == 1
-    list(open_images(tmp_path / "parquet", "train").iterate(0))  # in order: no warning, which pytest would show
+    with pytest.warns(UserWarning, match="read at random"):
+        AugmentedImages(reader, 16, 0, 0.3)
+    ClassImages(reader, 16).batch(range(6))  # no warning, which pytest would show
 
 
 def test_an_unknown_format_names_the_nearest():
     with pytest.raises(ConfigError, match="did you mean `hdf5`"):
         image_format("hfd5")
-
-
-def test_packed_images_are_written_out_as_files(converted):
-    paths = open_images(converted("files"), "train").path(5).decode()
-    assert paths.endswith(".jpg") and "/00000-of-00003/" in paths
-
-
-def test_an_index_opened_twice_reads_the_same(source):
-    again = ImageIndex(source.folder).split("validation")
-    assert [again.read(i) for i in range(len(again))] == [source.split("validation").read(i) for i in range(7)]
 
 
 def _bytes_read():

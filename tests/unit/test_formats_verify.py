@@ -31,14 +31,14 @@ def made(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        pytest.param(lambda samples: itertools.islice(samples, 11), "1 differences:\n.*sample 11 .*: read in order", id="short"),
-        pytest.param(lambda samples: itertools.chain(samples, [b"more"]), "more samples than the manifest has", id="long"),
+        pytest.param(lambda samples: itertools.islice(samples, 11), "1 differences:\n.*sample 11 .*own library", id="short"),
+        pytest.param(lambda samples: itertools.chain(samples, [(b"more", 0)]), "more samples than the manifest has", id="long"),
     ],
 )  # fmt: skip
-def test_reading_in_order_must_give_as_many_samples_as_the_source(change, said, made, monkeypatch):
+def test_the_format_s_own_library_must_give_as_many_samples_as_the_source(change, said, made, monkeypatch):
     index, folder = made("hdf5")
-    whole = hdf5.Reader.iterate
-    monkeypatch.setattr(hdf5.Reader, "iterate", lambda reader, shard: change(whole(reader, shard)))
+    whole = hdf5.native
+    monkeypatch.setattr(hdf5, "native", lambda path: change(whole(path)))
     with pytest.raises(DataError, match=said):
         verify_images(folder, index, "set", Formats())
 

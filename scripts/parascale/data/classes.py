@@ -6,6 +6,7 @@ the same images.
 
 import itertools
 import math
+import warnings
 from functools import partial
 
 import numpy as np
@@ -133,6 +134,11 @@ class AugmentedImages(ClassImages):
     def __init__(self, reader, size, seed, smallest, decoder="scaled"):
         super().__init__(reader, size, decoder)
         self.seed, self.smallest = seed, smallest
+        if not reader.THREADS:
+            warnings.warn(
+                f"{reader.folder}: Parquet is read at random, and each sample costs a row group of many; take hdf5 or arrow",
+                stacklevel=2,
+            )
         empty = np.flatnonzero(np.bincount(np.asarray(reader.labels), minlength=len(reader.classes)) == 0)
         if len(empty):
             raise DataError(

@@ -10,7 +10,6 @@ import os
 import statistics
 import sys
 import time
-import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +64,7 @@ def measure(case):
 
         require_decoder(case.decoder)  # its package too
     start_memory = _memory("VmRSS")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Parquet warns that random access is slow, which is what is measured here
-        found = (_warm_passes if case.cache == "warm" else _cold_passes)(case)
+    found = (_warm_passes if case.cache == "warm" else _cold_passes)(case)
     if found is None:
         return None
     first, passes, opens = found

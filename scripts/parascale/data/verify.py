@@ -1,7 +1,6 @@
 """Proof that converted data is its source: every sample, in every way in which it can be read.
 
-Each sample is read at random access (`reader[i]`), in order (`iterate`) and with the format's own library, and compared
-byte by byte with a fresh read of the source; labels, checksums and the shards' sha256 are compared too, and every sample
+Each sample is read by our reader and with the format's own library, and compared byte by byte with a fresh read of the source; labels, checksums and the shards' sha256 are compared too, and every sample
 of the source must be there exactly once or be listed as bad.
 """
 
@@ -20,7 +19,6 @@ from parascale.errors import DataError, few
 from parascale.files import sha256
 
 SHOWN = 20  # differences that a message lists
-MISSING = object()
 
 
 def verify_images(folder, index, dataset, settings):
@@ -31,7 +29,9 @@ def verify_images(folder, index, dataset, settings):
     found, compared = [], 0
     for split, facts in manifest["splits"].items():
         reader = open_images(folder, split)
-        _check_hashes(folder, split, facts, found)
+        digests = {samples_path(folder, split): facts["digest"]}
+        digests |= {folder / shard["file"]: shard["sha256"] for shard in facts["shards"]}
+        found += [f"{path}: its sha256 differs" for path, digest in digests.items() if sha256(path) != digest]
         images = index.split(split)
         bad = [sample["source"] for sample in manifest["bad"] if sample["split"] == split]
         _check_complete(reader, images, bad, found)
@@ -68,16 +68,6 @@ def verify_tokens(folder, tokens, dataset):
     return {"format": manifest["format"], "dataset": dataset, "tokens": compared, "identical": True}
 
 
-def _check_hashes(folder, split, facts, found):
-    if sha256(samples_path(folder, split)) != facts["digest"]:
-        found.append(f"{samples_path(folder, split)}: its sha256 differs")
-    found += [
-        f"{folder / shard['file']}: its sha256 differs"
-        for shard in facts["shards"]
-        if sha256(folder / shard["file"]) != shard["sha256"]
-    ]
-
-
 def _check_complete(reader, images, bad, found):
     """Each sample of the source once, in the shards or among the bad."""
     counts = np.bincount(np.concatenate([reader.samples["source"], np.array(bad, np.int64)]), minlength=len(images))
@@ -94,33 +84,25 @@ def _check_complete(reader, images, bad, found):
 def _compare_shard(reader, images, shard, rows, settings, progress, found):
     numbers = reader.samples["source"][rows.start : rows.stop]
     samples = progress.count(read_samples(images, numbers, settings))
-    in_order = reader.iterate(shard)
-    read_natively = getattr(image_format(reader.manifest["format"]), "native", None)
-    native = read_natively and read_natively(reader.paths()[shard])
-    # What ends early differs from there on, and no comparison is left out.
-    ordered_samples = itertools.chain(in_order, itertools.repeat(MISSING))
-    native_samples = itertools.repeat(None) if native is None else itertools.chain(native, itertools.repeat(MISSING))
-    # The source's come first: what that one has no partner for is not taken from the others.
-    every = zip(samples, rows, ordered_samples, native_samples, strict=False)
-    for (number, data, checksum, _), i, ordered, alone in every:
+    native = getattr(image_format(reader.manifest["format"]), "native", None)
+    # A library that ends early differs from there on, and no comparison is left out.
+    alone = itertools.chain(native(reader.paths()[shard]), itertools.repeat(None)) if native else None
+    for (number, data, checksum, _), i in zip(samples, rows, strict=True):
         label = images.labels.item(number)
+        theirs = next(alone) if alone else (data, label)
         if data is None:
             found.append(f"{images.name(number)}: the source cannot be read any more: {checksum}")
             continue
-        wrong = [
-            what
-            for what, same in (
-                ("read at random", reader[i] == data),
-                ("read in order", ordered == data),
-                ("checksum", xxhash.xxh3_64_intdigest(data) == reader.samples["checksum"].item(i)),
-                ("label", reader.labels.item(i) == label),
-                ("read by the format's own library", alone is None or alone == (data, label)),
-            )
-            if not same
-        ]
+        same = {
+            "read": reader[i] == data,
+            "checksum": xxhash.xxh3_64_intdigest(data) == reader.samples["checksum"].item(i),
+            "label": reader.labels.item(i) == label,
+            "read by the format's own library": theirs == (data, label),
+        }
+        wrong = [what for what, holds in same.items() if not holds]
         if wrong:
             found.append(f"{reader.where(i)} is not {images.name(number)}: {', '.join(wrong)}")
-    if any(more is not None and next(more, MISSING) is not MISSING for more in (in_order, native)):
+    if alone and next(alone) is not None:
         found.append(f"{reader.paths()[shard]}: more samples than the manifest has")
 
 

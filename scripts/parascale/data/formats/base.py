@@ -20,7 +20,6 @@ from parascale.errors import DataError
 BLOCK_BYTES = 4 << 20  # written at once: large enough for any filesystem, small beside the memory
 MOST_PARTS = 1024  # buffers of one call: IOV_MAX of Linux, uio(7)
 FOLDER_SAMPLES = 1000  # files of a folder, where each sample is one
-AHEAD_SAMPLES = 256  # that the kernel is asked for ahead of time when reading in order
 
 
 def sample_path(source):
@@ -121,9 +120,6 @@ class Reader:
         for path, shard in zip(self.paths(), self._facts, strict=True):
             require_whole(path, shard, remedy(self.folder, str(path.parent)))
         self.io = default_io(self.folder, self.manifest["bytes"]) if io == "auto" else io
-        self._map_samples()
-
-    def _map_samples(self):
         path = samples_path(self.folder, self.split)
         try:
             # A plain array on the mapped memory: indexing np.memmap itself is slower.
@@ -230,14 +226,6 @@ class ByteReader(Reader):
             self._require_same(i, data)
         return data
 
-    def read_batch(self, indices):
-        self.require_open()
-        data = list(self._read_rows(self.samples[np.asarray(indices, np.int64)]))
-        if self.check:
-            for i, sample in zip(indices, data, strict=True):
-                self._require_same(i, sample)
-        return data
-
     def read_piece(self, numbers):
         if len(numbers) == 1 or self._maps:
             return super().read_piece(numbers)
@@ -251,31 +239,6 @@ class ByteReader(Reader):
             if self.check or len(sample) != self._length[i]:
                 self._require_same(i, sample)
         return data
-
-    def iterate(self, shard):
-        if self.check:
-            yield from super().iterate(shard)
-            return
-        self.require_open()
-        rows = self.shards()[shard]
-        for first in range(rows.start, rows.stop, AHEAD_SAMPLES):
-            block = self.samples[first : min(first + AHEAD_SAMPLES, rows.stop)]
-            start, end = block["offset"].item(0), block["offset"].item(-1) + block["length"].item(-1)
-            # The kernel starts to read all of it and nothing beyond, whatever access pattern it expects.
-            os.posix_fadvise(self._files[shard], start, end - start, os.POSIX_FADV_WILLNEED)
-            yield from self._read_rows(block)
-
-    def _read_rows(self, rows):
-        """Yield the bytes of some rows of the table."""
-        places = zip(*(rows[key].tolist() for key in ("shard", "offset", "length")), strict=True)
-        if self._maps:
-            maps = self._maps
-            for shard, offset, length in places:
-                yield maps[shard][offset : offset + length]
-        else:
-            files, pread = self._files, os.pread
-            for shard, offset, length in places:
-                yield pread(files[shard], length, offset)
 
     def _acquire(self):
         self._files = [os.open(self.folder / shard["file"], os.O_RDONLY | os.O_CLOEXEC) for shard in self._facts]

@@ -1,10 +1,9 @@
 """Parquet: a column of encoded images in row groups of some megabytes.
 
-A row group is read as a whole, whichever row is wanted: fine in order, wasteful at random, and the reader says so once.
+A row group is read as a whole, whichever row is wanted: fine in order, wasteful at random.
 Pages are neither compressed nor put in a dictionary: encoded images would not get smaller.
 """
 
-import warnings
 from functools import partial
 
 import numpy as np
@@ -57,49 +56,26 @@ class Reader(BaseReader):
                 )
         groups = [[file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] for file in self._files]
         self._starts = [np.cumsum([0, *rows])[:-1] for rows in groups]
-        self._group, self._jumps, self._warned = (None, None), 0, False
+        self._group = (None, None)
 
     def _release(self):
         for file in self._files:
             file.close()
 
+    def iterate(self, shard):
+        self.require_open()
+        self._group = (None, None)  # each pass reads its groups, also the only one
+        yield from super().iterate(shard)
+
     def _read(self, i):
         shard, row = self._shard[i], self._offset[i]
         group = int(np.searchsorted(self._starts[shard], row, side="right")) - 1
         if (shard, group) != self._group:
-            self._note_jump(shard, group)
-            self._load(shard, group)
+            images = self._files[shard].read_row_group(group, columns=["image"]).column(0).combine_chunks()
+            # Files of earlier versions have the bytes alone.
+            self._images = images.field("bytes") if pa.types.is_struct(images.type) else images
+            self._group = (shard, group)
         return self._images[row - self._starts[shard].item(group)].as_py()
-
-    def iterate(self, shard):
-        if self.check:
-            yield from super().iterate(shard)
-            return
-        self.require_open()
-        for group in range(self._files[shard].num_row_groups):
-            self._load(shard, group)
-            yield from self._images.to_pylist()
-
-    def _load(self, shard, group):
-        images = self._files[shard].read_row_group(group, columns=["image"]).column(0).combine_chunks()
-        # Files of earlier versions have the bytes alone.
-        self._images = images.field("bytes") if pa.types.is_struct(images.type) else images
-        self._group = (shard, group)
-
-    def _note_jump(self, shard, group):
-        """Warn once when row groups are jumped between: that is random access, and each jump reads a whole group."""
-        last_shard, last_group = self._group
-        self._jumps += last_group is not None and (shard, group) not in (
-            (last_shard, last_group + 1),
-            (last_shard + 1, 0),
-        )
-        if self._jumps > 2 and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{self.folder}: Parquet is being read at random; each sample costs a row group of up to {GROUP_ROWS} samples. "
-                "Read it in order with `iterate`, or take hdf5 or arrow.",
-                stacklevel=4,
-            )
 
 
 def native(path):

@@ -43,10 +43,7 @@ def require_room(folder, shared_memory=SHARED_MEMORY):
 
 
 def copy_to_memory(folder, shared_memory=SHARED_MEMORY):
-    """Copy a format's folder into shared memory and return where it is. RequirementError where it does not fit.
-
-    The caller removes the copy.
-    """
+    """Copy a format's folder into shared memory and return where it is; the caller removes it. RequirementError if it does not fit."""
     require_room(folder, shared_memory)
     place = Path(tempfile.mkdtemp(prefix="parascale-", dir=shared_memory))
     try:
