@@ -76,10 +76,11 @@ def convert_shard(index, dataset, format_name, number, settings, output):
 @contextmanager
 def costed_folder(target):
     """Yield a new folder that becomes `target` as a whole, with what writing it cost in COST."""
-    start, cpu = time.perf_counter(), cpu_seconds()
+    start, cpu = time.perf_counter(), sum(os.times()[:4])  # of this process and of the programs that it ran
     with atomic_folder(target) as partial:
         yield partial
-        write_json(partial / COST, {"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds() - cpu})
+        cost = {"seconds": time.perf_counter() - start, "cpu_seconds": sum(os.times()[:4]) - cpu}
+        write_json(partial / COST, cost)
 
 
 def convert(index, dataset, format_name, settings, output):
@@ -98,11 +99,12 @@ def write_manifest(index, dataset, format_name, settings, output):
     records = []
     for number in range(settings.shards):
         target = output / settings.shard(number)
-        records.append(finished_record(target, shard_identity(index, dataset, format_name, number, settings)))
-        if records[-1] is None:
+        record = finished_record(target, shard_identity(index, dataset, format_name, number, settings))
+        if record is None:
             raise DataError(
                 f"{target}: this shard is missing or was made with other settings; remove it and convert it first"
             )
+        records.append(record)
     bad = [sample for record in records for sample in record["bad"]]
     if bad and settings.bad_samples == "error":
         raise DataError(
@@ -174,11 +176,6 @@ def shard_identity(index, dataset, format_name, number, settings):
         "check": settings.check,
         "source": {split: index.split(split).digest for split in index.splits},
     }
-
-
-def cpu_seconds():
-    """CPU time of this process and of the programs it ran."""
-    return sum(os.times()[:4])
 
 
 def finished_record(target, identity):
@@ -261,13 +258,11 @@ def _fetch(images, number, check):
 
 def _chunks(images, numbers):
     """Cut sample numbers into lists of bounded count and bytes."""
-    lengths = images.lengths[numbers].tolist()
     chunk, size = [], 0
-    for number, length in zip(numbers.tolist(), lengths, strict=True):
+    for number, length in zip(numbers.tolist(), images.lengths[numbers].tolist(), strict=True):
         if chunk and (len(chunk) == CHUNK_SAMPLES or size + length > CHUNK_BYTES):
             yield chunk
             chunk, size = [], 0
         chunk.append(number)
         size += length
-    if chunk:
-        yield chunk
+    yield chunk

@@ -37,34 +37,33 @@ def index_images(root, settings, output, columns=None):
         raise DataError(f"{root}: no such folder; images are looked for there")
     root = _unwrapped(root)
     notes = []
-
-    def packed(classes, pack):
-        """Images that lie packed, or that `pack(folder)` packs in the index's folder."""
-
-        def splits(folder):
-            there = pack(folder)
-            found = finished(root, there, classes, settings, notes)
-            for split in found.keys() - there.keys():  # held out of the train split, and packed with it
-                (folder / f"{split}.packed").symlink_to("train.packed")
-            return found
-
-        return write_index(output, None, classes, splits, notes)
-
     folders, tables = find_splits(root)
     there = folders or tables
+    if there and "train" not in there:
+        raise DataError(f"{root}: no train split, only {', '.join(there)}; call its folder or table `train`")
     # What was unpacked, and perhaps changed, comes before the tars that it came from.
     if not there and is_imagenet(root):
         classes = imagenet_classes(root)
-        return packed(classes, partial(index_tars, root, classes))
-    if there and "train" not in there:
-        raise DataError(f"{root}: no train split, only {', '.join(there)}; call its folder or table `train`")
-    if tables and not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
-        return packed(list(packed_classes(tables, columns).values()), partial(pack_parquet, tables, columns))
-    if tables and not folders:
-        classes, splits = scan_tables(tables, columns, root)
+        pack = partial(index_tars, root, classes)
+    elif not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
+        classes = list(packed_classes(tables, columns).values())
+        pack = partial(pack_parquet, tables, columns)
     else:
-        classes, splits = scan_folders(folders or {"train": root}, root, notes)
-    return write_index(output, root, classes, finished(root, splits, classes, settings, notes), notes)
+        by_table = tables and not folders
+        scanned = (
+            scan_tables(tables, columns, root) if by_table else scan_folders(folders or {"train": root}, root, notes)
+        )
+        classes, splits = scanned
+        return write_index(output, root, classes, finished(root, splits, classes, settings, notes), notes)
+
+    def packed(folder):
+        there = pack(folder)
+        found = finished(root, there, classes, settings, notes)
+        for split in found.keys() - there.keys():  # held out of the train split, and packed with it
+            (folder / f"{split}.packed").symlink_to("train.packed")
+        return found
+
+    return write_index(output, None, classes, packed, notes)
 
 
 def _unwrapped(root):
@@ -77,7 +76,13 @@ def _unwrapped(root):
 
 def finished(root, splits, classes, settings, notes):
     """Splits with a validation split, and notes on classes too small for one."""
-    _note_small_classes(classes, splits, notes)
+    rows, _ = splits["train"]
+    single = np.flatnonzero(np.bincount(rows["label"], minlength=len(classes)) == 1)
+    if len(single):
+        notes.append(
+            f"train: {len(single):,} classes have one image, too few to hold any out: {few(classes[label] for label in single)}. "
+            "Add images, or take the classes out"
+        )
     if "validation" not in splits and settings.validation_fraction:
         return hold_out(root, splits, settings, notes)
     return splits
@@ -88,18 +93,15 @@ def find_splits(root):
     folders, tables = {}, {}
     for split, names in SPLIT_NAMES.items():
         found = {root / name: {name} for name in names if (root / name).is_dir()}
-        listed = {
-            path: {name}
-            for name in names
-            for path in sorted(
-                {*root.glob(f"{name}.csv"), *root.glob(f"{name}.parquet"), *root.glob(f"{name}-*.parquet")}
-            )
-        }
-        for there, kind in ((found, folders), (listed, tables)):
-            if there:
-                require_one_name(split, there)
-                kind[split] = list(there)
-    return {split: folder for split, (folder,) in folders.items()}, tables
+        if found:
+            require_one_name(split, found)
+            (folders[split],) = found
+        patterns = [(name, pattern) for name in names for pattern in (".csv", ".parquet", "-*.parquet")]
+        listed = {path: {name} for name, pattern in patterns for path in sorted(root.glob(f"{name}{pattern}"))}
+        if listed:
+            require_one_name(split, listed)
+            tables[split] = sorted(listed)
+    return folders, tables
 
 
 def scan_folders(folders, root, notes):
@@ -165,7 +167,13 @@ def _scan_class(root, path):
             raise DataError(
                 f"{_shown(os.path.join(root, folder))}: this link leads back to a folder above it; remove it"
             )
-        for entry in _entries(here):
+        try:
+            entries = list(os.scandir(here))
+        except OSError as error:
+            raise DataError(
+                f"{_shown(here)}: cannot be read ({error.strerror}); remove it, or make it readable"
+            ) from None
+        for entry in entries:
             name = os.path.join(folder, entry.name)
             if _is_folder(entry):
                 folders.append((name, above | {here}))
@@ -175,15 +183,6 @@ def _scan_class(root, path):
                 others += 1
     found.sort()
     return [name for name, _ in found], np.array([size for _, size in found], np.int64), others
-
-
-def _entries(folder):
-    try:
-        return list(os.scandir(folder))
-    except OSError as error:
-        raise DataError(
-            f"{_shown(folder)}: cannot be read ({error.strerror}); remove it, or make it readable"
-        ) from None
 
 
 def _is_folder(entry):
@@ -231,16 +230,6 @@ def _picked(rows, names, which):
     spelled = [names[start:end] for start, end in zip(kept["name_start"].tolist(), ends.tolist(), strict=True)]
     writer.add(spelled, kept["label"], kept["length"], kept["start"])
     return writer.arrays()
-
-
-def _note_small_classes(classes, splits, notes):
-    rows, _ = splits.get("train", next(iter(splits.values())))
-    single = np.flatnonzero(np.bincount(rows["label"], minlength=len(classes)) == 1)
-    if len(single):
-        names = few(classes[label] for label in single)
-        notes.append(
-            f"train: {len(single):,} classes have one image, too few to hold any out: {names}. Add images, or take the classes out"
-        )
 
 
 def _shown(name):

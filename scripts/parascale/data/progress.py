@@ -4,7 +4,6 @@ import sys
 import time
 
 SECONDS_BETWEEN_LINES = 10.0
-LOOKS_APART = 1024  # the clock is read once in so many items
 
 
 class Progress:
@@ -38,14 +37,9 @@ class Progress:
 
     def count(self, items):
         """Pass items through, counting them."""
-        pending = 0
         for item in items:
             yield item
-            pending += 1
-            if pending == LOOKS_APART:
-                self.add(pending)
-                pending = 0
-        self.add(pending)
+            self.add(1)
 
     def _left(self):
         """An estimate of the time left, at the speed so far; empty where it is unknown."""

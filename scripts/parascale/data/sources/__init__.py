@@ -4,7 +4,6 @@ A kind is a module with one function `fetch(source, output, attempts)` that make
 or not at all. What a broken download already has waits in `<output>.partial` for the next attempt.
 """
 
-from contextlib import contextmanager
 from pathlib import Path
 
 from parascale.data.sources import builtin, files, hub, url
@@ -31,23 +30,17 @@ def download(source, output, attempts=ATTEMPTS, force=False):
 
 def made(source, output, fetch, attempts, keep=True):
     """The raw folder `output`, made by `fetch`. keep: one that is there, whole and of the same settings, is kept."""
-    with full_disk_is_an_error(output), _alone(output):
-        if not (keep and _is_whole(source, output)):
-            fetch(source, Path(output), attempts)
-    return Raw(output)
-
-
-@contextmanager
-def _alone(output):
-    """Let no other process of this machine download into the folder `output` at the same time: both would append to one piece."""
     folder = Path(output).parent
-    make_folder(folder)
-    with locked(folder) as ours:
-        if ours is False:
-            raise DownloadError(
-                f"{output}: another process is downloading into {folder} just now; wait until it has ended"
-            )
-        yield
+    with full_disk_is_an_error(output):
+        make_folder(folder)
+        with locked(folder) as ours:  # two processes would append to one piece
+            if ours is False:
+                raise DownloadError(
+                    f"{output}: another process is downloading into {folder} just now; wait until it has ended"
+                )
+            if not (keep and _is_whole(source, output)):
+                fetch(source, Path(output), attempts)
+    return Raw(output)
 
 
 def _is_whole(source, output):

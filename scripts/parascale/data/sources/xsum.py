@@ -23,18 +23,9 @@ from parascale.settings import SPLITS
 
 SECTION = re.compile(r"^\[SN\](.+?)\[SN\]\s*$", re.MULTILINE)
 FOR_SHARING = {
-    "Share this with",
-    "Email",
-    "Facebook",
-    "Messenger",
-    "Twitter",
-    "Pinterest",
-    "WhatsApp",
-    "Linkedin",
-    "LinkedIn",
-    "Copy this link",
-    "These are external links and will open in a new window",
-}
+    "Share this with", "Email", "Facebook", "Messenger", "Twitter", "Pinterest", "WhatsApp", "Linkedin", "LinkedIn",
+    "Copy this link", "These are external links and will open in a new window",
+}  # fmt: skip
 SCHEMA = pyarrow.schema([(name, pyarrow.string()) for name in ("id", "document", "summary")])
 ROWS = 4096  # that are written at once
 
@@ -58,13 +49,11 @@ def convert(paths, folder):
         writers = {split: stack.enter_context(file) for split, file in files.items()}
         rows = {split: [] for split in SPLITS}
         progress = stack.enter_context(Progress("articles", unit="articles", total=len(split_of)))
-        for number, article in _articles(archives[0], split_of):
-            document, summary = _parts(article, number, archives[0])
+        for number, article in progress.count(_articles(archives[0], split_of)):
             split = split_of.pop(number)
-            rows[split].append((number, document, summary))
+            rows[split].append((number, *_parts(article, number, archives[0])))
             if len(rows[split]) == ROWS:
                 _write(writers[split], rows[split])
-            progress.add(1)
         for split in SPLITS:
             _write(writers[split], rows[split])
     if split_of:
@@ -119,15 +108,13 @@ def _parts(article, number, archive):
     """(document, summary) of an article's text."""
     _, *rest = SECTION.split(article)
     sections = dict(zip(rest[::2], rest[1::2], strict=True))
-    try:
-        return tuple(_cleaned(sections[name]) for name in ("RESTBODY", "FIRST-SENTENCE"))
-    except KeyError as error:
-        raise DataError(f"article {number} of the archive has no section {error}. {_remedy(archive)}") from None
-
-
-def _cleaned(text):
-    lines = (line.rstrip("\r") for line in text.split("\n"))
-    return "\n".join(line for line in lines if line.strip() and line not in FOR_SHARING).strip()
+    found = []
+    for name in ("RESTBODY", "FIRST-SENTENCE"):
+        if name not in sections:
+            raise DataError(f"article {number} of the archive has no section {name}. {_remedy(archive)}")
+        lines = (line.rstrip("\r") for line in sections[name].split("\n"))
+        found.append("\n".join(line for line in lines if line.strip() and line not in FOR_SHARING).strip())
+    return found
 
 
 def _write(writer, rows):
