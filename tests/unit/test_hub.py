@@ -124,15 +124,6 @@ def test_other_kinds_of_file_become_parquet(site, tmp_path, ending, content):
     assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == ["manifest.json", "train.parquet"]
 
 
-def test_a_column_of_another_name(site, tmp_path):
-    publish(site, {"train.parquet": parquet("one", column="content")})
-    raw = download(source_of(site, columns={"text": "content"}), tmp_path / "raw")
-    assert texts_of(raw) == {"train": ["one"]}
-    raw = download(source_of(site), tmp_path / "other")
-    with pytest.raises(DataError, match=r"no column `text` .it has content.*data.source.columns"):
-        texts_of(raw)
-
-
 def test_a_broken_download_continues(site, tmp_path):
     content = parquet(*(hashlib.sha256(b"%d" % number).hexdigest() for number in range(20_000)))
     publish(site, {"train.parquet": content, "dev.parquet": parquet("small")})
@@ -146,16 +137,6 @@ def test_a_broken_download_continues(site, tmp_path):
     before = site.bytes_sent
     download(source_of(site), tmp_path / "raw")
     assert site.bytes_sent - before == len(answer) + len(parquet("small"))  # the first file did not come again
-
-
-def test_a_broken_connection_is_continued(site, tmp_path):
-    content = parquet(*(hashlib.sha256(b"%d" % number).hexdigest() for number in range(20_000)))
-    publish(site, {"train.parquet": content})
-    address = f"/datasets/someone/words/resolve/{COMMIT}/train.parquet"
-    site.breaks, site.break_after = 2, 8 * transfer.BLOCK_BYTES  # the API's short answer is the first to be `cut`
-    download(source_of(site), tmp_path / "raw", attempts=2)
-    ranges = [headers.get("Range") for path, headers in site.requests if path == address]
-    assert ranges == [None, f"bytes={8 * transfer.BLOCK_BYTES}-"]
 
 
 def test_the_login_is_used_and_not_shown_to_the_storage(site, tmp_path, monkeypatch):
@@ -188,21 +169,6 @@ def test_images_come_with_the_login_and_can_be_indexed(site, tmp_path, monkeypat
     asked = len(site.requests)
     download_images(source_of(site), Images(), tmp_path / "raw")
     assert len(site.requests) == asked
-
-
-@pytest.mark.parametrize(
-    ("names", "columns"),
-    [(("document", "summary"), {}), (("article", "highlights"), {"document": "article", "summary": "highlights"})],
-)
-def test_pairs_of_document_and_summary_come_through_the_hub(site, tmp_path, names, columns):
-    rows = {"train": [("long text", "short"), ("no summary", None)], "validation": [("another", "one")]}
-    tables = {
-        split: {name: [pair[place] for pair in pairs] for place, name in enumerate(names)}
-        for split, pairs in rows.items()
-    }
-    publish(site, {f"data/{split}-00000-of-00001.parquet": table_of(table) for split, table in tables.items()})
-    raw = download(source_of(site, columns=columns), tmp_path / "raw")
-    assert {split: list(raw.pairs(split)) for split in raw.splits} == rows
 
 
 def test_gated_sets_name_the_login(site, tmp_path):

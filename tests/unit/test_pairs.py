@@ -11,7 +11,7 @@ from parascale.data.pairs import Pairs, prepare_pairs
 from parascale.data.sources import download
 from parascale.data.text import IGNORED, Tokens
 from parascale.data.tokenize import END_ID
-from parascale.errors import ConfigError, DataError
+from parascale.errors import DataError
 from parascale.evaluation.task import open_task
 from parascale.settings import Source, Text, Workload, make
 from parascale.settings.data import ExpectedText
@@ -124,14 +124,6 @@ def test_subwords_give_the_text_back(tmp_path):
     pairs = Pairs(tokens, "train", 200, 50)
     found = [decoded(tokens, pairs, number) for number in range(len(pairs))]
     assert found == [[row["document"], row["summary"]] for row in GOOD]
-
-
-def test_a_summariser_takes_no_flat_tokens(tmp_path):
-    from parascale.settings import load_workload
-
-    (tmp_path / "bad.yaml").write_text("task: summarisation\ndata: {format: flat}\n")
-    with pytest.raises(ConfigError, match=r"`data\.format` = `flat` is not known\. Allowed: pairs"):
-        load_workload(tmp_path, "bad")
 
 
 def test_ends_that_do_not_fit_are_damage(tmp_path):

@@ -70,6 +70,7 @@ def test_the_next_attempt_continues_after_giving_up(site, tmp_path):
     assert site.bytes_sent == len(TEXT)
 
 
+@pytest.mark.slow
 def test_a_killed_download_continues(site, tmp_path):
     """kill −9 in the middle, then once more: the bytes that had come are not asked for again."""
     site.files["/data/train.txt"] = content = os.urandom(8 << 20)
