@@ -28,15 +28,15 @@ VIOLATIONS = {
 # A row of the run table, and what is said of it. The workload has 4 heads, 2 layers, a window of 64 and batches of 64.
 UNTRAINABLE = {
     "degrees and processes": ({"gpus_per_node": 4, "dp": 2}, "dp × fsdp × tp × pp = 2, but nodes × gpus_per_node = 4"),
-    "GPUs of a node": ({"gpus_per_node": 8, "dp": 8}, "gpus_per_node = 8, but a node of jureca has 4"),
+    "GPUs of a node": ({"gpus_per_node": 8, "dp": 8}, "gpus_per_node = 8, but jureca has 4 a node"),
     "nodes": (
         {"nodes": 25, "gpus_per_node": 4, "dp": 100, "scaling": "weak"},
-        "nodes = 25, but the largest partition of jureca takes 24",
+        "nodes = 25, but the largest partition of jureca has 24",
     ),
     "idle GPUs": ({"gpus_per_node": 4, "idle_gpus": 4}, "leaves none of gpus_per_node = 4"),
     "heads": ({"gpus_per_node": 3, "tp": 3}, "tp = 3 does not divide model.heads = 4"),
     "layers": ({"gpus_per_node": 4, "pp": 4, "micro_batches": 4}, "4 pipeline stages, but model.layers = 2"),
-    "batch": ({"nodes": 24, "gpus_per_node": 4, "dp": 96}, "global_batch = 64 cannot be cut into"),
+    "batch": ({"nodes": 24, "gpus_per_node": 4, "dp": 96}, "global_batch = 64 is less than"),
     "batch of a pipeline": ({"gpus_per_node": 2, "pp": 2, "micro_batches": 3}, "must be a multiple of"),
     "too few micro-batches": (
         {"gpus_per_node": 2, "pp": 2, "micro_batches": 2, "schedule": "LoopedBFS"},

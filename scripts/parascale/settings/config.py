@@ -30,16 +30,12 @@ class Checkpoints:
         "formats to write; `transformers` is a folder that this library loads, for models that it has too",
     )
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = option(
-        None,
-        "convert weights to this dtype; default: as trained. The optimizer's state keeps its dtype",
-        expert=True,
+        None, "convert weights to this dtype; default: as trained. The optimizer's state keeps its dtype", expert=True
     )
     optimizer: bool = option(True, "include the optimizer's state, if the checkpoint holds it", expert=True)
     memory_mb: int = option(256, "limit for the tensors in memory at once, in MiB", low=1, expert=True)
     threads: int = option(2, "parts of tensors read at once", low=1, high=64, expert=True)
-    file_mb: int = option(
-        5000, "largest `.safetensors` file in MB; a larger model is written as shards and an index", low=1, expert=True
-    )
+    file_mb: int = option(5000, "largest `.safetensors` file in MB; a larger model is split", low=1, expert=True)
 
 
 @settings(CONDUCT)
@@ -48,14 +44,8 @@ class Summaries:
 
     documents: int | None = option(None, "documents of the test split to summarise; default: all", low=1)
     beams: int = option(4, "beams of the beam search; the report also shows greedy search", low=2)
-    length_penalty: Number = option(
-        1.0, "a summary's log probability is divided by its length to this power", low=0.0, expert=True
-    )
-    examples: int = option(
-        5,
-        "summaries that the report shows with their references, of models that beat the documents' first words",
-        low=0,
-    )
+    length_penalty: Number = option(1.0, "power of the length that divides its log probability", low=0.0, expert=True)
+    examples: int = option(5, "summaries in the report, of models that beat the documents' first words", low=0)
 
 
 @settings(CONDUCT)
@@ -111,9 +101,7 @@ class Budget:
         "a workflow that would train again what cost more, because settings, code or data changed, does not start; `null`: no limit",
         low=0.0,
     )
-    quota: Number | None = option(
-        None, "the project's quota in core-hours: plans show their share of it, and warn when they exceed it", above=0.0
-    )
+    quota: Number | None = option(None, "the project's core-hours: plans show their share and warn above it", above=0.0)
 
 
 @settings(SITE)
@@ -133,9 +121,7 @@ class Config:
     title: str = option("Scaling report", "heading of the report")
     account: str | None = option(None, "account that Slurm charges; also `--config account=NAME`")
     partition: str | None = option(None, "partition of the site; default: its first")
-    data_partition: str | None = option(
-        None, "partition for jobs that need no GPU; default: the site's `data_partition`; `none`: that of the runs"
-    )
+    data_partition: str | None = option(None, "partition for jobs without GPU; default: the site's; `none`: the runs'")
     parity: Parity = section(Parity, "the short runs that prove each layout right")
     checkpoints: Checkpoints = section(Checkpoints, "what a run's checkpoint is converted into")
     formats: Formats = section(Formats, "how data is converted")
@@ -150,8 +136,5 @@ class Config:
         CONDUCT,
     )
     timeout_seconds: Number = option(
-        300.0,
-        "a run ends if a collective operation takes longer, or a training step 1.5 times as long",
-        CONDUCT,
-        above=0.0,
+        300.0, "a run ends if a collective operation takes longer, or a step 1.5 times as long", CONDUCT, above=0.0
     )

@@ -29,12 +29,8 @@ class Source:
         "drawn images",
     )
     config: str | None = option(None, "`hub`: configuration of the dataset (`wikitext-2-v1`)")
-    revision: str | None = option(
-        None, "`hub`: commit to download; required, so that the data of a result cannot change"
-    )
-    endpoint: str | None = option(
-        None, "`hub`: a server other than huggingface.co, such as a mirror", CONDUCT, expert=True
-    )
+    revision: str | None = option(None, "`hub`: commit to download; required, because branches and tags move")
+    endpoint: str | None = option(None, "`hub`: another server than huggingface.co, as a mirror", CONDUCT, expert=True)
     columns: dict[str, str] = option(
         {}, "role → name of the column, if they differ (`{text: content}`, `{document: article, summary: highlights}`)"
     )
@@ -69,15 +65,13 @@ class Source:
         said = f"{where}: `data.source.content: {self.content}`"
         if self.kind != "url" or self.location:
             raise ConfigError(
-                f"{said} is for what is fetched: `kind: url` without `location`. Set `content: files`: what is there is read "
-                "as it is"
+                f"{said} needs `kind: url` without `location`; what is there is read as it is: `content: files`"
             )
         if of_images:
             raise ConfigError(f"{said} makes texts and their summaries, no images; set `task: summarisation`")
         if any(isinstance(entry, dict) and entry.get("split") for entry in self.urls):
             raise ConfigError(
-                f"{said} takes its splits from the list of articles: leave out `split` in `urls`, and choose rows with "
-                "`data.source.files`"
+                f"{said} has splits of its own: leave out `split` in `urls`; `data.source.files` chooses rows"
             )
 
     def _check_kind(self, where, of_images):
@@ -120,9 +114,7 @@ class Text:
     )
     lowercase: bool = option(False, "lower-case the text first")
     min_count: int = option(1, "words that the train split has less often become `<unk>`", low=1)
-    max_vocabulary: int | None = option(
-        None, "keep only this many of the most frequent entries, including the special ones", low=3
-    )
+    max_vocabulary: int | None = option(None, "keep so many of the most frequent entries, special ones included", low=3)
     pretrained: str | None = option(
         None,
         "`pretrained`: folder of a model in Hugging Face's format (`$DATA/t5-small`) with `config.json`, `tokenizer.json` and "
@@ -153,12 +145,8 @@ class Text:
 class Expected:
     """What a plan may assume before the data is there; exact figures are checked against the data once that is."""
 
-    vocabulary: int | None = option(
-        None, "entries of the vocabulary, including special ones; for images, classes", low=2
-    )
-    train_samples: int | None = option(
-        None, "rows of the train split, including excluded ones (documents, images)", low=1
-    )
+    vocabulary: int | None = option(None, "entries of the vocabulary, special ones included; of images, classes", low=2)
+    train_samples: int | None = option(None, "rows of the train split (documents, images), excluded ones too", low=1)
     approximate: bool = option(False, "these figures are estimates: the data may have others")
 
 
@@ -167,9 +155,7 @@ class ExpectedText(Expected):
     """What a plan may assume of text."""
 
     train_tokens: int | None = option(None, "tokens of the train split", low=1)
-    validation_tokens: int | None = option(
-        None, "tokens of the validation split; default: a tenth of the train split's", low=1
-    )
+    validation_tokens: int | None = option(None, "tokens of the validation split; default: `train_tokens` / 10", low=1)
 
 
 @settings(CONDUCT)

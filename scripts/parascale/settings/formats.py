@@ -19,12 +19,8 @@ class Images:
     test: int = option(400, "`builtin`: images to draw for testing", low=10)
     size: int = option(64, "`builtin`: width and height in pixels", low=16, high=2048)
     quality: int = option(90, "`builtin`: JPEG quality", low=1, high=95, expert=True)
-    noise: Number = option(
-        8.0, "`builtin`: standard deviation of the noise on each pixel, of 255", low=0.0, high=64.0, expert=True
-    )
-    seed: int = option(
-        1, "`builtin`: seed of the images; for every source, seed of the split below", low=0, expert=True
-    )
+    noise: Number = option(8.0, "`builtin`: standard deviation of each pixel's noise", low=0.0, high=64.0, expert=True)
+    seed: int = option(1, "seed of the split below, and of `builtin` images", low=0, expert=True)
     validation_fraction: Number = option(
         0.1,
         "fraction of each class that is held out if the source has no validation split; "
@@ -43,9 +39,7 @@ class Formats:
         "formats to write images in; `squashfs` needs its tools and FUSE",
     )
     tokens: list[TokenFormat] = option(list(TOKEN_FORMATS), "formats to write tokens in")
-    shards: int = option(
-        1, "number of files per format; each is written by its own job. Aim for 1 to 8 GiB per shard", low=1
-    )
+    shards: int = option(1, "files per format, each written by its own job; best of 1 to 8 GiB each", low=1)
     seed: int = option(1, "seed of the shuffle before writing", low=0, expert=True)
     bad_samples: Literal["error", "skip"] = option(
         "error",
@@ -75,10 +69,7 @@ class Formats:
 class Loaders:
     """The benchmark of readers."""
 
-    workloads: list[str] = option(
-        [],
-        "further workloads whose data is converted and measured although no run trains them",
-    )
+    workloads: list[str] = option([], "workloads whose data is converted and measured although no run trains them")
     io: ReadCalls = option(
         "auto",
         "how bytes are read: `pread`, `mmap`, or `auto`: `mmap` if the data fits half the memory and is on a local "
@@ -92,9 +83,6 @@ class Loaders:
         above=0.0,
     )
     repeats: int = option(3, "number of passes; the table shows their median and spread", low=1, expert=True)
-    workers: list[int] = option(
-        [0, 2],
-        "threads that decode, in the measurement from file to tensor",
-    )
+    workers: list[int] = option([0, 2], "threads that decode, in the measurement from file to tensor")
     cold: bool = option(True, "also measure after dropping the files from the page cache, if possible")
     shared_memory: bool = option(False, "also measure from a copy in `/dev/shm`")

@@ -51,7 +51,7 @@ class Layout:
     sequence_parallel: bool = option(True, "tensor parallelism also splits the sequence, between the matrices")
     loss_parallel: bool = option(True, "tensor parallelism computes the loss on split logits")
     reshard_after_forward: bool = option(
-        True, "FSDP frees gathered parameters after the forward pass (saves memory, but gathers twice)"
+        True, "FSDP frees gathered parameters after the forward pass and gathers again"
     )
     activation_checkpointing: Recomputation = option(
         False,
@@ -63,10 +63,7 @@ class Layout:
         "batch norm uses the samples of all ranks; otherwise each rank uses its own, so every layout is a different training, and "
         "the first rank's statistics are evaluated and saved",
     )
-    compile: bool | None = option(
-        None,
-        "compile blocks and loss with `torch.compile`; default: on GPUs, where the model's family says that it gains",
-    )
+    compile: bool | None = option(None, "compile blocks and loss; default: on GPUs, if the model's family gains by it")
 
     @property
     def world_size(self):
@@ -131,18 +128,13 @@ class Layout:
     def check(self):
         """Raise ConfigError where the degrees and the machine do not match."""
         if self.idle_gpus >= self.gpus_per_node:
-            raise ConfigError(
-                f"idle_gpus = {self.idle_gpus} leaves none of gpus_per_node = {self.gpus_per_node} to work"
-            )
+            raise ConfigError(f"idle_gpus = {self.idle_gpus} leaves none of gpus_per_node = {self.gpus_per_node}")
         product = math.prod(getattr(self, axis) for axis in DEGREES)
         if product != self.world_size:
             idle = f" (less {self.idle_gpus} idle a node)" if self.idle_gpus else ""
             raise ConfigError(f"{' × '.join(DEGREES)} = {product}, but nodes × gpus_per_node{idle} = {self.world_size}")
         if self.pp == 1 and self.micro_batches > 1:
-            raise ConfigError(
-                f"micro_batches = {self.micro_batches} needs pp > 1; without a pipeline use the workload's "
-                "`training.accumulate`"
-            )
+            raise ConfigError(f"micro_batches = {self.micro_batches} needs pp > 1; otherwise use `training.accumulate`")
         if self.pp > 1 and self.pipeline_schedule != "GPipe" and self.micro_batches < self.stages:
             raise ConfigError(
                 f"schedule {self.schedule} needs at least as many micro_batches as stages "

@@ -21,16 +21,12 @@ class Optim:
 
     name: Literal["adamw", "sgd"] = option("adamw", "optimizer")
     lr: Number = option(1e-3, "peak learning rate, for `training.global_batch`", above=0.0)
-    lr_scaling: Literal["none", "linear", "sqrt"] = option(
-        "none", "how `lr` grows with the global batch in weak scaling"
-    )
+    lr_scaling: Literal["none", "linear", "sqrt"] = option("none", "growth of `lr` with the batch in weak scaling")
     schedule: Literal["cosine", "constant", "one_cycle"] = option(
         "cosine",
         "learning rate after the warm-up; `one_cycle` has no warm-up: it rises and falls, once or as `cycles` say",
     )
-    cycles: list[Cycle] = option(
-        [], "`one_cycle`: the cycles in turn; default: one cycle with the defaults of `optim.cycles[]`"
-    )
+    cycles: list[Cycle] = option([], "`one_cycle`: the cycles in turn; default: one with the defaults below")
     swing: Number = option(
         0.0,
         "`one_cycle`: AdamW's first decay rate, or SGD's momentum, is higher by this amount at the start of a cycle, and lower by it "

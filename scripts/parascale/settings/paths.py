@@ -91,26 +91,15 @@ class Paths:
         """A run under way."""
         return self.under_way / "runs" / run
 
-    def parity_work(self, run):
-        """A parity run under way."""
-        return self.under_way / "parity" / run
-
     def probe(self, probe):
         """A finished probe."""
         return self.results / "probes" / probe
 
-    def probe_work(self, probe):
-        """A probe under way."""
-        return self.under_way / "probes" / probe
-
     def places(self, kind):
         """Functions from a name to the folder of what is finished of it and of what is under way; kind: `run`, `parity` or
         `probe`."""
-        return {
-            "run": (self.run, self.work),
-            "parity": (self.parity, self.parity_work),
-            "probe": (self.probe, self.probe_work),
-        }[kind]
+        folder = {"run": "runs", "parity": "parity", "probe": "probes"}[kind]
+        return (self.results / folder).joinpath, (self.under_way / folder).joinpath
 
     def calibration(self, site):
         """What probes said of a site's prices."""

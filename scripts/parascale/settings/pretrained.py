@@ -52,9 +52,7 @@ class Pretrained:
         numbers = self._numbers()
         order = list(range(len(numbers)))
         if sorted(numbers.values()) != order:
-            raise DataError(
-                f"{self.folder / TOKENIZER} and {CONFIG} do not fit: some numbers below the model's `vocab_size` have no entry"
-            )
+            raise DataError(f"{self.folder / TOKENIZER} lacks entries below `vocab_size` of {CONFIG}")
         for ours, theirs in enumerate(self._unknown_and_end(numbers)):
             place = order.index(theirs)
             order[ours], order[place] = order[place], order[ours]
@@ -101,9 +99,7 @@ class Pretrained:
             raise DataError(f"{self.folder / TOKENIZER}: it has no entry `{unknown}` for what is unknown")
         end = self.config.get("eos_token_id")
         if end not in numbers.values() or end == numbers[unknown]:
-            raise DataError(
-                f"{self.folder / CONFIG}: `eos_token_id` = {end} is not an entry of {TOKENIZER} that can end a text"
-            )
+            raise DataError(f"{self.folder / CONFIG}: `eos_token_id` = {end} is not an entry of {TOKENIZER}")
         return numbers[unknown], end
 
     def _json(self, name):

@@ -30,9 +30,7 @@ class Run:
         "and optimizer state in fp32; fp16 scales its loss, and is for GPUs without bf16 (V100, T4)",
     )
     engine: Literal["native", "lightning"] = option("native", "training loop: ours or PyTorch Lightning's", LAYOUT)
-    scaling: Literal["strong", "weak"] = option(
-        "strong", "`strong`: the global batch is fixed; `weak`: the batch of a data-parallel rank is fixed"
-    )
+    scaling: Literal["strong", "weak"] = option("strong", "fixed is the global batch (`strong`) or a rank's (`weak`)")
     seed: int = option(1, "seed of initial weights, sample order and dropout", low=0, high=2**63)
     baseline: str | None = option(
         None,
@@ -41,9 +39,7 @@ class Run:
     )
     repeat: int = option(1, "number of the repeat, for otherwise equal rows; counted by default", SITE, low=1)
     deterministic: bool = option(False, "use only deterministic kernels: a repeated run gives the same bits")
-    average_every: int | None = option(
-        None, "local SGD: ranks train apart and average their parameters every so many steps", low=1
-    )
+    average_every: int | None = option(None, "local SGD: ranks train apart and average every so many steps", low=1)
     averaging: Literal["all", "neighbour", "server"] = option(
         "all",
         "with whom ranks that train apart average: `all`; one `neighbour` on a ring (gossip); or a parameter `server` that they "
@@ -153,15 +149,12 @@ class Run:
             raise ConfigError(f"profile = `{self.profile}` ends before it begins")
         if self.profile is not None and training.steps is not None and self.profile_steps[1] > training.steps:
             raise ConfigError(f"profile = `{self.profile}` is outside of training.steps = {training.steps}")
-        parts = self.parts
+        parts, cut = self.parts, "dp × fsdp × micro_batches × accumulate"
         if self.global_batch < parts:
-            raise ConfigError(
-                f"global_batch = {self.global_batch} cannot be cut into dp × fsdp × micro_batches × accumulate = {parts} parts"
-            )
+            raise ConfigError(f"global_batch = {self.global_batch} is less than {cut} = {parts}")
         if layout.pp > 1 and self.global_batch % parts:
             raise ConfigError(
-                f"with a pipeline, global_batch = {self.global_batch} must be a multiple of "
-                f"dp × fsdp × micro_batches × accumulate = {parts}"
+                f"with a pipeline, global_batch = {self.global_batch} must be a multiple of {cut} = {parts}"
             )
         self.workload.model.check(self)
         self._check_engine()
@@ -173,61 +166,44 @@ class Run:
         if optim.schedule != "one_cycle" and (optim.cycles or optim.swing):
             raise ConfigError(f"optim.cycles and optim.swing need optim.schedule: one_cycle, not {optim.schedule}")
         if steps is not None and optim.warmup_steps >= steps:
-            raise ConfigError(
-                f"optim.warmup_steps = {optim.warmup_steps} leaves none of training.steps = {steps} to train"
-            )
+            raise ConfigError(f"optim.warmup_steps = {optim.warmup_steps} leaves none of training.steps = {steps}")
         if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
             raise ConfigError(f"optim.betas = {optim.betas} must be two numbers from 0 to below 1")
         if not 0 <= optim.usual_momentum < 1:
             raise ConfigError(f"optim.momentum = {optim.usual_momentum} must be from 0 to below 1")
         if optim.swing and not optim.swing < optim.usual_momentum < 1 - optim.swing:
-            raise ConfigError(
-                f"optim.swing = {optim.swing} takes a momentum of {optim.usual_momentum} out of the range between 0 and 1"
-            )
+            raise ConfigError(f"optim.swing = {optim.swing} takes the momentum {optim.usual_momentum} to 0 or 1")
 
     def _check_engine(self):
         layout = self.layout
         only_ddp = layout.dimensions.keys() <= {"dp"}
         if self.engine == "lightning" and (not only_ddp or self.average_every):
-            raise ConfigError(
-                "engine lightning offers single and ddp; use engine native for other degrees and local SGD"
-            )
+            raise ConfigError("engine lightning offers single and ddp; other degrees and local SGD need engine native")
         if self.precision == "fp16" and (self.engine == "lightning" or self.average_every):
             raise ConfigError(
-                "precision fp16 leaves out steps whose gradient overflows on any rank: neither Lightning's loop nor ranks that train "
-                "apart (average_every) can do so; take bf16"
+                "precision fp16 cannot leave out overflowing steps with engine lightning or average_every; take bf16"
             )
         if self.average_every and (not only_ddp or layout.dp == 1):
             raise ConfigError("average_every (local SGD) needs dp > 1 and no other degree")
         every = self.workload.training.evaluate_every
         if self.average_every and every and every % self.average_every:
             raise ConfigError(
-                f"training.evaluate_every = {every} must be a multiple of average_every = {self.average_every}: "
-                "between averages there is no single model to evaluate"
+                f"training.evaluate_every = {every} must be a multiple of average_every = {self.average_every}"
             )
         if self.average_every and self.workload.model.counts_batches:
-            raise ConfigError(
-                "average_every (local SGD) averages parameters, but not batch norm's statistics: take model.norm: group"
-            )
+            raise ConfigError("average_every does not average batch norm's statistics: take model.norm: group")
         if self.averaging != "all" and not self.average_every:
-            raise ConfigError(
-                f"averaging = {self.averaging} needs average_every: after how many steps ranks come together"
-            )
+            raise ConfigError(f"averaging = {self.averaging} needs average_every, a number of steps")
         if self.averaging != "all" and every == self.average_every:
             raise ConfigError(
-                f"averaging = {self.averaging} would never happen: an evaluation needs one model, so ranks average with all whenever "
-                f"training.evaluate_every = {every} comes round; take a smaller average_every"
+                f"averaging = {self.averaging} never happens if all average at training.evaluate_every = {every}"
             )
         if self.averaging == "neighbour" and layout.dp % 2:
-            raise ConfigError(
-                f"averaging = neighbour pairs ranks, and dp = {layout.dp} leaves one alone; take an even number"
-            )
+            raise ConfigError(f"averaging = neighbour pairs ranks: dp = {layout.dp} must be even")
         if self.compression != "none" and (
             not only_ddp or layout.dp == 1 or self.average_every or self.engine != "native"
         ):
-            raise ConfigError(
-                "compression applies to DDP's gradients: it needs dp > 1, no other degree, engine native and no average_every"
-            )
+            raise ConfigError("compression needs dp > 1, no other degree, engine native and no average_every")
         if self.compression != "none" and self.precision == "fp16":
             raise ConfigError("compression would overflow with the scaled gradients of precision fp16; take bf16")
         if self.average_every and self.init_from:

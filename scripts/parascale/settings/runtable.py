@@ -61,7 +61,7 @@ def _lines(path):
             _refuse_other_separators(header, where)
             if {cell.strip('"').lower() for cell in header}.isdisjoint(COLUMNS):
                 raise ConfigError(
-                    f"{where}: no column `{column}`: the first line must be the header, such as run, workload, gpus_per_node, dp"
+                    f"{where}: no column `{column}`: the first line must be the header: run, workload, dp, …"
                 )
             raise ConfigError(f"{where}: unknown column `{column}`{strict.nearest(column, COLUMNS)}")
     for (number, _), cells in zip(numbered[1:], reader, strict=True):

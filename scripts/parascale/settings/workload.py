@@ -89,9 +89,7 @@ class Model:
         for axis, degree in run.layout.dimensions.items():
             if axis not in ("dp", *kind.degrees):
                 offered = ", ".join(("single", "dp", *kind.degrees))
-                raise ConfigError(
-                    f"model.kind = `{self.kind}` cannot be trained with {axis} = {degree}. It offers {offered}"
-                )
+                raise ConfigError(f"model.kind = `{self.kind}` offers no {axis} = {degree}. Allowed: {offered}")
         self.check_sizes(run)
 
     def check_sizes(self, run):
@@ -103,30 +101,16 @@ class Training:
     """How much is trained, and what happens on the way."""
 
     global_batch: int = option(64, "samples per optimizer step, over all ranks", low=1)
-    accumulate: int = option(
-        1, "parts into which a rank divides its share of a step (gradient accumulation)", LAYOUT, low=1
-    )
+    accumulate: int = option(1, "gradient accumulation: parts of a rank's share of a step", LAYOUT, low=1)
     steps: int | None = option(None, "optimizer steps; give this or `epochs`", low=1, high=10**9)
     epochs: Number | None = option(None, "passes over the train split; give this or `steps`", above=0.0)
-    evaluate: bool = option(
-        True, "evaluate on the validation and test splits, and keep the weights of the best validation loss"
-    )
-    evaluate_every: int | None = option(
-        None, "steps between evaluations on the validation split; default: only at the end", low=1
-    )
+    evaluate: bool = option(True, "evaluate on validation and test splits, and keep the best weights")
+    evaluate_every: int | None = option(None, "steps between evaluations; default: only at the end", low=1)
     evaluation_batch: int | None = option(
-        None,
-        "samples that a rank evaluates at once; default: as many as it trains on at once",
-        CONDUCT,
-        low=1,
-        expert=True,
+        None, "samples evaluated at once; default: those trained", CONDUCT, low=1, expert=True
     )
-    checkpoint_every: int | None = option(
-        None, "steps between resumable checkpoints; default: only at the end", CONDUCT, low=1
-    )
-    checkpoint_minutes: Number | None = option(
-        30.0, "minutes between resumable checkpoints, whichever comes first; `null`: never by time", CONDUCT, above=0.0
-    )
+    checkpoint_every: int | None = option(None, "steps between checkpoints; default: only at the end", CONDUCT, low=1)
+    checkpoint_minutes: Number | None = option(30.0, "minutes between them; `null`: never by time", CONDUCT, above=0.0)
     checkpoint_async: bool = option(
         False,
         "write checkpoints in the background, from a copy of the state in host memory, which must have room for it (pinned for GPUs: "
@@ -162,9 +146,7 @@ class SummaryTraining(Training):
     """Training on pairs of a document and its summary."""
 
     window: int = option(64, "tokens of a document", low=2, high=10**7)
-    summary_window: int = option(
-        32, "most tokens of a summary, including its end; pairs with longer summaries are left out", low=2
-    )
+    summary_window: int = option(32, "most tokens of a summary with its end; longer pairs are left out", low=2)
     over_long: Literal["cut", "leave_out"] = option(
         "cut",
         "documents of more than `window` tokens: `cut` keeps the beginning, `leave_out` leaves the pair out; the record counts both",
@@ -186,12 +168,7 @@ class ImageTraining(Training):
         "differently",
         before="full",
     )
-    workers: int = option(
-        0,
-        "threads per rank that decode ahead; with `decoder: dali`, DALI's own threads; 0: the rank decodes between its steps",
-        CONDUCT,
-        low=0,
-    )
+    workers: int = option(0, "threads per rank that decode ahead (or DALI's own); 0: none", CONDUCT, low=0)
     label_smoothing: Number = option(
         0.0,
         "fraction of a target that is spread evenly over all classes, only in training (Szegedy et al. 2016, arXiv:1512.00567)",
