@@ -3,10 +3,10 @@
 import shutil
 
 import pytest
-import torch
 
 from parascale.checkpoint import read
 from parascale.checkpoint.convert import convert
+from parascale.checkpoint.verify import same_bits
 from parascale.files import read_json, read_json_lines
 from parascale.settings.config import Checkpoints
 
@@ -57,16 +57,10 @@ def load_and_save_again(settings, pairs):
     stop_processes()
 
 
-def contents(folder):
-    return read.read(folder, list(read.tensors(folder)))
-
-
 def differing(ours, theirs):
     """Names whose tensors are not the same to the bit; the sets of names must be the same."""
     assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
-    return [
-        name for name in ours if ours[name].dtype != theirs[name].dtype or not torch.equal(ours[name], theirs[name])
-    ]
+    return [name for name in ours if not same_bits(ours[name], theirs[name])]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +95,7 @@ def test_checkpoints_are_worth_moving(name, trained):
     from parascale.checkpoint.metadata import read_index
 
     _, folder = trained[name]
-    held = contents(folder)
+    held = read.read(folder)
     moments = [tensor for key, tensor in held.items() if key.endswith(("exp_avg", "exp_avg_sq"))]
     assert len(moments) == 2 * sum(key.startswith("model.") for key in held)
     assert all(tensor.count_nonzero() > 0 for tensor in moments)
@@ -117,7 +111,7 @@ def test_any_layout_loads_what_any_other_saved_and_a_file_carried(target, traine
     pairs = [(str(folder), str(tmp_path / f"{name}-{form}")) for (name, form), folder in travelled.items()]
     run_on_ranks(load_and_save_again, ranks_of(settings), tmp_path / "ranks", settings, pairs, seconds=240)
     for name, form in travelled:
-        found = differing(contents(tmp_path / f"{name}-{form}"), contents(trained[name][1]))
+        found = differing(read.read(tmp_path / f"{name}-{form}"), read.read(trained[name][1]))
         assert not found, f"{name} → {form} → {target}: {found}"
 
 
@@ -159,12 +153,9 @@ def test_a_start_that_does_not_fit_is_refused(make_settings, tmp_path):
     short = make_settings("short", training={"steps": 4}, init_from="first") | start
     with pytest.raises(AssertionError, match="starts after step 4 of run first, but ends with step 4"):
         run_on_ranks(train_settings, 1, tmp_path / "ranks-short", short)
+    shape = r"model\.blocks\.0\.feed_forward\.up\.weight has shape \[64, 32\] instead of \[96, 32\]"
     for name, model, message in (
-        (
-            "wide",
-            {"hidden": 96},
-            r"model\.blocks\.0\.feed_forward\.up\.weight has shape \[64, 32\] instead of \[96, 32\]",
-        ),
+        ("wide", {"hidden": 96}, shape),
         ("deep", {"layers": 6}, r"it lacks model\.blocks\.4\."),
         ("flat", {"layers": 2}, r"the model has no model\.blocks\.2\."),
     ):
@@ -186,7 +177,7 @@ def test_saving_behind_the_training_changes_nothing(name, make_settings, tmp_pat
     folders = sorted((tmp_path / "kept-behind").iterdir())
     assert [folder.name for folder in folders] == [f"step-{step:09d}" for step in (2, 4, 6)]
     for folder in folders:
-        assert not differing(contents(folder), contents(tmp_path / "kept-waiting" / folder.name)), folder.name
+        assert not differing(read.read(folder), read.read(tmp_path / "kept-waiting" / folder.name)), folder.name
     lines = read_json_lines(tmp_path / "results/behind/steps.jsonl")
     assert ["checkpoint_seconds" in line for line in lines] == [False, True] * 3
 

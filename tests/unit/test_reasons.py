@@ -59,54 +59,38 @@ def other_code(made):
     record(made, made.paths.run("single"), code=code)
 
 
-def nothing(made):
-    pass
+def with_layout(run):
+    return dataclasses.replace(run, layout=Layout(gpus_per_node=2, dp=2))
 
 
-CASES = [
-    ("new", lambda made: shutil.rmtree(made.paths.run("single")), lambda run: run, "new", 0.0),
-    ("a setting", nothing, lambda run: changed(run, lr=2e-3), "`optim.lr` 0.001 → 0.002", 2.5),
-    (
-        "a setting that digests leave out",
-        nothing,
-        lambda run: dataclasses.replace(run, compression="fp16"),
-        "`compression` none → fp16",
-        2.5,
+# (what changes in the folders, in the run) → (words, core-hours that are repeated)
+CASES = {
+    "new": (lambda made: shutil.rmtree(made.paths.run("single")), None, "new", 0.0),
+    "a setting": (None, lambda run: changed(run, lr=2e-3), "`optim.lr` 0.001 → 0.002", 2.5),
+    "a setting that digests leave out": (None, {"compression": "fp16"}, "`compression` none → fp16", 2.5),
+    "the layout": (None, with_layout, "`layout.gpus_per_node` 1 → 2, `layout.dp` 1 → 2", 2.5),
+    "code": (other_code, None, CODE + "parallel/fsdp.py, train/step.py", 2.5),
+    "data": (other_data, None, "its data", 2.5),
+    "the repeat": (None, {"repeat": 2}, "`repeat` 1 → 2", 2.5),
+    "a file": (
+        lambda made: shutil.rmtree(made.paths.run("single") / "best"), None, "a file of its result is missing", 2.5,
     ),
-    (
-        "the layout",
-        nothing,
-        lambda run: dataclasses.replace(run, layout=Layout(gpus_per_node=2, dp=2)),
-        "`layout.gpus_per_node` 1 → 2, `layout.dp` 1 → 2",
-        2.5,
-    ),
-    ("code", other_code, lambda run: run, CODE + "parallel/fsdp.py, train/step.py", 2.5),
-    ("data", other_data, lambda run: run, "its data", 2.5),
-    ("the repeat", nothing, lambda run: dataclasses.replace(run, repeat=2), "`repeat` 1 → 2", 2.5),
-    (
-        "a file",
-        lambda made: shutil.rmtree(made.paths.run("single") / "best"),
-        lambda run: run,
-        "a file of its result is missing",
-        2.5,
-    ),
-    (
-        "a title",
+    "a title": (
         lambda made: Store(made.paths.trainings).adopt(made.paths.run("single")),
-        lambda run: run,
-        "kept in the store: published in seconds",
-        0.0,
+        None, "kept in the store: published in seconds", 0.0,
     ),
-]
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("prepare", "change", "words", "repeats"), [pytest.param(*rest, id=name) for name, *rest in CASES]
-)
-def test_the_reason_names_what_changed(trained, prepare, change, words, repeats):
+@pytest.mark.parametrize("case", CASES)
+def test_the_reason_names_what_changed(trained, case):
     made = trained()
-    prepare(made)
-    made.runs["single"] = change(made.runs["single"])
+    prepare, change, words, repeats = CASES[case]
+    if prepare:
+        prepare(made)
+    if change:
+        run = made.runs["single"]
+        made.runs["single"] = dataclasses.replace(run, **change) if isinstance(change, dict) else change(run)
     reason = Planner(made).reason("single")
     assert (reason.words, reason.repeats, reason.kept) == (words, repeats, words.startswith("kept"))
 
@@ -132,7 +116,7 @@ def test_what_is_begun_and_continues_says_so(trained):
     run = made.runs["single"]
     record(made, made.paths.work("single"), changed(run, lr=2e-3))
     assert Planner(made).reason("single").words == "a file of its result is missing"
-    made.runs["single"] = dataclasses.replace(changed(run, lr=2e-3), layout=Layout(gpus_per_node=2, dp=2))
+    made.runs["single"] = with_layout(changed(run, lr=2e-3))
     assert Planner(made).reason("single").words == "continues what was begun"
 
 

@@ -50,24 +50,31 @@ def test_what_is_kept_is_known_and_whole(store):
     assert store.finished("b" * 64) is None
 
 
-def test_what_is_cut_off_while_it_is_put_there_is_not_kept(tmp_path):
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(errno.ENOSPC, "No space left on device"), FullDiskError)],
+)
+def test_what_is_cut_off_while_it_is_put_there_is_not_kept(tmp_path, failure, error):
     store = Store(tmp_path)
-    with pytest.raises(KeyboardInterrupt), store.keeping(KEY, "runs/one") as folder:
+    with pytest.raises(error), store.keeping(KEY, "runs/one") as folder:
         fill(folder, run_of())
-        raise KeyboardInterrupt
-    assert store.finished(KEY) is None and store.all() == []
-    with store.keeping(KEY, "runs/one") as folder:
-        fill(folder, run_of())
-    assert [entry.name for entry in tmp_path.iterdir()] == [KEY]
+        raise failure
+    assert store.finished(KEY) is None and store.all() == [] and not list(tmp_path.iterdir())
+
+
+def refuse_links(monkeypatch):
+    """A filesystem without hard links."""
+
+    def refuse(*paths):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
 
 
 @pytest.mark.parametrize("linked", [True, False])
 def test_it_is_shown_under_the_names_of_today_and_with_the_conduct_of_then(store, tmp_path, monkeypatch, linked):
-    def refuse(*paths):
-        raise OSError(errno.EPERM, "no hard links here")
-
     if not linked:
-        monkeypatch.setattr(os, "link", refuse)
+        refuse_links(monkeypatch)
     output = tmp_path / "results/runs/two"
     fill(output, run_of("before"), "b" * 64)
     (output / "profile").mkdir()  # of what was shown before
@@ -87,9 +94,7 @@ def test_it_is_shown_under_the_names_of_today_and_with_the_conduct_of_then(store
 def test_links_that_wandb_leaves_in_a_result_neither_stop_its_keeping_nor_damage_it(tmp_path, monkeypatch, linked):
     """`latest-run` may dangle; `debug-core.log` leads to a cache, whose files others change."""
     if not linked:
-        monkeypatch.setattr(
-            os, "link", lambda *paths: (_ for _ in ()).throw(OSError(errno.EPERM, "no hard links here"))
-        )
+        refuse_links(monkeypatch)
     store, shown, cache = Store(tmp_path / "store"), tmp_path / "results/runs/one", tmp_path / "core.log"
     fill(shown, run_of())
     cache.write_text("begun")
@@ -150,14 +155,6 @@ def test_two_that_put_the_same_training_there_do_not_mix(tmp_path):
         fill(other, run_of())
     store.check(store.finished(KEY))
     assert [entry.name for entry in tmp_path.iterdir()] == [KEY]
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path):
-    store = Store(tmp_path)
-    with pytest.raises(FullDiskError), store.keeping(KEY, "runs/one") as folder:
-        fill(folder, run_of())
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["steps.jsonl", "best/weights"])

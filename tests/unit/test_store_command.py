@@ -114,8 +114,9 @@ def test_what_no_result_shows_stays_within_the_bound_the_newest_first(store, tmp
     assert left(store) == {"old"}, "what results show never goes by itself"
 
 
-def test_what_the_run_table_asks_for_stays_while_no_result_shows_it(store, tmp_path):
-    """Snakemake empties a result long before its job's turn comes."""
+@pytest.mark.parametrize("words", [["--unused"], ["--to", "0"], None])
+def test_what_the_run_table_asks_for_stays_while_no_result_shows_it(call, store, tmp_path, words):
+    """Snakemake empties a result long before its job's turn comes; neither a person nor the bound frees it then."""
     made = bounded(tmp_path, 0.0)
     run = made.runs["single"]
     write_json(made.paths.data_of(run) / "manifest.json", {"vocabulary": 5000, "splits": {}})
@@ -123,21 +124,11 @@ def test_what_the_run_table_asks_for_stays_while_no_result_shows_it(store, tmp_p
     with store.keeping(key, "runs/single") as folder:
         fill(folder, run, key)
     shutil.rmtree(made.paths.run("shown"))
-    assert shown_places(made.paths.results) == {}
-    trim(made)
-    assert left(store) == {"single"}
-
-
-@pytest.mark.parametrize("words", [["--unused"], ["--to", "0"]])
-def test_what_the_run_table_asks_for_is_not_unused(call, store, tmp_path, words):
-    made = project(tmp_path)
-    run = made.runs["single"]
-    write_json(made.paths.data_of(run) / "manifest.json", {"vocabulary": 5000, "splits": {}})
-    key = key_of(run, made.site, data_known(made.paths.data_of(run)))
-    with store.keeping(key, "runs/single") as folder:
-        fill(folder, run, key)
-    assert call("free", *words, "--yes")[0] == 0
-    assert left(store) == {"old", "single"}
+    if words is None:
+        trim(made)
+    else:
+        assert call("free", *words, "--yes")[0] == 0
+    assert shown_places(made.paths.results) == {} and left(store) == {"single"}
 
 
 def test_a_training_under_way_is_not_freed(call, tmp_path, monkeypatch):
