@@ -7,9 +7,7 @@ What a killed conversion left there goes when the same target is written again.
 
 import dataclasses
 import json
-import shutil
 import time
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from parascale.checkpoint import export
@@ -19,9 +17,8 @@ from parascale.checkpoint.source import RUN_RECORD, WEIGHTS, forms_in, open_sour
 from parascale.checkpoint.tensors import DTYPES, Streaming, cast
 from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
 from parascale.data.progress import Progress
-from parascale.errors import CheckpointError, TrainingError
-from parascale.files import atomic_path, full_disk_is_an_error, require_space, sync_tree, write_json
-from parascale.lease import Lease
+from parascale.errors import CheckpointError
+from parascale.files import atomic_folder, require_space, sync_tree, write_json
 
 SPARE_BYTES = 16 << 20  # headers, indexes, and what a filesystem rounds up
 
@@ -31,54 +28,28 @@ def convert(folder, target, settings, forms, form=None):
     whole.
 
     settings: config Checkpoints. form: which form of the source to read, where it holds several. Returns form → {files,
-    bytes, seconds, peak_memory_bytes}. Raises CheckpointError for a source that is not whole or has no such form, or a
-    target that another writes, RequirementError where the disk has no room; then the target is not there, or is the one
-    from before.
+    bytes, seconds, peak_memory_bytes}. Raises CheckpointError for a source that is not whole or has no such form,
+    RequirementError where the disk has no room; then the target is not there, or is the one from before.
     """
     target = Path(target)
     if Path(folder).resolve() == target.resolve():
         raise CheckpointError(f"{folder} cannot be converted into itself; name another target")
     if target.is_file() or (target.is_dir() and any(target.iterdir()) and not _is_conversion(target)):
         raise CheckpointError(f"{target} would be replaced, but is not a checkpoint; name another target")
-    with open_source(folder, form, settings.threads) as source, full_disk_is_an_error(target):
+    with open_source(folder, form, settings.threads) as source:
         contents = {name: _contents(source, settings, name) for name in forms}
         total = sum(tensor.bytes for stems in contents.values() for held in stems.values() for tensor in held.values())
-        with _only_writer(target) as within:
-            require_space(within, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
-            with atomic_path(target, within) as partial, Progress(f"convert {folder}", "B", total) as progress:
-                partial.mkdir()
-                streaming = Streaming(settings.memory_mb << 20, settings.threads, progress)
-                record = {name: _write(name, partial, source, contents[name], streaming, settings) for name in forms}
-                _seal(partial, source, record, settings)
+        require_space(target.parent, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
+        with atomic_folder(target) as partial, Progress(f"convert {folder}", "B", total) as progress:
+            streaming = Streaming(settings.memory_mb << 20, settings.threads, progress)
+            record = {name: _write(name, partial, source, contents[name], streaming, settings) for name in forms}
+            _seal(partial, source, record, settings)
     return record
 
 
 def _is_conversion(folder):
     """Whether a folder is a conversion's: with its manifest, or without, which Snakemake deletes before it converts again."""
     return (folder / MANIFEST).is_file() or ((folder / RUN_RECORD).is_file() and bool(forms_in(folder)))
-
-
-@contextmanager
-def _only_writer(target):
-    """Yield a folder beside `target` to write it in, without what killed conversions left there; CheckpointError while
-    another writes it, on whatever host."""
-    folder = target.with_name(f".{target.name}.partial")
-    folder.mkdir(parents=True, exist_ok=True)
-    # Listed before the lease is asked for: nothing that a living writer begins from then on is among it.
-    left = [path for path in folder.iterdir() if path.is_dir()]
-    lease = Lease(folder)
-    try:
-        lease.acquire()
-    except TrainingError as error:
-        raise CheckpointError(str(error)) from None
-    try:
-        for path in left:
-            shutil.rmtree(path, ignore_errors=True)
-        yield folder
-    finally:
-        lease.release()
-        with suppress(OSError):  # another may be about to write there
-            folder.rmdir()
 
 
 def _seal(partial, source, record, settings):
