@@ -36,28 +36,6 @@ def test_a_layout_holds_exactly_where_its_degrees_multiply_to_its_processes(node
 
 
 @pytest.mark.parametrize(
-    ("layout", "message"),
-    [
-        ({"nodes": 2, "gpus_per_node": 4, "dp": 3, "tp": 2}, "dp × fsdp × tp × pp = 6, but nodes × gpus_per_node = 8"),
-        (
-            {"nodes": 2, "gpus_per_node": 4, "idle_gpus": 3, "dp": 4},
-            r"dp × fsdp × tp × pp = 4, but nodes × gpus_per_node \(less 3 idle a node\) = 2",
-        ),
-        ({"idle_gpus": 1}, "idle_gpus = 1 leaves none of gpus_per_node = 1"),
-        ({"gpus_per_node": 2, "dp": 2, "micro_batches": 4}, "micro_batches = 4 needs pp > 1"),
-        ({"gpus_per_node": 4, "pp": 4, "micro_batches": 2}, r"at least as many micro_batches as stages \(4\), not 2"),
-        (
-            {"gpus_per_node": 2, "pp": 2, "micro_batches": 2, "schedule": "Interleaved1F1B"},
-            r"at least as many micro_batches as stages \(4\), not 2",
-        ),
-    ],
-)
-def test_a_layout_that_does_not_add_up_says_both_sides(layout, message):
-    with pytest.raises(ConfigError, match=message):
-        Layout(**layout).check()
-
-
-@pytest.mark.parametrize(
     ("strategy", "layout", "average_every"),
     [
         ("single", {}, None),
@@ -93,9 +71,26 @@ def run(layout=None, training=None, model=None, optim=None, task="language_model
     return Run(run="r", workload=problem, layout=Layout(**layout or {}), **settings_of_run)
 
 
+LAYOUTS = [
+    ({"nodes": 2, "gpus_per_node": 4, "dp": 3, "tp": 2}, "dp × fsdp × tp × pp = 6, but nodes × gpus_per_node = 8"),
+    (
+        {"nodes": 2, "gpus_per_node": 4, "idle_gpus": 3, "dp": 4},
+        r"dp × fsdp × tp × pp = 4, but nodes × gpus_per_node \(less 3 idle a node\) = 2",
+    ),
+    ({"idle_gpus": 1}, "idle_gpus = 1 leaves none of gpus_per_node = 1"),
+    ({"gpus_per_node": 2, "dp": 2, "micro_batches": 4}, "micro_batches = 4 needs pp > 1"),
+    ({"gpus_per_node": 4, "pp": 4, "micro_batches": 2}, r"at least as many micro_batches as stages \(4\), not 2"),
+    (
+        {"gpus_per_node": 2, "pp": 2, "micro_batches": 2, "schedule": "Interleaved1F1B"},
+        r"at least as many micro_batches as stages \(4\), not 2",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        *(({"layout": layout}, message) for layout, message in LAYOUTS),
         ({"training": {"steps": None}}, "either training.steps or training.epochs"),
         ({"training": {"epochs": 2.0}}, "either training.steps or training.epochs"),
         ({"optim": {"warmup_steps": 10}}, "warmup_steps = 10 leaves none of training.steps = 10"),
@@ -187,17 +182,10 @@ def test_the_learning_rate_grows_with_a_weakly_scaled_batch_as_asked(rule, facto
     assert dataclasses.replace(wide, scaling="strong").peak_lr == 0.5
 
 
-@pytest.mark.parametrize(
-    ("evaluate", "which", "folder"),
-    [
-        (True, "best", "best"),
-        (True, "last", "checkpoint"),
-        (False, "best", "checkpoint"),
-        (False, "last", "checkpoint"),
-    ],
-)
-def test_a_run_that_is_not_evaluated_knows_no_best_weights(evaluate, which, folder):
-    assert run(training={"evaluate": evaluate}).checkpoint_folder(which) == folder
+def test_a_run_that_is_not_evaluated_knows_no_best_weights():
+    evaluated, not_evaluated = (run(training={"evaluate": evaluate}) for evaluate in (True, False))
+    assert [each.checkpoint_folder("best") for each in (evaluated, not_evaluated)] == ["best", "checkpoint"]
+    assert [each.checkpoint_folder("last") for each in (evaluated, not_evaluated)] == ["checkpoint", "checkpoint"]
 
 
 def test_the_parity_run_is_short_exact_and_of_the_same_problem():

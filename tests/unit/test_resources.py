@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from parascale.launch.node import GRACE_SECONDS
 from parascale.launch.resources import data_resources, node_resources, resources
@@ -47,15 +45,6 @@ def test_account_and_partition_are_named_only_where_they_are_known():
     asked = resources(Layout(), JURECA, 5, partition="dc-gpu-devel", account="training")
     assert (asked["slurm_partition"], asked["slurm_account"]) == ("dc-gpu-devel", "training")
     assert "gres" not in node_resources(JURECA, 5)
-
-
-@given(nodes=st.integers(1, 64), gpus=st.integers(1, 4), minutes=st.integers(1, 1440))
-def test_every_job_asks_for_whole_nodes_and_enough_gpus(nodes, gpus, minutes):
-    asked = resources(Layout(nodes=nodes, gpus_per_node=gpus, dp=nodes * gpus), JURECA, minutes)
-    assert asked["nodes"] * asked["cpus_per_task"] == nodes * JURECA.cores_per_node
-    assert asked["nodes"] * int(asked["gres"].removeprefix("gpu:")) == nodes * gpus
-    # The plugin refuses `mpi` with a single task, and starts one task where it is missing.
-    assert ("mpi" in asked) == (nodes > 1) == ("tasks" in asked)
 
 
 def test_srun_is_told_everything():
@@ -107,14 +96,6 @@ def test_on_jsc_machines_results_lie_in_the_users_own_folder_below_scratch(monke
         roots.append(load_project_file(*(f"config/{file}.yaml" for file in names.split())).root)
         assert roots[-1].parent == Path(f"/p/scratch/training/parascale-{user}")
     assert len(set(roots)) == len(roots)
-
-
-def test_the_wikitext_runs_cover_the_strategies(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    runs = load_project_file("config/jureca.yaml").runs.values()
-    strategies = {run.strategy for run in runs}
-    assert {"single", "ddp", "multi_node", "fsdp", "tp", "pp", "naive", "three_d"} <= strategies
-    assert [run.layout.idle_gpus for run in runs if run.run == "waste"] == [3]
 
 
 @pytest.mark.parametrize("name", ("local", *CLUSTERS))

@@ -84,18 +84,14 @@ class Source:
                 f"{where}: images of kind `files` need `data.source.location`: the folder that holds `train/<class>/…`, or "
                 "`train.csv` with columns path and label"
             )
-        if self.kind == "files" and not self.files:
-            raise ConfigError(
-                f"{where}: a source of kind `files` needs `data.source.files`: split → path, such as `{{train: my/*.txt}}`"
-            )
-        if self.kind == "url" and not self.urls:
-            raise ConfigError(
-                f"{where}: a source of kind `url` needs `data.source.urls`: a list of `{{url, sha256, split}}`"
-            )
-        if self.kind == "hub" and not self.name:
-            raise ConfigError(
-                f"{where}: a source of kind `hub` needs `data.source.name`, the data set's id such as `Salesforce/wikitext`"
-            )
+        needs = {
+            "files": ("files", "split → path, such as `{train: my/*.txt}`"),
+            "url": ("urls", "a list of `{url, sha256, split}`"),
+            "hub": ("name", "the data set's id, such as `Salesforce/wikitext`"),
+        }
+        key, meaning = needs.get(self.kind, ("kind", ""))
+        if not getattr(self, key):
+            raise ConfigError(f"{where}: a source of kind `{self.kind}` needs `data.source.{key}`: {meaning}")
         if self.kind == "hub" and not COMMIT.fullmatch(self.revision or ""):
             raise ConfigError(
                 f"{where}: `data.source.revision` = `{self.revision}` must be a commit, 40 hex digits: a branch or tag moves, and "

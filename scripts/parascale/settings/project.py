@@ -154,17 +154,8 @@ def placed(values, files):
     for path in files:
         more, places = read_placed(path)
         read, marks = merged(read, more), marks | places.marks
-    same = {keys: mark for keys, mark in marks.items() if _at(read, keys) == _at(values, keys)}
+    same = {keys: mark for keys, mark in marks.items() if read.get(keys[0]) == values.get(keys[0])}
     return Places(files[-1] if files else "the configuration", same)
-
-
-def _at(values, keys):
-    for key in keys:
-        if isinstance(values, dict):
-            values = values.get(key)
-        else:
-            values = values[key] if isinstance(values, list) and isinstance(key, int) and key < len(values) else None
-    return values
 
 
 def load_site(config, name):

@@ -1,6 +1,7 @@
 """The run table: one row a run, one column a setting of Run or Layout."""
 
 import csv
+import re
 
 from parascale.errors import ConfigError
 from parascale.settings import strict
@@ -39,7 +40,7 @@ def read_rows(path):
             setting = LAYOUT_COLUMNS.get(column) or RUN_COLUMNS.get(column)
             if cell not in EMPTY:
                 given = layout if column in LAYOUT_COLUMNS else values
-                given[column] = _typed(setting, cell, place, column)
+                given[column] = _typed(setting, cell)
         for column in ("run", "workload"):
             if column not in values:
                 raise ConfigError(f"{place}: `{column}` is missing ({RUN_COLUMNS[column].field.description})")
@@ -81,16 +82,9 @@ def _refuse_other_separators(cells, where):
             raise ConfigError(f"{where}: tabs separate columns, but this line has {name}")
 
 
-def _typed(setting, cell, place, column):
-    """A text cell as the value that its setting takes."""
+def _typed(setting, cell):
+    """A text cell as the value that its setting takes. One that it does not take stays text, which the setting refuses."""
     kinds = str(setting.hint)
-    if "bool" in kinds or ("True" in kinds and cell.lower() in WORDS):
-        if cell.lower() not in WORDS:
-            raise ConfigError(f"{place.of((column,))}: `{column}` = `{cell}` must be true or false")
-        return WORDS[cell.lower()]
-    if "int" in kinds:
-        try:
-            return int(cell)
-        except ValueError:
-            raise ConfigError(f"{place.of((column,))}: `{column}` = `{cell}` must be a whole number") from None
-    return cell
+    if "bool" in kinds or "True" in kinds:
+        return WORDS.get(cell.lower(), cell)
+    return int(cell) if "int" in kinds and re.fullmatch(r"[+-]?\d+", cell) else cell
