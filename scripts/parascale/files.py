@@ -38,28 +38,24 @@ def open_flushed(path):
 class _FlushedBehind(io.FileIO):
     def __init__(self, path):
         super().__init__(path, "wb")
-        self._pool, self._flush, self._waiting = ThreadPoolExecutor(1), None, 0
+        self._pool, self._waiting = ThreadPoolExecutor(1), 0
+        self._flush = self._pool.submit(int)  # nothing yet
 
     def write(self, data):
         count = super().write(data)
         self._waiting += count
-        if self._waiting >= FLUSH_BYTES and (self._flush is None or self._flush.done()):
-            self._settle()
+        if self._waiting >= FLUSH_BYTES and self._flush.done():
+            self._flush.result()
             self._flush, self._waiting = self._pool.submit(os.fdatasync, self.fileno()), 0
         return count
 
     def close(self):
         if not self.closed:
             try:
-                self._settle()
+                self._flush.result()
             finally:
                 self._pool.shutdown()
                 super().close()
-
-    def _settle(self):
-        flush, self._flush = self._flush, None
-        if flush is not None:
-            flush.result()
 
 
 def make_folder(path):

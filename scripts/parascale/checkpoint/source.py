@@ -117,14 +117,10 @@ def _read_sharded(source):
                 f"{source.folder}: the index names no plain place for {name} at {list(chunk.offsets)}"
             )
         file = source.file(place.relative_path)
-
-        def locate():
-            tensor = _load_places(file, place.offset, place.length)
-            if tensor.shape != chunk.sizes or tensor.dtype != dtype:
-                raise CheckpointError(f"{file.name}: holds another shape or dtype of {name} than the index says")
-            return _place_of(file, place.offset, tensor)
-
-        return Piece(file, tuple(chunk.offsets), tuple(chunk.sizes), locate)
+        tensor = _load_places(file, place.offset, place.length)
+        if tensor.shape != chunk.sizes or tensor.dtype != dtype:
+            raise CheckpointError(f"{file.name}: holds another shape or dtype of {name} than the index says")
+        return Piece(file, _place_of(file, place.offset, tensor), tuple(chunk.offsets), tuple(chunk.sizes))
 
     tensors = {}
     for name, entry in index.state_dict_metadata.items():
@@ -195,7 +191,7 @@ def read_header(path):
 
 
 def _whole(name, file, shape, dtype, position):
-    return stored(name, shape, dtype, [Piece(file, (0,) * len(shape), tuple(shape), lambda: position)])
+    return stored(name, shape, dtype, [Piece(file, position, (0,) * len(shape), tuple(shape))])
 
 
 def _load_places(file, start, length):

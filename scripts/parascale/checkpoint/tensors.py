@@ -3,11 +3,11 @@
 Rows are entries of the first dimension; a tensor without dimensions counts as one row.
 """
 
-import functools
 import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -47,22 +47,16 @@ class Rows:
         return self.rows(0, self.count).reshape(self.shape)
 
 
-@dataclass
-class Piece:
-    """A block of a tensor that lies contiguously in an open file.
+class Piece(NamedTuple):
+    """A block of a tensor that lies contiguously in an open file, from byte `position` on.
 
-    offsets, sizes: its place in the tensor, by dimension. locate: function that finds its first byte in the file.
+    offsets, sizes: its place in the tensor, by dimension.
     """
 
     file: object
+    position: int
     offsets: tuple
     sizes: tuple
-    locate: Callable
-
-    @functools.cached_property
-    def position(self):
-        """The byte of the file at which the block begins, found at the first read."""
-        return self.locate()
 
 
 def stored(name, shape, dtype, pieces):
