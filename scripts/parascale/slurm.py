@@ -48,26 +48,18 @@ def node_name():
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-@dataclass(frozen=True)
-class Step:
-    """The job step of this process. node: this task's, from 0. first_host: the name of node 0."""
-
-    job: str
-    step: str
-    node: int
-    first_host: str
-
-
 def this_step():
-    """The Step; only srun sets what is read here. RequirementError where Slurm does not say which nodes it has."""
-    job, step, node = (os.environ[f"SLURM_{name}"] for name in ("JOB_ID", "STEP_ID", "NODEID"))
+    """(job, step, number of this task's node, host name of node 0) of the job step that this process is a task of.
+
+    RequirementError where Slurm does not say which nodes it has.
+    """
     command = ["scontrol", "show", "hostnames", os.environ["SLURM_STEP_NODELIST"]]
     hosts = _ask(command).split()
     if not hosts:
-        raise RequirementError(
-            f"`{' '.join(command)}` names no nodes of this step; start it with `parascale launch` in a job"
-        )
-    return Step(job, step, int(node), hosts[0])
+        line = " ".join(command)
+        raise RequirementError(f"`{line}` names no nodes of this step; start it with `parascale launch` in a job")
+    job, step, node = (os.environ[f"SLURM_{name}"] for name in ("JOB_ID", "STEP_ID", "NODEID"))
+    return job, step, int(node), hosts[0]
 
 
 def allocation():

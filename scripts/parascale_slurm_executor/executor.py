@@ -56,10 +56,8 @@ class RootExecutor(Executor):
     def run_array_jobs(self, jobs):
         """The same for jobs that become one array."""
         free = [job for job in jobs if self._is_left_to_us(job)]
-        if len(free) > 1:
-            super().run_array_jobs(free)
-        elif free:
-            super().run_job(free[0])
+        if free:
+            super().run_array_jobs(free) if len(free) > 1 else super().run_job(free[0])
 
     def _is_left_to_us(self, job):
         """Whether no job in the queue does a job's work; one that does is watched. Errors are failures of this job: Snakemake would not see
@@ -131,15 +129,13 @@ class RootExecutor(Executor):
         """Take a job of Slurm's for ours, or wait for its end before ours is submitted."""
         wildcards, ours = get_job_wildcards(job), key == key_of(job)
         log = self.slurm_logdir / f"{'group' if job.is_group() else 'rule'}_{job.name}" / wildcards / f"{identity}.log"
-        what = f"{job.name} {wildcards}".strip()
+        line = f"Job {job.jobid}: Slurm job {identity} already works on {f'{job.name} {wildcards}'.strip()}"
         if ours:
-            self.logger.info(f"Job {job.jobid}: Slurm job {identity} already works on {what}; it is taken up.")
+            line += "; it is taken up."
         else:
-            remedy = f" `scancel --signal=TERM {identity}` makes it save its state and end." if training_of(job) else ""
-            self.logger.info(
-                f"Job {job.jobid}: Slurm job {identity} works on {what} with other settings; this one is submitted when it has "
-                f"ended.{remedy}"
-            )
+            line += " with other settings; this one is submitted when it has ended."
+            line += f" `scancel --signal=TERM {identity}` makes it save its state and end." if training_of(job) else ""
+        self.logger.info(line)
         aux = {"slurm_logfile": log, "ours": ours, "submitted": False}
         self._report_job_submission_threadsafe(SubmittedJobInfo(job, external_jobid=identity, aux=aux))
 

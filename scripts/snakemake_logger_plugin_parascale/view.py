@@ -67,10 +67,17 @@ class View:
         """Jobs will run. total: how many."""
         if self.live:
             columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
-            self.bar = Progress(*columns, console=self.console)
+            self.bar = bar = Progress(*columns, console=self.console)
             self.task = self.bar.add_task("jobs", total=total, left="")
-            self.screen = Live(Group(Now(self.running), self.bar), console=self.console, refresh_per_second=2)
+            shown = {"get_renderable": lambda: Group(self.now(), bar), "console": self.console, "refresh_per_second": 2}
+            self.screen = Live(**shown)
             self.screen.start()
+
+    def now(self):
+        """What runs now, with the step and loss of trainings, from their files."""
+        lines = [_progress(name, training) for name, _, training in [*self.running.values()][:MOST]]
+        more = len(self.running) - MOST
+        return Text("\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]))
 
     def started(self, jobs):
         """jobs: number → (what it is called, the folder of the training that it is, or None), of jobs that were started."""
@@ -100,27 +107,17 @@ class View:
             self.bar = None
 
 
-class Now:
-    """What runs now, with the step and loss of trainings, from their files. running: number → (name, start, training or None)."""
-
-    def __init__(self, running):
-        self.running = running
-
-    def __rich__(self):
-        shown = list(self.running.values())
-        more = [f"and {len(shown) - MOST} more"] if len(shown) > MOST else []
-        return Text("\n".join([*(_progress(name, training) for name, _, training in shown[:MOST]), *more]))
-
-
 def _progress(name, training):
     """A line of a job that runs."""
-    if training is not None:
-        training.update()
-    if training is None or not training.step:
+    if training is None:
         return name
-    loss = training.last.get("loss")
+    training.update()
+    if not training.step:
+        return name
     words = [name, f"step {training.step:,}" + (f"/{training.steps:,}" if training.steps else "")]
-    return " · ".join([*words, *([f"loss {numbers.loss(loss)}"] if loss is not None else [])])
+    if (loss := training.last.get("loss")) is not None:
+        words.append(f"loss {numbers.loss(loss)}")
+    return " · ".join(words)
 
 
 def user_message(text, workflow):

@@ -14,7 +14,7 @@ from parascale.plan.planner import Planner
 from parascale.plan.price import PlannedJob
 from snakemake_logger_plugin_parascale.handler import LogHandler
 from snakemake_logger_plugin_parascale.live import Ledger
-from snakemake_logger_plugin_parascale.view import Now, View, user_message
+from snakemake_logger_plugin_parascale.view import View, user_message
 from tests.unit.test_plan_budget import jobs, project
 from tests.unit.test_watch import under_way
 
@@ -115,9 +115,9 @@ def test_what_runs_now_has_its_step_and_its_loss(tmp_path):
     *before, last = steps.read_text().splitlines()
     steps.write_text("\n".join([*before, json.dumps(json.loads(last) | {"loss": 123.45678})]) + "\n")
     expected = ["ddp 4 · lm-small · step 30/60 · loss 123.4568", "prepare prose", "tp 2 · lm-small"]
-    assert str(Now(shown.running).__rich__()).splitlines() == expected
+    assert str(shown.now()).splitlines() == expected
     shown.started(dict.fromkeys(range(4, 8), ("more", None)))
-    assert str(Now(shown.running).__rich__()).splitlines()[-2:] == ["more", "and 3 more"]
+    assert str(shown.now()).splitlines()[-2:] == ["more", "and 3 more"]
 
 
 def handler_of(tmp_path):

@@ -108,27 +108,18 @@ def _wrong_versions(pins):
     if sys.version_info[:2] < PYTHON:
         found.append(f"Python {sys.version.split()[0]} is too old: at least {PYTHON[0]}.{PYTHON[1]} is needed")
     for name, pinned in pins.items():
-        if name == "torch":
-            found += _too_old_torch()
-            continue
         try:
-            version = metadata.version(name)
+            version = of_torch("__version__") if name == "torch" else metadata.version(name)
         except metadata.PackageNotFoundError:
-            found.append(f"{name} {pinned} is not installed")
-            continue
+            version = None
+        if version is None:
+            found.append("torch is not installed" if name == "torch" else f"{name} {pinned} is not installed")
+        elif name == "torch" and tuple(map(int, re.match(r"(\d+)\.(\d+)", version).groups())) < TORCH:
+            found.append(f"torch {version} is too old: at least {TORCH[0]}.{TORCH[1]} is needed")
         # What follows `+` names a build (`2.13.0+cpu`), not another version.
-        if version.split("+")[0] != pinned:
+        elif name != "torch" and version.split("+")[0] != pinned:
             found.append(f"{name} {version} is installed, {pinned} is pinned")
     return found
-
-
-def _too_old_torch():
-    version = of_torch("__version__")
-    if version is None:
-        return ["torch is not installed"]
-    if tuple(map(int, re.match(r"(\d+)\.(\d+)", version).groups())) < TORCH:
-        return [f"torch {version} is too old: at least {TORCH[0]}.{TORCH[1]} is needed"]
-    return []
 
 
 def _wrong_driver(in_job):

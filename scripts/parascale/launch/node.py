@@ -104,7 +104,7 @@ def run_node(launch, place):
 def _meet(launch, place, wait):
     """(Peers, (torch's address, torch's port), what holds that port) once every node is there."""
     if launch.nodes > 1 and place.address != "127.0.0.1":
-        rendezvous.interface_addresses(launch.site.network, slurm.node_name())
+        rendezvous.interface_addresses(launch.site.network, slurm.node_name())  # or an error
     devices = visible_devices(launch.site, launch.processes, os.environ.get("CUDA_VISIBLE_DEVICES"))
     detail = f"{launch.threads} threads a process" + (f", GPUs {devices}" if devices else "")
     me = Node(place.node, slurm.node_name(), place.address, launch.processes, detail)

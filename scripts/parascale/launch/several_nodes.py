@@ -34,9 +34,9 @@ def run_in_step(line):
 
 def place_in_step(site, secret):
     """This task's Place among the nodes of its job step. secret: the path of the launch's secret."""
-    step = slurm.this_step()
-    address = rendezvous.address_of(step.first_host, site.network)
-    return Place(step.node, address, rendezvous.meeting_port(step.job, step.step), secret, bind=True)
+    job, step, node, first_host = slurm.this_step()
+    address = rendezvous.address_of(first_host, site.network)
+    return Place(node, address, rendezvous.meeting_port(job, step), secret, bind=True)
 
 
 def run_nodes_here(launch, launcher, options):
