@@ -47,7 +47,7 @@ def started(project, run, *options):
     )
 
 
-@pytest.mark.parametrize("run", ["here", "there"])
+@pytest.mark.parametrize("run", [pytest.param("here", marks=pytest.mark.slow), "there"])
 def test_torchrun_trains_a_run(project, run):
     with reserve_port() as holder:
         port = holder.getsockname()[1]

@@ -145,6 +145,7 @@ def test_a_launcher_without_the_secret_is_no_part_of_the_run(who, place, other_s
 
 def test_what_a_launcher_said_on_one_connection_proves_nothing_on_another(place, monkeypatch):
     """Nor does what node 0 itself says. The secret is never sent."""
+    monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 60.0)
     said, transmit = [], Channel._transmit
     monkeypatch.setattr(Channel, "_transmit", lambda self, line: said.append((self, line)) or transmit(self, line))
     hosting, secret = host(place, 3), read_secret(place.secret)
@@ -173,6 +174,7 @@ def test_strangers_neither_end_nor_delay_the_meeting(place, monkeypatch):
         b'{"hello": {"node": "x"}}\n',
         b"x" * 2**20,
         b"00" * 32 + b"\n" + b"0" * 64 + b"\n" + HELLO + b"\n",
+        b"00" * 32 + b"\n" + HELLO + b"\n",
     ]
     hosting, strangers = host(place), []
     for text in sent * 20:
@@ -201,6 +203,7 @@ def test_who_proves_nothing_is_hung_up_on(place, monkeypatch):
                 wait()
         silent.recv(4096)
         assert silent.recv(4096) == b""
+    monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 60.0)
     with pytest.raises(OSError), connect(place) as loud:
         while time.monotonic() < start + 3:
             loud.sendall(b"0" * 65536)
