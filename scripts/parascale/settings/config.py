@@ -17,17 +17,13 @@ class Checkpoints:
 
     report: Literal["none", "one", "all"] = option(
         "one",
-        "which checkpoints are converted and verified for the report. `one`: that of the first run whose weights are spread over "
-        "ranks, or else of the first run; the target `checkpoints` converts those of every run",
+        "checkpoints to convert and verify: of all runs, or of `one`, the first whose weights are spread, else the first",
     )
     which: Literal["best", "last"] = option(
-        "best",
-        "`best`: weights with the best validation loss (of a run without evaluation: the last ones); `last`: the end of the "
-        "training, with the optimizer's state",
+        "best", "weights of the `best` validation loss, or the `last` ones with the optimizer's state"
     )
     forms: Annotated[list[CheckpointForm], MinLen(1)] = option(
-        ["safetensors", "pt"],
-        "formats to write; `transformers` is a folder that this library loads, for models that it has too",
+        ["safetensors", "pt"], "formats to write; `transformers` for models that this library has too"
     )
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = option(
         None, "convert weights to this dtype; default: as trained. The optimizer's state keeps its dtype", expert=True
@@ -53,16 +49,12 @@ class Monitor:
     """Samples of the devices beside every training: `device.csv`."""
 
     interval_seconds: Number = option(
-        2.0,
-        "seconds between samples of GPUs, cores, memory, network and disk; a sample costs about a millisecond of one core",
-        low=0.1,
-        expert=True,
+        2.0, "seconds between samples of GPUs, cores, memory, network and disk", low=0.1, expert=True
     )
     wandb: Literal["none", "offline", "live"] = option(
         "none",
-        "also write the values of TensorBoard's events for Weights & Biases (`pip install wandb`) while a run trains. `offline`: into the "
-        "run's folder, `wandb/`, which `wandb sync` sends; `live`: sent at once, where compute nodes reach the internet. A run "
-        "that is continued continues its curves; a failure ends them, but not the training",
+        "write curves for Weights & Biases (`pip install wandb`): `offline` into the run's folder, for `wandb sync`, or `live` "
+        "where nodes reach the internet. Its failures do not end a training",
     )
     wandb_project: str = option("parascale", "the project at Weights & Biases")
 
@@ -81,8 +73,7 @@ class Keeping:
 
     gigabytes: Number | None = option(
         100.0,
-        "finished trainings that no result shows, and no run of the table asks for, are kept up to this size in GB; those used longest "
-        "ago go first. `null`: all stay",
+        "GB of finished trainings to keep that no run of the table asks for; those used longest ago go first. `null`: all stay",
         low=0.0,
     )
 
@@ -92,13 +83,11 @@ class Budget:
     """What the project may spend, in core-hours as they are charged."""
 
     core_hours: Number | None = option(
-        None,
-        "a workflow that is expected to cost more, together with what jobs of this root spent before, does not start",
-        above=0.0,
+        None, "most that this root may spend: no workflow starts that is expected to exceed it", above=0.0
     )
     repeated_core_hours: Number | None = option(
         1000.0,
-        "a workflow that would train again what cost more, because settings, code or data changed, does not start; `null`: no limit",
+        "no workflow starts that would repeat trainings of more because settings, code or data changed; `null`: no limit",
         low=0.0,
     )
     quota: Number | None = option(None, "the project's core-hours: plans show their share and warn above it", above=0.0)
@@ -110,8 +99,7 @@ class Config:
 
     root: str = option(
         ".",
-        "folder that holds `results/`, `work/` and `store/`; `$VARIABLES` are expanded, `${NAME:-other}` with a default. Default: the "
-        "working directory of the workflow",
+        "folder of `results/`, `work/` and `store/`, with `$VARIABLES` and `${NAME:-other}`; default: the working directory",
         path=True,
     )
     site: str = option("local", "the machine: a file in `sites`")
@@ -132,7 +120,7 @@ class Config:
     monitor: Monitor = section(Monitor, "how a running training is watched")
     continue_with_other_code: bool = option(
         False,
-        "continue an unfinished run although its training has changed (your own class was edited, or a new version computes other numbers), and note it in the record; otherwise the run starts again",
+        "continue an unfinished run although its training has changed, and note it; otherwise it starts again",
         CONDUCT,
     )
     timeout_seconds: Number = option(

@@ -20,13 +20,10 @@ class Source:
 
     kind: Literal["builtin", "hub", "files", "url"] = option(
         "builtin",
-        "where the data comes from: installed packages (no network), a Hugging Face dataset, "
-        "your own files, or addresses of files and archives",
+        "installed packages (no network), a Hugging Face dataset, your own files, or addresses of files and archives",
     )
     name: str | None = option(
-        None,
-        "`hub`: id of the dataset (`Salesforce/wikitext`); `builtin`: a corpus (`documentation`, `docstrings`) or `shapes`, "
-        "drawn images",
+        None, "`hub`: id (`Salesforce/wikitext`); `builtin`: `documentation`, `docstrings` or `shapes`, drawn images"
     )
     config: str | None = option(None, "`hub`: configuration of the dataset (`wikitext-2-v1`)")
     revision: str | None = option(None, "`hub`: commit to download; required, because branches and tags move")
@@ -36,21 +33,16 @@ class Source:
     )
     files: dict[Split, str | list] = option(
         {},
-        "`files`: split → path, glob or list of them; `valid.txt[:50%]` is the first half of its lines. "
-        "Formats: text (`.txt`), Parquet, JSON Lines",
+        "split → path, glob or list of them (`valid.txt[:50%]`: the first half): text, Parquet, JSON Lines",
         path=True,
     )
     urls: list = option([], "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked")
     content: Literal["files", "xsum"] = option(
         "files",
-        "`url`: `files`, to be read as they are; or `xsum`, as its authors publish it: an archive of articles and a list "
-        "(`.json`) of its splits, which become `train.parquet`, `validation.parquet` and `test.parquet`",
+        "`url`: `files` are read as they are; `xsum`, an archive of articles and a list of its splits, becomes Parquet",
     )
     location: str | None = option(
-        None,
-        "a folder on this machine that already holds the data (`$DATA/...`); it is read in place, never copied. "
-        "`files` are relative to it",
-        path=True,
+        None, "folder that already holds the data (`$DATA/...`), read in place; `files` are relative to it", path=True
     )
 
     def check(self, where, of_images=False):
@@ -105,16 +97,14 @@ class Text:
 
     tokenizer: Literal["word", "subword", "pretrained"] = option(
         "word",
-        "`word`: words between spaces, as in WikiText's published perplexities; `subword`: BPE trained on the train split; "
-        "`pretrained`: the tokenizer of a pretrained model",
+        "`word`: words between spaces, as published for WikiText; `subword`: BPE of the train split; `pretrained`: a model's",
     )
     lowercase: bool = option(False, "lower-case the text first")
     min_count: int = option(1, "words that the train split has less often become `<unk>`", low=1)
     max_vocabulary: int | None = option(None, "keep so many of the most frequent entries, special ones included", low=3)
     pretrained: str | None = option(
         None,
-        "`pretrained`: folder of a model in Hugging Face's format (`$DATA/t5-small`) with `config.json`, `tokenizer.json` and "
-        "`model.safetensors`, from `hf download google-t5/t5-small --local-dir $DATA/t5-small`",
+        "folder of a model in Hugging Face's format, from `hf download google-t5/t5-small --local-dir $DATA/t5-small`",
         path=True,
     )
     prefix: str = option("", "text before each document (T5: `'summarize: '`)")
@@ -160,15 +150,12 @@ class Data:
 
     dataset: str = option(
         "",
-        "name of the folder below `results/data/`; workloads that share a dataset must have the same "
-        "source, text and image settings. Default: the name of the workload",
+        "folder below `results/data/`, which workloads with the same data may share; default: the workload's name",
         SITE,
     )
     source: Source = section(Source, "where raw data comes from")
     stage: Literal["none", "ram"] = option(
-        "none",
-        "`ram`: each node copies the dataset into its memory (`/dev/shm`) before training and reads it there; "
-        "`none`: the dataset is read in place",
+        "none", "`ram`: each node first copies the dataset into its memory (`/dev/shm`); `none`: it is read in place"
     )
 
     pretrained: ClassVar = None  # folder of the model whose tokenizer the data is made with
@@ -234,11 +221,7 @@ class ImageData(Data):
     images: Images = section(Images, "how images are found or drawn")
     expected: Expected = section(Expected, "what a plan may assume before the data is there")
     format: ImageFormat = option("files", "format that the training reads")
-    io: ReadCalls = option(
-        "auto",
-        "how images are read from shards: `pread`, `mmap`, or `auto`, which chooses as for `loaders.io`; the numbers of "
-        "a training stay the same",
-    )
+    io: ReadCalls = option("auto", "how images are read from shards; `auto` chooses as for `loaders.io`")
 
     def made_from(self):
         """What two workloads that share a dataset must agree on."""

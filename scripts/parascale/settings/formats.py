@@ -22,11 +22,7 @@ class Images:
     noise: Number = option(8.0, "`builtin`: standard deviation of each pixel's noise", low=0.0, high=64.0, expert=True)
     seed: int = option(1, "seed of the split below, and of `builtin` images", low=0, expert=True)
     validation_fraction: Number = option(
-        0.1,
-        "fraction of each class that is held out if the source has no validation split; "
-        "a class with one image stays in the train split",
-        low=0.0,
-        high=0.5,
+        0.1, "fraction of each class to hold out if the source has no validation split", low=0.0, high=0.5
     )
 
 
@@ -43,18 +39,15 @@ class Formats:
     seed: int = option(1, "seed of the shuffle before writing", low=0, expert=True)
     bad_samples: Literal["error", "skip"] = option(
         "error",
-        "empty, truncated or missing samples are left out of their shard: `error` fails with the list once all shards are "
-        "written, `skip` puts the list into the manifest; changing this converts nothing again",
+        "`error` fails with a list of bad samples once all shards are written, `skip` puts it into the manifest",
     )
     check: Literal["header", "decode", "none"] = option(
         "decode",
-        "check of each image when it is converted: `decode` (every pixel), `header` (its markers, first to last: quicker, but a "
-        "training may still stop at a damaged image), `none`",
+        "check of each converted image: every pixel (`decode`), its markers (`header`: quicker, misses damage) or `none`",
     )
     threads: int = option(
         64,
-        "most reading threads, each with up to 32 small files in turn. Conversion starts with few and adds threads until a core is "
-        "busy, because a parallel filesystem takes long to open a file",
+        "most reading threads; a conversion starts with few and adds more until a core is busy",
         low=1,
         high=512,
         expert=True,
@@ -71,16 +64,11 @@ class Loaders:
 
     workloads: list[str] = option([], "workloads whose data is converted and measured although no run trains them")
     io: ReadCalls = option(
-        "auto",
-        "how bytes are read: `pread`, `mmap`, or `auto`: `mmap` if the data fits half the memory and is on a local "
-        "filesystem, otherwise `pread` (over a network a page fault costs a round trip)",
-        expert=True,
+        "auto", "`auto`: `mmap` for local data of at most half the memory, otherwise `pread`", expert=True
     )
     samples: int = option(20000, "most samples of a pass with a cold cache or with workers", low=1, expert=True)
     seconds: Number = option(
-        0.5,
-        "seconds per pass, longer where a thread decodes fewer than 5 batches in them; a pass from the cache repeats the data",
-        above=0.0,
+        0.5, "seconds per pass, longer if a thread decodes fewer than 5 batches in them", above=0.0
     )
     repeats: int = option(3, "number of passes; the table shows their median and spread", low=1, expert=True)
     workers: list[int] = option([0, 2], "threads that decode, in the measurement from file to tensor")

@@ -55,13 +55,10 @@ class Layout:
     )
     activation_checkpointing: Recomputation = option(
         False,
-        "recompute a block's activations in the backward pass instead of keeping them; `selective`: it keeps attention, sums of `tp` and "
-        "every second matrix product",
+        "recompute activations in the backward pass; `selective` keeps attention, sums of `tp`, every second product",
     )
     sync_batch_norm: bool = option(
-        True,
-        "batch norm uses the samples of all ranks; otherwise each rank uses its own, so every layout is a different training, and "
-        "the first rank's statistics are evaluated and saved",
+        True, "batch norm uses the samples of all ranks; otherwise its own, and every layout is another training"
     )
     compile: bool | None = option(None, "compile blocks and loss; default: on GPUs, if the model's family gains by it")
 

@@ -23,15 +23,11 @@ class Optim:
     lr: Number = option(1e-3, "peak learning rate, for `training.global_batch`", above=0.0)
     lr_scaling: Literal["none", "linear", "sqrt"] = option("none", "growth of `lr` with the batch in weak scaling")
     schedule: Literal["cosine", "constant", "one_cycle"] = option(
-        "cosine",
-        "learning rate after the warm-up; `one_cycle` has no warm-up: it rises and falls, once or as `cycles` say",
+        "cosine", "learning rate after the warm-up; `one_cycle` has none: it rises and falls, as `cycles` say"
     )
     cycles: list[Cycle] = option([], "`one_cycle`: the cycles in turn; default: one with the defaults below")
     swing: Number = option(
-        0.0,
-        "`one_cycle`: AdamW's first decay rate, or SGD's momentum, is higher by this amount at the start of a cycle, and lower by it "
-        "where the learning rate is highest",
-        low=0.0,
+        0.0, "`one_cycle`: momentum is higher by this at a cycle's start, and lower by it at its highest rate", low=0.0
     )
     warmup_steps: int = option(0, "steps in which the learning rate rises linearly from 0", low=0)
     min_lr_ratio: Number = option(0.1, "the cosine ends at this fraction of `lr`", low=0.0, high=1.0)

@@ -26,42 +26,34 @@ class Run:
     layout: Layout = section(Layout, "how the run is spread")
     precision: Precision = option(
         "fp32",
-        "precision of the computation. tf32: fp32 whose products GPUs round to 10 bits; bf16 and fp16 keep weights, summed gradients "
-        "and optimizer state in fp32; fp16 scales its loss, and is for GPUs without bf16 (V100, T4)",
+        "tf32: products rounded to 10 bits; bf16, fp16: weights, summed gradients and optimizer state stay fp32; fp16 scales its loss",
     )
     engine: Literal["native", "lightning"] = option("native", "training loop: ours or PyTorch Lightning's", LAYOUT)
     scaling: Literal["strong", "weak"] = option("strong", "fixed is the global batch (`strong`) or a rank's (`weak`)")
     seed: int = option(1, "seed of initial weights, sample order and dropout", low=0, high=2**63)
     baseline: str | None = option(
-        None,
-        "run of the same workload that this run is compared with (speed-up, efficiency, parity); default: the first one on one process",
-        CONDUCT,
+        None, "run of the same workload to compare with; default: the first one on one process", CONDUCT
     )
     repeat: int = option(1, "number of the repeat, for otherwise equal rows; counted by default", SITE, low=1)
     deterministic: bool = option(False, "use only deterministic kernels: a repeated run gives the same bits")
     average_every: int | None = option(None, "local SGD: ranks train apart and average every so many steps", low=1)
     averaging: Literal["all", "neighbour", "server"] = option(
         "all",
-        "with whom ranks that train apart average: `all`; one `neighbour` on a ring (gossip); or a parameter `server` that they "
-        "visit in turn (asynchronous SGD). For teaching",
+        "with whom ranks that train apart average: `all`, a `neighbour` on a ring (gossip), or a parameter `server` in turn",
         before="all",
     )
     compression: Literal["none", "fp16", "powersgd"] = option(
         "none",
-        "how DDP sends gradients: as they are, rounded to fp16, or as products of thin matrices (`powersgd`, Vogels et al. 2019, "
-        "arXiv:1905.13727; what was not sent is added to the next gradient, and forgotten where a job is started again)",
+        "how DDP sends gradients: in full, in fp16, or as thin matrices (`powersgd`, Vogels et al. 2019, arXiv:1905.13727)",
         before="none",
     )
     init_from: str | None = option(None, "start from the last checkpoint of this run, in any layout")
     profile: str | None = option(
-        None,
-        "first and last step to profile (`5-7`); profiling takes time, so the run is not compared with others",
-        CONDUCT,
+        None, "first and last step to profile (`5-7`); such a run is not compared with others", CONDUCT
     )
     profiler: Literal["torch", "nsight"] = option(
         "torch",
-        "`torch`: PyTorch's profiler on the first rank; the report of the job shows the longest operators. `nsight`: Nsight Systems "
-        "on every rank; needs GPUs and `nsys`, and writes its reports beside the logs",
+        "`torch` on the first rank, for the report of the job; `nsight` (needs GPUs and `nsys`) on every rank",
         CONDUCT,
     )
 

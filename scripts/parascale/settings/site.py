@@ -52,15 +52,9 @@ class Assumed:
     core_gigabytes_per_second: Number = option(22.0, "memory bandwidth of one core", above=0.0)
     kernel_microseconds: Number = option(12.0, "time to start an operation, in runs on CPUs", above=0.0)
     split_pass_microseconds: Number = option(
-        7000.0,
-        "additional time per pass through a block with tensor parallelism, in runs on CPUs: operations handle split matrices",
-        above=0.0,
+        7000.0, "more time of a block's pass with tensor parallelism, on CPUs", above=0.0
     )
-    shard_pass_microseconds: Number = option(
-        4000.0,
-        "additional time per pass through a block with FSDP, in runs on CPUs: gathering, laying out, freeing",
-        above=0.0,
-    )
+    shard_pass_microseconds: Number = option(4000.0, "more time of a block's pass with FSDP, on CPUs", above=0.0)
     contention: Number = option(0.2, "slowdown of a core while all cores of its CPU node compute", above=0.0)
     sample_microseconds: Number = option(20.0, "time to read and hand over a sample", above=0.0)
     decode_megabytes_per_second: Number = option(32.0, "rate at which a core decodes and resizes JPEGs", above=0.0)
@@ -84,8 +78,7 @@ class Site:
     cores_per_node: int | None = option(None, "cores of a node, as charged; default: those of this machine", low=1)
     plays_nodes: bool | None = option(
         None,
-        "without Slurm: processes on CPUs of all nodes of a run share the cores of one machine; default: where neither `cores_per_node` "
-        "nor `partitions` are given",
+        "the nodes of a run share this machine's cores; default: if neither `cores_per_node` nor `partitions` are given",
     )
     threads_per_process: int | None = option(None, "cores per process; default: an even share", LAYOUT, low=1)
     threads_per_core: int = option(1, "threads of a core that Slurm counts as CPUs; jobs ask for one a core", low=1)

@@ -42,8 +42,7 @@ class Model:
     """What every model is told. `kind` decides which family's class the other settings are of."""
 
     kind: str = required(
-        "a kind of model (each has its own settings), or the path of your own class (`small.py:SmallModel`); "
-        "default: the usual kind of the task",
+        "a kind of model, or the path of your own class (`small.py:SmallModel`); default: the task's usual kind",
         path=True,
     )
     options: dict[str, object] = option({}, "settings for your own class")
@@ -113,8 +112,7 @@ class Training:
     checkpoint_minutes: Number | None = option(30.0, "minutes between them; `null`: never by time", CONDUCT, above=0.0)
     checkpoint_async: bool = option(
         False,
-        "write checkpoints in the background, from a copy of the state in host memory, which must have room for it (pinned for GPUs: "
-        "up to twice its size); otherwise training goes on when they are whole",
+        "write checkpoints in the background, from a copy in host memory (up to twice the state with GPUs)",
         CONDUCT,
         expert=True,
     )
@@ -134,10 +132,7 @@ class LanguageTraining(Training):
 
     window: int = option(64, "tokens per sample", low=2, high=10**7)
     stride: int | None = option(
-        None,
-        "tokens from one training window to the next; default: `window` (no overlap). 1 is the "
-        "published protocol, which uses each token `window` times per epoch",
-        low=1,
+        None, "tokens between starts of windows; default: `window`. 1 is the published protocol", low=1
     )
 
 
@@ -148,8 +143,7 @@ class SummaryTraining(Training):
     window: int = option(64, "tokens of a document", low=2, high=10**7)
     summary_window: int = option(32, "most tokens of a summary with its end; longer pairs are left out", low=2)
     over_long: Literal["cut", "leave_out"] = option(
-        "cut",
-        "documents of more than `window` tokens: `cut` keeps the beginning, `leave_out` leaves the pair out; the record counts both",
+        "cut", "a document of more than `window` tokens: `cut` keeps its beginning, `leave_out` leaves the pair out"
     )
 
 
@@ -161,17 +155,14 @@ class ImageTraining(Training):
     smallest_crop: Number = option(0.35, "smallest fraction of an image's area in a random crop", above=0.0, high=1.0)
     decoder: Decoder = option(
         "scaled",
-        "how JPEGs are decoded: `scaled` by libjpeg-turbo, at a half, a quarter or an eighth of the size where the crop allows, and "
-        "no further down than the crop reaches (pixels of photographs differ by 1 of 255 on average, by 50 at most); "
-        "`full` as a whole, by Pillow; `dali` by NVIDIA DALI (`pip install -r envs/requirements-dali.txt`), on a GPU where the run has "
-        "one (0.2 on average and 12 at most on a CPU). All three see the same crops and flips; only JPEGs of 1 or 3 colours are decoded "
-        "differently",
+        "`scaled` by libjpeg-turbo, no larger than the crop needs (pixels differ by 1 of 255 on average); `full` by Pillow; "
+        "`dali` by NVIDIA DALI (`pip install -r envs/requirements-dali.txt`), on a GPU where there is one",
         before="full",
     )
     workers: int = option(0, "threads per rank that decode ahead (or DALI's own); 0: none", CONDUCT, low=0)
     label_smoothing: Number = option(
         0.0,
-        "fraction of a target that is spread evenly over all classes, only in training (Szegedy et al. 2016, arXiv:1512.00567)",
+        "fraction of a target that all classes share in training (Szegedy et al. 2016, arXiv:1512.00567)",
         low=0.0,
         high=0.99,
     )
@@ -190,8 +181,7 @@ class Workload:
     training: Training = section(Training, "how much is trained")
     parity_precision: Literal["fp32", "fp64"] | None = option(
         None,
-        "precision of its parity runs; default: that of the configuration. Use fp64 if rounding in fp32 exceeds the tolerance within "
-        "the compared steps, as with batch norm",
+        "precision of its parity runs; default: the configuration's. fp64 where fp32 rounds too much, as in batch norm",
         CONDUCT,
     )
 
