@@ -41,28 +41,21 @@ def peak_memory(run, vocabulary, device, chunked=True):
 
     Tensors only: what libraries hold beside them comes on top. chunked: see `Sizes.chunked`.
     """
-    sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
-    if sizes is None:
-        return None
-    sizes.chunked = chunked
-    ranks = (rank_memory(run, sizes, device, held) for held in rank_stages(run.layout, sizes.layers))
-    return max(ranks, key=total)
+    return max((rank.peak() for rank in _ranks(run, vocabulary, device, chunked)), key=total, default=None)
 
 
 def evaluation_memory(run, vocabulary, device):
     """{part: bytes} of the rank that needs most to evaluate, as `peak_memory` has them; None where the model's kind is unknown."""
+    return max((rank.evaluation() for rank in _ranks(run, vocabulary, device)), key=total, default=None)
+
+
+def _ranks(run, vocabulary, device, chunked=True):
+    """The RankMemory of each pipeline rank; none where the model's kind is unknown."""
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     if sizes is None:
-        return None
-    ranks = (RankMemory(run, sizes, device, held) for held in rank_stages(run.layout, sizes.layers))
-    return max((rank.evaluation() for rank in ranks), key=total)
-
-
-def rank_memory(run, sizes, device, stages):
-    """{part: bytes} at the peak of a rank that holds `stages`."""
-    rank = RankMemory(run, sizes, device, stages)
-    moments = list(rank.moments().values())
-    return max([*moments, rank.evaluation()] if run.workload.training.evaluate else moments, key=total)
+        return []
+    sizes.chunked = chunked
+    return [RankMemory(run, sizes, device, held) for held in rank_stages(run.layout, sizes.layers)]
 
 
 def capacity_bytes(run, site):
@@ -162,12 +155,14 @@ class RankMemory:
         self.elements = self.root + round(self.block_elements * self.blocks)
         self.sharded = share(self.elements, self.layout.fsdp)
 
-    def moments(self):
-        """{moment: {part: bytes}}."""
-        moments = {"loss": self._loss(), "output": self._output(), "block": self._block(), "end": self._end()}
+    def peak(self):
+        """{part: bytes} at the moment when most is held."""
+        moments = [self._loss(), self._output(), self._block(), self._end()]
         if self.fsdp:
-            moments["reduce"] = self._reduce()
-        return moments
+            moments.append(self._reduce())
+        if self.run.workload.training.evaluate:
+            moments.append(self.evaluation())
+        return max(moments, key=total)
 
     def evaluation(self):
         """{part: bytes} at the peak of an evaluation: in a block, or where the logits meet their logarithms."""
@@ -272,9 +267,7 @@ class RankMemory:
         """Kept for the backward pass by all micro-batches in flight."""
         stages = self.stages if stages is None else stages
         kept = sum(stage.in_flight * stage.blocks * self.kept for stage in stages)
-        ends = sum(stage.in_flight for stage in stages if stage.last)
-        kept += ends * self.sizes.ends_bytes(self.batch)
-        return kept
+        return kept + sum(stage.in_flight for stage in stages if stage.last) * self.sizes.ends_bytes(self.batch)
 
     def _logit_copies(self):
         """How often the logits lie there: two for each micro-batch in flight, two more while gradients are made.
@@ -309,12 +302,10 @@ class RankMemory:
         return self.sharded * self.batch.parameter if self.run.workload.training.accumulate > 1 else self._buckets()
 
     def _buckets(self):
-        """Bytes of DDP's."""
         held = self.layout.dp > 1 and not self.fsdp and not self.run.average_every
         return self.sharded * self.batch.parameter if held else 0
 
     def _gathered(self):
-        """FSDP that does not free: all parameters lie there whole."""
         return self.elements * self.batch.compute if self.fsdp and not self.frees else 0
 
     def _gathered_between(self):

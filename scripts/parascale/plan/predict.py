@@ -98,20 +98,27 @@ def predict(run, site, calibration=None, facts=None, remedy=True):
     change that would make it fit.
     """
     calibration = calibration or Calibration(site.name)
-    site = calibration.measured(site)
-    facts = facts or data_facts(run)
-    model, places = run.workload.model, run.workload.sizes
-    if unknown := unknown_sizes(model):
-        return Prediction(calibration.basis(run), unknown=unknown)
-    if facts.vocabulary is None:
-        return Prediction(
-            calibration.basis(run),
-            unknown="vocabulary or classes: prepare the data, or give data.expected.vocabulary in the workload",
-        )
-    sizes = model_sizes(model, facts.vocabulary, *places)
-    prediction = _memory(run, site, calibration, facts.vocabulary, remedy)
-    prediction = dataclasses.replace(prediction, flops_per_token=sizes.flops_per_target)
-    return _time(prediction, run, site, calibration, sizes, facts)
+    site, facts, basis = calibration.measured(site), facts or data_facts(run), calibration.basis(run)
+    unknown = unknown_sizes(run.workload.model)
+    if not unknown and facts.vocabulary is None:
+        unknown = "vocabulary or classes: prepare the data, or give data.expected.vocabulary in the workload"
+    if unknown:
+        return Prediction(basis, unknown=unknown)
+    sizes = model_sizes(run.workload.model, facts.vocabulary, *run.workload.sizes)
+    parts, capacity = memory_parts(run, site, facts.vocabulary), capacity_bytes(run, site)
+    fits = verdict(total(parts), capacity)
+    return Prediction(
+        basis,
+        memory=parts,
+        memory_bytes=total(parts),
+        capacity_bytes=capacity,
+        fits=fits,
+        remedy=find_remedy(run, site, facts.vocabulary, capacity)
+        if remedy and fits in ("risky", "does not fit")
+        else None,
+        flops_per_token=sizes.flops_per_target,
+        **_time(run, site, calibration, sizes, facts),
+    )
 
 
 def charged_core_hours(site, nodes, wall_seconds, cores=None, partition=None):
@@ -158,32 +165,20 @@ def _poisson_quantile(mean, probability):
     return count
 
 
-def _memory(run, site, calibration, vocabulary, remedy):
-    parts = memory_parts(run, site, vocabulary)
-    used, capacity = total(parts), capacity_bytes(run, site)
-    fits = verdict(used, capacity)
-    wanted = remedy and fits in ("risky", "does not fit")
-    change = find_remedy(run, site, vocabulary, capacity) if wanted else None
-    return Prediction(
-        calibration.basis(run), memory=parts, memory_bytes=used, capacity_bytes=capacity, fits=fits, remedy=change
-    )
-
-
-def _time(prediction, run, site, calibration, sizes, facts):
+def _time(run, site, calibration, sizes, facts):
+    """What a Prediction says of time, by name; what is unknown is left out, and `unknown` says why."""
     rates, fitted = calibration.rates(site, run, facts.sample_bytes)
     steps = run_steps(run, facts)
     if rates is None:
         known = f"peak_tflops.{run.precision} and memory_gigabytes_per_second"
-        return dataclasses.replace(prediction, steps=steps, unknown=f"time: site {site.name} does not state {known}")
+        return {"steps": steps, "unknown": f"time: site {site.name} does not state {known}"}
     work, same = step_work(run, sizes, site), calibration.same(run)
     phases = step_seconds(work, rates, site)
     step = same[0] if same else sum(phases.values())
-    prediction = dataclasses.replace(prediction, steps=steps, step_seconds=step, phases=phases)
+    found = {"steps": steps, "step_seconds": step, "phases": phases}
     if steps is None:
         size = "train_samples" if run.workload.of_images or run.workload.of_pairs else "train_tokens"
-        return dataclasses.replace(
-            prediction, unknown=f"steps: prepare the data, or give data.expected.{size} in the workload"
-        )
+        return found | {"unknown": f"steps: prepare the data, or give data.expected.{size} in the workload"}
     own, shared = calibration.deviation(run, site, work, fitted)
     mean = math.exp(own**2 / 2)  # of what is log-normal, over its median
     seconds = steps * step * mean
@@ -191,23 +186,22 @@ def _time(prediction, run, site, calibration, sizes, facts):
         beside = {"beside the steps": same[1] * mean}
     else:
         factor = calibration.beside(run.workload.name, lambda seen: _beside_of_seen(seen, site, calibration, facts))
-        foretold = _beside(run, site, facts, steps, seconds, _evaluation(run, work, rates, site))
-        beside = {what: factor * each for what, each in foretold.items()}
+        predicted = _beside(run, site, facts, steps, seconds, _evaluation(run, work, rates, site))
+        beside = {what: factor * each for what, each in predicted.items()}
     extra = sum(beside.values())
     wall = seconds + extra
     # A run that was seen is slow in all of it.
     parts = (Part(wall, own, shared),) if same else (Part(seconds, own, shared), Part(extra, shared=BESIDE_ERROR))
-    return dataclasses.replace(
-        prediction,
-        seconds=seconds,
-        wall_seconds=wall,
-        wall_low=quantile(parts, -RANGE),
-        wall_high=quantile(parts, RANGE),
-        limit_seconds=quantile(parts, LIMIT),
-        parts=parts,
-        beside=beside,
-        core_hours=charged_core_hours(site, run.layout.nodes, wall, cores_asked(run, site)),
-    )
+    return found | {
+        "seconds": seconds,
+        "wall_seconds": wall,
+        "wall_low": quantile(parts, -RANGE),
+        "wall_high": quantile(parts, RANGE),
+        "limit_seconds": quantile(parts, LIMIT),
+        "parts": parts,
+        "beside": beside,
+        "core_hours": charged_core_hours(site, run.layout.nodes, wall, cores_asked(run, site)),
+    }
 
 
 def run_steps(run, facts):
