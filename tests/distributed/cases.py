@@ -94,6 +94,24 @@ CASES = {
 }
 
 
+# Name → layout of each way to spread, as small as it can be.
+LAYOUTS = {
+    "single": {},
+    "ddp": {"dp": 2},
+    "fsdp": {"fsdp": 2},
+    "hsdp": {"dp": 2, "fsdp": 2},
+    "tp": {"tp": 2},
+    "pp": pp(2, 4, "1F1B"),
+    "dp x tp": {"dp": 2, "tp": 2},
+    "fsdp x tp": {"fsdp": 2, "tp": 2},
+    "dp x pp": {"dp": 2, **pp(2, 2, "1F1B")},
+    "fsdp x pp": {"fsdp": 2, **pp(2, 2, "1F1B")},
+    "tp x pp": {"tp": 2, **pp(2, 2, "1F1B")},
+    "dp x tp x pp": {"dp": 2, "tp": 2, **pp(2, 2, "1F1B")},
+    "fsdp x tp x pp": {"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")},
+}
+
+
 def ranks_of(layout):
     """Processes of a layout."""
     return layout.get("dp", 1) * layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("pp", 1)
@@ -104,38 +122,25 @@ def axes_of(layout):
     return {axis for axis in DEGREES if layout.get(axis, 1) > 1}
 
 
-# Of these layouts the quick tests compare others alike: the same code on fewer processes, or fewer options at once.
-SLOW = {
-    "ddp 2 compile",
-    "ddp 2 checkpointing compile",
-    "ddp 2 selective compile",
-    "fsdp 4",
-    "fsdp 2 checkpointing",
-    "fsdp 2 checkpointing compile",
-    "tp 2 whole sequence",
-    "tp 2 whole logits",
-    "tp 2 llama",
-    "tp 2 accumulated checkpointing",
-    "tp 2 selective compile",
-    "tp 2 whole sequence selective",
-    "tp 4",
-    "tp 4 whole sequence and logits",
-    "dp 2 x tp 2",
-    "fsdp 2 x tp 2",
-    "fsdp 2 x tp 2 tied",
-    "fsdp 2 x pp 2 tied",
-    "tp 2 x pp 2 tied",
-    "dp 2 x tp 2 x pp 2",
-    "fsdp 2 x tp 2 x pp 2 selective",
-    "fsdp 2 x tp 2 x pp 2 tied",
-}
+# One case a mechanism, in fp64, is quick; all others are slow.
+QUICK = (
+    *(
+        "ddp 2 uneven accumulated",
+        "ddp 2 sgd",
+        "fsdp 2 in two cycles",
+        "fsdp 2 uneven accumulated",
+        "hsdp 2x2 selective",
+    ),
+    *("tp 2 llama", "tp 2 whole sequence and logits", "pp 2 1F1B", "pp 2 V tied", "fsdp 2 x tp 2", "dp 2 x pp 2"),
+)
 
 
-def comparisons(cases, slow=SLOW):
-    """(name, precision) of every case in fp64 and of some in fp32 and bf16; those named in `slow` are marked so."""
+def comparisons(cases, quick=QUICK):
+    """(name, precision) of every case in fp64 and of some in fp32 and bf16; all but those of `quick` in fp64 are slow."""
     wanted = [(name, "fp64") for name in cases]
     wanted += [(name, kind) for kind in ("fp32", "bf16") for name, case in cases.items() if getattr(case, kind)]
-    return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[0] in slow)) for pair in wanted]
+    fast = [(name, "fp64") for name in quick]
+    return [pytest.param(*pair, marks=[pytest.mark.slow] * (pair not in fast)) for pair in wanted]
 
 
 def but_slow(names, slow):

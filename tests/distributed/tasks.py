@@ -14,7 +14,6 @@ from parascale.settings.data import ExpectedText
 from tests.unit.image_sets import packed_index
 from tests.unit.pretrained_folders import MAKERS
 
-from . import cases
 from .cases import LLAMA, PUBLISHED, SELECTIVE, TIED, UNEVEN, Case
 
 VOCABULARY = 53  # does not divide
@@ -123,19 +122,8 @@ CLASSIFICATION_CASES = {
     "hsdp 2x2 smoothed": Case({"dp": 2, "fsdp": 2}, training=SMOOTHED),
     "fsdp 2 group norm selective": Case({"fsdp": 2, **SELECTIVE}, GROUP),
 }
-SLOW = cases.SLOW | {
-    "fsdp 2 tied uneven",
-    "tp 2 tied",
-    "tp 2 published checkpointing",
-    "tp 2 whole sequence and logits",
-    "ddp 2 accumulated",
-    "ddp 4",
-    "fsdp 2 uneven",
-    "fsdp 2 group norm checkpointing",
-    "bart ddp 2 uneven accumulated",
-    "bart fsdp 2 checkpointing",
-    "bart hsdp 2x2 selective",
-    "tp 2 llama selective",
-    "fsdp 2 group norm selective",
-    "t5 fsdp 2 checkpointing",
-}
+QUICK = (
+    *("fsdp 2 tied uneven", "tp 2 llama", "fsdp 2 x tp 2 tied"),
+    *("t5 ddp 2", "bart fsdp 2"),
+    *("ddp 2 uneven smoothed", "fsdp 2", "fsdp 2 group norm checkpointing"),
+)

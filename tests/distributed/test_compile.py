@@ -35,20 +35,7 @@ LAYOUTS = {
     "dp x tp x pp": ({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}, {}, (4,) * 4 + (6,) * 4, (2,) * 4 + (3,) * 4),
     "fsdp x tp x pp": ({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, LLAMA, (4,) * 4 + (6,) * 4, (2,) * 4 + (3,) * 4),
 }
-SLOW = (
-    "tp selective",
-    "tp whole sequence",
-    "tp whole logits",
-    "fsdp x tp",
-    "single recomputed",
-    "dp x tp",
-    "hsdp",
-    "dp x pp",
-    "fsdp x pp",
-    "tp x pp",
-    "dp x tp x pp",
-    "fsdp x tp x pp",
-)
+QUICK = {"single", "tp", "pp"}
 DATA_PARALLEL = [{}, {"dp": 2}, {"fsdp": 2}]
 
 
@@ -88,7 +75,7 @@ def train_with_broken_graphs(settings):
     assert torch._dynamo.utils.counters["graph_break"]
 
 
-@pytest.mark.parametrize("name", but_slow(LAYOUTS, SLOW))
+@pytest.mark.parametrize("name", but_slow(LAYOUTS, {*LAYOUTS} - QUICK))
 def test_blocks_and_loss_run_compiled(name, make_settings, single, tmp_path):
     layout, model, calls, *more = LAYOUTS[name]
     steady = calls if isinstance(calls, tuple) else (calls,) * ranks_of(layout)
@@ -102,6 +89,7 @@ def test_every_way_to_spread_is_compiled():
     assert all(axes_of(case.layout) in ways for case in CASES.values())
 
 
+@pytest.mark.slow
 def test_blocks_and_loss_of_the_summariser_run_compiled(pairs, make_settings, single, tmp_path):
     """Two blocks of each half, and the loss."""
     keys = {"task": "summarisation", "data": str(pairs), **tasks.SUMMARISATION}
@@ -140,7 +128,8 @@ def check_compiled(expected, layout, keys, make_settings, single, tmp_path):
     assert verdict["verdict"] == "same", verdict
 
 
-@pytest.mark.parametrize("layout", [{}, pytest.param({"dp": 2}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{}, {"dp": 2}], ids=str)
 def test_a_recomputed_block_whose_graph_breaks_computes_with_copies(layout, make_settings, single, tmp_path):
     """In bf16, where parameters are in fp32 again when the backward pass recomputes what Python ran."""
     keys = {"precision": "bf16", "parity": True}

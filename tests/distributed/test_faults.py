@@ -38,7 +38,7 @@ SEEN_IN_BF16 = {
     "ddp: gradients averaged",
     "tp: partial gradients of norms",
 }
-IN_BF16 = [(name, "bf16") for name in FAULTS if name in SEEN_IN_BF16]
+IN_BF16 = [pytest.param(name, "bf16", marks=pytest.mark.slow) for name in FAULTS if name in SEEN_IN_BF16]
 
 
 @pytest.mark.parametrize(("name", "precision"), [*((name, "fp32") for name in FAULTS), *IN_BF16])

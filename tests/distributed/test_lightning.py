@@ -6,7 +6,7 @@ import pytest
 
 from parascale.files import read_json, read_json_lines
 
-from .cases import LLAMA, UNEVEN, ranks_of
+from .cases import LLAMA, UNEVEN, but_slow, ranks_of
 from .examine import train_settings
 from .harness import run_on_ranks
 from .rounding import verdict_on
@@ -20,7 +20,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("precision", but_slow(["fp64", "fp32", "bf16"], {"fp32", "bf16"}))
 @pytest.mark.parametrize("name", CASES)
 def test_lightning_is_the_same_training(name, precision, make_settings, single, tmp_path):
     layout, model, training, optim = CASES[name]

@@ -14,7 +14,7 @@ from parascale.report import build_report, load_records
 from parascale.report.summary import runs_table
 from parascale.train.parity import TOLERANCES, compare_folders
 
-from .cases import but_slow, pp, ranks_of
+from .cases import LAYOUTS, but_slow, ranks_of
 from .conftest import TOKENS
 from .examine import (
     evaluate_checkpoint,
@@ -23,15 +23,6 @@ from .examine import (
     train_until_told_to_stop,
 )
 from .harness import run_on_ranks
-
-LAYOUTS = {
-    "single": {},
-    "ddp": {"dp": 2},
-    "fsdp": {"fsdp": 2},
-    "tp": {"tp": 2},
-    "pp": pp(2, 4, "1F1B"),
-}
-
 
 SUMMARISED = (
     *("work", "steps", "train_loss", "validation_loss", "best_validation_loss", "best_step", "test_loss"),
@@ -73,16 +64,8 @@ def weights(folder):
     return read.read(folder, [name for name in read.tensors(folder) if name.startswith("model.")])
 
 
-@pytest.mark.parametrize("layout", but_slow(["ddp", "fsdp", "tp", "pp"], {"fsdp", "tp"}))
-def test_repeating_a_run_gives_the_same_bits(layout, make_settings, tmp_path):
-    runs = [make_settings(name, LAYOUTS[layout]) for name in ("one", "two")]
-    for settings in runs:
-        train(settings, tmp_path / settings["run"]["run"])
-    assert_same_bits(*runs)
-
-
 @pytest.mark.parametrize("masks", but_slow([None, "same", "per-rank"], {None, "same"}))
-@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {"fsdp", "tp"}))
+@pytest.mark.parametrize("layout", but_slow(["single", "ddp", "fsdp", "tp", "pp"], {"fsdp", "tp"}))
 def test_a_stopped_run_goes_on_to_the_same_bits(layout, masks, make_settings, tmp_path):
     """The signal reaches one rank; all stop after the same step, save, and say so. masks: of dropout, if any."""
     model = {"dropout": 0.2, "dropout_masks": masks} if masks else {"dropout": 0.0}
@@ -101,9 +84,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(layout, masks, make_settings, tm
     row = reported(stopped)
     assert int(row["attempts"]) == 2
     assert float(row["wall_seconds"]) == pytest.approx(sum(attempt["seconds"] for attempt in attempts))
-    assert (
-        float(row["wall_seconds"]) > float(row["seconds"]) > 0
-    )  # of both attempts' steps; the rest is loading and saving
+    assert float(row["wall_seconds"]) > float(row["seconds"]) > 0  # of both attempts' steps
 
 
 def reported(settings):
@@ -184,6 +165,7 @@ DAMAGES = [
     ("checkpoints/step-000000007/checkpoint.json", lie, 7, "is damaged: its own checksum differs"),
     ("checkpoints/step-000000007/checkpoint.json", empty, 7, "is damaged: not valid JSON"),
     ("checkpoints/step-000000007/.metadata", cut, 7, ".metadata is damaged"),
+    ("checkpoints/step-000000007/__1_0.distcp", flip, 7, "__1_0.distcp is damaged"),
     ("best/step-000000006/__0_0.distcp", flip, 7, "__0_0.distcp is damaged"),
 ]
 
@@ -191,7 +173,8 @@ DAMAGES = [
 @pytest.fixture(scope="module")
 def interrupted(settings_below, tmp_path_factory):
     """(keys of a run, settings of the whole one, settings of the one that was told to stop after step 7)."""
-    keys, folder = {"training": {"checkpoint_every": 3, "evaluate_every": 3}}, tmp_path_factory.mktemp("interrupted")
+    keys = {"layout": LAYOUTS["fsdp"], "training": {"checkpoint_every": 3, "evaluate_every": 3}}
+    folder = tmp_path_factory.mktemp("interrupted")
     whole, stopped = (settings_below(folder, name, **keys) for name in ("whole", "run"))
     train(whole, folder / "ranks")
     stop_at(7, stopped, folder / "stopped")
@@ -299,23 +282,6 @@ def test_edited_code_begins_anew_unless_it_is_to_continue(make_settings, tmp_pat
     train(settings, tmp_path / "anew")
     assert "run: code changed since" in (tmp_path / "anew/log-0.txt").read_text()
     assert [attempt["first_step"] for attempt in read_json(Path(settings["output"]) / "run.json")["attempts"]] == [1]
-
-
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(make_settings, tmp_path):
-    keys = {"layout": LAYOUTS["fsdp"], "training": {"checkpoint_every": 3}}
-    whole, damaged = (make_settings(name, **keys) for name in ("whole", "damaged"))
-    train(whole, tmp_path / "whole")
-    stop_at(7, damaged, tmp_path / "damaged")
-    newest, before = sorted(Path(damaged["work"], "checkpoints").glob("step-*"), reverse=True)
-    assert (newest.name, before.name) == ("step-000000007", "step-000000006")
-    shard = sorted(newest.glob("*.distcp"))[-1]
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1  # one bit
-    shard.write_bytes(content)
-    train(damaged, tmp_path / "again")
-    assert_same_bits(damaged, whole)
-    said = (tmp_path / "again" / "log-0.txt").read_text()
-    assert shard.name in said and "continues with step 7" in said
 
 
 @pytest.mark.parametrize("layout", but_slow(["single", "ddp"], {"single"}))

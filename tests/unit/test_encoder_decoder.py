@@ -1,7 +1,5 @@
 """The encoder-decoder: what each place may see, and that it computes what others' encoder-decoders compute."""
 
-import fnmatch
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +8,8 @@ from hypothesis import strategies as st
 from parascale.families.build import build_model, initialise
 from parascale.parallel.tying import tied_names
 from parascale.settings import Model, make
+
+from .test_models import assert_covered
 
 VOCABULARY, PLACES, SUMMARY = 23, 9, 6
 SETTINGS = {
@@ -81,13 +81,7 @@ def test_a_document_reads_the_same_however_far_it_is_padded(length, seed):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_matrix_has_its_place_in_the_tensor_plan(name):
-    model = made(**SETTINGS[name])
-    for key in dict(model.named_parameters()):
-        parts = key.split(".")[:-1]
-        assert any(
-            len(parts) == len(pattern.split(".")) and all(map(fnmatch.fnmatchcase, parts, pattern.split(".")))
-            for pattern in model.tensor_plan
-        ), key
+    assert_covered(made(**SETTINGS[name]))
 
 
 # Our name → theirs, for a block's parts in `transformers`' encoder-decoders of BART's family.

@@ -2,7 +2,6 @@
 
 import math
 import sys
-from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from parascale.families.build import build_model, initialise
 from parascale.parallel import make_mesh, parallelize
 from parascale.settings import Layout, Model, Run, Workload, make
-from parascale.train import averaging, state, step
+from parascale.train import averaging, step
 from parascale.train.clock import Clock
 from parascale.train.loss import GlobalLoss, LossScale, all_reduce
 from parascale.train.optim import SGD, make_optimizers
@@ -217,36 +216,6 @@ def test_a_visitor_brings_what_it_learned_and_takes_home_what_the_server_has(mon
     assert talk.sent == [] and parameter.tolist() == [3.0, 5.0], "the first turn is the first rank's"
     server.average(turn=2)
     assert talk.sent == [[2.0, 3.0]] and parameter.tolist() == [7.0, 8.0] == server.fetched.tolist()
-
-
-@dataclass(frozen=True)
-class Begun:
-    """Of a Job, what it takes to continue."""
-
-    work: object
-    run: object
-    prediction: dict = field(default_factory=lambda: {"seconds": 2.0})
-
-    def check_data(self):
-        """It is what it was."""
-
-
-@pytest.mark.parametrize(
-    ("layout", "before", "kept"),
-    [
-        (Layout(), {"seconds": 1.0}, {"seconds": 1.0}),
-        (Layout(gpus_per_node=2, dp=2), {"seconds": 1.0}, {"seconds": 2.0}),
-        (Layout(), None, {"seconds": 2.0}),
-    ],
-)
-def test_a_continued_run_keeps_what_was_foretold_of_its_layout(layout, before, kept, tmp_path, monkeypatch):
-    """Later attempts know more, and would flatter the plan; of another layout it says nothing."""
-    begun = {"prediction": before, "settings": {"layout": asdict(layout)}}
-    monkeypatch.setattr(state, "take_over", lambda job: ("lease", 5.0, begun, False))
-    monkeypatch.setattr(state, "continuation_of", lambda job: {})
-    run = SimpleNamespace(job=Begun(tmp_path, SimpleNamespace(layout=Layout())), _description=dict)
-    assert state.RunState._take_over(run) == (5.0, False)
-    assert run.job.prediction == kept
 
 
 def test_sgd_follows_a_gradient_that_lies_otherwise_in_memory():

@@ -6,7 +6,7 @@ from torch import nn
 
 from parascale.errors import ConfigError
 from parascale.families.build import build_model, initialise
-from parascale.settings import Model, Run, Workload, make, strict
+from parascale.settings import Model, Run, make, strict
 
 XRESNET50 = make(Model, kind="xresnet", dim=64, norm="batch")
 
@@ -105,19 +105,6 @@ def test_what_it_cannot_be_is_refused_before_anything_runs(model, run, message):
     }
     with pytest.raises(ConfigError, match=message):
         strict.load(Run, {"run": "x", "workload": workload, **run}, "test").check()
-
-
-def test_every_rank_with_its_own_batch_norm_is_another_training():
-    from parascale.train.parity import not_comparable
-
-    workload = make(Workload, name="x", task="classification", model=XRESNET50, training={"steps": 2})
-    layouts = {on: {"gpus_per_node": 2, "dp": 2, "sync_batch_norm": on} for on in (True, False)}
-    runs = {
-        on: strict.load(Run, {"run": "x", "workload": workload, "layout": layout}, "x")
-        for on, layout in layouts.items()
-    }
-    assert not_comparable(runs[True]) is None
-    assert "its own batch norm" in not_comparable(runs[False])
 
 
 def test_pixels_are_standardised_as_those_of_imagenet():
