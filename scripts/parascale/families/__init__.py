@@ -26,7 +26,6 @@ from parascale.settings.strict import nearest
 
 
 def kinds():
-    """Name of each kind of model → its Kind."""
     return {name: kind for family in _families(tuple(__path__)) for name, kind in family.KINDS.items()}
 
 
@@ -39,7 +38,6 @@ def settings_of(task, kind):
 
 
 def families():
-    """Names of all families."""
     return [_name(family) for family in _families(tuple(__path__))]
 
 

@@ -57,7 +57,9 @@ def initialise(part, whole_model, seed, tied, restored=False, alive=lambda: None
     if targets and not hasattr(part, "initialise_parameter"):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            reference = _tensors(whole_model())
+            whole = whole_model()  # shared tensors under each of their names
+            reference = dict(whole.named_parameters(remove_duplicate=False))
+            reference |= dict(whole.named_buffers(remove_duplicate=False))
     for own_name, target in targets:
         name = tied.get(own_name, own_name)
         shard = Shard(target, name, seed)
@@ -66,8 +68,3 @@ def initialise(part, whole_model, seed, tied, restored=False, alive=lambda: None
         else:
             shard.copy_(reference[own_name].detach())
         alive()
-
-
-def _tensors(module):
-    """Name → parameter or buffer of a module; shared ones under each of their names."""
-    return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])

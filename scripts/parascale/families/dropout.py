@@ -24,7 +24,6 @@ class Dropout(nn.Dropout):
 
     @property
     def active(self):
-        """Whether anything is dropped now."""
         return self.training and self.p > 0
 
     def forward(self, values):

@@ -64,7 +64,6 @@ class MicroBatch:
 
     @classmethod
     def of(cls, run, device="cuda"):
-        """A micro-batch of a run."""
         layout = run.layout
         split = layout.tp > 1 and layout.sequence_parallel
         compute = NUMBER_BYTES[run.precision]
@@ -91,7 +90,6 @@ class Product:
 
     @property
     def elements(self):
-        """Elements that it reads and writes."""
         return self.rows * self.inner + self.inner * self.outputs + self.rows * self.outputs
 
 
@@ -161,7 +159,6 @@ class Sizes:
 
     @property
     def block(self):
-        """Elements of one block."""
         return self.block_split + self.block_whole
 
     @property

@@ -1,10 +1,8 @@
 """Collective operations by themselves: does every link work, and how fast is each operation at each size?
 
-Bandwidth is given as nccl-tests does, so that figures can be set beside published ones
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the *algorithm* bandwidth is size over time; the *bus*
-bandwidth multiplies it with what the operation must move over the slowest link, so that it can be compared with the
-hardware's rate whatever the number of ranks. `size` is that of the whole tensor: what a rank ends with after all-gather, and
-what it begins with before reduce-scatter.
+Bandwidth is that of nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): the *algorithm* bandwidth is
+size over time; the *bus* bandwidth multiplies it with what the operation must move over the slowest link, to compare with the
+hardware's rate. `size` is that of the whole tensor.
 
 Each operation is measured between all ranks, and along each dimension of a mesh that has several: there all groups of a
 dimension communicate at the same time, as in a training.
@@ -23,16 +21,8 @@ from parascale.errors import RequirementError
 from parascale.parallel.mesh import make_mesh, set_timeout
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive")
-COLUMNS = (
-    "operation",
-    "group",
-    "nodes",
-    "ranks",
-    "bytes",
-    "seconds",
-    "algorithm_gigabytes_per_second",
-    "bus_gigabytes_per_second",
-)
+COLUMNS = ("operation", "group", "nodes", "ranks", "bytes", "seconds")
+COLUMNS += ("algorithm_gigabytes_per_second", "bus_gigabytes_per_second")
 WARM_UPS = 2  # the first calls open connections
 PROBE_ELEMENTS = 1 << 16  # what a link is tried with
 
@@ -45,11 +35,7 @@ def bus_factor(operation, ranks):
 
 def sizes_between(smallest, largest):
     """Sizes in bytes, each four times the one before."""
-    sizes = []
-    while smallest <= largest:
-        sizes.append(smallest)
-        smallest *= 4
-    return sizes
+    return [smallest, *sizes_between(4 * smallest, largest)] if smallest <= largest else []
 
 
 def groups_of(layout, device, timeout_seconds):
@@ -84,10 +70,7 @@ def measure(groups, sizes, repeats, device, processes_per_node):
 
 
 def operation(name, elements, device, group, filled=1.0):
-    """(function without arguments that does the operation once, tensor that holds what this rank gets) on buffers that stay.
-
-    filled: number in this rank's buffers, of `elements` fp32 elements in all.
-    """
+    """(function that does the operation once, tensor with what this rank gets) on `elements` fp32 elements, each `filled`."""
     members = dist.get_process_group_ranks(group)
     rank, ranks = dist.get_rank(group), len(members)
     whole = torch.full((elements,), filled, device=device)
@@ -136,10 +119,7 @@ def _wait_for(device):
 
 
 def meet(timeout_seconds):
-    """A store that all ranks have signed, for `start_processes`; raises RequirementError that names those that do not come.
-
-    Called by every rank before it joins the process group, whose own message gives only their number.
-    """
+    """A store that all ranks have signed, for `start_processes`; raises RequirementError that names those that do not come."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # The others wait longer: rank 0 knows who is missing, so it should speak first.
@@ -159,10 +139,7 @@ def meet(timeout_seconds):
 
 
 def preflight(store, device, timeout_seconds):
-    """Try the link between every two ranks; raises RequirementError that names the one that does not work.
-
-    store: of `meet`. timeout_seconds: for each link. Called by every rank.
-    """
+    """Try the link between every two ranks; raises RequirementError that names the one that does not work. store: of `meet`."""
     rank = dist.get_rank()
     set_timeout(dist.group.WORLD, timeout_seconds)
     for pairs in rounds(dist.get_world_size()):

@@ -27,12 +27,10 @@ class Mesh:
 
     @property
     def rank(self):
-        """This process's number among all."""
         return dist.get_rank() if self.devices is not None else 0
 
     @property
     def world_size(self):
-        """Processes in all."""
         return self.layout.world_size
 
     def coordinate(self, axis):

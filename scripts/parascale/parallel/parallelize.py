@@ -108,7 +108,6 @@ class ParallelModel:
         return int(held)
 
     def train(self, mode=True):
-        """Switch all parts to training or evaluation."""
         for part in self.parts:
             part.train(mode)
 
@@ -191,7 +190,11 @@ def _make_part(whole, run, mesh, tied, stage, copies):
         tying.tie(part, tied)
     synchronised = layout.data_parallel > 1 and layout.sync_batch_norm
     batch_norm.prepare(part, mesh.data_devices.get_group() if synchronised else None)
-    for block in _blocks(part):
+    patterns = getattr(part, "shard_units", ())
+    blocks = [
+        module for name, module in part.named_modules() if any(tensor.matches(name, pattern) for pattern in patterns)
+    ]
+    for block in blocks:
         if layout.activation_checkpointing:
             # Replacing the method, not wrapping the module, keeps the parameters' names.
             block.forward = recomputed(block, layout.activation_checkpointing == "selective", copies)
@@ -208,14 +211,6 @@ def _make_part(whole, run, mesh, tied, stage, copies):
 def heads(part):
     """The output layers of a model whose loss needs no logits: one, or none."""
     return [module for module in part.modules() if isinstance(module, Head)]
-
-
-def _blocks(part):
-    """The repeated units of a model: what is checkpointed and compiled one by one."""
-    patterns = getattr(part, "shard_units", ())
-    return [
-        module for name, module in part.named_modules() if any(tensor.matches(name, pattern) for pattern in patterns)
-    ]
 
 
 def _pipeline():

@@ -2,22 +2,17 @@
 
 In bf16 and fp16
 
-- parameters are fp32 on the ranks that own them, and so are the optimizer's state, what a checkpoint holds, and every sum of
-  gradients: over micro-batches, over data-parallel ranks, and for the norm. tf32, fp32 and fp64 have one type throughout;
-- the forward and backward pass compute with copies of all parameters, those of norms too, in the half precision. So the
-  residual stream is in half precision, and with it what matrix products and attention take and give, and what travels between the
-  ranks of tensor and pipeline parallelism;
+- parameters, the optimizer's state, checkpoints and every sum of gradients are fp32;
+- the forward and backward pass compute with copies of all parameters in half precision, so the residual stream and what travels
+  between the ranks of tensor and pipeline parallelism are in half precision too;
 - kernels keep in fp32 what needs it: sums of a matrix product, statistics of norms, softmax; the loss is computed of fp32 logits.
 
-This is what FSDP2's `MixedPrecisionPolicy(param_dtype=…, reduce_dtype=torch.float32)` does, and where FSDP holds the parameters, it does
-it; `Copies` does the same for all other layouts. Neither touches buffers: statistics of batch norm stay in fp32, and a
-user's class converts other buffers itself. The other choice, autocast, keeps the residual stream in fp32: its gradient is
-closer to that of fp32, but norms, sums and all that travels between ranks move twice the bytes, each product casts its input again,
-and FSDP cannot do the same. Trainings at scale are made as here (torchtitan, Llama 3).
+FSDP2's `MixedPrecisionPolicy(param_dtype=…, reduce_dtype=torch.float32)` does this; `Copies` does the same for all other layouts.
+Neither touches buffers. Autocast would keep the residual stream in fp32: closer to fp32, but twice the bytes, and FSDP cannot do the
+same. Trainings at scale are made as here (torchtitan, Llama 3).
 
-Rounded once more than in one process: each rank's own gradient before it is summed in fp32 (data parallelism, micro-batches, parts),
-and with tensor parallelism each partial sum of a product before ranks add them, and each sum; of the gradients of norms too where
-FSDP holds them. The tolerances of tests (`tests/distributed/rounding.py`) follow from that.
+Layouts round once more than one process: each rank's own gradient before it is summed in fp32, and with tensor parallelism each
+partial sum of a product and each sum. The tolerances of tests (`tests/distributed/rounding.py`) follow from that.
 """
 
 from contextlib import contextmanager

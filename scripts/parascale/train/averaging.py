@@ -3,12 +3,11 @@
 Each rank makes `average_every` steps with its own share of the batch; then
 
 - all: everyone goes on from the mean of all. Local SGD: Stich 2019, arXiv:1805.09767.
-- neighbour: everyone goes on from the mean of itself and one neighbour on a ring, left and right in turn, so that news takes half as
-  many turns as there are ranks to reach everyone, and nobody waits for more than one other. Gossip: Lian et al. 2017, arXiv:1705.09056.
+- neighbour: everyone goes on from the mean of itself and one neighbour on a ring, left and right in turn: an update reaches all ranks
+  after ranks / 2 rounds. Gossip: Lian et al. 2017, arXiv:1705.09056.
 - server: one rank brings a parameter server what it has learned since its last visit, and goes on from what the server has by then.
-  The others train on from parameters as old as their own last visit. Asynchronous SGD: Dean et al. 2012, "Large scale distributed
-  deep networks"; ranks take turns here, as in Zinkevich et al. 2009, "Slow learners are fast", so that a run can be repeated bit for
-  bit. For teaching what stale parameters do to a loss: ranks still agree after each step on when to stop, so it saves no time.
+  Asynchronous SGD: Dean et al. 2012, "Large scale distributed deep networks"; here ranks take turns, as in Zinkevich et al. 2009,
+  "Slow learners are fast", so that a run can be repeated bit for bit. For teaching: it saves no time.
 
 An evaluation, and the end, need one model: there, everyone takes the mean of all, or visits the server.
 """

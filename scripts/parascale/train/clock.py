@@ -24,11 +24,10 @@ class Clock:
         if device.type == "cuda":
             self.now, self.between = _record_event, _seconds_between_events
         else:
-            self.now, self.between = time.perf_counter, _seconds_between
+            self.now, self.between = time.perf_counter, lambda start, end: end - start
         self.reset()
 
     def reset(self):
-        """Start a new step now."""
         self.phases, self.runs, self.started = [], [], self.now()
 
     def phase(self, name):
@@ -92,10 +91,6 @@ def _seconds_between_events(start, end):
     return start.elapsed_time(end) / 1000
 
 
-def _seconds_between(start, end):
-    return end - start
-
-
 class ChosenSteps:
     """Calls `start` before the first and `stop` after the last of the steps from `first` to `last`, both included."""
 
@@ -110,7 +105,6 @@ class ChosenSteps:
             self.start()
 
     def end_step(self, step):
-        """Stop after the last of the steps."""
         if self.started and step == self.last:
             self.started = False
             self.stop()
@@ -127,7 +121,17 @@ class StepProfiler(ChosenSteps):
         self.profile.stop()
         with atomic_path(self.folder / "trace.json.gz") as partial:
             self.profile.export_chrome_trace(str(partial))
-        write_json(self.folder / "operators.json", _longest(self.profile.key_averages()))
+        operators = [
+            {
+                "name": average.key,
+                "calls": average.count,
+                "cpu_seconds": average.self_cpu_time_total / 1e6,
+                "device_seconds": average.self_device_time_total / 1e6,
+            }
+            for average in self.profile.key_averages()
+        ]
+        operators.sort(key=lambda operator: (-operator["device_seconds"], -operator["cpu_seconds"]))
+        write_json(self.folder / "operators.json", operators[:OPERATORS])
 
 
 def profiler(job, lead):
@@ -141,17 +145,3 @@ def profiler(job, lead):
         # Nsight Systems, which the launcher has put around this process, collects nothing else.
         return ChosenSteps(*steps, torch.cuda.profiler.start, torch.cuda.profiler.stop)
     return StepProfiler(job.work / "profile", *steps) if lead else None
-
-
-def _longest(averages):
-    """Name, calls and own seconds of the operators that took longest, on the GPU where there is one."""
-    operators = [
-        {
-            "name": average.key,
-            "calls": average.count,
-            "cpu_seconds": average.self_cpu_time_total / 1e6,
-            "device_seconds": average.self_device_time_total / 1e6,
-        }
-        for average in averages
-    ]
-    return sorted(operators, key=lambda operator: (-operator["device_seconds"], -operator["cpu_seconds"]))[:OPERATORS]

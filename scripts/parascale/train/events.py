@@ -73,7 +73,6 @@ def scalars(line):
 
 
 def _write(handle, **fields):
-    """Append an Event with these fields."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 

@@ -176,11 +176,7 @@ def _outside(function):
 
 
 class BucketsOfDDP(nn.Module):
-    """Holds what DistributedDataParallel holds: its reducer is C++ that wants data, so it cannot run here itself.
-
-    Gradients live in buckets that stay allocated (`gradient_as_bucket_view`); each is made by the backward pass
-    and then copied there.
-    """
+    """Holds what DistributedDataParallel holds, whose C++ reducer wants data: each gradient is copied to a bucket that stays."""
 
     def __init__(self, module):
         super().__init__()
@@ -194,7 +190,6 @@ class BucketsOfDDP(nn.Module):
         parameter.grad = self.views[parameter].copy_(parameter.grad)
 
     def forward(self, *inputs):
-        """The module's own forward pass."""
         return self.module(*inputs)
 
 

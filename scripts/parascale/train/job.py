@@ -59,7 +59,6 @@ class Job:
 
     @property
     def key(self):
-        """The key of the finished training."""
         return identity.key_of(self.run, self.site, self.code_digest, self.known_data)
 
     def check_data(self):

@@ -27,7 +27,10 @@ def make_steps(session):
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=run.layout.processes_per_node,
         num_nodes=run.layout.nodes,
-        strategy=_ddp(session.job) if several else SingleDeviceStrategy(device),
+        # Lightning's DDP finds the process group that we have joined; its options are those of ours.
+        strategy=DDPStrategy(timeout=timedelta(seconds=session.job.timeout_seconds), gradient_as_bucket_view=True)
+        if several
+        else SingleDeviceStrategy(device),
         # Our launcher speaks torchrun's language; without a name, Lightning would guess from Slurm's variables.
         plugins=[TorchElasticEnvironment() if several else LightningEnvironment()],
         precision="64-true"
@@ -44,11 +47,6 @@ def make_steps(session):
     session.clock.reset()
     trainer.fit(Steps(session), DataLoader(Parts(session), batch_size=None))
     session.stepper.model.parts[0].to(device)  # Lightning leaves it on the CPU
-
-
-def _ddp(job):
-    """Lightning's DDP, with the same options as ours; it finds the process group that we have joined."""
-    return DDPStrategy(timeout=timedelta(seconds=job.timeout_seconds), gradient_as_bucket_view=True)
 
 
 class Parts(IterableDataset):
@@ -87,7 +85,11 @@ class Steps(LightningModule):
         """This rank's part of the mean loss over all targets of a step."""
         number, parts = batch
         if number == 0:
-            self._begin(parts)
+            self.session.begin_step(self.next_step)
+            self.wishes = self.session.wishes()
+            self.targets, self.agreed = self.stepper.agree(parts, *self.wishes)
+            self.stepper.loss.targets = self.targets
+            self.loss = torch.zeros((), dtype=torch.float64, device=self.session.mesh.device)
         self.stepper.draws.begin_part(self.next_step, number)
         *inputs, labels = parts[number]
         with self.session.clock.phase("forward"):
@@ -96,19 +98,11 @@ class Steps(LightningModule):
         # Lightning divides by the number of parts, and DDP by the number of ranks; the loss is divided already.
         return loss * (len(parts) * self.session.run.layout.data_parallel)
 
-    def _begin(self, parts):
-        self.session.begin_step(self.next_step)
-        self.wishes = self.session.wishes()
-        self.targets, self.agreed = self.stepper.agree(parts, *self.wishes)
-        self.stepper.loss.targets = self.targets
-        self.loss = torch.zeros((), dtype=torch.float64, device=self.session.mesh.device)
-
     def on_before_backward(self, loss):
         """Gradients are reduced within the backward pass, as in the native engine."""
         self.open_phase.enter_context(self.session.clock.phase("backward"))
 
     def on_after_backward(self):
-        """See above."""
         self.open_phase.close()
 
     def on_before_optimizer_step(self, optimizer):

@@ -76,24 +76,13 @@ def train(job, make_steps=None):
         model.train()
 
         # --- steps
-        session = Session(
-            job,
-            mesh,
-            clock,
-            watchdog,
-            task,
-            feed,
-            stepper,
-            state,
-            progress,
-            profile,
-            stop_requested,
-            first_step,
-            steps,
-        )
+        parts_of_it = (clock, watchdog, task, feed, stepper, state, progress, profile, stop_requested)
+        session = Session(job, mesh, *parts_of_it, first_step, steps)
         with monitored(job, state.processes), garbage_kept():
             session.evaluate_due()
-            (make_steps or _engine(run.engine))(session)
+            if run.engine == "lightning" and make_steps is None:
+                from parascale.train.lightning import make_steps  # slow to load
+            (make_steps or _make_steps)(session)
 
             # --- last evaluation
             if training.evaluate and "test" in task.splits:
@@ -104,15 +93,6 @@ def train(job, make_steps=None):
         # --- publish
         state.publish()
     return stop_processes()
-
-
-def _engine(name):
-    """The function that makes the steps; one that is not ours is loaded only where a run asks for it."""
-    if name == "lightning":
-        from parascale.train import lightning
-
-        return lightning.make_steps
-    return _make_steps
 
 
 def _make_steps(session):
@@ -151,7 +131,6 @@ class Session:
 
     @property
     def run(self):
-        """The settings."""
         return self.job.run
 
     def begin_step(self, step):
@@ -181,7 +160,6 @@ class Session:
         return self.stop_requested(), self.state.is_time_to_save()
 
     def lr(self, step):
-        """Learning rate of a step."""
         return learning_rate(step, self.steps, self.run.peak_lr, self.run.workload.optim)
 
     def evaluate_due(self):
@@ -204,7 +182,9 @@ class Session:
         if self.random is not None:
             self.state.draws |= not torch.equal(self.random, generators(self.mesh.device))
         self.feed.read_ahead()
-        self._record_unread()
+        if self.unread is not None:
+            line, self.unread = self.unread(), None
+            self._record(line)
         if step % GARBAGE_STEPS == 0:
             gc.collect()
         self.unread = partial(self._line, step, result, self.clock.cut())
@@ -249,11 +229,6 @@ class Session:
             "memory_bytes": peak_memory(self.mesh.device),
             **scaling,
         }
-
-    def _record_unread(self):
-        if self.unread is not None:
-            line, self.unread = self.unread(), None
-            self._record(line)
 
     def _record(self, line):
         self.state.add_step(line)

@@ -26,7 +26,12 @@ def read_machine(device):
     if device.type == "cuda":
         told = torch.cuda.get_device_properties(device)
         found |= {"gpu": told.name, "gpus": torch.cuda.device_count(), "gpu_memory_bytes": told.total_memory}
-        found["driver"] = _driver()
+        import pynvml  # only where there are GPUs: it costs time to load
+
+        found["driver"] = None
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            found["driver"] = pynvml.nvmlSystemGetDriverVersion()
     return found
 
 
@@ -48,15 +53,6 @@ def _processor():
     return platform.machine()
 
 
-def _driver():
-    import pynvml  # only where there are GPUs: it costs time to load
-
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        return pynvml.nvmlSystemGetDriverVersion()
-    return None
-
-
 class Memory:
     """What takes a rank's memory: its part of the model as tensors, and the rest of the process.
 
@@ -76,18 +72,15 @@ class Memory:
 
         A GPU's peak counts tensors alone: there, `process` is what the device holds beside torch's own memory.
         """
-        held = {"weights": self.weights, "gradients": self.gradients, "optimizer": _states(optimizers)}
+        states = [value for each in optimizers for state in each.state.values() for value in state.values()]
+        optimizer = _bytes(value for value in states if isinstance(value, torch.Tensor))
+        held = {"weights": self.weights, "gradients": self.gradients, "optimizer": optimizer}
         if self.device.type == "cuda":
             free, whole = torch.cuda.mem_get_info(self.device)
             process, inside = whole - free - torch.cuda.memory_reserved(self.device), 0
         else:
             process = inside = self.process
         return held | {"activations": max(0, peak - sum(held.values()) - inside), "process": max(0, process)}
-
-
-def _states(optimizers):
-    states = (state for optimizer in optimizers for state in optimizer.state.values())
-    return _bytes(value for state in states for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def _bytes(tensors):

@@ -66,7 +66,6 @@ class Monitor:
         self.thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
     def start(self):
-        """Begin to sample."""
         self.thread.start()
 
     def stop(self):
@@ -95,12 +94,11 @@ class Monitor:
             for values in gauge.read():
                 if values["kind"] == "host":
                     values["monitor_seconds"] = time.thread_time()
-                writer.writerow({**now, **{name: _written(value) for name, value in values.items()}})
-
-
-def _written(value):
-    """Fractions with six significant digits: samples are no more exact."""
-    return f"{value:.6g}" if isinstance(value, float) else value
+                # Six significant digits: samples are no more exact.
+                written = {
+                    name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values.items()
+                }
+                writer.writerow({**now, **written})
 
 
 def _opened(path):

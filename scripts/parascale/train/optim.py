@@ -179,7 +179,6 @@ def _sum_of_squares(tensors):
 
 
 def _shards(gradient):
-    """Into how many pieces a gradient is split."""
     if not isinstance(gradient, DTensor):
         return 1
     sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
@@ -188,7 +187,6 @@ def _shards(gradient):
 
 
 def unscale(model, factor):
-    """Divide all gradients by the factor of the loss."""
     torch._foreach_div_(_gradients(model), factor)
 
 

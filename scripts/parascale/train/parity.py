@@ -5,10 +5,9 @@ by small moments makes those differences grow. The tolerances below are several 
 20 steps (largest seen over all strategies: fp32 loss 9.5e-7, gradient norm 1.7e-6, weights 3e-5; fp64 loss 2e-15,
 weights 1e-13), and far below what faults show (a mean of per-rank means 1e-2, a learning rate off by 1 % 2e-3).
 
-An element whose gradients are nothing but rounding is not judged: a bias of keys, which softmax cancels, moves as its noise
-falls, in every layout elsewhere, and moves nothing else. Seen in fp32 (BART of 14,842 weights): such elements have gradients of
-0.4 to 6 roundings of what an element's are in the mean, all others none or at least 95,000. Losses and gradient norms are
-those of the whole model all the same.
+An element whose gradients are nothing but rounding is not judged: a bias of keys, which softmax cancels, moves differently in every
+layout, and moves nothing else. In fp32 (BART of 14,842 weights) such elements have gradients of 0.4 to 6 roundings of a mean
+element's, all others none or at least 95,000.
 """
 
 import math
@@ -91,9 +90,8 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
         return verdict | _figures("not comparable", reason) | {"loss_difference": max(losses)}
     norms = [_relative(line["grad_norm"], other["grad_norm"]) for line, other in zip(steps, expected, strict=True)]
     checkpoints = [Path(place) / "checkpoint" for place in (folder, baseline_folder)]
-    worst, weights, unjudged = _largest_weight_difference(
-        *checkpoints, smallest_gradient(run, expected, checkpoints[1])
-    )
+    smallest = smallest_gradient(run, expected, checkpoints[1])
+    worst, weights, unjudged = _largest_weight_difference(*checkpoints, smallest)
     if unjudged > MOST_UNJUDGED:
         worst, weights, unjudged = _largest_weight_difference(*checkpoints, 0.0)
     unit = run.workload.unit
@@ -102,14 +100,16 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
         for number, (line, other, loss, norm) in enumerate(zip(steps, expected, losses, norms, strict=True), 1)
         if line[unit] != other[unit] or _beyond(loss, tolerance.loss) or _beyond(norm, tolerance.grad_norm)
     ]
-    same = not outside and not _beyond(weights, tolerance.weights)
-    reason = "within tolerance at every step" if same else _describe(outside, weights, worst, tolerance)
+    faults = [f"leaves the tolerance at step {outside[0]}"] if outside else []
+    if _beyond(weights, tolerance.weights):
+        faults.append(f"weights of {worst} differ by {weights:.1e}")
+    reason = "; ".join(faults) or "within tolerance at every step"
     if unjudged:
         reason += (
             f"; {100 * unjudged:.2g} % of the weights, whose gradients are of the size of rounding, are not judged"
         )
     return verdict | {
-        "verdict": "same" if same else "different",
+        "verdict": "different" if faults else "same",
         "reason": reason,
         "loss_difference": _finite(max(losses)),
         "grad_norm_difference": _finite(max(norms)),
@@ -120,10 +120,8 @@ def compare(run, baseline, folder, baseline_folder, tolerance=None):
 
 
 def _figures(verdict, reason):
-    empty = dict.fromkeys(
-        ("loss_difference", "grad_norm_difference", "weight_difference", "worst_tensor", "first_step_outside")
-    )
-    return {"verdict": verdict, "reason": reason, **empty}
+    differences = "loss_difference", "grad_norm_difference", "weight_difference", "worst_tensor", "first_step_outside"
+    return {"verdict": verdict, "reason": reason, **dict.fromkeys(differences)}
 
 
 def _other_experiment(run, baseline):
@@ -138,7 +136,7 @@ def _other_experiment(run, baseline):
 
 
 def _draws(run, *folders):
-    """Why a user's class is no comparison, or None: it draws random numbers that are other ones in every layout."""
+    """Why a user's class is not compared, or None: it draws random numbers that are others in every layout."""
     if not run.workload.model.is_own:
         return None
     draws = [read_json(Path(folder) / "summary.json").get("draws") for folder in folders]
@@ -183,7 +181,8 @@ def _largest_weight_difference(folder, baseline_folder, smallest):
         for name in group:
             judged = _judged(name, theirs, smallest)
             unjudged += (~judged).sum().item()
-            difference = _relative_norm(ours[name].double(), theirs[name].double(), judged)
+            apart, size = ours[name].double() - theirs[name].double(), theirs[name].double().norm().item()
+            difference = apart[judged].norm().item() / (size or 1.0) if apart.isfinite().all() else math.inf
             if difference > largest:
                 worst, largest = name, difference
     return worst.removeprefix("model."), largest, unjudged / sum(shape.numel() for shape, _ in names.values())
@@ -223,15 +222,6 @@ def _groups(weights):
         yield group
 
 
-def _relative_norm(ours, theirs, judged):
-    """2-norm of the difference of the elements that are judged over that of all of `theirs`. Not finite is infinite."""
-    difference, size = ours - theirs, theirs.norm().item()
-    if not difference.isfinite().all():
-        return math.inf
-    apart = difference[judged].norm().item()
-    return apart / size if size else apart
-
-
 def _relative(value, expected):
     if value is None or expected is None:  # the norm of a step that fp16 skipped
         return 0.0 if value is expected else math.inf
@@ -248,13 +238,6 @@ def _finite(difference):
 def _beyond(difference, tolerance):
     """Whether a difference is judged, and too large."""
     return tolerance is not None and not difference <= tolerance
-
-
-def _describe(outside, weights, worst, tolerance):
-    parts = [f"leaves the tolerance at step {outside[0]}"] if outside else []
-    if _beyond(weights, tolerance.weights):
-        parts.append(f"weights of {worst} differ by {weights:.1e}")
-    return "; ".join(parts)
 
 
 def compare_folders(folder, baseline_folder, tolerance=None):

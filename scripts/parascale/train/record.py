@@ -223,7 +223,6 @@ def _write_lines(path, lines):
 
 
 def _ended(started, end, outcome, last_step):
-    """What the line of an attempt gains at its end."""
     return {"end": _iso(end), "seconds": end - started, "outcome": outcome, "last_step": last_step}
 
 

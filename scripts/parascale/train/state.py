@@ -157,7 +157,6 @@ class RunState:
     # --- on the way
 
     def add_step(self, line):
-        """Record one step."""
         seconds = line["seconds"]
         self.waiting_seconds[0] += seconds.get("bubble", 0.0)
         self.waiting_seconds[1] += seconds["total"]

@@ -27,7 +27,6 @@ class Figures:
             self.arrived.record()
 
     def read(self):
-        """The numbers, as a list."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.host.tolist()
@@ -117,7 +116,12 @@ class Stepper:
             figures = self.report(local_loss, targets)
         with self.clock.phase("optimizer"):
             if self.scale is not None:
-                self._unscale(figures[0])
+                unscale(self.model, self.scale.value)
+                # On the device: optimizers change nothing if the norm is not finite.
+                overflow = (~figures[0].isfinite()).float()
+                for optimizer in self.optimizers:
+                    optimizer.found_inf = overflow
+                self.scale.update(overflow)
             clip(self.model, figures[0], self.clip_norm)
             for optimizer in self.optimizers:
                 optimizer.step()
@@ -137,15 +141,6 @@ class Stepper:
             wishes = torch.tensor([stop, save], dtype=torch.float64).to(device, non_blocking=True)
             agreed = all_reduce(torch.cat([(local * self.counts).reshape(1), wishes]), self.mesh)
             return local if self.run.average_every else agreed[0], Figures(agreed[1:])
-
-    def _unscale(self, norm):
-        """Divide the gradient by the factor of the loss, and tell the optimizers, on the device, to change nothing if its norm is not
-        finite."""
-        unscale(self.model, self.scale.value)
-        overflow = (~norm.isfinite()).float()
-        for optimizer in self.optimizers:
-            optimizer.found_inf = overflow
-        self.scale.update(overflow)
 
     @staticmethod
     def result(figures, agreed, stop, save):

@@ -79,7 +79,11 @@ class WandbRun:
         if self.thread.is_alive():
             self._fail(f"it took longer than {END_SECONDS:g} s to end")
         if self.failure:
-            _end_package()
+            # Kill the package's own process: the end of ours would wait for it, and it for a network that may never come.
+            for child in psutil.Process().children():
+                with suppress(psutil.Error):
+                    if child.name() == PROCESS:
+                        child.kill()
 
     def _follow(self):
         try:
@@ -131,11 +135,3 @@ class WandbRun:
             self.failure = " ".join(str(error).split()) or type(error).__name__
             name = self.described["run"]
             print(f"{name}: no more curves for Weights & Biases: {self.failure}. The training goes on", flush=True)
-
-
-def _end_package():
-    """Kill the package's own process after a failure: the end of ours would wait for it, and it for a network that may never come."""
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            if child.name() == PROCESS:
-                child.kill()

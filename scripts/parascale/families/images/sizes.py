@@ -25,12 +25,10 @@ class Convolution:
 
     @property
     def weights(self):
-        """Elements of its kernel."""
         return self.outputs * self.inputs * self.size**2
 
     @property
     def parameters(self):
-        """Elements of kernel and norm."""
         return self.weights + 2 * self.outputs
 
     @property
@@ -39,7 +37,6 @@ class Convolution:
         return self.outputs * self.places
 
     def product(self, samples, again):
-        """Its Product."""
         return Product(samples * self.places, self.inputs * self.size**2, self.outputs, again)
 
     @property
@@ -83,7 +80,6 @@ class ImageSizes(Sizes):
         return self._operations(convolutions, again, batch, fused, self.layers)
 
     def ends_operations(self, batch, fused):
-        """Operations of the stem and the head."""
         return self._operations(self.stem, [False] * len(self.stem), batch, fused, 1)
 
     def _operations(self, convolutions, again, batch, fused, blocks):
@@ -100,7 +96,6 @@ class ImageSizes(Sizes):
         )
 
     def block_bytes(self, batch):
-        """Bytes that the mean block keeps."""
         return self._mean(sum(each.kept for each in block) for block in self.blocks) * batch.samples * batch.compute
 
     def boundary_bytes(self, batch):
@@ -122,7 +117,6 @@ class ImageSizes(Sizes):
         return batch.samples * (kept * batch.compute + self.pooled * INDEX_BYTES)
 
     def logits_bytes(self, batch, loss_parallel):
-        """Logits of each image."""
         return batch.samples * self.classes * max(4, batch.compute)
 
     def last_bytes(self, batch):

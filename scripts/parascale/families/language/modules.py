@@ -151,10 +151,10 @@ class TransformerLM(nn.Module):
         "embedding": "split_sequence_after",
         "embedding.tokens": "vocabulary",
         "embedding.positions": "whole",
-        "blocks.*.attention": "gather_before",
-        "blocks.*.attention.[qkv]": "columns",
-        "blocks.*.attention.o": "rows",
-        "blocks.*.attention.dropout": "drops_of_heads",
+        "blocks.*.*attention": "gather_before",  # across too, in a decoder that looks at a memory
+        "blocks.*.*attention.[qkv]": "columns",
+        "blocks.*.*attention.o": "rows",
+        "blocks.*.*attention.dropout": "drops_of_heads",
         "blocks.*.*_dropout": "drops_of_sequence",
         "blocks.*.feed_forward": "gather_before",
         "blocks.*.feed_forward.up": "columns",
@@ -186,7 +186,6 @@ class TransformerLM(nn.Module):
         return hidden_BTD if self.head is None else self.head(hidden_BTD)
 
     def initialise_parameter(self, name, shard):
-        """Fill this rank's part of a parameter."""
         initialise_as_gpt2(name, shard, 2 * self.layers)
 
 

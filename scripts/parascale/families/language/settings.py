@@ -40,12 +40,10 @@ class Transformer(Model):
 
     @property
     def head_width(self):
-        """Width of a head."""
         return self.dim // self.heads
 
     @property
     def hidden_width(self):
-        """Width inside the feed-forward layer."""
         return self.hidden or 4 * self.dim
 
     def check_sizes(self, run):

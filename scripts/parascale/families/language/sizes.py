@@ -46,7 +46,6 @@ def attention_matrices(model, key_bias):
 
 
 def block_matrices(model):
-    """The matrices of a Transformer block."""
     gate = [True] if model.activation == "swiglu" else []
     return [
         *attention_matrices(model, model.position == "rotary"),
@@ -85,7 +84,6 @@ def split_and_whole(matrices):
 
 
 def norm_elements(model):
-    """Elements of one norm."""
     return model.dim * (2 if model.norm == "layer" and model.bias else 1)
 
 
@@ -165,7 +163,6 @@ class TransformerSizes(Sizes):
         self.ends_flops = 2 * self.head * window
 
     def tokens(self, batch):
-        """Tokens of a micro-batch."""
         return batch.samples * self.window
 
     def stream(self, batch):

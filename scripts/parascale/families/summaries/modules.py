@@ -9,7 +9,14 @@ from torch import nn
 
 from parascale.families.dropout import Dropout
 from parascale.families.head import Head
-from parascale.families.language.modules import Attention, Block, Embedding, initialise_as_gpt2, make_norm
+from parascale.families.language.modules import (
+    Attention,
+    Block,
+    Embedding,
+    TransformerLM,
+    initialise_as_gpt2,
+    make_norm,
+)
 
 
 class DecoderBlock(Block):
@@ -52,20 +59,7 @@ class EncoderDecoder(nn.Module):
 
     shard_units: ClassVar = ("encoder.blocks.*", "decoder.blocks.*")
     tensor_plan: ClassVar = {
-        "*.embedding": "split_sequence_after",
-        "*.embedding.tokens": "vocabulary",
-        "*.embedding.positions": "whole",
-        "*.blocks.*.*attention": "gather_before",
-        "*.blocks.*.*attention.[qkv]": "columns",
-        "*.blocks.*.*attention.o": "rows",
-        "*.blocks.*.*attention.dropout": "drops_of_heads",
-        "*.blocks.*.*_dropout": "drops_of_sequence",
-        "*.blocks.*.feed_forward": "gather_before",
-        "*.blocks.*.feed_forward.up": "columns",
-        "*.blocks.*.feed_forward.gate": "columns",
-        "*.blocks.*.feed_forward.down": "rows",
-        "*.blocks.*.*_norm": "on_sequence",
-        "*.norm": "on_sequence",
+        **{f"*.{pattern}": role for pattern, role in TransformerLM.tensor_plan.items() if pattern != "head"},
         "encoder": "gather_after",
         "head": "logits",
     }
@@ -92,5 +86,4 @@ class EncoderDecoder(nn.Module):
         return self.head(self.decoder(summaries_BT, memory_BSD, mask_BS))
 
     def initialise_parameter(self, name, shard):
-        """Fill this rank's part of a parameter."""
         initialise_as_gpt2(name, shard, (2 if name.startswith("encoder") else 3) * self.layers)

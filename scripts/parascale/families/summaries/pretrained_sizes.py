@@ -79,8 +79,6 @@ def _described(model):
 
 
 class PretrainedHalf(TransformerSizes):
-    """The encoder or the decoder."""
-
     def __init__(self, model, vocabulary, window, causal):
         super().__init__(model, vocabulary, window, causal)
         self.relative = model.position == "relative"
@@ -153,5 +151,4 @@ class PretrainedSizes(EncoderDecoderSizes):
         return super().block_bytes(batch) + decoder.mask_bytes(batch, encoder.window)
 
     def loss_bytes(self, batch):
-        """None: see `logits_bytes`."""
         return None

@@ -89,11 +89,9 @@ class EncoderDecoderSizes(Sizes):
         return sum(half.ends_bytes(batch) for half in self.halves)
 
     def logits_bytes(self, batch, loss_parallel):
-        """Logits of the summaries."""
         return self.halves[1].logits_bytes(batch, loss_parallel)
 
     def loss_bytes(self, batch):
-        """The LossBytes of the summaries."""
         return self.halves[1].loss_bytes(batch)
 
     def split_bytes(self, batch):
