@@ -8,7 +8,7 @@ from parascale.cli import Number, with_project
 from parascale.errors import ConfigError
 from parascale.plan.planner import Planner
 from parascale.store.keys import data_known, key_of
-from parascale.store.trainings import SHORT, Kept, Store, shown_places
+from parascale.store.trainings import SHORT, Store, shown_places
 from parascale.store.unfinished import unfinished
 
 GB = 1e9
@@ -127,9 +127,8 @@ def _wanted(project):
 
 def _named(word, known):
     """The one training that a word of the command line names."""
-    names = [each for each in known if word in (each.place, each.folder.name)]
-    keys = [each for each in known if isinstance(each, Kept) and len(word) >= FEWEST and each.key.startswith(word)]
-    chosen = keys or names
+    keys = [each for each in known if len(word) >= FEWEST and each.key.startswith(word)]
+    chosen = keys or [each for each in known if word in (each.place, each.folder.name)]
     if len(chosen) != 1:
         raise ConfigError(f"`{word}` names {len(chosen)} trainings, not one; `parascale store list` shows them")
     return chosen[0]

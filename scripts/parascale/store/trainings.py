@@ -56,13 +56,13 @@ class StoreError(ParascaleError):
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A training in the store. place: where results show it (`runs/ddp`, `parity/ddp`). finished: ISO 8601."""
+    """A training in the store. place: where results show it (`runs/ddp`, `parity/ddp`). finished: ISO 8601. core_hours: None if unknown."""
 
     folder: Path
     key: str
     place: str
     finished: str
-    core_hours: float
+    core_hours: float | None
     bytes: int
 
     @property
@@ -76,33 +76,13 @@ class Kept:
             self.folder.rename(gone)
 
 
-@dataclasses.dataclass(frozen=True)
-class Leftover:
-    """A folder of the store that no key leads to: half a training of a killed job, a damaged one, or one of an earlier version."""
-
-    folder: Path
-    key, core_hours = "-", None
-
-    @property
-    def place(self):
-        """Its name, and why it is there."""
-        name, _, rest = self.folder.name.lstrip(".").partition(".")
-        return f"{name[:SHORT] if self.folder.suffix != EARLIER else name}.{rest}"
-
-    @property
-    def bytes(self):
-        """Its size."""
-        return tree_bytes(self.folder)
+class Leftover(Kept):
+    """A folder that no key leads to: half a training of a killed job, a damaged one, or one of an earlier version."""
 
     @property
     def used(self):
         """When it was left, in seconds since the epoch."""
         return self.folder.stat().st_mtime
-
-    @property
-    def finished(self):
-        """When it was left, for people."""
-        return f"since {datetime.fromtimestamp(self.used, UTC).isoformat(timespec='seconds')}"
 
     def remove(self):
         """Free it."""
@@ -119,8 +99,9 @@ class Store:
         """The Kept of a key; None where there is none, or its manifest cannot be read. Its files are not: `check` does that."""
         try:
             values = read_json(self.folder / key / MANIFEST)
-            told = (values[name] for name in ("place", "finished", "core_hours", "bytes"))
-            return Kept(self.folder / key, key, *told)
+            return Kept(
+                self.folder / key, key, *(values[name] for name in ("place", "finished", "core_hours", "bytes"))
+            )
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
@@ -234,9 +215,16 @@ class Store:
     def leftovers(self):
         """Every Leftover, the oldest first."""
         ages = {DAMAGED: 0.0, EARLIER: 0.0, PARTIAL: ABANDONED_SECONDS}  # seconds after which nobody needs it
-        found = [Leftover(path) for path in self.folder.glob("*") if path.suffix in ages]
-        left = [each for each in found if time.time() - each.used >= ages[each.folder.suffix]]
-        return sorted(left, key=lambda each: each.used)
+        folders = [path for path in self.folder.glob("*") if path.suffix in ages]
+        old = [path for path in folders if time.time() - path.stat().st_mtime >= ages[path.suffix]]
+        return sorted(map(_leftover, old), key=lambda each: each.used)
+
+
+def _leftover(folder):
+    name, _, why = folder.name.lstrip(".").partition(".")
+    place = f"{name if folder.suffix == EARLIER else name[:SHORT]}.{why}"
+    since = datetime.fromtimestamp(folder.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    return Leftover(folder, "-", place, f"since {since}", None, tree_bytes(folder))
 
 
 @contextmanager
