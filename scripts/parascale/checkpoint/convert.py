@@ -39,8 +39,9 @@ def convert(folder, target, settings, forms, form=None):
     with open_source(folder, form, settings.threads) as source:
         contents = {name: _contents(source, settings, name) for name in forms}
         total = sum(tensor.bytes for stems in contents.values() for held in stems.values() for tensor in held.values())
-        require_space(target.parent, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
         with atomic_folder(target) as partial, Progress(f"convert {folder}", "B", total) as progress:
+            # Now that what killed conversions left is gone.
+            require_space(partial, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
             streaming = Streaming(settings.memory_mb << 20, settings.threads, progress)
             record = {name: _write(name, partial, source, contents[name], streaming, settings) for name in forms}
             _seal(partial, source, record, settings)

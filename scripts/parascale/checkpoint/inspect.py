@@ -19,9 +19,7 @@ def inspect(folder):
         raise CheckpointError(f"{folder}: no such checkpoint folder")
     found = {"folder": str(folder), "whole": True, "problem": None, "forms": {}}
     try:
-        if not forms_in(folder):
-            raise CheckpointError(f"{folder}: holds no checkpoint")
-        for form in forms_in(folder):
+        for form in forms_in(folder) or [None]:  # which says why there is none
             with open_source(folder, form) as source:
                 found["forms"][form] = _contents(source)
                 found |= _origin(source)
@@ -32,10 +30,6 @@ def inspect(folder):
 
 def _contents(source):
     weights, rest, tensors = source.weights, source.training_state, source.tensors
-    listed = {
-        name: {"shape": list(tensor.shape), "dtype": _word(tensor), "shards": tensor.shards}
-        for name, tensor in tensors.items()
-    }
     return {
         "files": len(source.files),
         "bytes": sum(tensor.bytes for tensor in tensors.values()),
@@ -45,7 +39,10 @@ def _contents(source):
         "training_state": len(rest),
         "training_state_bytes": sum(tensor.bytes for tensor in rest.values()),
         "most_shards": max((tensor.shards for tensor in tensors.values()), default=0),
-        "tensors": listed,
+        "tensors": {
+            name: {"shape": list(tensor.shape), "dtype": _word(tensor), "shards": tensor.shards}
+            for name, tensor in tensors.items()
+        },
     }
 
 

@@ -22,5 +22,4 @@ def peak_growth():
 
 
 def _kibibytes(key):
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1])
+    return int(STATUS.read_text().partition(f"{key}:")[2].split()[0])
