@@ -133,6 +133,8 @@ def test_strategies_are_tried_alone_and_together_on_all_gpus(gpus, expected):
         once = [(runs[name].workload.name, runs[name].layout, runs[name].precision) for name in names]
         assert all(once.count(each) == 1 for each in once)
         assert next(iter(groups)) == 1, "what layouts are compared with comes first"
+        compiled = {run.layout.compile for run in products(tiny, gpus).values()}
+        assert compiled <= {runs["single"].layout.compile} == {not tiny}
 
 
 def test_rows_of_several_nodes_are_tried_on_one():
@@ -141,12 +143,6 @@ def test_rows_of_several_nodes_are_tried_on_one():
     assert "dp 8" not in names, "it is ddp-8"
     assert {(run.layout.nodes, run.layout.gpus_per_node) for run in map(tried(False, 8).get, names)} == {(1, 8)}
     assert max(layouts(False, 4)) == 4
-
-
-def test_a_product_is_compiled_as_rows_of_the_run_table_are():
-    for tiny in (False, True):
-        runs = tried(tiny, 4)
-        assert {runs[name].layout.compile for name in TOGETHER} == {runs["single"].layout.compile} == {not tiny}
 
 
 def test_another_training_and_another_memory_than_planned_are_failures():

@@ -9,17 +9,26 @@ from types import SimpleNamespace
 import pytest
 
 from parascale import submissions
+from parascale.files import write_text
 from parascale.report import build_report, load_records, render_page
 from parascale.report.records import found_runs
 from parascale.report.summary import COLUMNS, runs_table
 from parascale.settings.paths import Paths
-from tests.unit.fake_results import SITE, fake, write_results
+from tests.unit.fake_results import SITE, edited, fake, write_results
 
 
 def records_of(root, *fakes, names=None):
     """Name → RunRecord of the fakes' files."""
     results, work = write_results(root, fakes)
     return {record.name: record for record in load_records(results, work, names)}
+
+
+def reloaded(root, file="summary.json", **values):
+    """The RunRecord of the run `single` with other values in a file of its record."""
+    results, work = write_results(root, [fake("single")])
+    edited(results / "runs/single" / file, **values)
+    (record,) = load_records(results, work)
+    return record
 
 
 def row_of(records, name):
@@ -110,31 +119,22 @@ def test_lines_that_are_gone_are_noted_and_the_summary_stays(tmp_path):
 
 
 def test_unknown_is_empty_and_zero_is_zero(tmp_path):
-    write_results(tmp_path, [fake("single")])
-    path = tmp_path / "results/runs/single/summary.json"
-    summary = json.loads(path.read_text())
-    del summary["test_loss"]
-    path.write_text(json.dumps(summary | {"core_hours": None, "train_loss": 0.0}))
-    records = {record.name: record for record in load_records(tmp_path / "results", tmp_path / "work")}
-    row = row_of(records, "single")
+    record = reloaded(tmp_path, test_loss=None, core_hours=None, train_loss=0.0)
+    row = row_of({"single": record}, "single")
     assert (row["test_loss"], row["core_hours"], row["train_loss"]) == ("", "", "0.0")
 
 
 def test_keys_that_others_add_are_passed_over(tmp_path):
-    write_results(tmp_path, [fake("single")])
-    path = tmp_path / "results/runs/single/summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"carbon_grams": 3}))
-    assert load_records(tmp_path / "results", tmp_path / "work")[0].done
+    assert reloaded(tmp_path, carbon_grams=3).done
 
 
 def test_a_loss_that_is_not_finite_draws_no_point(tmp_path):
     write_results(tmp_path, [fake("single", status="failed", steps=5)])
     path = tmp_path / "work/runs/single/steps.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[-1]["loss"] = float("nan")
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    curve = load_records(tmp_path / "results", tmp_path / "work")[0].curve
-    assert list(curve.steps) == [1, 2, 3, 4]
+    *whole, last = path.read_text().splitlines()
+    write_text(path, "\n".join([*whole, json.dumps(json.loads(last) | {"loss": float("nan")})]) + "\n")
+    (record,) = load_records(tmp_path / "results", tmp_path / "work")
+    assert list(record.curve.steps) == [1, 2, 3, 4]
 
 
 def test_the_header_of_summary_csv_is_the_contract():

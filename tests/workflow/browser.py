@@ -84,12 +84,6 @@ class Browser:
         taken = self.command("Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, **part})
         Path(target).write_bytes(base64.b64decode(taken["data"]))
 
-    def paper(self, target):
-        """Write a PDF of the page, alone: what lies beside it (tables, pages of jobs) is named, but not linked."""
-        self.run("document.querySelectorAll('a:not([href^=\"#\"])').forEach(link => link.removeAttribute('href'));")
-        printed = self.command("Page.printToPDF", {"preferCSSPageSize": True, "printBackground": True})
-        Path(target).write_bytes(base64.b64decode(printed["data"]))
-
     def close(self):
         """End the browser and its driver."""
         self._send(f"/{self.session}", method="DELETE")

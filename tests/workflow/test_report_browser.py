@@ -248,15 +248,6 @@ def test_the_report_leads_to_the_page_of_a_job(browser, pages):
     assert there == pages["job"].as_uri()
 
 
-def test_a_sample_of_a_page_leads_to_nothing_that_it_lacks(browser, pages, tmp_path):
-    """README's sample is the printed page without the tables and pages beside it."""
-    browser.show(pages["report"], 1440)
-    assert browser.run("return document.querySelectorAll('a:not([href^=\"#\"])').length")
-    browser.paper(tmp_path / "sample.pdf")
-    printed = (tmp_path / "sample.pdf").read_bytes()
-    assert printed.startswith(b"%PDF-") and b"/URI" not in printed
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_two_themes_differ_and_print_is_light(browser, page, dark):
     """The page follows the reader's theme, and paper stays white."""

@@ -4,10 +4,13 @@ import csv
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 
 import pytest
+
+from tests.unit.pretrained_folders import make_t5
 
 from .small_project import SmallProject
 
@@ -37,16 +40,20 @@ training: {image_size: 32, global_batch: 8, epochs: 2}
 RUNS = "run\tworkload\tgpus_per_node\tdp\ntexts-single\ttexts\t1\t1\npictures-single\tpictures\t1\t1\n"
 
 
+def write_pairs(project):
+    """Documents with summaries, and one without, for each split."""
+    words = random.Random(0)
+    for split, count in (("train", 60), ("validation", 9), ("test", 7)):
+        documents = [" ".join(f"w{words.randrange(30)}" for _ in range(10)) for _ in range(count)]
+        rows = [{"document": each, "summary": " ".join(each.split()[:3])} for each in documents]
+        rows.append({"document": "no summary"})
+        (project.folder / f"text/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     project = SmallProject(tmp_path_factory.mktemp("tasks"))
-    words = random.Random(0)
-    for split, count in (("train", 60), ("validation", 9), ("test", 7)):
-        rows = [{"document": " ".join(f"w{words.randrange(30)}" for _ in range(10))} for _ in range(count)]
-        rows = [{**row, "summary": " ".join(row["document"].split()[:3])} for row in rows] + [
-            {"document": "no summary"}
-        ]
-        (project.folder / f"text/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_pairs(project)
     for name, text in WORKLOADS.items():
         (project.folder / f"config/workloads/{name}.yaml").write_text(text)
     (project.folder / "config/tiny.tsv").write_text(RUNS)
@@ -81,6 +88,18 @@ def test_nothing_is_done_twice(finished):
     assert "Nothing to be done" in finished.snakemake()
 
 
+TUNED = """
+title: Tiny summaries by a pretrained model
+task: summarisation
+data:
+  source: {kind: files, location: ../../text, files: {train: train.jsonl, validation: validation.jsonl, test: test.jsonl}}
+  text: {tokenizer: pretrained, pretrained: ../../models/t5, prefix: "summarize: "}
+model: {kind: pretrained, dropout: 0.1}
+optim: {lr: 1.0e-3, schedule: constant}
+training: {window: 48, summary_window: 16, global_batch: 8, steps: 4}
+"""
+
+
 TWO_DEVICES = """
 from parascale import cli
 from parascale.commands import results
@@ -99,3 +118,27 @@ def test_two_processes_write_the_same_summaries_as_one(finished):
     done = subprocess.run(command, cwd=finished.folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(place.read_text()) == alone
+
+
+def test_a_pretrained_model_is_fine_tuned_and_changes_of_its_folder_are_seen(tmp_path):
+    """The weights decide the training, the tokenizer the data too; a plan needs no folder, a job asks for it first."""
+    project = SmallProject(tmp_path)
+    model = make_t5(tmp_path / "models/t5")
+    write_pairs(project)
+    (tmp_path / "config/workloads/tuned.yaml").write_text(TUNED)
+    (tmp_path / "config/tiny.tsv").write_text("run\tworkload\ntuned\ttuned\n")
+    target = "results/summaries/tuned.json"
+    project.snakemake(target)
+    rouge = json.loads((tmp_path / target).read_text())
+    assert rouge["documents"] == 7 and not rouge["examples"][0]["document"].startswith("summarize")
+    assert project.planned(target) == {}
+
+    weights, tokenizer = model / "model.safetensors", model / "tokenizer.json"
+    weights.write_bytes(weights.read_bytes() + b" ")
+    assert set(project.planned(target)) == {"train_single", "summarise"}
+    tokenizer.write_text(tokenizer.read_text() + " ")
+    assert set(project.planned(target)) == {"prepare", "train_single", "summarise"}
+    shutil.rmtree(model)
+    assert "train_single" in project.planned(target)
+    output = project.snakemake(target, fails=True)
+    assert "models/t5/config.json: no such file" in output and "hf download" in output and "rule prepare" not in output
