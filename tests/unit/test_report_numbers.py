@@ -108,7 +108,8 @@ def test_what_one_number_tells_of_a_run_is_in_summary_csv(pages):
 
 
 def test_every_csv_that_a_page_names_is_linked_once_and_there(pages):
-    """From where the page is: the report's tables, what benchmarks measured, and the samples of a job."""
+    """From where the page is: the report's tables, what benchmarks measured, and the samples of a job, whose page is also a PDF."""
+    assert pages[1].with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     for page, linked in zip(pages, (8, 3), strict=True):
         text = page.read_text()
         targets = [(page.parent / link).resolve() for link in re.findall(r'href="([^"]+\.csv)"', text)]
