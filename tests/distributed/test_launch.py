@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from parascale.errors import PERMANENT_FAILURE
+
 from ..command import COMMAND
 
 LAUNCH = [*COMMAND, "launch", "--site", "local"]
@@ -234,6 +236,12 @@ def test_a_rank_that_outlasts_the_others_is_ended(tmp_path):
     for nodes in (1, 2):
         code, output = Launched(tmp_path, hang, "-", nodes, 2 // nodes, timeout=1).finish(15)
         assert code == 1 and "1 s after" in output, output
+
+
+def test_a_failure_that_would_come_again_keeps_its_exit_code(tmp_path):
+    """Also where the first cause is a rank of another node."""
+    program = "import os, sys, time\nsys.exit(78) if os.environ['RANK'] == '1' else time.sleep(600)\n"
+    assert Launched(tmp_path, program, "-", 2, 1).finish(30)[0] == PERMANENT_FAILURE
 
 
 def test_logs_of_earlier_attempts_are_kept(tmp_path):
