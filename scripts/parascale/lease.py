@@ -38,10 +38,7 @@ class Lease:
         self.thread = None
 
     def acquire(self):
-        """Take the lease, or raise TrainingError that names the living holder.
-
-        Returns the last sign of life (seconds since the epoch) of a holder that died or gave way, else None.
-        """
+        """Take the lease, or raise TrainingError that names the living holder. Returns what `wait_for_holder` does."""
         holder = self.holder()
         if _is_former_start(holder):
             last_sign = self._replace(holder)
@@ -55,10 +52,7 @@ class Lease:
         return last_sign
 
     def wait_for_holder(self):
-        """The time of the holder's last sign, once it is clear that it is dead; None without a holder.
-
-        Raises TrainingError that names the holder when it gives a sign of life.
-        """
+        """The last sign of a dead holder (seconds since the epoch); None without one. Raises TrainingError that names a living one."""
         holder = self.holder()
         if holder is None or (holder["host"] == socket.gethostname() and not _is_alive(holder["pid"])):
             return holder and holder["time"]

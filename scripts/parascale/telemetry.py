@@ -17,26 +17,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 COLUMNS = (
-    "time",  # seconds since 1970
-    "node",
-    "host",
-    "kind",
-    "index",
-    "rank",
-    "utilisation",  # 0 to 1
-    "cores_busy",
-    "memory_bytes",
-    "memory_total_bytes",
-    "power_watts",
-    "energy_joules",
-    "temperature_celsius",
-    "clock_mhz",
-    "memory_clock_mhz",
+    *("time", "node", "host", "kind", "index", "rank"),  # time: seconds since 1970
+    *("utilisation", "cores_busy", "memory_bytes", "memory_total_bytes"),  # utilisation: 0 to 1
+    *("power_watts", "energy_joules", "temperature_celsius", "clock_mhz", "memory_clock_mhz"),
     "throttled",  # reasons, joined by +
-    "read_bytes",
-    "written_bytes",
-    "received_bytes",
-    "sent_bytes",
+    *("read_bytes", "written_bytes", "received_bytes", "sent_bytes"),
     "monitor_seconds",  # of processor time
 )
 KINDS = ("gpu", "rank", "host")

@@ -108,10 +108,9 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
 
 
 def planned_launch(find, name, kind, site, words, first):
-    """(Launch, GPUs asked for on each node, Job) that the project plans for a run; without a name, (of one process, None, None).
+    """(Launch, GPUs requested on each node, Job) of a run; without a name, (Launch of one process, None, None).
 
-    words: of the command line, which name the project. first: whether this is node 0. The process is in the project's folder
-    afterwards.
+    words: of the command line, which name the project. first: whether this is node 0. Changes into the project's folder.
     """
     if not name:
         return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None, None
@@ -148,10 +147,8 @@ def planned_launch(find, name, kind, site, words, first):
 
 
 def _only_launcher(logs):
-    """Wait until no other launcher is at a run, whose processes may not have begun to write yet, and keep others waiting until this
-    process ends, or the training that it becomes.
-
-    logs: folder of the run's logs. On a file system without locks the lease alone keeps two apart.
+    """Wait until no other launcher is at a run, even if its processes have not begun to write, and lock others out until this process
+    ends. logs: folder of the run's logs. On a file system without locks the lease alone keeps two apart.
     """
     make_folder(logs)
     lock, hold = logs / "launch.lock", click.get_current_context().with_resource
@@ -162,8 +159,8 @@ def _only_launcher(logs):
 
 
 def refuse_other_settings(store, run, kind, site):
-    """Raise ConfigError where the configuration or the code was changed while this job of Slurm's waited: it would train something else
-    than it was submitted, and noted, for."""
+    """Raise ConfigError if the configuration or the code was changed while this Slurm job waited: it would train something else than it
+    was submitted for."""
     key = submissions.key_submitted(store, slurm.job_id(), kind, run.run)
     if key not in (None, key_of_run(run, site)):
         raise ConfigError(
