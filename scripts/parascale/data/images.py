@@ -133,7 +133,7 @@ class ImageSplit:
         return bytes(self._names[start : start + self._name_bytes[i]])
 
     def folders(self):
-        """The folders that the images lie in and those above them, as paths below the root; none where images are packed."""
+        """The folders of the images, and those above them, as paths below the root; none where images are packed."""
         return set()
 
     def name(self, i):
@@ -156,19 +156,9 @@ class FileImages(ImageSplit):
         return found
 
     def read(self, i):
-        """The bytes of image `i`, one more than expected where there are more. Raises OSError where it cannot be read.
-
-        Three system calls and no more: `open` makes eight of it, and each lets go of the interpreter's lock.
-        """
-        file = os.open(os.path.join(self.root, self.name_bytes(i)), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            wanted = self._length[i] + 1
-            data = os.read(file, wanted)
-            while data and len(data) < wanted - 1 and (more := os.read(file, wanted - len(data))):
-                data += more
-            return data
-        finally:
-            os.close(file)
+        """The bytes of image `i`. Raises OSError where it cannot be read."""
+        with open(os.path.join(self.root, self.name_bytes(i)), "rb", buffering=0) as file:
+            return file.read()
 
 
 class PackedImages(ImageSplit):

@@ -23,10 +23,10 @@ SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
 def local_files(source, most=MOST_LISTED):
     """The existing files on this machine that a source names: what a rule's input can list.
 
-    Empty if they are more than `most`, which every plan would take long to look at, or if the settings make no sense: the download says
-    why. If only a location is given: the manifest in it, if it has one.
+    Empty if there are more than `most`, which every plan would take long to look at, or if the settings make no sense: the
+    download says why. With a location alone: the manifest in it, if it has one.
     """
-    if source.kind != "files" and not source.location:
+    if not _is_local(source):
         return []
     try:
         patterns = [sliced(pattern)[0] for entry in source.files.values() for pattern in as_list(entry)]
@@ -42,20 +42,25 @@ def local_folders(source, most=MOST_FOLDERS):
     """The folders of images on this machine that a source means, and the tables and tars beside them: a folder's time tells that an
     image came or went. Down to the classes of each split, or less deep where they are more than `most`.
     """
-    if source.kind != "files" and not source.location:
-        return []
     try:
-        root = expanded(source.location or "", "data.source.location")
+        root = expanded(source.location or "", "data.source.location") if _is_local(source) else ""
     except ConfigError:
         return []
-    entries, found = _listed(root), [root] if os.path.isdir(root) else []
-    splits = _folders(entries)
-    if len(found) + len(splits) <= most:
-        found += splits
-        classes = [path for split in splits for path in _folders(_listed(split))]
-        found += classes if len(found) + len(classes) <= most else []
+    if not os.path.isdir(root):
+        return []
+    entries, found = _listed(root), [root]
+    splits = [entry.path for entry in entries if entry.is_dir()]
+    classes = [entry.path for split in splits for entry in _listed(split) if entry.is_dir()]
+    for level in (splits, classes):
+        if len(found) + len(level) > most:
+            break
+        found += level
     beside = (entry.path for entry in entries if entry.name.endswith((".csv", ".parquet", ".tar")))
-    return sorted([*found, *itertools.islice(beside, MOST_LISTED)]) if found else []
+    return sorted([*found, *itertools.islice(beside, MOST_LISTED)])
+
+
+def _is_local(source):
+    return source.kind == "files" or source.location
 
 
 def _listed(folder):
@@ -66,10 +71,6 @@ def _listed(folder):
         return []
 
 
-def _folders(entries):
-    return [entry.path for entry in entries if entry.is_dir()]
-
-
 def missing_data(datasets):
     """Yield, in words, what datasets (name → Data) take from this machine and is not there. What is fetched is not looked for."""
     for name, data in datasets.items():
@@ -77,7 +78,7 @@ def missing_data(datasets):
 
 
 def _missing(source):
-    if source.kind != "files" and not source.location:
+    if not _is_local(source):
         return
     try:
         folder = expanded(source.location or "", "data.source.location")
