@@ -1,8 +1,7 @@
-"""Reading ahead by plan: batches that are known before they are needed are read by threads, some megabytes at a time.
+"""Reading ahead by plan: threads read batches before they are needed, some megabytes at a time.
 
-What several batches take is read together, in the order in which it lies, and in one piece where it is near: a random order
-then costs a slow filesystem no more than the order on disk would. Memory holds two such windows at most, each up to a batch larger
-than is said below, and the batches that the consumer keeps.
+The samples of several batches are read together, in their order on disk, near ones in one piece: on a slow filesystem a random
+order then costs no more than the order on disk. Memory holds two such windows at most, and what the consumer keeps.
 """
 
 from collections import deque

@@ -12,16 +12,7 @@ from functools import partial
 import numpy as np
 
 from parascale.data.ahead import read_ahead
-from parascale.data.crops import (
-    Scratch,
-    View,
-    draw,
-    empty_pixels,
-    jpeg_part,
-    one_thread,
-    require_decoder,
-    torch_threads,
-)
+from parascale.data.crops import Scratch, View, draw, empty_pixels, jpeg_part, one_thread, require_decoder
 from parascale.data.dali import Dali
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError
@@ -58,13 +49,14 @@ class ClassImages:
         return next(self.batches([numbers]))
 
     def batches(self, chosen, workers=0, device=None):
-        """Yield `batch(numbers)` of each array of numbers in `chosen`, in that order. What takes long to read is read ahead by threads.
+        """Yield `batch(numbers)` of each array of numbers in `chosen`, in that order; threads read ahead.
 
-        workers: threads that decode the batches after the one that is yielded, each batch in one of them; DALI's decode one batch
-        together. 0: the caller's decodes. device: torch.device of the model (default: the CPU). `dali` decodes there; what the others
-        decode for a GPU lies in pinned memory.
+        workers: threads that decode the next batches, one batch each; DALI's decode one batch together. 0: the caller's thread
+        decodes. device: torch.device of the model (default: the CPU). `dali` decodes there; the others use pinned memory for a GPU.
         """
-        encoded, threads = self._encoded(chosen), torch_threads()
+        import torch
+
+        encoded, threads = self._encoded(chosen), torch.get_num_threads()
         if self.decoder == "dali":
             dali = Dali(self.size, max(1, workers), device)
             for pixels_BCHW, labels_B in _ahead(partial(self._decoded_by, dali, threads), encoded, min(workers, 1)):
@@ -88,8 +80,8 @@ class ClassImages:
         return zip(here, data, strict=True)
 
     def _views(self, numbers, encoded):
-        """What is seen of each image of a batch. All are known before the first is decoded: the decoder takes the processor's caches,
-        and between two images the same takes several times as long.
+        """The View of each image of a batch. All are made before the first is decoded: between two images it takes several times as long,
+        because the decoder fills the processor's caches.
         """
         views = []
         for number, data in zip(map(int, numbers), encoded, strict=True):
@@ -127,8 +119,7 @@ class ClassImages:
 class AugmentedImages(ClassImages):
     """The images of a split as they are trained on: a random part, resized, and flipped or not.
 
-    Numbers go on from epoch to epoch: sample i of epoch e is e × len + i. smallest: least part of an image's area that a
-    crop holds.
+    Sample i of epoch e has the number e × len + i. smallest: least fraction of an image's area in a crop.
     """
 
     def __init__(self, reader, size, seed, smallest, decoder="scaled"):

@@ -1,11 +1,9 @@
 """Conversion of images into a format, shard by shard.
 
-A split's samples are shuffled once, with a seed, and cut into equal shards. Shard `k` of every split is one piece of work
-(`convert_shard`), which a job of its own can do; `write_manifest` then ties the shards together. The same source and
-settings give the same bytes, however many jobs and threads did it.
+A split's samples are shuffled once, with a seed, and cut into equal shards. A job converts shard `k` of every split
+(`convert_shard`); `write_manifest` ties the shards together. Equal source and settings give equal bytes with any jobs and threads.
 
-A shard always leaves out its bad samples and lists them. Only `write_manifest` looks at `bad_samples`, so neither a bad
-sample nor a change of that setting costs a conversion.
+A shard leaves out its bad samples and lists them. Only `write_manifest` looks at `bad_samples`, so changing it costs no conversion.
 """
 
 import os
@@ -42,9 +40,8 @@ def shard_samples(images, number, shards, seed):
 def convert_shard(index, dataset, format_name, number, settings, output):
     """Write shard `number` of every split below `output` (`results/data/<dataset>/<format>`); returns its record.
 
-    index: parascale.data.images.ImageIndex, or what has its `splits`, `classes` and `split(name)`. settings:
-    parascale.settings.formats.Formats. A shard that is there already, from the same source and settings, is kept. The
-    record's `bad` lists the samples that were left out.
+    index: parascale.data.images.ImageIndex. settings: parascale.settings.formats.Formats. A shard that is there already, from the
+    same source and settings, is kept. The record's `bad` lists the samples that were left out.
     """
     format_module = image_format(format_name)
     if not 0 <= number < settings.shards:
@@ -136,10 +133,10 @@ def bad_message(dataset, bad):
 
 
 def _inodes(index, format_name, shards, settings):
-    """Files and folders of a format, as a quota counts them; only what is made later, its proof, is not among them.
+    """Files and folders of a format, as a quota counts them, without its proof, which is made later.
 
-    Of `files`, these are the images where they lie, too, with their folders up to the root, whoever pays for those.
-    shards: entries of the manifest, one a split and shard; each has a table beside its file, and each split has one.
+    For `files` these include the images where they lie, with their folders. shards: entries of the manifest, one a split and shard;
+    each has a table beside its file, and each split has one.
     """
     lying = set().union(*(index.split(split).folders() for split in index.splits)) if format_name == "files" else ()
     tables = len(shards) + len(index.splits)
@@ -192,10 +189,7 @@ def finished_record(target, identity):
 
 
 def read_samples(images, numbers, settings):
-    """Yield (number, bytes or None, checksum or reason, colour space) for each of `numbers`, in order.
-
-    Small files are fetched many at once, since each open waits for the filesystem; what is in memory stays bounded.
-    """
+    """Yield (number, bytes or None, checksum or reason, colour space) for each of `numbers`, in order, in bounded memory."""
 
     def fetch(chunk):
         return [_fetch(images, number, settings.check) for number in chunk]

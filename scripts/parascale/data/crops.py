@@ -1,10 +1,8 @@
 """A part of an encoded image, decoded and resized, with no more of the image decoded than it takes.
 
-`scaled` has libjpeg-turbo (through `simplejpeg`) decode a JPEG at the smallest of SCALES at which the part is still as large as wanted,
-and stop below the part: entropy decoding goes from top to bottom and takes most of the time. It repeats chroma instead of interpolating
-it, since most parts are averaged down afterwards. `full` has Pillow decode everything; so do all decoders where an image is no JPEG of
-1 or 3 colours. torch resizes, in a third of the time that Pillow takes. `dali` is `parascale.data.dali`, which decodes and resizes
-batches of the same parts.
+With `scaled`, libjpeg-turbo (through `simplejpeg`) decodes a JPEG at the smallest of SCALES at which the part is large enough, and
+stops below it; it repeats chroma instead of interpolating it. With `full`, Pillow decodes everything, as it does for all decoders
+where an image is no JPEG of 1 or 3 colours. torch resizes, in a third of Pillow's time. `dali`: see `parascale.data.dali`.
 """
 
 import contextlib
@@ -33,12 +31,11 @@ class Frame(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What is seen of an image, and all that decoding and resizing it take.
+    """What is seen of an image, and how to decode and resize it.
 
-    box: (left, top, right, bottom) in the image's pixels, the same whatever the decoder. mirrored: whether it is flipped.
-    shape: (rows, columns) that are decoded. scale: of them, at which the box's left and top are whole. window: of as_strided, to get the
-    box as 1 × 3 × rows × columns of a tensor that begins with what is decoded. zoom: of resizing, in height and width.
-    place, height: where a JPEG's header tells its height, and the two bytes that it is made to tell.
+    box: (left, top, right, bottom) in the image's pixels, the same for every decoder. shape: (rows, columns) to decode, at `scale`.
+    window: arguments of `as_strided` for the box in the decoded pixels, as 1 × 3 × rows × columns. zoom: in height and width.
+    place, height: where a JPEG's header has its height, and the two bytes to write there.
     """
 
     box: tuple
@@ -54,8 +51,8 @@ class Part(NamedTuple):
 class View(NamedTuple):
     """An encoded image and what is seen of it.
 
-    data: its bytes. seen: function (width, height) → (box in pixels, which need not be whole; whether it is mirrored).
-    part: the Part, or None where only decoding tells the image's size. where: function that says which image it is.
+    seen: function (width, height) → (box in pixels, not always whole; mirrored). part: None if only decoding tells the image's
+    size. where: function that names the image.
     """
 
     data: bytes
@@ -106,19 +103,14 @@ def moved(box, mirrored, width, height, size):
 
 
 def draw(view, scratch, pixels_CHW):
-    """Decode what is seen of an image, resize it, and write it into an array of 3 × size × size, uint8, RGB.
-
-    Without `part`, Pillow decodes everything. Raises DataError that names a damaged image.
-    """
-    part = readable(view, view.where, scratch.decoded)
+    """Decode a View, resize it, and write it into an array of 3 × size × size, uint8, RGB. DataError names a damaged image."""
+    part = readable(view, scratch.decoded)
     resized_CHW = scratch.resized(part)
     pixels_CHW[:] = resized_CHW[..., ::-1] if part.mirrored else resized_CHW
 
 
 def empty_pixels(count, size, pinned):
-    """A uint8 tensor for so many images. Its memory is that of batches that nobody holds any longer: malloc and torch's cache of pinned
-    memory keep it. pinned: for copies to a GPU beside its work, whose end the cache awaits.
-    """
+    """A uint8 tensor for so many images. pinned: for copies to a GPU beside its work."""
     import torch
 
     shape = count, 3, size, size
@@ -127,18 +119,11 @@ def empty_pixels(count, size, pinned):
     return torch.from_numpy(np.empty(shape, np.uint8))  # NumPy asks for huge pages: fewer page faults
 
 
-def torch_threads():
-    """Threads that torch shares work out to from this one."""
-    import torch
-
-    return torch.get_num_threads()
-
-
 @contextlib.contextmanager
 def one_thread(threads):
-    """Resize in this thread alone: torch would share out each small image, and the threads wait for each other longer than it takes.
+    """Resize in this thread alone: torch's threads would wait for each other longer than a small image takes.
 
-    threads: `torch_threads()` of the model's, set again at the end. A thread that starts in between has 1, so cannot ask itself.
+    threads: torch's number in the model's thread, set again at the end. A thread that starts in between has 1, so cannot ask itself.
     """
     import torch
 
@@ -242,11 +227,11 @@ class Scratch:
         return self._resized_CHW
 
 
-def readable(data, where, decode):
-    """`decode(data)`. DataError that names a damaged image. where: function that says which it is."""
+def readable(view, decode):
+    """`decode(view)`. DataError names a damaged image."""
     try:
-        return decode(data)
+        return decode(view)
     except jpeg.BadImage as error:
         raise DataError(
-            f"{where()}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`"
+            f"{view.where()}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`"
         ) from None

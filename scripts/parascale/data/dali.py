@@ -20,10 +20,9 @@ class Dali:
         self._pipeline, self._most = None, 0
 
     def batch(self, views, others):
-        """Pixels as a uint8 tensor of B × 3 × size × size, RGB, on the device.
+        """Pixels as a uint8 tensor of B × 3 × size × size, RGB, on the device. DataError names a damaged image.
 
-        views: row → View of a JPEG, with its Part. others: row → pixels of an image that was decoded otherwise. Raises
-        DataError that names a damaged image.
+        views: row → View of a JPEG, with its Part. others: row → pixels of an image that was decoded otherwise.
         """
         import torch
 
@@ -53,7 +52,7 @@ class Dali:
         except RuntimeError:  # it names no sample, or one by its place
             alone = Dali(self.size, 1)
             for view in views:
-                readable(view, view.where, alone._try)
+                readable(view, alone._try)
             raise
 
     def _try(self, view):
@@ -79,11 +78,10 @@ class Dali:
 
 
 def _pipeline(size, batch, threads, device_id):
-    """A pipeline of batches up to so many images, in the order of other decoders: decoded, cut, resized, then flipped.
+    """A pipeline for batches of up to `batch` images: decode, cut, resize, then flip.
 
-    What it does to an image may not depend on the others of its batch, or layouts would see different pixels: `hw_decoder_load` would
-    give a share of each batch to a GPU's JPEG engine. Chroma is interpolated as libjpeg does, and no camera's orientation is
-    applied, since no other decoder does so.
+    An image may not depend on the others of its batch, or layouts would see different pixels: hence no `hw_decoder_load`, which
+    gives a share of each batch to a GPU's JPEG engine. No camera's orientation is applied: no other decoder does so.
     """
     from nvidia.dali import fn, pipeline_def, types
 

@@ -1,9 +1,8 @@
 """The index of a set of images: which there are, how long each is, and what each shows.
 
-An index folder holds `manifest.json` and, for each split, `<split>.npy` (one row an image, see IMAGE) and
-`<split>.names` (the paths below the root as the filesystem spells them, one after the other). Images that come packed in
-Parquet are laid out once in `<split>.packed`, one after the other. Reading an index keeps no Python object per image;
-making one holds the names of a split as Python objects for a while.
+An index folder holds `manifest.json` and, for each split, `<split>.npy` (one row an image, see IMAGE) and `<split>.names` (the
+paths below the root as the filesystem spells them, one after the other). Packed images lie in `<split>.packed`, one after the
+other. Reading an index keeps no Python object per image.
 """
 
 import hashlib

@@ -19,10 +19,8 @@ JUDGED = "test"  # the split whose raw texts are kept
 
 
 def prepare_pairs(raw, text, expected, output):
-    """Learn subwords or words from documents and summaries of the train split, and write every split into `output`.
-
-    Every document gets the prefix of the settings. A row without document or without summary is left out and counted in the
-    manifest. Arguments, result and errors are those of `parascale.data.text.prepare`.
+    """As `parascale.data.text.prepare`, for pairs. Every document gets the prefix of the settings. A row without document or without
+    summary is left out and counted in the manifest.
     """
 
     def texts(pairs):

@@ -12,9 +12,8 @@ BUSY = 0.8  # of a core: the interpreter's lock lets Python have no more than on
 def ordered_map(function, items, threads, ahead=None):
     """Yield `function(item)` for each item in its order, with at most `threads` calls at once.
 
-    ahead: most calls that are submitted and not yet handed out, the one that comes next among them (default: twice the threads),
-    or a function that is asked at each item, such as Demand; it bounds the memory. An exception of a call is raised at its place,
-    and what was not begun is dropped.
+    ahead: most results that wait in memory (default: twice the threads), or a function that gives it at each item, such as Demand.
+    An exception of a call is raised at its place; calls that have not started are dropped.
     """
     ahead = ahead or 2 * threads
     bound = ahead if callable(ahead) else lambda: ahead
@@ -33,11 +32,10 @@ def ordered_map(function, items, threads, ahead=None):
 
 
 class Demand:
-    """How many calls are worth having under way: few, and twice as many whenever the process computed little.
+    """How many calls to have under way: few, and twice as many whenever the process computed less than BUSY of a core.
 
-    Little is less than BUSY of a core between two looks, whether it waited for reads, for the disk that it writes to, or for
-    the consumer of the results. Reads from a busy filesystem wait, so hundreds go together; reads of what is in memory
-    compute, and more threads only take the interpreter's lock from each other. most: the bound, in calls.
+    Reads from a busy filesystem wait, so hundreds go together; reads from memory compute, and more threads only take the
+    interpreter's lock from each other. most: the bound, in calls.
     """
 
     def __init__(self, most):

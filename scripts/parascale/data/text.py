@@ -21,11 +21,10 @@ IGNORED = -100  # label of a place that is padding: it counts in no loss
 
 
 def prepare(raw, text, expected, output):
-    """Learn the vocabulary from the train split and write every split as numbers into the folder `output`.
+    """Learn the vocabulary from the train split and write every split as numbers into the folder `output`; returns the manifest.
 
-    raw: parascale.data.sources.Raw. text, expected: the sections of parascale.settings.Data. Two passes over the documents,
-    in memory that does not grow with them. Returns the manifest. Raises DataError for a split that is missing or without
-    tokens, and where `expected` differs from what was found; then `output` is left as it was.
+    raw: parascale.data.sources.Raw. text, expected: the sections of parascale.settings.Data. Memory does not grow with the
+    documents. Raises DataError for a split that is missing or without tokens, and where `expected` differs from what was found.
     """
 
     def write(folder, split, tokenizer, documents, dtype):
@@ -143,9 +142,8 @@ class Tokens:
 class Windows:
     """The samples of a language model: windows over a flat array, each with the next token as label.
 
-    tokens_N: flat integer array. window: tokens of a sample. stride: from one window's start to the next (default: window).
-    With N tokens there are N − 1 targets; at stride = window each is in exactly one sample. The last window reaches the
-    end of the text and may be padded; at stride 1 (the published protocol) there are N − window samples and no padding.
+    stride: from one window's start to the next (default: window). With N tokens there are N − 1 targets; at stride = window each
+    is in exactly one sample, and the last window may be padded; at stride 1 (the published protocol) there is no padding.
     """
 
     def __init__(self, tokens_N, window, stride=None):

@@ -1,8 +1,4 @@
-"""What the formats share: a writer of one shard, and readers that a training can use.
-
-A reader opens its files at the first read, and threads share it; it holds arrays on mapped memory and no Python object per
-sample; `reader[i]` reads the bytes of sample `i` and no others.
-"""
+"""What the formats share: a writer of one shard, and readers, which open files at the first read and keep no object per sample."""
 
 import mmap
 import os

@@ -1,12 +1,10 @@
 """The corpora that every installation already holds: the English documentation of Python and of the pinned packages.
 
-The language reference (`pydoc_data.topics`) and the docstrings of the standard library and of some documentation-rich packages,
-read with `ast` from their sources: nothing is imported or run. A document is a module, or a topic of the reference. Documents are
-dealt to the splits by a hash of their names, and a paragraph that occurs twice is kept once, so that no text of the
-validation and test splits stands in the train split. The text depends on the versions installed; the manifest names them.
+They are the language reference (`pydoc_data.topics`) and the docstrings of the standard library and of some packages, read with
+`ast`: nothing is imported or run. A document is a module or a topic. A hash of its name decides its split, and a paragraph that
+occurs twice is kept once, so the splits share no text. The manifest names the installed versions, on which the text depends.
 
-`documentation` is all of it, a paragraph a row. `docstrings` is pairs: what stands in a docstring after its first line, and
-that line, which by convention sums it up.
+`documentation` is all of it, a paragraph a row. `docstrings` is pairs: the first line of a docstring, and the text after it.
 """
 
 import ast
