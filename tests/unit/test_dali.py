@@ -16,7 +16,7 @@ from parascale.errors import DataError
 from parascale.evaluation.evaluate import split_sums
 from parascale.settings.formats import Formats
 from parascale.settings.workload import usable_decoders
-from tests.unit.image_sets import FORMATS, packed_index
+from tests.unit.image_sets import packed_index
 from tests.unit.test_classes import Reader
 from tests.unit.test_crops import photo
 
@@ -104,19 +104,6 @@ def test_an_image_depends_neither_on_its_batch_nor_on_threads(device, reader):
         parts = [order[first : first + size] for first in range(0, len(order), size)]
         assert np.array_equal(pixels(trained(reader), parts, workers, device), whole)
     assert np.array_equal(pixels(trained(reader), [order[20:40], order[40:]], 2, device), whole[20:]), "continued"
-
-
-@pytest.mark.filterwarnings("ignore:.*read at random")
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_and_way_of_reading_feeds_it(name, index, reader, tmp_path):
-    convert(index, "set", name, Formats(threads=2, shards=2), tmp_path / name)
-    numbers = np.array([11, 0, 5, 5, COUNT + 7, 2])
-    expected = trained(reader).batch(numbers)
-    for io_, workers in (("mmap", 2), ("pread", 1)):
-        other = open_images(tmp_path / name, "train", io_)
-        (found,) = read_batches(trained(other), [numbers], workers)
-        assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=True))
-        other.close()
 
 
 class Broken(Reader):

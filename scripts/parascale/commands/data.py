@@ -221,11 +221,9 @@ def benchmark(project, workload, forms):
     usual = formats.images if workload.of_images else [workload.data.format, *formats.tokens]
     folders = [project.paths.data(dataset, form) for form in forms or usual]
     rows = readers.benchmark(dataset, folders, settings, workload.training)
-    unit, devices = (
-        "images" if workload.of_images else "windows",
-        "processes" if project.site.device == "cpu" else "GPUs",
-    )
+    unit = "images" if workload.of_images else "windows"
     taken = images_taken(project, dataset) if workload.of_images else None
+    devices = "processes" if project.site.device == "cpu" else "GPUs"
     chosen, said = advise(rows, unit, taken=taken, devices=devices)
     # After the measurements, which torch in the process would slow down.
     import torch
