@@ -95,6 +95,7 @@ def images(tmp_path_factory):
     return packed_index(tmp_path_factory.mktemp("images") / "index", {"train": [(jpeg(i), i % 3) for i in range(20)]})
 
 
+@pytest.mark.filterwarnings("ignore:.*read at random")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_read_ahead_are_those_read_one_by_one(name, workers, images, tmp_path):

@@ -285,6 +285,7 @@ def raw(tmp_path_factory):
     return index, task_of(folder / "files")
 
 
+@pytest.mark.filterwarnings("ignore:.*read at random")
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("io", "workers"), [("mmap", 0), ("pread", 2)])
 def test_losses_are_the_same_bits_from_every_format(name, io, workers, raw, tmp_path):

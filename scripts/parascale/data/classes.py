@@ -6,13 +6,21 @@ the same images.
 
 import itertools
 import math
-import warnings
 from functools import partial
 
 import numpy as np
 
 from parascale.data.ahead import read_ahead
-from parascale.data.crops import Scratch, View, draw, empty_pixels, jpeg_part, one_thread, require_decoder
+from parascale.data.crops import (
+    Scratch,
+    View,
+    draw,
+    empty_pixels,
+    jpeg_part,
+    one_thread,
+    require_decoder,
+    torch_threads,
+)
 from parascale.data.dali import Dali
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError
@@ -54,9 +62,7 @@ class ClassImages:
         workers: threads that decode the next batches, one batch each; DALI's decode one batch together. 0: the caller's thread
         decodes. device: torch.device of the model (default: the CPU). `dali` decodes there; the others use pinned memory for a GPU.
         """
-        import torch
-
-        encoded, threads = self._encoded(chosen), torch.get_num_threads()
+        encoded, threads = self._encoded(chosen), torch_threads()
         if self.decoder == "dali":
             dali = Dali(self.size, max(1, workers), device)
             for pixels_BCHW, labels_B in _ahead(partial(self._decoded_by, dali, threads), encoded, min(workers, 1)):
@@ -125,11 +131,6 @@ class AugmentedImages(ClassImages):
     def __init__(self, reader, size, seed, smallest, decoder="scaled"):
         super().__init__(reader, size, decoder)
         self.seed, self.smallest = seed, smallest
-        if not reader.THREADS:
-            warnings.warn(
-                f"{reader.folder}: Parquet is read at random, and each sample costs a row group of many; take hdf5 or arrow",
-                stacklevel=2,
-            )
         empty = np.flatnonzero(np.bincount(np.asarray(reader.labels), minlength=len(reader.classes)) == 0)
         if len(empty):
             raise DataError(

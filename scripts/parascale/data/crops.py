@@ -104,7 +104,7 @@ def moved(box, mirrored, width, height, size):
 
 def draw(view, scratch, pixels_CHW):
     """Decode a View, resize it, and write it into an array of 3 × size × size, uint8, RGB. DataError names a damaged image."""
-    part = readable(view, scratch.decoded)
+    part = readable(view, view.where, scratch.decoded)
     resized_CHW = scratch.resized(part)
     pixels_CHW[:] = resized_CHW[..., ::-1] if part.mirrored else resized_CHW
 
@@ -117,6 +117,13 @@ def empty_pixels(count, size, pinned):
     if pinned:
         return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
     return torch.from_numpy(np.empty(shape, np.uint8))  # NumPy asks for huge pages: fewer page faults
+
+
+def torch_threads():
+    """Threads that torch shares work out to from this one."""
+    import torch
+
+    return torch.get_num_threads()
 
 
 @contextlib.contextmanager
@@ -227,11 +234,11 @@ class Scratch:
         return self._resized_CHW
 
 
-def readable(view, decode):
-    """`decode(view)`. DataError names a damaged image."""
+def readable(data, where, decode):
+    """`decode(data)`. DataError names a damaged image. where: function that says which it is."""
     try:
-        return decode(view)
+        return decode(data)
     except jpeg.BadImage as error:
         raise DataError(
-            f"{view.where()}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`"
+            f"{where()}: {error}. Leave it out: `formats.check: decode`, `formats.bad_samples: skip`"
         ) from None

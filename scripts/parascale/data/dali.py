@@ -52,7 +52,7 @@ class Dali:
         except RuntimeError:  # it names no sample, or one by its place
             alone = Dali(self.size, 1)
             for view in views:
-                readable(view, alone._try)
+                readable(view, view.where, alone._try)
             raise
 
     def _try(self, view):

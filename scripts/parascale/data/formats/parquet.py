@@ -4,6 +4,7 @@ A row group is read as a whole, whichever row is wanted: fine in order, wasteful
 Pages are neither compressed nor put in a dictionary: encoded images would not get smaller.
 """
 
+import warnings
 from functools import partial
 
 import numpy as np
@@ -61,6 +62,13 @@ class Reader(BaseReader):
     def _release(self):
         for file in self._files:
             file.close()
+
+    def read_batch(self, indices):
+        warnings.warn(
+            f"{self.folder}: Parquet is read at random, and each sample costs a row group of up to {GROUP_ROWS}; take hdf5 or arrow",
+            stacklevel=2,
+        )
+        return super().read_batch(indices)
 
     def iterate(self, shard):
         self.require_open()
