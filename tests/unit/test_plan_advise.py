@@ -160,17 +160,6 @@ def test_the_reason_says_how_a_layout_spreads_the_model(degrees, said):
     assert said in reason(run, LAPTOP, predict(run, LAPTOP, facts=FACTS))
 
 
-def test_scaling_marks_the_knee_and_what_a_node_makes_free():
-    began = time.process_time()
-    steps = scaling(LLAMA, A100_40, 64, "bf16", facts=FACTS)
-    assert within(time.process_time() - began, 2)
-    assert [step.gpus for step in steps] == [1, 2, 4, 8, 16, 32, 64]
-    assert sum(step.knee for step in steps) == 1 and steps[0].efficiency == 1
-    efficiencies = [step.efficiency for step in steps[2:]]
-    assert efficiencies == sorted(efficiencies, reverse=True)
-    assert {step.gpus: step.free_from for step in steps if step.free_from} == {4: 1}
-
-
 def test_the_knee_is_never_where_more_gpus_are_faster_and_cost_less():
     """Of a small model on whole nodes of four: 2 GPUs are slower than 4 and cost more, though they are used better."""
     site = load_site(Config(sites="config/sites"), "jureca")

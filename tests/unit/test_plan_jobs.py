@@ -105,35 +105,6 @@ def test_every_training_of_every_shipped_configuration_has_a_price_or_says_what_
                 assert foretold.wall_seconds, f"{run}: {foretold.unknown}"
 
 
-@pytest.mark.parametrize(
-    ("part", "training", "layout"),
-    [
-        ("data", {"workers": 0}, {}),
-        ("communication", {}, {"sync_batch_norm": True}),
-        ("evaluation", {"evaluate_every": 20}, {}),
-        ("saving", {"evaluate_every": 20}, {}),  # each may be the best so far
-        ("saving", {"checkpoint_minutes": 0.1}, {}),
-        ("saving", {"checkpoint_every": 100}, {}),
-    ],
-)
-def test_what_a_run_does_beside_computing_is_in_its_price(jureca, part, training, layout):
-    """Decoding without workers, statistics of batch norm, evaluation before the data is there, saves by steps, minutes and `best`."""
-    run = jureca.run("imagewoof-course-4")
-    bare = {"workers": 8, "evaluate_every": None, "checkpoint_minutes": None, "checkpoint_every": None}
-
-    def seconds(training, layout):
-        changed = dataclasses.replace(run.workload, training=dataclasses.replace(run.workload.training, **training))
-        layout = dataclasses.replace(run.layout, **layout)
-        foretold = predict(
-            dataclasses.replace(run, workload=changed, layout=layout), jureca.site, facts=jureca.facts(run)
-        )
-        return (foretold.phases | foretold.beside)[part]
-
-    assert seconds(bare | training, {"sync_batch_norm": False} | layout) > 1.01 * seconds(
-        bare, {"sync_batch_norm": False}
-    )
-
-
 def test_evaluations_and_saves_are_counted_as_a_training_makes_them(jureca):
     """Of 988 steps: four evaluations and one at the end, of which each but the last may save its weights as the best; saves after so
     many steps, or minutes where they come more often, and at the end."""
@@ -186,16 +157,6 @@ def test_batch_norm_tells_all_ranks_its_statistics(jureca):
     more = communication(sync_batch_norm=True) - communication(sync_batch_norm=False)
     ring = 6 * jureca.site.node_link.microseconds / 1e6  # an all-reduce of four ranks
     assert norms > 50 and 2 * norms * ring < more < 4 * norms * ring
-
-
-def test_fsdp_over_nodes_is_not_free_in_the_plan_of_jureca(jureca):
-    """Eight GPUs of two nodes talk five times as long as if one node held them, with two InfiniBand links for four GPUs."""
-    run = jureca.run("llama-7b-fsdp-8")
-    layout = dataclasses.replace(run.layout, nodes=1, gpus_per_node=8)
-    inside = predict(dataclasses.replace(run, layout=layout), jureca.site, facts=jureca.facts(run))
-    outside = jureca.prediction("llama-7b-fsdp-8")
-    assert run.layout.nodes == 2 and outside.phases["communication"] > 0.05 * outside.step_seconds
-    assert outside.phases["communication"] > 5 * inside.phases["communication"]
 
 
 def test_a_prediction_takes_less_than_a_millisecond(jureca):

@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale import slurm
-from parascale.errors import ConfigError
 from parascale.plan import budget, limits, tables
 from parascale.plan.planner import Planner
 from parascale.plan.price import PlannedJob
-from parascale.settings import load_project
 from tests.unit.test_plan_budget import JURECA, jobs, project
 
 # What a job asks for, and what is said of it.
@@ -25,32 +23,6 @@ VIOLATIONS = {
     "a partition nearly right": ({"partition": "dc-gpu-dev"}, "did you mean `dc-gpu-devel`"),
     "negative nodes": ({"nodes": -1}, "asks for -1 nodes"),
 }
-# A row of the run table, and what is said of it. The workload has 4 heads, 2 layers, a window of 64 and batches of 64.
-UNTRAINABLE = {
-    "degrees and processes": ({"gpus_per_node": 4, "dp": 2}, "dp × fsdp × tp × pp = 2, but nodes × gpus_per_node = 4"),
-    "GPUs of a node": ({"gpus_per_node": 8, "dp": 8}, "gpus_per_node = 8, but jureca has 4 a node"),
-    "nodes": (
-        {"nodes": 25, "gpus_per_node": 4, "dp": 100, "scaling": "weak"},
-        "nodes = 25, but the largest partition of jureca has 24",
-    ),
-    "idle GPUs": ({"gpus_per_node": 4, "idle_gpus": 4}, "leaves none of gpus_per_node = 4"),
-    "heads": ({"gpus_per_node": 3, "tp": 3}, "tp = 3 does not divide model.heads = 4"),
-    "layers": ({"gpus_per_node": 4, "pp": 4, "micro_batches": 4}, "4 pipeline stages, but model.layers = 2"),
-    "batch": ({"nodes": 24, "gpus_per_node": 4, "dp": 96}, "global_batch = 64 is less than"),
-    "batch of a pipeline": ({"gpus_per_node": 2, "pp": 2, "micro_batches": 3}, "must be a multiple of"),
-    "too few micro-batches": (
-        {"gpus_per_node": 2, "pp": 2, "micro_batches": 2, "schedule": "LoopedBFS"},
-        "at least as many",
-    ),
-    "micro-batches without a pipeline": ({"micro_batches": 2}, "needs pp > 1"),
-    "an engine": ({"gpus_per_node": 2, "tp": 2, "engine": "lightning"}, "engine lightning offers single and ddp"),
-    "averages": ({"gpus_per_node": 2, "tp": 2, "average_every": 5}, "needs dp > 1"),
-}
-SITE = """
-device: cuda
-gpus_per_node: 4
-partitions: [{name: dc-gpu, max_hours: 24, max_nodes: 24}, {name: dc-gpu-devel, max_hours: 2, max_nodes: 4}]
-"""
 
 
 @pytest.mark.parametrize(
@@ -81,25 +53,6 @@ def test_what_the_machine_never_grants_is_refused(name, tmp_path):
     with pytest.raises(budget.BudgetError, match=said):
         budget.check(plan)
     assert said in tables.text(plan)
-
-
-@pytest.mark.parametrize("name", UNTRAINABLE)
-def test_a_row_that_cannot_be_trained_is_refused_when_it_is_read(name, tmp_path, monkeypatch):
-    row, said = UNTRAINABLE[name]
-    monkeypatch.chdir(tmp_path)
-    for place, text in (
-        ("config/sites/jureca.yaml", SITE),
-        ("config/workloads/w.yaml", "model: {dim: 128, heads: 4, layers: 2}\ntraining: {steps: 9}\n"),
-        (
-            "config/runs.tsv",
-            "\t".join(["run", "workload", *row]) + "\n" + "\t".join(["r", "w", *map(str, row.values())]),
-        ),
-    ):
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / place).write_text(text)
-    with pytest.raises(ConfigError, match="run `r`") as refused:
-        load_project({"site": "jureca"})
-    assert said in str(refused.value)
 
 
 def test_jobs_at_the_limit_pass():

@@ -5,11 +5,10 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.plan import budget, tables
-from parascale.plan.calibrate import Calibration, Observation
 from parascale.plan.planner import Planner
 from parascale.plan.predict import LIMIT, RANGE, Part, quantile
 from parascale.store.reasons import Reason
@@ -87,40 +86,3 @@ def test_totals_have_ranges(tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "reason", lambda *_: Reason("new"))
     sums = budget.make_plan(trainings, planner).totals
     assert sums["core_hours_high"] == pytest.approx(384 + 1.28 * 0.05 * math.hypot(128, 256), rel=0.01)
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["single", "ddp-8"]),
-            st.sampled_from(["run", "probe"]),
-            st.booleans(),  # of the same workload
-            st.floats(1e-4, 10),
-            st.floats(0, 1e4),
-        ),
-        max_size=4,
-    ),
-    st.floats(0, 100),
-)
-def test_what_is_expected_lies_within_low_and_high(tmp_path_factory, seen, hours):
-    """Of each job and of the sum, whatever was observed: by formula, fitted to odd steps, and of runs that were seen before."""
-    planner = Planner(project(tmp_path_factory.mktemp("plan")))
-
-    def observed(name, source, same, seconds, extra):
-        run = planner.run(name)
-        run = run if same else dataclasses.replace(run, workload=dataclasses.replace(run.workload, name="other"))
-        return Observation(source, name, dataclasses.asdict(run), 5000, seconds, {}, extra_seconds=extra)
-
-    planner.calibration = Calibration(planner.site.name, tuple(observed(*each) for each in seen))
-    plan = budget.make_plan(jobs(), planner, history={"prepare": hours})
-    for name in ("single", "ddp-8"):
-        foretold = planner.prediction(name)
-        assert foretold.wall_low <= foretold.wall_seconds * (1 + 1e-9) <= foretold.wall_high * (1 + 2e-9)
-    for each in ([job] for job in jobs()):
-        totals = budget.make_plan(each, planner, history={"prepare": hours}).totals
-        assert totals["core_hours_low"] <= totals["core_hours_expected"] * (1 + 1e-9)
-        assert totals["core_hours_expected"] <= totals["core_hours_high"] * (1 + 1e-9)
-    for kind in ("node", "gpu", "core"):
-        low, expected, high = (plan.totals[f"{kind}_hours_{end}"] for end in ("low", "expected", "high"))
-        assert low <= expected * (1 + 1e-9) and expected <= high * (1 + 1e-9)

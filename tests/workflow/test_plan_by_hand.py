@@ -123,10 +123,9 @@ def snakemake(*arguments):
     return done.stdout
 
 
-def finish(project, wanted):
+def finish(outputs, wanted):
     """Make files as if jobs had run, of those outputs of the whole workflow that are `wanted`."""
-    lines = csv.DictReader(snakemake("--summary", "all").splitlines(), delimiter="\t")
-    outputs = [path for line in lines if wanted(path := Path(line["output_file"]))]
+    outputs = [path for path in outputs if wanted(path)]
     for path in outputs:
         (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
         if path.suffix:
@@ -144,7 +143,7 @@ def at_worst(steps):
 
 def check_plan(project, runs, parity, *arguments):
     """A dry run's plan for these runs and parity runs against the count by hand; what else has to run is in the totals too, with the
-    price that its own tests look at. Returns the core-hours of the runs and the totals."""
+    price that its own tests look at. Returns the core-hours of the runs and the plan."""
     snakemake("-n", "-q", "all", *arguments)
     found = json.loads((project.paths.results / "plan/plan.json").read_text())
     planned = {kind: sorted(job["run"] for job in found["jobs"] if job["rule"].startswith(kind)) for kind in KINDS}
@@ -163,14 +162,13 @@ def check_plan(project, runs, parity, *arguments):
     assert totals["core_hours_expected"] == pytest.approx(core_hours + CORES * beside)
     worst = sum(nodes * CORES * at_worst(steps) for nodes, _, steps, _ in jobs) / 60
     assert sum(job["core_hours_worst"] for job in known) == pytest.approx(worst)
-    return core_hours, totals
+    return core_hours, found
 
 
-def test_what_needs_no_gpu_holds_no_node_with_gpus(project):
+def check_partitions(plan):
     """Where each rule of the full reproduction runs, by hand: of the short jobs those alone are on nodes with GPUs that use them,
     and all of these ask for GPUs, as JSC's own scripts do."""
-    snakemake("-n", "-q", "all")
-    jobs = [job for job in json.loads((project.paths.results / "plan/plan.json").read_text())["jobs"] if job["nodes"]]
+    jobs = [job for job in plan["jobs"] if job["nodes"]]
     data = {"prepare", "index_images", "convert_shard", "convert_tokens", "verify_format"}
     data |= {"benchmark_loaders", "convert_checkpoint", "verify_checkpoint"}
     assert {job["rule"] for job in jobs if job["partition"] == "dc-cpu"} == data
@@ -180,28 +178,25 @@ def test_what_needs_no_gpu_holds_no_node_with_gpus(project):
     assert {job["rule"] for job in rest if not job["rule"].startswith(KINDS)} == {"summarise"}
 
 
-def test_fresh_and_forced_all_is_counted(project):
-    """nodes × (steps / 10 + 100) s × 128 cores. WikiText-2 takes 24 nodes, GPT-2 3, the Llamas 3 and 4, and the parity runs of all
-    57."""
+def test_the_full_reproduction_is_counted_as_by_hand(project):
+    """nodes × (steps / 10 + 100) s × 128 cores: fresh, with all parity runs and two trainings done, with everything done, and forced.
+
+    WikiText-2 takes 24 nodes, GPT-2 3, the Llamas 3 and 4, and the parity runs of all 57.
+    """
     core_hours, fresh = check_plan(project, RUNS, RUNS)
+    check_partitions(fresh)
     course = (16317.4 + 100) + (4079.4 + 100) + 2 * (2039.7 + 100)
     xsum = (187.5 + 100) + (46.9 + 100) + 2 * (23.5 + 100) + 6 * (1594.2 + 100)
     imagewoof = (98.8 + 100) + (24.7 + 100) + 2 * (12.4 + 100) + 5 * (35.3 + 100)
     seconds = 24 * 610 + course + xsum + imagewoof + 3 * 200 + 3 * 110 + 4 * 105 + 57 * 102
     assert core_hours / MEAN == pytest.approx(128 * seconds / 3600)
-    finish(project, lambda path: "data" in path.parts)
-    known, _ = check_plan(project, RUNS, RUNS)
-    finish(project, lambda path: True)
-    again, forced = check_plan(project, RUNS, RUNS, "-F")
-    assert again == known == core_hours and forced["jobs"] == fresh["jobs"]
-
-
-def test_what_is_finished_costs_nothing_more(project):
-    """With data and all parity runs done, and two trainings: what is left; with everything done, nothing."""
-    done = ("single", "ddp-4")
-    finish(project, lambda path: "parity" in path.parts or "data" in path.parts or path.parent.name in done)
+    lines = csv.DictReader(snakemake("--summary", "all").splitlines(), delimiter="\t")
+    outputs, done = [Path(line["output_file"]) for line in lines], ("single", "ddp-4")
+    finish(outputs, lambda path: "parity" in path.parts or "data" in path.parts or path.parent.name in done)
     check_plan(project, [name for name in RUNS if name not in done], [])
-    finish(project, lambda path: True)
-    _, totals = check_plan(project, [], [])
+    finish(outputs, lambda path: True)
+    _, nothing = check_plan(project, [], [])
+    totals = nothing["totals"]
     assert totals["jobs"] == totals["core_hours_expected"] == totals["core_hours_worst"] == 0
-    assert "Nothing has to run: 0 core-h." in snakemake("-n")
+    again, forced = check_plan(project, RUNS, RUNS, "-F")
+    assert again == core_hours and forced["totals"]["jobs"] == fresh["totals"]["jobs"]
