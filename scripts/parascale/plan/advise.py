@@ -111,15 +111,10 @@ def scaling(workload, site, gpus, precision="fp32", calibration=None, facts=None
         )
     least, first = found[0][0], found[0][1].prediction.wall_seconds
     per_node = site.gpus_per_node if site.charges == "whole_nodes" else None
-    steps = [
-        Step(
-            count,
-            best,
-            least * first / (count * best.prediction.wall_seconds),
-            least if per_node and least < count == per_node else None,
-        )
-        for count, best in found
-    ]
+    steps = []
+    for count, best in found:
+        efficiency = least * first / (count * best.prediction.wall_seconds)
+        steps.append(Step(count, best, efficiency, least if per_node and least < count == per_node else None))
     least = min(map(_time_by_cost, steps))
     knee = next(step for step in steps if _time_by_cost(step) <= NEAR * least)
     return [replace(step, knee=step is knee and len(steps) > 1) for step in steps]
@@ -164,7 +159,10 @@ def reason(run, site, prediction, best=None):
         words.append(f"{which} values are computed twice to save memory")
     known = prediction.basis == "history"
     if prediction.phases and not known:  # of what was measured, formulas know less than the record
-        words += _where_time_goes(prediction.phases, gpus)
+        whole = sum(prediction.phases.values())
+        for name, what in (("bubble", "waiting for other stages"), ("communication", f"talking to other {gpus}")):
+            if prediction.phases[name] > 0.1 * whole:
+                words.append(f"by formula {100 * prediction.phases[name] / whole:.0f} % of a step is {what}")
     if best and best is not prediction and best.step_seconds and prediction.fits == best.fits:
         slower = prediction.step_seconds / best.step_seconds
         words.append(
@@ -176,16 +174,6 @@ def reason(run, site, prediction, best=None):
         need, have = prediction.memory_bytes / GIGA, prediction.capacity_bytes / GIGA
         words.append(f"it needs {need:.0f} GB, and a {gpu} has {have:.0f} GB")
     return "; ".join(words)
-
-
-def _where_time_goes(phases, gpus):
-    whole = sum(phases.values())
-    said = {"bubble": "waiting for other stages", "communication": f"talking to other {gpus}"}
-    return [
-        f"by formula {100 * phases[name] / whole:.0f} % of a step is {what}"
-        for name, what in said.items()
-        if phases[name] > 0.1 * whole
-    ]
 
 
 def rule_of_thumb(workload, site, gpus, precision="fp32", vocabulary=None):

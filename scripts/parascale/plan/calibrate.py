@@ -78,10 +78,10 @@ class Calibration:
         """
         wanted = "seen", run.workload.name, *_computes(run)
         if wanted not in self._found:
-            seen = [o for o in self._different if _computes(o.resolved) == _computes(run)]
-            own = [o for o in seen if o.resolved.workload.name == run.workload.name]
-            others = [o for o in seen if o.resolved.workload.name != run.workload.name]
-            self._found[wanted] = own, others
+            self._found[wanted] = own, others = [], []
+            for seen in self._different:
+                if _computes(seen.resolved) == _computes(run):
+                    (own if seen.resolved.workload.name == run.workload.name else others).append(seen)
         return self._found[wanted]
 
     @cached_property

@@ -60,14 +60,14 @@ class Fitted:
 
     def deviation(self, work, site):
         """Standard deviation of the logarithm of a step's seconds, as the prices are uncertain."""
-        gradient = _gradient(lambda rates: math.log(_total(step_seconds(work, rates, site))), self.rates)
+        gradient = _gradient(lambda rates: math.log(sum(step_seconds(work, rates, site).values())), self.rates)
         return math.sqrt(max(0.0, gradient @ self.covariance @ gradient))
 
 
 def fit(prior, seen, site):
     """The Fitted Rates of a `site` after a list of Seen, from `prior` Rates."""
     belief = np.array([fitted[1 if site.device == "cpu" else 2] for fitted in FITTED.values()])
-    lowest = np.array([_lowest(name, site) for name in FITTED])
+    lowest = np.log([gpu_kind(site).get(AT_PEAK.get(name), 0.01) for name in FITTED])
     factors, curvature, misfit = most_probable(lambda factors: _residuals(prior, factors, seen, site), belief, lowest)
     return Fitted(prior.scaled(_by_price(factors)), np.linalg.inv(curvature), misfit)
 
@@ -107,11 +107,6 @@ def _misfit(residuals, spoken_for):
     return math.sqrt((PRIOR_MISFIT**2 + weighted) / (1 + max(0.0, len(residuals) - spoken_for)))
 
 
-def _lowest(name, site):
-    part = gpu_kind(site).get(AT_PEAK.get(name), 0.01)
-    return math.log(part)
-
-
 def _by_price(factors):
     return {
         price: math.exp(factor)
@@ -127,7 +122,7 @@ def _residuals(prior, factors, seen, site):
     for each in seen:
         predicted = step_seconds(each.work, rates, site)
         for name, seconds in each.seconds.items():
-            value = _total(predicted) if name == "step" else predicted[name]
+            value = sum(predicted.values()) if name == "step" else predicted[name]
             found.append(math.log(max(value, 1e-9) / seconds) / each.deviation)
     return np.array(found)
 
@@ -142,7 +137,3 @@ def _gradient(function, rates):
     before = function(rates)
     steps = (rates.scaled(dict.fromkeys(prices, 1.0001)) for prices, *_ in FITTED.values())
     return np.array([(function(changed) - before) / 1e-4 for changed in steps])
-
-
-def _total(phases):
-    return sum(phases.values())

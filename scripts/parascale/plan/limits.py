@@ -64,9 +64,7 @@ def live_site(site, submits):
     submits: jobs go to a queue. Else Slurm is asked only of the partitions that the site names: on a login node its default
     partition limits nothing that runs there.
     """
-    if not (submits or site.partitions):
-        return site
-    return with_partitions(site, partitions(slurm.partitions()))
+    return with_partitions(site, partitions(slurm.partitions())) if submits or site.partitions else site
 
 
 def with_partitions(site, live):
@@ -78,15 +76,9 @@ def with_partitions(site, live):
 
 def partitions(records):
     """The Partitions in `slurm.records("partition")`, the default first. No limit on time reads as a year."""
-    ordered = sorted(records.items(), key=lambda item: item[1].get("Default") != "YES")
-    return [Partition(name, _hours(record.get("MaxTime")), _most_nodes(record)) for name, record in ordered]
-
-
-def _most_nodes(record):
-    counts = [int(count) for key in ("MaxNodes", "TotalNodes") if (count := record.get(key, "")).isdigit()]
-    return min(counts, default=None)
-
-
-def _hours(text):
-    limit = slurm.seconds(text)
-    return 365 * 24.0 if limit is None else limit / 3600
+    found = []
+    for name, record in sorted(records.items(), key=lambda item: item[1].get("Default") != "YES"):
+        limit = slurm.seconds(record.get("MaxTime"))
+        counts = [int(count) for key in ("MaxNodes", "TotalNodes") if (count := record.get(key, "")).isdigit()]
+        found.append(Partition(name, 365 * 24.0 if limit is None else limit / 3600, min(counts, default=None)))
+    return found

@@ -113,10 +113,8 @@ class Planner:
         Useful operations over those that the GPUs could perform at their peak rate (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
         """
         run, facts = self.run(name), self.facts(self.run(name))
-        changed = {"now": run}
-        changed["torch.compile off" if run.layout.compile else "torch.compile on"] = _with(
-            run, compile=not run.layout.compile
-        )
+        compiled = run.layout.compile
+        changed = {"now": run, f"torch.compile {'off' if compiled else 'on'}": _with(run, compile=not compiled)}
         for mode, words in RECOMPUTED.items():
             if mode != run.layout.activation_checkpointing:
                 changed[words] = _with(run, activation_checkpointing=mode)
@@ -126,9 +124,8 @@ class Planner:
         if samples > 1:
             training = run.workload.training
             smaller = dataclasses.replace(training, accumulate=training.accumulate * samples)
-            changed["micro-batches of one sample"] = dataclasses.replace(
-                run, workload=dataclasses.replace(run.workload, training=smaller)
-            )
+            workload = dataclasses.replace(run.workload, training=smaller)
+            changed["micro-batches of one sample"] = dataclasses.replace(run, workload=workload)
         peak = self.site.peak_tflops[run.precision] * 1e12
         found = {}
         for words, each in changed.items():

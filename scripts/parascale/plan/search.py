@@ -4,6 +4,7 @@ makes a run fit."""
 import bisect
 import functools
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 from parascale.errors import ConfigError, ParascaleError
@@ -139,11 +140,10 @@ def row_of(workload, layout, training, precision, site):
 
 
 def _is_valid(run):
-    try:
+    with suppress(ParascaleError):
         run.check()
-    except ParascaleError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _quality(foretold, measure):

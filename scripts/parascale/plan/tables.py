@@ -15,13 +15,8 @@ def text(plan):
         return f"Plan for {plan.site}\n{NOTHING}"
     body = cells(plan, by_strategy=False)
     widths = [max(len(row[index]) for row in [COLUMNS, *body]) for index in range(len(COLUMNS))]
-    lines = [
-        f"Plan for {plan.site}: what still has to run",
-        _line(COLUMNS, widths),
-        _line(["-" * w for w in widths], widths),
-    ]
-    lines += [_line(row, widths) for row in body]
-    return "\n".join([*lines, *remarks(plan)])
+    lines = [_line(row, widths) for row in (COLUMNS, ["-" * width for width in widths], *body)]
+    return "\n".join([f"Plan for {plan.site}: what still has to run", *lines, *remarks(plan)])
 
 
 def cells(plan, by_strategy=True):
@@ -98,21 +93,10 @@ def duration(hours):
 def _row(name, sums):
     unknown = sums["jobs_unknown"]
     more = f" + {unknown}?" if unknown else ""
-    figures = [
-        f"{sums[key]:,.2f}"
-        for key in ("hours_expected", "node_hours_expected", "gpu_hours_expected", "core_hours_expected")
-    ]
+    figures = [f"{sums[f'{what}hours_expected']:,.2f}" for what in ("", "node_", "gpu_", "core_")]
     worst = f"{sums['core_hours_worst']:,.2f}" + (" + ?" if sums["jobs_without_limit"] else "")
-    return [
-        name,
-        sums.get("strategy") or "",
-        f"{sums['jobs']:,}",
-        sums.get("nodes", ""),
-        sums.get("gpus", ""),
-        *figures[:3],
-        figures[3] + more,
-        worst,
-    ]
+    facts = sums.get("strategy") or "", f"{sums['jobs']:,}", sums.get("nodes", ""), sums.get("gpus", "")
+    return [name, *facts, *figures[:3], figures[3] + more, worst]
 
 
 def _line(row, widths):
