@@ -2,9 +2,11 @@
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -126,6 +128,14 @@ def test_curves_of_an_earlier_attempt_are_not_published_as_those_of_the_next(tmp
     assert not (tmp_path / "wandb").exists()
 
 
+def test_the_real_package_writes_one_offline_run_for_all_attempts(tmp_path, monkeypatch):
+    monkeypatch.setattr(wandb_run, "END_SECONDS", 60.0)  # a busy machine
+    assert attempt(tmp_path, 1, 6, outcome="stopped") == ""
+    assert attempt(tmp_path, 5, 9, before=[line(step) for step in range(1, 5)]) == ""
+    (record,) = tmp_path.glob("wandb/offline-run-*/run-ddp-*.wandb")
+    assert history(record) == [(step, 4 / step) for step in range(1, 10)]
+
+
 LIVE = """
 import sys
 from pathlib import Path
@@ -152,3 +162,23 @@ def test_the_real_package_says_once_that_its_server_does_not_answer(tmp_path):
         )
     assert done.stdout.count("no more curves") == 1 and address in done.stdout
     assert [event.step for event in read(tmp_path).Scalars("loss")] == list(range(1, 10)), "the training went on"
+
+
+def history(path):
+    """(step, loss) of each step in a record of wandb's: records of its protocol in LevelDB's log format, after a header of 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, place, found, part = path.read_bytes(), 7, [], b""
+    while place + 7 <= len(content):
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        part += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record, part = Record.FromString(part), b""
+            values = {".".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+            if values:
+                found.append((json.loads(values["_step"]), json.loads(values["loss"])))
+    return found
