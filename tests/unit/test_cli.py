@@ -161,8 +161,13 @@ def test_another_pipe_that_breaks_is_not_passed_over(ending, error):
         ending(failing(error))
 
 
-def test_a_reader_that_has_enough_is_no_error():
-    """`parascale schema | head`"""
-    with subprocess.Popen([*COMMAND, "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+def test_output_that_cannot_be_written_at_the_end(monkeypatch):
+    """A reader that has enough (`parascale plan | head`) is no error; a full disk is one line. Python buffers what is printed."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    command = [*COMMAND, "plan", "--run", "single"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 78 and re.fullmatch("error: the disk or its quota is full: .*\n", done.stderr)

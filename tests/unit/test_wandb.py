@@ -115,6 +115,14 @@ def test_no_failure_stops_a_training_and_each_is_said_once(fails, tmp_path, pack
     assert attempt(tmp_path, 1, 9) == f"ddp: no more curves for Weights & Biases: {reason}. The training goes on\n"
 
 
+def test_only_the_first_failure_is_said(tmp_path, capsys):
+    """The end of the attempt gives up waiting for the thread, which then fails too."""
+    run = WandbRun(tmp_path, "offline", "a project", DESCRIBED)
+    for reason in ("end", "thread"):
+        run._fail(reason)
+    assert capsys.readouterr().out.count("no more curves") == 1
+
+
 def test_without_a_login_nobody_is_asked_for_one(tmp_path, package):
     made = package(fails="login")
     assert "`wandb login`" in attempt(tmp_path, 1, 2, "live")
