@@ -17,7 +17,7 @@ from parascale.checkpoint.manifest import MANIFEST, write_manifest
 from parascale.checkpoint.source import open_source
 from parascale.checkpoint.tensors import Rows, Streaming
 from parascale.checkpoint.verify import load_form, same_bits
-from parascale.checkpoint.writers import write_pt, write_safetensors, write_sharded
+from parascale.checkpoint.writers import ALIGNMENT, write_pt, write_safetensors, write_sharded
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError, ConfigError, RequirementError
 from parascale.files import read_json
@@ -85,6 +85,8 @@ def test_writers_keep_every_bit_at_any_block_size(tmp_path_factory, tensors, mem
             assert_same({name: tensor.whole() for name, tensor in source.tensors.items()}, expected)
             assert_same({name: row_by_row(tensor) for name, tensor in source.tensors.items()}, expected)
     assert_same(dict(torch.load(folder / "model.pt", weights_only=True, mmap=True)), tensors)
+    places = torch.load(folder / "model.pt", weights_only=True, map_location="meta").values()
+    assert not any(tensor.untyped_storage()._checkpoint_offset % ALIGNMENT for tensor in places)
     with zipfile.ZipFile(folder / "model.pt") as archive:
         assert archive.testzip() is None
 
