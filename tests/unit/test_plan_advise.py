@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import re
 import time
 from contextlib import suppress
 from typing import get_args
@@ -138,11 +137,6 @@ def test_the_ceiling_offers_no_switch_that_the_layout_refuses(tmp_path):
     assert planner.ceiling("halves").keys() == {"now", "recomputation on", "micro-batches of one sample"}
 
 
-def test_a_share_of_a_step_is_written_as_the_pages_write_it():
-    reasons = "; ".join(each.reason for each in advise(LLAMA, CLUSTER, 8, "bf16", facts=FACTS))
-    assert re.search(r"; by formula \d+ % of a step is talking to other GPUs", reasons)
-
-
 @pytest.mark.parametrize(
     ("degrees", "said"),
     [
@@ -273,11 +267,11 @@ def test_advice_is_whole_and_ranked():
     assert ranked[0].layout.strategy() in ("multi_node", "fsdp", "hsdp")
 
 
-@pytest.mark.parametrize("batch", [1024, 20_160])  # the latter has 84 divisors
-def test_advice_for_512_gpus_takes_less_than_two_seconds(batch):
+def test_advice_for_512_gpus_takes_less_than_two_seconds():
+    """A batch of 20,160 samples has 84 divisors."""
     model = make(Model, dim=4096, heads=32, layers=32, hidden=11008, activation="swiglu")
     workload = make(
-        Workload, name="w", model=model, training=LanguageTraining(steps=1, window=2048, global_batch=batch)
+        Workload, name="w", model=model, training=LanguageTraining(steps=1, window=2048, global_batch=20_160)
     )
     began = time.process_time()
     ranked = advise(workload, JURECA, 512, "bf16", facts=DataFacts(32000))

@@ -83,7 +83,7 @@ xresnets = st.builds(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(xresnets, st.integers(2, 12), st.integers(32, 70))
 def test_sizes_of_xresnet_are_those_of_the_real_module(model, classes, size):
     """Parameters, and the operations that torch counts in a forward pass."""
