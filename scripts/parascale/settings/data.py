@@ -166,7 +166,7 @@ class Data:
 
     def made_from(self):
         """What two workloads that share a dataset must agree on."""
-        return self.source
+        return [getattr(self, group) for group in ("source", "text", "images") if hasattr(self, group)]
 
     @property
     def expected_outputs(self):
@@ -186,10 +186,6 @@ class TextData(Data):
     text: Text = section(Text, "how text becomes tokens")
     expected: ExpectedText = section(ExpectedText, "what a plan may assume before the data is there")
     format: Literal["flat"] = option("flat", "format that the training reads")
-
-    def made_from(self):
-        """What two workloads that share a dataset must agree on."""
-        return self.source, self.text
 
     @property
     def expected_outputs(self):
@@ -222,10 +218,6 @@ class ImageData(Data):
     expected: Expected = section(Expected, "what a plan may assume before the data is there")
     format: ImageFormat = option("files", "format that the training reads")
     io: ReadCalls = option("auto", "how images are read from shards; `auto` chooses as for `loaders.io`")
-
-    def made_from(self):
-        """What two workloads that share a dataset must agree on."""
-        return self.source, self.images
 
     def check(self, where):
         """Raise ConfigError, beginning with `where`, for settings that do not go together."""

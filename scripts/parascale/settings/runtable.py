@@ -8,6 +8,7 @@ from parascale.settings import strict
 from parascale.settings.layout import Layout
 from parascale.settings.options import declared
 from parascale.settings.run import Run
+from parascale.settings.yaml_files import Places
 
 EMPTY = ("", "-")  # cells that keep the default
 WORDS = {"true": True, "yes": True, "false": False, "no": False}
@@ -17,23 +18,8 @@ RUN_COLUMNS = {name: setting for name, setting in declared(Run).items() if name 
 COLUMNS = [*RUN_COLUMNS, *LAYOUT_COLUMNS]
 
 
-class Place:
-    """A row of the run table. As text it is its line; `of` tells the column of a cell too."""
-
-    def __init__(self, path, line, columns):
-        self.path, self.line, self.columns = path, line, columns
-
-    def __str__(self):
-        return f"{self.path}, line {self.line}"
-
-    def of(self, keys):
-        """`file, line 3, column 5` of a cell: its first character, counted from 1."""
-        column = self.columns.get(keys[0])
-        return str(self) if column is None else f"{self}, column {column}"
-
-
 def read_rows(path):
-    """Yield (settings of a Run, its Place in the file) for each row; `workload` is still a name."""
+    """Yield (settings of a Run, its Places in the file) for each row; `workload` is still a name."""
     for row, place in _lines(path):
         values, layout = {}, {}
         for column, cell in row.items():
@@ -71,7 +57,8 @@ def _lines(path):
         if len(cells) > len(header):
             raise ConfigError(f"{path}, line {number}: {len(cells)} cells, but the header has {len(header)}")
         starts = [1 + sum(len(before) + 1 for before in cells[:index]) for index in range(len(cells))]
-        place = Place(path, number, dict(zip(header, starts, strict=False)))
+        columns = {(name,): (path, number, start) for name, start in zip(header, starts, strict=False)}
+        place = Places(path, {(): (path, number, None), **columns})
         yield dict(zip(header, (cell.strip() for cell in cells), strict=False)), place
 
 

@@ -17,18 +17,18 @@ from parascale.settings.paths import DEFAULTED
 
 
 class Places:
-    """Where each key of a mapping was written. As text it is the file; `of` tells line and column too."""
+    """Where each key of a mapping was written. As text it is the file, and the line of a whole mapping that is one line."""
 
     def __init__(self, path, marks):
         self.path, self.marks = path, marks
 
     def __str__(self):
-        return str(self.path)
+        return self.of(())
 
     def of(self, keys):
-        """`file, line 3, column 5` of the longest part of a path of keys that stands in a file."""
+        """`file, line 3, column 5` of the longest part of a path of keys that stands in a file; columns count from 1."""
         path, line, column = self._mark(keys)
-        return str(path) if line is None else f"{path}, line {line}, column {column}"
+        return f"{path}" + (f", line {line}" if line else "") + (f", column {column}" if column else "")
 
     def folder(self, keys):
         """The folder of the file that a path of keys stands in; None where none does."""
@@ -36,7 +36,7 @@ class Places:
         return None if line is None else os.path.dirname(path)
 
     def _mark(self, keys):
-        starts = (keys[:length] for length in range(len(keys), 0, -1))
+        starts = (keys[:length] for length in range(len(keys), -1, -1))
         return next((self.marks[start] for start in starts if start in self.marks), (self.path, None, None))
 
 
