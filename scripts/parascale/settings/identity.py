@@ -58,15 +58,18 @@ def of_group(group, *decisions):
 
 def _settings(group, prefix=""):
     """Yield (dotted key, OptionInfo, value) of every single setting; those of inner groups follow what stands alone."""
-    inner = []
-    for name, setting in declared(type(group)).items():
-        value = getattr(group, name)
-        if dataclasses.is_dataclass(value):
-            inner.append((value, f"{prefix}{name}."))
-        else:
-            yield f"{prefix}{name}", setting.info, value
-    for value, start in inner:
-        yield from _settings(value, start)
+    singles, inner = _split(type(group))
+    for name, info in singles:
+        yield prefix + name, info, getattr(group, name)
+    for name in inner:
+        yield from _settings(getattr(group, name), f"{prefix}{name}.")
+
+
+@functools.cache
+def _split(kind):
+    """((name, OptionInfo) of each single setting of a class, names of its groups)."""
+    groups = [name for name, setting in declared(kind).items() if dataclasses.is_dataclass(setting.hint)]
+    return [(name, setting.info) for name, setting in declared(kind).items() if name not in groups], groups
 
 
 def kind_of_device(site):
