@@ -180,6 +180,15 @@ def test_extends_puts_a_workload_on_top_of_another_key_by_key(project):
     assert made.data.dataset == "d"
 
 
+@pytest.mark.parametrize("location", [None, "there"])
+def test_a_path_is_relative_to_its_file_but_files_to_their_location(project, tmp_path, location):
+    source = {"kind": "files", "files": {"train": "a.txt"}, "location": location}
+    loaded = project("run workload\na small\n", {"small": {**WORKLOAD, "data": {"source": source}}})
+    found, folder = loaded.datasets["small"].source, tmp_path / "workloads"
+    assert found.location == (location and str(folder / location))
+    assert found.files == {"train": "a.txt" if location else str(folder / "a.txt")}
+
+
 def test_a_pretrained_model_takes_nothing_of_the_one_it_replaces(project, tmp_path):
     """Its folder decides all sizes. Nor does a model of another kind; the same kind keeps the settings that it goes on top of."""
     data = {"text": {"tokenizer": "pretrained", "pretrained": "t5"}}

@@ -71,6 +71,11 @@ def run(layout=None, training=None, model=None, optim=None, task="language_model
     return Run(run="r", workload=problem, layout=Layout(**layout or {}), **settings_of_run)
 
 
+def test_ranks_are_numbered_with_tp_fastest_then_fsdp_dp_and_pp():
+    layout = Layout(dp=2, fsdp=3, tp=5, pp=7)
+    assert [layout.neighbour_distance(axis) for axis in ("tp", "fsdp", "dp", "pp")] == [1, 5, 15, 30]
+
+
 LAYOUTS = [
     ({"nodes": 2, "gpus_per_node": 4, "dp": 3, "tp": 2}, "dp × fsdp × tp × pp = 6, but nodes × gpus_per_node = 8"),
     (

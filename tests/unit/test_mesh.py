@@ -11,6 +11,7 @@ from torch.distributed import device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from parascale.parallel import make_mesh, start_processes
+from parascale.parallel.mesh import Mesh
 from parascale.settings import Layout
 
 
@@ -43,6 +44,11 @@ def test_a_rank_is_in_no_group_of_its_own(degrees, sizes, calls, monkeypatch):
         assert mesh.data_rank == (0 if tp > 1 else 3)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_share_of_the_samples_is_numbered_by_replica_then_shard(monkeypatch):
+    monkeypatch.setattr(Mesh, "coordinate", lambda _, axis: {"dp": 1, "fsdp": 2}[axis])
+    assert Mesh(Layout(dp=2, fsdp=4), torch.device("cpu"), None, None).data_rank == 6
 
 
 def test_on_gpus_the_group_knows_its_device(monkeypatch):
