@@ -14,17 +14,17 @@ from parascale.checkpoint import read
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.inspect import as_text, inspect
 from parascale.checkpoint.manifest import MANIFEST, write_manifest
-from parascale.checkpoint.source import open_source
+from parascale.checkpoint.source import open_source, read_header
 from parascale.checkpoint.tensors import Rows, Streaming
 from parascale.checkpoint.verify import load_form, same_bits
 from parascale.checkpoint.writers import ALIGNMENT, write_pt, write_safetensors, write_sharded
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError, ConfigError, RequirementError
-from parascale.files import read_json
+from parascale.files import read_json, write_json
 from parascale.settings import make
 from parascale.settings.config import Checkpoints
 
-from .checkpoints import save_run
+from .checkpoints import save_run, seal
 
 SMALL = Checkpoints(memory_mb=1)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -85,6 +85,8 @@ def test_writers_keep_every_bit_at_any_block_size(tmp_path_factory, tensors, mem
             assert_same({name: tensor.whole() for name, tensor in source.tensors.items()}, expected)
             assert_same({name: row_by_row(tensor) for name, tensor in source.tensors.items()}, expected)
     assert_same(dict(torch.load(folder / "model.pt", weights_only=True, mmap=True)), tensors)
+    headers = [read_header(path) for path in folder.glob("*.safetensors")]
+    assert not any(place % dtype.itemsize for header in headers for dtype, _, place in header.values())
     places = torch.load(folder / "model.pt", weights_only=True, map_location="meta").values()
     assert not any(tensor.untyped_storage()._checkpoint_offset % ALIGNMENT for tensor in places)
     with zipfile.ZipFile(folder / "model.pt") as archive:
@@ -143,6 +145,12 @@ def test_shards_are_named_as_transformers_names_them(tmp_path):
         entry.nbytes for entry in weights.values()
     )
     assert_same(load_form(tmp_path / "out", "safetensors"), weights)
+    lie = read_json(tmp_path / "out" / index)
+    lie["weight_map"] = dict.fromkeys(lie["weight_map"], names[0])
+    write_json(tmp_path / "out" / index, lie)
+    seal(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="and its shards disagree on"):
+        open_source(tmp_path / "out")
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -124,12 +124,18 @@ def test_a_file_is_flushed_while_it_is_written(tmp_path, monkeypatch):
 
 
 def test_an_error_of_the_disk_behind_a_write_is_raised(tmp_path, monkeypatch):
-    def full(handle):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    """Although the next flush would be without error."""
+    failures = [OSError(errno.ENOSPC, "No space left on device")]
+
+    def flush(handle):
+        if failures:
+            raise failures.pop()
 
     monkeypatch.setattr(files_module, "FLUSH_BYTES", 1 << 20)
-    monkeypatch.setattr(os, "fdatasync", full)
+    monkeypatch.setattr(os, "fdatasync", flush)
     with pytest.raises(OSError, match="No space left"), open_flushed(tmp_path / "large") as handle:
+        handle.write(bytes(2_000_000))
+        handle.raw._flush.exception()  # waits for it
         handle.write(bytes(2_000_000))
 
 
