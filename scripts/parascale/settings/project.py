@@ -20,7 +20,7 @@ from parascale.settings.run import Run
 from parascale.settings.runtable import read_rows
 from parascale.settings.site import Site
 from parascale.settings.workload import Workload
-from parascale.settings.yaml_files import Places, extended, merged, named_file, read_placed, settled, with_name
+from parascale.settings.yaml_files import Places, extended, merged, named_file, read_placed, resolved_paths, with_name
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def load_project(values, files=(), bases=("config",)):
     """
     places = placed(values, files)
     defaults = {key: _first(bases, getattr(Config, key)) for key in ("runs", "workloads", "sites")}
-    config = settled(strict.load(Config, {**defaults, **values}, places), places)
+    config = resolved_paths(strict.load(Config, {**defaults, **values}, places), places)
     site = load_site(config, config.site)
     find_workload = functools.cache(functools.partial(load_workload, config.workloads))
     runs = {}
@@ -175,7 +175,7 @@ def load_workload(folder, name):
     """The workload `name`: `<folder>/<name>.yaml`, on top of the workload that it `extends`, if any."""
     path = named_file(folder, name, "workload")
     values, places = extended(folder, path, [name])
-    workload = settled(strict.load(Workload, with_name(values, name, path), places), places)
+    workload = resolved_paths(strict.load(Workload, with_name(values, name, path), places), places)
     data = dataclasses.replace(workload.data, dataset=workload.data.dataset or name)
     strict.check_name(data.dataset, places, "data.dataset")
     data.check(places)

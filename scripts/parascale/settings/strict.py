@@ -25,7 +25,7 @@ KINDS = {
 }
 UNION_ARMS = ("str", "list[any]")  # pydantic names the type that it tried as if it were a key
 # What others call our words: there the nearest spelling would be another thing (fp16 is no fp64).
-MEANT = {
+SYNONYMS = {
     "bf16": ("fp8", "fp16", "float8", "bfloat16", "amp", "mixed"),
     "fp16": ("float16", "half"),
     "fp32": ("float32", "float", "full"),
@@ -55,7 +55,7 @@ def load(kind, values, where, prefix=""):
     try:
         return adapter(kind).validate_python(values)
     except ValidationError as error:
-        raise ConfigError(_said(error.errors(include_url=False)[0], kind, where, prefix)) from None
+        raise ConfigError(_message(error.errors(include_url=False)[0], kind, where, prefix)) from None
 
 
 def make(kind, /, **values):
@@ -96,7 +96,7 @@ def nearest(word, allowed, elsewhere=()):
     allowed = list(allowed)
     if not allowed:
         return ". There is none yet"
-    meant = {item for item, words in MEANT.items() if word.lower() in words}
+    meant = {item for item, words in SYNONYMS.items() if word.lower() in words}
     known = [item for item in allowed if item in meant or item.lower() == word.lower()]
     known += [key for key in elsewhere if key.rpartition(".")[2] in {word, *meant}]
     match = known or ([] if meant else difflib.get_close_matches(word, allowed, n=1, cutoff=0.6))
@@ -104,7 +104,7 @@ def nearest(word, allowed, elsewhere=()):
     return f"{hint} Allowed: {', '.join(allowed)}" if hint else f". Allowed: {', '.join(allowed)}"
 
 
-def _said(error, kind, where, prefix):
+def _message(error, kind, where, prefix):
     """One of pydantic's errors in our words."""
     name, given, context = error["type"], error["input"], error.get("ctx", {})
     place = [part for part in error["loc"] if part not in ("[key]", *UNION_ARMS)]

@@ -101,13 +101,13 @@ def merged(base, over):
     return result
 
 
-def settled(settings, places, keys=()):
+def resolved_paths(settings, places, keys=()):
     """`settings` with each path made relative to the current folder, where a file names it relative to its own."""
     changed = {}
     for name, setting in declared(type(settings)).items():
         value, place = getattr(settings, name), (*keys, name)
         if dataclasses.is_dataclass(value):
-            changed[name] = settled(value, places, place)
+            changed[name] = resolved_paths(value, places, place)
         elif setting.info.path and not (name == "files" and _are_found_elsewhere(settings)):
             changed[name] = _relative(value, places.folder(place), name == "kind")
     return dataclasses.replace(settings, **changed)
