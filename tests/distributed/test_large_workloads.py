@@ -12,6 +12,7 @@ from parascale.files import read_json_lines
 from parascale.settings import Run, Source, load_workload
 from parascale.settings.data import Expected
 
+from .cases import but_slow
 from .examine import first_loss, train_and_watch_rates, train_settings
 from .harness import run_on_ranks
 from .jobs import job_from_settings
@@ -43,7 +44,7 @@ def small(workload):
     )
 
 
-@pytest.mark.parametrize("name", ["gpt2-124m", "llama-1b", "llama-7b"])
+@pytest.mark.parametrize("name", but_slow(["gpt2-124m", "llama-1b", "llama-7b"], {"gpt2-124m", "llama-1b"}))
 def test_a_large_language_model_made_small_trains(name, raw, make_settings, tmp_path):
     """It begins as one that knows nothing, and each step makes it better on text that it has not seen."""
     workload = small(load_workload(SHIPPED, name))
@@ -78,8 +79,8 @@ def small_imagewoof(name, engine, make_settings, tmp_path):
     ("name", "engine", "peaks"),
     [
         ("imagewoof-course", "native", [(2e-3, 0.85), (1e-3, 0.85)]),
-        ("imagewoof", "native", [(1.5e-3, 0.85)]),
-        ("imagewoof", "lightning", [(1.5e-3, 0.85)]),
+        pytest.param("imagewoof", "native", [(1.5e-3, 0.85)], marks=pytest.mark.slow),
+        pytest.param("imagewoof", "lightning", [(1.5e-3, 0.85)], marks=pytest.mark.slow),
     ],
 )
 def test_a_protocol_of_imagewoof_made_small_trains(name, engine, peaks, make_settings, tmp_path):

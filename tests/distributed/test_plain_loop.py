@@ -14,7 +14,7 @@ from parascale.data.sampler import Sampler
 from parascale.families.build import build_model, initialise
 from parascale.files import read_json, read_json_lines
 
-from .cases import but_slow, pp, ranks_of
+from .cases import LAYOUTS, but_slow, pp, ranks_of
 from .conftest import STEPS, TOKENS, VOCABULARY, WINDOW
 from .examine import refusal, train_and_time, train_settings, train_with_slow_stages
 from .harness import run_on_ranks
@@ -104,14 +104,13 @@ def test_a_loss_that_is_no_number_ends_the_training_and_says_what_to_do(training
     assert read_json_lines(Path(settings["work"]) / "attempts.jsonl")[-1]["outcome"] == "failed"
 
 
-LAYOUTS = {"single": {}, "ddp": {"dp": 2}, "fsdp": {"fsdp": 2}, "pp": pp(2, 4, "1F1B")}
 LARGE = {
     "model": {"dim": 128, "hidden": 512},
     "training": {"window": 64, "steps": 6, "evaluate_every": 3, "checkpoint_every": 2},
 }
 
 
-@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {"fsdp", "pp"}))
+@pytest.mark.parametrize("layout", but_slow(["single", "ddp", "fsdp", "pp"], {"single", "fsdp", "pp"}))
 def test_seconds_of_steps_leave_nothing_out(layout, make_settings, tmp_path):
     """The lines cover the time from the first step to the last, what is done between steps too, and what no phase covers is
     below 2 % of a step (the median: where cores are shared, some steps are interrupted)."""
