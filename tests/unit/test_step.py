@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parascale.families.build import build_model, initialise
 from parascale.parallel import make_mesh, parallelize
 from parascale.settings import Layout, Model, Run, Workload, make
-from parascale.train import averaging, step
+from parascale.train import averaging
 from parascale.train.clock import Clock
-from parascale.train.loss import GlobalLoss, LossScale, all_reduce
+from parascale.train.loss import GlobalLoss, LossScale
 from parascale.train.optim import SGD, make_optimizers
 from parascale.train.step import Stepper
 
@@ -132,40 +131,6 @@ def test_a_step_costs_the_host_little_more_than_that_of_a_bare_loop():
     bare_operations, bare_calls = cost(bare_step)
     assert operations <= bare_operations + 55, (operations, bare_operations)
     assert calls <= 0.75 * bare_calls, (calls, bare_calls)
-
-
-def test_a_process_alone_asks_nobody():
-    assert all_reduce(torch.ones(2), SimpleNamespace(devices=None)).tolist() == [1, 1]
-
-
-@pytest.fixture
-def four(request):
-    """One of four processes, whose collectives are answered at once with what it gave itself."""
-    torch.distributed.init_process_group("fake", rank=request.param, world_size=4, store=FakeStore())
-    yield request.param
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize("four", range(4), indirect=True)
-def test_ranks_that_share_samples_count_them_once(four):
-    """Of two ranks of a tensor-parallel group, which see the same labels, one tells how many there are."""
-    stepper = stepper_of(gpus_per_node=4, dp=2, tp=2)
-    assert stepper.counts is stepper.reports is (four % 2 == 0)
-    tokens, labels = batch_of(BATCH // 2)
-    targets, _ = stepper.agree([(tokens, labels)], stop=False, save=False)
-    assert targets.item() == (2 * 8 - 5 if four % 2 == 0 else 0)
-
-
-@pytest.mark.parametrize("four", [1], indirect=True)
-def test_the_gradient_is_complete_before_its_norm_is_taken(four, monkeypatch):
-    """Norms on a split sequence have partial sums until then."""
-    order, finish, norm = [], step.finish_gradients, step.squared_norm
-    monkeypatch.setattr(step, "finish_gradients", lambda model: order.append("finish") or finish(model))
-    monkeypatch.setattr(step, "squared_norm", lambda model: order.append("norm") or norm(model))
-    stepper = stepper_of(gpus_per_node=4, tp=2, dp=2)
-    stepper.begin(1)
-    stepper.step([batch_of(BATCH // 2)])
-    assert order == ["finish", "norm"]
 
 
 class Talk:
