@@ -11,7 +11,7 @@ from parascale.plan.predict import DataFacts, predict
 from parascale.report import figures, numbers
 from parascale.report.curves import thinned
 from parascale.report.derived import idle_fraction
-from parascale.report.summary import model_flops_utilisation, runs_table
+from parascale.report.summary import model_flops_utilisation, perplexity, runs_table
 from tests.unit.fake_results import BASE, CLUSTER, ddp, fake, report_of, workload
 
 
@@ -158,6 +158,12 @@ def test_a_repetition_that_cannot_be_compared_is_not_averaged_with_those_that_ca
 )
 def test_idle_gpus_follow_from_the_layout(tmp_path, options, idle):
     assert idle_fraction(report_of(tmp_path, fake("single", **options)).records[0]) == pytest.approx(idle)
+
+
+def test_perplexity_is_of_tokens_alone(tmp_path):
+    images = fake("images", "images", train=workload("images", "classification"))
+    texts, pictures = report_of(tmp_path, fake("single", **BASE), images).records[::-1]
+    assert perplexity(texts, 2.0) == pytest.approx(7.389, abs=1e-3) and perplexity(pictures, 2.0) is None
 
 
 def test_mfu_is_known_only_where_the_peak_is(tmp_path):
