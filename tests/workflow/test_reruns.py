@@ -80,7 +80,7 @@ DECIDES_NOTHING = [
     ("generation of text, which no rule does", more(f"{CODE}/evaluation/generate.py", LINE)),
     ("clock", more(f"{CODE}/train/clock.py", LINE)),
     ("state of a training", more(f"{CODE}/train/state.py", LINE)),
-    ("launcher", more(f"{CODE}/launch/local.py", LINE)),
+    ("launcher", more(f"{CODE}/launch/node.py", LINE)),
     ("command", more(f"{CODE}/commands/train.py", LINE)),
     ("Slurm", more(f"{CODE}/slurm.py", LINE)),
     ("code of settings", more(f"{CODE}/settings/run.py", LINE)),
