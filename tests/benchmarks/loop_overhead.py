@@ -74,7 +74,7 @@ def our_steps(session):
         for _ in range(count):
             number = next(numbers)
             session.begin_step(number)
-            session.end_step(number, session.stepper.step(session.batches(number), *session.wishes()))
+            session.end_step(number, session.stepper.step(session.batches(number), *session.requests()))
 
     return steps
 

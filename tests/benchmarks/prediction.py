@@ -142,14 +142,14 @@ def workflow(root, targets, *options):
 
 def compare(run, site, calibration, roots):
     """The Row of a run, by a calibration; medians over roots."""
-    foretold = predict(run, site, calibration, data_facts(run, roots[0]))
+    predicted = predict(run, site, calibration, data_facts(run, roots[0]))
     summaries = [read_json(paths.run(run.run) / "summary.json") for paths in roots]
     return Row(
         run=run.run,
-        basis=foretold.basis,
-        predicted=foretold.wall_seconds,
+        basis=predicted.basis,
+        predicted=predicted.wall_seconds,
         measured=statistics.median(summary["wall_seconds"] for summary in summaries),
-        step_predicted=foretold.step_seconds,
+        step_predicted=predicted.step_seconds,
         step_measured=statistics.median(summary["seconds"] / summary["steps"] for summary in summaries),
     )
 

@@ -42,9 +42,9 @@ def mean_of_means():
     """Each rank divides by its own number of targets, and ranks are averaged whatever they hold."""
 
     class MeanOfMeans(loop.Stepper):
-        def agree(self, batches, *wishes):
+        def agree(self, batches, *requests):
             own = sum(step.count_targets(labels, self.mesh.device) for *_, labels in batches)
-            agreed = super().agree(batches, *wishes)
+            agreed = super().agree(batches, *requests)
             self.own = own * self.mesh.layout.data_parallel
             return agreed
 

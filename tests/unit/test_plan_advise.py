@@ -109,8 +109,8 @@ def test_no_schedule_or_number_of_micro_batches_is_better_than_what_is_advised(b
             run = compiled_where_it_gains(Run("r", workload, layout, "bf16"), CLUSTER)
             with suppress(ConfigError):
                 run.check()
-                foretold = predict(run, CLUSTER, facts=FACTS, remedy=False)
-                fastest = min(fastest, foretold.step_seconds if foretold.fits == "fits" else math.inf)
+                predicted = predict(run, CLUSTER, facts=FACTS, remedy=False)
+                fastest = min(fastest, predicted.step_seconds if predicted.fits == "fits" else math.inf)
         assert found.prediction.step_seconds <= NEAR * fastest
 
 
@@ -196,9 +196,9 @@ def test_what_a_layout_was_seen_to_need_decides_whether_it_fits(peak, fits):
     )
     after = advise(LLAMA, CLUSTER, 4, "bf16", Calibration(CLUSTER.name, (seen,)), FACTS)
     (again,) = (each for each in after if each.prediction.basis == "history")
-    foretold = again.prediction
-    besides = foretold.memory["libraries"] + foretold.memory["communicators"]
-    assert (foretold.memory_bytes, foretold.fits) == (int(peak) + besides, fits) and besides > 0
+    predicted = again.prediction
+    besides = predicted.memory["libraries"] + predicted.memory["communicators"]
+    assert (predicted.memory_bytes, predicted.fits) == (int(peak) + besides, fits) and besides > 0
     assert fits == "fits" or again is not after[0]
 
 

@@ -99,13 +99,13 @@ def test_the_worst_grows_with_failures():
     """At worst costs what failures at the site's rate do, not every attempt's limit."""
     long = dataclasses.replace(WORKLOAD, training=LanguageTraining(steps=10_000_000))
     run = Run("r", long, Layout(nodes=2, gpus_per_node=4, dp=8))
-    foretold = predict(run, JURECA, facts=FACTS)
+    predicted = predict(run, JURECA, facts=FACTS)
     calm, stormy = (
-        worst_seconds(foretold, run, dataclasses.replace(JURECA, assumed=Assumed(failures_per_node_day=rate)))
+        worst_seconds(predicted, run, dataclasses.replace(JURECA, assumed=Assumed(failures_per_node_day=rate)))
         for rate in (0.0, 1.0)
     )
-    days = foretold.limit_seconds / 86400
-    assert calm == foretold.limit_seconds and days > 0.3
+    days = predicted.limit_seconds / 86400
+    assert calm == predicted.limit_seconds and days > 0.3
     lost = (stormy - calm) / (15 * 60 + JURECA.assumed.startup_seconds)
     assert 2 * days <= lost < 2 * days + 4 * (2 * days) ** 0.5 + 1
 
@@ -199,18 +199,18 @@ def test_time_limits_grow_and_are_cut():
 def test_time_limits_come_from_what_95_of_100_runs_take():
     """Rounded up to 5 minutes; neither from what is expected nor from the range of 80 of 100."""
     run = Run("r", dataclasses.replace(WORKLOAD, training=LanguageTraining(steps=3_000_000)))
-    foretold = predict(run, JURECA, facts=FACTS)
-    assert foretold.wall_seconds < foretold.wall_high < foretold.limit_seconds - 300
-    assert time_limit(foretold, JURECA) == 5 * math.ceil(foretold.limit_seconds / 300)
-    assert time_limit(dataclasses.replace(foretold, limit_seconds=3601.0), JURECA) == 65
+    predicted = predict(run, JURECA, facts=FACTS)
+    assert predicted.wall_seconds < predicted.wall_high < predicted.limit_seconds - 300
+    assert time_limit(predicted, JURECA) == 5 * math.ceil(predicted.limit_seconds / 300)
+    assert time_limit(dataclasses.replace(predicted, limit_seconds=3601.0), JURECA) == 65
 
 
 def test_unknown_stays_unknown():
     """No vocabulary, no steps, no rate, no formula, no folder of the model: each is said, none is 0."""
     assert "vocabulary" in predict(Run("r", WORKLOAD), JURECA, facts=DataFacts(None)).unknown
     epochs = Run("r", dataclasses.replace(WORKLOAD, training=LanguageTraining(epochs=1.0)))
-    foretold = predict(epochs, JURECA, facts=FACTS)
-    assert "steps" in foretold.unknown and foretold.core_hours is None and foretold.memory_bytes
+    predicted = predict(epochs, JURECA, facts=FACTS)
+    assert "steps" in predicted.unknown and predicted.core_hours is None and predicted.memory_bytes
     assert "peak_tflops.fp64" in predict(Run("r", WORKLOAD, precision="fp64"), JURECA, facts=FACTS).unknown
     own = dataclasses.replace(WORKLOAD, model=make(Model, kind="mine.py:Mine"))
     assert predict(Run("r", own), JURECA, facts=FACTS).memory_bytes is None

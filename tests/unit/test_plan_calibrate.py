@@ -38,7 +38,7 @@ def test_bubbles(layout, bubble):
 
 
 def test_a_calibration_is_kept_and_used(tmp_path):
-    """Saved and loaded the same; a run seen before is foretold from history, another from the fit."""
+    """Saved and loaded the same; a run seen before is predicted from history, another from the fit."""
     run = Run("seen", WORKLOAD)
     observation = Observation(
         "run", "seen", dataclasses.asdict(run), 5000, 0.5, {"forward": 0.2, "backward": 0.3}, None, 7.0
@@ -66,9 +66,9 @@ def test_what_a_workload_takes_beside_its_steps_is_learnt_from_its_runs():
         seen = Observation("run", "seen", dataclasses.asdict(run), 5000, 0.5, {}, extra_seconds=beside)
         return [predict(each, LAPTOP, Calibration("laptop", (seen,)), FACTS) for each in (other, elsewhere)]
 
-    foretold = sum(predict(run, LAPTOP, None, FACTS).beside.values())
-    known, unknown = (sum(each.beside.values()) for each in observed(foretold))
-    again, not_again = (sum(each.beside.values()) for each in observed(3 * foretold))
+    predicted = sum(predict(run, LAPTOP, None, FACTS).beside.values())
+    known, unknown = (sum(each.beside.values()) for each in observed(predicted))
+    again, not_again = (sum(each.beside.values()) for each in observed(3 * predicted))
     assert again == pytest.approx(3 * known) and not_again == pytest.approx(unknown)
 
 
@@ -82,7 +82,7 @@ LAYOUTS = [
 
 
 def test_no_probe_is_a_run_of_the_table():
-    """Another size for each, so that what is foretold of a run is never what a probe did; and names that no run can have."""
+    """Another size for each, so that what is predicted of a run is never what a probe did; and names that no run can have."""
     runs = {f"r{number}": Run(f"r{number}", WORKLOAD, layout) for number, layout in enumerate(LAYOUTS)}
     found = probes(runs, JURECA)
     for name, probe in found.items():

@@ -138,9 +138,9 @@ def test_what_was_charged_stands_beside_what_was_foretold(write, call, tmp_path)
     assert (code, text) == (0, f"0 runs: {tmp_path}/none.csv\n")
     folder = tmp_path / "results/runs/single"
     folder.mkdir(parents=True)
-    foretold = {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 71.1}
+    predicted = {"basis": "probe", "wall_seconds": 2000.0, "core_hours": 71.1}
     site = {"name": "here", "device": "cuda", "cores_per_node": 128}
-    (folder / "run.json").write_text(json.dumps({"run": "single", "site": site, "prediction": foretold}))
+    (folder / "run.json").write_text(json.dumps({"run": "single", "site": site, "prediction": predicted}))
     (folder / "summary.json").write_text(json.dumps({"wall_seconds": 2400.0, "core_hours": 85.3}))
     code, text = call("plan", "--actual", "actual.csv")
     assert (code, text) == (0, f"1 run: {tmp_path}/actual.csv\n")

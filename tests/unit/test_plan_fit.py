@@ -147,12 +147,12 @@ def test_ranges_hold_80_of_100_runs():
         seen = tuple(truth.observe(each) for each in list(probes(runs, CLUSTER).values()))
         calibration = Calibration(CLUSTER.name, seen)
         for run in list(runs.values())[1:]:
-            foretold = predict(run, CLUSTER, calibration, FACTS, remedy=False)
-            wall = foretold.steps * truth.seconds(run) * math.exp(truth.random.gauss(0, NOISE)) + sum(
-                foretold.beside.values()
+            predicted = predict(run, CLUSTER, calibration, FACTS, remedy=False)
+            wall = predicted.steps * truth.seconds(run) * math.exp(truth.random.gauss(0, NOISE)) + sum(
+                predicted.beside.values()
             )
-            inside += foretold.wall_low <= wall <= foretold.wall_high
-            below += wall <= foretold.limit_seconds
+            inside += predicted.wall_low <= wall <= predicted.wall_high
+            below += wall <= predicted.limit_seconds
             total += 1
     print(inside, below, total)
     assert total >= 200 and inside / total >= 0.8 and below / total >= 0.95 and inside < below

@@ -99,10 +99,10 @@ def test_every_training_of_every_shipped_configuration_has_a_price_or_says_what_
     planner = Planner(load_project_file("config/config.yaml", f"config/{name}.yaml", overrides={"root": str(tmp_path)}))
     for run in planner.project.runs:
         for kind in ("run", "parity"):
-            foretold = planner.prediction(run, kind)
-            assert foretold.wall_seconds or foretold.unknown, run
+            predicted = planner.prediction(run, kind)
+            assert predicted.wall_seconds or predicted.unknown, run
             if name in ("jureca", "juwels-booster", "jupiter"):
-                assert foretold.wall_seconds, f"{run}: {foretold.unknown}"
+                assert predicted.wall_seconds, f"{run}: {predicted.unknown}"
 
 
 def test_evaluations_and_saves_are_counted_as_a_training_makes_them(jureca):
@@ -186,13 +186,13 @@ def test_a_training_under_way_is_charged_for_what_is_left(tmp_path, monkeypatch)
     job = jobs()[2]
     whole = price(job, planner, {})
     monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues what was begun", step=750))
-    left, foretold = price(job, planner, {}), planner.prediction("single")
-    assert left.hours_expected == pytest.approx((foretold.wall_seconds - 0.75 * foretold.seconds) / 3600)
+    left, predicted = price(job, planner, {}), planner.prediction("single")
+    assert left.hours_expected == pytest.approx((predicted.wall_seconds - 0.75 * predicted.seconds) / 3600)
     assert left.hours_expected < left.hours_worst < whole.hours_worst
     monkeypatch.setattr(planner, "reason", lambda *_: KEPT)
     assert price(job, planner, {}).core_hours_expected == 0
     monkeypatch.setattr(planner, "reason", lambda *_: Reason("continues what was begun", step=5000))
-    assert price(job, planner, {}).hours_expected == pytest.approx(sum(foretold.beside.values()) / 3600)
+    assert price(job, planner, {}).hours_expected == pytest.approx(sum(predicted.beside.values()) / 3600)
 
 
 def test_the_step_that_a_training_continues_from_is_the_last_whole_one(tmp_path, monkeypatch):

@@ -52,8 +52,8 @@ def test_nodes_that_one_machine_plays_share_its_cores(axis):
 
     def seconds(site, nodes, processes):
         layout = Layout(nodes=nodes, gpus_per_node=processes, **{axis: nodes * processes})
-        foretold = predict(Run("r", WORKLOAD, layout), site, calibration(None), FACTS)
-        return foretold.phases["compute"], foretold.phases["communication"], foretold.beside["start-up"]
+        predicted = predict(Run("r", WORKLOAD, layout), site, calibration(None), FACTS)
+        return predicted.phases["compute"], predicted.phases["communication"], predicted.beside["start-up"]
 
     for processes in (1, 2):
         assert seconds(LAPTOP, 2, processes) == seconds(LAPTOP, 1, 2 * processes)

@@ -66,9 +66,9 @@ def test_totals_have_ranges(tmp_path, monkeypatch):
     planner = Planner(project(tmp_path))
     trainings = jobs()[2:]
     plan = budget.make_plan(trainings, planner)
-    foretold = {name: planner.prediction(name) for name in ("single", "ddp-8")}
+    predicted = {name: planner.prediction(name) for name in ("single", "ddp-8")}
     for end in ("low", "high"):
-        hours = {name: getattr(each, f"wall_{end}") / 3600 for name, each in foretold.items()}
+        hours = {name: getattr(each, f"wall_{end}") / 3600 for name, each in predicted.items()}
         assert plan.totals[f"core_hours_{end}"] == pytest.approx(128 * hours["single"] + 256 * hours["ddp-8"])
         assert plan.totals[f"node_hours_{end}"] == pytest.approx(hours["single"] + 2 * hours["ddp-8"])
         assert plan.totals[f"gpu_hours_{end}"] == pytest.approx(hours["single"] + 8 * hours["ddp-8"])
@@ -80,7 +80,7 @@ def test_totals_have_ranges(tmp_path, monkeypatch):
     assert begun["core_hours_high"] - begun["core_hours_low"] < high - low
 
     measured = {
-        name: dataclasses.replace(each, parts=(Part(3600.0, own=0.05), Part(0.0))) for name, each in foretold.items()
+        name: dataclasses.replace(each, parts=(Part(3600.0, own=0.05), Part(0.0))) for name, each in predicted.items()
     }
     monkeypatch.setattr(planner, "prediction", lambda name, _: measured[name])
     monkeypatch.setattr(planner, "reason", lambda *_: Reason("new"))

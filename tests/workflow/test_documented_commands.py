@@ -114,7 +114,7 @@ QUICK = {
     "eval $(_PARASCALE_COMPLETE=bash_source parascale)",
     "source .venv/bin/activate",
 }
-# What ends with an error that its sentence foretells, and the error.
+# What ends with an error that its sentence predicts, and the error.
 REFUSED = (
     {"parascale check --config config/jureca.yaml": "torch was built without CUDA"}
     if torch.version.cuda is None

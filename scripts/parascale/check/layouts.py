@@ -85,9 +85,9 @@ def try_layouts(place):
 
 def _row(place, run, site):
     facts = facts_here(run)
-    foretold = predict(run, site, facts=facts, remedy=False)
-    if foretold.fits == "does not fit":
-        return {"run": run.run, "strategy": run.strategy, "fits": foretold.fits}
+    predicted = predict(run, site, facts=facts, remedy=False)
+    if predicted.fits == "does not fit":
+        return {"run": run.run, "strategy": run.strategy, "fits": predicted.fits}
     stepper, batches, _ = training_of(place, run)
     seconds, used, (norm, loss, targets), last = timed(place, our_step(stepper, batches), 1 if place.tiny else 5)
     used = _most(place, used)
@@ -102,9 +102,9 @@ def _row(place, run, site):
         "norm": norm,
         "last loss": last[1],
         "last norm": last[0],
-        **rates(run, site, foretold, seconds, targets),
+        **rates(run, site, predicted, seconds, targets),
         "step s": seconds,
-        **planned(foretold),
+        **planned(predicted),
         "evaluation s": time.perf_counter() - started,
         "peak GB": used and used / 1e9,
         "evaluation GB": used and _most(place, peak(place)) / 1e9,

@@ -119,16 +119,16 @@ def our_step(stepper, batches):
     return step
 
 
-def rates(run, site, foretold, seconds, targets):
+def rates(run, site, predicted, seconds, targets):
     """Targets a second, and model FLOPS utilisation where the site says what its GPUs reach."""
-    flops = (foretold.flops_per_token or 0) * targets / seconds / run.layout.world_size
+    flops = (predicted.flops_per_token or 0) * targets / seconds / run.layout.world_size
     reached = site.peak_tflops.get(run.precision)
     return {"targets/s": targets / seconds, "MFU": flops / (reached * 1e12) if reached else None}
 
 
-def planned(foretold):
+def planned(predicted):
     """What a Prediction says beside a measured step."""
-    return {"predicted s": foretold.step_seconds, "predicted GB": gigabytes(foretold.memory)}
+    return {"predicted s": predicted.step_seconds, "predicted GB": gigabytes(predicted.memory)}
 
 
 def gigabytes(parts):
@@ -172,9 +172,9 @@ def against_a_bare_loop(place):
         forget(place)
         run = single(place, kind)
         stepper, batches, facts = training_of(place, run)
-        foretold = predict(run, site, facts=facts, remedy=False)
-        row = partial(_loop_row, place, run, site, foretold)
-        ours = row("ours", our_step(stepper, batches)) | planned(foretold)
+        predicted = predict(run, site, facts=facts, remedy=False)
+        row = partial(_loop_row, place, run, site, predicted)
+        ours = row("ours", our_step(stepper, batches)) | planned(predicted)
         del stepper
         forget(place)
         theirs = row("bare", bare(place, run, facts.vocabulary, batches))
@@ -184,10 +184,10 @@ def against_a_bare_loop(place):
         assert abs(ours["loss"] - theirs["loss"]) < 1e-2 * theirs["loss"], f"{run.workload.name}: other losses"
 
 
-def _loop_row(place, run, site, foretold, loop, step):
+def _loop_row(place, run, site, predicted, loop, step):
     forget(place)
     seconds, used, (norm, loss, targets), _ = timed(place, step, 2 if place.tiny else 30)
-    figures = {"loss": loss, "norm": norm, "step s": seconds, **rates(run, site, foretold, seconds, targets)}
+    figures = {"loss": loss, "norm": norm, "step s": seconds, **rates(run, site, predicted, seconds, targets)}
     return {"model": run.workload.name, "loop": loop, **figures, "peak GB": used and used / 1e9}
 
 

@@ -95,7 +95,7 @@ def scaling_lines(steps, site):
 
 def line(advice, gpu="GPU"):
     """One layout and its figures. gpu: what a rank computes on."""
-    layout, foretold = advice.layout, advice.prediction
+    layout, predicted = advice.layout, advice.prediction
     degrees = " ".join(f"{axis}={degree}" for axis, degree in layout.dimensions.items())
     if layout.pp > 1:
         degrees += f" micro_batches={layout.micro_batches}"
@@ -105,12 +105,12 @@ def line(advice, gpu="GPU"):
     if layout.activation_checkpointing:
         degrees += f" activation_checkpointing={str(layout.activation_checkpointing).lower()}"
     memory = "memory unknown"
-    if foretold.memory_bytes is not None:
-        memory = f"{foretold.memory_bytes / 1e9:.1f} GB a {gpu}: {foretold.fits}"
-    how = ", measured" if foretold.basis == "history" else ""
-    step = "" if foretold.step_seconds is None else f", {1000 * foretold.step_seconds:.1f} ms a step{how}"
-    cost = core_hours(foretold.core_hours)
-    cost = cost and f", {numbers.duration(foretold.wall_seconds)}, {cost}"
+    if predicted.memory_bytes is not None:
+        memory = f"{predicted.memory_bytes / 1e9:.1f} GB a {gpu}: {predicted.fits}"
+    how = ", measured" if predicted.basis == "history" else ""
+    step = "" if predicted.step_seconds is None else f", {1000 * predicted.step_seconds:.1f} ms a step{how}"
+    cost = core_hours(predicted.core_hours)
+    cost = cost and f", {numbers.duration(predicted.wall_seconds)}, {cost}"
     return f"{layout.strategy()} ({degrees.strip() or f'one {gpu}'}): {memory}{step}{cost}"
 
 

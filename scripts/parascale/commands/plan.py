@@ -71,51 +71,51 @@ def plan(find, name, check, table, explain):
 
 def describe(name, planner):
     """One run in words."""
-    run, foretold = planner.run(name), planner.prediction(name)
-    lines = [f"{name} ({run.strategy}): rests on {foretold.basis}"]
-    if foretold.memory_bytes is not None:
-        parts = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in foretold.memory.items() if size)
-        lines.append(f"memory {foretold.memory_bytes / 1e9:.2f} GB a process: {foretold.fits} ({parts})")
-    if foretold.remedy:
-        lines.append(f"it would fit with {foretold.remedy}")
-    if foretold.wall_seconds is not None:
-        phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in foretold.phases.items() if seconds)
-        lines.append(f"{foretold.steps:,} steps of {1000 * foretold.step_seconds:.1f} ms ({phases})")
-        low, high = foretold.wall_low / 3600, foretold.wall_high / 3600
+    run, predicted = planner.run(name), planner.prediction(name)
+    lines = [f"{name} ({run.strategy}): rests on {predicted.basis}"]
+    if predicted.memory_bytes is not None:
+        parts = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in predicted.memory.items() if size)
+        lines.append(f"memory {predicted.memory_bytes / 1e9:.2f} GB a process: {predicted.fits} ({parts})")
+    if predicted.remedy:
+        lines.append(f"it would fit with {predicted.remedy}")
+    if predicted.wall_seconds is not None:
+        phases = ", ".join(f"{phase} {1000 * seconds:.1f}" for phase, seconds in predicted.phases.items() if seconds)
+        lines.append(f"{predicted.steps:,} steps of {1000 * predicted.step_seconds:.1f} ms ({phases})")
+        low, high = predicted.wall_low / 3600, predicted.wall_high / 3600
         lines.append(
-            f"{foretold.wall_seconds / 3600:.2f} h in all ({low:.2f} to {high:.2f} in 80 of 100 runs), {foretold.core_hours:.2f} core-h"
+            f"{predicted.wall_seconds / 3600:.2f} h in all ({low:.2f} to {high:.2f} in 80 of 100 runs), {predicted.core_hours:.2f} core-h"
         )
-    if foretold.unknown:
-        lines.append(f"unknown: {foretold.unknown}")
+    if predicted.unknown:
+        lines.append(f"unknown: {predicted.unknown}")
     return "\n    ".join(lines)
 
 
 def explanation(name, planner):
     """Where a run's seconds and bytes come from, in lines."""
-    run, foretold = planner.run(name), planner.prediction(name)
-    lines = [f"{name} ({run.strategy}) rests on {foretold.basis}: {BASES[foretold.basis]}"]
-    if foretold.phases:
-        whole = sum(foretold.phases.values())
-        lines.append(f"a step of {1000 * foretold.step_seconds:.2f} ms, by the model:")
+    run, predicted = planner.run(name), planner.prediction(name)
+    lines = [f"{name} ({run.strategy}) rests on {predicted.basis}: {BASES[predicted.basis]}"]
+    if predicted.phases:
+        whole = sum(predicted.phases.values())
+        lines.append(f"a step of {1000 * predicted.step_seconds:.2f} ms, by the model:")
         lines += [
             f"  {phase:15} {1000 * seconds:10.2f} ms {seconds / whole:6.1%}"
-            for phase, seconds in foretold.phases.items()
+            for phase, seconds in predicted.phases.items()
             if seconds
         ]
-    if foretold.wall_seconds is not None:
-        parts = {f"{foretold.steps:,} steps": foretold.seconds, **foretold.beside}
-        lines.append(f"a job of {foretold.wall_seconds / 3600:.3f} h:")
+    if predicted.wall_seconds is not None:
+        parts = {f"{predicted.steps:,} steps": predicted.seconds, **predicted.beside}
+        lines.append(f"a job of {predicted.wall_seconds / 3600:.3f} h:")
         lines += [f"  {part:15} {seconds:10,.1f} s" for part, seconds in parts.items()]
-        low, high = foretold.wall_low / 3600, foretold.wall_high / 3600
+        low, high = predicted.wall_low / 3600, predicted.wall_high / 3600
         lines.append(
-            f"  80 of 100 such runs take {low:.3f} to {high:.3f} h; 95 of 100 less than {foretold.limit_seconds / 3600:.3f} h"
+            f"  80 of 100 such runs take {low:.3f} to {high:.3f} h; 95 of 100 less than {predicted.limit_seconds / 3600:.3f} h"
         )
-    if foretold.memory:
-        lines.append(f"memory of the process that needs most, {foretold.memory_bytes / 1e9:.2f} GB: {foretold.fits}")
-        lines += [f"  {part:15} {size / 1e9:10.3f} GB" for part, size in foretold.memory.items() if size]
-    if planner.site.device == "cuda" and foretold.phases:
+    if predicted.memory:
+        lines.append(f"memory of the process that needs most, {predicted.memory_bytes / 1e9:.2f} GB: {predicted.fits}")
+        lines += [f"  {part:15} {size / 1e9:10.3f} GB" for part, size in predicted.memory.items() if size]
+    if planner.site.device == "cuda" and predicted.phases:
         lines += ceilings(name, planner)
-    return "\n".join(lines + ([f"unknown: {foretold.unknown}"] if foretold.unknown else []))
+    return "\n".join(lines + ([f"unknown: {predicted.unknown}"] if predicted.unknown else []))
 
 
 def ceilings(name, planner):

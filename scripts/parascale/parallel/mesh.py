@@ -65,12 +65,12 @@ def start_processes(device_kind, timeout_seconds, store=None):
                 device  # then NCCL splits the communicators of groups instead of making each from scratch
             )
         else:
-            let_threads_finish()
+            disable_wakeup_preemption()
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), store=store, **place)
     return device
 
 
-def let_threads_finish():
+def disable_wakeup_preemption():
     """On CPUs: threads that this one starts from now on, gloo's among them, do not push aside the one that runs when they wake up.
 
     The thread that receives for gloo tries the lock of its connection and, where another has it, polls on. If it has just pushed

@@ -37,13 +37,13 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
     measure = {"time": "wall_seconds", "core_hours": "core_hours"}[by]
     measured = [*_measured(workload, site, gpus, precision, calibration)] if calibration else []
 
-    def foretell(run):
-        foretold = predict(run, site, calibration, facts, remedy=False)
-        return _as_seen(foretold, site, calibration.peak(run)) if calibration else foretold
+    def estimate(run):
+        predicted = predict(run, site, calibration, facts, remedy=False)
+        return _as_seen(predicted, site, calibration.peak(run)) if calibration else predicted
 
-    found = [(run, foretell(run)) for run in measured]
+    found = [(run, estimate(run)) for run in measured]
     for layout in layouts(workload, site, gpus):
-        best = best_of(workload, layout, precision, site, foretell, measure)
+        best = best_of(workload, layout, precision, site, estimate, measure)
         if best[1].basis != "history":
             found.append(best)
     if not found:
@@ -51,16 +51,16 @@ def advise(workload, site, gpus, precision="fp32", calibration=None, facts=None,
             f"no layout of workload {workload.name} takes {gpus} GPUs: degrees must divide heads and batch"
         )
     pairs = ranked(found, measure)
-    return [RankedLayout(run, foretold, reason(run, site, foretold, pairs[0][1])) for run, foretold in pairs]
+    return [RankedLayout(run, predicted, reason(run, site, predicted, pairs[0][1])) for run, predicted in pairs]
 
 
-def _as_seen(foretold, site, peak):
+def _as_seen(predicted, site, peak):
     """A Prediction with the memory that a rank of such a run was seen to need, if it was; of a GPU that is torch's part alone."""
-    if peak is None or foretold.memory is None:
-        return foretold
+    if peak is None or predicted.memory is None:
+        return predicted
     besides = ("libraries", "communicators") if site.device == "cuda" else ()
-    needed = peak + sum(foretold.memory[part] for part in besides)
-    return replace(foretold, memory_bytes=needed, fits=verdict(needed, foretold.capacity_bytes))
+    needed = peak + sum(predicted.memory[part] for part in besides)
+    return replace(predicted, memory_bytes=needed, fits=verdict(needed, predicted.capacity_bytes))
 
 
 def _measured(workload, site, gpus, precision, calibration):

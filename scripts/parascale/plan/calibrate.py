@@ -107,14 +107,14 @@ class Calibration:
         seen = self._finished.get(identity.speed_of(run), ()) if self._finished else ()
         return max((each.peak_memory_bytes for each in seen if each.peak_memory_bytes), default=None)
 
-    def beside(self, workload, foretell):
-        """What finished runs of a workload took beside their steps over what `foretell` says of an Observation, the median; 1 where nothing was seen."""
+    def beside(self, workload, estimate):
+        """What finished runs of a workload took beside their steps over what `estimate` says of an Observation, the median; 1 where nothing was seen."""
         wanted = "beside", workload
         if wanted not in self._found:
             seen = [
                 each for group in self._finished.values() for each in group if each.resolved.workload.name == workload
             ]
-            ratios = [each.extra_seconds / foretold for each in seen if (foretold := foretell(each))]
+            ratios = [each.extra_seconds / predicted for each in seen if (predicted := estimate(each))]
             self._found[wanted] = statistics.median(ratios) if ratios else 1.0
         return self._found[wanted]
 

@@ -98,13 +98,13 @@ def most_probable(residuals_of, belief, lowest):
     return factors, curvature, _misfit(residuals, np.trace(np.linalg.solve(curvature, shown)))
 
 
-def _misfit(residuals, spoken_for):
+def _misfit(residuals, fitted_prices):
     """The deviation of residuals, in their own: PRIOR_MISFIT as if one residual had shown it, then what the fit left.
 
-    spoken_for: how many residuals the fitted prices used up (degrees of freedom). One that was disturbed widens it little (Huber).
+    fitted_prices: how many residuals the fitted prices used up (degrees of freedom). One that was disturbed widens it little (Huber).
     """
     weighted = np.minimum(residuals**2, HUBER * np.abs(residuals)).sum()
-    return math.sqrt((PRIOR_MISFIT**2 + weighted) / (1 + max(0.0, len(residuals) - spoken_for)))
+    return math.sqrt((PRIOR_MISFIT**2 + weighted) / (1 + max(0.0, len(residuals) - fitted_prices)))
 
 
 def _by_price(factors):

@@ -60,8 +60,8 @@ class Planner:
     def probes(self):
         """The probes of this run table by name, those that memory allows."""
         found = self._all_probes
-        foretold = {name: predict(run, self.site, facts=self.facts(run), remedy=False) for name, run in found.items()}
-        return {name: run for name, run in found.items() if foretold[name].fits not in ("risky", "does not fit")}
+        predicted = {name: predict(run, self.site, facts=self.facts(run), remedy=False) for name, run in found.items()}
+        return {name: run for name, run in found.items() if predicted[name].fits not in ("risky", "does not fit")}
 
     def run(self, name, kind="run"):
         """A Run of the table, its `parity` run, or a `probe`. Raises ConfigError, with the nearest name, where there is none."""
@@ -88,7 +88,7 @@ class Planner:
         """The Prediction for a run of a kind (see `run`)."""
         if (name, kind) not in self._predictions:
             run = self.run(name, kind)
-            same = run.workload.name, identity.speed_of(run)  # repeats of a run are foretold once
+            same = run.workload.name, identity.speed_of(run)  # repeats of a run are predicted once
             if same not in self._speeds:
                 self._speeds[same] = predict(run, self.site, self.calibration, self.facts(run))
             self._predictions[name, kind] = self._speeds[same]
@@ -133,10 +133,10 @@ class Planner:
                 each.check()
             except ConfigError:  # a switch that this layout refuses
                 continue
-            foretold = predict(each, self.site, self.calibration, facts, remedy=False)
+            predicted = predict(each, self.site, self.calibration, facts, remedy=False)
             targets = model_sizes(each.workload.model, facts.vocabulary, *each.workload.sizes).targets
-            useful = foretold.flops_per_token * each.global_batch * targets
-            found[words] = useful / foretold.step_seconds / each.layout.world_size / peak
+            useful = predicted.flops_per_token * each.global_batch * targets
+            found[words] = useful / predicted.step_seconds / each.layout.world_size / peak
         return found
 
 

@@ -36,18 +36,18 @@ def layouts(workload, site, gpus):
                     yield layout
 
 
-def best_of(workload, layout, precision, site, foretell, measure):
+def best_of(workload, layout, precision, site, estimate, measure):
     """(Run, Prediction) of the degrees of `layout` at their best; of a pipeline, with the simplest schedule that is about as good.
 
     Another schedule is tried where less waiting would show. It saves no memory: what does not fit, however it is cut, fits with none.
     """
     if layout.pp == 1:
-        return min(_tried(workload, layout, precision, site, foretell), key=lambda pair: _quality(pair[1], measure))
+        return min(_tried(workload, layout, precision, site, estimate), key=lambda pair: _quality(pair[1], measure))
     found, soonest = [], math.inf  # seconds of a step that would wait for no other stage
     for schedule in SIMPLER[:-1]:
         if found and schedule == "GPipe":
             continue
-        tried = [*_tried(workload, replace(layout, schedule=schedule), precision, site, foretell)]
+        tried = [*_tried(workload, replace(layout, schedule=schedule), precision, site, estimate)]
         if not tried:
             continue
         found.append(min(tried, key=lambda pair: _quality(pair[1], measure)))
@@ -70,7 +70,7 @@ def ranked(found, measure):
     return placed
 
 
-def _tried(workload, layout, precision, site, foretell):
+def _tried(workload, layout, precision, site, estimate):
     """(Run, Prediction) of what is worth trying: from the largest micro-batches that fit on, until smaller ones gain nothing more; with
     and without recomputation.
 
@@ -81,29 +81,29 @@ def _tried(workload, layout, precision, site, foretell):
         cut, least = functools.partial(_cut, workload, layout, saving, precision, site), math.inf
         if not counts or not _is_valid(cut(counts[0])):  # nothing else of a run depends on their number
             continue
-        for run, foretold in _from_what_fits(counts, cut, foretell):
-            yield run, foretold
-            if foretold.fits not in FITTING:
+        for run, predicted in _from_what_fits(counts, cut, estimate):
+            yield run, predicted
+            if predicted.fits not in FITTING:
                 break
             saved_already |= run.workload.training.accumulate == workload.training.accumulate
-            if foretold.phases is None:
+            if predicted.phases is None:
                 break
-            seconds = sum(foretold.phases.values())
+            seconds = sum(predicted.phases.values())
             least = min(least, seconds)
             even = run.global_batch / (run.parts * run.micro_batch)  # the longest part decides
-            if least <= GAIN * even * (seconds - foretold.phases["bubble"]):
+            if least <= GAIN * even * (seconds - predicted.phases["bubble"]):
                 break
         if saved_already:  # recomputing would only take longer
             return
 
 
-def _from_what_fits(counts, cut, foretell):
+def _from_what_fits(counts, cut, estimate):
     """(Run, Prediction) of each number of parts, the more the less memory, from the first on that fits; if none does, of the last."""
 
     @functools.cache
     def tried(count):
         run = cut(count)
-        return run, foretell(run)
+        return run, estimate(run)
 
     def fits(count):
         return tried(count)[1].fits in FITTING
@@ -146,9 +146,9 @@ def _is_valid(run):
     return False
 
 
-def _quality(foretold, measure):
-    value = getattr(foretold, measure)
-    return ORDER.index(foretold.fits), math.inf if value is None else value
+def _quality(predicted, measure):
+    value = getattr(predicted, measure)
+    return ORDER.index(predicted.fits), math.inf if value is None else value
 
 
 def _splits(layout):

@@ -108,7 +108,7 @@ class Work:
 
 def step_work(run, sizes, site):
     """The Work of a step of `run` at `site`."""
-    layout, kind = site.played(run.layout), gpu_kind(site)
+    layout, kind = site.effective_layout(run.layout), gpu_kind(site)
     if layout is not run.layout:
         run = replace(run, layout=layout)
     fill = layout.bubble * layout.micro_batches / max(1, layout.pp - 1)

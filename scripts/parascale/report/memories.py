@@ -38,12 +38,12 @@ def memory(report):
             said = f"memory of a GPU: {numbers.memory(limit)}" if limit else ""
             # Beside a limit far beyond all of them, no bar would be seen.
             far = limit and limit > FAR * max(
-                max(record.summary.peak_memory_bytes, _foretold(record) or 0) for record in known
+                max(record.summary.peak_memory_bytes, _predicted(record) or 0) for record in known
             )
             title = f"Peak memory: {name}{f' ({said})' if far else ''}"
             ticks = {limit: said} if limit and not far else None
             panels += bars_panels(title, "Bars of measured peak memory", [_bar(record) for record in known], ticks)
-    foretold = [Entry(PREDICTED, "ink", marker=POINTER)] if any(_foretold(record) for record in shown) else []
+    predicted = [Entry(PREDICTED, "ink", marker=POINTER)] if any(_predicted(record) for record in shown) else []
     used = [part for part in COLOURS if any(part in _parts(record) for record in shown)]
     return Figure(
         "memory",
@@ -51,7 +51,7 @@ def memory(report):
         "Memory of the rank that needed most, at its peak. On a GPU only tensors count; on CPUs also the process besides "
         "(libraries, data). Beside a bar stands what was measured, and what was predicted before the run, which the diamond marks.",
         tuple(panels),
-        (*(Entry(NAMES.get(part, part), COLOURS[part], marker=BOX) for part in used), *foretold),
+        (*(Entry(NAMES.get(part, part), COLOURS[part], marker=BOX) for part in used), *predicted),
         of_runs(report, "Peak memory; an empty cell is not known", COLUMNS, report.done, _row),
     )
 
@@ -62,29 +62,29 @@ def _parts(record):
     return {part: held[part] for part in COLOURS if part in held and (part != "process" or record.site.device == "cpu")}
 
 
-def _foretold(record):
+def _predicted(record):
     return record.prediction.get("memory_bytes")
 
 
 def _bar(record):
-    foretold = _foretold(record)
-    pointer = (foretold, f"{record.name}: predicted {numbers.memory(foretold)}") if foretold else None
+    predicted = _predicted(record)
+    pointer = (predicted, f"{record.name}: predicted {numbers.memory(predicted)}") if predicted else None
     drawn = tuple(
         (COLOURS[part], size, f"{record.name}: {NAMES.get(part, part)} {numbers.memory(size)}")
         for part, size in _parts(record).items()
     )
     measured = numbers.memory(record.summary.peak_memory_bytes)
-    text = with_caveat(record, f"{measured}, predicted {numbers.memory(foretold)}" if foretold else measured)
+    text = with_caveat(record, f"{measured}, predicted {numbers.memory(predicted)}" if predicted else measured)
     return Bar(record.name, drawn, text, strong=record.name == record.run.baseline, pointer=pointer)
 
 
 def _row(record):
     peak, total = record.summary.peak_memory_bytes, gpu_memory(record)
-    foretold = _foretold(record)
+    predicted = _predicted(record)
     held = record.summary.memory
     return {
         "model_memory_bytes": sum(value for part, value in held.items() if part != "process") if held else None,
-        "planned_memory_bytes": foretold,
-        "memory_of_planned": peak / foretold if peak and foretold else None,
+        "planned_memory_bytes": predicted,
+        "memory_of_planned": peak / predicted if peak and predicted else None,
         "memory_of_gpu": peak / total if peak and total else None,
     }

@@ -1,4 +1,4 @@
-"""Plans in the report: what was foretold beside what happened and was charged, and which layouts formulas advise."""
+"""Plans in the report: what was predicted beside what happened and was charged, and which layouts formulas advise."""
 
 import statistics
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Advice:
 
 
 def plan_section(report):
-    """What the plan foretold, frozen into each record before it started, beside what happened."""
+    """What the plan predicted, frozen into each record before it started, beside what happened."""
     made, accounted = [], any(source != "record" for _, source in report.charges.values())
     for title, name, shown, happened in COMPARED:
         word = happened if happened == "actual" or accounted else "used"
@@ -62,9 +62,9 @@ def plan_section(report):
             Column(f"{name}_of_planned", f"{title}, {word} of planned", numbers.percent),
         ]
     made += columns(secondary=True, basis="Plan rests on", **({"source": "Charged by"} if accounted else {}))
-    foretold = [record for record in report.done if record.prediction]
+    predicted = [record for record in report.done if record.prediction]
     caption = "Plan against actual; an empty cell was not predicted"
-    table = of_runs(report, caption, made, foretold, lambda record: _plan_row(record, report.charges.get(record.name)))
+    table = of_runs(report, caption, made, predicted, lambda record: _plan_row(record, report.charges.get(record.name)))
     files = (
         "`plan-against-actual.csv`, where `seconds` are those of the training steps and `hours` those of the whole job"
     )

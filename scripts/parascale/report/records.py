@@ -80,7 +80,7 @@ class RunRecord:
     """A run as the report knows it. What is not known is None, never 0.
 
     status: done, failed, running or missing. notes: what a reader must know about this row. prediction: what the plan
-    foretold before the run started, frozen into its record. summaries: what its summariser wrote, and its ROUGE.
+    predicted before the run started, frozen into its record. summaries: what its summariser wrote, and its ROUGE.
     """
 
     name: str

@@ -53,8 +53,8 @@ def _costs(run, now):
     if limit := run.limit(now):
         words.append(f"{numbers.percent(limit[0])} of the time limit of {numbers.duration(limit[1])}")
     if (hours := run.core_hours(now)) is not None:
-        foretold = (run.described.get("prediction") or {}).get("core_hours")
-        planned = f" of {numbers.significant(foretold)} planned" if foretold else ""
+        predicted = (run.described.get("prediction") or {}).get("core_hours")
+        planned = f" of {numbers.significant(predicted)} planned" if predicted else ""
         words.append(f"{numbers.significant(hours)} core-hours{planned}")
     return "    " + "   ".join(words) if words else ""
 

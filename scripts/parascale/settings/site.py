@@ -122,7 +122,7 @@ class Site:
         """Cores that each of `processes` processes of a machine computes with."""
         return self.threads_per_process or max(1, (self.cores_per_node or 1) // processes)
 
-    def played(self, layout):
+    def effective_layout(self, layout):
         """A Layout as machines see it: one machine of CPUs may play all nodes, which share its cores and its loopback."""
         if layout.nodes == 1 or self.device != "cpu" or not self.plays_nodes:
             return layout
@@ -130,7 +130,7 @@ class Site:
 
     def processes_together(self, layout):
         """Processes of a run that share the cores of a machine."""
-        return self.played(layout).processes_per_node
+        return self.effective_layout(layout).processes_per_node
 
     def threads_of(self, layout):
         """Cores that each process of a run computes with."""

@@ -24,7 +24,7 @@ class Job:
 
     data: folder of the prepared data. work: folder of the run under way. output: folder that the finished run is published to.
     results: folder of all results, where a plan finds its calibration. store: folder of finished trainings by their keys.
-    code_digest: of the code that decides a training's numbers. prediction: what the plan foretold, or None.
+    code_digest: of the code that decides a training's numbers. prediction: what the plan predicted, or None.
     start: checkpoint of the run that this one begins from (`init_from`), or None. allocation: what Slurm says of the job
     that trains, or None. monitor: how it is watched; None: not at all.
     other_code: continue what other code has begun. known: what `data_known` gives when the job is made: the training's key is

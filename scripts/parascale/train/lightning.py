@@ -86,8 +86,8 @@ class Steps(LightningModule):
         number, parts = batch
         if number == 0:
             self.session.begin_step(self.next_step)
-            self.wishes = self.session.wishes()
-            self.targets, self.agreed = self.stepper.agree(parts, *self.wishes)
+            self.requests = self.session.requests()
+            self.targets, self.agreed = self.stepper.agree(parts, *self.requests)
             self.stepper.loss.targets = self.targets
             self.loss = torch.zeros((), dtype=torch.float64, device=self.session.mesh.device)
         self.stepper.draws.begin_part(self.next_step, number)
@@ -122,5 +122,5 @@ class Steps(LightningModule):
         number, parts = batch
         if number + 1 < len(parts):
             return
-        self.session.end_step(self.next_step, self.stepper.result(self.figures, self.agreed, *self.wishes))
+        self.session.end_step(self.next_step, self.stepper.result(self.figures, self.agreed, *self.requests))
         self.next_step += 1

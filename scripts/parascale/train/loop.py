@@ -103,7 +103,7 @@ def _make_steps(session):
     session.clock.reset()
     for step in range(session.first_step, session.steps + 1):
         session.begin_step(step)
-        result = stepper.step(session.batches(step), *session.wishes())
+        result = stepper.step(session.batches(step), *session.requests())
         if stepper.averager:
             stepper.come_together(step, last=step == session.steps)
         session.end_step(step, result)
@@ -155,7 +155,7 @@ class Session:
         with self.clock.phase("data"):
             return self.feed.take()
 
-    def wishes(self):
+    def requests(self):
         """Whether this process wants to stop, and a checkpoint saved, after the step that begins. One asks for all."""
         return self.stop_requested(), self.state.is_time_to_save()
 

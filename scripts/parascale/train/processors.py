@@ -13,7 +13,7 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
-from parascale.parallel.mesh import let_threads_finish
+from parascale.parallel.mesh import disable_wakeup_preemption
 
 ROWS, INNER, OUTPUTS = 512, 128, 512  # a product of a small Transformer's
 ELEMENTS = 2**24  # of a sum of arrays: three have 200 MB, beyond the caches
@@ -50,7 +50,7 @@ def _alone(seconds):
 def _together(rank, port, seconds):
     """The figures of one of two processes that talk."""
     torch.set_num_threads(1)
-    let_threads_finish()  # as in a training
+    disable_wakeup_preemption()  # as in a training
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     try:

@@ -39,7 +39,7 @@ def staged(job):
 
 
 def place_in_ram(work_folder, first_rank):
-    """Where a run's copy lies: a name of its own for each run, and for each node that is played on one machine."""
+    """Where a run's copy lies: a name of its own for each run, and for each node that one machine simulates."""
     own = f"{os.getuid()} {Path(work_folder).resolve()} {first_rank}"
     return RAM / f"parascale-{hashlib.sha256(own.encode()).hexdigest()[:16]}"
 

@@ -97,7 +97,7 @@ class RunState:
         if begun is None:
             return died_at, True
         if begun.get("prediction") and begun["settings"]["layout"] == dataclasses.asdict(self.job.run.layout):
-            # What was foretold before the first step: later attempts know more, and would flatter the plan.
+            # What was predicted before the first step: later attempts know more, and would flatter the plan.
             self.job = dataclasses.replace(self.job, prediction=begun["prediction"])
         self.continuation = continuation_of(self.job)
         write_json(self.job.work / "run.json", {"continuation": self.continuation, **self._description()})

@@ -138,8 +138,8 @@ class Stepper:
             local = sum(count_targets(labels, device) for *_, labels in batches)
             if self.mesh.devices is None:
                 return local, None
-            wishes = torch.tensor([stop, save], dtype=torch.float64).to(device, non_blocking=True)
-            agreed = all_reduce(torch.cat([(local * self.counts).reshape(1), wishes]), self.mesh)
+            requests = torch.tensor([stop, save], dtype=torch.float64).to(device, non_blocking=True)
+            agreed = all_reduce(torch.cat([(local * self.counts).reshape(1), requests]), self.mesh)
             return local if self.run.average_every else agreed[0], Figures(agreed[1:])
 
     @staticmethod
@@ -149,8 +149,8 @@ class Stepper:
         Only here does the host wait: a GPU reaches the agreement long before it is done with the step.
         """
         figures = Figures(figures)
-        wishes = (stop, save) if agreed is None else (number > 0 for number in agreed.read())
-        return StepResult(figures, *wishes)
+        requests = (stop, save) if agreed is None else (number > 0 for number in agreed.read())
+        return StepResult(figures, *requests)
 
     def _forward_backward(self, batches):
         """Gradients of all parts of the batch, added up; returns this rank's part of the mean loss, on the device."""
