@@ -65,7 +65,7 @@ def test_a_mistyped_key_is_an_error_that_names_it_and_a_near_one(case, data):
         load(kind, typo, 1, model)
 
 
-@pytest.mark.parametrize("kind", {kind for kind, *_ in SETTINGS})
+@pytest.mark.parametrize("kind", dict.fromkeys(kind for kind, *_ in SETTINGS))
 def test_each_setting_of_a_file_refuses_another_type_keeps_its_bounds_and_decides_something(kind):
     for _, model, setting in (case for case in SETTINGS if case[0] is kind):
         assert setting.info.decides in DECISIONS, (
