@@ -108,6 +108,8 @@ class RootExecutor(Executor):
 
     def _at_work(self, job, queue):
         """As `_left_by_others`, in a queue {id: comment}; None if there is none."""
+        if not queue:
+            return None
         known = {line["job_id"]: line for line in submissions.noted(self.paths.store)}
         wildcards, training = get_job_wildcards(job), training_of(job)
         comment = f"rule_{job.name}" + (f"_wildcards_{wildcards}" if wildcards else "")  # the plugin's

@@ -159,12 +159,12 @@ def _only_launcher(logs):
 
 
 def refuse_other_settings(store, run, kind, site):
-    """Raise ConfigError if the configuration or the code was changed while this Slurm job waited: it would train something else than it
+    """Raise ConfigError if the configuration, a class of the user's own or the declared numerics changed while this Slurm job waited: it would train something else than it
     was submitted for."""
     key = submissions.key_submitted(store, slurm.job_id(), kind, run.run)
     if key not in (None, key_of_run(run, site)):
         raise ConfigError(
-            f"run {run.run}: its configuration or the code was changed after Slurm job {slurm.job_id()} was submitted; start the "
+            f"run {run.run}: its configuration, or the code of its model, was changed after Slurm job {slurm.job_id()} was submitted; start the "
             "workflow again, which submits it with the current settings"
         )
 

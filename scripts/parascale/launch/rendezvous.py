@@ -81,6 +81,9 @@ def host_meeting(me, nodes, place, network, port, wait):
                 for _ in range(BACKLOG):
                     strangers.append(Channel(*listener.accept(), secret, listened=True))
             strangers = [channel for channel in strangers if not _introduced(channel, nodes, present, channels)]
+            for channel in strangers[: -nodes - BACKLOG]:  # the oldest: strangers must not use up our open files
+                channel.close()
+            strangers = strangers[-nodes - BACKLOG :]
             wait()
     for channel in strangers:
         channel.close()
