@@ -74,7 +74,7 @@ NO_HOURS = "did not answer with JSON that has core-hours"
 @pytest.mark.parametrize(
     ("answer", "code", "said"),
     [
-        ("", 3, "zam --format json` failed: Command '['jutil', "),
+        ("", 3, "zam --format json` failed: exit code 3; see"),
         ("no such budget", 0, NO_HOURS),
         ("[]", 0, NO_HOURS),
         ('[{"quota": "plenty", "used": 0}]', 0, NO_HOURS),
@@ -96,13 +96,16 @@ def test_a_machine_that_does_not_say_is_one_line(tmp_path, jutil, answer, code, 
     ("command", "said"),
     [
         ("jutil '{account}", "`jutil 'zam` failed: No closing quotation; see `quota.command` of the site file"),
-        (" ", "` ` failed: No such file or directory"),
-        ("none-of-this", "failed: No such file or directory"),
+        (" ", "` ` is not installed here"),
+        ("none-of-this", "is not installed here"),
         (__file__, "failed: Permission denied"),
         ("sh -c 'echo no budget >&2; exit 1'", "failed: no budget; see"),
+        ("sh -c 'echo >&2; exit 1'", "failed: exit code 1; see"),
+        ("sh -c 'echo waiting >&2; exec sleep 9'", "did not answer within 0.2 s; see"),
     ],
 )
-def test_a_command_that_fails_is_one_line(tmp_path, command, said):
+def test_a_command_that_fails_is_one_line(tmp_path, monkeypatch, command, said):
+    monkeypatch.setattr("parascale.plan.quota.GLANCE_SECONDS", 0.2)
     assert said in quota_of(charged(tmp_path, QuotaCommand(command))).words
 
 

@@ -51,10 +51,7 @@ def _left(asked, account):
             words, capture_output=True, text=True, errors="replace", timeout=GLANCE_SECONDS, check=True
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        reason = getattr(error, "stderr", None) or getattr(error, "strerror", None) or str(error)
-        raise RequirementError(
-            f"`{command}` failed: {reason.strip().splitlines()[-1]}; see `quota.command` of the site file"
-        ) from None
+        raise RequirementError(f"`{command}` {_reason(error)}; see `quota.command` of the site file") from None
     try:
         told = json.loads(run.stdout)
         for record in told if isinstance(told, list) and told else [told]:
@@ -70,3 +67,15 @@ def _left(asked, account):
     if not math.isfinite(left):
         raise RequirementError(f"`{command}` did not answer with JSON that has core-hours")
     return max(0.0, left)
+
+
+def _reason(error):
+    """Why a command did not answer, in a line."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"did not answer within {error.timeout} s"
+    if isinstance(error, FileNotFoundError):
+        return "is not installed here"
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+        return f"failed: {lines[-1]}"
+    return f"failed: {getattr(error, 'strerror', None) or error}"
