@@ -86,7 +86,8 @@ def test_from_file_to_tensor_a_benchmark_does_what_a_training_does(decoder, work
     wanted = [order[:64], order[64:], order[:64] + 100, order[64:] + 100]
     monkeypatch.setattr(AugmentedImages, "batches", spied)
     case = case_of(folders["hdf5"], Loaders(workers=[workers], cold=False), decoder=decoder)
-    found = list(itertools.islice(measure.reads(case), 4))
+    with measure.opened(case) as reads:
+        found = list(itertools.islice(reads(), 4))
     assert [count for count, _ in found] == [64, 36, 64, 36] and seen == [True] * 4
     assert found[:2] == found[2:] and found[0][1] > 64 * 100, "the bytes of the images"
 
@@ -168,6 +169,19 @@ def test_a_cold_pass_reads_no_sample_twice(most, decoder, read, folders, monkeyp
     assert measure.measure(case_of(folders["hdf5"], settings, cache="cold", decoder=decoder))["samples"] == read
 
 
+@pytest.mark.parametrize("cache", ["warm", "cold"])
+@pytest.mark.parametrize("access", ["sequential", "random"])
+def test_warm_passes_read_what_the_first_one_did_and_cold_ones_another_order(cache, access, folders, monkeypatch):
+    monkeypatch.setattr(measure, "drop_from_cache", lambda paths: True)
+    monkeypatch.setattr(
+        measure, "_one_pass", lambda case, reading: {"first": 0.0, "read": list(itertools.islice(reading, 90))}
+    )
+    case = case_of(folders["hdf5"], Loaders(repeats=3, workers=[]), cache=cache, access=access, decoder=None)
+    _, passes, _ = (measure._warm_passes if cache == "warm" else measure._cold_passes)(case)
+    differ = len({str(each["read"]) for each in passes})
+    assert len(passes) == 3 and differ == (3 if (cache, access) == ("cold", "random") else 1)
+
+
 def test_a_cache_that_cannot_be_dropped_gives_no_figures(folders, monkeypatch):
     monkeypatch.setattr("parascale.data.formats.storage._is_cached", lambda path: True)
     assert measure.measure(case_of(folders["hdf5"], Loaders(), cache="cold")) is None
@@ -175,6 +189,7 @@ def test_a_cache_that_cannot_be_dropped_gives_no_figures(folders, monkeypatch):
 
 def test_ceilings_are_positive(folders, monkeypatch):
     monkeypatch.setattr(benchmark, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(benchmark, "BLOCK_BYTES", 1 << 18)
     found = best_ceilings([folders["hdf5"]])
     assert found["preadv"] > 1e6 and found["memcpy"] > 1e6 and found["filesystem"]
 
@@ -205,6 +220,10 @@ ADVICE = [
 @pytest.mark.parametrize(("rows", "said"), ADVICE)
 def test_advice_follows_from_the_figures(rows, said):
     assert said in advise(rows, "images", 64 * GIB, taken=20.0)[1]
+
+
+def test_a_format_that_is_not_preferred_is_never_recommended():
+    assert advise([row("hdf5", 100), row("zarr", 900)], "images", 64 * GIB)[0] == "hdf5"
 
 
 def test_every_format_can_be_recommended():

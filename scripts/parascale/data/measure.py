@@ -5,6 +5,7 @@ The kernel counts what is read (`/proc/self/io`, proc(5)): `rchar`, bytes that r
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import statistics
@@ -89,24 +90,28 @@ def measure(case):
 
 
 def _warm_passes(case):
-    """(seconds to the first batch, passes, opens a sample). All passes continue one reading, whose first pass fills the cache and
-    starts the threads: the others begin as they end.
+    """(seconds to the first batch, passes, opens a sample). A first pass fills the cache, and the others begin where it began. Where
+    threads decode they continue it, so that they begin as they end.
     """
-    with contextlib.closing(reads(case)) as reading:
-        first, *passes = (_one_pass(case, reading) for _ in range(case.repeats + 1))
-        return first["first"], passes, None if case.decoder else _opens(reading)
+    with opened(case) as reads:
+        same = reads()
+        first, *passes = (_one_pass(case, same if case.decoder else reads()) for _ in range(case.repeats + 1))
+        return first["first"], passes, None if case.decoder else _opens(reads())
 
 
 def _cold_passes(case):
-    """As `_warm_passes`. Each pass opens the files, and leaves none open or mapped, which would keep pages in the cache."""
-    with contextlib.closing(reads(case)) as reading:
-        next(reading)  # so that no import is counted
+    """As `_warm_passes`. Each pass opens the files, and leaves none open or mapped, which would keep pages in the cache. Each reads in
+    an order of its own: file servers and disks have caches that nothing here empties.
+    """
+    with opened(case) as reads:
+        next(reads())  # so that no import is counted
     passes = []
-    for _ in range(case.repeats):
+    for repeat in range(case.repeats):
         if not drop_from_cache(_paths(case)):
             return None
-        with contextlib.closing(reads(case)) as reading:
-            passes.append(_one_pass(case, reading))
+        before = _counters()
+        with opened(case, repeat) as reads:
+            passes.append({**_one_pass(case, reads()), **_counted_since(before)})
     return statistics.median(each["first"] for each in passes), passes, None
 
 
@@ -124,8 +129,9 @@ def _one_pass(case, reading):
         if samples >= least and samples % CLOCK_EVERY < count and time.perf_counter() - start > case.seconds:
             break
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    counts = {key: value - before[key] for key, value in _counters().items()}
-    return {"samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **counts}
+    return {
+        "samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **_counted_since(before)
+    }  # fmt: skip
 
 
 def _opens(reading):
@@ -137,29 +143,33 @@ def _opens(reading):
     return events["open"] / samples
 
 
-def reads(case):
-    """Yield (samples, bytes) of each read; files are opened at the first. A cold case reads the data once, a warm one again and again."""
+@contextlib.contextmanager
+def opened(case, repeat=0):
+    """A function that yields (samples, bytes) of each read, from the first: once for a cold case, again and again for a warm one.
+
+    repeat: a number that gives another order to what is read at random.
+    """
     rounds = range(1) if case.cache == "cold" else itertools.count()
-    if case.window:
-        yield from _windows(case, rounds)
-        return
-    reader = open_images(case.folder, SPLIT, "auto" if case.io == "files" else case.io)
-    try:
-        yield from (_decoded if case.decoder else _encoded)(case, reader, rounds)
-    finally:
-        reader.close()
-
-
-def _order(case, count):
-    return np.random.default_rng(SEED).permutation(count) if case.access == "random" else np.arange(count)
+    with contextlib.ExitStack() as stack:
+        if case.window:
+            source, width = _windows_of(case)
+            work = functools.partial(_windows, width=width)
+        else:
+            source = open_images(case.folder, SPLIT, "auto" if case.io == "files" else case.io)
+            stack.callback(source.close)
+            work = _decoded if case.decoder else _encoded
+        order = np.arange(len(source))
+        if case.access == "random":
+            order = np.random.default_rng(SEED + repeat).permutation(order)
+        yield lambda: work(case, source, order, rounds)
 
 
 def _batches(order):
     return (order[first : first + BATCH] for first in range(0, len(order), BATCH))
 
 
-def _encoded(case, reader, rounds):
-    number = _order(case, len(reader)).item  # one at a time: no list of Python numbers
+def _encoded(case, reader, order, rounds):
+    number = order.item  # one at a time: no list of Python numbers
     for _ in rounds:
         if case.access == "random":
             samples = (reader[number(place)] for place in range(len(reader)))
@@ -169,7 +179,7 @@ def _encoded(case, reader, rounds):
             yield 1, len(data)
 
 
-def _decoded(case, reader, rounds):
+def _decoded(case, reader, order, rounds):
     """Batches of images decoded, cropped and resized, each differently in each round."""
     import torch
 
@@ -177,19 +187,20 @@ def _decoded(case, reader, rounds):
 
     device = torch.device("cuda", 0) if torch.cuda.is_available() else None
     samples, lengths = AugmentedImages(reader, case.size, SEED, case.smallest, case.decoder), reader.samples["length"]
-    order = _order(case, len(reader))
     here, there = itertools.tee(batch + number * len(reader) for number in rounds for batch in _batches(order))
     for numbers, _ in zip(here, samples.batches(there, case.workers, device), strict=True):
         yield len(numbers), int(lengths[numbers % len(reader)].sum())
 
 
-def _windows(case, rounds):
-    """Batches of windows."""
+def _windows_of(case):
+    """(windows of a text, bytes of one)."""
     from parascale.data.text import Tokens, Windows  # loads a tokenizer, which images have no use for
 
     tokens_N = Tokens(case.folder).split(SPLIT) if case.format == "flat" else open_tokens(case.folder, SPLIT)
-    windows, width = Windows(tokens_N, case.window), tokens_N.itemsize * (case.window + 1)
-    order = _order(case, len(windows))
+    return Windows(tokens_N, case.window), tokens_N.itemsize * (case.window + 1)
+
+
+def _windows(case, windows, order, rounds, width):
     for _ in rounds:
         for indices in _batches(order):
             windows.batch(indices)
@@ -210,6 +221,10 @@ def _counters():
     with open("/proc/self/io", encoding="ascii") as file:
         values = dict(line.split(": ") for line in file.read().splitlines())
     return {key: int(values[key]) for key in ("rchar", "syscr", "read_bytes")}
+
+
+def _counted_since(before):
+    return {key: value - before[key] for key, value in _counters().items()}
 
 
 def _memory(key):
