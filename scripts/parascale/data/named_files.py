@@ -50,11 +50,10 @@ def local_folders(source, most=MOST_FOLDERS):
         return []
     entries, found = _listed(root), [root]
     splits = [entry.path for entry in entries if entry.is_dir()]
-    classes = [entry.path for split in splits for entry in _listed(split) if entry.is_dir()]
-    for level in (splits, classes):
-        if len(found) + len(level) > most:
-            break
-        found += level
+    if len(found) + len(splits) <= most:
+        found += splits
+        classes = [entry.path for split in splits for entry in _listed(split) if entry.is_dir()]
+        found += classes if len(found) + len(classes) <= most else []
     beside = (entry.path for entry in entries if entry.name.endswith((".csv", ".parquet", ".tar")))
     return sorted([*found, *itertools.islice(beside, MOST_LISTED)])
 

@@ -85,7 +85,9 @@ def _ask(api, source, page):
         raise DownloadError(f"{page}: no such data set, or one that needs a login. {REFUSED_HELP}") from None
     except errors.HfHubHTTPError as error:
         require_answer(page, error.response.status_code)
-    except (errors.OfflineModeIsEnabled, errors.HTTPError) as error:  # no answer at all
+    except errors.OfflineModeIsEnabled as error:
+        raise DownloadError(f"{page}: {error}") from None
+    except errors.HTTPError as error:  # no answer at all
         raise Interrupted(str(error) or type(error).__name__) from None
 
 
