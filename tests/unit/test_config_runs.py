@@ -82,7 +82,7 @@ LAYOUTS = [
         {"nodes": 2, "gpus_per_node": 4, "idle_gpus": 3, "dp": 4},
         r"dp × fsdp × tp × pp = 4, but nodes × gpus_per_node \(less 3 idle a node\) = 2",
     ),
-    ({"idle_gpus": 1}, "idle_gpus = 1 leaves none of gpus_per_node = 1"),
+    ({"idle_gpus": 1}, "idle_gpus = 1 leaves no GPU of gpus_per_node = 1"),
     ({"gpus_per_node": 2, "dp": 2, "micro_batches": 4}, "micro_batches = 4 needs pp > 1"),
     ({"gpus_per_node": 4, "pp": 4, "micro_batches": 2}, r"at least as many micro_batches as stages \(4\), not 2"),
     (
@@ -98,7 +98,7 @@ LAYOUTS = [
         *(({"layout": layout}, message) for layout, message in LAYOUTS),
         ({"training": {"steps": None}}, "either training.steps or training.epochs"),
         ({"training": {"epochs": 2.0}}, "either training.steps or training.epochs"),
-        ({"optim": {"warmup_steps": 10}}, "warmup_steps = 10 leaves none of training.steps = 10"),
+        ({"optim": {"warmup_steps": 10}}, "warmup_steps = 10 leaves no step of training.steps = 10"),
         ({"optim": {"swing": 0.05}}, "need optim.schedule: one_cycle, not cosine"),
         ({"optim": {"cycles": [{"length": 2}]}}, "need optim.schedule: one_cycle, not cosine"),
         ({"optim": {"schedule": "one_cycle", "cycles": [{"peek": 1}]}}, "unknown key `optim.cycles.0..peek`"),

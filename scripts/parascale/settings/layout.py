@@ -125,7 +125,7 @@ class Layout:
     def check(self):
         """Raise ConfigError where the degrees and the machine do not match."""
         if self.idle_gpus >= self.gpus_per_node:
-            raise ConfigError(f"idle_gpus = {self.idle_gpus} leaves none of gpus_per_node = {self.gpus_per_node}")
+            raise ConfigError(f"idle_gpus = {self.idle_gpus} leaves no GPU of gpus_per_node = {self.gpus_per_node}")
         product = math.prod(getattr(self, axis) for axis in DEGREES)
         if product != self.world_size:
             idle = f" (less {self.idle_gpus} idle a node)" if self.idle_gpus else ""

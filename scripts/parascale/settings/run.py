@@ -158,7 +158,7 @@ class Run:
         if optim.schedule != "one_cycle" and (optim.cycles or optim.swing):
             raise ConfigError(f"optim.cycles and optim.swing need optim.schedule: one_cycle, not {optim.schedule}")
         if steps is not None and optim.warmup_steps >= steps:
-            raise ConfigError(f"optim.warmup_steps = {optim.warmup_steps} leaves none of training.steps = {steps}")
+            raise ConfigError(f"optim.warmup_steps = {optim.warmup_steps} leaves no step of training.steps = {steps}")
         if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
             raise ConfigError(f"optim.betas = {optim.betas} must be two numbers from 0 to below 1")
         if not 0 <= optim.usual_momentum < 1:
@@ -173,14 +173,15 @@ class Run:
             raise ConfigError("engine lightning offers single and ddp; other degrees and local SGD need engine native")
         if self.precision == "fp16" and (self.engine == "lightning" or self.average_every):
             raise ConfigError(
-                "precision fp16 cannot leave out overflowing steps with engine lightning or average_every; take bf16"
+                "precision fp16 skips steps that overflow on any rank, which engine lightning and average_every cannot: take bf16"
             )
         if self.average_every and (not only_ddp or layout.dp == 1):
             raise ConfigError("average_every (local SGD) needs dp > 1 and no other degree")
         every = self.workload.training.evaluate_every
         if self.average_every and every and every % self.average_every:
             raise ConfigError(
-                f"training.evaluate_every = {every} must be a multiple of average_every = {self.average_every}"
+                f"training.evaluate_every = {every} must be a multiple of average_every = {self.average_every}: "
+                "between averages there is no one model to evaluate"
             )
         if self.average_every and self.workload.model.counts_batches:
             raise ConfigError("average_every does not average batch norm's statistics: take model.norm: group")
@@ -188,7 +189,8 @@ class Run:
             raise ConfigError(f"averaging = {self.averaging} needs average_every, a number of steps")
         if self.averaging != "all" and every == self.average_every:
             raise ConfigError(
-                f"averaging = {self.averaging} never happens if all average at training.evaluate_every = {every}"
+                f"averaging = {self.averaging} never happens if all average at training.evaluate_every = {every}: "
+                "take a smaller average_every"
             )
         if self.averaging == "neighbour" and layout.dp % 2:
             raise ConfigError(f"averaging = neighbour pairs ranks: dp = {layout.dp} must be even")

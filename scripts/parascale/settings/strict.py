@@ -129,7 +129,7 @@ def _message(error, kind, where, prefix):
     if name in BOUNDS:
         return f"{start}: `{key}` = {given} must be {BOUNDS[name]} {next(iter(context.values())):g}"
     if name == "too_short":
-        return f"{start}: `{key}` is empty"
+        return f"{start}: `{key}` is empty: name at least one"
     if name == "finite_number":
         return f"{start}: `{key}` = {given} must be a finite number"
     wanted = KINDS.get(name.partition("_")[0])
