@@ -4,12 +4,15 @@ Each writer takes a folder, `tensors` (name → Rows) and a Streaming, and retur
 """
 
 import dataclasses
+import io
 import itertools
 import json
 import operator
 import pickle
 import struct
+import sys
 import zipfile
+from collections import OrderedDict
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
@@ -21,7 +24,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.serialization import skip_data
 
 from parascale.checkpoint.metadata import INDEX
 from parascale.checkpoint.source import SAFETENSORS_DTYPES, index_name
@@ -74,28 +76,40 @@ def _write_safetensors_file(path, tensors, streaming, metadata):
 def write_pt(folder, stem, tensors, streaming):
     """Write `<stem>.pt`: a dictionary of tensors that `torch.load(weights_only=True)` reads, also with mmap=True.
 
-    torch.save makes the pickle and an archive with a hole for each tensor. An archive whose holes were filled in place would
-    have wrong checksums, which other readers refuse, so its members are copied.
+    As torch.save writes it: a zip archive of uncompressed members, a pickle first and then one member a tensor.
     """
-    path, skeleton = folder / f"{stem}.pt", folder / f".{stem}.pt"
-    with skip_data():  # memory that nobody writes to is never given to the process
-        torch.save({name: torch.empty(entry.shape, dtype=entry.dtype) for name, entry in tensors.items()}, skeleton)
+    path, pickled = folder / f"{stem}.pt", io.BytesIO()
+    empty = {name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in tensors.items()}
+    _MetaPickler(pickled, protocol=2).dump(empty)
     filled = itertools.groupby(streaming.blocks(tensors), key=operator.itemgetter(0))
-    with (
-        zipfile.ZipFile(skeleton) as holes,
-        open_flushed(path) as file,
-        zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
-    ):
-        for entry in holes.infolist():
-            name = entry.filename.partition("/")[2]
-            if name in ("data.pkl", "byteorder", "version"):
-                archive.writestr(zipfile.ZipInfo(f"{stem}/{name}"), holes.read(entry))
-            elif name.startswith("data/"):  # in the order of `tensors`
-                with _open_member(archive, f"{stem}/{name}", entry.file_size) as member:
-                    for _, _, block in next(filled)[1] if entry.file_size else ():
-                        member.write(as_memory(block))
-    skeleton.unlink()
+    with open_flushed(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in (("data.pkl", pickled.getvalue()), ("byteorder", sys.byteorder), ("version", "3\n")):
+            archive.writestr(zipfile.ZipInfo(f"{stem}/{name}"), content)
+        for number, tensor in enumerate(tensors.values()):
+            with _open_member(archive, f"{stem}/data/{number}", tensor.bytes) as member:
+                for _, _, block in next(filled)[1] if tensor.bytes else ():
+                    member.write(as_memory(block))
     return path.name
+
+
+class _MetaPickler(pickle.Pickler):
+    """Pickles meta tensors, which take no memory, as torch.save pickles tensors: their storages by number."""
+
+    def __init__(self, file, protocol):
+        super().__init__(file, protocol)
+        self.numbers = itertools.count()
+
+    def reducer_override(self, value):
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        storage = value._typed_storage()
+        return torch._utils._rebuild_tensor_v2, (storage, 0, tuple(value.shape), value.stride(), False, OrderedDict())
+
+    def persistent_id(self, value):
+        if not isinstance(value, torch.TypedStorage):
+            return None
+        kind = getattr(torch, value._pickle_storage_type())
+        return "storage", kind, str(next(self.numbers)), "cpu", value._size()
 
 
 def _open_member(archive, name, size):
