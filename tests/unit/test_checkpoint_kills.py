@@ -10,9 +10,11 @@ import traceback
 
 import pytest
 
+from parascale import lease
 from parascale.checkpoint import convert as convert_module
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.inspect import inspect
+from parascale.errors import TrainingError
 from parascale.settings.config import Checkpoints
 
 from .checkpoints import save_run
@@ -99,10 +101,11 @@ def whole_as(target, dtype):
     return found["conversion"]["dtype"] == dtype
 
 
-def test_a_living_writer_of_the_target_is_left_alone(tmp_path, monkeypatch):
-    """Another process converts into the same target: what it writes stays until it is dead."""
+def test_a_target_has_one_writer(tmp_path, monkeypatch):
+    """Who converts into the same target is told which process does, and what that writes stays until it is dead."""
     _, _, checkpoint = save_run(tmp_path / "run")
     folder = tmp_path / "converted"
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
 
     def convert_and_hang():
         monkeypatch.setattr(convert_module, "_seal", lambda *_: time.sleep(60))
@@ -111,10 +114,11 @@ def test_a_living_writer_of_the_target_is_left_alone(tmp_path, monkeypatch):
     child = in_a_child(convert_and_hang)
     try:
         (written,) = wait_for(lambda: list(folder.glob(".target.*.partial/target/model.pt")))
-        convert(checkpoint, folder / "target", Checkpoints(), ["pt"])
-        assert written.exists() and inspect(folder / "target")["whole"]
+        with pytest.raises(TrainingError, match=rf"is being written by process {child} on "):
+            convert(checkpoint, folder / "target", Checkpoints(), ["pt"])
+        assert written.exists() and not (folder / "target").exists()
     finally:
         os.kill(child, signal.SIGKILL)
         ended(child)
     convert(checkpoint, folder / "target", Checkpoints(), ["pt"])
-    assert [path.name for path in folder.iterdir()] == ["target"]
+    assert inspect(folder / "target")["whole"] and [path.name for path in folder.iterdir()] == ["target"]

@@ -2,12 +2,13 @@
 
 The target folder holds the files of each form (see `source`), the run's `run.json`, and last `checkpoint.json` with the
 checksum of each file and what every form cost. It is written beside its place and renamed, so whoever finds it finds all.
-What a killed conversion left there goes when the same target is written again.
+What a killed conversion left there goes when the same target is written again, by one process at a time.
 """
 
 import dataclasses
 import json
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from parascale.checkpoint import export
@@ -19,6 +20,7 @@ from parascale.checkpoint.writers import write_pt, write_safetensors, write_shar
 from parascale.data.progress import Progress
 from parascale.errors import CheckpointError
 from parascale.files import atomic_folder, require_space, sync_tree, write_json
+from parascale.lease import Lease
 
 SPARE_BYTES = 16 << 20  # headers, indexes, and what a filesystem rounds up
 
@@ -29,7 +31,7 @@ def convert(folder, target, settings, forms, form=None):
 
     settings: config Checkpoints. form: which form of the source to read, where it holds several. Returns form → {files,
     bytes, seconds, peak_memory_bytes}. Raises CheckpointError for a source that is not whole or has no such form,
-    RequirementError where the disk has no room; then the target is not there, or is the one from before.
+    TrainingError that names the process which writes the target, RequirementError where the disk has no room; then the target is not there, or is the one from before.
     """
     target = Path(target)
     if Path(folder).resolve() == target.resolve():
@@ -39,13 +41,28 @@ def convert(folder, target, settings, forms, form=None):
     with open_source(folder, form, settings.threads) as source:
         contents = {name: _contents(source, settings, name) for name in forms}
         total = sum(tensor.bytes for stems in contents.values() for held in stems.values() for tensor in held.values())
-        with atomic_folder(target) as partial, Progress(f"convert {folder}", "B", total) as progress:
+        with (
+            _only_writer(target),
+            atomic_folder(target) as partial,
+            Progress(f"convert {folder}", "B", total) as progress,
+        ):
             # Now that what killed conversions left is gone.
             require_space(partial, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
             streaming = Streaming(settings.memory_mb << 20, settings.threads, progress)
             record = {name: _write(name, partial, source, contents[name], streaming, settings) for name in forms}
             _seal(partial, source, record, settings)
     return record
+
+
+@contextmanager
+def _only_writer(target):
+    """Hold the lease of a target, in a folder beside it (where earlier versions also wrote, and left what was killed)."""
+    lease = Lease(target.with_name(f".{target.name}.partial"), "Wait for it, or end it, and convert again.")
+    lease.acquire()
+    try:
+        yield
+    finally:
+        lease.give_up()
 
 
 def _is_conversion(folder):
