@@ -6,15 +6,13 @@ import json
 import click
 from click.core import ParameterSource
 
-from parascale.cli import with_project
+from parascale.cli import COUNT, with_project
 from parascale.plan import advise as advice_of
 from parascale.plan import calibrate
 from parascale.plan.predict import data_facts
 from parascale.report import numbers
 from parascale.settings import load_site, load_workload
 from parascale.settings.run import PRECISIONS, Run
-
-COUNT = click.IntRange(min=1)
 
 
 @click.command()

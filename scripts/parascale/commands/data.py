@@ -5,13 +5,12 @@ import functools
 
 import click
 
-from parascale.cli import named, with_project
+from parascale.cli import COUNT, named, with_project
 from parascale.errors import ConfigError
 from parascale.files import write_json
 from parascale.settings import load_workload
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
 
-COUNT = click.IntRange(min=1)
 FORMATS = click.Choice(list(dict.fromkeys([*IMAGE_FORMATS, *TOKEN_FORMATS])))
 
 

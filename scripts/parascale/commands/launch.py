@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from parascale import slurm, submissions
-from parascale.cli import Location, Number, configuration_words, project_options, run_option
+from parascale.cli import COUNT, Location, Number, configuration_words, project_options, run_option
 from parascale.commands.train import KINDS
 from parascale.errors import ConfigError
 from parascale.files import locked, make_folder
@@ -31,7 +31,6 @@ from parascale.store.keys import key_of_run
 from parascale.train.job import job_of, published
 
 LAUNCHER = [sys.executable, "-m", "parascale", "launch"]
-COUNT = click.IntRange(min=1)
 SECONDS = Number(min=0, min_open=True)
 
 

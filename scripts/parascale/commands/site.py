@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from parascale import slurm
-from parascale.cli import Location, project_options
+from parascale.cli import COUNT, Location, project_options
 from parascale.errors import ConfigError
 from parascale.files import write_text
 from parascale.plan.survey import Shape, Survey, asked, data_sheet, gpu_here, networks_here, recorded, survey
@@ -13,7 +13,6 @@ from parascale.settings.strict import NAME
 
 SHIPPED = Path(__file__).resolve().parents[3]
 CHECK, MISSING = "# ~ check this", "# ? not found out: "
-COUNT = click.IntRange(min=1)
 
 
 @click.group()
