@@ -56,7 +56,11 @@ class StoreError(ParascaleError):
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A training in the store. place: where results show it (`runs/ddp`, `parity/ddp`). finished: ISO 8601. core_hours: None if unknown."""
+    """A folder of the store: a training, or what no key leads to (key `-`), such as half of one.
+
+    place: where results show it (`runs/ddp`, `parity/ddp`). finished: ISO 8601. core_hours: None if unknown. used: when it was last
+    shown, in seconds since the epoch.
+    """
 
     folder: Path
     key: str
@@ -64,29 +68,12 @@ class Kept:
     finished: str
     core_hours: float | None
     bytes: int
-
-    @property
-    def used(self):
-        """When it was last shown, in seconds since the epoch."""
-        return (self.folder / MANIFEST).stat().st_mtime
+    used: float
 
     def remove(self):
         """Free it; results that show it stay."""
         with _aside(self.folder.parent, self.key) as gone:  # so that no start finds half of it
             self.folder.rename(gone)
-
-
-class Leftover(Kept):
-    """A folder that no key leads to: half a training of a killed job, a damaged one, or one of an earlier version."""
-
-    @property
-    def used(self):
-        """When it was left, in seconds since the epoch."""
-        return self.folder.stat().st_mtime
-
-    def remove(self):
-        """Free it."""
-        shutil.rmtree(self.folder)
 
 
 class Store:
@@ -98,10 +85,9 @@ class Store:
     def finished(self, key):
         """The Kept of a key; None where there is none, or its manifest cannot be read. Its files are not: `check` does that."""
         try:
-            values = read_json(self.folder / key / MANIFEST)
-            return Kept(
-                self.folder / key, key, *(values[name] for name in ("place", "finished", "core_hours", "bytes"))
-            )
+            values = read_json(manifest := self.folder / key / MANIFEST)
+            told = [values[name] for name in ("place", "finished", "core_hours", "bytes")]
+            return Kept(manifest.parent, key, *told, manifest.stat().st_mtime)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
@@ -213,18 +199,18 @@ class Store:
         os.utime(folder / MANIFEST)
 
     def leftovers(self):
-        """Every Leftover, the oldest first."""
+        """What no key leads to, the oldest first: half a training of a killed job, a damaged one, or one of an earlier version."""
         ages = {DAMAGED: 0.0, EARLIER: 0.0, PARTIAL: ABANDONED_SECONDS}  # seconds after which nobody needs it
-        folders = [path for path in self.folder.glob("*") if path.suffix in ages]
-        old = [path for path in folders if time.time() - path.stat().st_mtime >= ages[path.suffix]]
-        return sorted(map(_leftover, old), key=lambda each: each.used)
+        left = sorted((path.stat().st_mtime, path) for path in self.folder.glob("*") if path.suffix in ages)
+        # A clock may be wrong, and the time of a folder lie in the future.
+        return [_leftover(path, since) for since, path in left if abs(time.time() - since) >= ages[path.suffix]]
 
 
-def _leftover(folder):
+def _leftover(folder, since):
     name, _, why = folder.name.lstrip(".").partition(".")
     place = f"{name if folder.suffix == EARLIER else name[:SHORT]}.{why}"
-    since = datetime.fromtimestamp(folder.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    return Leftover(folder, "-", place, f"since {since}", None, tree_bytes(folder))
+    told = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
+    return Kept(folder, "-", place, f"since {told}", None, tree_bytes(folder), since)
 
 
 @contextmanager

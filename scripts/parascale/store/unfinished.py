@@ -13,25 +13,20 @@ ASIDE = ".superseded-"  # between a run's name and a digest of the settings that
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A training below `work/`. place: `runs/ddp`, or `runs/ddp.superseded-…` of one that stepped aside. began: ISO 8601, or None.
-    core_hours: of its attempts that ended, None where its record does not say."""
+    """A training below `work/`. place: `runs/ddp`, or `runs/ddp.superseded-…` of one that stepped aside. finished: when it began, for
+    people. core_hours: of its attempts that ended, None where its record does not say."""
 
     folder: Path
     place: str
-    began: str | None
+    finished: str
     core_hours: float | None
     bytes: int
-    key = "-"
+    key: str = "-"
 
     @property
     def aside(self):
         """Whether it stepped aside, and comes back only with the settings that it was begun with."""
         return ASIDE in self.place
-
-    @property
-    def finished(self):
-        """When it began, for people."""
-        return f"began {self.began or '?'}"
 
     def remove(self):
         """Free it; TrainingError where a job writes it."""
@@ -47,10 +42,10 @@ def unfinished(under_way):
 
 
 def _read(folder):
-    began = hours = None
+    began, hours = "?", None
     with suppress(OSError, ValueError, KeyError, TypeError):  # of a record that is not whole
         attempts, record = read_json_lines(folder / "attempts.jsonl"), read_json(folder / "run.json")
         began = datetime.fromtimestamp(attempts[0]["started"], UTC).isoformat(timespec="seconds")
         cores = record["site"]["cores_per_node"] * record["settings"]["layout"]["nodes"]
         hours = cores * sum(attempt.get("seconds", 0.0) for attempt in attempts) / 3600
-    return Unfinished(folder, f"{folder.parent.name}/{folder.name}", began, hours, tree_bytes(folder))
+    return Unfinished(folder, f"{folder.parent.name}/{folder.name}", f"began {began}", hours, tree_bytes(folder))
