@@ -83,9 +83,9 @@ def test_writers_keep_every_bit_at_any_block_size(tmp_path_factory, tensors, mem
     write_manifest(folder, {}, {})
     for form in FORMS:
         assert_same(load_form(folder, form), expected)
-        with open_source(folder, form) as source:
-            assert_same({name: tensor.whole() for name, tensor in source.tensors.items()}, expected)
-            assert_same({name: row_by_row(tensor) for name, tensor in source.tensors.items()}, expected)
+        held = open_source(folder, form).tensors
+        assert_same({name: tensor.whole() for name, tensor in held.items()}, expected)
+        assert_same({name: row_by_row(tensor) for name, tensor in held.items()}, expected)
     assert_same(dict(torch.load(folder / "model.pt", weights_only=True, mmap=True)), tensors)
     headers = [read_header(path) for path in folder.glob("*.safetensors")]
     assert not any(place % dtype.itemsize for header in headers for dtype, _, place in header.values())

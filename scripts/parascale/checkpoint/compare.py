@@ -24,18 +24,9 @@ def compare(one, other, settings):
     first's tensor. layers: the same, by block. losses: see `compare_losses`, or None where one is no run.
     """
     places = [_checkpoint_of(Path(folder), settings.which) for folder in (one, other)]
-    with (
-        open_source(places[0], threads=settings.threads) as first,
-        open_source(places[1], threads=settings.threads) as second,
-    ):
-        ours, theirs = first.weights, second.weights
-        pairs = {}
-        for name in (name for name in ours if name in theirs):
-            shapes = ours[name].shape, theirs[name].shape
-            if shapes[0] != shapes[1]:
-                raise CheckpointError(f"tensor {name} has shape {shapes[0]} in {one}, {shapes[1]} in {other}")
-            pairs[name] = _pair(ours[name], theirs[name])
-        sums = _differences(pairs, settings, f"{one} and {other}")
+    ours, theirs = (open_source(place, threads=settings.threads).weights for place in places)
+    pairs = {name: _pair(name, ours[name], theirs[name]) for name in ours if name in theirs}
+    sums = _differences(pairs, settings, f"{one} and {other}")
     rows = [{"tensor": name, "shape": list(ours[name].shape), **_figures(found)} for name, found in sums.items()]
     return {
         "tensors": sorted(rows, key=_by_size),
@@ -76,13 +67,13 @@ def _checkpoint_of(folder, which):
     return folder
 
 
-def _pair(one, other):
+def _pair(name, one, other):
     """Rows of two tensors of one shape together: (2, rows, …) in fp64."""
-
-    def rows(first, last):
-        return torch.stack([one.rows(first, last).double(), other.rows(first, last).double()])
-
-    return Rows(one.shape, torch.float64, rows)
+    if one.shape != other.shape:
+        raise CheckpointError(f"tensor {name} has shape {one.shape} in the first, {other.shape} in the second")
+    return Rows(
+        one.shape, torch.float64, lambda *rows: torch.stack([each.rows(*rows).double() for each in (one, other)])
+    )
 
 
 def _differences(pairs, settings, title):

@@ -38,19 +38,15 @@ def convert(folder, target, settings, forms, form=None):
         raise CheckpointError(f"{folder} cannot be converted into itself; name another target")
     if target.is_file() or (target.is_dir() and any(target.iterdir()) and not _is_conversion(target)):
         raise CheckpointError(f"{target} would be replaced, but is not a checkpoint; name another target")
-    with open_source(folder, form, settings.threads) as source:
-        contents = {name: _contents(source, settings, name) for name in forms}
-        total = sum(tensor.bytes for stems in contents.values() for held in stems.values() for tensor in held.values())
-        with (
-            _only_writer(target),
-            atomic_folder(target) as partial,
-            Progress(f"convert {folder}", "B", total) as progress,
-        ):
-            # Now that what killed conversions left is gone.
-            require_space(partial, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
-            streaming = Streaming(settings.memory_mb << 20, settings.threads, progress)
-            record = {name: _write(name, partial, source, contents[name], streaming, settings) for name in forms}
-            _seal(partial, source, record, settings)
+    source = open_source(folder, form, settings.threads)
+    contents = {name: _contents(source, settings, name) for name in forms}
+    total = sum(tensor.bytes for stems in contents.values() for held in stems.values() for tensor in held.values())
+    with _only_writer(target), atomic_folder(target) as partial, Progress(f"convert {folder}", "B", total) as progress:
+        # Now that what killed conversions left is gone.
+        require_space(partial, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
+        streaming = Streaming(settings.memory_mb << 20, settings.threads, progress)
+        record = {name: _write(name, partial, source, contents[name], streaming, settings) for name in forms}
+        _seal(partial, source, record, settings)
     return record
 
 

@@ -1,13 +1,15 @@
 """A checkpoint as `transformers` has it: the model's family knows the names, its tensors get them as they are read."""
 
-from parascale.checkpoint.tensors import joined, zeros
+import torch
+
+from parascale.checkpoint.tensors import Rows, joined
 from parascale.errors import CheckpointError
 from parascale.families import kinds, part_of
 from parascale.settings import run_from_dict
 
 
 def config(source, dtype):
-    """`config.json` of an open CheckpointReader whose weights are written as `dtype`, as plain values.
+    """`config.json` of an StoredCheckpoint whose weights are written as `dtype`, as plain values.
 
     Raises CheckpointError for settings without an equal there.
     """
@@ -29,7 +31,7 @@ def tensors(source, weights):
 
 
 def _no_bias(weight):
-    return zeros(weight.shape[:1], weight.dtype)
+    return Rows(weight.shape[:1], weight.dtype, lambda first, last: torch.zeros(last - first, dtype=weight.dtype))
 
 
 def _workload(source):

@@ -20,9 +20,9 @@ def inspect(folder):
     found = {"folder": str(folder), "whole": True, "problem": None, "forms": {}}
     try:
         for form in forms_in(folder) or [None]:  # which says why there is none
-            with open_source(folder, form) as source:
-                found["forms"][form] = _contents(source)
-                found |= _origin(source)
+            source = open_source(folder, form)
+            found["forms"][form] = _contents(source)
+            found |= _origin(source)
     except CheckpointError as error:
         found |= {"whole": False, "problem": str(error)}
     return found
@@ -38,11 +38,7 @@ def _contents(source):
         "dtypes": dict(Counter(map(_word, weights.values()))),
         "training_state": len(rest),
         "training_state_bytes": sum(tensor.bytes for tensor in rest.values()),
-        "most_shards": max((tensor.shards for tensor in tensors.values()), default=0),
-        "tensors": {
-            name: {"shape": list(tensor.shape), "dtype": _word(tensor), "shards": tensor.shards}
-            for name, tensor in tensors.items()
-        },
+        "tensors": {name: {"shape": list(tensor.shape), "dtype": _word(tensor)} for name, tensor in tensors.items()},
     }
 
 
@@ -78,12 +74,9 @@ def as_text(found, tensors=False):
     for form, held in found["forms"].items():
         dtypes = ", ".join(f"{count} {dtype}" for dtype, count in held["dtypes"].items())
         lines.append(
-            f"  {form}: {held['parameters']:,} parameters in {held['weights']} tensors ({dtypes}), at most {held['most_shards']} "
-            f"shards each; {held['training_state']} tensors of training state; {held['bytes'] / 1e6:,.1f} MB in {held['files']} files"
+            f"  {form}: {held['parameters']:,} parameters in {held['weights']} tensors ({dtypes}); {held['training_state']} tensors of "
+            f"training state; {held['bytes'] / 1e6:,.1f} MB in {held['files']} files"
         )
-        if tensors:
-            lines += [
-                f"    {name}  {'×'.join(map(str, entry['shape'])) or 'number'}  {entry['dtype']}  {entry['shards']} shard(s)"
-                for name, entry in held["tensors"].items()
-            ]
+        for name, entry in held["tensors"].items() if tensors else ():
+            lines.append(f"    {name}  {'×'.join(map(str, entry['shape'])) or 'number'}  {entry['dtype']}")
     return "\n".join(lines)

@@ -25,8 +25,7 @@ def load_run(folder, which="best", converted=None):
         return run, Exported(converted)
     model = build_model(run.workload.model, description["vocabulary"], *run.workload.sizes)
     place = Path(converted) if converted else folder / run.checkpoint_folder(which)
-    with open_source(place) as source:
-        tensors = {name: tensor.whole() for name, tensor in source.tensors.items() if name.startswith(WEIGHTS)}
+    tensors = {WEIGHTS + name: tensor.whole() for name, tensor in open_source(place).weights.items()}
     return run, fill(model, tensors, place)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of any form, opened: checked against its checksums, its tensors by name.
+"""A checkpoint of any form: checked against its checksums, its tensors by name.
 
 sharded      `.metadata` and `*.distcp` of torch.distributed.checkpoint, as trainings save them
 safetensors  `model.safetensors`, or shards and `model.safetensors.index.json`; `optimizer.safetensors` likewise
@@ -8,9 +8,10 @@ Weights stand under `model.<name>` in the sharded form and under `<name>` in the
 needs besides (`optimizer.state.<name>.<moment>`) stands under its full name in the `optimizer` file.
 """
 
+import functools
 import json
 import pickle
-from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,38 +28,23 @@ from parascale.files import read_json
 WEIGHTS = "model."
 STEMS = {"model": WEIGHTS, "optimizer": ""}  # of files → what stands before their names
 RUN_RECORD = "run.json"
+ENDINGS = {"sharded": (INDEX, ".distcp"), "safetensors": (".safetensors", ".safetensors.index.json"), "pt": (".pt",)}
 
 
-class CheckpointReader(ExitStack):
-    """An open checkpoint; close it by `with`.
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    """A checkpoint whose bytes are those of its manifest.
 
-    tensors: name → Rows, named as in the sharded form. facts: of `checkpoint.json`. run_record: the run's `run.json`, or
-    None where it stands neither in the folder nor beside it. files: name → open file.
+    facts: of `checkpoint.json`. run_record: the run's `run.json`, or None where it stands neither in the folder nor beside it. files:
+    names of those of its form. tensors: name → Rows, named as in the sharded form.
     """
 
-    def __init__(self, folder, form, threads):
-        super().__init__()
-        self.folder, self.form, self.files = Path(folder), form, {}
-        manifest = read_manifest(folder)
-        self.facts = manifest["facts"]
-        check_files(folder, {name: entry for name, entry in manifest["files"].items() if _belongs(name, form)}, threads)
-        records = [place / RUN_RECORD for place in (self.folder, self.folder.parent)]
-        self.run_record = next((read_json(path) for path in records if path.is_file()), None)
-        try:
-            self.tensors = READERS[form](self)
-        except BaseException:
-            self.close()
-            raise
-
-    def file(self, name):
-        """The open file `name` of the folder."""
-        if name not in self.files:
-            try:
-                file = open(self.folder / name, "rb", buffering=0)  # noqa: SIM115 (closed with the checkpoint)
-            except OSError as error:
-                raise CheckpointError(f"{self.folder / name} cannot be read: {error.strerror}") from None
-            self.files[name] = self.enter_context(file)
-        return self.files[name]
+    folder: Path
+    form: str
+    facts: dict
+    run_record: dict | None
+    files: list
+    tensors: dict
 
     @property
     def weights(self):
@@ -72,19 +58,24 @@ class CheckpointReader(ExitStack):
 
 
 def open_source(folder, form=None, threads=2):
-    """Open a checkpoint folder. form: which to read where it holds several (default: the first of sharded, safetensors, pt).
+    """The StoredCheckpoint in a folder. form: which to read of several (default: the first of sharded, safetensors, pt).
 
     Raises CheckpointError that names what is missing, damaged or refused.
     """
-    if not Path(folder).is_dir():
+    folder = Path(folder)
+    if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such checkpoint folder")
-    held = forms_in(folder)
+    manifest, held = read_manifest(folder), forms_in(folder)
     if not held:
-        read_manifest(folder)  # says so where the whole folder is unfinished
         raise CheckpointError(f"{folder}: no checkpoint (none of {', '.join(MARKS)} is there)")
     if form is not None and form not in held:
         raise CheckpointError(f"{folder} holds {', '.join(held)}, not {form}")
-    return CheckpointReader(folder, form or held[0], threads)
+    form, found = form or held[0], manifest["files"].items()
+    files = {name: entry for name, entry in found if "/" not in name and name.endswith((*ENDINGS[form], RUN_RECORD))}
+    check_files(folder, files, threads)
+    records = [place / RUN_RECORD for place in (folder, folder.parent)]
+    record = next((read_json(path) for path in records if path.is_file()), None)
+    return StoredCheckpoint(folder, form, manifest["facts"], record, list(files), TENSORS[form](folder))
 
 
 def forms_in(folder):
@@ -100,64 +91,59 @@ def index_name(stem):
 MARKS = {INDEX: "sharded", "model.safetensors": "safetensors", index_name("model"): "safetensors", "model.pt": "pt"}
 
 
-def _belongs(name, form):
-    if form == "sharded":
-        return "/" not in name and not name.endswith((".safetensors", ".safetensors.index.json", ".pt"))
-    return "/" not in name and name.endswith((f".{form}", f".{form}.index.json", RUN_RECORD))
-
-
-def _read_sharded(source):
-    index = read_index(source.folder)
+def _sharded(folder):
+    index = read_index(folder)
     places = {(key.fqn, tuple(key.offset or ())): info for key, info in index.storage_data.items()}
 
-    def shard(name, chunk, dtype):
+    def piece(name, chunk, dtype):
         place = places.get((name, tuple(chunk.offsets)))
         if place is None or place.transform_descriptors:
-            raise CheckpointError(
-                f"{source.folder}: the index names no plain place for {name} at {list(chunk.offsets)}"
-            )
-        file = source.file(place.relative_path)
-        tensor = _load_places(file, place.offset, place.length)
-        if tensor.shape != chunk.sizes or tensor.dtype != dtype:
-            raise CheckpointError(f"{file.name}: holds another shape or dtype of {name} than the index says")
-        return Piece(file, _place_of(file, place.offset, tensor), tuple(chunk.offsets), tuple(chunk.sizes))
+            raise CheckpointError(f"{folder}: the index names no plain place for {name} at {list(chunk.offsets)}")
+        path = folder / place.relative_path
+        # Each chunk is a pickle, and there may be 100,000s: it is looked into when it is read.
+        position = functools.partial(_position_of_chunk, path, place, chunk.sizes, dtype)
+        return Piece(path, position, tuple(chunk.offsets), tuple(chunk.sizes))
 
-    tensors = {}
-    for name, entry in index.state_dict_metadata.items():
-        dtype = entry.properties.dtype
-        tensors[name] = stored(name, entry.size, dtype, [shard(name, chunk, dtype) for chunk in entry.chunks])
-    return tensors
+    return {
+        name: stored(
+            name, entry.size, entry.properties.dtype, [piece(name, c, entry.properties.dtype) for c in entry.chunks]
+        )
+        for name, entry in index.state_dict_metadata.items()
+    }
 
 
-def _read_pt(source):
+def _position_of_chunk(path, place, shape, dtype):
+    tensor = _load_places(path, place.offset, place.length)
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise CheckpointError(f"{path}: holds another shape or dtype at byte {place.offset:,} than the index says")
+    return _position(path, place.offset, tensor)
+
+
+def _pt(folder):
     tensors = {}
     for stem, prefix in STEMS.items():
-        path = source.folder / f"{stem}.pt"
-        if not path.is_file():
-            continue
-        file = source.file(path.name)
-        held = _load_places(file, 0, path.stat().st_size)
+        path = folder / f"{stem}.pt"
+        held = _load_places(path, 0, path.stat().st_size) if path.is_file() else {}
         if not isinstance(held, dict) or not all(isinstance(value, torch.Tensor) for value in held.values()):
             raise CheckpointError(f"{path}: not a dictionary of tensors")
         for name, tensor in held.items():
-            position = _place_of(file, 0, tensor)
-            tensors[prefix + name] = _whole(prefix + name, file, tensor.shape, tensor.dtype, position)
+            place = _position(path, 0, tensor)
+            tensors[prefix + name] = _whole(prefix + name, path, tensor.shape, tensor.dtype, place)
     return tensors
 
 
-def _read_safetensors(source):
+def _safetensors(folder):
     tensors = {}
     for stem, prefix in STEMS.items():
-        names, expected = safetensors_files(source.folder, stem)
+        names, expected = safetensors_files(folder, stem)
         found = {}
         for name in names:
-            file = source.file(name)
-            for key, (dtype, shape, position) in read_header(source.folder / name).items():
+            for key, (dtype, shape, position) in read_header(folder / name).items():
                 found[key] = name
-                tensors[prefix + key] = _whole(prefix + key, file, shape, dtype, position)
+                tensors[prefix + key] = _whole(prefix + key, folder / name, shape, dtype, position)
         if expected is not None and found != expected:
             odd = sorted(key for key, _ in found.items() ^ expected.items())
-            raise CheckpointError(f"{source.folder / index_name(stem)} and its shards disagree on {', '.join(odd[:3])}")
+            raise CheckpointError(f"{folder / index_name(stem)} and its shards disagree on {', '.join(odd[:3])}")
     return tensors
 
 
@@ -186,35 +172,35 @@ def read_header(path):
             for name, entry in header.items()
             if name != "__metadata__"
         }
-    except (SafetensorError, KeyError) as error:
+    except (SafetensorError, KeyError, OSError) as error:
         raise CheckpointError(f"{path}: its header is damaged ({type(error).__name__}: {error})") from None
 
 
-def _whole(name, file, shape, dtype, position):
-    return stored(name, shape, dtype, [Piece(file, position, (0,) * len(shape), tuple(shape))])
+def _whole(name, path, shape, dtype, position):
+    return stored(name, shape, dtype, [Piece(path, lambda: position, (0,) * len(shape), tuple(shape))])
 
 
-def _load_places(file, start, length):
+def _load_places(path, start, length):
     """What `torch.save` wrote into a section of a file, on the meta device: shapes and places are read, numbers are not.
 
     Raises CheckpointError where it is damaged or would need a pickle to run code.
     """
     try:
-        with open(file.name, "rb") as opened:
-            return torch.load(_create_file_view(opened, start, length), map_location="meta", weights_only=True)
+        with open(path, "rb") as file:
+            return torch.load(_create_file_view(file, start, length), map_location="meta", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{file.name}: refused, because it holds more than tensors ({reason})") from None
+        raise CheckpointError(f"{path}: refused, because it holds more than tensors ({reason})") from None
     except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        raise CheckpointError(f"{file.name} is damaged: {str(error).splitlines()[0]}") from None
+        raise CheckpointError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
 
 
-def _place_of(file, start, tensor):
+def _position(path, start, tensor):
     """The byte of the file at which a tensor of `_load_places` begins."""
     offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
     if offset is None or not tensor.is_contiguous():
-        raise CheckpointError(f"{file.name}: a tensor of shape {tuple(tensor.shape)} does not lie in one block")
+        raise CheckpointError(f"{path}: a tensor of shape {tuple(tensor.shape)} does not lie in one block")
     return start + offset + tensor.storage_offset() * tensor.element_size()
 
 
-READERS = {"sharded": _read_sharded, "safetensors": _read_safetensors, "pt": _read_pt}
+TENSORS = {"sharded": _sharded, "safetensors": _safetensors, "pt": _pt}  # form → function: folder → name → Rows

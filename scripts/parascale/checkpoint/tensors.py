@@ -4,9 +4,9 @@ Rows are entries of the first dimension; a tensor without dimensions counts as o
 """
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -30,7 +30,6 @@ class Rows:
     dtype: torch.dtype
     rows: Callable
     indivisible: bool = False
-    shards: int = 1
 
     @property
     def count(self):
@@ -48,13 +47,11 @@ class Rows:
 
 
 class Piece(NamedTuple):
-    """A block of a tensor that lies contiguously in an open file, from byte `position` on.
+    """A block of a tensor that lies contiguously in a file. position: function → its first byte. offsets, sizes: its place in the tensor,
+    by dimension."""
 
-    offsets, sizes: its place in the tensor, by dimension.
-    """
-
-    file: object
-    position: int
+    path: Path
+    position: Callable
     offsets: tuple
     sizes: tuple
 
@@ -78,21 +75,23 @@ def stored(name, shape, dtype, pieces):
                 target = target.narrow(axis, offsets[axis], sizes[axis])
             part = target.contiguous()
             row_bytes = math.prod(sizes[1:]) * dtype.itemsize
-            _read_into(piece.file, as_memory(part), piece.position + (start - offsets[0]) * row_bytes)
+            _read_into(as_memory(part), piece.path, piece.position() + (start - offsets[0]) * row_bytes)
             if part is not target:
                 target.copy_(part)
         return found
 
-    return Rows(shape, dtype, rows, shards=len(pieces))
+    return Rows(shape, dtype, rows)
 
 
-def _read_into(file, memory, position):
-    """Fill `memory` from byte `position` on; several threads may read one file."""
-    while memory:
-        count = os.preadv(file.fileno(), [memory], position)
-        if count == 0:
-            raise CheckpointError(f"{file.name} is cut short: it ends at byte {position:,}")
-        memory, position = memory[count:], position + count
+def _read_into(memory, path, position):
+    """Fill `memory` from byte `position` of a file on. Opened for each block: a checkpoint may have more files than a process may open."""
+    with open(path, "rb", buffering=0) as file:
+        file.seek(position)
+        while memory:
+            count = file.readinto(memory)
+            if count == 0:
+                raise CheckpointError(f"{path} is cut short: it ends at byte {file.tell():,}")
+            memory = memory[count:]
 
 
 def as_memory(tensor):
@@ -106,19 +105,13 @@ def cast(tensor, dtype):
     return Rows(tensor.shape, dtype, lambda first, last: tensor.rows(first, last).to(dtype), tensor.indivisible)
 
 
-def zeros(shape, dtype):
-    """A tensor of zeros."""
-    return Rows(shape, dtype, lambda first, last: torch.zeros((last - first, *shape[1:]), dtype=dtype))
-
-
 def joined(parts, turned):
     """Tensors joined along their rows; transposed where `turned`."""
     shape = (sum(part.count for part in parts), *parts[0].shape[1:])
 
     def rows(first, last):
-        if turned:
-            return torch.cat([part.whole().T for part in parts], dim=1)[first:last]
-        return torch.cat([part.whole() for part in parts])[first:last]
+        whole = torch.cat([part.whole() for part in parts])
+        return (whole.T if turned else whole)[first:last]
 
     return Rows(shape[::-1] if turned else shape, parts[0].dtype, rows, indivisible=True)
 
