@@ -12,7 +12,7 @@ import pytest
 
 from parascale.errors import RequirementError
 from parascale.launch import rendezvous
-from parascale.launch.channel import Channel, Node, read_secret, shared_secret
+from parascale.launch.channel import MESSAGES, Channel, Node, new_secret, read_secret
 from parascale.launch.node import Place
 from parascale.launch.rendezvous import host_meeting, join_meeting, reserve_port
 from parascale.settings.site import Network
@@ -29,16 +29,10 @@ def wait():
 
 
 @pytest.fixture
-def place(tmp_path):
+def place():
     """Where node 0 listens, and the secret of the launch."""
-    with reserve_port() as holder, shared_secret(tmp_path) as secret:
-        yield Place(port=holder.getsockname()[1], secret=secret)
-
-
-@pytest.fixture
-def other_secret(tmp_path):
-    with shared_secret(tmp_path / "other") as secret:
-        yield secret
+    with reserve_port() as holder:
+        yield Place(port=holder.getsockname()[1], secret=new_secret().strip())
 
 
 class Outcome(threading.Thread):
@@ -87,8 +81,7 @@ def test_node_0_learns_who_is_where_and_all_the_same_port(place):
     assert [entry.node for entry in nodes] == [0, 1, 2]
     assert nodes[2].line() == "node 2: host2 (127.0.0.1), ranks 4-5, 1 threads a process"
     for joined in joining:
-        first, _, port = joined()
-        assert first == nodes[0] and port == 1234
+        assert joined()[1] == 1234
 
 
 def test_nodes_that_never_came_are_named(place, monkeypatch):
@@ -132,10 +125,10 @@ def test_a_node_0_that_goes_before_all_have_met_is_noticed_at_once(place):
 
 
 @pytest.mark.parametrize("who", ["joins", "hosts"])
-def test_a_launcher_without_the_secret_is_no_part_of_the_run(who, place, other_secret, monkeypatch):
+def test_a_launcher_without_the_secret_is_no_part_of_the_run(who, place, monkeypatch):
     """Both ways: node 0 takes in nobody who cannot prove it, and nobody believes a node 0 that cannot."""
     monkeypatch.setattr(rendezvous, "MEETING_SECONDS", 1.0)
-    wrong = replace(place, secret=other_secret)
+    wrong = replace(place, secret=new_secret().strip())
     hosting, joined = host(wrong if who == "hosts" else place), join(wrong if who == "joins" else place)
     with pytest.raises(RequirementError, match=r"node\(s\) 1 of 2 did not reach node 0 at 127.0.0.1"):
         raise hosting()
@@ -148,7 +141,7 @@ def test_what_a_launcher_said_on_one_connection_proves_nothing_on_another(place,
     monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 60.0)
     said, transmit = [], Channel._transmit
     monkeypatch.setattr(Channel, "_transmit", lambda self, line: said.append((self, line)) or transmit(self, line))
-    hosting, secret = host(place, 3), read_secret(place.secret)
+    hosting = host(place, 3)
     join(place)
     while not (heard := [line for channel, line in said if not channel._listened])[2:]:
         wait()
@@ -159,7 +152,7 @@ def test_what_a_launcher_said_on_one_connection_proves_nothing_on_another(place,
                 mirror.sendall(block)
         while replayed.recv(4096):
             pass
-    assert HELLO[:9] in heard[2] and secret not in b"".join(line for _, line in said)
+    assert HELLO[:9] in heard[2] and place.secret not in b"".join(line for _, line in said)
     join(place, 2)
     assert [entry.host for entry in hosting()[0]] == ["host0", "host1", "host2"]
 
@@ -186,7 +179,7 @@ def test_strangers_neither_end_nor_delay_the_meeting(place, monkeypatch):
     reset.close()
     joined = join(place)
     assert [entry.node for entry in hosting()[0]] == [0, 1]
-    assert joined()[0] == node(0)
+    assert joined()[1] == 1234
     for stranger in strangers:
         stranger.close()
 
@@ -227,22 +220,25 @@ def test_who_proves_nothing_is_hung_up_on(place, monkeypatch):
         (b'{"stop":true}', "who does not say which node it is"),
     ],
 )
-def test_a_message_of_the_wrong_kind_is_not_taken_even_from_a_launcher(text, told, place):
-    hosting, heard, said = host(place, 3), [], False
-    channel = Channel(connect(place), ("127.0.0.1", 0), read_secret(place.secret), listened=False)
+def test_a_message_of_the_wrong_kind_is_not_taken_even_from_a_launcher(text, told, place, monkeypatch):
+    hosting, heard = host(place, 3), []
+    monkeypatch.setattr(
+        Channel,
+        "send",
+        lambda self, content: self._transmit(text if content == "greeting" else MESSAGES.dump_json(content)),
+    )
+    channel = Channel(connect(place), place.secret, greeting="greeting")
     while not channel.closed:
         heard += channel.receive()
-        if channel.proven and not said:
-            channel._transmit(text)
-            said = True
         wait()
+    monkeypatch.undo()
     assert [content.reason for content in heard] == ([f"of 3 nodes, {told} is not awaited"] if told else [])
     first = join(place)
     time.sleep(0.2)
     with pytest.raises(RequirementError, match="turned away by node 0: of 3 nodes, node 1 is not awaited"):
         raise join(place)()  # a second node 1
     second = join(place, 2)
-    assert len(hosting()[0]) == 3 and first()[0] == second()[0] == node(0)
+    assert len(hosting()[0]) == 3 and first()[1] == second()[1] == 1234
 
 
 @pytest.mark.parametrize(
@@ -264,21 +260,13 @@ def test_node_0_listens_on_one_address_alone(known_as, network, listens, place, 
     assert len(hosting()[0]) == 2
 
 
-def test_the_secret_is_for_its_user_alone_and_does_not_stay(tmp_path):
-    (tmp_path / "theirs").touch()
-    os.symlink(tmp_path / "theirs", tmp_path / "launch.secret")  # planted, to read along
-    with shared_secret(tmp_path) as path:
-        assert os.stat(path, follow_symlinks=False).st_mode & 0o7777 == 0o600
-        first = read_secret(path)
-    assert os.listdir(tmp_path) == ["theirs"] and not (tmp_path / "theirs").read_bytes()
-    with shared_secret(tmp_path) as path:
-        assert read_secret(path) != first and len(first) == 64
-        os.chmod(path, 0o640)
-        with pytest.raises(RequirementError, match="others can read"):
+def test_a_secret_is_for_its_user_alone(tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(new_secret())
+    for mode, size, said in ((0o640, 64, "others can read"), (0o600, 31, "it has 31 of 32 bytes")):
+        path.chmod(0o600)
+        assert len(read_secret(path)) == 64
+        path.chmod(mode)
+        os.truncate(path, size)
+        with pytest.raises(RequirementError, match=said):
             read_secret(path)
-        os.chmod(path, 0o600)
-        os.truncate(path, 31)
-        with pytest.raises(RequirementError, match="not the secret of a launch: it has 31 of 32 bytes"):
-            read_secret(path)
-    with pytest.raises(RequirementError, match=r"launch.secret`, cannot be read: No such file"):
-        read_secret(path)

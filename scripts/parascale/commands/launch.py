@@ -17,7 +17,7 @@ from parascale.errors import ConfigError
 from parascale.files import locked, make_folder
 from parascale.launch import die_with_parent
 from parascale.launch.binding import cores_of_ranks
-from parascale.launch.channel import shared_secret
+from parascale.launch.channel import read_secret
 from parascale.launch.environment import check_node
 from parascale.launch.node import GRACE_SECONDS, Launch, Place, process_environment, run_node
 from parascale.launch.preflight import belong
@@ -57,12 +57,10 @@ SECONDS = Number(min=0, min_open=True)
 )
 @click.option("--meet", metavar="HOST:PORT", help="With --node: where node 0 listens.")
 @click.option(
-    "--secret-file",
-    type=Location(),
-    metavar="FILE",
-    help="With --node: a file for this launch, readable only by you and on every node; it proves which launchers "
-    "belong together.  [default: node 0 makes one in --logs, a folder that all nodes share]",
-)
+    "--secret-file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), metavar="FILE",
+    help="With --node: at least 32 random bytes, readable only by you and the same on every node; they prove which launchers "
+    "belong together. `-`: standard input.",
+)  # fmt: skip
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT ...]")
 @project_options
 @click.pass_context
@@ -76,8 +74,8 @@ def launch(context, find, name, kind, site, in_step, node, meet, secret_file, gp
     Exit codes: 0 done; 75 stopped by request with its state saved, start again to continue; 143 stopped by request
     without saving; 1 failed: the last lines name rank, host, reason and log; 78 failed, and would fail again.
     """
-    if (node is None) != (meet is None):
-        raise click.UsageError("--node and --meet go together")
+    if len({node is None, meet is None, secret_file is None}) > 1:
+        raise click.UsageError("--node, --meet and --secret-file go together")
     if meet and not re.fullmatch(r".+:\d+", meet):
         raise click.UsageError(f"--meet {meet}: give the host and port of node 0, HOST:PORT")
     if not (name or command):
@@ -183,16 +181,13 @@ def start(launch, in_step, node, meet, secret_file, gpus):
         slurm.note_restarts()  # for the lease: which start of the job this is
     if in_step:
         die_with_parent()
-        return run_node(launch, place_in_step(launch.site, secret_file))
+        return run_node(launch, place_in_step(launch.site, read_secret("-")))
     if node is not None:
         host, _, port = meet.rpartition(":")
-        with shared_secret(launch.logs, secret_file, makes=node == 0) as secret:
-            return run_node(launch, Place(node, host, int(port), secret))
+        return run_node(launch, Place(node, host, int(port), read_secret(secret_file)))
     if launch.nodes > 1 and job:
-        with shared_secret(launch.logs) as secret:
-            again = [*LAUNCHER, "--in-step", "--secret-file", secret, *sys.argv[2:]]
-            wait = launch.grace + launch.timeout
-            return run_in_step(slurm.srun_command(again, launch.nodes, launch.site, gpus, wait))
+        again, wait = [*LAUNCHER, "--in-step", *sys.argv[2:]], launch.grace + launch.timeout
+        return run_in_step(slurm.srun_command(again, launch.nodes, launch.site, gpus, wait))
     if launch.nodes > 1:
         return run_nodes_here(launch, LAUNCHER, sys.argv[2:])
     if launch.processes > 1 or launch.nsight:

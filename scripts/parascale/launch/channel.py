@@ -1,11 +1,10 @@
 """What the launchers of a run say to each other: few kinds of message, bounded, from launchers that know the launch's secret.
 
-A launch has a secret, in a file that only its user can read. It is never sent. When two launchers connect, each sends 32 random
-bytes, and then an HMAC-SHA256 of both sides' bytes under the secret. Messages, lines of JSON, count after that proof. Anything else
-closes the connection. Messages are neither encrypted nor signed: they say nothing that a log does not.
+The secret is never sent. When two launchers connect, each sends 32 random bytes, and then an HMAC-SHA256 of both sides' bytes under
+the secret. Messages, lines of JSON, count after that proof; anything else closes the connection. They are neither encrypted nor
+signed: they say nothing that a log does not.
 """
 
-import contextlib
 import hmac
 import os
 import secrets
@@ -19,7 +18,6 @@ from pydantic.dataclasses import dataclass
 
 from parascale.errors import RequirementError
 
-SECRET = "launch.secret"
 SECRET_BYTES = NONCE_BYTES = 32
 SEND_SECONDS = 2.0
 # The longest line from somebody who has proven nothing yet, and from a launcher: the failures of thousands of ranks.
@@ -51,7 +49,6 @@ class Node:
 class Met:
     """From node 0: all nodes are there. port: where torch meets."""
 
-    first: Node
     port: PositiveInt
 
 
@@ -98,38 +95,19 @@ class Report:
 MESSAGES = TypeAdapter(Node | Met | Refused | Stopping | Report)
 
 
-@contextlib.contextmanager
-def shared_secret(logs, given=None, makes=True):
-    """The path of the launch's secret: `given`, else in the folder `logs`, which all nodes share.
-
-    makes: whether it is made here, and removed at the end; another launcher finds it there.
-    """
-    path = given or os.path.abspath(os.path.join(logs, SECRET))
-    if given or not makes:
-        yield path
-        return
-    os.makedirs(logs, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # of a launch that was killed
-    # O_EXCL: never a file or link that somebody else has put there.
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as handle:
-        os.fchmod(handle.fileno(), 0o600)  # whatever the umask is
-        print(secrets.token_hex(SECRET_BYTES), file=handle)
-    try:
-        yield path
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+def new_secret():
+    """A secret of a launch, as the line in which `read_secret` finds it."""
+    return f"{secrets.token_hex(SECRET_BYTES)}\n".encode()
 
 
 def read_secret(path):
-    """The bytes of a secret. Raises RequirementError where there are too few, or where others can read them too."""
+    """The bytes of a secret in a file, or on standard input (`-`). RequirementError where there are too few, or others can read them."""
     try:
-        with open(path, "rb") as handle:
+        with open(0 if path == "-" else path, "rb") as handle:
             facts, secret = os.fstat(handle.fileno()), handle.read(STRANGER_BYTES).strip()
     except OSError as error:
         raise RequirementError(f"the secret of the launch, `{path}`, cannot be read: {error.strerror}") from None
-    if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if path != "-" and (facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO)):
         raise RequirementError(f"others can read `{path}`, the secret of the launch: it must be yours, with mode 0600")
     if len(secret) < SECRET_BYTES:
         raise RequirementError(f"`{path}` is not the secret of a launch: it has {len(secret)} of {SECRET_BYTES} bytes")
@@ -139,19 +117,19 @@ def read_secret(path):
 class Channel:
     """One side of a connection between two launchers, read without waiting. It closes itself at what it cannot trust."""
 
-    def __init__(self, connection, peer, secret, listened):
-        """peer: the other side's address and port. listened: whether this is node 0's side."""
-        self._socket, self._secret, self._listened = connection, secret, listened
-        self.peer = peer[0]
-        self._socket.setblocking(False)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE:
-            self._socket.setsockopt(socket.IPPROTO_TCP, name, value)
-        self._nonces = {listened: secrets.token_hex(NONCE_BYTES).encode()}
-        self._buffer = b""
-        self.since = time.monotonic()
+    def __init__(self, connection, secret, greeting=None):
+        """greeting: what a node that joins says first, its Node; None at node 0's side."""
+        self._socket, self._secret, self._greeting = connection, secret, greeting
+        self._listened = greeting is None
+        self._nonces = {self._listened: secrets.token_hex(NONCE_BYTES).encode()}
+        self._buffer, self.since = b"", time.monotonic()
         self.proven = self.closed = False
-        self._transmit(self._nonces[listened])
+        self.peer = connection.getpeername()[0]
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, name, value)
+        self._transmit(self._nonces[self._listened])
 
     def send(self, content):
         """Send a message, if the other side still takes any."""
@@ -162,9 +140,8 @@ class Channel:
         limit = PROVEN_BYTES if self.proven else STRANGER_BYTES
         try:
             block = self._socket.recv(min(limit, 1 << 16))  # no more, so that nobody keeps us here by sending
-            self.closed = self.closed or not block
             *lines, self._buffer = (self._buffer + block).split(b"\n")
-            self.closed = self.closed or len(self._buffer) > limit
+            self.closed = self.closed or not block or len(self._buffer) > limit
             return [content for line in lines if (content := self._read(line))]
         except BlockingIOError:
             pass
@@ -182,13 +159,15 @@ class Channel:
         if len(self._nonces) < 2:
             self._nonces[not self._listened] = line
             self._transmit(self._proof(self._listened))
+            if self._greeting:
+                self.send(self._greeting)
             return None
-        if not self.proven:
-            if not hmac.compare_digest(line, self._proof(not self._listened)):
-                raise ValueError("no launcher of this launch")
-            self.proven = True
-            return None
-        return MESSAGES.validate_json(line)
+        if self.proven:
+            return MESSAGES.validate_json(line)
+        if not hmac.compare_digest(line, self._proof(not self._listened)):
+            raise ValueError("no launcher of this launch")
+        self.proven = True
+        return None
 
     def _proof(self, listened):
         """What proves to the other side that this is the side of node 0 (listened), or of the node that joins it."""

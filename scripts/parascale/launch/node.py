@@ -12,7 +12,7 @@ from parascale import slurm
 from parascale.errors import FAILED, RequirementError
 from parascale.launch import STOPPED, TERMINATED, rendezvous
 from parascale.launch.binding import cores_of_ranks, visible_devices
-from parascale.launch.channel import Failure, Node, Report
+from parascale.launch.channel import Failure, Node, Report, Stopping
 from parascale.launch.environment import of_allocator
 from parascale.launch.peers import SETTLE_SECONDS, TICK_SECONDS, Peers
 from parascale.launch.workers import Worker, Workers, root_cause
@@ -61,7 +61,7 @@ class Place:
     node: int = 0
     address: str = "127.0.0.1"
     port: int | None = None
-    secret: str | None = None  # the file with the launch's secret, where there are several nodes
+    secret: bytes | None = None  # of the launch, where there are several nodes
     bind: bool = False  # the cores that we see are taken to be ours alone, and are dealt out
 
 
@@ -109,15 +109,15 @@ def _meet(launch, place, wait):
     detail = f"{launch.threads} threads a process" + (f", GPUs {devices}" if devices else "")
     me = Node(place.node, slurm.node_name(), place.address, launch.processes, detail)
     if place.node:
-        first, channel, port = rendezvous.join_meeting(me, place, wait)
-        return Peers(me, [first], {0: channel}), (channel.peer, port), contextlib.nullcontext()
+        channel, port = rendezvous.join_meeting(me, place, wait)
+        return Peers(place.node, [place.address], {0: channel}), (channel.peer, port), contextlib.nullcontext()
     holder, nodes, channels = rendezvous.reserve_port(), [me], {}
     port = holder.getsockname()[1]
     if launch.nodes > 1:
         nodes, channels = rendezvous.host_meeting(me, launch.nodes, place, launch.site.network, port, wait)
     if launch.nodes * launch.processes > 1:
         print("\n".join(node.line() for node in nodes), flush=True)
-    return Peers(me, nodes, channels), (place.address, port), holder
+    return Peers(0, [node.host for node in nodes], channels), (place.address, port), holder
 
 
 def _start(launch, place, address, port):
@@ -181,7 +181,7 @@ def _watch(launch, workers, peers, stop):
         if (stop.asked or peers.stopping) and stop_at is None:
             print(f"{slurm.node_name()}: stopping, ranks have {launch.grace:.0f} s to save their state", flush=True)
             workers.stop()
-            peers.ask_stop()
+            peers.send(Stopping())
             stop_at = time.monotonic()
         if (workers.ended or peers.ended) and ended_at is None:
             ended_at = time.monotonic()

@@ -14,8 +14,9 @@ SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail because o
 class Peers:
     """The launchers of the other nodes. Node 0 knows them all; the others know node 0."""
 
-    def __init__(self, me, nodes, channels):
-        self._me, self._nodes, self._channels = me, nodes, channels
+    def __init__(self, node, hosts, channels):
+        """hosts: name of each node that this one, number `node`, knows. channels: to the others, by number."""
+        self._node, self._hosts, self._channels = node, hosts, channels
         self._reports = {}  # node → Report
         self._verdict = None
         self.stopping = False
@@ -33,7 +34,7 @@ class Peers:
     @property
     def speaks(self):
         """Whether this node explains a failure: node 0, or any node that has lost it."""
-        return self._me.node == 0 or self._verdict is None
+        return self._node == 0 or self._verdict is None
 
     def listen(self):
         """Take in what other nodes have sent, and notice those that are gone."""
@@ -41,54 +42,48 @@ class Peers:
             for message in channel.receive():
                 if isinstance(message, Stopping):
                     self.stopping = True
-                elif isinstance(message, Report) and self._me.node:
+                elif isinstance(message, Report) and self._node:
                     self._verdict = message
                 elif isinstance(message, Report):
                     self._reports[node] = message
-            if channel.closed and self._verdict is None and node not in self._reports:
-                reason = f"the launcher of node {node} is gone: it was killed, or the node is down"
-                self._reports[node] = self._lost(node, reason)
+            if channel.closed and self._verdict is None:
+                self._lose(node, f"the launcher of node {node} is gone: it was killed, or the node is down")
 
-    def ask_stop(self):
-        """Pass on that the run is to stop: from any node to node 0, from node 0 to all."""
-        self._send(Stopping())
+    def send(self, content):
+        """Pass a message on: from any node to node 0, from node 0 to all."""
+        for channel in self._channels.values():
+            channel.send(content)
 
     def verdict(self, own, timeout):
         """Report how this node ended, and wait for what holds for all.
 
-        timeout: seconds that node 0 waits for nodes that still run when its own ranks have ended.
+        timeout: seconds that node 0 waits for nodes that still run when its own ranks have ended; after a failure it waits only for
+        reports that come at once.
         """
-        self._reports[self._me.node] = own
-        if self._me.node:
-            self._send(own)
+        self._reports[self._node] = own
+        if self._node:
+            self.send(own)
             # Node 0 answers or is gone: it waits for no node longer than its timeout.
             while self._verdict is None and 0 not in self._reports:
                 self.listen()
                 time.sleep(TICK_SECONDS)
             return self._verdict or self._joint()
-        self._collect(timeout)
-        self._send(self._joint())
-        return self._joint()
-
-    def _collect(self, timeout):
-        """Wait for the nodes' reports; after a failure only for those that come at once."""
-        deadline, failed = time.monotonic() + timeout, False
-        while len(self._reports) < len(self._nodes) and time.monotonic() < deadline:
+        deadline = time.monotonic() + timeout
+        while len(self._reports) < len(self._hosts) and time.monotonic() < deadline:
             self.listen()
-            if self.failed and not failed:
-                deadline, failed = time.monotonic() + 2 * SETTLE_SECONDS, True
+            if self.failed:
+                deadline = min(deadline, time.monotonic() + 2 * SETTLE_SECONDS)
             time.sleep(TICK_SECONDS)
-        reason = f"its ranks still ran {timeout:.0f} s after those of node 0 had ended"
-        for node in () if failed else range(len(self._nodes)):
-            self._reports.setdefault(node, self._lost(node, reason))
+        for node in () if self.failed else self._channels:
+            self._lose(node, f"its ranks still ran {timeout:.0f} s after those of node 0 had ended")
+        joint = self._joint()
+        self.send(joint)
+        return joint
 
-    def _send(self, content):
-        for channel in self._channels.values():
-            channel.send(content)
-
-    def _lost(self, node, reason):
-        """The Report on a node that sent none."""
-        return Report(FAILED, [Failure(None, self._nodes[node].host, reason, None, time.time(), True)])
+    def _lose(self, node, reason):
+        """Take it that a node that has reported nothing has failed."""
+        failure = Failure(None, self._hosts[node], reason, None, time.time(), True)
+        self._reports.setdefault(node, Report(FAILED, [failure]))
 
     def _joint(self):
         """One Report for all nodes: a failure counts before a stop, a stop before success; a failure is permanent if its cause is."""

@@ -1,9 +1,8 @@
 """How the launchers of a run's nodes meet.
 
-Node 0 listens at an address and port that every node can work out for itself. The others connect and prove that they know the
-launch's secret (`channel`); once all are there, node 0 tells them the port on which rank 0 waits for torch. The connections stay
-open for how each node ended, and for the verdict that all share. A launcher that is killed, or a node that is lost, shows as a
-closed connection within seconds, where torch would wait for its timeout.
+Node 0 listens at an address and port that every node can work out for itself, and tells those that prove to belong to the launch
+(`channel`) on which port rank 0 waits for torch. The connections stay open for how each node ended, and for the verdict that all
+share: a launcher that is killed, or a node that is lost, shows as a closed one within seconds, where torch waits for its timeout.
 
 Torch's own store, which the ranks then use, listens on every interface and asks nobody who they are: whoever reaches its port while
 a training runs can read and change what the ranks tell each other. Keeping others away from the ports of a job is the site's part.
@@ -17,7 +16,7 @@ from dataclasses import replace
 import psutil
 
 from parascale.errors import RequirementError
-from parascale.launch.channel import Channel, Met, Node, Refused, read_secret
+from parascale.launch.channel import Channel, Met, Node, Refused
 
 MEETING_SECONDS = 50.0  # so that a failed meeting is over within a minute, start-up included
 STRANGER_SECONDS = 5.0  # unauthenticated connections are dropped after this
@@ -64,59 +63,62 @@ def host_meeting(me, nodes, place, network, port, wait):
     launcher is told to stop. Raises RequirementError where nodes are missing when the time is over, and names them.
     """
     deadline = time.monotonic() + MEETING_SECONDS
-    secret, present, channels, strangers = read_secret(place.secret), {0: me}, {}, []
+    present, channels, strangers = {0: me}, {}, []
     with _listener(me, place, network) as listener:
-        while len(present) < nodes:
-            if time.monotonic() > deadline:
-                missing = ", ".join(str(node) for node in range(nodes) if node not in present)
-                reason = f"node(s) {missing} of {nodes} did not reach node 0 at {me.address}:{place.port}"
-                reason += f" within {MEETING_SECONDS:.0f} s"
-                for channel in channels.values():
-                    channel.send(Refused(reason))
-                raise RequirementError(
-                    f"{reason}. Look for their own error above; check `network` (address, interface) of the site, and that "
-                    f"all nodes see the secret of the launch ({place.secret}). Node 0 listened on {listener.getsockname()[0]}"
-                )
+        while len(present) < nodes and time.monotonic() < deadline:
             with contextlib.suppress(OSError):  # nobody waits, or somebody is gone again
                 for _ in range(BACKLOG):
-                    strangers.append(Channel(*listener.accept(), secret, listened=True))
-            strangers = [channel for channel in strangers if not _introduced(channel, nodes, present, channels)]
+                    strangers.append(Channel(listener.accept()[0], place.secret))
+            for channel in strangers:
+                _look_at(channel, nodes, present, channels)
+            strangers = [channel for channel in strangers if not channel.closed and channel not in channels.values()]
             for channel in strangers[: -nodes - BACKLOG]:  # the oldest: strangers must not use up our open files
                 channel.close()
-            strangers = strangers[-nodes - BACKLOG :]
             wait()
+        listened = listener.getsockname()[0]
     for channel in strangers:
         channel.close()
+    missing = ", ".join(str(node) for node in range(nodes) if node not in present)
+    reason = (
+        f"node(s) {missing} of {nodes} did not reach node 0 at {me.address}:{place.port} within {MEETING_SECONDS:.0f} s"
+    )
     for channel in channels.values():
-        channel.send(Met(me, port))
+        channel.send(Refused(reason) if missing else Met(port))
+    if missing:
+        raise RequirementError(
+            f"{reason}. Look for their own error above; check `network` (address, interface) of the site. Node 0 listened on {listened}"
+        )
     return [present[node] for node in range(nodes)], channels
 
 
 def join_meeting(me, place, wait):
-    """Be another node: introduce yourself to node 0. Return (its Node, Channel to it, torch's port)."""
+    """Be another node: introduce yourself to node 0. Return (Channel to it, torch's port)."""
+    deadline, channel, reason = time.monotonic() + MEETING_SECONDS, None, None
+    who, where = f"node {me.node} ({me.host})", f"node 0 at {place.address}:{place.port}"
     # Node 0 gives up first, and says who is missing.
-    deadline, where = time.monotonic() + MEETING_SECONDS, f"node 0 at {place.address}:{place.port}"
-    channel, introduced = None, False
     while time.monotonic() < deadline + (5 if channel and channel.proven else 0):
-        if channel is None:
-            channel, reason = _connected(place)
+        try:
+            channel = channel or Channel(
+                socket.create_connection((place.address, place.port), timeout=5), place.secret, greeting=me
+            )
+        except socket.gaierror as error:
+            reason = (
+                f"the name `{place.address}` does not resolve ({error.strerror}); see `network.host_suffix` of the site"
+            )
+        except OSError as error:
+            reason = error.strerror or str(error)
         for content in channel.receive() if channel else ():
             if isinstance(content, Refused):
-                raise RequirementError(f"node {me.node} ({me.host}) was turned away by node 0: {content.reason}")
+                raise RequirementError(f"{who} was turned away by node 0: {content.reason}")
             if isinstance(content, Met):
-                return content.first, channel, content.port
+                return channel, content.port
         if channel and channel.closed:
             if channel.proven:
-                raise RequirementError(f"node {me.node} ({me.host}): {where} hung up before all nodes had met")
+                raise RequirementError(f"{who}: {where} hung up before all nodes had met")
             channel.close()
-            channel = None
-        elif channel and channel.proven and not introduced:
-            channel.send(me)
-            introduced = True
+            channel, reason = None, "whoever listens there does not know the secret of this launch"
         wait()
-    raise RequirementError(
-        f"node {me.node} ({me.host}) could not reach {where} within {MEETING_SECONDS:.0f} s: {reason}"
-    )
+    raise RequirementError(f"{who} could not reach {where} within {MEETING_SECONDS:.0f} s: {reason}")
 
 
 def _listener(me, place, network):
@@ -139,34 +141,16 @@ def _listener(me, place, network):
     return listener
 
 
-def _introduced(channel, nodes, present, channels):
-    """Whether a newcomer is done with: taken in, turned away, too late, or gone."""
+def _look_at(channel, nodes, present, channels):
+    """Take a newcomer in, or turn it away, or hang up when it has not said who it is for too long."""
     for node in channel.receive():
-        if not isinstance(node, Node) or not 0 < node.node < nodes or node.node in present:
-            name = f"node {node.node}" if isinstance(node, Node) else "who does not say which node it is"
-            channel.send(Refused(f"of {nodes} nodes, {name} is not awaited"))
-            channel.close()
-        else:
+        if isinstance(node, Node) and 0 < node.node < nodes and node.node not in present:
             # The address that others see, whatever the node calls itself.
             present[node.node], channels[node.node] = replace(node, address=channel.peer), channel
-        return True
+            return
+        name = f"node {node.node}" if isinstance(node, Node) else "who does not say which node it is"
+        channel.send(Refused(f"of {nodes} nodes, {name} is not awaited"))
+        channel.close()
+        return
     if channel.closed or time.monotonic() > channel.since + STRANGER_SECONDS:
         channel.close()
-    return channel.closed
-
-
-def _connected(place):
-    """(Channel to node 0, or None; the reason why the meeting has not come about if it stays so)."""
-    try:
-        connection = socket.create_connection((place.address, place.port), timeout=5)
-        channel = Channel(connection, connection.getpeername(), read_secret(place.secret), listened=False)
-        return channel, f"whoever listens there does not know the secret of this launch ({place.secret})"
-    except socket.gaierror as error:
-        reason = (
-            f"the name `{place.address}` does not resolve ({error.strerror}); see `network.host_suffix` of the site"
-        )
-        return None, reason
-    except RequirementError as error:
-        return None, str(error)
-    except OSError as error:
-        return None, error.strerror or str(error)

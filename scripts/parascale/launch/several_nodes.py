@@ -1,5 +1,6 @@
 """A launcher on each node of a run: on those of a Slurm job by srun, or all on this machine."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ from dataclasses import replace
 
 from parascale import slurm
 from parascale.launch import die_with_parent, rendezvous
-from parascale.launch.channel import shared_secret
+from parascale.launch.channel import new_secret
 from parascale.launch.node import Place, Stop, run_node
 from parascale.launch.peers import TICK_SECONDS
 
@@ -23,7 +24,8 @@ def run_in_step(line):
     """
     stop, own, again_at = Stop(), os.getpid(), 0.0
     ties = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own, signal.SIGTERM)}
-    step = subprocess.Popen(line, stdin=subprocess.DEVNULL, **ties)
+    step = subprocess.Popen(line, stdin=subprocess.PIPE, **ties)
+    _tell(step, new_secret())  # srun hands it to every task
     while step.poll() is None:
         if stop.asked and time.monotonic() > again_at:
             slurm.ask_steps_to_stop()  # repeated: the step may not be there yet
@@ -33,7 +35,7 @@ def run_in_step(line):
 
 
 def place_in_step(site, secret):
-    """This task's Place among the nodes of its job step. secret: the path of the launch's secret."""
+    """This task's Place among the nodes of its job step. secret: of the launch."""
     job, step, node, first_host = slurm.this_step()
     address = rendezvous.address_of(first_host, site.network)
     return Place(node, address, rendezvous.meeting_port(job, step), secret, bind=True)
@@ -45,18 +47,34 @@ def run_nodes_here(launch, launcher, options):
     launcher, options: the launcher's own command and its options, which the other nodes are started with.
     """
     launch = replace(launch, cores=max(1, launch.cores // launch.nodes))
-    with rendezvous.reserve_port() as holder, shared_secret(launch.logs) as secret:
-        port, own, others = holder.getsockname()[1], os.getpid(), []
+    with rendezvous.reserve_port() as holder:
+        port, own, others, secret = holder.getsockname()[1], os.getpid(), [], new_secret()
         for node in range(1, launch.nodes):
-            place = ["--node", str(node), "--meet", f"127.0.0.1:{port}", "--secret-file", secret]
-            place += ["--cores", str(launch.cores)]
+            place = [
+                "--node",
+                str(node),
+                "--meet",
+                f"127.0.0.1:{port}",
+                "--secret-file",
+                "-",
+                "--cores",
+                str(launch.cores),
+            ]
             # Ours come last, so that they hold; `--` starts the command, where one is given.
             cut = options.index("--") if "--" in options else len(options)
             command = [*launcher, *options[:cut], *place, *options[cut:]]
             # A process group of its own: Ctrl-C reaches this process alone, which passes it on.
-            others.append(subprocess.Popen(command, process_group=0, preexec_fn=lambda: die_with_parent(own)))
+            ties = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own)}
+            others.append(subprocess.Popen(command, stdin=subprocess.PIPE, **ties))
+            _tell(others[-1], secret)
         try:
-            return run_node(launch, Place(port=port, secret=secret))
+            return run_node(launch, Place(port=port, secret=secret.strip()))
         finally:
             for other in others:
                 other.wait(timeout=launch.timeout)
+
+
+def _tell(process, secret):
+    """Hand the launch's secret to launchers on their standard input: there it is in no command, no environment and no file."""
+    with contextlib.suppress(BrokenPipeError), process.stdin:
+        process.stdin.write(secret)

@@ -1,7 +1,6 @@
-"""What Slurm, or what it once printed, and this machine's drivers say of a cluster without a site file. What nobody says is None."""
+"""What Slurm, or what it once printed, says of a cluster without a site file. What nobody says is None."""
 
 import functools
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -15,11 +14,8 @@ from parascale.plan import limits
 from parascale.settings.strict import nearest
 
 SHEETS = Path(__file__).with_name("data_sheets.yaml")
-NETWORKS = Path("/sys/class/net")
+SINFO = "sinfo -o '%P %l %D %z %m %G'"  # partitions with hours, nodes, sockets:cores:threads, memory and GPUs
 GRES = re.compile(r"gpu(?::([A-Za-z0-9_.-]*[A-Za-z][A-Za-z0-9_.-]*))?:(\d+)")
-# `name, MiB` of a GPU: NVIDIA's own, and what ROCm prints, whose bytes are in the column before the last.
-NVIDIA = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-AMD = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--csv")
 
 
 @dataclass(frozen=True)
@@ -35,21 +31,19 @@ class Shape:
 
 @dataclass(frozen=True)
 class Survey:
-    """A cluster. shape: of most nodes of its first partition; others: of the rest. partitions: those with GPUs; none without Slurm.
+    """A cluster. shape: of most nodes of its first partition. partitions: those with GPUs; none without Slurm.
 
     data: the Partition without GPUs with most nodes, and data_cores the cores of one of its nodes. whole_nodes: a job has its nodes
-    alone. qos: what the first partition takes; empty where it takes any. needs_account: None where there is no accounting.
-    forgets: seconds after which Slurm forgets a job that has ended.
+    alone. forgets: seconds after which Slurm forgets a job that has ended.
     """
 
     cluster: str
     shape: Shape
     partitions: tuple = ()
-    others: tuple = ()
     data: object | None = None
     data_cores: int | None = None
     whole_nodes: bool = True
-    qos: tuple = ()
+    accounting: bool | None = None
     needs_account: bool | None = None
     forgets: float | None = None
 
@@ -60,26 +54,24 @@ def asked():
         return slurm.records("node"), slurm.records("partition"), slurm.configuration()
     except RequirementError as error:
         raise RequirementError(
-            f"{error}. Without Slurm here: --from FILE, for each of what `scontrol show node`, `scontrol show partition`, `scontrol show "
-            "config` or `sinfo` printed on the cluster, or --gpus 8 --gpu H100"
+            f"{error}. Without Slurm here: --from FILE, for each of what `scontrol show node`, `scontrol show partition` and `scontrol "
+            f"show config`, or `{SINFO}` printed on the cluster, or --gpus 8 --gpu H100"
         ) from None
 
 
 def recorded(files):
-    """(nodes, partitions, configuration) by files of what `scontrol show node`, `… partition`, `… config`, on one line a record or on
-    several, or `sinfo -o "%P %l %D %c %m %G"` printed. Raises RequirementError where they tell of no node."""
+    """The same by files of what `scontrol show node`, `… partition`, `… config`, on one line a record or on several, or SINFO printed.
+    Raises RequirementError where they tell of no node."""
     nodes, partitions, configuration = {}, {}, {}
     for file in files:
         text = re.sub(r"\n[ \t]+", " ", file.read_text(encoding="utf-8"))
         nodes |= slurm.parse_records("node", text)
         partitions |= slurm.parse_records("partition", text)
         configuration |= dict(re.findall(r"^(\w+) += (\S+)", text, re.MULTILINE))
-        if text.startswith("PARTITION"):
+        if text.startswith("PARTITION") and "S:C:T" in text:
             _read_sinfo(text, nodes, partitions)
     if not nodes:
-        raise RequirementError(
-            f"{files[0]}: tells of no node; record `scontrol show node` or `sinfo -o '%P %l %D %c %m %G'`"
-        )
+        raise RequirementError(f"{files[0]}: tells of no node; record `scontrol show node` or `{SINFO}`")
     if not partitions:  # of nodes alone
         names = {name for node in nodes.values() for name in node.get("Partitions", "").split(",")}
         partitions = {name: {"MaxNodes": "UNLIMITED"} for name in names}
@@ -90,8 +82,9 @@ def _read_sinfo(text, nodes, partitions):
     head, *lines = (line.split() for line in text.splitlines() if line.strip())
     for number, row in enumerate(dict(zip(head, line, strict=False)) for line in lines):
         name, count = row["PARTITION"].rstrip("*"), int(row.get("NODES", 1))
-        cores, memory = (row.get(key, "0").rstrip("+") for key in ("CPUS", "MEMORY"))
-        node = {"Partitions": name, "CoresPerSocket": cores, "RealMemory": memory, "Gres": row.get("GRES", "")}
+        sockets, cores, threads = map(int, row["S:C:T"].replace("+", "").split(":"))
+        node = {"Partitions": name, "RealMemory": row.get("MEMORY", "0").rstrip("+"), "Gres": row.get("GRES", "")}
+        node |= {"CoresPerSocket": sockets * cores, "CPUTot": sockets * cores * threads}
         nodes |= {f"{name}-{number}-{each}": node for each in range(count)}
         known = int(partitions.get(name, {}).get("TotalNodes", 0))
         default = "YES" if row["PARTITION"].endswith("*") else "NO"
@@ -106,7 +99,7 @@ def survey(nodes, partitions, configuration, chosen=None):
         for name in filter(None, record.get("Partitions", "").split(",")):
             shapes.setdefault(name, Counter())[_shape(record)] += 1
     up = {name: record for name, record in partitions.items() if record.get("State", "UP") == "UP" and shapes.get(name)}
-    with_gpus = {name: sum(n for s, n in shapes[name].items() if s.gpus) for name in up}
+    with_gpus = {name: sum(n for shape, n in shapes[name].items() if shape.gpus) for name in up}
     known = {each.name: each for each in limits.partitions(up)}
     runs = sorted(
         (name for name in up if with_gpus[name]),
@@ -118,23 +111,19 @@ def survey(nodes, partitions, configuration, chosen=None):
         raise RequirementError(
             "no partition here has nodes with GPUs that take jobs: begin with config/sites/slurm.yaml, or --gpus 8 --gpu H100"
         )
-    shape, *others = (shape for shape, _ in shapes[runs[0]].most_common() if shape.gpus)
     cpu = max((name for name in up if not with_gpus[name]), key=lambda name: sum(shapes[name].values()), default=None)
-    storage, enforced, age = (
-        configuration.get(key, "") for key in ("AccountingStorageType", "AccountingStorageEnforce", "MinJobAge")
-    )
-    allowed = up[runs[0]].get("AllowQos", "ALL")
+    age = configuration.get("MinJobAge")
+    # Without accounting the type is `accounting_storage/none`, or `(null)` in newer versions.
+    accounting = configuration.get("AccountingStorageType", "").endswith("slurmdbd") if configuration else None
     return Survey(
         cluster=configuration.get("ClusterName", "cluster"),
-        shape=shape,
+        shape=next(shape for shape, _ in shapes[runs[0]].most_common() if shape.gpus),
         partitions=tuple(known[name] for name in runs),
-        others=tuple(others),
         data=known.get(cpu),
         data_cores=shapes[cpu].most_common(1)[0][0].cores if cpu else None,
         whole_nodes=up[runs[0]].get("OverSubscribe") == "EXCLUSIVE",
-        qos=() if allowed == "ALL" else tuple(allowed.split(",")),
-        # Without accounting the type is `accounting_storage/none`, or `(null)` in newer versions.
-        needs_account="assoc" in enforced if storage.endswith("slurmdbd") else None,
+        accounting=accounting,
+        needs_account=accounting and "assoc" in configuration.get("AccountingStorageEnforce", ""),
         forgets=float(age.split()[0]) if age else None,
     )
 
@@ -148,37 +137,17 @@ def _shape(record):
     return Shape(sum(int(count) for _, count in gpus), (gpus[0][0] or None) if gpus else None, cores, threads, memory)
 
 
-def gpu_here():
-    """(name, memory in 10⁹ bytes or None) of a GPU of this machine, as its driver says; None where there is none, as on most login
-    nodes."""
-    if lines := slurm.told(NVIDIA).splitlines():
-        name, _, memory = lines[0].rpartition(", ")
-        return name, round(float(memory) * 2**20 / 1e9, 1) if memory.strip().isdigit() else None
-    if len(lines := slurm.told(AMD).splitlines()) > 1:
-        values = dict(zip(lines[0].split(","), lines[1].split(","), strict=False))
-        total = next((value for key, value in values.items() if "Total Memory" in key), "")
-        name = values.get("Card Series") or values.get("Card series") or "AMD GPU"
-        return name, round(float(total) / 1e9, 1) if total.isdigit() else None
-    return None
-
-
 @functools.cache
 def _sheets():
     return yaml.safe_load(SHEETS.read_text(encoding="utf-8"))
 
 
-def data_sheet(name, memory_gb=None):
-    """What the data sheet says of a GPU of this name; None of one that is not among them."""
+def data_sheet(name):
+    """What the data sheet says of a GPU of this name, such as `a100_80gb`; None of one that is not among them."""
     words = (name or "").upper()
     known = [sheet["names"] for sheet in _sheets()]
     # A T4 is no T400, an A100 no A1000.
     names = next((names for names in known if any(re.search(rf"{each}(?!\d)", words) for each in names)), None)
     found = [sheet for sheet in _sheets() if sheet["names"] == names]
-    sized = re.search(r"(\d+)GB?\b", words)
-    size = memory_gb or (float(sized[1]) if sized else None)
-    return min(found, key=lambda sheet: abs(sheet["gpu_memory_gb"] - size) if size else 0, default=None)
-
-
-def networks_here():
-    """InfiniBand interfaces of this machine, by name."""
-    return sorted(name for name in os.listdir(NETWORKS) if name.startswith("ib")) if NETWORKS.is_dir() else []
+    size = re.search(r"(\d+)GB?\b", words)
+    return min(found, key=lambda sheet: abs(sheet["gpu_memory_gb"] - float(size[1])) if size else 0, default=None)
