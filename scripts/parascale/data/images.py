@@ -156,8 +156,8 @@ class FileImages(ImageSplit):
 
     def read(self, i):
         """The bytes of image `i`. Raises OSError where it cannot be read."""
-        with open(os.path.join(self.root, self.name_bytes(i)), "rb", buffering=0) as file:
-            return file.read()
+        with open(os.path.join(self.root, self.name_bytes(i)), "rb") as file:
+            return file.read(self._length[i] + 1)  # one more than the index says tells that it grew
 
 
 class PackedImages(ImageSplit):

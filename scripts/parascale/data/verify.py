@@ -1,7 +1,7 @@
-"""Proof that converted data is its source: every sample, in every way in which it can be read.
+"""Proof that converted data is its source.
 
-Each sample is read by our reader and with the format's own library, and compared byte by byte with a fresh read of the source; labels, checksums and the shards' sha256 are compared too, and every sample
-of the source must be there exactly once or be listed as bad.
+Each sample is read by our reader and with the format's own library, and compared byte by byte with a fresh read of the source.
+Labels, checksums and the shards' sha256 are compared too. Every sample of the source must be there once or be listed as bad.
 """
 
 import dataclasses

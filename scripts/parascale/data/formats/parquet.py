@@ -72,18 +72,20 @@ class Reader(BaseReader):
 
     def iterate(self, shard):
         self.require_open()
-        self._group = (None, None)  # each pass reads its groups, also the only one
-        yield from super().iterate(shard)
+        for group in range(self._files[shard].num_row_groups):
+            yield from self._load(shard, group).to_pylist()
 
     def _read(self, i):
         shard, row = self._shard[i], self._offset[i]
         group = int(np.searchsorted(self._starts[shard], row, side="right")) - 1
         if (shard, group) != self._group:
-            images = self._files[shard].read_row_group(group, columns=["image"]).column(0).combine_chunks()
-            # Files of earlier versions have the bytes alone.
-            self._images = images.field("bytes") if pa.types.is_struct(images.type) else images
-            self._group = (shard, group)
+            self._images, self._group = self._load(shard, group), (shard, group)
         return self._images[row - self._starts[shard].item(group)].as_py()
+
+    def _load(self, shard, group):
+        images = self._files[shard].read_row_group(group, columns=["image"]).column(0).combine_chunks()
+        # Files of earlier versions have the bytes alone.
+        return images.field("bytes") if pa.types.is_struct(images.type) else images
 
 
 def native(path):
