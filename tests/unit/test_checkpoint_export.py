@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from parascale.checkpoint.convert import convert
-from parascale.checkpoint.manifest import MANIFEST, read_manifest, write_manifest
+from parascale.checkpoint.manifest import MANIFEST, read_manifest
 from parascale.checkpoint.verify import require_identical, verify
 from parascale.errors import CheckpointError
 from parascale.files import read_json, sha256, write_json
@@ -150,14 +150,3 @@ def test_verification_misses_what_a_converter_dropped_of_the_optimizer(data, tmp
     torch.save({moment: held[moment]}, folder / "optimizer.pt")
     seal_as(folder)
     assert differs() == [moment]
-
-
-def test_a_manifest_that_does_not_say_what_was_asked_for_proves_nothing(data, tmp_path):
-    """As an earlier version wrote it: whether moments may be missing is not known."""
-    _, _, checkpoint = save_run(tmp_path)
-    convert(checkpoint, tmp_path / "out", Checkpoints(), ["pt"])
-    manifest = read_manifest(tmp_path / "out")
-    del manifest["facts"]["conversion"]["optimizer"]
-    write_manifest(tmp_path / "out", **manifest)
-    with pytest.raises(CheckpointError, match=r"does not say what was asked of its conversion \(optimizer\)"):
-        verify(checkpoint, tmp_path / "out", data)

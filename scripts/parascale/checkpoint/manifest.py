@@ -1,8 +1,4 @@
-"""`checkpoint.json`: what makes a folder a whole checkpoint. It is written last and holds the checksum of every other file.
-
-It also holds a checksum of itself, so that no bit of a checkpoint changes unseen. Manifests of schema 1 have none and are
-still read.
-"""
+"""`checkpoint.json`: what makes a folder a whole checkpoint. It is written last and holds the checksums of every other file and of itself."""
 
 import hashlib
 import json
@@ -16,7 +12,6 @@ from parascale.files import read_json, write_json
 MANIFEST = "checkpoint.json"
 STEP = re.compile(r"step-(\d+)(?:\.old)?")  # the old one of a step that is being written again
 SCHEMA_VERSION = 2
-UNSEALED = {"schema_version", "facts", "files"}  # the keys of a manifest of schema 1
 
 
 def step_folder(folder, step):
@@ -64,16 +59,14 @@ def read_manifest(folder):
         raise CheckpointError(f"{folder}: not a whole checkpoint ({MANIFEST} is missing)")
     try:
         manifest = read_json(path)
-        sealed = manifest.pop("xxh3", None)
-        if manifest.keys() != UNSEALED or sealed != (_seal(manifest) if manifest["schema_version"] != 1 else None):
+        if manifest.pop("xxh3") != _seal(manifest):
             raise CheckpointError(f"{path} is damaged: its own checksum differs")
-        facts, files = manifest["facts"], manifest["files"]
-        named = step_of(path.parent)
-        if named is not None and named != facts["step"]:
-            raise CheckpointError(f"{path} is of step {facts['step']}, not of the step that its folder names")
+        step, named = manifest["facts"].get("step"), step_of(path.parent)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
-    return {"facts": facts, "files": files}
+    if named is not None and named != step:
+        raise CheckpointError(f"{path} is of step {step}, not of the step that its folder names")
+    return manifest
 
 
 def _seal(manifest):

@@ -127,7 +127,7 @@ class Streaming:
     largest_block: int = LARGEST_BLOCK
 
     def blocks(self, tensors):
-        """Yield (name, first row, contiguous rows) through `tensors` (name → Rows), in their order."""
+        """Yield (name, first row, contiguous rows) through `tensors` (name → Rows), in their order, each at least once."""
 
         def read(task):
             name, first, last = task
@@ -135,14 +135,13 @@ class Streaming:
 
         for name, first, block in ordered_map(read, self._tasks(tensors), self.threads, self.threads + 1):
             yield name, first, block
-            self.progress.add(block.numel() * block.element_size())
+            self.progress.add(block.nbytes)
 
     def _tasks(self, tensors):
         # threads + 1 blocks are in flight, each twice while its columns or dtype change.
         block_bytes = max(1, min(self.largest_block, self.memory_bytes // (2 * (self.threads + 1))))
         for name, tensor in tensors.items():
-            if tensor.bytes == 0:
-                continue
-            step = tensor.count if tensor.indivisible else max(1, block_bytes * tensor.count // tensor.bytes)
-            for first in range(0, tensor.count, step):
+            whole = tensor.indivisible or not tensor.bytes
+            step = max(1, tensor.count if whole else block_bytes * tensor.count // tensor.bytes)
+            for first in range(0, max(1, tensor.count), step):
                 yield name, first, min(first + step, tensor.count)

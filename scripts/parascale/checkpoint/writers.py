@@ -87,7 +87,7 @@ def write_pt(folder, stem, tensors, streaming):
             archive.writestr(zipfile.ZipInfo(f"{stem}/{name}"), content)
         for number, tensor in enumerate(tensors.values()):
             with _open_member(archive, f"{stem}/data/{number}", tensor.bytes) as member:
-                for _, _, block in next(filled)[1] if tensor.bytes else ():
+                for _, _, block in next(filled)[1]:
                     member.write(as_memory(block))
     return path.name
 
@@ -135,17 +135,11 @@ def write_sharded(folder, tensors, streaming):
         name: TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), chunks=[])
         for name, tensor in tensors.items()
     }
-    empty = [
-        (name, 0, torch.empty(entry.shape, dtype=entry.dtype)) for name, entry in tensors.items() if not entry.bytes
-    ]
     with open_flushed(folder / name_of_file) as file:
-        for name, first, block in itertools.chain(streaming.blocks(tensors), empty):
+        for name, first, block in streaming.blocks(tensors):
             block = block if tensors[name].shape else block.reshape(())
-            offsets, chunks, start = (
-                torch.Size([first] + [0] * block.ndim)[: block.ndim],
-                entries[name].chunks,
-                file.tell(),
-            )
+            offsets = torch.Size([first, *[0] * block.ndim][: block.ndim])
+            start, chunks = file.tell(), entries[name].chunks
             torch.save(block, file)
             places[MetadataIndex(name, offsets, len(chunks))] = _StorageInfo(name_of_file, start, file.tell() - start)
             chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=block.shape))
