@@ -190,11 +190,8 @@ def parse_records(kind, text):
 
 def accounts():
     """The accounts of this user, by name, as far as Slurm tells."""
-    associations = ["sacctmgr", "-nP", "show", "associations", f"user={getpass.getuser()}", "format=account"]
-    for command in (associations, ["sshare", "-nP", "--Users", "--format=account"]):
-        if names := told(command, ANSWER_SECONDS).split():
-            return sorted(set(names))
-    return []
+    command = ["sacctmgr", "-nP", "show", "associations", f"user={getpass.getuser()}", "format=account"]
+    return sorted(set(told(command, ANSWER_SECONDS).split()))
 
 
 def _show(kind):

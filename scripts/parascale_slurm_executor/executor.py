@@ -13,7 +13,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from parascale import slurm, submissions
 from parascale.errors import ParascaleError, RequirementError
 from parascale.lease import Lease
-from parascale_slurm_executor.jobs import key_of, members_of, noted_as, training_of, work_of
+from parascale_slurm_executor.jobs import members_of, noted_as, training_of, work_of
 from parascale_slurm_executor.waiting import why
 
 AWAY_SECONDS = (10.0, 300.0)  # before Slurm is asked again that did not answer: at first, and at most
@@ -33,9 +33,7 @@ class RootExecutor(Executor):
     def __post_init__(self, test_mode=False):
         super().__post_init__(test_mode)
         self.signs = {}  # job → (its training's last sign of life, when we first saw that)
-        self.undecided = (
-            Counter()
-        )  # job → looks in a row at which Slurm had not decided, or forgotten, what became of it
+        self.undecided = Counter()  # job → looks in a row at which Slurm did not know what became of it
         self.away = {}  # job of Snakemake's → seconds after which Slurm is asked again
         self.explained = set()  # (job, reason why it waits) that was printed
         self.found = None  # {id: comment} of the queue at the first submission
@@ -103,7 +101,7 @@ class RootExecutor(Executor):
         left = again and self._at_work(job, slurm.waiting_or_running(self.run_uuid))
         if left and left[1] is None and left[0] not in self.found:  # our own, whose submission had no answer
             self._note(SubmittedJobInfo(job, external_jobid=left[0]))
-            return left[0], key_of(job)
+            return left[0], noted_as(job)["key"]
         return left
 
     def _at_work(self, job, queue):
@@ -117,19 +115,19 @@ class RootExecutor(Executor):
         for identity, said in queue.items():
             line = known.get(identity, {})
             if training and line.get("kind"):
-                same = (line["kind"], line["run"]) == (training.kind, training.run)
+                same = (line["kind"], line["run"]) == (training["kind"], training["run"])
             elif line.get("jobs") is not None:
                 same = any(work_of(member) in line["jobs"] for member in members_of(job))
             else:  # Snakemake was killed before it could write the job down
                 same = said == comment
             if same:
                 found[identity] = line.get("key")
-        key = key_of(job)
+        key = noted_as(job)["key"]
         return min(found.items(), key=lambda item: (item[1] != key, len(item[0]), item[0]), default=None)
 
     def _watch(self, job, identity, key):
         """Take a job of Slurm's for ours, or wait for its end before ours is submitted."""
-        wildcards, ours = get_job_wildcards(job), key == key_of(job)
+        wildcards, ours = get_job_wildcards(job), key == noted_as(job)["key"]
         log = self.slurm_logdir / f"{'group' if job.is_group() else 'rule'}_{job.name}" / wildcards / f"{identity}.log"
         line = f"Job {job.jobid}: Slurm job {identity} already works on {f'{job.name} {wildcards}'.strip()}"
         if ours:
@@ -211,7 +209,7 @@ class RootExecutor(Executor):
         wrote it running."""
         training, identity, lease = training_of(job_info.job), job_info.external_jobid, None
         with suppress(OSError):
-            lease = training and Lease(self.paths.places(training.kind)[1](training.run)).holder()
+            lease = training and Lease(self._work_of(training)).holder()
         if not lease or lease["job_id"] != identity:
             self.signs.pop(identity, None)
             return False
@@ -257,8 +255,11 @@ class RootExecutor(Executor):
         training = training_of(job)
         if training is None or slurm.described(identity).get("JobState") == "CANCELLED":
             return False
-        _, work = self.paths.places(training.kind)
-        return submissions.stopped_with_progress(work(training.run), identity)
+        return submissions.stopped_with_progress(self._work_of(training), identity)
+
+    def _work_of(self, training):
+        """The folder of a training under way."""
+        return self.paths.places(training["kind"])[1](training["run"])
 
     def _submit_again(self, job):
         with suppress(RuntimeError):  # the workflow has ended meanwhile

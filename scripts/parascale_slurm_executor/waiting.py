@@ -1,10 +1,5 @@
 """Why a job waits, in words for its user, where that is more than its turn in the queue."""
 
-from contextlib import suppress
-
-from parascale import slurm
-from parascale.errors import RequirementError
-
 # No node is down: most often the scheduler keeps some for jobs that come first.
 KEPT_FOR_OTHERS = "ReqNodeNotAvail, May be reserved for other job"
 # Slurm's words (squeue(1), "JOB REASON CODES") of what passes by itself.
@@ -13,6 +8,8 @@ TURN = (
     KEPT_FOR_OTHERS,
 )
 REMEDIES = {
+    "ReqNodeNotAvail, Reserved for maintenance": "its time limit reaches into that, see `scontrol show reservation`: it starts afterwards, "
+    "and sooner with a shorter limit: `scontrol update jobid={job} timelimit=MINUTES`",
     "JobHeldUser": "`scontrol release {job}` lets it go on",
     "JobHeldAdmin": "an administrator holds it: ask the support of the machine",
     "launch failed requeued held": "Slurm could not start it; `scontrol release {job}` tries again",
@@ -27,24 +24,5 @@ def why(job, reason):
     """A sentence on what keeps a job waiting, or None where that is its turn. reason: of squeue's `%r`."""
     if reason is None or reason in TURN:
         return None
-    if "maintenance" in reason.lower() and (ahead := _maintenance()):
-        limit = slurm.described(job).get("TimeLimit", "its time limit")
-        return (
-            f"{reason}. Its time limit ({limit}) reaches into {ahead}. It starts after that; sooner with a shorter limit: "
-            f"`scontrol update jobid={job} timelimit=MINUTES`"
-        )
     remedy = next((words for start, words in REMEDIES.items() if reason.startswith(start)), "`scontrol show job {job}`")
     return f"{reason} ({remedy.format(job=job)})"
-
-
-def _maintenance():
-    """The reservations for maintenance, with their times; empty where there are none, or Slurm does not say."""
-    found = {}
-    with suppress(RequirementError):
-        found = slurm.records("reservation")
-    times = [
-        f"the reservation `{name}` ({record.get('StartTime', '?')} to {record.get('EndTime', '?')})"
-        for name, record in found.items()
-        if "MAINT" in record.get("Flags", "").split(",")
-    ]
-    return " and ".join(times)

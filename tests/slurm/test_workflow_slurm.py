@@ -47,6 +47,32 @@ GRANTED = {
 }
 
 
+# What JSC's documentation asks of a GPU job (https://apps.fz-juelich.de/jsc/hps/jureca/batchsystem.html), by hand: account,
+# partition, nodes, GPUs and time are named; a task has all cores of its node; memory is not asked for.
+COMMON = {
+    "-A": "training",
+    "-p": "dc-gpu",
+    "--cpus-per-task": "128",
+    "--signal": "TERM@120",
+    "--threads-per-core": "1",  # SMT is on, and a task is to have the cores of its node
+    "--requeue": "",
+}
+# What every job has, whatever it asks for: time, names, files, environment, command.
+INCIDENTAL = {"-t", "--parsable", "--job-name", "--output", "--export", "--comment", "-D", "--wrap"}
+
+
+def asked(cluster, job):
+    """The options of a job's sbatch line, as the accounting keeps it."""
+    command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=SubmitLine", f"--jobs={job}"]
+    options, name = {}, None
+    for word in cluster.run(command).stdout.partition(" --wrap")[0].split()[1:]:
+        if word.startswith("-"):
+            name, _, options[name] = word.partition("=")
+        else:
+            options[name] += word
+    return {name: value for name, value in options.items() if name not in INCIDENTAL}
+
+
 @pytest.fixture(scope="module")
 def finished(cluster, tmp_path_factory):
     """The workflow of these runs, done from data to report by jobs of Slurm."""
@@ -104,8 +130,10 @@ def granted(cluster, workflow, name):
     (job,) = workflow.jobs(f"train_{rule}/{name}")
     whole, step = cluster.sacct(job), cluster.sacct(job, step="0")
     assert (whole["Partition"], whole["Account"], whole["AllocNodes"]) == ("dc-gpu", "training", str(nodes)), name
-    asked = dict(pair.split("=") for pair in whole["ReqTRES"].split(","))
-    assert (asked["cpu"], asked["gres/gpu"]) == (str(128 * nodes), str(gpus)), name
+    got = dict(pair.split("=") for pair in whole["ReqTRES"].split(","))
+    assert (got["cpu"], got["gres/gpu"]) == (str(128 * nodes), str(gpus)), name
+    own = {"--nodes": str(nodes), "--gres": f"gpu:{gpus // nodes}"} | ({"--ntasks": str(nodes)} if nodes > 1 else {})
+    assert asked(cluster, job) == {**COMMON, **own}, name
     assert (step["NTasks"], step["AllocNodes"]) == (str(tasks), str(nodes)), name
     hosts = [host for attempt in workflow.run(name).attempts() for host in attempt["hosts"]]
     assert len(set(hosts)) == nodes and all(host.startswith("jrc") for host in hosts), name
@@ -186,24 +214,3 @@ def left_in_memory(cluster):
     commands = (cluster.on_node(name, ["ls", "-A", "/dev/shm"], cwd="/") for name in cluster.nodes)
     listings = (subprocess.run(command, check=True, capture_output=True, text=True).stdout for command in commands)
     return [entry for listing in listings for entry in listing.split() if "parascale" in entry]
-
-
-def test_two_workflows_of_one_checkout_do_not_collide(cluster, tmp_path):
-    """The same runs at the same time, two nodes each: ports, files and job names are told apart."""
-    rows = [{"run": "ddp", "nodes": 2, "dp": 2, "deterministic": "true"}]
-    one = Workflow(cluster, tmp_path / "project", rows, pause=10.0, root=tmp_path / "one")
-    two = one.beside(tmp_path / "two")
-    with one, two:
-        for workflow in (one, two):
-            workflow.start(workflow.run("ddp").target)
-        for workflow in (one, two):
-            workflow.when(workflow.run("ddp").checkpoints, "a checkpoint", timeout=600)
-        one.full_speed()  # both are at it now, and the checkout's brake is that of both
-        names = {cluster.sacct(job)["JobName"] for workflow in (one, two) for job in workflow.jobs("train")}
-        for workflow in (one, two):
-            workflow.wait(timeout=600)
-    assert len(names) == 2
-    attempts = [workflow.run("ddp").attempts() for workflow in (one, two)]
-    assert [[attempt["outcome"] for attempt in each] for each in attempts] == [["finished"], ["finished"]]
-    assert len({attempt["job_id"] for each in attempts for attempt in each}) == 2
-    assert_same_numbers(one.run("ddp"), two.run("ddp"))

@@ -194,21 +194,6 @@ def test_the_package_of_the_chosen_decoder_is_looked_for(monkeypatch):
     assert (ROOT / said.split()[-1]).is_file()
 
 
-def test_a_torch_that_cannot_go_backward_in_two_passes_is_told_before_the_first_job(monkeypatch):
-    """Only torch itself can say so; it is loaded, by another process, for runs of such a schedule alone."""
-    monkeypatch.chdir(ROOT)
-    run = next(iter(load_project_file("config/config.yaml").runs.values()))
-    simple, split = (
-        dataclasses.replace(run, layout=Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule=schedule))
-        for schedule in ("Interleaved1F1B", "ZBVZeroBubble")
-    )
-    assert problems({}, CPU, [simple, split]) == [], "the pinned torch can"
-    monkeypatch.setattr(environment, "BACKWARD", "print('torch forgets', end='')")
-    assert problems({}, CPU, [simple, split]) == ["torch forgets"] and problems({}, CPU, [simple]) == []
-    monkeypatch.setattr(environment, "BACKWARD", "import no_such_module")
-    assert problems({}, CPU, [split]) == []
-
-
 @pytest.mark.parametrize(
     ("root", "scratch", "refused"),
     [

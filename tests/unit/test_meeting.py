@@ -104,6 +104,8 @@ def test_nobody_there_is_said_with_the_reason(place, monkeypatch):
     monkeypatch.setattr(rendezvous, "MEETING_SECONDS", 0.3)
     with pytest.raises(RequirementError, match=f"could not reach node 0 at 127.0.0.1:{place.port} within .*refused"):
         raise join(place)()
+    with pytest.raises(RequirementError, match=r"the name `no-such-node.invalid` does not resolve"):
+        raise join(replace(place, address="no-such-node.invalid"))(30)
 
 
 def test_a_node_0_that_goes_before_all_have_met_is_noticed_at_once(place):

@@ -35,17 +35,14 @@ def test_without_an_answer_nothing_is_known(command):
     assert (slurm.partitions(), slurm.accounts(), slurm.charged(["7"]), slurm.allocation()) == ({}, [], {}, None)
 
 
-def test_records_have_their_names(command):
+def test_records_and_accounts_have_their_names(command):
     command("scontrol", "echo ReservationName=course State=ACTIVE; echo; echo ReservationName=exam")
-    assert slurm.records("reservation")["course"] == {"ReservationName": "course", "State": "ACTIVE"}
-    assert list(slurm.records("reservation")) == ["course", "exam"]
-
-
-def test_the_second_command_is_asked_for_accounts_where_the_first_knows_none(command):
-    command("sshare", "echo training; echo other; echo training")
+    assert slurm.records("reservation") == {
+        "course": {"ReservationName": "course", "State": "ACTIVE"},
+        "exam": {"ReservationName": "exam"},
+    }
+    command("sacctmgr", "echo training; echo other; echo training")
     assert slurm.accounts() == ["other", "training"]
-    command("sacctmgr", "echo first")
-    assert slurm.accounts() == ["first"]
 
 
 def test_every_process_knows_which_start_of_the_job_it_belongs_to(command, monkeypatch):

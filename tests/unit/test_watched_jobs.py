@@ -15,11 +15,6 @@ from parascale.errors import RequirementError
 from parascale_slurm_executor.waiting import TURN
 from tests.unit.slurm_executor import data_job, job_of
 
-MAINTENANCE = {
-    "upkeep": {"StartTime": "2026-11-24T08:00:00", "EndTime": "2026-11-24T18:00:00", "Flags": "MAINT,IGNORE_JOBS"},
-    "course": {"Flags": ""},
-}
-
 
 @pytest.mark.parametrize(
     ("reason", "said"),
@@ -27,10 +22,7 @@ MAINTENANCE = {
         *((reason, None) for reason in TURN),
         ("PartitionDown", "`scontrol show partition`"),
         ("DependencyNeverSatisfied", "(`scontrol show job 7`)"),  # no turn: it never passes
-        (
-            "ReqNodeNotAvail, Reserved for maintenance",
-            "(02:00:00) reaches into the reservation `upkeep` (2026-11-24T08:00:00 to 2026-11-24T18:00:00). It starts",
-        ),
+        ("ReqNodeNotAvail, Reserved for maintenance", "`scontrol update jobid=7 timelimit=MINUTES`"),
         ("ReqNodeNotAvail, UnavailableNodes:jrc0007", "(`scontrol show job 7`)"),
         ("JobHeldUser", "`scontrol release 7`"),
         ("AssocGrpCPUMinutesLimit", "a limit of the account, such as its budget"),
@@ -38,8 +30,6 @@ MAINTENANCE = {
     ],
 )
 def test_why_a_job_waits_is_said_once_unless_it_is_its_turn(executor, reason, said, monkeypatch):
-    monkeypatch.setattr(slurm, "described", lambda job: {"TimeLimit": "02:00:00"})
-    monkeypatch.setattr(slurm, "records", lambda kind: MAINTENANCE)
     monkeypatch.setattr(slurm, "states", lambda name: {"7": ("PENDING", reason)})
     for _ in range(5):
         assert executor._still_there([SubmittedJobInfo(job_of("ddp"), external_jobid="7", aux={})])

@@ -7,9 +7,7 @@ if it has the interfaces that the runs use.
 import ast
 import ctypes
 import importlib.util
-import os
 import re
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -45,8 +43,6 @@ INTERFACES = {
         "torch.distributed.fsdp._fully_shard._fully_shard:FSDPModule.set_force_sum_reduction_for_comms",
     ],
 }
-# What torch must be able to do for a schedule whose backward pass is two; it prints what is wrong.
-BACKWARD = "from parascale.parallel.pipeline import backward_problem as problem; print(problem() or '', end='')"
 
 
 def of_allocator(environment):
@@ -81,8 +77,6 @@ def problems(pins, site, runs=(), in_job=False):
         found += _wrong_driver(in_job)
     if runs and not any(problem.startswith("torch ") for problem in found):
         found += _missing(runs)
-        if any(run.layout.splits_backward for run in runs):
-            found += _printed(BACKWARD)
     return found
 
 
@@ -193,14 +187,6 @@ def _missing(runs):
     decoders = {getattr(run.workload.training, "decoder", None) for run in runs}
     if "dali" in decoders - set(usable_decoders()):
         yield "NVIDIA DALI is not installed (needed for `training.decoder: dali`): pip install -r envs/requirements-dali.txt"
-
-
-def _printed(code):
-    """What code that loads torch prints, as a list of one sentence or none. If it fails, a job will say why."""
-    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    return [done.stdout] if done.returncode == 0 and done.stdout else []
 
 
 def interfaces(user):
