@@ -91,7 +91,7 @@ def site_file(found):
         "device: cuda # that is also what torch calls AMD's GPUs",
         f"gpus_per_node: {shape.gpus}",
         f"cores_per_node: {shape.cores}" if shape.cores else f"{MISSING}cores_per_node: <physical cores of a node>",
-        f"threads_per_core: {shape.threads_per_core}",
+        *([f"threads_per_core: {shape.threads_per_core}"] if shape.cores else []),
         f"host_memory_gb: {shape.memory_gb:g}" if shape.memory_gb else f"{MISSING}host_memory_gb: <10⁹ bytes>",
         f"gpu: {gpu} {CHECK}: for `{shape.gpu}`, with what follows, from its data sheet"
         if gpu

@@ -1,11 +1,8 @@
 """Starting the processes of a run, one place for every machine: who is where, and how they end. Imports no torch.
 
 Ranks find the environment that torchrun would give them (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, error files for `@record`). Neither
-torchrun nor one srun task a rank starts them: in the launcher's place both failed its own tests (tests/distributed/test_launch.py,
-test_failures.py; tests/slurm/test_launch_slurm.py). With torchrun of torch 2.13.0, the other nodes train on when a rank or the
-launcher of one dies, until a collective fails, and the wrong rank is blamed; a stop with saved state exits with 143, Ctrl-C ends
-ranks unsaved, and a rank that hangs is not ended. With srun of Slurm 22.05 and `--kill-on-bad-exit`, a power cut goes unnoticed and
-no log is named.
+torchrun nor one srun task a rank starts them: torchrun lets other nodes train on when one dies, blames the wrong rank, and ends ranks
+unsaved; srun does not notice a power cut, and names no log (tried with torch 2.13.0 and Slurm 22.05).
 """
 
 import ctypes

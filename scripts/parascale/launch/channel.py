@@ -1,8 +1,8 @@
 """What the launchers of a run say to each other: few kinds of message, bounded, from launchers that know the launch's secret.
 
 The secret is never sent. When two launchers connect, each sends 32 random bytes, and then an HMAC-SHA256 of both sides' bytes under
-the secret. Messages, lines of JSON, count after that proof; anything else closes the connection. They are neither encrypted nor
-signed: they say nothing that a log does not.
+the secret; anything else closes the connection. Messages, lines of JSON, count after that proof. They are neither encrypted nor
+signed: they say nothing that a log does not, but who can write into a connection is believed.
 """
 
 import hmac
@@ -103,7 +103,7 @@ def new_secret():
 def read_secret(path):
     """The bytes of a secret in a file, or on standard input (`-`). RequirementError where there are too few, or others can read them."""
     try:
-        with open(0 if path == "-" else path, "rb") as handle:
+        with open(0 if path == "-" else path, "rb", closefd=path != "-") as handle:
             facts, secret = os.fstat(handle.fileno()), handle.read(STRANGER_BYTES).strip()
     except OSError as error:
         raise RequirementError(f"the secret of the launch, `{path}`, cannot be read: {error.strerror}") from None

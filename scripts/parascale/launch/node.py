@@ -201,7 +201,7 @@ def _watch(launch, workers, peers, stop):
             break
     failures = _settled(workers)
     if not failures:
-        return Report(STOPPED if workers.stopped else 0, [])
+        return Report(STOPPED if STOPPED in workers.ended else 0, [])
     only_terminated = stop_at is not None and all(failure.reason == "ended by SIGTERM" for failure in failures)
     return Report(TERMINATED if only_terminated else FAILED, failures)
 

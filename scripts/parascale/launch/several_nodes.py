@@ -50,18 +50,8 @@ def run_nodes_here(launch, launcher, options):
     with rendezvous.reserve_port() as holder:
         port, own, others, secret = holder.getsockname()[1], os.getpid(), [], new_secret()
         for node in range(1, launch.nodes):
-            place = [
-                "--node",
-                str(node),
-                "--meet",
-                f"127.0.0.1:{port}",
-                "--secret-file",
-                "-",
-                "--cores",
-                str(launch.cores),
-            ]
-            # Ours come last, so that they hold; `--` starts the command, where one is given.
-            cut = options.index("--") if "--" in options else len(options)
+            place = f"--node {node} --meet 127.0.0.1:{port} --secret-file - --cores {launch.cores}".split()
+            cut = options.index("--") if "--" in options else len(options)  # where the program of a user begins
             command = [*launcher, *options[:cut], *place, *options[cut:]]
             # A process group of its own: Ctrl-C reaches this process alone, which passes it on.
             ties = {"process_group": 0, "preexec_fn": lambda: die_with_parent(own)}

@@ -67,15 +67,9 @@ class Worker:
             os.set_blocking(self.output.fileno(), False)
 
     def poll(self):
-        """See whether the process has ended, and pass on what it wrote."""
-        self.show()
+        """See whether the process has ended, and copy what a shown rank has written to its log and to our output."""
         if self.returncode is None and self._process.poll() is not None:
             self.returncode, self.ended = self._process.returncode, time.time()
-            self.show()
-        return self.returncode
-
-    def show(self):
-        """Copy what a shown rank has written to its log and to our output."""
         while self.output and (block := self.output.read(1 << 16)):
             self._file.write(block)
             sys.stdout.buffer.write(block)
@@ -142,17 +136,12 @@ class Workers:
 
     @property
     def ended(self):
-        """Ranks that ended well: done, or stopped with their state saved."""
-        return [worker for worker in self.ranks if worker.returncode in (0, STOPPED)]
+        """Exit codes of the ranks that ended well: done, or stopped with their state saved."""
+        return [worker.returncode for worker in self.ranks if worker.returncode in (0, STOPPED)]
 
     def failures(self):
         """Failures of the ranks that ended badly so far."""
         return [worker.failure() for worker in self.ranks if worker.returncode not in (None, 0, STOPPED)]
-
-    @property
-    def stopped(self):
-        """Whether a rank said that it stopped with its state saved."""
-        return any(worker.returncode == STOPPED for worker in self.ranks)
 
     def stop(self):
         """Ask every rank to save its state and end."""
