@@ -23,36 +23,20 @@ from parascale.settings.yaml_files import merged
 
 CONFIGURATION = Path("config/config.yaml")  # which is also where a project's folder is known by
 # A user can mend these; any other error of the system is one of ours, and its traceback is shown.
-OF_THE_DISK = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    *FULL,
+OF_THE_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, *FULL}
+# Module of `parascale.commands` → its verbs. It is loaded when one of them is called, or asked for help.
+MODULES = {
+    **{
+        name: [name]
+        for name in ("advise", "checkpoint", "communication", "data", "launch", "plan", "site", "store", "train")
+    },
+    "project": ["check", "schema"],
+    "report": ["report", "watch"],
+    "results": ["calibrate", "generate", "parity", "summarise"],
 }
-# Verb → its module in `parascale.commands`. A verb's module is loaded when the verb is called, or asked for help.
-VERBS = {
-    "advise": "advise",
-    "calibrate": "results",
-    "check": "project",
-    "checkpoint": "checkpoint",
-    "communication": "communication",
-    "data": "data",
-    "generate": "results",
-    "launch": "launch",
-    "parity": "results",
-    "plan": "plan",
-    "report": "report",
-    "schema": "project",
-    "site": "site",
-    "store": "store",
-    "summarise": "results",
-    "train": "train",
-    "watch": "report",
-}
+VERBS = {verb: module for module, verbs in MODULES.items() for verb in verbs}
 COUNT = click.IntRange(min=1)
+WHICH = click.Choice(["best", "last"])  # checkpoint of a run
 
 
 class Verbs(click.Group):
@@ -147,14 +131,16 @@ def named_run(project, name):
 class Location(click.Path):
     """A path of the command line, made absolute: the verb works in the project's folder, its user anywhere."""
 
-    def __init__(self, **options):
-        super().__init__(path_type=Path, **options)
+    def __init__(self, file_okay=True, **options):
+        super().__init__(path_type=Path, file_okay=file_okay, **options)
+        self.name = "file" if file_okay else "dir"
 
     def convert(self, value, parameter, context):
         # A shell leaves the `~` of `--root=~/here` as it is.
         return Path.cwd() / super().convert(os.path.expanduser(value), parameter, context)
 
 
+InputFile = functools.partial(Location, exists=True, dir_okay=False)
 OutputFile = functools.partial(Location, dir_okay=False)
 OutputFolder = functools.partial(Location, file_okay=False)
 
@@ -217,22 +203,16 @@ def project_options(verb):
         "files",
         type=Location(),
         multiple=True,
-        metavar="FILE",
-        help="Configuration file, on top of the project's config/config.yaml; later files override earlier ones.",
+        help="Configuration file; later ones override earlier ones.",
     )
     @click.option(
         "--set",
         "overrides",
         type=Override(),
         multiple=True,
-        help="Set a key of the configuration to a YAML value; write a dotted key as a nested value: 'budget={core_hours: 10}'.",
+        help="Set a key, also a nested one: 'budget={core_hours: 10}'.",
     )
-    @click.option(
-        "--root",
-        type=OutputFolder(),
-        metavar="DIR",
-        help="Folder that holds results/, work/ and store/: short for --set root=DIR.",
-    )
+    @click.option("--root", type=OutputFolder(), help="Folder of results/, work/ and store/: short for --set root=DIR.")
     @click.option("--base", "bases", type=Location(), multiple=True, hidden=True, help="Set by the rules.")
     @functools.wraps(verb)
     def chosen(files, overrides, root, bases, **options):

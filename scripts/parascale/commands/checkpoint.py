@@ -5,7 +5,7 @@ import json
 
 import click
 
-from parascale.cli import Location, OutputFile, named, project_options, run_option, with_project
+from parascale.cli import WHICH, Location, OutputFile, named_run, project_options, run_option, with_project
 from parascale.files import atomic_path, write_json
 from parascale.settings import strict
 from parascale.settings.config import CHECKPOINT_FORMS, Checkpoints
@@ -92,16 +92,10 @@ def inspect(find, folder, name, tensors, as_json):
 @checkpoint.command()
 @click.argument("folders", nargs=-1, type=Location(), metavar="[A B]")
 @run_option("A run to compare; give two.", multiple=True)
-@click.option(
-    "--which",
-    type=click.Choice(["best", "last"]),
-    help="Checkpoint of the runs.  [default: the project's with --run, otherwise best]",
-)
+@click.option("--which", type=WHICH, help="Checkpoint of the runs.  [default: the project's with --run, else best]")
 @click.option("--rows", type=click.IntRange(min=0), default=15, help="Number of tensors to print.")
-@click.option("--json", "facts", type=OutputFile(), metavar="FILE", help="Write all figures to this file.")
-@click.option(
-    "--figure", type=OutputFile(), metavar="FILE", help="Draw the differences of the layers, as .svg, .png or .pdf."
-)
+@click.option("--json", "facts", type=OutputFile(), help="Write all figures to this file.")
+@click.option("--figure", type=OutputFile(), help="Draw the differences of the layers, as .svg, .png or .pdf.")
 @project_options
 def compare(find, folders, name, which, rows, facts, figure):
     """Compare two checkpoints or runs: the tensors and layers that differ most, and the difference of the losses.
@@ -119,7 +113,7 @@ def compare(find, folders, name, which, rows, facts, figure):
     if name:
         project = find()
         which = which or project.config.checkpoints.which
-        folders = [project.paths.run(named("run", each, project.runs, project.config.runs).run) for each in name]
+        folders = [project.paths.run(named_run(project, each).run) for each in name]
     from parascale.checkpoint import compare as comparison
 
     result = comparison.compare(*map(str, folders), Checkpoints(which=which or "best"))
@@ -154,7 +148,7 @@ def verify(project, name):
 
 def source_of(project, name):
     """The folder of the checkpoint of a run that is converted."""
-    run = named("run", name, project.runs, project.config.runs)
+    run = named_run(project, name)
     return project.paths.run(name) / run.checkpoint_folder(project.config.checkpoints.which)
 
 

@@ -12,18 +12,11 @@ from parascale.settings import Layout
 
 @click.command(hidden=True)
 @run_option("Also measure along the dimensions of this run's mesh.  [default: one group of all processes]")
-@click.option(
-    "--output", type=OutputFile(), metavar="CSV", help="Table to write.  [default: results/communication/NAME.csv]"
-)
+@click.option("--output", type=OutputFile(), help="Table to write.  [default: results/communication/NAME.csv]")
 @click.option("--smallest", type=COUNT, default=1 << 10, help="Bytes of the smallest tensor.")
 @click.option("--largest", type=COUNT, default=1 << 26, help="Bytes of the largest tensor.")
 @click.option("--repeats", type=COUNT, default=10, help="Timed calls; the median counts.")
-@click.option(
-    "--timeout",
-    type=Number(min=0, min_open=True),
-    default=20.0,
-    help="Seconds within which a rank or link must answer.",
-)
+@click.option("--timeout", type=Number(0, min_open=True), default=20.0, help="Seconds for a rank or link to answer.")
 @with_project
 def communication(project, name, output, smallest, largest, repeats, timeout):
     """Measure collective operations between processes. A preflight first names ranks or links that fail.

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from parascale import slurm
-from parascale.cli import Location, named_run, project_options, run_option, with_project
+from parascale.cli import InputFile, named_run, project_options, run_option, with_project
 from parascale.files import write_text
 from parascale.launch.environment import check_environment, read_pins
 from parascale.launch.preflight import check_root, preflight, storage_warnings
@@ -20,13 +20,7 @@ PAGE = PINS.parents[1] / "config/README.md"
 
 @click.command()
 @run_option("A run whose needs of torch are checked too; may be given several times.", multiple=True)
-@click.option(
-    "--pins",
-    type=Location(exists=True, dir_okay=False),
-    default=PINS,
-    show_default="envs/requirements.txt",
-    help="The list of pins.",
-)
+@click.option("--pins", type=InputFile(), default=PINS, show_default="envs/requirements.txt", help="The list of pins.")
 @with_project
 def check(project, name, pins):
     """Check that this machine has what the runs need, and warn of files that storage will delete.
@@ -53,13 +47,7 @@ def check(project, name, pins):
 
 
 @click.command()
-@click.option(
-    "--page",
-    type=Location(exists=True, dir_okay=False),
-    default=PAGE,
-    show_default="config/README.md",
-    help="The page that holds the tables.",
-)
+@click.option("--page", type=InputFile(), default=PAGE, show_default="config/README.md", help="The page of the tables.")
 @click.option("--write", is_flag=True, help="Update the page and the schemas instead of printing the page.")
 @click.option("--check", "checked", is_flag=True, help="Exit with 1 if one of them is out of date.")
 @project_options

@@ -22,10 +22,7 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 @click.option("--only", multiple=True, metavar="NAME", help="Compare only this run; repeat for several.")
 @click.option("--everything", is_flag=True, help="Everything with results, not only what the run table names.")
 @click.option(
-    "--output",
-    type=OutputFolder(),
-    metavar="DIR",
-    help="Folder to write.  [default: results/report, and its jobs/ with --run]",
+    "--output", type=OutputFolder(), help="Folder to write.  [default: results/report, and its jobs/ with --run]"
 )
 @with_project
 def report(project, name, only, everything, output):
@@ -39,8 +36,8 @@ def report(project, name, only, everything, output):
     Example: parascale report --run ddp
     """
     if name:
-        known = {*project.runs, *found_runs(project.paths.results, project.paths.under_way)}
-        named("run", name, dict.fromkeys(sorted(known)), project.config.runs)
+        known = sorted({*project.runs, *found_runs(project.paths.results, project.paths.under_way)})
+        named("run", name, dict.fromkeys(known), project.config.runs)
         write_job_report(project, name, output or project.paths.report / "jobs")
         return
     output = output or project.paths.report

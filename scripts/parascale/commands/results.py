@@ -9,7 +9,7 @@ from multiprocessing import active_children, get_context
 
 import click
 
-from parascale.cli import COUNT, Location, Number, named_run, run_option, with_project
+from parascale.cli import COUNT, WHICH, InputFile, Location, Number, named_run, run_option, with_project
 from parascale.errors import ConfigError, DataError
 from parascale.files import read_json, write_json
 from parascale.launch import die_with_parent
@@ -26,21 +26,14 @@ DEVICE = click.option(
 @click.command()
 @run_option("A finished run of a language model.", required=True)
 @click.option("--prompt", help="The text to continue.")
-@click.option(
-    "--prompts", type=Location(exists=True, dir_okay=False), metavar="FILE", help="Texts to continue, one a line."
-)
+@click.option("--prompts", type=InputFile(), help="Texts to continue, one a line.")
 @click.option("--batch", type=COUNT, default=16, help="Texts continued at once.")
 @click.option("--tokens", "count", type=COUNT, default=40, help="Number of tokens to add.")
-@click.option(
-    "--temperature", type=Number(0), default=0.8, help="0: always the most likely token; higher: more random."
-)
+@click.option("--temperature", type=Number(0), default=0.8, help="0: always the likeliest token; higher: more random.")
 @click.option("--seed", type=click.IntRange(0), default=1, help="Seed of the random choice, the same for every text.")
-@click.option("--which", type=click.Choice(["best", "last"]), default="best", help="Checkpoint to use.")
+@click.option("--which", type=WHICH, default="best", help="Checkpoint to use.")
 @click.option(
-    "--checkpoint",
-    type=Location(),
-    metavar="DIR",
-    help="A converted checkpoint of the run to use instead: a folder of any form.",
+    "--checkpoint", type=Location(), metavar="DIR", help="A converted checkpoint to use instead, of any form."
 )
 @DEVICE
 @click.option("--allow-unknown", is_flag=True, help="Allow the model to write <unk>.")
@@ -73,9 +66,8 @@ def generate(project, name, prompt, prompts, batch, count, temperature, seed, wh
     data, window = run.workload.data, run.workload.training.window
     tokens = Tokens(project.paths.data(data.dataset, data.format))
     begun = [tokens.encode(text).tolist() for text in texts]
-    for number, (text, numbers) in enumerate(zip(texts, begun, strict=True), 1):
-        if not numbers:
-            raise ConfigError(f"prompt {number} ({text!r}) has no token to begin with")
+    if not all(begun):
+        raise ConfigError(f"prompt {begun.index([]) + 1} ({texts[begun.index([])]!r}) has no token to begin with")
     forbidden, started = [] if allow_unknown else [UNKNOWN_ID], time.perf_counter()
     for first in range(0, len(begun), batch):
         some = begun[first : first + batch]
@@ -83,13 +75,10 @@ def generate(project, name, prompt, prompts, batch, count, temperature, seed, wh
         added = continue_tokens(model, some, count, window, temperature, generators, forbidden)
         for text, head, tail in zip(texts[first:], some, added):  # noqa: B905 (the texts go on)
             whole = tokens.decode([*head, *tail])
-            print(
-                whole if prompts is None else json.dumps({"prompt": text, "text": whole}, ensure_ascii=False),
-                flush=True,
-            )
+            line = {"prompt": text, "text": whole}
+            print(whole if prompts is None else json.dumps(line, ensure_ascii=False), flush=True)
     if prompts is not None:
-        seconds = time.perf_counter() - started
-        rate = count * len(texts) / seconds
+        rate = count * len(texts) / (time.perf_counter() - started)
         print(f"{len(texts):,} texts, {rate:,.0f} tokens/s in batches of {batch}", file=sys.stderr)
 
 
@@ -192,9 +181,8 @@ def parity(project, name):
     run, folder = named_run(project, name), project.paths.parity
     for each in (name, run.baseline):
         if not (folder(each) / "summary.json").is_file():
-            raise DataError(
-                f"{folder(each)}: no finished parity run; `parascale launch --run {each} --kind parity` makes it"
-            )
+            remedy = f"`parascale launch --run {each} --kind parity` makes it"
+            raise DataError(f"{folder(each)}: no finished parity run; {remedy}")
     verdict = compare_folders(folder(name), folder(run.baseline))
     write_json(folder(name) / "verdict.json", verdict)
     print(f"{verdict['run']} against {verdict['baseline']}: {verdict['verdict']} ({verdict['reason']})")
@@ -234,9 +222,7 @@ def calibrate(project, probes, machine):
             raise ConfigError(f"{folder} holds no finished run (summary.json); the target `calibrate` runs the probes")
     sites = {prices.site_name(folder) for folder in folders}
     if sites - {project.site.name}:
-        raise ConfigError(
-            f"probes of different sites do not mix: {', '.join(sorted(sites | {project.site.name}))}; name those of {project.site.name}"
-        )
+        raise ConfigError(f"not all of these probes are of site {project.site.name}: {', '.join(sorted(sites))}")
     observations = tuple(map(prices.observe_probe, folders))
     prices.save(prices.Calibration(project.site.name, observations), project.paths.calibration(project.site.name))
     for observation in observations:
@@ -253,8 +239,7 @@ def require_finished(project, name, task):
         trained = named_run(project, name).workload.task
     if trained != task:
         fitting = [each for each, run in project.runs.items() if run.workload.task == task]
-        raise ConfigError(
-            f"run `{name}` is for the task {trained}, not {task}; of this task: {', '.join(fitting) or 'none'}"
-        )
+        others = ", ".join(fitting) or "none"
+        raise ConfigError(f"run `{name}` is for the task {trained}, not {task}; of this task: {others}")
     if not described.is_file():
         raise DataError(f"{described.parent}: no finished run there; train it first: `parascale launch --run {name}`")

@@ -56,7 +56,7 @@ def list_(project):
     "gigabytes",
     type=Number(min=0),
     metavar="GB",
-    help="Of what --unused names, except what stepped aside, free as much as it takes to keep no more than this.",
+    help="Free as much of that as it takes to keep no more than this; nothing that stepped aside.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_project
