@@ -175,12 +175,3 @@ def test_before_the_first_job_no_weights_are_read(store, tmp_path, monkeypatch):
     store.show(KEY, tmp_path / "results/runs/one", run_of())
     assert not store.adopt(tmp_path / "results/runs/one")
     assert Store(tmp_path / "new").adopt(tmp_path / "results/runs/one") and not read
-
-
-def test_a_result_of_an_earlier_version_is_kept_once(tmp_path):
-    store, shown = Store(tmp_path / "store"), tmp_path / "results/runs/one"
-    fill(shown, run_of())
-    write_json(shown / "run.json", {"run": "one"})
-    assert store.adopt(shown) and not store.adopt(shown)
-    (left,) = store.leftovers()
-    assert left.place.startswith("runs-one.") and (left.folder / "best/weights").is_file() and store.all() == []

@@ -40,22 +40,21 @@ def compare(one, other, settings):
 
 def compare_losses(one, other):
     """{steps, largest, at_step, last, validation_loss, test_loss}: first minus second; None unless both are runs with common steps."""
-    records = [folder / "steps.jsonl" for folder in (one, other)]
-    if not all(path.is_file() for path in records):
+    if not all((folder / name).is_file() for folder in (one, other) for name in ("steps.jsonl", "summary.json")):
         return None
-    first, second = ({line["step"]: line["loss"] for line in read_json_lines(path)} for path in records)
+    first, second = (
+        {line["step"]: line["loss"] for line in read_json_lines(folder / "steps.jsonl")} for folder in (one, other)
+    )
     differences = {step: first[step] - second[step] for step in sorted(first.keys() & second.keys())}
     if not differences:
         return None
     worst = max(differences, key=lambda step: abs(differences[step]))
-    last = list(differences.values())[-1]
+    last = differences[max(differences)]
     found = {"steps": len(differences), "largest": differences[worst], "at_step": worst, "last": last}
-    summaries = [folder / "summary.json" for folder in (one, other)]
-    if all(path.is_file() for path in summaries):
-        ours, theirs = map(read_json, summaries)
-        for key in ("validation_loss", "test_loss"):
-            values = ours.get(key), theirs.get(key)
-            found[key] = None if None in values else values[0] - values[1]
+    ours, theirs = (read_json(folder / "summary.json") for folder in (one, other))
+    for key in ("validation_loss", "test_loss"):
+        values = ours.get(key), theirs.get(key)
+        found[key] = None if None in values else values[0] - values[1]
     return found
 
 
@@ -130,16 +129,14 @@ def as_text(result, count=15):
     if layers:
         told = ", ".join(f"{row['layer']} ({row['relative']:.2e})" for row in layers)
         lines.append(f"layers that differ most: {told}")
-    for key, place in (("only_in_first", "first"), ("only_in_second", "second")):
-        lines += [f"only in the {place}: {name}" for name in result[key]]
-    losses = result["losses"]
-    if losses:
+    for place in ("first", "second"):
+        lines += [f"only in the {place}: {name}" for name in result[f"only_in_{place}"]]
+    if losses := result["losses"]:
         lines.append(
             f"loss, over {losses['steps']} common steps: differs most at step {losses['at_step']} ({losses['largest']:+.2e}), "
             f"by {losses['last']:+.2e} at the last"
         )
-        for key in ("validation_loss", "test_loss"):
-            if losses.get(key) is not None:
-                lines.append(f"{key.replace('_', ' ')}: {losses[key]:+.2e}")
+        told = {"validation loss": losses["validation_loss"], "test loss": losses["test_loss"]}
+        lines += [f"{key}: {value:+.2e}" for key, value in told.items() if value is not None]
     lines.append("identical: every weight is the same number" if result["identical"] else "not identical")
     return "\n".join(lines)

@@ -37,7 +37,6 @@ def _contents(source):
         "weights": len(weights),
         "dtypes": dict(Counter(map(_word, weights.values()))),
         "training_state": len(rest),
-        "training_state_bytes": sum(tensor.bytes for tensor in rest.values()),
         "tensors": {name: {"shape": list(tensor.shape), "dtype": _word(tensor)} for name, tensor in tensors.items()},
     }
 
@@ -65,12 +64,9 @@ def as_text(found, tensors=False):
     if found["problem"]:
         lines.append(f"  {found['problem']}")
     if found.get("run"):
-        layout = (
-            " × ".join(f"{axis} {degree}" for axis, degree in found["layout"].items() if degree > 1) or "one process"
-        )
-        lines.append(
-            f"  run {found['run']} (workload {found['workload'] or 'unknown'}), after step {found['step']}; saved by {layout}"
-        )
+        layout = " × ".join(f"{axis} {degree}" for axis, degree in found["layout"].items() if degree > 1)
+        origin = f"  run {found['run']} (workload {found['workload'] or 'unknown'}), after step {found['step']}"
+        lines.append(f"{origin}; saved by {layout or 'one process'}")
     for form, held in found["forms"].items():
         dtypes = ", ".join(f"{count} {dtype}" for dtype, count in held["dtypes"].items())
         lines.append(

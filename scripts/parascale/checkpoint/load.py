@@ -54,9 +54,8 @@ def fill(model, tensors, origin):
         first.setdefault(id(tensor), name)
     wanted = set(first.values())
     if held.keys() != wanted:
-        lacks, more = (
-            ", ".join(sorted(names)[:3]) or "nothing" for names in (wanted - held.keys(), held.keys() - wanted)
-        )
+        odd = wanted - held.keys(), held.keys() - wanted
+        lacks, more = (", ".join(sorted(names)[:3]) or "nothing" for names in odd)
         raise CheckpointError(f"{origin} does not fit the model: it lacks {lacks}, and {more} is too much")
     model.load_state_dict({name: held[first[id(tensor)]] for name, tensor in own.items()})
     return model.eval()

@@ -5,7 +5,7 @@ from pathlib import Path
 from parascale.errors import CheckpointError
 from parascale.files import read_json
 
-# seconds, bytes and peak memory are of the conversion; test_loss (nats) is of the form that was read back.
+# Seconds, bytes and peak memory are of the conversion; test_loss (nats) is of the form that was read back.
 MEASURED = ("bytes", "seconds", "peak_memory_bytes", "identical", "optimizer", "test_loss")
 
 

@@ -113,8 +113,11 @@ class Saver:
         self._together(lambda: _prepare(partial, sum(held)) if rank == 0 else None)
         writer = dcp.FileSystemWriter(partial, overwrite=True)
         self._together(lambda: save_tensors(state, writer, self.group))
-        files = self._together(lambda: describe_files(partial, _written_by(partial, rank)))
-        return {name: entry for written in files for name, entry in written.items()}
+        index = [INDEX] if rank == 0 else []
+        written = self._together(
+            lambda: describe_files(partial, [*index, *(path.name for path in partial.glob(f"__{rank}_*.distcp"))])
+        )
+        return dict(collections.ChainMap(*written))
 
     def _together(self, work):
         return together(self.mesh, work, "could not be written", self.group)
@@ -156,9 +159,8 @@ def state_dict(model, optimizers):
     state = {}
     for number, part in enumerate(model.parts):
         entries = _part_state(part, optimizers[number] if optimizers else None)
-        state |= {
-            _first_name(key, model.tied): value for key, value in entries.items() if isinstance(value, torch.Tensor)
-        }
+        tensors = {key: value for key, value in entries.items() if isinstance(value, torch.Tensor)}
+        state |= {_first_name(key, model.tied): value for key, value in tensors.items()}
     own = _own_prefix(model, optimizers)
     shared = {key: value for key, value in state.items() if not own or key.startswith("model.")}
     if own:
@@ -184,9 +186,8 @@ def _put(model, optimizers, state):
     """Hand a loaded state to the parts, under the names that each part uses."""
     for number, part in enumerate(model.parts):
         optimizer = optimizers[number] if optimizers else None
-        entries = {
-            key: state.get(_first_name(key, model.tied), value) for key, value in _part_state(part, optimizer).items()
-        }
+        own = _part_state(part, optimizer)
+        entries = {key: state.get(_first_name(key, model.tied), value) for key, value in own.items()}
         set_model_state_dict(part, _below("model.", entries), options=OPTIONS)
         if optimizer is not None:
             set_optimizer_state_dict(part, optimizer, _below("optimizer.", entries), options=OPTIONS)
@@ -221,11 +222,6 @@ def _prepare(partial, needed_bytes):
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     require_space(partial, needed_bytes, "a checkpoint")
-
-
-def _written_by(folder, rank):
-    """Names of the files that a rank wrote; rank 0 writes the index too."""
-    return [path.name for path in folder.glob(f"__{rank}_*.distcp")] + ([INDEX] if rank == 0 else [])
 
 
 def _seal(partial, folder, facts, files):

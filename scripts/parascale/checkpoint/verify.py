@@ -32,9 +32,9 @@ def verify(source, folder, data):
     """Compare the converted checkpoint in `folder` with the sharded one in `source`, on the prepared data in folder `data`.
 
     Returns what `verify.json` holds: {run, strategy, layout, step, dtype, test_loss, forms: {form: {identical, differs, tensors,
-    test_loss, bytes, seconds, peak_memory_bytes, …}}}. A form is identical if it holds every tensor of the source to the bit, or, where
-    another dtype was asked for, rounded to it (the weights alone where the optimizer's state was not asked for), and nothing
-    besides; of a transformers folder, if its logits are ours. Raises CheckpointError where files are missing or altered.
+    test_loss, bytes, seconds, peak_memory_bytes, …}}}. A form is identical if it holds exactly the tensors that were asked for, to the bit
+    (rounded where another dtype was asked for); a transformers folder, if its logits are ours. Raises CheckpointError where files
+    are missing or altered.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -65,8 +65,9 @@ def require_identical(result):
     """Raise CheckpointError that names the first tensors of the first form which is not the source."""
     for form, found in result["forms"].items():
         if not found["identical"]:
+            differs = ", ".join(found["differs"][:5])
             raise CheckpointError(
-                f"run {result['run']}: {form} is not the checkpoint it was made from: {', '.join(found['differs'][:5])} differ"
+                f"run {result['run']}: {form} is not the checkpoint it was made from: {differs} differ"
             )
 
 

@@ -16,9 +16,8 @@ from parascale.store.trainings import Store
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a training runs, in words. kept: the store has it, so that it is only published. repeats: core-hours of the finished
-    training that it takes the place of. step: optimizer steps after which its state is saved, of one that continues. shown: results
-    have it as it would be now, with the files that make a training whole."""
+    """Why a training runs, in words. kept: the store has it. repeats: core-hours of the finished training that it takes the place of.
+    step: of one that continues, the last that is saved. shown: results have it as it would be now, with all NEEDED files."""
 
     words: str
     kept: bool = False

@@ -3,7 +3,7 @@
 <root>/store/trainings/<key>/   what results show of a training (run.json, summary.json, steps.jsonl, …, checkpoint/, best/), and
                                 training.json: what it is, and the checksum of every file
 <key>.….partial/   one that is being put there, or goes       <key>.damaged/   one whose checksums were wrong
-<name>.….earlier/  a result of an earlier version of parascale, which recorded no key
+<name>.….earlier/  a result that an earlier version of parascale kept, and that has no key
 
 Snakemake empties a folder of results before it makes them again. What lies here stays until it is freed, and a start that
 finds its key here shows it instead of training again. Results are hard links to it, so that both take the room of one.
@@ -21,7 +21,6 @@ from pathlib import Path
 
 from parascale.errors import CheckpointError, ConfigError, ParascaleError
 from parascale.files import (
-    atomic_folder,
     atomic_path,
     full_disk_is_an_error,
     make_folder,
@@ -117,14 +116,11 @@ class Store:
     def adopt(self, shown):
         """Keep a finished training that is whole only in a folder of results; returns whether there was one.
 
-        Of its weights only the sizes are checked: the store links the same files, and damage is found when they are shown again. One
-        without a key, of an earlier version, is never shown again, but kept until it is freed.
+        Of its weights only the sizes are checked: the store links the same files, and damage is found when they are shown again.
         """
-        if not all((shown / name).is_file() for name in NEEDED):
-            return False
         key = record_in(shown).get("key")
-        if key is None:
-            return self._keep_earlier(shown)
+        if key is None or not all((shown / name).is_file() for name in NEEDED):
+            return False
         try:
             if kept := self.finished(key):
                 self.check(kept, shown)
@@ -138,18 +134,6 @@ class Store:
             return False
         with self.keeping(key, f"{shown.parent.name}/{shown.name}") as folder:
             copy(shown, folder)
-        return True
-
-    def _keep_earlier(self, shown):
-        """Keep a result without a key under its name and a digest of its summary, once."""
-        target = self.folder / f"{shown.parent.name}-{shown.name}.{sha256(shown / 'summary.json')[:12]}{EARLIER}"
-        if target.exists():
-            return False
-        with atomic_folder(target) as folder:
-            copy(shown, folder)
-        print(
-            f"store: {shown} is of an earlier version of parascale, and has no key; it is kept as {target}", flush=True
-        )
         return True
 
     def check(self, kept, shown=None):
