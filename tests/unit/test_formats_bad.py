@@ -247,7 +247,7 @@ def test_a_copy_that_does_not_fit_shared_memory_is_refused(made, tmp_path, monke
     _, folder = made
     monkeypatch.setattr(storage, "tree_bytes", lambda path: 1 << 60)
     with pytest.raises(RequirementError, match=r"not enough room in .*loaders\.shared_memory"):
-        storage.copy_to_memory(folder, tmp_path)
+        storage.require_room(folder, tmp_path)
     assert not list(tmp_path.glob("parascale-*"))
     monkeypatch.setattr("parascale.data.benchmark._run", None)  # nothing is measured before
     with pytest.raises(RequirementError, match="not enough room in /dev/shm"):
@@ -256,8 +256,10 @@ def test_a_copy_that_does_not_fit_shared_memory_is_refused(made, tmp_path, monke
 
 def test_a_copy_in_shared_memory_reads_the_same(made, tmp_path):
     _, folder = made
-    copy = storage.copy_to_memory(folder, tmp_path)
-    assert [open_images(copy, "train")[i] for i in range(12)] == [open_images(folder, "train")[i] for i in range(12)]
+    with storage.copy_in_memory(folder, tmp_path) as copy:
+        copied, there = (open_images(place, "train") for place in (copy, folder))
+        assert copy != folder and [copied[i] for i in range(12)] == [there[i] for i in range(12)]
+    assert not copy.parent.exists()
 
 
 @pytest.mark.parametrize(

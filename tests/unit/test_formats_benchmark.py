@@ -15,7 +15,7 @@ from parascale.data.advice import PREFERENCE, advise
 from parascale.data.benchmark import COLUMNS, best_ceilings, cases_of, write_rows
 from parascale.data.classes import AugmentedImages
 from parascale.data.convert import convert
-from parascale.data.formats.storage import copy_to_memory, require_room
+from parascale.data.formats.storage import copy_in_memory, require_room
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS, Formats, Loaders
 from parascale.settings.workload import ImageTraining, usable_decoders
 from tests.unit.image_sets import jpeg, packed_index
@@ -142,7 +142,7 @@ def test_rows_from_shared_memory_are_of_a_copy_that_is_gone_afterwards(folders, 
     memory, run, read = tmp_path / "shm", benchmark._run, []
     memory.mkdir()
     monkeypatch.setattr(benchmark, "require_room", functools.partial(require_room, shared_memory=memory))
-    monkeypatch.setattr(benchmark, "copy_to_memory", functools.partial(copy_to_memory, shared_memory=memory))
+    monkeypatch.setattr(benchmark, "copy_in_memory", functools.partial(copy_in_memory, shared_memory=memory))
 
     def spied(dataset, wanted):
         read.extend((place, Path(case.folder).is_relative_to(memory)) for _, place, case in wanted)

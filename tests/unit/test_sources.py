@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parascale.data.named_files import local_files, local_folders
-from parascale.data.sources import download, open_raw
+from parascale.data.sources import download
 from parascale.data.sources.files import paths_by_split
+from parascale.data.sources.manifest import Raw
 from parascale.errors import ConfigError, DataError
 from parascale.settings import Source, make
 
@@ -197,7 +198,7 @@ def test_a_file_that_changed_after_it_was_recorded(data, tmp_path):
         raw.verify()
     (data / "lines.txt").write_bytes(content + b"more")
     with pytest.raises(DataError, match="was changed: 23 bytes instead of 19"):
-        open_raw(tmp_path / "raw")
+        Raw(tmp_path / "raw")
     source = Source(kind="files", location=str(data), files={"train": "lines.txt"})
     assert list(download(source, tmp_path / "raw").documents("train"))[-1] == "drei ümore"
 
@@ -214,7 +215,7 @@ def test_names_that_say_their_split():
 def test_a_manifest_cut_short_is_named(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"splits": {}})[:-3])
     with pytest.raises(DataError, match="not valid JSON"):
-        open_raw(tmp_path)
+        Raw(tmp_path)
 
 
 def test_folders_of_images_are_watched_down_to_their_classes(tmp_path):

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale.data import text, tokenize
-from parascale.data.sources import download, open_raw
+from parascale.data.sources import download
+from parascale.data.sources.manifest import Raw
 from parascale.data.text import IGNORED, Tokens, Windows, prepare
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.settings import Source, Text
@@ -179,7 +180,7 @@ def test_opening_what_was_never_made_names_the_target(tmp_path):
     with pytest.raises(DataError, match="target `data`"):
         Tokens(tmp_path)
     with pytest.raises(DataError, match="target `data`"):
-        open_raw(tmp_path)
+        Raw(tmp_path)
 
 
 @unhurried

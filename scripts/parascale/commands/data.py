@@ -65,12 +65,12 @@ def download(project, workload, attempts, force):
 
     found, attempts = workload.data, attempts or ATTEMPTS
     output = project.paths.raw(found.dataset)
+    if workload.of_images and force:
+        raise click.UsageError(f"--force is for text: remove {output} to download images again")
     if workload.of_images:
-        if force:
-            raise click.UsageError(f"--force is for text: remove {output} to download images again")
-        download_images(found.source, found.images, output, attempts)
-        return
-    raw = download_text(found.source, output, attempts=attempts, force=force)
+        raw = download_images(found.source, found.images, output, attempts)
+    else:
+        raw = download_text(found.source, output, attempts, force)
     for split in raw.splits:
         files = raw.files(split)
         print(f"{output}: {split}: {len(files)} file(s), {sum(entry['bytes'] for entry in files):,} bytes")
@@ -87,7 +87,7 @@ def prepare(project, workload):
     Example: parascale data prepare --workload lm-small
     """
     from parascale.data.pairs import prepare_pairs
-    from parascale.data.sources import open_raw
+    from parascale.data.sources.manifest import Raw
     from parascale.data.text import prepare as prepare_text
 
     found = workload.data
@@ -95,14 +95,11 @@ def prepare(project, workload):
         raise click.UsageError(f"dataset `{found.dataset}` is of images: list them with `parascale data index`")
     output = project.paths.data(found.dataset, found.format)
     make = prepare_pairs if workload.of_pairs else prepare_text
-    manifest = make(open_raw(project.paths.raw(found.dataset)), found.text, found.expected, output)
+    manifest = make(Raw(project.paths.raw(found.dataset)), found.text, found.expected, output)
     print(f"{output}: vocabulary of {manifest['vocabulary']:,} entries")
     for split, counts in manifest["splits"].items():
-        left_out = {reason: counts[reason] for reason in ("without_document", "without_summary") if counts.get(reason)}
-        share = 100 * counts["unknown"] / counts["words"]
         print(
-            f"{output}: {split}: {counts['tokens']:,} tokens, {counts['documents']:,} documents, {share:.2f} % unknown words"
-            + "".join(f", {count:,} left out {reason.replace('_', ' ')}" for reason, count in left_out.items())
+            f"{output}: {split}: " + ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in counts.items())
         )
 
 
@@ -116,12 +113,12 @@ def index(project, workload):
     """
     from parascale.data.image_download import images_root
     from parascale.data.image_sources import index_images
-    from parascale.data.sources import open_raw
+    from parascale.data.sources.manifest import Raw
 
     found = workload.data
     if not workload.of_images:
         raise click.UsageError(f"dataset `{found.dataset}` is of text: prepare it with `parascale data prepare`")
-    root = images_root(open_raw(project.paths.raw(found.dataset)))
+    root = images_root(Raw(project.paths.raw(found.dataset)))
     manifest = index_images(root, found.images, source_of(project, workload), found.source.columns)
     for split, facts in manifest["splits"].items():
         print(f"{split}: {facts['samples']:,} images, {facts['bytes']:,} bytes, {len(manifest['classes'])} classes")
@@ -138,15 +135,13 @@ def index(project, workload):
 def convert(project, workload, form, shard, gather, threads):
     """Write a dataset in another format: images from their index, tokens from the flat arrays.
 
-    Without --shard and --gather, it writes everything and continues where an earlier conversion stopped. The workflow
-    writes each shard in a job of its own (--shard 0, --shard 1, …) and then their manifest (--gather). A shard leaves out
-    bad samples and still counts as finished; --gather then fails, or lists them in the manifest (`formats.bad_samples`).
+    Without --shard and --gather, it writes everything and continues where an earlier conversion stopped. A shard leaves
+    out bad samples and still counts as finished; --gather then fails, or lists them in the manifest (`formats.bad_samples`).
 
     \b
     Example: parascale data convert --dataset shapes --format arrow
     """
     from parascale.data import convert as conversion
-    from parascale.data.convert import bad_message
     from parascale.data.convert_tokens import convert_tokens
     from parascale.data.images import ImageIndex
     from parascale.data.text import Tokens
@@ -155,8 +150,6 @@ def convert(project, workload, form, shard, gather, threads):
     settings, dataset = project.config.formats, workload.data.dataset
     if not workload.of_images and (gather or shard is not None):
         raise click.UsageError("--shard and --gather are for images: tokens are converted at once")
-    if shard is not None and shard >= settings.shards:
-        raise click.UsageError(f"--shard {shard}: shards count from 0, and `formats.shards` = {settings.shards}")
     if threads:
         settings = dataclasses.replace(settings, threads=threads)
     source, output = source_of(project, workload), project.paths.data(dataset, form)
@@ -169,7 +162,7 @@ def convert(project, workload, form, shard, gather, threads):
     else:
         record = conversion.convert_shard(ImageIndex(source), dataset, form, shard, settings, output)
         if record["bad"]:
-            print(bad_message(dataset, record["bad"]))
+            print(conversion.bad_message(dataset, record["bad"]))
 
 
 @data.command()
@@ -205,8 +198,7 @@ def benchmark(project, workload, forms):
     """Measure how fast this machine reads each format of a dataset, and recommend one.
 
     It measures the formats that the configuration names, and for text also the unconverted tokens. It writes
-    results/loaders/DATASET.csv, one row for each format and way of reading, and beside it a JSON file with the machine, its
-    limits and the recommendation.
+    results/loaders/DATASET.csv, and beside it a JSON file with the machine, its limits and the recommendation.
 
     \b
     Example: parascale data benchmark --dataset shapes
@@ -245,9 +237,7 @@ def benchmark(project, workload, forms):
 
 
 def images_taken(project, dataset):
-    """Images a second that a device trains on if it waits for none, by the plan: of the run on this dataset that takes most of
-    them; None where no plan says so.
-    """
+    """Images a second that a device trains on by the plan, of the run on this dataset that takes most; None if no plan says so."""
     from parascale.plan.planner import Planner
 
     planner, found = Planner(project), []

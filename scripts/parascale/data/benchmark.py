@@ -1,7 +1,6 @@
 """The benchmark of a dataset's formats: its cases, the rows that they give, and what the machine can do at best."""
 
 import dataclasses
-import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -11,7 +10,7 @@ import numpy as np
 
 from parascale.data.formats import image_format, tokens_are_mapped
 from parascale.data.formats.manifest import read_manifest
-from parascale.data.formats.storage import copy_to_memory, default_io, filesystem, require_room
+from parascale.data.formats.storage import copy_in_memory, default_io, filesystem, require_room
 from parascale.data.measure import Case, measure
 from parascale.data.progress import Progress
 from parascale.files import csv_text, read_json, write_text
@@ -44,12 +43,9 @@ def benchmark(dataset, folders, settings, training):
             case for case in cases_of(folder, settings, training) if case.cache == "warm" and case.format != "files"
         ]
         if wanted:
-            copy = copy_to_memory(folder)
-            try:
+            with copy_in_memory(folder) as copy:
                 there = [dataclasses.replace(case, folder=str(copy)) for case in wanted]
                 rows += _run(dataset, [(folder, SHARED_MEMORY, case) for case in there])
-            finally:
-                shutil.rmtree(copy.parent, ignore_errors=True)
     return rows
 
 
@@ -144,7 +140,7 @@ def _costs(folder, name):
     }
     if name == "flat":
         files = read_json(folder / "manifest.json")["files"].values()
-        # Its manifest and its folder count, too.
+        # Its manifest and its folder count too.
         return {**written, "inodes": len(files) + 2, "bytes": sum(facts["bytes"] for facts in files)}
     manifest = read_manifest(folder)
     size = manifest["sample_bytes" if name == "files" else "bytes"]

@@ -49,11 +49,10 @@ def index_images(root, settings, output, columns=None):
         classes = list(packed_classes(tables, columns).values())
         pack = partial(pack_parquet, tables, columns)
     else:
-        by_table = tables and not folders
-        scanned = (
-            scan_tables(tables, columns, root) if by_table else scan_folders(folders or {"train": root}, root, notes)
-        )
-        classes, splits = scanned
+        if tables and not folders:
+            classes, splits = scan_tables(tables, columns, root)
+        else:
+            classes, splits = scan_folders(folders or {"train": root}, root, notes)
         return write_index(output, root, classes, finished(root, splits, classes, settings, notes), notes)
 
     def packed(folder):
@@ -159,30 +158,22 @@ def _scan_class(root, path):
 
     An image that is a link to nothing has length 0: it is a bad sample, and listed as one when it is converted.
     """
-    found, others, folders = [], 0, [(path, frozenset())]
-    while folders:
-        folder, above = folders.pop()
-        here = os.path.realpath(os.path.join(root, folder))
-        if here in above:
-            raise DataError(
-                f"{_shown(os.path.join(root, folder))}: this link leads back to a folder above it; remove it"
-            )
-        try:
-            entries = list(os.scandir(here))
-        except OSError as error:
-            raise DataError(
-                f"{_shown(here)}: cannot be read ({error.strerror}); remove it, or make it readable"
-            ) from None
-        for entry in entries:
-            name = os.path.join(folder, entry.name)
-            if _is_folder(entry):
-                folders.append((name, above | {here}))
-            elif name.lower().endswith(IMAGE_SUFFIXES):
-                found.append((name, _size(entry.path) or 0))
-            else:
-                others += 1
-    found.sort()
-    return [name for name, _ in found], np.array([size for _, size in found], np.int64), others
+    names, others = [], 0
+    for folder, _, files in os.walk(os.path.join(root, path), onerror=_unreadable, followlinks=True):
+        above = os.path.realpath(os.path.dirname(folder))
+        if os.path.join(above, b"").startswith(os.path.join(os.path.realpath(folder), b"")):
+            raise DataError(f"{_shown(folder)}: this link leads back to a folder above it; remove it")
+        images = [
+            os.path.relpath(folder, root) + b"/" + name for name in files if name.lower().endswith(IMAGE_SUFFIXES)
+        ]
+        names += images
+        others += len(files) - len(images)
+    names.sort()
+    return names, [_size(os.path.join(root, name)) or 0 for name in names], others
+
+
+def _unreadable(error):
+    raise DataError(f"{_shown(error.filename)}: cannot be read ({error.strerror}); remove it, or make it readable")
 
 
 def _is_folder(entry):

@@ -94,11 +94,6 @@ def path_label(path, columns):
                 rows = [(row[wanted[0]], row[wanted[1]]) for row in reader]
             except csv.Error as error:
                 raise DataError(f"{path}, line {reader.line_num + 1:,}: not valid CSV ({error})") from None
-        nul = [number for number, row in enumerate(rows, 1) if any("\0" in (cell or "") for cell in row)]
-        if nul:
-            raise DataError(
-                f"{path}: rows with a NUL byte: {few(nul)}. Is it UTF-16? Convert it (`iconv -f utf-16 -t utf-8`)"
-            )
     else:
         _require(path, pq.read_schema(path).names, wanted)
         table = pq.read_table(path, columns=wanted)

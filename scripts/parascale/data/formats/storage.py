@@ -1,5 +1,6 @@
 """The filesystem that holds a path, and how to read from it."""
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -42,15 +43,12 @@ def require_room(folder, shared_memory=SHARED_MEMORY):
     require_space(shared_memory, tree_bytes(folder), f"a copy of {folder}", remedy)
 
 
-def copy_to_memory(folder, shared_memory=SHARED_MEMORY):
-    """Copy a format's folder into shared memory and return where it is; the caller removes it. RequirementError if it does not fit."""
+@contextlib.contextmanager
+def copy_in_memory(folder, shared_memory=SHARED_MEMORY):
+    """Yield a copy of a format's folder in shared memory. RequirementError if it does not fit."""
     require_room(folder, shared_memory)
-    place = Path(tempfile.mkdtemp(prefix="parascale-", dir=shared_memory))
-    try:
-        return Path(shutil.copytree(folder, place / Path(folder).name))
-    except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
-        raise
+    with tempfile.TemporaryDirectory(prefix="parascale-", dir=shared_memory) as place:
+        yield Path(shutil.copytree(folder, Path(place) / Path(folder).name))
 
 
 def drop_from_cache(paths):

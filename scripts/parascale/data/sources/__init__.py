@@ -1,4 +1,4 @@
-"""Where raw data comes from: four kinds of source behind `download`, and `open_raw` to read what any of them gave.
+"""Where raw data comes from: four kinds of source behind `download`.
 
 A kind is a module with one function `fetch(source, output, attempts)` that makes the folder `output`, manifest included, whole
 or not at all. What a broken download already has waits in `<output>.partial` for the next attempt.
@@ -48,8 +48,3 @@ def _is_whole(source, output):
         return Raw(output).manifest["source"] == settings_of(source)
     except DataError:
         return False
-
-
-def open_raw(folder):
-    """The raw data in a folder that `download` made."""
-    return Raw(folder)

@@ -8,7 +8,6 @@ occurs twice is kept once, so the splits share no text. The manifest names the i
 """
 
 import ast
-import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -103,7 +102,7 @@ CORPORA = {"documentation": documentation, "docstrings": docstrings}
 
 
 def offers():
-    """The corpora that need no network, for messages."""
+    """The corpora, for messages."""
     return (
         f"`documentation` (about {TRAIN_WORDS:,} words of English from the installed documentation), "
         "`docstrings` (pairs of a text and its summary from there)"
@@ -120,8 +119,8 @@ def _documents():
         )
     assignment = next(node for node in ast.parse(topics_file.read_bytes()).body if isinstance(node, ast.Assign))
     topics = ast.literal_eval(assignment.value)
-    documents = [(f"topic {name}", functools.partial(_topic, text)) for name, text in topics.items()]
-    return documents + [(name, functools.partial(_docstrings, path)) for name, path in _all_modules()]
+    documents = [(f"topic {name}", lambda text=text: [inspect.cleandoc(text)]) for name, text in topics.items()]
+    return documents + [(name, lambda path=path: _docstrings(path)) for name, path in _all_modules()]
 
 
 def _all_modules():
@@ -136,10 +135,6 @@ def _all_modules():
         for folder in folders:
             modules += _modules(Path(spec.origin).parent / folder, f"{package}/{folder}".rstrip("/"))
     return modules
-
-
-def _topic(text):
-    return [inspect.cleandoc(text)]
 
 
 def _modules(root, prefix):

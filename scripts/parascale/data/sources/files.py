@@ -17,12 +17,10 @@ from parascale.settings.paths import expanded
 def fetch(source, output, attempts=None):
     """Make the folder `output` with a manifest that points at the files of a source that are on this machine."""
     folder = location(source) if source.location else Path.cwd()
-    if source.files:
-        splits = named_splits(source.files, folder)
-    elif (folder / MANIFEST).exists():
+    if (folder / MANIFEST).exists() and not source.files:
         splits = _splits_of_raw(Raw(folder))
     else:
-        splits = guessed_splits(folder)
+        splits = find_splits(source.files, folder, Path.absolute)
     for split, entries in splits.items():
         if not any(entry["bytes"] for entry in entries):
             raise DataError(
@@ -40,16 +38,16 @@ def location(source):
     return folder
 
 
-def named_splits(files, folder, name=Path.absolute):
-    """Manifest entries of each split that `data.source.files` names. name: the path by which the manifest knows a file."""
-    return {
-        split: [entry for pattern in as_list(patterns) for entry in _entries(pattern, folder, name)]
-        for split, patterns in files.items()
-    }
+def find_splits(files, folder, name):
+    """Manifest entries of each split that `data.source.files` names, else of the files below a folder whose names say their split.
 
-
-def guessed_splits(folder, name=Path.absolute):
-    """Manifest entries of the files below a folder whose names or folders say which split they are."""
+    name: function from a path to that by which the manifest knows it.
+    """
+    if files:
+        return {
+            split: [entry for pattern in as_list(patterns) for entry in _entries(pattern, folder, name)]
+            for split, patterns in files.items()
+        }
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in readers.KINDS and path.is_file())
     by_split = paths_by_split([path.relative_to(folder).as_posix() for path in paths])
     return {

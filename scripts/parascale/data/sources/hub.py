@@ -34,28 +34,6 @@ LOADERS = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", 
 
 def fetch(source, output, attempts):
     """Fetch the splits of a data set's configuration into the folder `output`."""
-    info, address_of, headers = _revision(source, attempts)
-    listed = {sibling.rfilename: sibling for sibling in info.siblings}
-    for path in listed:
-        if path.startswith("/") or ".." in path.split("/"):
-            raise DownloadError(f"{address_of(path)}: the hub lists a file that would land outside its folder")
-    by_split = _files_of_splits(source, info, list(listed))
-    pieces = pieces_folder(source, output)
-    for path in (path for paths in by_split.values() for path in paths):
-        sibling = listed[path]
-        digest = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
-        fetch_file(address_of(path), pieces / path, attempts, digest, sibling.size, headers)
-    with atomic_folder(output) as folder:
-        splits = {
-            split: _as_parquet(split, [pieces / path for path in paths], folder) for split, paths in by_split.items()
-        }
-        origin = {"revision": info.sha, "files": by_split}
-        write_manifest(folder, source, origin, splits)
-    shutil.rmtree(pieces)
-
-
-def _revision(source, attempts):
-    """(what the hub knows of the revision, a function path → address, headers with the login's token)."""
     from huggingface_hub import HfApi, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
@@ -63,11 +41,24 @@ def _revision(source, attempts):
     page = f"{api.endpoint}/datasets/{source.name}"
     remedy = f"{LOGIN_NODE_HELP} Without any network, `source: {{kind: builtin, name: documentation}}` gives {builtin.offers()}."
     info = persistently(page, attempts, lambda: _ask(api, source, page), remedy=remedy)
-
-    def address_of(path):
-        return hf_hub_url(source.name, path, repo_type="dataset", revision=source.revision, endpoint=api.endpoint)
-
-    return info, address_of, {key: value for key, value in build_hf_headers().items() if key.lower() == "authorization"}
+    login = {key: value for key, value in build_hf_headers().items() if key.lower() == "authorization"}
+    listed = {sibling.rfilename: sibling for sibling in info.siblings}
+    for path in listed:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise DownloadError(f"{page}: the hub lists a file that would land outside its folder: {path}")
+    by_split = _files_of_splits(source, info, list(listed))
+    pieces = pieces_folder(source, output)
+    for path in (path for paths in by_split.values() for path in paths):
+        sibling = listed[path]
+        digest = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
+        address = hf_hub_url(source.name, path, repo_type="dataset", revision=source.revision, endpoint=api.endpoint)
+        fetch_file(address, pieces / path, attempts, digest, login)
+    with atomic_folder(output) as folder:
+        splits = {
+            split: _as_parquet(split, [pieces / path for path in paths], folder) for split, paths in by_split.items()
+        }
+        write_manifest(folder, source, {"revision": info.sha, "files": by_split}, splits)
+    shutil.rmtree(pieces)
 
 
 def _ask(api, source, page):

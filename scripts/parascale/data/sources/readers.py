@@ -1,6 +1,5 @@
 """Texts from files of three kinds: lines of plain text, rows of Parquet, rows of JSON Lines."""
 
-import codecs
 import itertools
 import json
 import re
@@ -72,8 +71,6 @@ def records(path, columns, first=0, last=None, required=False):
 def _part(path, rows, first, last):
     try:
         yield from itertools.islice(rows, first, last)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
@@ -83,22 +80,18 @@ def _lines(path):
     offset = 0
     with open(path, "rb") as handle:
         for line in handle:
-            marked = len(codecs.BOM_UTF8) if offset == 0 and line.startswith(codecs.BOM_UTF8) else 0
-            if b"\0" in line or (offset == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))):
-                raise DataError(
-                    f"{path}: byte {offset + max(line.find(0), 0):,} says that it is UTF-16, or no text at all. Convert the file "
-                    "(`iconv -f utf-16 -t utf-8`), or name the right one."
-                )
+            wrong = line.find(0)  # as in UTF-16
             try:
-                text = line[marked:].decode("utf-8")
+                text = line.decode("utf-8")
             except UnicodeDecodeError as error:
-                place = marked + error.start
+                wrong = error.start
+            if wrong >= 0:
                 raise DataError(
-                    f"{path}: byte {offset + place:,} (0x{line[place]:02x}) is not UTF-8 text. Convert the file "
-                    "(`iconv -f latin1 -t utf-8`), or name the right one."
-                ) from None
+                    f"{path}: byte {offset + wrong:,} (0x{line[wrong]:02x}) is not UTF-8 text. Convert the file "
+                    "(`iconv -f latin1 -t utf-8`, or `-f utf-16`), or name the right one."
+                )
+            yield (text if offset else text.removeprefix("\ufeff")).rstrip("\r\n")
             offset += len(line)
-            yield text.rstrip("\r\n")
 
 
 def _json_rows(path, columns, required):
@@ -141,7 +134,5 @@ def _require(place, names, columns, role):
 def _parquet(path):
     try:
         return pyarrow.parquet.ParquetFile(path)
-    except FileNotFoundError:
-        raise
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a whole Parquet file ({error})") from None

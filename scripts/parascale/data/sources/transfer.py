@@ -30,7 +30,7 @@ REFUSED_HELP = (
 
 
 class Interrupted(Exception):
-    """A failure that may pass if the server is asked again; the text says what failed."""
+    """A failure that may pass if the server is asked again."""
 
 
 def pieces_folder(source, output):
@@ -47,11 +47,10 @@ def pieces_folder(source, output):
     return folder
 
 
-def fetch_file(address, target, attempts, digest, size=None, headers=None):
+def fetch_file(address, target, attempts, digest, headers=None):
     """Fetch `address` to the path `target`, unless it is there. What arrived is in `<target>.part` until it is whole.
 
-    digest: the sha256 that it must have, or the name that git gives its content (40 digits). size: bytes, if known. Raises
-    DownloadError.
+    digest: the sha256 that it must have, or the name that git gives its content (40 digits). Raises DownloadError.
     """
     if target.exists():
         return  # it got its name after its checksum was compared
@@ -59,7 +58,7 @@ def fetch_file(address, target, attempts, digest, size=None, headers=None):
     part.parent.mkdir(parents=True, exist_ok=True)
     # A resumed file may have pieces of different versions: where it is not right, once more from the start.
     for last in (not part.exists(), True):
-        persistently(address, attempts, lambda: _fetch_rest(address, part, size, headers or {}), lambda: _size(part))
+        persistently(address, attempts, lambda: _fetch_rest(address, part, headers or {}), lambda: _size(part))
         found = git_blob_digest(part) if len(digest) == 40 else sha256(part)
         if found == digest:
             sync_path(part)
@@ -95,7 +94,7 @@ def persistently(address, attempts, ask, kept=lambda: 0, remedy=LOGIN_NODE_HELP)
 
 
 def require_answer(address, status):
-    """Raise Interrupted for the status of an answer that another attempt may change, DownloadError for any other failure."""
+    """Raise Interrupted for a status that another attempt may change, DownloadError for any other failure."""
     if status in WORTH_RETRYING:
         raise Interrupted(f"status {status}")
     if status in (401, 403):
@@ -104,11 +103,9 @@ def require_answer(address, status):
         raise DownloadError(f"{address}: the server answers with status {status}. Check the address.")
 
 
-def _fetch_rest(address, part, size, headers):
+def _fetch_rest(address, part, headers):
     """One connection: ask for what is missing and append it."""
     have = _size(part)
-    if have and size is not None and have >= size:
-        return
     # Compressed transfer would make byte ranges and sizes meaningless.
     wanted = {**headers, "Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
     try:
@@ -119,7 +116,7 @@ def _fetch_rest(address, part, size, headers):
             if response.status_code != 206:
                 have = 0  # the server does not do ranges
             length = response.headers.get("Content-Length")
-            total = have + int(length) if length else size
+            total = have + int(length) if length else None
             if total:
                 require_space(part.parent, total - have, part.name)
             with open(part, "ab" if have else "wb") as handle, Progress(file_name(address), "B", total) as progress:
@@ -127,8 +124,6 @@ def _fetch_rest(address, part, size, headers):
                 for block in response.iter_content(BLOCK_BYTES):
                     handle.write(block)
                     progress.add(len(block))
-                    if size is not None and handle.tell() > size:
-                        return  # it is another file, and may have no end
     except requests.RequestException as error:
         raise Interrupted(str(error) or type(error).__name__) from None
     if total and _size(part) < total:
@@ -145,6 +140,6 @@ def file_name(address):
 
 
 def git_blob_digest(path):
-    """The name git gives a file's content; the hub lists it for files that are not in large-file storage."""
+    """The name git gives a file's content: the hub's digest of small files."""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.sha1(b"blob %d\0" % path.stat().st_size)).hexdigest()

@@ -35,7 +35,7 @@ def fetch(source, output, attempts, of_images=False):
         else:
             splits = _placed(source.urls, fetched, folder)
         if not splits and not of_images:
-            splits = _named_or_guessed(source, folder)
+            splits = files.find_splits(source.files, folder, lambda path: path.relative_to(folder).as_posix())
         origin = [
             {"url": entry["url"], "sha256": entry["sha256"], "bytes": fetched[entry["url"]].stat().st_size}
             for entry in source.urls
@@ -60,13 +60,6 @@ def _placed(urls, fetched, folder):
         if entry.get("split"):
             splits.setdefault(entry["split"], []).append(describe(folder / name, name))
     return splits
-
-
-def _named_or_guessed(source, folder):
-    def name(path):
-        return path.relative_to(folder).as_posix()
-
-    return files.named_splits(source.files, folder, name) if source.files else files.guessed_splits(folder, name)
 
 
 def _check(urls, of_images):
