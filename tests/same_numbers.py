@@ -82,13 +82,6 @@ def modules():
     return {part: numerics.modules_now(part) for part in parts}
 
 
-def unproven():
-    """Modules whose code is no longer the one that was proven."""
-    now = _flat(modules())
-    proven = json.loads(TABLE.read_text())["proven"]
-    return sorted(name for name in now.keys() | proven if now.get(name) != proven.get(name))
-
-
 def record(now, raised=()):
     """Write that code is proven, as `modules` gave it; raise the version of some parts, and declare new ones."""
     declared = json.loads(TABLE.read_text())["declared"]

@@ -6,14 +6,17 @@ A part is a kind of `provenance.CODE` (`training`, a task, `lightning`) or a fam
     proven     module → its digest when `make same-numbers` last showed that it trains the same bits
 
 An edit that changes no number leaves keys alone. An edit that changes one raises the version of a part: its results are made anew.
+Until one of the two is done, plans, trainings and records name what was edited (`unproven`).
 """
 
 import functools
 
 from parascale import provenance
+from parascale.errors import few
 from parascale.files import read_json
 
 FAMILY = "families/"
+TABLE = "numerics.json"
 
 
 @functools.cache
@@ -24,7 +27,7 @@ def training_modules(task, engine, families, files=()):
     few kinds.
     """
     parts = ["training", task, *(["lightning"] if engine == "lightning" else []), *(FAMILY + name for name in families)]
-    declared, found = read_json(provenance.PACKAGE / "numerics.json")["declared"], {}
+    declared, found = read_json(provenance.PACKAGE / TABLE)["declared"], {}
     for part in parts:
         known = declared.get(part) or {"version": 1, "modules": modules_now(part)}
         found |= known["modules"]
@@ -37,3 +40,23 @@ def modules_now(part):
     """Module → digest of a part as its code is now."""
     family = part.removeprefix(FAMILY)
     return provenance.modules_of(part) if family == part else provenance.modules_of(families=[family])
+
+
+@functools.cache
+def unproven(parts=()):
+    """Modules of some parts (default: the declared ones) whose code is not the one that was last proven, once a process."""
+    table = read_json(provenance.PACKAGE / TABLE)
+    now, proven = {}, table["proven"]
+    for part in parts or table["declared"]:
+        now |= modules_now(part)
+    return tuple(sorted(name for name in now.keys() | proven if now.get(name) != proven.get(name)))
+
+
+def warning():
+    """What to know of edited training code that is not proven; empty where there is none."""
+    if not (names := unproven()):
+        return ""
+    return (
+        f"{few(names, 3)}: edited since it was shown to train the same numbers. Results of the earlier code count as its own until "
+        "`make same-numbers` has compared them, or raised the version"
+    )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import click
 
-from parascale import slurm
+from parascale import numerics, slurm
 from parascale.cli import run_option, with_project
 from parascale.commands.store import trim
 from parascale.errors import ConfigError, Interrupted
@@ -49,6 +49,8 @@ def train(project, name, kind):
     # Of several processes the first decides for all, once they have met: the store may change while they start.
     if started == 1 and published(job):
         return 0
+    if os.environ.get("RANK", "0") == "0" and (edited := numerics.warning()):
+        print(f"warning: {edited}", file=sys.stderr, flush=True)
     if project.site.device == "cuda":
         os.environ |= of_allocator(os.environ)  # for those whom torchrun started
     from parascale.train import loop  # not before it is needed, because torch loads slowly

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
+from parascale import numerics
 from parascale.errors import ParascaleError, few
 from parascale.plan import limits
 from parascale.plan.ledger import SCHEMA_VERSION, Spent, changes
@@ -171,6 +172,8 @@ def warnings(plan):
             f"budget.core_hours cannot account for what was spent on {lost}, whose workflow is still running or was killed: neither a "
             "record nor accounting tells"
         )
+    if any(job.kind for job in plan.jobs) and (edited := numerics.warning()):
+        said.append(edited)
     for job in plan.jobs:
         if job.fits in ("risky", "does not fit"):
             remedy = f"; it would with {job.remedy}" if job.remedy else ""

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from parascale import provenance
+from parascale import numerics, provenance
 from parascale.checkpoint import store
 from parascale.checkpoint.manifest import read_manifest, step_folder, whole_checkpoints
 from parascale.checkpoint.ranks import gather, on_lead
@@ -105,7 +105,7 @@ class RunState:
 
     def _description(self):
         """What run.json holds from the start on."""
-        run = self.job.run
+        run, code = self.job.run, modules_of_run(self.job.run)
         return {
             "schema_version": SCHEMA_VERSION,
             "run": run.run,
@@ -115,7 +115,8 @@ class RunState:
             "global_batch": run.global_batch,
             "steps": self.steps,
             "code_digest": self.job.code_digest,
-            "code": modules_of_run(run),
+            "code": code,
+            "unproven": [name for name in numerics.unproven() if name in code],
             "data": identity.digest_of(self.job.known_data),
             "key": self.job.key,
             "git_commit": provenance.git_commit(),
