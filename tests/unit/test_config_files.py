@@ -90,12 +90,12 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
             HEADER + "a small 1 1 bb -\nb small 1 1 - -\n",
             "run `a`: baseline `bb` is not in the table; did you mean `b`",
         ),
-        (HEADER + "a small 1 1 b -\nb other 1 1 - -\n", "baseline `b` trains another workload than `small`"),
+        (HEADER + "a small 1 1 b -\nb other 1 1 - -\n", "baseline `b` trains `other`, not `small`"),
         (HEADER + "a small 1 1 - c\n", "run `a`: init_from `c` is not in the table"),
         (HEADER + "a small 1 1 - a\n", "init_from is circular: a → a"),
         (HEADER + "a small 1 1 - b\nb small 1 1 - a\n", "init_from is circular: a → b → a"),
-        (HEADER + "a small 4 4 - -\n", "gpus_per_node = 4, but here has 2 a node"),
-        ("run workload nodes dp\na small 5 5\n", "nodes = 5, but the largest partition of here has 4"),
+        (HEADER + "a small 4 4 - -\n", "gpus_per_node = 4, but a node of here has 2"),
+        ("run workload nodes dp\na small 5 5\n", "nodes = 5, but the largest partition of here takes 4"),
     ],
 )
 def test_a_wrong_run_table_names_the_line_and_the_remedy(project, table, message):

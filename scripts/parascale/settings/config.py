@@ -17,10 +17,11 @@ class Checkpoints:
 
     report: Literal["none", "one", "all"] = option(
         "one",
-        "checkpoints to convert and verify: of all runs, or of `one`, the first whose weights are spread, else the first",
+        "checkpoints to convert and verify for the report: of `all` runs, or of `one`, the first with spread weights, else the first",
     )
     which: Literal["best", "last"] = option(
-        "best", "weights of the `best` validation loss, or the `last` ones with the optimizer's state"
+        "best",
+        "weights of the `best` validation loss (without evaluation: the last), or the `last` ones with the optimizer's state",
     )
     forms: Annotated[list[CheckpointForm], MinLen(1)] = option(
         ["safetensors", "pt"], "formats to write; `transformers` for models that this library has too"
@@ -40,7 +41,9 @@ class Summaries:
 
     documents: int | None = option(None, "documents of the test split to summarise; default: all", low=1)
     beams: int = option(4, "beams of the beam search; the report also shows greedy search", low=2)
-    length_penalty: Number = option(1.0, "power of the length that divides its log probability", low=0.0, expert=True)
+    length_penalty: Number = option(
+        1.0, "a summary's log probability is divided by length to this power", low=0.0, expert=True
+    )
     examples: int = option(5, "summaries in the report, of models that beat the documents' first words", low=0)
 
 
@@ -73,7 +76,7 @@ class Keeping:
 
     gigabytes: Number | None = option(
         100.0,
-        "GB of finished trainings to keep that no run of the table asks for; those used longest ago go first. `null`: all stay",
+        "GB of finished trainings to keep that neither results show nor the table asks for; those used longest ago go first. `null`: all stay",
         low=0.0,
     )
 
@@ -83,11 +86,11 @@ class Budget:
     """What the project may spend, in core-hours as they are charged."""
 
     core_hours: Number | None = option(
-        None, "most that this root may spend: no workflow starts that is expected to exceed it", above=0.0
+        None, "most that this root may spend; a workflow that is expected to exceed it does not start", above=0.0
     )
     repeated_core_hours: Number | None = option(
         1000.0,
-        "no workflow starts that would repeat trainings of more because settings, code or data changed; `null`: no limit",
+        "most that a workflow may repeat of finished trainings because settings, code or data changed; `null`: no limit",
         low=0.0,
     )
     quota: Number | None = option(None, "the project's core-hours: plans show their share and warn above it", above=0.0)
@@ -120,7 +123,7 @@ class Config:
     monitor: Monitor = section(Monitor, "how a running training is watched")
     continue_with_other_code: bool = option(
         False,
-        "continue an unfinished run although its training has changed, and note it; otherwise it starts again",
+        "continue an unfinished run although its code (your class, or the declared numerics) changed, and note it; otherwise it starts again",
         CONDUCT,
     )
     timeout_seconds: Number = option(

@@ -27,13 +27,15 @@ class Source:
     )
     config: str | None = option(None, "`hub`: configuration of the dataset (`wikitext-2-v1`)")
     revision: str | None = option(None, "`hub`: commit to download; required, because branches and tags move")
-    endpoint: str | None = option(None, "`hub`: another server than huggingface.co, as a mirror", CONDUCT, expert=True)
+    endpoint: str | None = option(
+        None, "`hub`: a server other than huggingface.co, such as a mirror", CONDUCT, expert=True
+    )
     columns: dict[str, str] = option(
         {}, "role → name of the column, if they differ (`{text: content}`, `{document: article, summary: highlights}`)"
     )
     files: dict[Split, str | list] = option(
         {},
-        "split → path, glob or list of them (`valid.txt[:50%]`: the first half): text, Parquet, JSON Lines",
+        "split → path, glob or list of them; text, Parquet or JSON Lines (`valid.txt[:50%]`: the first half of its lines)",
         path=True,
     )
     urls: list = option([], "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked")
@@ -97,11 +99,11 @@ class Text:
 
     tokenizer: Literal["word", "subword", "pretrained"] = option(
         "word",
-        "`word`: words between spaces, as published for WikiText; `subword`: BPE of the train split; `pretrained`: a model's",
+        "`word`: words between spaces, as published for WikiText; `subword`: BPE of the train split; `pretrained`: that of a pretrained model",
     )
     lowercase: bool = option(False, "lower-case the text first")
     min_count: int = option(1, "words that the train split has less often become `<unk>`", low=1)
-    max_vocabulary: int | None = option(None, "keep so many of the most frequent entries, special ones included", low=3)
+    max_vocabulary: int | None = option(None, "keep this many entries: the special ones and the most frequent", low=3)
     pretrained: str | None = option(
         None,
         "folder of a model in Hugging Face's format, from `hf download google-t5/t5-small --local-dir $DATA/t5-small`",

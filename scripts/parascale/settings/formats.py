@@ -20,7 +20,7 @@ class Images:
     size: int = option(64, "`builtin`: width and height in pixels", low=16, high=2048)
     quality: int = option(90, "`builtin`: JPEG quality", low=1, high=95, expert=True)
     noise: Number = option(8.0, "`builtin`: standard deviation of each pixel's noise", low=0.0, high=64.0, expert=True)
-    seed: int = option(1, "seed of the split below, and of `builtin` images", low=0, expert=True)
+    seed: int = option(1, "seed of `builtin` images, and of what `validation_fraction` holds out", low=0, expert=True)
     validation_fraction: Number = option(
         0.1, "fraction of each class to hold out if the source has no validation split", low=0.0, high=0.5
     )
@@ -35,7 +35,7 @@ class Formats:
         "formats to write images in; `squashfs` needs its tools and FUSE",
     )
     tokens: list[TokenFormat] = option(list(TOKEN_FORMATS), "formats to write tokens in")
-    shards: int = option(1, "files per format, each written by its own job; best of 1 to 8 GiB each", low=1)
+    shards: int = option(1, "files per format, each written by its own job; 1 to 8 GiB each are best", low=1)
     seed: int = option(1, "seed of the shuffle before writing", low=0, expert=True)
     bad_samples: Literal["error", "skip"] = option(
         "error",
@@ -64,12 +64,12 @@ class Loaders:
 
     workloads: list[str] = option([], "workloads whose data is converted and measured although no run trains them")
     io: ReadCalls = option(
-        "auto", "`auto`: `mmap` for local data of at most half the memory, otherwise `pread`", expert=True
+        "auto",
+        "how bytes are read; `auto`: `mmap` for local data of at most half the memory, otherwise `pread`",
+        expert=True,
     )
     samples: int = option(20000, "most samples of a pass with a cold cache or with workers", low=1, expert=True)
-    seconds: Number = option(
-        0.5, "seconds per pass, longer if a thread decodes fewer than 5 batches in them", above=0.0
-    )
+    seconds: Number = option(0.5, "seconds per pass, longer until each thread has decoded 5 batches", above=0.0)
     repeats: int = option(3, "number of passes; the table shows their median and spread", low=1, expert=True)
     workers: list[int] = option([0, 2], "threads that decode, in the measurement from file to tensor")
     cold: bool = option(True, "also measure after dropping the files from the page cache, if possible")

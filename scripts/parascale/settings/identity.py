@@ -1,7 +1,7 @@
 """Are these two the same run? One answer for everyone who asks, from what each setting says that it decides.
 
-    finished    recipe + layout + kind of device + training code + data + number of the repeat
-    continuing  recipe + kind of device + training code + data: another layout reshards
+    finished    recipe + layout + kind of device + numerics + data + number of the repeat
+    continuing  recipe + kind of device + numerics + data: another layout reshards
     comparing   recipe, but for the seed, and for the batch where scaling is weak
     pricing     whatever decides a run's speed: all but labels, seed and where it starts from
 

@@ -18,20 +18,20 @@ class Axis(NamedTuple):
     """A way to spread a run over ranks. Its name is a degree of `Layout`, a column of tables and a dimension of the mesh."""
 
     name: str
-    distance: int  # from rank to rank along it: 0 is the fastest in the numbering of ranks
+    order: int  # in the numbering of ranks: 0 changes fastest
     splits_samples: bool = False  # its ranks train on different samples of a step
 
 
 # In the order of columns. Ranks of a tensor-parallel group talk most, so they lie next to each other on one node.
 AXES = (
-    Axis("dp", distance=2, splits_samples=True),
-    Axis("fsdp", distance=1, splits_samples=True),
-    Axis("tp", distance=0),
-    Axis("pp", distance=3),
+    Axis("dp", order=2, splits_samples=True),
+    Axis("fsdp", order=1, splits_samples=True),
+    Axis("tp", order=0),
+    Axis("pp", order=3),
 )
 DEGREES = tuple(axis.name for axis in AXES)
 # As the mesh has them, the slowest in the numbering of ranks first; and those of them that split samples.
-MESH_AXES = tuple(axis.name for axis in sorted(AXES, key=lambda axis: -axis.distance))
+MESH_AXES = tuple(axis.name for axis in sorted(AXES, key=lambda axis: -axis.order))
 DATA_AXES = tuple(name for name in MESH_AXES if AXES[DEGREES.index(name)].splits_samples)
 
 
@@ -51,16 +51,20 @@ class Layout:
     sequence_parallel: bool = option(True, "tensor parallelism also splits the sequence, between the matrices")
     loss_parallel: bool = option(True, "tensor parallelism computes the loss on split logits")
     reshard_after_forward: bool = option(
-        True, "FSDP frees gathered parameters after the forward pass and gathers again"
+        True,
+        "FSDP frees gathered parameters after the forward pass and gathers them again: less memory, more communication",
     )
     activation_checkpointing: Recomputation = option(
         False,
-        "recompute activations in the backward pass; `selective` keeps attention, sums of `tp`, every second product",
+        "recompute activations in the backward pass; `selective` keeps attention, sums of `tp` and every second matrix product",
     )
     sync_batch_norm: bool = option(
-        True, "batch norm uses the samples of all ranks; otherwise its own, and every layout is another training"
+        True,
+        "batch norm uses the samples of all ranks; otherwise each rank uses its own, and every layout is another training",
     )
-    compile: bool | None = option(None, "compile blocks and loss; default: on GPUs, if the model's family gains by it")
+    compile: bool | None = option(
+        None, "compile blocks and loss with `torch.compile`; default: on GPUs, if the model's family gains by it"
+    )
 
     @property
     def world_size(self):

@@ -25,9 +25,11 @@ class Optim:
     schedule: Literal["cosine", "constant", "one_cycle"] = option(
         "cosine", "learning rate after the warm-up; `one_cycle` has none: it rises and falls, as `cycles` say"
     )
-    cycles: list[Cycle] = option([], "`one_cycle`: the cycles in turn; default: one with the defaults below")
+    cycles: list[Cycle] = option([], "`one_cycle`: the cycles in turn; default: one with default values")
     swing: Number = option(
-        0.0, "`one_cycle`: momentum is higher by this at a cycle's start, and lower by it at its highest rate", low=0.0
+        0.0,
+        "`one_cycle`: momentum (AdamW: the first of `betas`) is higher by this at a cycle's start, lower by it at its highest rate",
+        low=0.0,
     )
     warmup_steps: int = option(0, "steps in which the learning rate rises linearly from 0", low=0)
     min_lr_ratio: Number = option(0.1, "the cosine ends at this fraction of `lr`", low=0.0, high=1.0)

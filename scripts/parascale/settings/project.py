@@ -216,7 +216,7 @@ def _with_baselines(runs, where):
             )
         if runs[baseline].workload != run.workload:
             raise ConfigError(
-                f"{where}: run `{name}`: baseline `{baseline}` trains another workload than `{run.workload.name}`"
+                f"{where}: run `{name}`: baseline `{baseline}` trains `{runs[baseline].workload.name}`, not `{run.workload.name}`"
             )
         resolved[name] = dataclasses.replace(run, baseline=baseline)
     return resolved

@@ -26,10 +26,12 @@ class Run:
     layout: Layout = section(Layout, "how the run is spread")
     precision: Precision = option(
         "fp32",
-        "tf32: products rounded to 10 bits; bf16, fp16: weights, summed gradients and optimizer state stay fp32; fp16 scales its loss",
+        "with tf32 GPUs round factors of products to 10 bits; with bf16 and fp16 weights, summed gradients and optimizer state stay fp32; fp16, for GPUs without bf16, scales its loss",
     )
     engine: Literal["native", "lightning"] = option("native", "training loop: ours or PyTorch Lightning's", LAYOUT)
-    scaling: Literal["strong", "weak"] = option("strong", "fixed is the global batch (`strong`) or a rank's (`weak`)")
+    scaling: Literal["strong", "weak"] = option(
+        "strong", "what stays fixed: the global batch (`strong`) or a rank's (`weak`)"
+    )
     seed: int = option(1, "seed of initial weights, sample order and dropout", low=0, high=2**63)
     baseline: str | None = option(
         None, "run of the same workload to compare with; default: the first one on one process", CONDUCT
@@ -39,12 +41,12 @@ class Run:
     average_every: int | None = option(None, "local SGD: ranks train apart and average every so many steps", low=1)
     averaging: Literal["all", "neighbour", "server"] = option(
         "all",
-        "with whom ranks that train apart average: `all`, a `neighbour` on a ring (gossip), or a parameter `server` in turn",
+        "with whom ranks that train apart average: `all`, a `neighbour` on a ring (gossip), or a parameter `server` that they visit in turn",
         before="all",
     )
     compression: Literal["none", "fp16", "powersgd"] = option(
         "none",
-        "how DDP sends gradients: in full, in fp16, or as thin matrices (`powersgd`, Vogels et al. 2019, arXiv:1905.13727)",
+        "how DDP sends gradients: in full, in fp16, or as thin matrices (`powersgd`, arXiv:1905.13727), whose error joins the next gradient and is lost at a restart",
         before="none",
     )
     init_from: str | None = option(None, "start from the last checkpoint of this run, in any layout")

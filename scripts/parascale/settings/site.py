@@ -32,7 +32,7 @@ class Network:
 
     interface: str | None = option(None, "network interface for NCCL and gloo (`ib0`); default: the libraries choose")
     host_suffix: str = option("", "suffix of a node's name on that network (JSC: `i`)")
-    host_template: str = option("{host}{suffix}", "address there (`{host}-interconnect-1.jupiter.internal`)")
+    host_template: str = option("{host}{suffix}", "address of a node there (`{host}-interconnect-1.jupiter.internal`)")
 
 
 @settings(SITE)
@@ -52,15 +52,15 @@ class Assumed:
     core_gigabytes_per_second: Number = option(22.0, "memory bandwidth of one core", above=0.0)
     kernel_microseconds: Number = option(12.0, "time to start an operation, in runs on CPUs", above=0.0)
     split_pass_microseconds: Number = option(
-        7000.0, "more time of a block's pass with tensor parallelism, on CPUs", above=0.0
+        7000.0, "additional time of a pass through a block with tensor parallelism, on CPUs", above=0.0
     )
-    shard_pass_microseconds: Number = option(4000.0, "more time of a block's pass with FSDP, on CPUs", above=0.0)
+    shard_pass_microseconds: Number = option(4000.0, "additional time of a block's pass with FSDP, on CPUs", above=0.0)
     contention: Number = option(0.2, "slowdown of a core while all cores of its CPU node compute", above=0.0)
     sample_microseconds: Number = option(20.0, "time to read and hand over a sample", above=0.0)
     decode_megabytes_per_second: Number = option(32.0, "rate at which a core decodes and resizes JPEGs", above=0.0)
-    data_megabytes_per_second: Number = option(5.0, "raw data that a job prepares, converts or checks", above=0.0)
+    data_megabytes_per_second: Number = option(5.0, "rate of preparing, converting or checking raw data", above=0.0)
     failures_per_node_day: Number = option(0.01, "failures of a node in a day, for a plan's worst case", low=0.0)
-    step_milliseconds: Number = option(3.0, "other time of a step, in runs on CPUs", above=0.0)
+    step_milliseconds: Number = option(3.0, "time of a step beside its phases, in runs on CPUs", above=0.0)
     startup_seconds: Number = option(30.0, "time from the start of a job to its first step", above=0.0)
     save_gigabytes_per_second: Number = option(0.5, "rate of saving and of checking a checkpoint", above=0.0)
     library_gigabytes: Number = option(0.5, "memory of a process's libraries; probes measure it on CPUs", above=0.0)
@@ -78,36 +78,44 @@ class Site:
     cores_per_node: int | None = option(None, "cores of a node, as charged; default: those of this machine", low=1)
     plays_nodes: bool | None = option(
         None,
-        "the nodes of a run share this machine's cores; default: if neither `cores_per_node` nor `partitions` are given",
+        "on CPUs, the nodes of a run share this machine's cores; default: true if neither `cores_per_node` nor `partitions` are given",
     )
     threads_per_process: int | None = option(None, "cores per process; default: an even share", LAYOUT, low=1)
-    threads_per_core: int = option(1, "threads of a core that Slurm counts as CPUs; jobs ask for one a core", low=1)
+    threads_per_core: int = option(
+        1, "hardware threads of a core that Slurm counts; jobs ask for one of each core", low=1
+    )
     gpus_per_node: int | None = option(None, "GPUs per node; default: no limit (processes on CPUs)", low=1)
     gpu: str = option("", "name of the GPU")
     gpu_memory_gb: Number | None = option(None, "memory of one GPU, in 10⁹ bytes", above=0.0)
     gpu_watts: Number | None = option(None, "power of one GPU at work, for the energy of a plan", above=0.0)
-    host_memory_gb: Number | None = option(None, "memory of a node, 10⁹ bytes; default: as `cores_per_node`", above=0.0)
+    host_memory_gb: Number | None = option(
+        None, "memory of a node, 10⁹ bytes; without `cores_per_node`: this machine's", above=0.0
+    )
     peak_tflops: dict[Precision, Number] = option({}, "precision → dense peak rate of a GPU, 10¹² operations a second")
     memory_gigabytes_per_second: Number | None = option(None, "memory bandwidth of one GPU", above=0.0)
     node_link: Link = section(Link, "between the GPUs of a node")
     network_link: Link = section(Link, "between nodes")
     network: Network = section(Network, "how processes find each other")
-    environment: dict[str, object] = option({}, "variables for each process (`{NCCL_IB_TIMEOUT: 50}`)", CONDUCT)
+    environment: dict[str, object] = option(
+        {}, "environment variables for each process (`{NCCL_IB_TIMEOUT: 50}`)", CONDUCT
+    )
     assumed: Assumed = section(Assumed, "what a plan assumes until a calibration has measured it")
     charges: Literal["whole_nodes", "cores"] = option(
         "whole_nodes", "core-hours are charged for all cores of the nodes of a job, or for the cores that it requests"
     )
     partitions: list[Partition] = option([], "partitions; the first is the default")
     data_partition: str | None = option(None, "partition for jobs without GPU; default: that of the runs")
-    demands_gpus: bool = option(False, "partitions refuse jobs without GPUs: those that need none ask for one")
+    demands_gpus: bool = option(False, "partitions refuse jobs without GPUs: jobs that need none ask for one")
     needs_account: bool = option(False, "Slurm accepts only jobs that name an account")
     max_hours: Number | None = option(None, "hours of the longest job, if there are no partitions", above=0.0)
     quota: QuotaCommand = section(QuotaCommand, "how the machine tells what an account has left")
     job_page: str = option("", "address of the site's own page of a job, such as LLview's, with `{job}` for its number")
     purge_days: int | None = option(
-        None, "days until the filesystem deletes unused files; a warning comes before", low=1
+        None, "days after which the filesystem deletes unused files; the workflow warns before", low=1
     )
-    inode_limit: int | None = option(None, "files and folders that it allows a project; a warning comes before", low=1)
+    inode_limit: int | None = option(
+        None, "files and folders that a project may have; the workflow warns before", low=1
+    )
 
     def partition_or_first(self, name=None):
         """The name of the partition that jobs go to: the one asked for, else the site's first; None where it names none."""
@@ -149,8 +157,8 @@ class Site:
             raise ConfigError(f"profiler = nsight needs GPUs, and {self.name} has none: take torch")
         if self.gpus_per_node and layout.gpus_per_node > self.gpus_per_node:
             raise ConfigError(
-                f"gpus_per_node = {layout.gpus_per_node}, but {self.name} has {self.gpus_per_node} a node"
+                f"gpus_per_node = {layout.gpus_per_node}, but a node of {self.name} has {self.gpus_per_node}"
             )
         limits = [partition.max_nodes for partition in self.partitions]
         if limits and None not in limits and layout.nodes > max(limits):
-            raise ConfigError(f"nodes = {layout.nodes}, but the largest partition of {self.name} has {max(limits)}")
+            raise ConfigError(f"nodes = {layout.nodes}, but the largest partition of {self.name} takes {max(limits)}")

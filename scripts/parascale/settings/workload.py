@@ -106,10 +106,10 @@ class Training:
     evaluate: bool = option(True, "evaluate on validation and test splits, and keep the best weights")
     evaluate_every: int | None = option(None, "steps between evaluations; default: only at the end", low=1)
     evaluation_batch: int | None = option(
-        None, "samples evaluated at once; default: those trained", CONDUCT, low=1, expert=True
+        None, "samples that a rank evaluates at once; default: as many as it trains on", CONDUCT, low=1, expert=True
     )
     checkpoint_every: int | None = option(None, "steps between checkpoints; default: only at the end", CONDUCT, low=1)
-    checkpoint_minutes: Number | None = option(30.0, "minutes between them; `null`: never by time", CONDUCT, above=0.0)
+    checkpoint_minutes: Number | None = option(30.0, "minutes between saves; `null`: never by time", CONDUCT, above=0.0)
     checkpoint_async: bool = option(
         False,
         "write checkpoints in the background, from a copy in host memory (up to twice the state with GPUs)",
@@ -132,7 +132,9 @@ class LanguageTraining(Training):
 
     window: int = option(64, "tokens per sample", low=2, high=10**7)
     stride: int | None = option(
-        None, "tokens between starts of windows; default: `window`. 1 is the published protocol", low=1
+        None,
+        "tokens from one window's start to the next; default: `window`. 1, as published for WikiText, uses each token `window` times",
+        low=1,
     )
 
 
@@ -141,7 +143,7 @@ class SummaryTraining(Training):
     """Training on pairs of a document and its summary."""
 
     window: int = option(64, "tokens of a document", low=2, high=10**7)
-    summary_window: int = option(32, "most tokens of a summary with its end; longer pairs are left out", low=2)
+    summary_window: int = option(32, "most tokens of a summary with its end; pairs with more are left out", low=2)
     over_long: Literal["cut", "leave_out"] = option(
         "cut", "a document of more than `window` tokens: `cut` keeps its beginning, `leave_out` leaves the pair out"
     )
@@ -155,11 +157,11 @@ class ImageTraining(Training):
     smallest_crop: Number = option(0.35, "smallest fraction of an image's area in a random crop", above=0.0, high=1.0)
     decoder: Decoder = option(
         "scaled",
-        "`scaled` by libjpeg-turbo, no larger than the crop needs (pixels differ by 1 of 255 on average); `full` by Pillow; "
-        "`dali` by NVIDIA DALI (`pip install -r envs/requirements-dali.txt`), on a GPU where there is one",
+        "`full`: Pillow, the whole image; `scaled`: libjpeg-turbo, as small as the crop allows (pixels differ by 1 of 255 on average); "
+        "`dali`: NVIDIA DALI (`pip install -r envs/requirements-dali.txt`), on a GPU where there is one",
         before="full",
     )
-    workers: int = option(0, "threads per rank that decode ahead (or DALI's own); 0: none", CONDUCT, low=0)
+    workers: int = option(0, "threads per rank that decode ahead, DALI's own too; 0: none", CONDUCT, low=0)
     label_smoothing: Number = option(
         0.0,
         "fraction of a target that all classes share in training (Szegedy et al. 2016, arXiv:1512.00567)",
