@@ -45,37 +45,23 @@ def test_a_checkpoint_is_converted_and_looked_into(run, tmp_path):
     assert not (tmp_path / "back").exists()
 
 
-@pytest.mark.parametrize("form", ["best", "last", "safetensors", "pt"])
-def test_a_run_is_loaded_in_one_process(form, run, tmp_path):
-    """Its checkpoints, and what it was converted to."""
-    folder, model = run
-    if form in ("best", "last"):
-        _, loaded = load_run(folder, form)
-    else:
-        convert(folder / "checkpoint", tmp_path / "out", Checkpoints(), [form])
-        _, loaded = load_run(folder, converted=tmp_path / "out")
-    expected, found = model.state_dict(), loaded.state_dict()
-    assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-
-
 def test_every_form_continues_texts_in_the_same_way(run, tmp_path):
-    """In batches of texts of different lengths, beyond the window; the folder of `transformers` is one of the forms."""
-    folder, _ = run
-    places = [None]
+    """With the same weights, in batches of texts of different lengths, beyond the window; a folder of `transformers` too."""
+    folder, model = run
     for form in ("sharded", "safetensors", "pt", "transformers"):
         convert(folder / "checkpoint", tmp_path / form, Checkpoints(), [form])
-        places.append(tmp_path / form)
-    places[-1] /= "transformers"
+    ours = [load_run(folder, "best"), load_run(folder, "last")]
+    ours += [load_run(folder, converted=tmp_path / form) for form in ("sharded", "safetensors", "pt")]
+    for _, loaded in ours:
+        assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+    models = [model, ours[-1][1], load_run(folder, converted=tmp_path / "transformers/transformers")[1]]
     prompts = [[1], [5, 6, 7], list(range(WINDOW + 2))]
-
-    def continued(place, temperature):
-        generators = [torch.Generator().manual_seed(3) for _ in prompts]
-        return continue_tokens(load_run(folder, converted=place)[1], prompts, 9, WINDOW, temperature, generators)
-
     for temperature in (0, 0.8):
-        expected = continued(None, temperature)
-        assert [continued(place, temperature) for place in places] == [expected] * len(places), temperature
-        assert len(set(map(tuple, expected))) > 1
+        expected, *found = (
+            continue_tokens(each, prompts, 9, WINDOW, temperature, [torch.Generator().manual_seed(3) for _ in prompts])
+            for each in models
+        )
+        assert found == [expected] * 2 and len(set(map(tuple, expected))) > 1, temperature
 
 
 def test_weights_of_another_model_are_named(run):

@@ -40,7 +40,9 @@ def test_the_command_prints_the_table_and_draws_the_layers(runs, tmp_path):
     told = CliRunner().invoke(parascale, ["checkpoint", "compare", *map(str, words)], catch_exceptions=False).stdout
     found = read_json(tmp_path / "all.json")
     assert len(told.splitlines()) == 1 + 3 + 1 + 1 + 2 + 1, told
-    assert found["tensors"][0]["tensor"] in told and "layers that differ most: " in told
+    assert found["tensors"][0]["tensor"] in told
+    (layers,) = (line for line in told.splitlines() if line.startswith("layers that differ most: "))
+    assert layers.count(" (") == 3 and max(found["layers"], key=lambda row: row["relative"])["layer"] in layers
     assert f"and {len(found['tensors']) - 3} more\n" in told
     assert "not identical" in told and "test loss: -5.00e-01" in told
     assert found["losses"] == {
@@ -87,10 +89,3 @@ def test_the_tensor_that_differs_comes_first(runs, tmp_path):
     assert (worst["largest"], worst["mean"]) == pytest.approx((0.5, 0.5 / (64 * 32)), rel=1e-5)
     assert max(found["layers"], key=lambda row: row["relative"])["layer"] == "blocks.1"
     assert all(row["largest"] == 0 for row in others)
-
-
-def test_five_layers_are_told_of_many(runs):
-    found = compare(*runs, Checkpoints())
-    layers = [{"layer": f"blocks.{n}", "largest": 1.0, "mean": 1.0, "relative": 1.0 + n} for n in range(7)]
-    told = as_text(found | {"layers": layers})
-    assert [n for n in range(7) if f"blocks.{n} (" in told] == [2, 3, 4, 5, 6]

@@ -34,12 +34,6 @@ def checkpoint(tmp_path):
     return save_run(tmp_path / "run")[2]
 
 
-def test_the_trap_works(tmp_path):
-    """The other tests here would see it if the pickle ran."""
-    pickle.loads(pickle.dumps(Malicious(tmp_path / "ran")))
-    assert (tmp_path / "ran").is_dir()
-
-
 def test_a_malicious_index_is_refused(checkpoint, tmp_path):
     (checkpoint / INDEX).write_bytes(pickle.dumps(Malicious(tmp_path / "ran")))
     seal(checkpoint)
@@ -83,14 +77,16 @@ def test_a_malicious_shard_is_refused(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_malicious_pt_file_is_refused(zipped, tmp_path):
-    folder = tmp_path / "forms"
-    folder.mkdir()
-    value = {"weight": Malicious(tmp_path / "ran")}
-    torch.save(value, folder / "model.pt", _use_new_zipfile_serialization=zipped)
-    seal(folder)
+    """What plain `torch.load` would run."""
+    (tmp_path / "forms").mkdir()
+    path, value = tmp_path / "forms/model.pt", {"weight": Malicious(tmp_path / "ran")}
+    torch.save(value, path, _use_new_zipfile_serialization=zipped)
+    seal(path.parent)
     with pytest.raises(CheckpointError, match=r"model\.pt: refused, because it holds more than tensors"):
-        open_source(folder)
+        open_source(path.parent)
     assert not (tmp_path / "ran").exists()
+    torch.load(path, weights_only=False)
+    assert (tmp_path / "ran").exists(), "the trap"
 
 
 def test_pickled_objects_in_an_index_are_refused(checkpoint):

@@ -9,7 +9,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from parascale.checkpoint import read, store
-from parascale.checkpoint.ranks import together
 from parascale.errors import CheckpointError, FullDiskError, RequirementError
 
 from .checkpoints import ALONE
@@ -57,14 +56,6 @@ def full_disk(*_, **__):
     raise dcp.api.CheckpointException("write", {0: (OSError(28, "No space left on device"), [])})
 
 
-def test_an_error_of_the_disk_becomes_ours_with_its_cause():
-    def failing_disk():
-        raise OSError(5, "Input/output error")
-
-    with pytest.raises(CheckpointError, match=r"could not be written: rank 0: OSError: .*Input/output error$"):
-        together(ALONE, failing_disk, "could not be written")
-
-
 def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
     """A full disk is an error of its own: a retry would find it as full, so the workflow makes none."""
     model, saver = model_of(torch.nn.Linear(2, 2)), store.Saver(ALONE, asynchronous=False, timeout_seconds=10)
@@ -72,6 +63,9 @@ def test_a_failed_save_leaves_no_files(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(store.dcp, "save", full_disk)
         with pytest.raises(FullDiskError, match=r"could not be written: rank 0: OSError: .*No space left"):
+            saver.save(tmp_path / "step-000000002", model, [], {"step": 2})
+        patch.setattr(store.dcp, "save", lambda *_, **__: (tmp_path / "no/file").touch())
+        with pytest.raises(CheckpointError, match=r"could not be written: rank 0: FileNotFoundError: .*no/file"):
             saver.save(tmp_path / "step-000000002", model, [], {"step": 2})
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(store.dcp, "save", lambda *_, **__: pytest.fail("it began"))

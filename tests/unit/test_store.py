@@ -132,20 +132,15 @@ def test_without_a_whole_manifest_nothing_is_kept_and_the_next_end_makes_way(sto
     assert "training.json is missing or damaged. This finished training is set aside" in capsys.readouterr().out
 
 
-def test_what_only_results_show_is_taken_in(tmp_path):
+def test_what_only_results_show_is_taken_in_and_what_is_freed_is_gone(tmp_path):
     store, shown = Store(tmp_path / "store"), tmp_path / "results/runs/one"
     fill(shown, run_of())
     assert store.adopt(shown) and not store.adopt(shown)
     store.check(store.finished(KEY))
-    (shown / "checkpoint/checkpoint.json").unlink()
-    assert not Store(tmp_path / "other").adopt(shown), "it is not whole"
-
-
-def test_what_is_freed_is_gone_and_its_results_stay(store, tmp_path):
-    output = tmp_path / "results/runs/one"
-    store.show(KEY, output, run_of())
     store.finished(KEY).remove()
-    assert list(store.folder.iterdir()) == [] and (output / "best/weights").is_file()
+    assert list(store.folder.iterdir()) == [] and (shown / "best/weights").is_file()
+    (shown / "checkpoint/checkpoint.json").unlink()
+    assert not store.adopt(shown), "it is not whole"
 
 
 def test_two_that_put_the_same_training_there_do_not_mix(tmp_path):

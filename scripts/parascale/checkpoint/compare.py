@@ -12,7 +12,6 @@ from parascale.errors import CheckpointError
 from parascale.files import read_json, read_json_lines
 from parascale.settings import run_from_dict
 
-LAYERS_TOLD = 5
 NOTHING = torch.zeros(5, dtype=torch.float64)  # sums of `_differences` over no elements
 
 
@@ -116,7 +115,7 @@ def _layers(sums):
 
 
 def as_text(result, count=15):
-    """The comparison as a table for people: the tensors that differ most, the layers, then losses."""
+    """The comparison as a table for people: the `count` tensors and layers that differ most, then losses."""
     lines = [f"{'tensor':<48} {'shape':>16} {'largest':>10} {'mean':>10} {'relative':>10}"]
     for row in result["tensors"][:count]:
         shape = "×".join(map(str, row["shape"])) or "–"
@@ -125,7 +124,7 @@ def as_text(result, count=15):
         )
     if len(result["tensors"]) > count:
         lines.append(f"… and {len(result['tensors']) - count} more")
-    layers = sorted((row for row in result["layers"] if row["relative"] != 0), key=_by_size)[:LAYERS_TOLD]
+    layers = sorted((row for row in result["layers"] if row["relative"] != 0), key=_by_size)[:count]
     if layers:
         told = ", ".join(f"{row['layer']} ({row['relative']:.2e})" for row in layers)
         lines.append(f"layers that differ most: {told}")
