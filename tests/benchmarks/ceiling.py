@@ -1,6 +1,6 @@
 """The most that a training could reach on a GPU: model FLOPS utilisation from what its step dispatches, without a GPU.
 
-The real step runs on fake tensors, as `parascale.train.fake` has it, and `roofline.py`, which has the rules, counts its kernels.
+The real step runs on fake tensors, as `fake_steps.py` has it, and `roofline.py`, which has the rules, counts its kernels.
 Useful operations are those of `flops_per_target`: recomputation is none, attention counts in full.
 
 Example: python tests/benchmarks/ceiling.py gpt2-124m accumulate=4
@@ -15,6 +15,7 @@ import math
 from pathlib import Path
 from unittest.mock import patch
 
+import fake_steps
 import torch
 import torch.nn.functional as F
 import yaml
@@ -30,7 +31,6 @@ from parascale.plan.calibrate import saved_bytes
 from parascale.plan.memory import peak_memory, total
 from parascale.settings import Layout, Run, load_workload
 from parascale.settings.layout import DEGREES
-from parascale.train import fake
 
 WORKLOADS = Path(__file__).parents[2] / "config/workloads"
 
@@ -59,8 +59,8 @@ def ceiling(run, vocabulary):
         module.forward = counter.traced(module.forward, module)
 
     with (
-        fake._processes(run.layout.world_size, 0),
-        fake._stand_ins(fake.LiveStorages()),
+        fake_steps._processes(run.layout.world_size, 0),
+        fake_steps._stand_ins(fake_steps.LiveStorages()),
         patch.object(nn.Module, "compile", compile_module),
         patch.object(torch, "compile", lambda function, **_: counter.traced(function)),
         patch.object(nn.RMSNorm, "forward", _one_kernel),
@@ -69,8 +69,8 @@ def ceiling(run, vocabulary):
     ):
         mesh = make_mesh(run.layout, torch.device("cpu"), 60.0)
         with FakeTensorMode(allow_non_fake_inputs=True), counter:
-            stepper = fake._stepper(run, vocabulary, mesh, shapes_known=True)
-            batches = fake._batches(run)
+            stepper = fake_steps._stepper(run, vocabulary, mesh, shapes_known=True)
+            batches = fake_steps._batches(run)
             stepper.step(batches)
             counter.on = True
             stepper.step(batches)
@@ -116,7 +116,7 @@ def main():
     bare, longer = counter.communication()
     print(f"links      {1e3 * bare:9.2f} ms bare, {1e3 * longer:.2f} ms hidden")
     memory = total(peak_memory(run, vocabulary, "cuda"))
-    batches = sum(array.nbytes for part in fake._batches(run) for array in part)
+    batches = sum(array.nbytes for part in fake_steps._batches(run) for array in part)
     saved = saved_bytes(run, vocabulary) / run.layout.world_size
     print(
         f"memory     {memory / 1e9:9.2f} GB by the plan; batches of a step {batches / 1e6:.3f} MB, a checkpoint {saved / 1e9:.2f} GB"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from parascale.families import sizes
 from parascale.families.head import Head, _filled
-from parascale.train.fake import LiveStorages
+from tests.benchmarks.fake_steps import LiveStorages
 
 IGNORED = -100
 

@@ -16,7 +16,7 @@ from tests.unit.pretrained_folders import BART_CONFIG, T5_CONFIG, T5_SMALL, desc
 
 CONFIG = Path(__file__).parents[2] / "config"
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["parascale.train.fake"])
+SERVER.set_forkserver_preload(["tests.benchmarks.fake_steps"])
 
 GPT = make(Model, dim=64, heads=8, layers=4, hidden=256)
 LLAMA = make(
@@ -65,10 +65,9 @@ def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, **layou
 
 def measured(settings, vocabulary, rank):
     """Peak bytes of a rank in a step and in an evaluation, in a process of its own."""
-    from parascale.train.fake import measure
+    from tests.benchmarks.fake_steps import measure
 
-    found = measure(run_from_dict(settings), vocabulary, rank)
-    return found.peak_bytes, found.evaluation_bytes
+    return measure(run_from_dict(settings), vocabulary, rank)
 
 
 def sizes_of(run, vocabulary=VOCABULARY):

@@ -12,7 +12,7 @@ A step has a few moments at which memory can peak; each is a sum of parts, and t
 Sources: states of AdamW from Rajbhandari et al. 2020 (ZeRO), arXiv:1910.02054, section 3.1 (here fp32 weights,
 gradients and two moments: 16 bytes a parameter); activations from the model's family; micro-batches in flight from
 Narayanan et al. 2021, arXiv:2104.04473, section 2.2. What libraries hold twice was found with, and is checked against,
-the real code on fake tensors (`parascale.train.fake`).
+the real code on fake tensors (`tests/benchmarks/fake_steps.py`).
 """
 
 from dataclasses import dataclass, replace

@@ -2,14 +2,12 @@
 
 `FakeTensorMode` gives tensors a shape but no memory, and the `fake` process group answers every collective at once, so
 that a rank of 512 with a model of billions of parameters runs on a laptop. It counts live tensor storages, as this machine's
-kernels would leave them, without the memory of libraries (CUDA context, NCCL). Tests compare the formulas of `plan.memory` with it; models
-without a formula are to be counted with it later.
+kernels would leave them, without the memory of libraries (CUDA context, NCCL). Tests compare the formulas of `plan.memory` with it.
 """
 
 import functools
 import weakref
 from contextlib import contextmanager
-from dataclasses import dataclass
 from unittest.mock import patch
 
 import torch
@@ -93,16 +91,6 @@ class Uncounted:
         self.storages.paused = False
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Bytes of live tensor storages on one rank: between steps, and at the peaks within a step and within an evaluation."""
-
-    rank: int
-    resting_bytes: int
-    peak_bytes: int
-    evaluation_bytes: int
-
-
 class DatalessStepper(Stepper):
     """A Stepper that never looks at a value, because there is none."""
 
@@ -111,7 +99,7 @@ class DatalessStepper(Stepper):
 
 
 def measure(run, vocabulary, rank=0):
-    """The Measured memory of rank `rank` in training `run`, without data.
+    """Bytes at the peaks of a step and of an evaluation on rank `rank` of a run, without data.
 
     Joins a process group of its own, and leaves it again. Measure once a process: caches of one measurement hold tensors
     that the next must not meet.
@@ -120,11 +108,19 @@ def measure(run, vocabulary, rank=0):
     with _processes(run.layout.world_size, rank), _stand_ins(storages):
         mesh = make_mesh(run.layout, torch.device("cpu"), TIMEOUT_SECONDS)  # reads rank numbers, so not under fake mode
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return measure_steps(run, vocabulary, mesh, storages, shapes_known=True)
+            return _measure_steps(run, vocabulary, mesh, storages, shapes_known=True)
 
 
-def measure_steps(run, vocabulary, mesh, storages, shapes_known):
-    """The Measured memory of STEPS steps and an evaluation on this rank.
+def measure_with_data(run, vocabulary):
+    """The same of this process in the process group that it has joined, on real tensors: what proves `measure`."""
+    storages = LiveStorages()
+    with patch.object(ShardingPropagator, "_fake_mode_lock", Uncounted(storages)):
+        mesh = make_mesh(run.layout, torch.device("cpu"), TIMEOUT_SECONDS)
+        return _measure_steps(run, vocabulary, mesh, storages, shapes_known=False)
+
+
+def _measure_steps(run, vocabulary, mesh, storages, shapes_known):
+    """Bytes at the peaks of the last of STEPS steps, and of an evaluation.
 
     shapes_known: pipeline stages are told what they will receive, because their neighbours do not exist.
     """
@@ -134,11 +130,9 @@ def measure_steps(run, vocabulary, mesh, storages, shapes_known):
         for _ in range(STEPS):
             storages.peak = storages.live
             stepper.step(batches)
-        resting = storages.live
-        peaks = [storages.peak]
-        storages.peak = resting
+        of_a_step, storages.peak = storages.peak, storages.live
         evaluate(run, stepper.model, EmptySamples(run))
-        return Measured(mesh.rank, resting, *peaks, storages.peak)
+        return of_a_step, storages.peak
 
 
 @contextmanager
