@@ -36,7 +36,6 @@ LAYOUTS = {
     "fsdp x tp x pp": ({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, LLAMA, (4,) * 4 + (6,) * 4, (2,) * 4 + (3,) * 4),
 }
 QUICK = {"single", "tp"}
-DATA_PARALLEL = [{}, {"dp": 2}, {"fsdp": 2}]
 
 
 def train_and_count_compiled_calls(settings):
@@ -89,31 +88,30 @@ def test_every_way_to_spread_is_compiled():
     assert all(axes_of(case.layout) in ways for case in CASES.values())
 
 
-@pytest.mark.slow
-def test_blocks_and_loss_of_the_summariser_run_compiled(pairs, make_settings, single, tmp_path):
-    """Two blocks of each half, and the loss."""
-    keys = {"task": "summarisation", "data": str(pairs), **tasks.SUMMARISATION}
-    check_compiled([STEPS * 5] * 2, {"dp": 2}, keys, make_settings, single, tmp_path)
+# name → calls a step: of two blocks, of each half of a summariser, and of the loss where chunks make it
+OTHERS = {"summarisation": 5, "classification": 2, "t5": 4, "bart": 4}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", DATA_PARALLEL, ids=str)
-def test_blocks_of_the_classifier_run_compiled(layout, images, make_settings, single, tmp_path):
-    """Two blocks."""
-    keys = {"task": "classification", "data": str(images), **tasks.CLASSIFICATION}
-    check_compiled([STEPS * 2] * ranks_of(layout), layout, keys, make_settings, single, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["t5", "bart"])
-@pytest.mark.parametrize("layout", DATA_PARALLEL, ids=str)
-def test_blocks_of_a_pretrained_model_run_compiled(layout, name, pretrained, make_settings, single, tmp_path):
-    """Two blocks of each half."""
-    folder, data = pretrained(name)
-    model = {"kind": "pretrained", "pretrained": str(folder)}
-    keys = {"task": "summarisation", "data": str(data), "model": model, **tasks.FINE_TUNING}
-    keys["text"] = {"tokenizer": "pretrained", "pretrained": str(folder)}
-    check_compiled([STEPS * 4] * ranks_of(layout), layout, keys, make_settings, single, tmp_path)
+@pytest.mark.parametrize("layout", [{}, {"dp": 2}, {"fsdp": 2}], ids=str)
+@pytest.mark.parametrize("name", OTHERS)
+def test_blocks_of_other_families_run_compiled(name, layout, pretrained, make_settings, single, tmp_path, request):
+    if name in ("t5", "bart"):
+        folder, data = pretrained(name)
+        keys = {
+            "task": "summarisation",
+            **tasks.FINE_TUNING,
+            "model": {"kind": "pretrained", "pretrained": str(folder)},
+        }
+        keys["text"] = {"tokenizer": "pretrained", "pretrained": str(folder)}
+    else:
+        usual, fixture = {
+            "summarisation": (tasks.SUMMARISATION, "pairs"),
+            "classification": (tasks.CLASSIFICATION, "images"),
+        }[name]
+        keys, data = {"task": name, **usual}, request.getfixturevalue(fixture)
+    keys["data"] = str(data)
+    check_compiled([STEPS * OTHERS[name]] * ranks_of(layout), layout, keys, make_settings, single, tmp_path)
 
 
 def check_compiled(expected, layout, keys, make_settings, single, tmp_path):

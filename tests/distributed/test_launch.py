@@ -183,14 +183,26 @@ def test_kill_9_of_anyone_ends_everything_within_15_seconds(tmp_path, nodes, vic
         assert "error: the launcher of node 1 is gone" in output.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("nodes", "number"), [(1, signal.SIGTERM), (2, signal.SIGINT)])
-def test_a_stop_reaches_every_rank_and_is_told_from_a_failure(tmp_path, nodes, number):
-    launched = Launched(tmp_path, RANK, "saves", nodes, 2)
-    launched.facts()
-    launched.process.send_signal(number)
+# mode, nodes, node whose launcher is told, signal → exit code, output
+@pytest.mark.parametrize(
+    ("mode", "nodes", "told", "number", "expected", "said"),
+    [
+        ("saves", 1, 0, signal.SIGTERM, 75, ""),
+        ("saves", 2, 0, signal.SIGINT, 75, ""),
+        ("saves", 2, 1, signal.SIGTERM, 75, ""),
+        ("runs", 1, 0, signal.SIGTERM, 143, ""),
+        ("deaf", 1, 0, signal.SIGTERM, 1, "did not stop within 1 s of SIGTERM"),
+    ],
+)
+def test_a_stop_reaches_every_rank_and_is_told_from_a_failure(tmp_path, mode, nodes, told, number, expected, said):
+    """Whichever launcher it reaches. A rank that cannot save ends with another code, one that does not stop after its grace."""
+    launched = Launched(tmp_path, RANK, mode, nodes, 2 // nodes, **({"grace": 1} if mode == "deaf" else {}))
+    facts = launched.facts()
+    os.kill(facts[-1]["launcher"] if told else launched.process.pid, number)
     code, output = launched.finish(15)
-    assert code == 75, output
-    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2 * nodes))
+    assert code == expected and said in output, output
+    assert all((tmp_path / f"saved{rank}").exists() == (mode == "saves") for rank in range(2))
+    assert all(gone(fact["pid"]) for fact in facts)
 
 
 @pytest.mark.parametrize(("mode", "processes", "code"), [("saves", 1, 75), ("deaf", 2, 1)])
@@ -206,28 +218,6 @@ def test_a_stop_reaches_ranks_that_nsight_watches(tmp_path, mode, processes, cod
     assert ended == code, output
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(processes)) == (mode == "saves")
     wait_for(lambda: all(gone(fact["pid"]) for fact in facts), 5, "all processes to end")
-
-
-def test_a_stop_at_one_node_stops_the_run(tmp_path):
-    launched = Launched(tmp_path, RANK, "saves", 2, 1)
-    os.kill(launched.facts()[1]["launcher"], signal.SIGTERM)
-    assert launched.finish(15)[0] == 75
-
-
-def test_ranks_that_cannot_save_end_with_another_code(tmp_path):
-    launched = Launched(tmp_path, RANK, "runs")
-    launched.facts()
-    launched.process.terminate()
-    assert launched.finish(15)[0] == 143
-
-
-def test_a_rank_that_does_not_stop_is_ended_after_its_grace(tmp_path):
-    launched = Launched(tmp_path, RANK, "deaf", grace=1)
-    facts = launched.facts()
-    launched.process.terminate()
-    code, output = launched.finish(15)
-    assert code == 1 and "did not stop within 1 s of SIGTERM" in output
-    assert all(gone(fact["pid"]) for fact in facts)
 
 
 def test_a_rank_that_outlasts_the_others_is_ended(tmp_path):

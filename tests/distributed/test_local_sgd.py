@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from parascale.train import loop
 from parascale.train.parity import compare_folders
@@ -17,29 +16,23 @@ STEPS = 20
 
 
 def watch_averaging(settings):
-    """Train; returns, by step, the calls of all_reduce and a checksum of this rank's parameters after the step."""
+    """Train; by step, calls of all_reduce and checksums of this rank's parameters: `trained`, then `weights` to go on from."""
     seen = []
 
     class Watched(loop.Stepper):
         def step(self, *arguments):
-            seen.append({"calls": 0})
             with Collectives() as counter:
                 result = super().step(*arguments)
-            seen[-1]["calls"] = counter.calls["all_reduce"]
-            self.note()
+            seen.append({"calls": counter.calls["all_reduce"], "trained": self.checksum()})
             return result
 
         def come_together(self, step, last):
             with Collectives() as counter:
                 super().come_together(step, last)
-            seen[-1]["averaging"] = counter.calls["all_reduce"]
-            self.note()
+            seen[-1] |= {"averaging": counter.calls["all_reduce"], "weights": self.checksum()}
 
-        def note(self):
-            values = torch.cat(
-                [parameter.detach().flatten().double() for _, parameter in self.model.named_parameters()]
-            )
-            seen[-1]["weights"] = values.sum().item()
+        def checksum(self):
+            return self.averager.parameters().double().sum().item()
 
     loop.Stepper = Watched
     train_settings(settings)
@@ -71,26 +64,11 @@ def test_gossip_is_with_one_neighbour_in_turn(make_settings, tmp_path):
 def test_ranks_visit_the_parameter_server_in_turn(make_settings, tmp_path):
     """Who visits goes on from other parameters than those it trained; the others do not notice."""
     settings = make_settings("server", {"dp": 2}, average_every=EVERY, averaging="server")
-    before = {}
-
-    for rank, seen in enumerate(run_on_ranks(watch_visits, 2, tmp_path / "ranks", settings)):
-        before[rank] = [step for step, (trained, after) in enumerate(seen, 1) if trained != after]
-    assert before == {0: [5, 15, 20], 1: [10, 20]}
-
-
-def watch_visits(settings):
-    """Train; returns the sums of this rank's parameters before and after ranks come together, by step."""
-    seen = []
-
-    class Watched(loop.Stepper):
-        def come_together(self, step, last):
-            trained = self.averager.parameters().double().sum().item()
-            super().come_together(step, last)
-            seen.append((trained, self.averager.parameters().double().sum().item()))
-
-    loop.Stepper = Watched
-    train_settings(settings)
-    return seen
+    moved = [
+        [step for step, each in enumerate(seen, 1) if each["trained"] != each["weights"]]
+        for seen in run_on_ranks(watch_averaging, 2, tmp_path / "ranks", settings)
+    ]
+    assert moved == [[5, 15, 20], [10, 20]]
 
 
 # One rounding of a gradient is off by 2⁻¹² of it; PowerSGD follows it with what it could not send.

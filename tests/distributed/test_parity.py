@@ -13,9 +13,9 @@ from parascale.families.build import build_model
 from parascale.families.head import Head
 from parascale.files import read_json
 
-from .cases import CASES, axes_of, comparisons, pp, ranks_of
+from .cases import CASES, axes_of, comparisons, ranks_of
 from .conftest import TOKENS, VOCABULARY
-from .examine import train_and_look, train_settings
+from .examine import train_and_look
 from .expected import Expected
 from .harness import run_on_ranks
 from .jobs import job_from_settings
@@ -43,31 +43,6 @@ def test_a_layout_is_the_same_training_as_one_process(name, precision, make_sett
     assert ours["work"] == expected["work"]
     run = job_from_settings(settings).run
     Expected(run, whole_shapes(run)).check(facts)
-
-
-ON_GPUS = {
-    "recomputed": {"activation_checkpointing": True},
-    "compiled": {"compile": True},
-    "ddp": {"dp": 2},
-    "fsdp": {"fsdp": 2},
-    "tp": {"tp": 2},
-    "pp": pp(2, 4, "1F1B"),
-}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ON_GPUS)
-def test_a_layout_on_gpus_is_the_same_training_as_one_gpu(name, make_settings, single, tmp_path):
-    """With NCCL. `make gpu` tries the products of strategies."""
-    layout = ON_GPUS[name]
-    if torch.cuda.device_count() < ranks_of(layout):
-        pytest.skip(f"needs {ranks_of(layout)} GPUs")
-    # Kernels of one kind on GPUs cannot be made deterministic without a setting of cuBLAS, which fp64 does not need to agree.
-    keys = {"precision": "fp64", "parity": True, "device": "cuda", "deterministic": False}
-    settings = make_settings("case", layout, **keys)
-    run_on_ranks(train_settings, ranks_of(layout), tmp_path / "ranks", settings)
-    verdict = verdict_on(settings, single(**keys))
-    assert verdict["verdict"] == "same", verdict["reason"]
 
 
 def test_every_way_to_spread_is_compared_in_bf16():

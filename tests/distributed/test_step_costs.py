@@ -74,39 +74,28 @@ def train_and_count_waits(settings):
     return counts
 
 
-@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {*LAYOUTS} - {"single", "ddp", "fsdp", "tp", "pp"}))
-def test_the_host_waits_for_numbers_once_a_step_at_most(layout, make_settings, tmp_path):
-    """For what the ranks have agreed on; a process alone waits for nothing within a step. The numbers of the step before are read
-    once, after the step has been started."""
-    settings = make_settings("run", LAYOUTS[layout], training={"steps": 6, "evaluate": False})
-    check_waits(settings, tmp_path)
+OTHERS = {
+    "fp16": ("ddp", {"precision": "fp16"}),
+    "fp16, sgd": ("single", {"precision": "fp16", "optim": {"name": "sgd"}}),
+    "fp16, products": ("fsdp x tp x pp", {"precision": "fp16"}),
+    "summaries": ("fsdp", {"task": "summarisation", **tasks.SUMMARISATION}),
+    "images": ("fsdp", {"task": "classification", **tasks.CLASSIFICATION}),
+    "images, single": ("single", {"task": "classification", **tasks.CLASSIFICATION}),
+}
+WAITS = {name: (name, {}) for name in LAYOUTS} | OTHERS
+DATA = {"summarisation": "pairs", "classification": "images"}
+QUICK = {"single", "ddp", "fsdp", "tp", "pp", "fp16", "fp16, sgd", "summaries", "images"}
 
 
-@pytest.mark.parametrize(
-    ("layout", "optimizer"),
-    [("ddp", "adamw"), ("single", "sgd"), pytest.param("fsdp x tp x pp", "adamw", marks=pytest.mark.slow)],
-)
-def test_the_host_waits_as_seldom_in_fp16(layout, optimizer, make_settings, tmp_path):
-    """Whether a step is skipped is for the device to know."""
-    training, optim = {"steps": 6, "evaluate": False}, {"name": optimizer}
-    check_waits(make_settings("run", LAYOUTS[layout], optim=optim, training=training, precision="fp16"), tmp_path)
-
-
-@pytest.mark.parametrize("layout", but_slow(["single", "ddp", "fsdp"], {"single", "ddp"}))
-@pytest.mark.parametrize("task", ["summarisation", "classification"])
-def test_the_host_waits_as_seldom_in_other_tasks(task, layout, make_settings, tmp_path, request):
-    usual, data = {
-        "summarisation": (tasks.SUMMARISATION, "pairs"),
-        "classification": (tasks.CLASSIFICATION, "images"),
-    }[task]
-    training = usual["training"] | {"steps": 6, "evaluate": False}
-    keys = {"task": task, "data": request.getfixturevalue(data), "model": usual["model"], "training": training}
-    check_waits(make_settings("run", LAYOUTS[layout], **keys), tmp_path)
-
-
-def check_waits(settings, tmp_path):
-    layout = settings["run"]["layout"]
-    ranks = run_on_ranks(train_and_count_waits, ranks_of(layout), tmp_path / "ranks", settings)
+@pytest.mark.parametrize("name", but_slow(WAITS, {*WAITS} - QUICK))
+def test_the_host_waits_for_numbers_once_a_step_at_most(name, make_settings, tmp_path, request):
+    """For what the ranks have agreed on; a process alone waits for nothing within a step, and whether a step of fp16 is skipped is for
+    the device to know. The numbers of the step before are read once, after the step has been started."""
+    layout, keys = WAITS[name]
+    data = {"data": request.getfixturevalue(DATA[keys["task"]])} if "task" in keys else {}
+    training = keys.get("training", {}) | {"steps": 6, "evaluate": False}
+    settings = make_settings("run", LAYOUTS[layout], **keys | data | {"training": training})
+    ranks = run_on_ranks(train_and_count_waits, ranks_of(LAYOUTS[layout]), tmp_path / "ranks", settings)
     for within, after in ranks:
         # Stages tell each other in the first step what they will send.
         assert within[1:] == [0 if len(ranks) == 1 else 1] * 5

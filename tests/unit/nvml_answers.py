@@ -60,12 +60,6 @@ GPUS = [
         for _ in range(3)
     ),
 ]
-# A card for games: no energy counter, no throttling reasons
-SMALL = {
-    name: answer
-    for name, answer in GPUS[0].items()
-    if name not in ("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetCurrentClocksThrottleReasons")
-}
 
 
 class RecordedNvml:

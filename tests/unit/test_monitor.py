@@ -19,7 +19,7 @@ from parascale.telemetry import COLUMNS, Device, energy_joules, figures, read_sa
 from parascale.train.gauges import Gpus, NodeGauges
 from parascale.train.monitor import Monitor, monitored, publish
 from tests.unit.fake_results import CLUSTER, SITE
-from tests.unit.nvml_answers import GIB, GPUS, RECORDED, SMALL, RecordedNvml
+from tests.unit.nvml_answers import GIB, GPUS, RECORDED, RecordedNvml
 
 
 def sample(path, gauges, seconds=0.01, times=3):
@@ -44,7 +44,7 @@ def test_recorded_answers_of_nvml_arrive_in_the_file(name, tmp_path):
     clocks = answers["nvmlDeviceGetClockInfo"]
     assert (gpu.mean("clock_mhz"), gpu.mean("memory_clock_mhz")) == (clocks[1], clocks[2])
     assert set(gpu.throttled) == ({"power_cap"} if name == "RTX 3090" else set())
-    assert gpu.mean("energy_joules") is None
+    assert gpu.mean("energy_joules") is None and energy_joules([gpu]) is None
 
 
 def test_a_node_of_four_of_which_one_trains_arrives_in_the_file(tmp_path):
@@ -64,13 +64,6 @@ def test_a_node_of_four_of_which_one_trains_arrives_in_the_file(tmp_path):
     assert set(busy.throttled) == {"power_cap", "software_thermal"} and not idle.throttled
     assert busy.increase("energy_joules") == pytest.approx(624.96)
     assert energy_joules(found) == pytest.approx(624.96 + 3 * 104)
-
-
-def test_what_a_gpu_does_not_tell_is_unknown(tmp_path):
-    found = sample(tmp_path / "device-00000.csv", [Gpus(RecordedNvml([SMALL]), None, 1, range(1))])
-    assert found[0].mean("utilisation") == 0.96
-    assert found[0].mean("energy_joules") is None and energy_joules(found) is None
-    assert energy_joules([]) is None
 
 
 @pytest.mark.parametrize(

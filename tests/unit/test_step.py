@@ -136,51 +136,40 @@ def test_a_step_costs_the_host_little_more_than_that_of_a_bare_loop():
 class Talk:
     """torch.distributed as one rank of two hears it: what the other sends, and what it is sent."""
 
-    def __init__(self, *heard):
-        self.heard, self.sent, self.shared = [torch.tensor(values) for values in heard], [], []
+    def __init__(self, heard):
+        self.heard, self.said = torch.tensor(heard), []
 
     def recv(self, vector, group, group_src):
-        vector.copy_(self.heard.pop(0))
+        vector.copy_(self.heard)
 
     def send(self, vector, group, group_dst):
-        self.sent.append(vector.tolist())
+        self.said.append(vector.tolist())
 
     def broadcast(self, vector, group, group_src):
-        self.shared.append(vector.tolist())
+        self.said.append(vector.tolist())
 
 
-def server_of(rank, start):
-    """(Server of a rank of two, its only parameter)."""
-    parameter = torch.nn.Parameter(torch.tensor(start))
-    mesh = SimpleNamespace(
-        data_devices=SimpleNamespace(get_group=lambda: None), data_rank=rank, layout=SimpleNamespace(data_parallel=2)
-    )
+@pytest.mark.parametrize(
+    ("rank", "heard", "said", "after"),
+    [
+        # The server adds each rank's share, tells the visitor the sum, and then all.
+        (0, [4.0, 0.0], [[4.0, 3.0]] * 2, [1 + 2 / 2 + 4 / 2, 2 + 2 / 2 + 0.0]),
+        # A visitor brings what it learned, and takes home what the server has.
+        (1, [7.0, 8.0], [[2.0, 2.0], [7.0, 8.0]], [7.0, 8.0]),
+    ],
+)
+def test_the_server_adds_each_ranks_share_and_everyone_goes_on_from_the_sum(rank, heard, said, after, monkeypatch):
+    parameter = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    devices = SimpleNamespace(get_group=lambda: None)
+    mesh = SimpleNamespace(data_devices=devices, data_rank=rank, layout=SimpleNamespace(data_parallel=2))
     model = SimpleNamespace(mesh=mesh, named_parameters=lambda: [("weight", parameter)])
-    training = SimpleNamespace(evaluate_every=None)
-    run = SimpleNamespace(average_every=1, averaging="server", workload=SimpleNamespace(training=training))
-    server = averaging.make_averager(run, model)
+    workload = SimpleNamespace(training=SimpleNamespace(evaluate_every=None))
+    server = averaging.make_averager(SimpleNamespace(average_every=1, averaging="server", workload=workload), model)
     server.begin()
-    return server, parameter
-
-
-def test_the_server_adds_each_ranks_share_and_everyone_goes_on_from_the_sum(monkeypatch):
-    server, parameter = server_of(0, [1.0, 2.0])
-    monkeypatch.setattr(averaging, "dist", talk := Talk([4.0, 0.0]))
-    parameter.data += torch.tensor([2.0, 2.0])
+    monkeypatch.setattr(averaging, "dist", talk := Talk(heard))
+    parameter.data += 2
     server.agree()
-    whole = [1 + 2 / 2 + 4 / 2, 2 + 2 / 2 + 0.0]
-    assert parameter.tolist() == whole == server.held.tolist()
-    assert talk.sent == [whole] and talk.shared == [whole], "to the visitor, and then to all"
-
-
-def test_a_visitor_brings_what_it_learned_and_takes_home_what_the_server_has(monkeypatch):
-    server, parameter = server_of(1, [1.0, 2.0])
-    monkeypatch.setattr(averaging, "dist", talk := Talk([7.0, 8.0]))
-    parameter.data += torch.tensor([2.0, 3.0])
-    server.average(turn=1)
-    assert talk.sent == [] and parameter.tolist() == [3.0, 5.0], "the first turn is the first rank's"
-    server.average(turn=2)
-    assert talk.sent == [[2.0, 3.0]] and parameter.tolist() == [7.0, 8.0] == server.fetched.tolist()
+    assert talk.said == said and parameter.tolist() == after == server.fetched.tolist()
 
 
 def test_sgd_follows_a_gradient_that_lies_otherwise_in_memory():

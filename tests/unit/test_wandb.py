@@ -3,14 +3,10 @@
 import contextlib
 import io
 import json
-import os
 import shutil
-import socket
 import struct
-import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +15,7 @@ from parascale.settings.config import Monitor
 from parascale.train import wandb_run
 from parascale.train.events import Events, scalars
 from parascale.train.wandb_run import WandbRun
-from tests.unit.test_events import line, read
+from tests.unit.test_events import line
 
 DESCRIBED = {"run": "ddp", "strategy": "ddp", "settings": {"workload": {"name": "lm-small"}}} | dict.fromkeys(
     ("site", "versions", "code_digest", "git_commit")
@@ -142,34 +138,6 @@ def test_the_real_package_writes_one_offline_run_for_all_attempts(tmp_path, monk
     assert attempt(tmp_path, 5, 9, before=[line(step) for step in range(1, 5)]) == ""
     (record,) = tmp_path.glob("wandb/offline-run-*/run-ddp-*.wandb")
     assert history(record) == [(step, 4 / step) for step in range(1, 10)]
-
-
-LIVE = """
-import sys
-from pathlib import Path
-from parascale.train import wandb_run
-from tests.unit.test_wandb import attempt
-
-wandb_run.BEGIN_SECONDS, wandb_run.END_SECONDS = 3.0, 120.0  # a busy machine
-print(attempt(Path(sys.argv[1]), 1, 9, "live"), flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_the_real_package_says_once_that_its_server_does_not_answer(tmp_path):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and nobody listens
-        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        done = subprocess.run(
-            [sys.executable, "-c", LIVE, tmp_path],
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "WANDB_BASE_URL": address, "WANDB_API_KEY": "0123456789" * 4},
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=300,
-        )
-    assert done.stdout.count("no more curves") == 1 and address in done.stdout
-    assert [event.step for event in read(tmp_path).Scalars("loss")] == list(range(1, 10)), "the training went on"
 
 
 def history(path):
