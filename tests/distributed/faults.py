@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from parascale.families.language import modules as transformer
-from parascale.parallel import fsdp, tensor
+from parascale.parallel import fsdp
 from parascale.train import loop, optim, step
 
 from .examine import train_and_look
@@ -131,15 +131,17 @@ def _leave_out_of_sharding():
                 group.update(fused=False, foreach=False)
         return optimizers
 
-    fsdp.matches = lambda name, pattern: name != left_out and tensor.matches(name, pattern)
+    shard = fsdp.shard
+    fsdp.shard = lambda model, blocks, *how: shard(model, blocks[1:], *how)
     fsdp.fully_shard = sharded
     # Operations on lists of tensors refuse a mixture of whole and sharded ones.
     step.clip, loop.make_optimizers = clip_one_by_one, optimizers_one_by_one
 
 
 def nothing_but_the_root_sharded():
-    """The patterns of units match nothing, as with classes that a model does not have: one unit, gathered as a whole."""
-    fsdp.matches = lambda name, pattern: False
+    """No block is a unit, as with patterns that match nothing: one unit, gathered as a whole."""
+    shard = fsdp.shard
+    fsdp.shard = lambda model, blocks, *how: shard(model, [], *how)
 
 
 def attention_without_its_mask():

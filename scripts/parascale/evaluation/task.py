@@ -89,10 +89,7 @@ def _open_summarisation(workload, folder, seed):
 
 
 def _open_classification(workload, folder, seed):
-    from parascale.data.classes import (
-        AugmentedImages,
-        ClassImages,
-    )  # libraries for images, which other tasks do without
+    from parascale.data.classes import AugmentedImages, ClassImages  # loads libraries for images
 
     training = workload.training
     there = read_manifest(folder)["splits"]

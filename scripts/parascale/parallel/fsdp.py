@@ -10,11 +10,10 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from parascale.parallel.precision import HALF
-from parascale.parallel.tensor import matches
 
 
-def shard(model, mesh, layout, precision):
-    """Shard `model` in place: each of its `shard_units`, then the root, which takes what is left.
+def shard(model, blocks, mesh, layout, precision):
+    """Shard `model` in place: each of its blocks, then the root, which takes what is left.
 
     mesh: 1-D (`fsdp`, or `dp` where nothing is sharded), or 2-D (`dp`, `fsdp`) where shards are also replicated.
     Gradients are summed over the ranks, not averaged: the loss is already divided by the global count of targets.
@@ -25,10 +24,7 @@ def shard(model, mesh, layout, precision):
     )
     # In a pipeline every micro-batch would gather again, so parameters stay gathered there.
     reshard = layout.reshard_after_forward and layout.pp == 1
-    units = [
-        module for name, module in model.named_modules() if any(matches(name, pattern) for pattern in model.shard_units)
-    ]
-    for module in [*units, model]:
+    for module in [*blocks, model]:
         # The backward pass begins with the root's own parameters: to free them before it would gather them twice.
         freed = reshard and module is not model
         if layout.fsdp > 1:

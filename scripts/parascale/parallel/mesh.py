@@ -61,9 +61,7 @@ def start_processes(device_kind, timeout_seconds, store=None):
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         place = {} if store is None else {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
         if device.type == "cuda":
-            place["device_id"] = (
-                device  # then NCCL splits the communicators of groups instead of making each from scratch
-            )
+            place["device_id"] = device  # then NCCL splits communicators for groups instead of making each anew
         else:
             disable_wakeup_preemption()
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), store=store, **place)

@@ -67,11 +67,6 @@ class ParallelModel:
         """The output layer that this rank's loss computes, or None where the model itself makes the logits."""
         return next((head for part in self.parts for head in heads(part) if head.deferred), None)
 
-    @property
-    def has_loss(self):
-        """Whether what the loss takes arrives at this rank."""
-        return self.pipeline is None or self.pipeline.last
-
     def named_parameters(self):
         """(name, parameter) over all parts; found once, because a step asks for them several times."""
         return self._named_parameters
@@ -190,7 +185,7 @@ def _make_part(whole, run, mesh, tied, stage, copies):
         tying.tie(part, tied)
     synchronised = layout.data_parallel > 1 and layout.sync_batch_norm
     batch_norm.prepare(part, mesh.data_devices.get_group() if synchronised else None)
-    patterns = getattr(part, "shard_units", ())
+    patterns = getattr(part, "shard_units", ())  # blocks are sharded, computed again and compiled one by one
     blocks = [
         module for name, module in part.named_modules() if any(tensor.matches(name, pattern) for pattern in patterns)
     ]
@@ -202,7 +197,7 @@ def _make_part(whole, run, mesh, tied, stage, copies):
             block.compile()
     if layout.uses_fsdp:
         axes = tuple(axis for axis in DATA_AXES if axis in layout.dimensions)
-        fsdp.shard(part, mesh.devices[axes], layout, run.precision)
+        fsdp.shard(part, blocks, mesh.devices[axes], layout, run.precision)
     if copies is not None:
         part.forward = copies.around(part)
     return part

@@ -62,8 +62,8 @@ def _styles(sequence_parallel):
         )
         if sequence_parallel
         else Arrived,
-        "drops_of_heads": Part,
-        "drops_of_sequence": Part if sequence_parallel else None,
+        "drops_of_heads": Sliced,
+        "drops_of_sequence": Sliced if sequence_parallel else None,
         "gather_after": partial(
             PrepareModuleOutput, output_layouts=between, desired_output_layouts=Replicate(), use_local_output=False
         ),
@@ -104,7 +104,7 @@ class Arrived(ParallelStyle):
         return module
 
 
-class Part(ParallelStyle):
+class Sliced(ParallelStyle):
     """A dropout that sees this rank's part of a sample."""
 
     def _apply(self, module, device_mesh):

@@ -33,9 +33,8 @@ def make_steps(session):
         else SingleDeviceStrategy(device),
         # Our launcher speaks torchrun's language; without a name, Lightning would guess from Slurm's variables.
         plugins=[TorchElasticEnvironment() if several else LightningEnvironment()],
-        precision="64-true"
-        if run.precision == "fp64"
-        else "32-true",  # bf16 is a matter of the model: see parallel.precision
+        # Half precision is a matter of the model: see parallel.precision.
+        precision="64-true" if run.precision == "fp64" else "32-true",
         max_steps=session.steps - session.first_step + 1,
         accumulate_grad_batches=run.workload.training.accumulate,
         use_distributed_sampler=False,

@@ -23,8 +23,8 @@ from parascale.train.loss import GlobalLoss, LossScale, all_reduce, evaluate, re
 from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
 from parascale.train.process import Watchdog, garbage_kept, listen_for_signals, peak_memory
+from parascale.train.ram import data_folder
 from parascale.train.record import Progress
-from parascale.train.stage import staged
 from parascale.train.state import RunState
 from parascale.train.step import Stepper, local_samples, torch_seed
 
@@ -49,7 +49,7 @@ def train(job, make_steps=None):
         clock = Clock(device)
 
         # --- data
-        with staged(job) as folder:
+        with data_folder(job) as folder:
             task = open_task(run.workload, folder, run.seed)
         samples = task.splits["train"]
         sampler = Sampler(len(samples), run.global_batch, run.seed, count_on=task.augmented)
@@ -72,16 +72,30 @@ def train(job, make_steps=None):
         progress = stack.enter_context(Progress(run.run, steps, first_step - 1, mesh.rank == 0, run.workload.unit))
         parts = read_batches(samples, local_samples(sampler, first_step, steps, run, mesh), task.workers, device)
         feed = Feed(parts, training.accumulate, device)
-        profile = profiler(job, mesh.rank == 0)
         model.train()
 
         # --- steps
-        parts_of_it = (clock, watchdog, task, feed, stepper, state, progress, profile, stop_requested)
-        session = Session(job, mesh, *parts_of_it, first_step, steps)
+        session = Session(
+            job=job,
+            mesh=mesh,
+            clock=clock,
+            watchdog=watchdog,
+            task=task,
+            feed=feed,
+            stepper=stepper,
+            state=state,
+            progress=progress,
+            profiler=profiler(job, mesh.rank == 0),
+            stop_requested=stop_requested,
+            first_step=first_step,
+            steps=steps,
+        )
         with monitored(job, state.processes), garbage_kept():
             session.evaluate_due()
-            if run.engine == "lightning" and make_steps is None:
-                from parascale.train.lightning import make_steps  # slow to load
+            if make_steps is None and run.engine == "lightning":
+                from parascale.train import lightning  # slow to load
+
+                make_steps = lightning.make_steps
             (make_steps or _make_steps)(session)
 
             # --- last evaluation

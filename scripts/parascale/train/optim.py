@@ -207,6 +207,4 @@ def _gradients(model):
 
 def _at_hand(number):
     """Whether the host can read a number without waiting for a device."""
-    return (
-        number.device.type == "cpu" and type(number) is torch.Tensor
-    )  # a fake tensor is another type, and has no number
+    return number.device.type == "cpu" and type(number) is torch.Tensor  # a fake one is of another type

@@ -96,7 +96,8 @@ class Stepper:
         self.scale = LossScale(self.mesh.device) if run.precision == "fp16" else None
         self.clip_norm = run.workload.optim.clip_norm
         self.counts = self.mesh.coordinate("tp") == 0 and self.mesh.coordinate("pp") == 0
-        self.reports = self.mesh.coordinate("tp") == 0 and model.has_loss
+        has_loss = model.pipeline is None or model.pipeline.last
+        self.reports = self.mesh.coordinate("tp") == 0 and has_loss
 
     def begin(self, number):
         """The step that follows has this number."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parascale.errors import RequirementError
-from parascale.train import stage
+from parascale.train import ram
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def job(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.bin").write_bytes(b"tokens" * 1000)
     (tmp_path / "ram").mkdir()
-    monkeypatch.setattr(stage, "RAM", tmp_path / "ram")
+    monkeypatch.setattr(ram, "RAM", tmp_path / "ram")
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     workload = SimpleNamespace(data=SimpleNamespace(stage="ram"))
@@ -23,39 +23,39 @@ def job(tmp_path, monkeypatch):
 
 
 def test_an_open_file_outlives_the_copy_and_nothing_is_left(job):
-    with stage.staged(job) as folder:
-        assert folder.parent == stage.RAM
+    with ram.data_folder(job) as folder:
+        assert folder.parent == ram.RAM
         tokens = np.memmap(folder / "train.bin", dtype=np.uint8, mode="r")
-    assert list(stage.RAM.iterdir()) == []
+    assert list(ram.RAM.iterdir()) == []
     assert tokens.tobytes() == (job.data / "train.bin").read_bytes()
 
 
 def test_data_stays_where_it_lies_unless_asked_for(job):
     job.run.workload.data.stage = "none"
-    with stage.staged(job) as folder:
+    with ram.data_folder(job) as folder:
         assert folder == job.data
 
 
 def test_what_does_not_fit_is_refused_with_both_sizes(job, monkeypatch):
-    monkeypatch.setattr(stage, "free_bytes", lambda: 5000)
+    monkeypatch.setattr(ram, "free_bytes", lambda: 5000)
     with (
         pytest.raises(RequirementError, match=r"takes 0 MiB, but .* has room for 0 MiB.*stage: ram"),
-        stage.staged(job),
+        ram.data_folder(job),
     ):
         pass
-    assert list(stage.RAM.iterdir()) == []
+    assert list(ram.RAM.iterdir()) == []
 
 
 def test_what_a_killed_attempt_left_is_replaced(job):
-    copy = stage.place_in_ram(job.work, first_rank=0)
+    copy = ram.place_in_ram(job.work, first_rank=0)
     copy.mkdir()
     (copy / "old.bin").touch()
-    (stage.RAM / f".{copy.name}.abc.partial").mkdir()
-    with stage.staged(job) as folder:
+    (ram.RAM / f".{copy.name}.abc.partial").mkdir()
+    with ram.data_folder(job) as folder:
         assert [path.name for path in folder.iterdir()] == ["train.bin"]
-    assert list(stage.RAM.iterdir()) == []
+    assert list(ram.RAM.iterdir()) == []
 
 
 def test_runs_and_nodes_on_one_machine_have_copies_of_their_own(tmp_path):
-    places = {stage.place_in_ram(tmp_path / run, first) for run in ("one", "two") for first in (0, 2)}
+    places = {ram.place_in_ram(tmp_path / run, first) for run in ("one", "two") for first in (0, 2)}
     assert len(places) == 4

@@ -18,7 +18,7 @@ RAM = Path("/dev/shm")
 
 
 @contextmanager
-def staged(job):
+def data_folder(job):
     """Yield the folder to read a job's dataset from: where it lies, or its copy in this node's memory.
 
     Called by every rank; the first of each node copies. Files must be opened within the body: the copy's name goes when
@@ -30,7 +30,7 @@ def staged(job):
     rank, local_rank, _ = place()
     copy = place_in_ram(job.work, first_rank=rank - local_rank)
     if local_rank == 0:
-        copy_to_ram(job.data, copy)
+        _copy(job.data, copy)
     _wait_for_all()
     yield copy
     _wait_for_all()
@@ -44,7 +44,7 @@ def place_in_ram(work_folder, first_rank):
     return RAM / f"parascale-{hashlib.sha256(own.encode()).hexdigest()[:16]}"
 
 
-def copy_to_ram(folder, copy):
+def _copy(folder, copy):
     """Copy a dataset into memory, whole or not at all. FullDiskError where it does not fit."""
     for left in [copy, *RAM.glob(f".{copy.name}.*")]:  # by an attempt that was killed while it copied
         shutil.rmtree(left, ignore_errors=True)
