@@ -1,4 +1,4 @@
-"""What tests of several files need: a report to read, and an executor of Slurm jobs."""
+"""What tests of several files need: a report to read, a web server, and an executor of Slurm jobs."""
 
 import pytest
 
@@ -9,6 +9,7 @@ from tests.unit.fake_devices import gpu_lines, write_devices
 from tests.unit.fake_everything import build_report as build_everything
 from tests.unit.fake_everything import finished, write_everything
 from tests.unit.fake_results import matrix, write_results
+from tests.unit.http_server import Site, serve
 from tests.unit.slurm_executor import executor_in
 
 
@@ -38,6 +39,17 @@ def whole(tmp_path_factory):
     build_everything(root)
     call("report", "--run", "ddp", "--root", root)
     return root
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A web server on this machine, which is asked without pauses, proxy or login."""
+    monkeypatch.setattr("parascale.data.sources.transfer.FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with serve(Site()) as served:
+        yield served
 
 
 @pytest.fixture

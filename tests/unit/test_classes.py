@@ -23,7 +23,7 @@ from parascale.evaluation.evaluate import correct_within
 from parascale.evaluation.task import open_task
 from parascale.settings import Formats, Workload, make
 from parascale.settings.data import Expected
-from tests.unit.image_sets import FORMATS, jpeg, packed_index
+from tests.unit.image_sets import jpeg, packed_index
 
 
 class Reader:
@@ -273,41 +273,6 @@ def test_other_images_than_expected_name_both_figures(converted, expected, messa
     assert len(task.splits["train"]) == 11 and task.excluded["train"] == {"bad_images": 1}
     with pytest.raises(DataError, match=message):
         task_of(converted, expected=Expected(**expected))
-
-
-@pytest.fixture(scope="module")
-def raw(tmp_path_factory):
-    """An index of 12 images of 3 classes, four of which are for validation too, and its task from raw files."""
-    folder = tmp_path_factory.mktemp("raw")
-    images = [(jpeg(seed), seed % 3) for seed in range(12)]
-    index = packed_index(folder / "index", {"train": images, "validation": images[:4]})
-    convert(index, "set", "files", Formats(threads=2, shards=2), folder / "files")
-    return index, task_of(folder / "files")
-
-
-@pytest.mark.filterwarnings("ignore:.*read at random")
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(("io", "workers"), [("mmap", 0), ("pread", 2)])
-def test_losses_are_the_same_bits_from_every_format(name, io, workers, raw, tmp_path):
-    """Steps over two epochs, in each way of reading: what a training sees and in which order decides all of it."""
-    index, files = raw
-    convert(index, "set", name, Formats(threads=2, shards=2), tmp_path / name)
-    task = task_of(tmp_path / name, format=name, io=io)
-    assert losses(task.splits["train"], workers) == losses(files.splits["train"], 0)
-    for samples in task.splits.values():
-        samples.reader.close()
-
-
-def losses(samples, workers):
-    """Of six steps of a linear classifier, as hexadecimal."""
-    weights = torch.zeros(3 * 160 * 160, 3, requires_grad=True)
-    sampler, found = Sampler(len(samples), 4, 5, count_on=True), []
-    for pixels, labels in read_batches(samples, map(sampler.indices, range(6)), workers):
-        loss = torch.nn.functional.cross_entropy(pixels.flatten(1).float() / 255 @ weights, labels)
-        (gradient,) = torch.autograd.grad(loss, weights)
-        weights = (weights.detach() - 1e-3 * gradient).requires_grad_()
-        found.append(loss.item().hex())
-    return found
 
 
 @pytest.mark.parametrize("io", ["mmap", "pread"])

@@ -52,16 +52,6 @@ def made(tmp_path):
 
 
 @pytest.mark.parametrize(("data", "reason"), BAD_SAMPLES)
-def test_a_bad_sample_is_named_and_there_is_no_manifest(data, reason, mixed, tmp_path):
-    with pytest.raises(DataError, match=f"train/3: .*{reason}") as caught:
-        convert(mixed(data), "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
-    assert "bad_samples: skip" in str(caught.value) and f"remove the folder of the index and {tmp_path}" in str(
-        caught.value
-    )
-    assert not (tmp_path / "hdf5/manifest.json").exists()
-
-
-@pytest.mark.parametrize(("data", "reason"), BAD_SAMPLES)
 @pytest.mark.parametrize("name", ["hdf5", "arrow", "parquet", "webdataset", "binary", "files"])
 def test_a_bad_sample_can_be_left_out_and_is_listed(data, reason, name, mixed, tmp_path):
     index = mixed(data)
@@ -77,8 +67,11 @@ def test_a_bad_sample_can_be_left_out_and_is_listed(data, reason, name, mixed, t
 def test_one_bad_sample_loses_no_work(shards, mixed, tmp_path):
     """The list comes at the end, and whatever is answered to it, no shard is converted again."""
     index, choice = mixed(b""), Formats(shards=shards, threads=2)
-    with pytest.raises(DataError, match="1 bad samples:\n  train, train/3"):
+    with pytest.raises(
+        DataError, match=r"1 bad samples:\n  train, train/3(.|\n)*bad_samples: skip.*remove the folder of"
+    ):
         convert(index, "set", "hdf5", choice, tmp_path / "hdf5")
+    assert not (tmp_path / "hdf5/manifest.json").exists()
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "hdf5").glob("*/*")}
     assert len(written) == 4 * shards
     assert not list((tmp_path / "hdf5").glob(".*")), "nothing half-written is left"
@@ -115,16 +108,6 @@ def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
         assert code == PERMANENT_FAILURE and "train, train/3: the file is empty" in complaint
     assert run("--gather", "--set", "formats={bad_samples: skip}")[0] == 0
     assert read_json(folder / "hdf5/manifest.json")["bad"][0]["name"] == "train/3"
-
-
-def test_a_damaged_pixel_is_found_by_decoding(mixed, tmp_path):
-    """A file can have all its markers and still not decode: the deeper check is a setting."""
-    place = GOOD.index(b"\xff\xc4")
-    damaged = GOOD[: place + 5] + bytes(12) + GOOD[place + 17 :]
-    index = mixed(damaged)
-    convert(index, "set", "binary", Formats(threads=2, check="header"), tmp_path / "header")
-    with pytest.raises(DataError, match=r"train/3: it cannot be decoded"):
-        convert(index, "set", "binary", Formats(threads=2, check="decode"), tmp_path / "decode")
 
 
 @pytest.mark.parametrize(
@@ -177,13 +160,6 @@ def test_a_shard_cut_short_or_gone_is_named_when_opened(made):
         open_images(folder, "train")
 
 
-def test_the_manifest_of_another_dataset_is_refused(made, tmp_path):
-    _, folder = made
-    other = packed_index(tmp_path / "other", {"train": [(jpeg(50), 0), (jpeg(51), 1)]})
-    with pytest.raises(DataError, match="converted from another source than other"):
-        verify_images(folder, other, "other", Formats())
-
-
 @pytest.mark.parametrize(
     ("content", "said"), [(None, "no converted data here"), ("{", "not valid JSON"), ("{}", "not the manifest")]
 )
@@ -194,46 +170,39 @@ def test_a_manifest_that_is_none_is_named(content, said, tmp_path):
         open_images(tmp_path, "train")
 
 
-def test_a_table_of_samples_that_does_not_fit_its_shards_is_refused(made):
-    _, folder = made
-    table = np.load(folder / "train.samples.npy")
-    np.save(folder / "train.samples.npy", table[:-1])
-    with pytest.raises(DataError, match="11 rows instead of 12"):
-        open_images(folder, "train")
-
-
-def test_labels_that_were_changed_are_found(made):
-    """The table's own digest and the comparison with the source both speak."""
-    index, folder = made
-    table = np.load(folder / "train.samples.npy")
-    table["label"][2] += 1
-    np.save(folder / "train.samples.npy", table)
-    with pytest.raises(DataError, match=r"is not train/\d+: label"):
-        verify_images(folder, index, "set", Formats())
-
-
 def test_an_unknown_split_or_shard_is_named(made, tmp_path):
     index, folder = made
     with pytest.raises(DataError, match="no split `test`; there are train"):
         open_images(folder, "test")
     with pytest.raises(ConfigError, match="no shard 4"):
         convert_shard(index, "set", "hdf5", 4, Formats(shards=4), tmp_path / "more")
+    other = packed_index(tmp_path / "other", {"train": [(jpeg(50), 0), (jpeg(51), 1)]})
+    with pytest.raises(DataError, match="converted from another source than other"):
+        verify_images(folder, other, "other", Formats())
 
 
-def test_without_squashfuse_or_fuse_the_error_says_what_to_do(monkeypatch):
+def test_a_table_of_samples_that_was_changed_is_found(made):
+    index, folder = made
+    table = np.load(folder / "train.samples.npy")
+    np.save(folder / "train.samples.npy", table[:-1])
+    with pytest.raises(DataError, match="11 rows instead of 12"):
+        open_images(folder, "train")
+    table["label"][2] += 1
+    np.save(folder / "train.samples.npy", table)
+    with pytest.raises(DataError, match=r"samples\.npy: its sha256 differs(.|\n)*is not train/\d+: label"):
+        verify_images(folder, index, "set", Formats())
+
+
+def test_without_the_programs_of_squashfs_or_fuse_the_error_says_what_to_do(mixed, tmp_path, monkeypatch):
     monkeypatch.setattr(squashfs.shutil, "which", lambda program: None)
+    with pytest.raises(RequirementError, match="squashfs-tools"):
+        convert(mixed(GOOD), "set", "squashfs", Formats(threads=2), tmp_path / "squashfs")
     with pytest.raises(RequirementError, match=r"squashfuse, which is not on the PATH: .*hdf5"):
         squashfs.require_fuse()
     monkeypatch.setattr(squashfs.shutil, "which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr(squashfs.os, "access", lambda path, mode: False)
     with pytest.raises(RequirementError, match="/dev/fuse is missing"):
         squashfs.require_fuse()
-
-
-def test_without_mksquashfs_the_error_says_what_to_do(mixed, monkeypatch, tmp_path):
-    monkeypatch.setattr(squashfs.shutil, "which", lambda program: None)
-    with pytest.raises(RequirementError, match="squashfs-tools"):
-        convert(mixed(GOOD), "set", "squashfs", Formats(threads=2), tmp_path / "squashfs")
 
 
 @pytest.mark.skipif(shutil.which("squashfuse") is None, reason="no squashfuse")
@@ -284,9 +253,13 @@ def test_a_vanished_file_is_named_at_conversion_and_when_read(tmp_path):
     root = image_folder(tmp_path / "raw")
     index_images(root, Images(), tmp_path / "index")
     index = ImageIndex(tmp_path / "index")
-    convert(index, "set", "files", Formats(threads=2), tmp_path / "files")
+    for name in ("files", "arrow"):
+        convert(index, "set", name, Formats(threads=2), tmp_path / name)
     (root / "train/dog/2.jpg").unlink()
     (root / "train/dog/3.jpg").write_bytes(GOOD + b"more")
+    (root / "train/dog/4.jpg").write_bytes((root / "train/dog/4.jpg").read_bytes()[:-1] + b"x")
+    with pytest.raises(DataError, match=r"train/dog/2\.jpg: the source cannot be read any more"):
+        verify_images(tmp_path / "arrow", index, "set", Formats())
     with pytest.raises(DataError, match=r"train/dog/2\.jpg: it cannot be read \(No such file") as caught:
         convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
     assert "changed since it was indexed" in str(caught.value)
@@ -294,15 +267,6 @@ def test_a_vanished_file_is_named_at_conversion_and_when_read(tmp_path):
     places = {reader.path(i).decode().rsplit("/", 1)[1]: i for i in range(len(reader)) if b"dog" in reader.path(i)}
     with pytest.raises(DataError, match=r"train/dog/2\.jpg: No such file.*run the target `formats` again"):
         reader[places["2.jpg"]]
-    with pytest.raises(DataError, match=r"train/dog/3\.jpg: .*checksum differs.*run the target `formats` again"):
-        reader[places["3.jpg"]]
-
-
-def test_a_source_that_lost_a_file_since_conversion_cannot_prove_anything(tmp_path):
-    root = image_folder(tmp_path / "raw")
-    index_images(root, Images(), tmp_path / "index")
-    index = ImageIndex(tmp_path / "index")
-    convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
-    (root / "train/cat/1.jpg").unlink()
-    with pytest.raises(DataError, match=r"train/cat/1\.jpg: the source cannot be read any more"):
-        verify_images(tmp_path / "hdf5", index, "set", Formats())
+    for name in ("3.jpg", "4.jpg"):
+        with pytest.raises(DataError, match=rf"train/dog/{name}: .*checksum differs.*run the target `formats` again"):
+            reader[places[name]]

@@ -9,14 +9,12 @@ import pyarrow.parquet
 import pytest
 
 from parascale.data.image_download import download_images, images_root
-from parascale.data.image_sources import index_images
-from parascale.data.images import ImageIndex
 from parascale.data.sources import download, transfer
 from parascale.errors import ConfigError, DataError, DownloadError
 from parascale.settings import Source
 from parascale.settings.formats import Images
 from tests.unit.http_server import Site, serve
-from tests.unit.image_sets import jpeg
+from tests.unit.image_sets import index_of, jpeg
 
 COMMIT = "b08601e04326c79dfdd32d625aee71d232d685c3"
 TOKEN = "hf_of_a_test"
@@ -27,20 +25,6 @@ CONFIGS = [
     },
     {"config_name": "large", "data_files": [{"split": "train", "path": "large/*"}]},
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_pauses_no_proxy_no_login(monkeypatch, tmp_path):
-    monkeypatch.setattr(transfer, "FIRST_PAUSE_SECONDS", 0.0)
-    monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-
-
-@pytest.fixture
-def site():
-    with serve(Site()) as site:
-        yield site
 
 
 def parquet(*texts, column="text"):
@@ -161,32 +145,25 @@ def test_images_come_with_the_login_and_can_be_indexed(site, tmp_path, monkeypat
     publish(site, files)
     site.token = TOKEN
     raw = download_images(source_of(site), Images(), tmp_path / "raw")
-    index_images(images_root(raw), Images(validation_fraction=0.0), tmp_path / "index")
-    index = ImageIndex(tmp_path / "index")
+    index = index_of(images_root(raw), tmp_path / "index", validation_fraction=0.0)
     for split, content in images.items():
         found = index.split(split)
         assert [found.read(i) for i in range(4)] == content and found.labels.tolist() == [1, 0, 1, 0]
-    asked = len(site.requests)
-    download_images(source_of(site), Images(), tmp_path / "raw")
-    assert len(site.requests) == asked
-
-
-def test_gated_sets_name_the_login(site, tmp_path):
-    publish(site, {"train.parquet": parquet("one")})
-    site.token = TOKEN
-    with pytest.raises(DownloadError, match="hf auth login"):
-        download(source_of(site), tmp_path / "raw")
 
 
 def test_files_gated_behind_an_open_listing_name_the_login(site, tmp_path):
+    """And so do sets that hide all."""
     publish(site, {"train.parquet": parquet("one")})
     with serve(Site(token=TOKEN)) as gated:
         site.files[f"/datasets/someone/words/resolve/{COMMIT}/train.parquet"] = f"{gated.address}/train.parquet"
         with pytest.raises(DownloadError, match=r"access is refused.*hf auth login"):
             download(source_of(site), tmp_path / "raw")
+    site.token = TOKEN
+    with pytest.raises(DownloadError, match="hf auth login"):
+        download(source_of(site), tmp_path / "raw")
 
 
-def test_without_network_the_way_out_is_named(tmp_path):
+def test_without_network_the_way_out_is_named(site, tmp_path):
     source = Source(kind="hub", name="someone/words", revision=COMMIT, endpoint="http://127.0.0.1:9")
     with pytest.raises(DownloadError, match=r"login node.*snakemake .* data.*kind: builtin.*documentation"):
         download(source, tmp_path / "raw", attempts=2)

@@ -13,15 +13,9 @@ from parascale.data.sources import url
 from parascale.errors import ConfigError, RequirementError
 from parascale.settings import Source
 from parascale.settings.formats import Images
-from tests.unit.http_server import Site, serve
 from tests.unit.image_sets import image_folder
 
 SMALL = Images(train=40, validation=10, test=10, size=32)
-
-
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "*")
 
 
 @pytest.fixture
@@ -31,12 +25,12 @@ def made(tmp_path):
 
 
 @pytest.fixture
-def site(made, tmp_path):
+def site(site, made, tmp_path):
     """A server with an archive that holds all in one folder, as archives often do."""
     with tarfile.open(tmp_path / "set.tgz", "w:gz") as tar:
         tar.add(made, "set")
-    with serve(Site(files={"/data/set.tgz": (tmp_path / "set.tgz").read_bytes()})) as site:
-        yield site
+    site.files["/data/set.tgz"] = (tmp_path / "set.tgz").read_bytes()
+    return site
 
 
 def source_of(site, query=""):

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale.data import drawing, jpeg
-from parascale.data.classes import AugmentedImages, ClassImages
+from parascale.data.classes import ClassImages
 from parascale.data.convert import convert
 from parascale.data.formats import open_images
-from parascale.data.sampler import Sampler, evaluation_share, share
 from parascale.errors import DataError
 from parascale.settings.formats import Formats, Images
 from tests.unit.image_sets import image_folder, index_of, packed_index
@@ -178,11 +177,6 @@ def nearest_mean(images, feature):
     return (found == np.arange(10)[:, None]).mean()
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-def test_every_colour_space_decodes_to_rgb(mode):
-    assert jpeg.decode(make_jpeg(1, mode=mode)).shape == (16, 16, 3)
-
-
 @settings(max_examples=60)
 @given(st.integers(0, 3), st.floats(0, 0.999))
 def test_a_jpeg_cut_anywhere_is_found(seed, part):
@@ -200,34 +194,6 @@ def test_the_end_of_a_thumbnail_is_not_the_end_of_the_image():
     assert jpeg.check(data[:2] + header + data[2:]) == "colour"
     with pytest.raises(jpeg.BadImage, match="no end-of-image marker"):
         jpeg.check(data[:2] + header + data[2:-50])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_training_gets_the_same_batches_with_any_workers_and_ranks(workers, ranks, tmp_path):
-    """Also when it starts in the middle of an epoch, as a resumed run does."""
-    from parascale.data.loader import read_batches
-
-    index = packed_index(tmp_path / "index", {"train": [(make_jpeg(seed), seed % 3) for seed in range(20)]})
-    convert(index, "set", "hdf5", Formats(threads=2), tmp_path / "hdf5")
-    samples = AugmentedImages(open_images(tmp_path / "hdf5", "train"), 16, 0, 0.3)
-    sampler = Sampler(20, 6, seed=1, count_on=True)
-    for first in (0, 4):
-        of_ranks = [
-            read_batches(samples, [share(sampler.indices(step), rank, ranks) for step in range(first, 8)], workers)
-            for rank in range(ranks)
-        ]
-        for step, parts in zip(range(first, 8), zip(*of_ranks, strict=True), strict=True):
-            pixels, labels = samples.batch(sampler.indices(step))
-            for rank, part in enumerate(parts):
-                assert np.array_equal(part[0], pixels[rank::ranks]) and np.array_equal(part[1], labels[rank::ranks])
-    seen = [
-        label
-        for rank in range(ranks)
-        for _, labels in read_batches(samples, np.array_split(evaluation_share(20, rank, ranks), 3), workers)
-        for label in labels.tolist()
-    ]
-    assert sorted(seen) == sorted(samples.reader.labels.tolist())
 
 
 def test_a_training_names_an_image_that_does_not_decode(tmp_path):

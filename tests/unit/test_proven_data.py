@@ -4,7 +4,6 @@ import io
 import json
 import subprocess
 import sys
-import zipfile
 
 import numpy as np
 import pytest
@@ -14,83 +13,23 @@ from parascale.data.convert import convert, convert_shard
 from parascale.data.formats import open_images
 from parascale.data.image_sources import index_images
 from parascale.data.images import ImageIndex
-from parascale.data.sources import download, readers
+from parascale.data.sources import readers
 from parascale.data.sources.archives import unpack
 from parascale.errors import DataError, ParascaleError
-from parascale.settings import Source
 from parascale.settings.formats import Formats, Images
 from tests.unit.image_sets import image_folder, jpeg, packed_index
-
-
-def zipped(**files):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as bundle:
-        for name, content in files.items():
-            bundle.writestr(name.replace("__", "/").replace("_", "."), content)
-    return buffer.getvalue()
+from tests.unit.test_url import zip_of
 
 
 def test_archives_that_hold_the_same_name_do_not_overwrite_each_other(tmp_path):
     for number, text in enumerate(("one\n", "two\n")):
-        (tmp_path / f"{number}.zip").write_bytes(zipped(train_txt=text, same_txt="license\n"))
+        (tmp_path / f"{number}.zip").write_bytes(zip_of({"train.txt": text, "same.txt": "license\n"}))
     (tmp_path / "out").mkdir()
     unpack(tmp_path / "0.zip", "0.zip", tmp_path / "out")
     unpack(tmp_path / "0.zip", "again.zip", tmp_path / "out")
     with pytest.raises(DataError, match=r"1\.zip: its `train\.txt` would take the place of another"):
         unpack(tmp_path / "1.zip", "1.zip", tmp_path / "out")
     assert (tmp_path / "out/train.txt").read_text() == "one\n"
-
-
-@pytest.mark.parametrize("same_length", [True, False])
-def test_files_that_were_replaced_are_not_trained_on(tmp_path, same_length):
-    root = image_folder(tmp_path / "raw")
-    index_images(root, Images(), tmp_path / "index")
-    convert(ImageIndex(tmp_path / "index"), "set", "files", Formats(threads=2), tmp_path / "files")
-    reader = open_images(tmp_path / "files", "train")
-    path = root / "train/cat/0.jpg"
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + b"x" if same_length else data + b"x")
-    place = next(i for i in range(len(reader)) if reader.path(i).endswith(b"cat/0.jpg"))
-    with pytest.raises(DataError, match=r"cat/0\.jpg: sample .* checksum differs"):
-        reader[place]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"\xef\xbb\xbfone\ntwo\n", ["one", "two"]),
-        ("one\ntwo\n".encode("utf-16"), r"byte 0 \(0xff\).*-f utf-16"),
-        ("one\ntwo\n".encode("utf-16-le"), r"byte 1 \(0x00\).*-f utf-16"),
-        ("é\n".encode("utf-16-be"), r"byte 1 \(0xe9\).*-f utf-16"),
-        (b"\xe9t\xe9\n", r"byte 0 \(0xe9\) is not UTF-8.*latin1"),
-    ],
-)
-def test_marks_and_other_encodings_of_text(tmp_path, content, expected):
-    (tmp_path / "a.txt").write_bytes(content)
-    if isinstance(expected, list):
-        assert list(readers.documents(tmp_path / "a.txt", None)) == expected
-    else:
-        with pytest.raises(DataError, match=expected):
-            list(readers.documents(tmp_path / "a.txt", None))
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b'{"text": "a"}\n\n{"text": "b"}\n\n', ["a", "b"]),
-        (b'{"text": "\\ud800"}\n', "line 1: `text` holds half of a UTF-16 pair"),
-        (b'{"text": "a"}\n\n{"text": 1}\n', "line 3: `text` holds no text but 1"),
-        (b"[" * 100_000, "line 1: not valid JSON"),
-        (b'{"text": ' + b"9" * 10_000 + b"}", "line 1: not valid JSON"),
-    ],
-)
-def test_json_lines_as_people_write_them(tmp_path, content, expected):
-    (tmp_path / "a.jsonl").write_bytes(content)
-    if isinstance(expected, list):
-        assert [text for (text,) in readers.records(tmp_path / "a.jsonl", ["text"])] == expected
-    else:
-        with pytest.raises(DataError, match=expected):
-            list(readers.records(tmp_path / "a.jsonl", ["text"], required=True))
 
 
 def loop(root):
@@ -217,7 +156,7 @@ def test_broken_files_end_in_typed_errors_or_counted_exclusions(tmp_path, seed):
     sources = {
         "a.txt": "some text\nété\n".encode(),
         "a.jsonl": rows,
-        "a.zip": zipped(train_txt="one\n", a__b_txt="two\n"),
+        "a.zip": zip_of({"train.txt": "one\n", "a/b.txt": "two\n"}),
         "train.csv": b"path,label\nx/0.jpg,a\nx/1.jpg,b\n",
     }
     for number in range(300):
@@ -243,10 +182,3 @@ def test_broken_files_end_in_typed_errors_or_counted_exclusions(tmp_path, seed):
     reader = open_images(tmp_path / "binary", "train", check=True)
     assert len(reader) + len(manifest["bad"]) == 200 and len(reader)
     ClassImages(reader, 16).batch(range(len(reader)))
-
-
-def test_a_source_by_location_reads_only_what_it_recorded(tmp_path):
-    (tmp_path / "train.txt").write_text("one\n")
-    (tmp_path / "training.txt").write_text("two\n")
-    with pytest.raises(DataError, match="may both be the train split"):
-        download(Source(kind="files", location=str(tmp_path)), tmp_path / "raw")

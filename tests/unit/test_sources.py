@@ -1,6 +1,5 @@
 """Sources without a network: files on this machine are read in place."""
 
-import json
 import os
 from pathlib import Path
 
@@ -127,27 +126,18 @@ def test_a_location_stands_for_any_kind_of_source(data, tmp_path):
         ({"train": ["lines.txt", "more/9.txt"]}, r"9\.txt: no such file"),
         ({"train": "more"}, "no such file"),
         ({"train": "picture.jpg"}, r"cannot tell what `\.jpg` holds"),
-    ],
-)
-def test_files_that_are_not_there_are_named(data, tmp_path, files, message):
-    (data / "picture.jpg").write_bytes(b"\xff")
-    with pytest.raises(DataError, match=message):
-        read(data, tmp_path / "raw", files)
-    assert not (tmp_path / "raw").exists()
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
+        ({}, "may both be the train split"),
         ({"valid": "lines.txt"}, "unknown key `files.valid`; did you mean `validation`"),
         ({"train": "lines.txt[:101%]"}, "from 0% to 100%"),
-        ({"train": 3}, "must be text"),
         ({"train": ["lines.txt", 3]}, "must be text"),
     ],
 )
-def test_settings_that_cannot_be_meant(data, tmp_path, files, message):
-    with pytest.raises(ConfigError, match=message):
+def test_files_that_cannot_be_meant_are_named(data, tmp_path, files, message):
+    for name in ("picture.jpg", "train.txt", "training.txt"):
+        (data / name).write_bytes(b"x")
+    with pytest.raises((DataError, ConfigError), match=message):
         read(data, tmp_path / "raw", files)
+    assert not (tmp_path / "raw").exists()
 
 
 def test_sources_that_name_nothing(tmp_path):
@@ -162,18 +152,29 @@ def test_sources_that_name_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"good\nal\xff so\n", r"a\.txt: byte 7 \(0xff\) is not UTF-8"),
+        ("a.txt", b"good\nal\xff so\n", r"a\.txt: byte 7 \(0xff\) is not UTF-8.*latin1"),
+        ("a.txt", b"\xef\xbb\xbfone\ntwo\n", ["one", "two"]),
+        ("a.txt", "one\ntwo\n".encode("utf-16"), r"byte 0 \(0xff\).*-f utf-16"),
+        ("a.txt", "one\ntwo\n".encode("utf-16-le"), r"byte 1 \(0x00\).*-f utf-16"),
+        ("a.txt", "é\n".encode("utf-16-be"), r"byte 1 \(0xe9\).*-f utf-16"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', r"a\.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"}\n\n', ["a", "b"]),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": 1}\n', "line 3: `text` holds no text but 1"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: `text` holds half of a UTF-16 pair"),
+        ("a.jsonl", b"[" * 100_000, "line 1: not valid JSON"),
+        ("a.jsonl", b'{"text": ' + b"9" * 10_000 + b"}", "line 1: not valid JSON"),
         ("a.jsonl", b'{"body": "a"}\n', r"line 1: no column `text` \(it has body\)"),
         ("a.jsonl", b"[1]\n", "it is not a mapping"),
-        ("a.jsonl", b'{"text": 3}\n', "line 1: `text` holds no text but 3"),
         ("a.parquet", b"PAR1 or not", "not a whole Parquet file"),
     ],
 )
-def test_unreadable_content_says_where(tmp_path, name, content, message):
+def test_texts_as_people_write_them_are_read_or_said_to_be_wrong_where(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        read(tmp_path, tmp_path / "raw", {"train": name})
+    if isinstance(message, list):
+        assert read(tmp_path, tmp_path / "raw", {"train": name}) == {"train": message}
+    else:
+        with pytest.raises(DataError, match=message):
+            read(tmp_path, tmp_path / "raw", {"train": name})
 
 
 def test_damaged_parquet_and_other_columns_are_named(tmp_path):
@@ -212,13 +213,8 @@ def test_names_that_say_their_split():
     }
 
 
-def test_a_manifest_cut_short_is_named(tmp_path):
-    (tmp_path / "manifest.json").write_text(json.dumps({"splits": {}})[:-3])
-    with pytest.raises(DataError, match="not valid JSON"):
-        Raw(tmp_path)
-
-
-def test_folders_of_images_are_watched_down_to_their_classes(tmp_path):
+def test_folders_of_images_are_watched_down_to_their_classes_which_are_not_listed(tmp_path, monkeypatch):
+    """They may hold a million images, on a filesystem that many share, and a plan asks for them again and again."""
     for name in ("train/cat/deep", "train/dog", "val/cat", "val/dog"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "train.csv").touch()
@@ -226,16 +222,9 @@ def test_folders_of_images_are_watched_down_to_their_classes(tmp_path):
     splits = ["", "train", "val"]
     classes = ["train/cat", "train/dog", "val/cat", "val/dog"]
     watched = lambda names: sorted([str(tmp_path / name).rstrip("/") for name in names])  # noqa: E731
-    assert local_folders(source) == watched(splits + classes + ["train.csv"])
-    assert local_folders(source, most=5) == watched([*splits, "train.csv"])
-    assert local_folders(Source(kind="files", location=str(tmp_path / "none"))) == local_folders(Source()) == []
-
-
-def test_folders_of_classes_are_not_listed(tmp_path, monkeypatch):
-    """They may hold a million images, on a filesystem that many share, and a plan asks for them again and again."""
-    for name in ("train/cat", "train/dog", "val/cat"):
-        (tmp_path / name).mkdir(parents=True)
     listed, scandir = [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
-    assert len(local_folders(Source(kind="files", location=str(tmp_path)))) == 6
-    assert sorted(listed) == [str(tmp_path), str(tmp_path / "train"), str(tmp_path / "val")], "each once"
+    assert local_folders(source) == watched(splits + classes + ["train.csv"])
+    assert sorted(listed) == watched(splits), "each once"
+    assert local_folders(source, most=5) == watched([*splits, "train.csv"])
+    assert local_folders(Source(kind="files", location=str(tmp_path / "none"))) == local_folders(Source()) == []

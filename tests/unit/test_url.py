@@ -2,12 +2,8 @@
 
 import hashlib
 import io
-import json
 import os
-import signal
-import subprocess
 import tarfile
-import time
 import zipfile
 
 import pytest
@@ -15,23 +11,15 @@ import pytest
 from parascale.data.sources import download, transfer
 from parascale.errors import ConfigError, DataError, DownloadError, RequirementError
 from parascale.settings import Source
-from tests.command import COMMAND
-from tests.unit.http_server import Site, serve
 
 TEXT = b"".join(b"line %d of some text\n" % number for number in range(200_000))  # several blocks of a transfer
 BREAK = 24 * transfer.BLOCK_BYTES
 
 
-@pytest.fixture(autouse=True)
-def no_pauses_and_no_proxy(monkeypatch):
-    monkeypatch.setattr(transfer, "FIRST_PAUSE_SECONDS", 0.0)
-    monkeypatch.setenv("NO_PROXY", "*")
-
-
 @pytest.fixture
-def site():
-    with serve(Site(files={"/data/train.txt": TEXT})) as site:
-        yield site
+def site(site):
+    site.files["/data/train.txt"] = TEXT
+    return site
 
 
 def digest(content):
@@ -68,32 +56,6 @@ def test_the_next_attempt_continues_after_giving_up(site, tmp_path):
     download(source_of(site), tmp_path / "raw", attempts=1)
     assert site.requests[-1][1]["Range"] == f"bytes={BREAK}-"
     assert site.bytes_sent == len(TEXT)
-
-
-@pytest.mark.slow
-def test_a_killed_download_continues(site, tmp_path):
-    """kill −9 in the middle, then once more: the bytes that had come are not asked for again."""
-    site.files["/data/train.txt"] = content = os.urandom(8 << 20)
-    site.breaks, site.break_after = 1, 4 << 20
-    address = {"url": f"{site.address}/data/train.txt", "sha256": digest(content), "split": "train"}
-    workload = {"data": {"source": {"kind": "url", "urls": [address]}}, "training": {"steps": 1}}
-    (tmp_path / "far.yaml").write_text(json.dumps(workload))
-    (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tfar\n")
-    project = ["--root", tmp_path, "--set", f"workloads={tmp_path}", "--set", f"runs={tmp_path}/runs.tsv"]
-    command = [*COMMAND, "data", "download", "--dataset", "far", *project]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    folder = tmp_path / "results/data/far"
-    part = folder / "raw.partial" / f"{digest(content)}.part"
-    deadline = time.monotonic() + 60
-    while not (part.exists() and part.stat().st_size >= 4 << 20) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)  # while it pauses before its second attempt
-    process.wait()
-    assert not (folder / "raw").exists()
-    before = site.bytes_sent
-    subprocess.run(command, check=True, capture_output=True)
-    assert (folder / "raw" / "train.txt").read_bytes() == content
-    assert site.bytes_sent - before <= 4 << 20
 
 
 def test_a_server_without_ranges_starts_over(site, tmp_path):
@@ -146,7 +108,7 @@ def test_what_cannot_be_fetched_leaves_no_output(site, tmp_path, change, message
     assert not (tmp_path / "raw").exists()
 
 
-def test_an_address_that_nobody_serves(tmp_path):
+def test_an_address_that_nobody_serves(site, tmp_path):
     urls = [{"url": "http://127.0.0.1:9/data.txt", "sha256": digest(b""), "split": "train"}]
     with pytest.raises(DownloadError, match=r"given up after 2 attempts.*login node"):
         download(Source(kind="url", urls=urls), tmp_path / "raw", attempts=2)

@@ -1,7 +1,7 @@
 """Reading ahead by plan: threads read batches before they are needed, some megabytes at a time.
 
-The samples of several batches are read together, in their order on disk, near ones in one piece: on a slow filesystem a random
-order then costs no more than the order on disk. Memory holds two such windows at most, and what the consumer keeps.
+The samples of several batches are read together, in their order on disk, near ones in one piece. Memory holds two such windows at
+most, and what the consumer keeps.
 """
 
 from collections import deque

@@ -29,9 +29,8 @@ BLOCK_BYTES, COPY_BYTES = 8 << 20, 256 << 20
 def benchmark(dataset, folders, settings, training):
     """Measure formats, the unconverted tokens (`flat`) among them; returns rows of COLUMNS.
 
-    folders: those of the formats. settings: parascale.settings.formats.Loaders. training: the settings of the training that
-    takes the samples: an ImageTraining, or one with a `window`. Raises RequirementError, before anything is measured, where a
-    copy in shared memory does not fit.
+    settings: parascale.settings.formats.Loaders. training: of the training that takes the samples: an ImageTraining, or one with a
+    `window`. Raises RequirementError, before anything is measured, where a copy in shared memory does not fit.
     """
     copied = [Path(folder) for folder in folders if settings.shared_memory and not _is_text(training)]
     for folder in copied:
@@ -75,7 +74,7 @@ def cases_of(folder, settings, training):
 
 
 def write_rows(path, rows):
-    """Write rows as CSV; an unknown figure is an empty cell."""
+    """Write rows as CSV."""
     write_text(path, csv_text(COLUMNS, rows))
 
 

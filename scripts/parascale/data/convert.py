@@ -1,9 +1,8 @@
 """Conversion of images into a format, shard by shard.
 
-A split's samples are shuffled once, with a seed, and cut into equal shards. A job converts shard `k` of every split
-(`convert_shard`); `write_manifest` ties the shards together. Equal source and settings give equal bytes with any jobs and threads.
-
-A shard leaves out its bad samples and lists them. Only `write_manifest` looks at `bad_samples`, so changing it costs no conversion.
+A split's samples are shuffled once, with a seed, and cut into equal shards. A job converts shard `k` of every split, and
+`write_manifest` ties the shards together. Equal source and settings give equal bytes. A shard leaves out its bad samples and lists
+them; only `write_manifest` looks at `bad_samples`, so changing it costs no conversion.
 """
 
 import os
@@ -133,10 +132,9 @@ def bad_message(dataset, bad):
 
 
 def _inodes(index, format_name, shards, settings):
-    """Files and folders of a format, as a quota counts them, without its proof, which is made later.
+    """Files and folders of a format without its proof; for `files` with the images where they lie, and their folders.
 
-    For `files` these include the images where they lie, with their folders. shards: entries of the manifest, one a split and shard;
-    each has a table beside its file, and each split has one.
+    shards: entries of the manifest, one a split and shard; each has a table beside its file, and each split has one.
     """
     lying = set().union(*(index.split(split).folders() for split in index.splits)) if format_name == "files" else ()
     tables = len(shards) + len(index.splits)
@@ -162,7 +160,7 @@ def _gather_split(images, records, settings, output):
 
 
 def shard_identity(index, dataset, format_name, number, settings):
-    """What a shard is made from: where any of it differs, the shard is another."""
+    """What a shard is made from."""
     return {
         "schema_version": SCHEMA_VERSION,
         "dataset": dataset,

@@ -1,7 +1,6 @@
 """Images that need no download: JPEGs of ten classes, a shape filled with a texture, drawn from a seed.
 
-Five shapes times two textures. Place, size, angle, colours and the texture's period vary from image to image, so that
-neither a colour nor a single pixel gives a class away, and a small network learns to tell them apart all the same.
+Place, size, angle, colours and the texture's period vary from image to image, so that neither a colour nor a pixel gives a class away.
 """
 
 import io
@@ -44,10 +43,7 @@ def encode(pixels, quality):
 
 
 def draw_images(folder, settings):
-    """Write `<folder>/<split>/<class>/<number>.jpg` for every split. settings: parascale.settings.formats.Images.
-
-    The classes take turns, so each has as many images as any other, give or take one. Equal settings give equal bytes.
-    """
+    """Write `<folder>/<split>/<class>/<number>.jpg` for every split; the classes take turns. settings: parascale.settings.formats.Images."""
     counts = {split: getattr(settings, split) for split in SPLIT_NUMBERS}
     for split, name in itertools.product(SPLIT_NUMBERS, CLASSES):
         (folder / split / name).mkdir(parents=True, exist_ok=True)

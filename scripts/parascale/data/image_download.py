@@ -1,7 +1,6 @@
 """Raw images: drawn, fetched, or left where they lie; the manifest says where they are.
 
-A set of a million files is not hashed when it is found: the index holds every file's path and size, and converted formats
-hold every sample's checksum.
+Files that are found are not hashed: the index holds every file's path and size, and converted formats every sample's checksum.
 """
 
 import dataclasses
@@ -17,10 +16,7 @@ from parascale.files import atomic_folder, atomic_path
 
 
 def download_images(source, images, output, attempts=ATTEMPTS):
-    """Make the raw folder `output` of an image set. What was fetched and is whole is kept. Returns its Raw.
-
-    source: parascale.settings.Source; images: parascale.settings.formats.Images (for `builtin`). Errors as `sources.download`.
-    """
+    """As `sources.download`, for an image set. images: parascale.settings.formats.Images (for `builtin`)."""
     source.check("the source of the images", of_images=True)
     if source.location or source.kind == "files":
         return made(source, output, _point_at, attempts, keep=False)

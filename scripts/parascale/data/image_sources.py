@@ -1,10 +1,8 @@
 """Where images come from: folders of classes, tables of path and label, Parquet that holds the images themselves.
 
-`index_images` looks at what lies in a folder and writes the index that everything else reads. For each split (`train`;
-`validation`, `val`, `valid` or `dev`; `test`) there may be a folder `<split>/<class>/…`, a table `<split>.csv` or
-`<split>.parquet` with columns `path` and `label`, or files `<split>*.parquet` with an `image` column as Hugging Face
-writes them. Without any, ImageNet's official tar files are read where they lie, or else folders of classes directly below the root are one
-set, and a part is held out.
+For each split there may be a folder `<split>/<class>/…`, a table `<split>.csv` or `<split>.parquet` with columns `path` and `label`,
+or files `<split>*.parquet` with an `image` column as Hugging Face writes them. Without any, ImageNet's official tar files are read
+where they lie, or else folders of classes directly below the root are one set, and a part is held out.
 """
 
 import os

@@ -1,7 +1,7 @@
 """ImageNet's official tar files (ILSVRC 2012), read where they lie: nothing in them is compressed, so an image is bytes of the tar.
 
-The tar of the training images holds a tar for each class, `n01440764.tar` and so on. That of the validation images holds images
-alone; their classes are in `LOC_val_solution.csv`, as Kaggle's copy of the set has it.
+The tar of the training images holds a tar a class, that of the validation images holds images alone: their classes are in Kaggle's
+`LOC_val_solution.csv`.
 """
 
 import csv

@@ -1,8 +1,7 @@
 """The index of a set of images: which there are, how long each is, and what each shows.
 
-An index folder holds `manifest.json` and, for each split, `<split>.npy` (one row an image, see IMAGE) and `<split>.names` (the
-paths below the root as the filesystem spells them, one after the other). Packed images lie in `<split>.packed`, one after the
-other. Reading an index keeps no Python object per image.
+An index folder holds `manifest.json` and, for each split, `<split>.npy` (one row an image, see IMAGE), `<split>.names` (the paths
+below the root as the filesystem spells them, one after the other) and, for packed images, `<split>.packed`.
 """
 
 import hashlib
@@ -50,9 +49,8 @@ class ImageIndexWriter:
 def write_index(folder, root, classes, splits, notes):
     """Write the index of a dataset atomically; returns its manifest.
 
-    root: folder that the names are relative to, or None where images are packed. classes: class names by label.
-    splits: split → (rows of IMAGE, names), or, for images that must be laid out first, a function that does so in the
-    folder being written and returns that. notes: sentences on what is unusual.
+    root: folder that the names are relative to, or None where images are packed. splits: split → (rows of IMAGE, names), or a
+    function that packs the images in the folder being written and returns that. notes: sentences on what is unusual.
     """
     with atomic_folder(folder) as partial:
         if callable(splits):
@@ -132,7 +130,7 @@ class ImageSplit:
         return bytes(self._names[start : start + self._name_bytes[i]])
 
     def folders(self):
-        """The folders of the images, and those above them, as paths below the root; none where images are packed."""
+        """The folders of the images and those above them, as paths below the root."""
         return set()
 
     def name(self, i):

@@ -54,9 +54,8 @@ class Case:
 def measure(case):
     """Measure one case; returns the columns that reading gives, or None where the cache cannot be dropped.
 
-    Of a pass, samples_per_second and cpu_seconds (of all threads) are the medians of the repeats, and samples is the mean;
-    spread is the range of the rates over their median. peak_memory_bytes is what reading added to the process, mapped pages
-    included. Unknown figures are None: decoding threads read further than what they delivered.
+    samples_per_second and cpu_seconds (of all threads) are medians of the passes, samples their mean, spread the range of the rates over
+    their median. peak_memory_bytes is what reading added, mapped pages included. Unknown figures are None.
     """
     if case.decoder:
         import torch  # noqa: F401 (takes seconds, which are not those of the first batch)

@@ -21,10 +21,9 @@ SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
 
 
 def local_files(source, most=MOST_LISTED):
-    """The existing files on this machine that a source names: what a rule's input can list.
+    """The existing files on this machine that a source names, or the manifest in its location: what a rule's input can list.
 
-    Empty if there are more than `most`, which every plan would take long to look at, or if the settings make no sense: the
-    download says why. With a location alone: the manifest in it, if it has one.
+    Empty if there are more than `most`, or if the settings make no sense: the download says why.
     """
     if not _is_local(source):
         return []
@@ -39,8 +38,9 @@ def local_files(source, most=MOST_LISTED):
 
 
 def local_folders(source, most=MOST_FOLDERS):
-    """The folders of images on this machine that a source means, and the tables and tars beside them: a folder's time tells that an
-    image came or went. Down to the classes of each split, or less deep where they are more than `most`.
+    """The folders of images that a source means, whose times tell that an image came or went, and the tables and tars beside them.
+
+    Down to the classes of each split, or less deep where they are more than `most`.
     """
     try:
         root = expanded(source.location or "", "data.source.location") if _is_local(source) else ""
@@ -71,7 +71,7 @@ def _listed(folder):
 
 
 def missing_data(datasets):
-    """Yield, in words, what datasets (name → Data) take from this machine and is not there. What is fetched is not looked for."""
+    """Yield, in words, what datasets (name → Data) take from this machine and is not there."""
     for name, data in datasets.items():
         yield from (f"dataset `{name}`: {said}" for said in _missing(data.source))
 

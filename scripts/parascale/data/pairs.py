@@ -1,9 +1,8 @@
 """Documents and their summaries as numbers: made once from raw rows, memory-mapped, padded into samples.
 
-A dataset's `pairs/` folder is like a `flat/` one (see `text.py`): `<split>.bin` holds document, summary, document, … one
-after the other, each ended by `<eos>`, and `<split>.ends.npy` where they end: a row (document, summary) a pair. `test.jsonl`
-holds the pairs of the test split as they came, because summaries are judged by what people wrote, not by what a vocabulary
-left of it.
+A dataset's `pairs/` folder is like a `flat/` one (see `text.py`): `<split>.bin` holds document, summary, document, … one after the
+other, each ended by `<eos>`, and `<split>.ends.npy` where they end: a row (document, summary) a pair. `test.jsonl` holds the pairs of
+the test split as they came, by which summaries are judged.
 """
 
 import json
@@ -19,9 +18,7 @@ JUDGED = "test"  # the split whose raw texts are kept
 
 
 def prepare_pairs(raw, text, expected, output):
-    """As `parascale.data.text.prepare`, for pairs. Every document gets the prefix of the settings. A row without document or without
-    summary is left out and counted in the manifest.
-    """
+    """As `parascale.data.text.prepare`, for pairs. A row without document or without summary is left out and counted in the manifest."""
 
     def texts(pairs):
         return (part for pair in pairs if _whole(pair) for part in _parts(pair, text.prefix))

@@ -1,8 +1,7 @@
 """Which samples a step takes: a function of (seed, step) alone, whatever the number of ranks or workers.
 
-Each epoch is one permutation of all samples, drawn from (seed, epoch). Epochs follow each other without a gap, and step
-`s` takes the samples at places `s × global_batch … (s + 1) × global_batch − 1` of that endless sequence, so that a batch
-may cross an epoch's end and no sample is ever left out. The state of the sampler is three numbers.
+Each epoch is one permutation of all samples, drawn from (seed, epoch). Epochs follow each other without a gap, and step `s` takes the
+samples at places `s × global_batch … (s + 1) × global_batch − 1` of that sequence, so that no sample is ever left out.
 """
 
 import functools

@@ -1,8 +1,7 @@
 """Flat token arrays: made once from raw text, memory-mapped by every process, cut into windows.
 
-A dataset's `flat/` folder holds `train.bin`, `validation.bin` and `test.bin` (little-endian uint16 where the vocabulary has
-fewer than 65,536 entries, else uint32), `vocabulary.json` (the entry of each number), `manifest.json`, and
-`tokenizer.json` if the entries are subwords.
+A dataset's `flat/` folder holds `<split>.bin` (little-endian uint16 where the vocabulary has fewer than 65,536 entries, else uint32),
+`vocabulary.json` (the entry of each number), `manifest.json`, and `tokenizer.json` if the entries are subwords.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Text to numbers and back: words between spaces, subwords learned from the train split, or those of a pretrained model.
 
-All put `<unk>` at 0 and `<eos>` at 1. Every document (a line of a text file, a row of a table) ends in one `<eos>`, empty
-ones too: the convention of the published WikiText perplexities, under which WikiText-2's test split has 245,569 tokens.
+All put `<unk>` at 0 and `<eos>` at 1. Every document (a line of a text file, a row of a table) ends in one `<eos>`, empty ones too, as
+in the published WikiText perplexities, under which WikiText-2's test split has 245,569 tokens.
 """
 
 import itertools

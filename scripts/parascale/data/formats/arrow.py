@@ -1,7 +1,7 @@
 """Arrow IPC: large record batches of encoded images and labels; the place of each image is looked up once, when written.
 
 The file is what `pyarrow.ipc.open_file` and Hugging Face's tools read: its schema tells `datasets` that the bytes are images
-and what the classes are called. A batch holds many rows, because one batch an image costs a header and a lookup each.
+and what the classes are called.
 """
 
 import json

@@ -1,8 +1,7 @@
 """Raw files: one file a sample, the way most sets come, and the measure of all others.
 
-Images that are files already are not copied: a shard's own file is then the list of their paths. Packed images are
-written out. The list holds one path after the other, each ended by a zero byte; the offset of a sample is where its path
-begins. A path is absolute, or relative to the shard's folder.
+Images that are files already are not copied; packed images are written out. A shard's own file is the list of the paths, each ended
+by a zero byte; the offset of a sample is where its path begins. A path is absolute, or relative to the shard's folder.
 """
 
 import mmap

@@ -1,7 +1,6 @@
 """HDF5: one contiguous dataset of bytes, with offsets and labels beside it.
 
-A contiguous dataset lies in the file as one piece, so a sample is one `pread` at the dataset's place in the file, without
-HDF5's chunk cache and its global lock. Variable-length rows, which look more natural, lie in a heap of small pieces and
+So a sample is one `pread` at the dataset's place in the file, without HDF5's chunk cache and its global lock; variable-length rows
 read many times slower. Any HDF5 tool reads sample `i` as `bytes[offsets[i]:offsets[i + 1]]`.
 """
 

@@ -1,8 +1,7 @@
 """The manifest of a dataset in one format, and the table of its samples.
 
-`manifest.json` says what the folder holds: source, settings, and for each split its shards with their sha256.
-`<split>.samples.npy` has one row a sample (SAMPLE) in the order in which they lie in the shards. It is memory-mapped, so
-that a million samples cost no memory and no time to open.
+`manifest.json` holds source, settings, and for each split its shards with their sha256. `<split>.samples.npy` has one row a
+sample (SAMPLE) in the order in which they lie in the shards, and is memory-mapped.
 """
 
 from pathlib import Path
@@ -30,10 +29,7 @@ def samples_path(folder, split):
 
 
 def remedy(folder, shard=None):
-    """What to do about converted data that is damaged: what is removed is made again, and the other shards stay.
-
-    The proof must go too, since the target `formats` asks for nothing else. shard: the folder of the damaged one.
-    """
+    """What to do about damaged data. shard: its folder. The proof must go too, since the target `formats` asks for nothing else."""
     return f"remove {shard + ' and ' if shard else ''}{folder}/*.json, and run the target `formats` again"
 
 

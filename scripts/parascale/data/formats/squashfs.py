@@ -1,8 +1,7 @@
 """SquashFS: one file that holds a filesystem, mounted by squashfuse without root.
 
-A program that wants files gets files, and the parallel filesystem sees one inode. Every read passes through a process of
-its own (FUSE), which is why it is slower than the other formats. Nothing is compressed: encoded images would not get
-smaller. The offset of a sample is its number in the shard; its path is made from its number in the source.
+Every read passes through a process of its own (FUSE), which is why it is slower than the other formats. The offset of a sample is
+its number in the shard; its path is made from its number in the source.
 """
 
 import ctypes

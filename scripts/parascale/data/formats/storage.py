@@ -26,11 +26,9 @@ def filesystem(path):
 
 
 def default_io(folder, size):
-    """`mmap` for data on a local filesystem that fits the memory with room to spare, else `pread`.
+    """`mmap` for data on a local filesystem that fits the memory with room to spare, else `pread`. size: bytes of the data.
 
-    size: bytes that will be read over and over. A mapped file costs no system call once it is cached, and the kernel reads
-    far ahead of each fault, which is right where all of it stays and wasted where it does not. Over a network or through
-    FUSE, a fault is a request a page.
+    The kernel reads far ahead of each page fault: right where all of it stays, wasted where it does not.
     """
     kind = filesystem(folder)
     stays = size <= MAPPED_SHARE * psutil.virtual_memory().total

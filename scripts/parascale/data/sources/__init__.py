@@ -1,7 +1,7 @@
 """Where raw data comes from: four kinds of source behind `download`.
 
-A kind is a module with one function `fetch(source, output, attempts)` that makes the folder `output`, manifest included, whole
-or not at all. What a broken download already has waits in `<output>.partial` for the next attempt.
+A kind is a module with `fetch(source, output, attempts)`, which makes the folder `output` whole or not at all. What a broken
+download already has waits in `<output>.partial` for the next attempt.
 """
 
 from pathlib import Path
@@ -18,9 +18,8 @@ ATTEMPTS = 5  # consecutive failures without a byte of progress before a server 
 def download(source, output, attempts=ATTEMPTS, force=False):
     """Make the raw folder `output` from a source, unless it is already there and whole. Returns a Raw.
 
-    source: parascale.settings.Source. attempts: how often a server is asked again before it is given up. force: start over.
-    Raises ConfigError for settings that make no sense, DownloadError where a server cannot be reached or refuses,
-    DataError for files that are missing or damaged, RequirementError for a full disk. Then `output` is left as it was.
+    source: parascale.settings.Source. force: start over. Raises ConfigError for settings that make no sense, DownloadError where
+    a server cannot be reached or refuses, DataError for files that are missing or damaged, RequirementError for a full disk.
     """
     source.check("the source")
     # Data that lies on the machine is read in place, whichever kind of source it once came from.

@@ -1,23 +1,14 @@
 """Archives unpacked into a folder: nothing lands outside it, and no file takes the place of another unseen."""
 
-import lzma
-import struct
 import tarfile
 import zipfile
-import zlib
 from pathlib import PurePosixPath
 
-from parascale.errors import DataError, RequirementError
+from parascale.errors import DataError, ParascaleError, RequirementError
 from parascale.files import is_full_disk, require_space
 
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 BLOCK_BYTES = 1 << 20
-# What the libraries raise for archives that are damaged or of a kind that they do not know: NotImplementedError for a compression,
-# RuntimeError for a password, OSError for damage within and for names that this filesystem cannot hold.
-DAMAGED = (
-    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, ValueError, OverflowError,
-    NotImplementedError, RuntimeError, OSError,
-)  # fmt: skip
 
 
 def is_archive(name):
@@ -26,9 +17,7 @@ def is_archive(name):
 
 
 def unpack(archive, name, folder):
-    """Unpack an archive into a folder. DataError for an entry that would land outside it, is no file or folder, or has the
-    name, but not the content, of a file that is there already.
-    """
+    """Unpack an archive into a folder. DataError for an entry that would land outside it or replace a file of other content."""
     try:
         if name.lower().endswith(".zip"):
             _unpack_zip(archive, name, folder)
@@ -36,7 +25,11 @@ def unpack(archive, name, folder):
             _unpack_tar(archive, name, folder)
     except tarfile.FilterError as error:
         raise DataError(f"{name}: unsafe archive: {error}") from None
-    except DAMAGED as error:
+    except ParascaleError:
+        raise
+    except (
+        Exception
+    ) as error:  # the libraries raise many kinds for damage, passwords, and compressions that they do not know
         if is_full_disk(error):
             raise
         raise DataError(

@@ -1,10 +1,8 @@
 """The corpora that every installation already holds: the English documentation of Python and of the pinned packages.
 
 They are the language reference (`pydoc_data.topics`) and the docstrings of the standard library and of some packages, read with
-`ast`: nothing is imported or run. A document is a module or a topic. A hash of its name decides its split, and a paragraph that
-occurs twice is kept once, so the splits share no text. The manifest names the installed versions, on which the text depends.
-
-`documentation` is all of it, a paragraph a row. `docstrings` is pairs: the first line of a docstring, and the text after it.
+`ast`: nothing is imported or run. A hash of a module's or topic's name decides its split, and a paragraph that occurs twice is kept
+once, so the splits share no text. `documentation` is a paragraph a row; `docstrings` is pairs of a first line and the text after it.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """What was downloaded: the manifest of a raw folder, and the folder read through it.
 
 `manifest.json` holds the settings of the source, where the data is from, and for each split its files, with bytes and
-sha256. A path in it is relative to the raw folder, or absolute where data that lies on the machine is read in place.
+sha256. A path in it is relative to the raw folder, or absolute where data is read in place.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from parascale.files import sha256, write_json
 
 
 def settings_of(source):
-    """A source's settings as the manifest keeps them; equal settings have equal text."""
+    """A source's settings as the manifest keeps them."""
     return json.loads(json.dumps(dataclasses.asdict(source)))
 
 

@@ -1,7 +1,6 @@
 """Sentences out of docstrings: what is English is kept, what is code, table, drawing or markup is left out.
 
-Documentation is written in reStructuredText, in numpy's and Google's style or in none, so no parser fits all of it. A
-paragraph is taken for prose by how it reads: it starts with a capital letter, ends like a sentence, and most of it is words.
+A paragraph is prose if it starts with a capital letter, ends like a sentence, and most of it is words.
 """
 
 import re
@@ -21,19 +20,13 @@ SENTENCE_END = (".", "!", "?", ":")
 
 
 def paragraphs(docstring):
-    """The prose of a cleaned docstring (see `inspect.cleandoc`): a list of paragraphs as words with spaces between.
-
-    Punctuation stands apart from words, as in WikiText, so that `word`, `word,` and `(word)` are one entry of a vocabulary.
-    """
+    """The prose of a cleaned docstring: a list of paragraphs as words with spaces between, punctuation apart as in WikiText."""
     found = (TOKEN.findall(_plain(" ".join(lines))) for lines in _blocks(docstring))
     return [" ".join(words) for words in found if _is_prose(words)]
 
 
 def summary_and_body(docstring):
-    """(first paragraph, the prose after it) of a cleaned docstring, as words with spaces between; empty where there is none.
-
-    By convention (PEP 257) the first paragraph is one line that sums up the rest.
-    """
+    """(first paragraph, which by PEP 257 sums up the rest, the prose after it) of a cleaned docstring; empty where there is none."""
     first, _, rest = docstring.partition("\n\n")
     words = TOKEN.findall(_plain(" ".join(line.strip() for line in first.splitlines())))
     return " ".join(words), " ".join(paragraphs(rest))

@@ -20,8 +20,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 def fetch(source, output, attempts, of_images=False):
     """Fetch every address of a source into the folder `output`; archives are unpacked there, or XSum's made into Parquet.
 
-    A plain file with a `split` becomes a file of that split. Which files of an archive make a split, `data.source.files` says
-    (globs inside the archive), or their names do. Images come as archives, whose splits the index finds.
+    `data.source.files` says which files of an archive make a split, or their names do. Images' splits are found by the index.
     """
     _check(source.urls, of_images)
     pieces = pieces_folder(source, output)

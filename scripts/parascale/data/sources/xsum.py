@@ -1,7 +1,6 @@
 """XSum as its authors publish it: one archive of news articles, and a list of those that make each split.
 
-The articles become a Parquet file a split, in the order of the archive. They are read as a stream and never unpacked: a
-quarter of a million of small files would use up what a project's quota of inodes leaves.
+The articles become a Parquet file a split, in the order of the archive, which is read as a stream and never unpacked.
 
 Form of an article (https://github.com/EdinburghNLP/XSum): sections, each below a line `[SN]NAME[SN]`. FIRST-SENTENCE is the
 summary and RESTBODY the document; both may be empty. Lines for sharing a page are left out, as in every published
@@ -33,9 +32,8 @@ ROWS = 4096  # that are written at once
 def convert(paths, folder):
     """Write `train.parquet`, `validation.parquet` and `test.parquet` into a folder.
 
-    paths: name → path of the two files of the source: the archive (`.tar.gz`) and the list (`.json`, split → numbers of
-    articles). Raises ConfigError where they are not these two, DataError for an archive that is damaged or lacks an article
-    and for a list that is no partition.
+    paths: name → path of the archive (`.tar.gz`) and of the list (`.json`, split → numbers of articles). Raises ConfigError where
+    they are not these two, DataError for a damaged archive, one that lacks an article, and a list that is no partition.
     """
     archives = [path for name, path in paths.items() if not name.endswith(".json")]
     lists = [path for name, path in paths.items() if name.endswith(".json")]
