@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from parascale.data.named_files import local_files, local_folders
 from parascale.data.sources import download
-from parascale.data.sources.files import paths_by_split
-from parascale.data.sources.manifest import Raw
+from parascale.data.sources.local import paths_by_split
+from parascale.data.sources.raw import Raw
 from parascale.errors import ConfigError, DataError
 from parascale.settings import Source, make
 

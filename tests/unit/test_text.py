@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from parascale.data import text, tokenize
 from parascale.data.sources import download
-from parascale.data.sources.manifest import Raw
+from parascale.data.sources.raw import Raw
 from parascale.data.text import IGNORED, Tokens, Windows, prepare
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.settings import Source, Text

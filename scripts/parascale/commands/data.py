@@ -87,7 +87,7 @@ def prepare(project, workload):
     Example: parascale data prepare --workload lm-small
     """
     from parascale.data.pairs import prepare_pairs
-    from parascale.data.sources.manifest import Raw
+    from parascale.data.sources.raw import Raw
     from parascale.data.text import prepare as prepare_text
 
     found = workload.data
@@ -113,7 +113,7 @@ def index(project, workload):
     """
     from parascale.data.image_download import images_root
     from parascale.data.image_sources import index_images
-    from parascale.data.sources.manifest import Raw
+    from parascale.data.sources.raw import Raw
 
     found = workload.data
     if not workload.of_images:

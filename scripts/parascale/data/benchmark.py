@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from parascale.data.formats import image_format, tokens_are_mapped
-from parascale.data.formats.manifest import read_manifest
+from parascale.data.formats.samples import read_manifest
 from parascale.data.formats.storage import copy_in_memory, default_io, filesystem, require_room
 from parascale.data.measure import Case, measure
 from parascale.data.progress import Progress

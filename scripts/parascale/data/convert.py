@@ -16,7 +16,7 @@ import xxhash
 
 from parascale.data import jpeg
 from parascale.data.formats import image_format
-from parascale.data.formats.manifest import SAMPLE, samples_path
+from parascale.data.formats.samples import SAMPLE, samples_path
 from parascale.data.manifests import MANIFEST, SCHEMA_VERSION
 from parascale.data.pool import Demand, ordered_map
 from parascale.data.progress import Progress

@@ -10,8 +10,8 @@ from pathlib import Path
 import PIL
 
 from parascale.data.drawing import CLASSES, draw_images
-from parascale.data.sources import ATTEMPTS, files, hub, made, url
-from parascale.data.sources.manifest import write_manifest
+from parascale.data.sources import ATTEMPTS, hub, local, made, url
+from parascale.data.sources.raw import write_manifest
 from parascale.files import atomic_folder, atomic_path
 
 
@@ -33,7 +33,7 @@ def images_root(raw):
 
 def _point_at(source, output, attempts):
     with atomic_folder(output) as partial:
-        write_manifest(partial, source, {"folder": str(files.location(source).absolute())}, {})
+        write_manifest(partial, source, {"folder": str(local.location(source).absolute())}, {})
 
 
 def _draw(images, source, output, attempts):

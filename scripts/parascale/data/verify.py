@@ -13,7 +13,7 @@ import xxhash
 from parascale.data.convert import read_samples
 from parascale.data.convert_tokens import token_digests
 from parascale.data.formats import image_format, open_images, open_tokens
-from parascale.data.formats.manifest import read_manifest, require_source, samples_path
+from parascale.data.formats.samples import read_manifest, require_source, samples_path
 from parascale.data.progress import Progress
 from parascale.errors import DataError, few
 from parascale.files import sha256

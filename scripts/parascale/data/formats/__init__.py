@@ -7,7 +7,7 @@ format, `native(path)`, which yields (bytes, label) of a shard's samples without
 
 import importlib
 
-from parascale.data.formats.manifest import read_manifest
+from parascale.data.formats.samples import read_manifest
 from parascale.data.manifests import require_split
 from parascale.errors import ConfigError, DataError
 from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS

@@ -10,13 +10,11 @@ import os
 import numpy as np
 import pyarrow as pa
 
-from parascale.data.formats.base import ByteReader
-from parascale.data.formats.base import Writer as BaseWriter
+from parascale.data.formats.base import ByteReader, ShardWriter
 
 SUFFIX = "arrow"
 TOKEN_SUFFIX = "arrow"
 TOKENS_MAPPED = True
-Reader = ByteReader  # at the places that the batches' own offsets gave
 ROWS = 1024  # of a record batch,
 BATCH_BYTES = 32 << 20  # or fewer, so that a batch of large images fits the memory too
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # Hugging Face's type
@@ -30,7 +28,7 @@ def schema(classes):
     return pa.schema([("image", IMAGE), ("label", pa.int64()), ("source", pa.int64())], metadata)
 
 
-class RowWriter(BaseWriter):
+class RowWriter(ShardWriter):
     """Collects rows to a batch and hands it to a writer of pyarrow's.
 
     open_file: function (path, schema) → that writer. rows, size: of a batch, the size in bytes.
@@ -70,7 +68,7 @@ class RowWriter(BaseWriter):
         self._rows, self._labels, self._sources, self._waiting = [], [], [], 0
 
 
-class Writer(RowWriter):
+class ArrowWriter(RowWriter):
     """Writes record batches, and looks up in the end where each image came to lie."""
 
     def __init__(self, path, images, data_bytes):
@@ -79,6 +77,9 @@ class Writer(RowWriter):
     def finish(self):
         super().finish()
         return np.concatenate([np.empty(0, np.int64), *_places(self.path)])
+
+
+Writer, Reader = ArrowWriter, ByteReader  # at the places that the batches' own offsets gave
 
 
 def native(path):

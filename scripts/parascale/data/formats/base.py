@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from parascale.data.formats.manifest import read_manifest, remedy, samples_path
+from parascale.data.formats.samples import read_manifest, remedy, samples_path
 from parascale.data.formats.storage import default_io
 from parascale.data.manifests import require_split, require_whole
 from parascale.errors import DataError
@@ -23,7 +23,7 @@ def sample_path(source):
     return f"{source // FOLDER_SAMPLES:06d}/{source:09d}.jpg"
 
 
-class Writer:
+class ShardWriter:
     """Writes one shard. `append` each sample, then `finish`; use it in a `with` block."""
 
     inodes = 1  # files and folders of the samples themselves
@@ -50,7 +50,7 @@ class Writer:
         self.close()
 
 
-class BlockWriter(Writer):
+class BlockWriter(ShardWriter):
     """A writer whose samples follow each other in one file; they are collected and written in large blocks."""
 
     def __init__(self, path, images, data_bytes, start=0):
@@ -97,7 +97,7 @@ class BlockWriter(Writer):
             self._file = None
 
 
-class Reader:
+class SplitReader:
     """One split: `len(reader)`, `reader[i]` (bytes), `reader.labels`, batches, and iteration by shard.
 
     A format's reader has `_acquire` and `_release`, which open and close its files, and `_read(i)`.
@@ -192,7 +192,7 @@ class Reader:
         return f"{self.folder / self._facts[row['shard']]['file']}: sample {i:,} (number {row['source']:,} of the source, byte {row['offset']:,})"
 
 
-class ByteReader(Reader):
+class ByteReader(SplitReader):
     """Samples that lie as they are, in shards: read by `pread`, which moves no position that threads would share, or copied from
     mapped memory.
     """

@@ -7,14 +7,13 @@ by a zero byte; the offset of a sample is where its path begins. A path is absol
 import mmap
 import os
 
-from parascale.data.formats.base import BlockWriter, sample_path
-from parascale.data.formats.base import Reader as BaseReader
+from parascale.data.formats.base import BlockWriter, SplitReader, sample_path
 from parascale.errors import DataError
 
 SUFFIX = "paths"
 
 
-class Writer(BlockWriter):
+class FilesWriter(BlockWriter):
     """Lists files where they lie, or writes them below the shard's folder."""
 
     def __init__(self, path, images, data_bytes):
@@ -43,7 +42,7 @@ class Writer(BlockWriter):
         return name.encode()
 
 
-class Reader(BaseReader):
+class FilesReader(SplitReader):
     """Opens, reads and closes the sample's file. Others may change it, so its length and checksum are always compared."""
 
     def __init__(self, folder, split, io="auto", check=True):
@@ -80,3 +79,6 @@ class Reader(BaseReader):
         self.require_open()
         shard, start = self._shard[i], self._offset[i]
         return os.path.join(self._folders[shard], self._lists[shard][start : self._lists[shard].find(b"\0", start)])
+
+
+Writer, Reader = FilesWriter, FilesReader

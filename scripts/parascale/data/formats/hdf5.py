@@ -15,10 +15,9 @@ from parascale.data.formats.base import BLOCK_BYTES, BlockWriter, ByteReader
 SUFFIX = "h5"
 TOKEN_SUFFIX = "h5"
 TOKENS_MAPPED = True
-Reader = ByteReader  # at the dataset's place in the file
 
 
-class Writer(BlockWriter):
+class Hdf5Writer(BlockWriter):
     """Reserves the dataset's place first, then writes the samples there directly."""
 
     def __init__(self, path, images, data_bytes):
@@ -42,6 +41,9 @@ class Writer(BlockWriter):
             file["labels"] = np.array(self._labels)
             file["sources"] = np.array(self._sources)
         return offsets
+
+
+Writer, Reader = Hdf5Writer, ByteReader  # at the dataset's place in the file
 
 
 def native(path):

@@ -13,12 +13,11 @@ import numpy as np
 from parascale.data.formats.base import BlockWriter, ByteReader
 
 SUFFIX = "stack.npy"
-Reader = ByteReader  # past the header of the stack
 HEADER_BYTES = 128  # of a flat array; NumPy leaves room in it for any length
 PLACE = np.dtype([("start", "<i8"), ("length", "<i8"), ("label", "<i4")])
 
 
-class Writer(BlockWriter):
+class NumpyWriter(BlockWriter):
     """Writes the samples behind the place of the header, which tells their length and so comes last."""
 
     def __init__(self, path, images, data_bytes):
@@ -42,6 +41,9 @@ class Writer(BlockWriter):
         self.flush()
         os.pwrite(self._file, header.getvalue(), 0)
         return offsets
+
+
+Writer, Reader = NumpyWriter, ByteReader  # past the header of the stack
 
 
 def native(path):

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from parascale.data.formats.arrow import RowWriter
-from parascale.data.formats.base import Reader as BaseReader
-from parascale.data.formats.manifest import remedy
+from parascale.data.formats.base import SplitReader
+from parascale.data.formats.samples import remedy
 from parascale.errors import DataError
 
 SUFFIX = "parquet"
@@ -25,7 +25,7 @@ GROUP_TOKENS = 1 << 20
 PLAIN = {"compression": "none", "use_dictionary": False, "write_statistics": False}
 
 
-class Writer(RowWriter):
+class ParquetWriter(RowWriter):
     """Writes row groups. The offset of a sample is its row in the file."""
 
     def __init__(self, path, images, data_bytes):
@@ -41,7 +41,7 @@ class Writer(RowWriter):
         return np.arange(self._count, dtype=np.int64)
 
 
-class Reader(BaseReader):
+class ParquetReader(SplitReader):
     """Reads row groups and keeps the last one of each process."""
 
     CALLS = ("pread",)
@@ -86,6 +86,9 @@ class Reader(BaseReader):
         images = self._files[shard].read_row_group(group, columns=["image"]).column(0).combine_chunks()
         # Files of earlier versions have the bytes alone.
         return images.field("bytes") if pa.types.is_struct(images.type) else images
+
+
+Writer, Reader = ParquetWriter, ParquetReader
 
 
 def native(path):

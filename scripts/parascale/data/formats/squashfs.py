@@ -16,9 +16,7 @@ from multiprocessing import util
 
 import numpy as np
 
-from parascale.data.formats.base import BLOCK_BYTES, sample_path
-from parascale.data.formats.base import Reader as BaseReader
-from parascale.data.formats.base import Writer as BaseWriter
+from parascale.data.formats.base import BLOCK_BYTES, ShardWriter, SplitReader, sample_path
 from parascale.data.formats.webdataset import BLOCK, header, padding
 from parascale.errors import DataError, RequirementError
 
@@ -33,7 +31,7 @@ PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent
 INSTEAD = "load the module or install squashfuse, ask for FUSE on this machine, or use another format, such as hdf5"
 
 
-class Writer(BaseWriter):
+class SquashfsWriter(ShardWriter):
     """Streams a tar into mksquashfs: no folder of small files is ever made."""
 
     def __init__(self, path, images, data_bytes):
@@ -77,7 +75,7 @@ class Writer(BaseWriter):
         raise RequirementError(f"mksquashfs failed for {self.path}: {message.decode(errors='replace').strip()}")
 
 
-class Reader(BaseReader):
+class SquashfsReader(SplitReader):
     """Mounts each shard once in each process and reads the files inside."""
 
     def _acquire(self):
@@ -95,6 +93,9 @@ class Reader(BaseReader):
                 return file.read()
         except OSError as error:
             raise DataError(f"{self.where(i)}: cannot be read through the mount ({error})") from None
+
+
+Writer, Reader = SquashfsWriter, SquashfsReader
 
 
 class Mount:

@@ -11,11 +11,10 @@ from parascale.data.formats.base import BlockWriter, ByteReader
 from parascale.data.jpeg import extension
 
 SUFFIX = "tar"
-Reader = ByteReader  # at the offsets of the images, past the tar headers
 BLOCK = 512  # tar's unit: headers and contents are padded to it
 
 
-class Writer(BlockWriter):
+class WebDatasetWriter(BlockWriter):
     """Writes two members a sample, with neither dates nor owners, so that a rebuild gives the same bytes."""
 
     _last = None
@@ -39,6 +38,9 @@ class Writer(BlockWriter):
     def finish(self):
         self.put(bytes(2 * BLOCK))  # the mark of a tar file's end
         return super().finish()
+
+
+Writer, Reader = WebDatasetWriter, ByteReader  # at the offsets of the images, past the tar headers
 
 
 def header(name, size):

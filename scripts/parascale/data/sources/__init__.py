@@ -6,12 +6,12 @@ download already has waits in `<output>.partial` for the next attempt.
 
 from pathlib import Path
 
-from parascale.data.sources import builtin, files, hub, url
-from parascale.data.sources.manifest import Raw, settings_of
+from parascale.data.sources import builtin, hub, local, url
+from parascale.data.sources.raw import Raw, settings_of
 from parascale.errors import DataError, DownloadError
 from parascale.files import full_disk_is_an_error, locked, make_folder
 
-KINDS = {"builtin": builtin.fetch, "hub": hub.fetch, "files": files.fetch, "url": url.fetch}
+KINDS = {"builtin": builtin.fetch, "hub": hub.fetch, "files": local.fetch, "url": url.fetch}
 ATTEMPTS = 5  # consecutive failures without a byte of progress before a server is given up
 
 
@@ -23,7 +23,7 @@ def download(source, output, attempts=ATTEMPTS, force=False):
     """
     source.check("the source")
     # Data that lies on the machine is read in place, whichever kind of source it once came from.
-    fetch = files.fetch if source.location else KINDS[source.kind]
+    fetch = local.fetch if source.location else KINDS[source.kind]
     return made(source, output, fetch, attempts, keep=not force)
 
 

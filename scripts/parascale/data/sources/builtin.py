@@ -19,7 +19,7 @@ import pyarrow.parquet
 
 from parascale.data.progress import Progress
 from parascale.data.sources import prose
-from parascale.data.sources.manifest import describe, write_manifest
+from parascale.data.sources.raw import describe, write_manifest
 from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_folder
 from parascale.settings import SPLITS

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from parascale.data.named_files import SPLIT_NAMES, as_list
 from parascale.data.sources import builtin
-from parascale.data.sources.files import paths_by_split
-from parascale.data.sources.manifest import describe, write_manifest
+from parascale.data.sources.local import paths_by_split
+from parascale.data.sources.raw import describe, write_manifest
 from parascale.data.sources.transfer import (
     LOGIN_NODE_HELP,
     REFUSED_HELP,
-    Interrupted,
+    Retryable,
     fetch_file,
     persistently,
     pieces_folder,
@@ -79,7 +79,7 @@ def _ask(api, source, page):
     except errors.OfflineModeIsEnabled as error:
         raise DownloadError(f"{page}: {error}") from None
     except errors.HTTPError as error:  # no answer at all
-        raise Interrupted(str(error) or type(error).__name__) from None
+        raise Retryable(str(error) or type(error).__name__) from None
 
 
 def _files_of_splits(source, info, paths):

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import requests
 
 from parascale.data.progress import Progress
-from parascale.data.sources.manifest import settings_of
+from parascale.data.sources.raw import settings_of
 from parascale.errors import DownloadError
 from parascale.files import read_json, require_space, sha256, sync_path, write_json
 
@@ -29,7 +29,7 @@ REFUSED_HELP = (
 )
 
 
-class Interrupted(Exception):
+class Retryable(Exception):
     """A failure that may pass if the server is asked again."""
 
 
@@ -73,7 +73,7 @@ def fetch_file(address, target, attempts, digest, headers=None):
 
 
 def persistently(address, attempts, ask, kept=lambda: 0, remedy=LOGIN_NODE_HELP):
-    """`ask()`, again after each Interrupted, with pauses that double; DownloadError after `attempts` failures without progress.
+    """`ask()`, again after each Retryable, with pauses that double; DownloadError after `attempts` failures without progress.
 
     kept: function that returns the bytes that have come so far.
     """
@@ -81,7 +81,7 @@ def persistently(address, attempts, ask, kept=lambda: 0, remedy=LOGIN_NODE_HELP)
     while True:
         try:
             return ask()
-        except Interrupted as error:
+        except Retryable as error:
             have = kept()
             failures = failures + 1 if have <= before else 1
             before = have
@@ -94,9 +94,9 @@ def persistently(address, attempts, ask, kept=lambda: 0, remedy=LOGIN_NODE_HELP)
 
 
 def require_answer(address, status):
-    """Raise Interrupted for a status that another attempt may change, DownloadError for any other failure."""
+    """Raise Retryable for a status that another attempt may change, DownloadError for any other failure."""
     if status in WORTH_RETRYING:
-        raise Interrupted(f"status {status}")
+        raise Retryable(f"status {status}")
     if status in (401, 403):
         raise DownloadError(f"{address}: access is refused (status {status}). {REFUSED_HELP}")
     if status >= 400:
@@ -125,9 +125,9 @@ def _fetch_rest(address, part, headers):
                     handle.write(block)
                     progress.add(len(block))
     except requests.RequestException as error:
-        raise Interrupted(str(error) or type(error).__name__) from None
+        raise Retryable(str(error) or type(error).__name__) from None
     if total and _size(part) < total:
-        raise Interrupted(f"the connection broke at {_size(part):,} of {total:,} bytes")
+        raise Retryable(f"the connection broke at {_size(part):,} of {total:,} bytes")
 
 
 def _size(part):

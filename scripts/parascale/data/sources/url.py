@@ -4,9 +4,9 @@ import re
 import shutil
 import urllib.parse
 
-from parascale.data.sources import files, xsum
+from parascale.data.sources import local, xsum
 from parascale.data.sources.archives import TAR_ENDINGS, is_archive, unpack
-from parascale.data.sources.manifest import describe, write_manifest
+from parascale.data.sources.raw import describe, write_manifest
 from parascale.data.sources.transfer import fetch_file, file_name, pieces_folder
 from parascale.errors import ConfigError
 from parascale.files import atomic_folder, link_or_copy
@@ -34,7 +34,7 @@ def fetch(source, output, attempts, of_images=False):
         else:
             splits = _placed(source.urls, fetched, folder)
         if not splits and not of_images:
-            splits = files.find_splits(source.files, folder, lambda path: path.relative_to(folder).as_posix())
+            splits = local.find_splits(source.files, folder, lambda path: path.relative_to(folder).as_posix())
         origin = [
             {"url": entry["url"], "sha256": entry["sha256"], "bytes": fetched[entry["url"]].stat().st_size}
             for entry in source.urls

@@ -7,7 +7,7 @@ from pathlib import Path
 from parascale.data.manifests import MANIFEST
 from parascale.data.named_files import SPLIT_NAMES, as_list, matches, require_one_name, sliced
 from parascale.data.sources import readers
-from parascale.data.sources.manifest import Raw, describe, write_manifest
+from parascale.data.sources.raw import Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
 from parascale.files import atomic_folder
 from parascale.settings import SPLITS
