@@ -137,11 +137,9 @@ class SplitReader:
 
     def __getitem__(self, i):
         """The bytes of sample `i`."""
-        self.require_open()
-        data = self._read(i)
-        if self.check:
-            self._require_same(i, data)
-        return data
+        if not self._is_open:
+            self.require_open()
+        return self._checked(i, self._read(i))
 
     def view(self, i):
         """As `reader[i]`, but where the file is mapped the sample is not copied: a memoryview, good for as long as it is held."""
@@ -181,10 +179,12 @@ class SplitReader:
             self._acquire()
             self._is_open = True
 
-    def _require_same(self, i, data):
-        if len(data) != self._length[i] or xxhash.xxh3_64_intdigest(data) != self.samples["checksum"].item(i):
+    def _checked(self, i, data):
+        wrong = len(data) != self._length[i]
+        if wrong or (self.check and xxhash.xxh3_64_intdigest(data) != self.samples["checksum"].item(i)):
             shard = (self.folder / self._facts[self._shard[i]]["file"]).parent
             raise DataError(f"{self.where(i)} is damaged: its checksum differs; {remedy(self.folder, str(shard))}")
+        return data
 
     def where(self, i):
         """Sample `i` for a message: file, place and number in the source."""
@@ -200,27 +200,18 @@ class ByteReader(SplitReader):
     CALLS = ("pread", "mmap")
     MERGES = True
 
-    def __getitem__(self, i):
-        if not self._is_open:
-            self.require_open()
+    def _read(self, i):
         length, offset = self._length[i], self._offset[i]
         if self._maps:
-            data = self._maps[self._shard[i]][offset : offset + length]
-        else:
-            data = os.pread(self._files[self._shard[i]], length, offset)
-        if self.check or len(data) != length:
-            self._require_same(i, data)
-        return data
+            return self._maps[self._shard[i]][offset : offset + length]
+        return os.pread(self._files[self._shard[i]], length, offset)
 
     def view(self, i):
         self.require_open()
         if not self._maps:
             return self[i]
-        length, offset = self._length[i], self._offset[i]
-        data = memoryview(self._maps[self._shard[i]])[offset : offset + length]
-        if self.check or len(data) != length:
-            self._require_same(i, data)
-        return data
+        offset = self._offset[i]
+        return self._checked(i, memoryview(self._maps[self._shard[i]])[offset : offset + self._length[i]])
 
     def read_piece(self, numbers):
         if len(numbers) == 1 or self._maps:
@@ -230,11 +221,7 @@ class ByteReader(SplitReader):
             os.pread(self._files[self._shard[last]], self._offset[last] + self._length[last] - start, start)
         )
         places = ((i, self._offset[i] - start) for i in numbers)
-        data = {i: bytes(piece[place : place + self._length[i]]) for i, place in places}
-        for i, sample in data.items():
-            if self.check or len(sample) != self._length[i]:
-                self._require_same(i, sample)
-        return data
+        return {i: self._checked(i, bytes(piece[place : place + self._length[i]])) for i, place in places}
 
     def _acquire(self):
         self._files = [os.open(self.folder / shard["file"], os.O_RDONLY | os.O_CLOEXEC) for shard in self._facts]
