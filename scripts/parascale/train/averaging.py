@@ -6,6 +6,7 @@ Each rank makes `average_every` steps with its own share of the batch; then
 - neighbour: everyone goes on from the mean of itself and one neighbour on a ring, left and right in turn: an update reaches all ranks
   after ranks / 2 rounds. Gossip: Lian et al. 2017, arXiv:1705.09056.
 - server: one rank brings a parameter server what it has learned since its last visit, and goes on from what the server has by then.
+  The others' parameters are as old as their own last visits.
   Asynchronous SGD: Dean et al. 2012, "Large scale distributed deep networks"; here ranks take turns, as in Zinkevich et al. 2009,
   "Slow learners are fast", so that a run can be repeated bit for bit. For teaching: it saves no time.
 

@@ -151,7 +151,7 @@ class TransformerLM(nn.Module):
         "embedding": "split_sequence_after",
         "embedding.tokens": "vocabulary",
         "embedding.positions": "whole",
-        "blocks.*.*attention": "gather_before",  # across too, in a decoder that looks at a memory
+        "blocks.*.*attention": "gather_before",  # EncoderDecoder takes this plan: its decoder has a second one
         "blocks.*.*attention.[qkv]": "columns",
         "blocks.*.*attention.o": "rows",
         "blocks.*.*attention.dropout": "drops_of_heads",
