@@ -137,6 +137,7 @@ def test_a_setting_that_was_added_later_leaves_earlier_results_as_they_are(monke
     info = dataclasses.replace(compile_.info, before=None)
     monkeypatch.setitem(declared(Layout), "compile", dataclasses.replace(compile_, info=info))
     monkeypatch.setattr(identity, "_split", identity._split.__wrapped__)
+    monkeypatch.setattr(identity, "_known", identity._known.__wrapped__)
     without = identity.key_of(run, SITES, "code")
     assert "layout.compile" not in identity.settings(run, LAYOUT) and without != before
     with_it = dataclasses.replace(run, layout=dataclasses.replace(run.layout, compile=True))

@@ -74,10 +74,7 @@ def printed(call):
     [
         ({}, 0, "all 2 runs can start"),
         ({"config": "budget: {core_hours: 1000}\n"}, 0, "all 2 runs can start"),
-        ({"config": "budget: {core_hours: 0.5}\n"}, 1, "more than budget.core_hours = 0.5"),
         ({"config": "budget: {core_hours: 0.5}\n", "arguments": ["--run", "single"]}, 1, "core_hours"),
-        ({"dim": 8192}, 1, "    it would fit with "),
-        ({"config": "partition: dc-gpu-devel\n"}, 1, "run (wide): asks for 8 nodes; partition dc-gpu-devel"),
         ({"config": "partition: dc-gpo\n"}, 78, "did you mean `dc-gpu`"),
         ({"arguments": ["--run", "sinle"]}, 78, "did you mean `single`"),
         ({"steps": 10_000_000}, 0, "will continue in several jobs"),
@@ -88,6 +85,28 @@ def test_the_exit_code_is_the_verdict(write, call, settings, code, said):
     found, text = call("plan", "--check", *settings.get("arguments", ()))
     assert found == code, text
     assert said in text
+
+
+def test_the_check_names_every_refusal_and_counts_what_has_no_price(write, call, tmp_path, monkeypatch):
+    """Memory with its remedy, said once; limits, of finished runs too; and the cap."""
+    write(dim=8192, config="budget: {core_hours: 0.5}\npartition: dc-gpu-devel\n")
+    code, text = call("plan", "--check")
+    refused = [line for line in text.splitlines() if line.startswith("refused: ")]
+    assert code == 1 and "note: run (wide): memory" not in text, text
+    for said in (
+        "run (single): memory: does not fit; it would fit with ",
+        "run (wide): memory: does not fit",
+        "can never start",
+        "0.5",
+    ):
+        assert sum(said in line for line in refused) == 1, refused
+    monkeypatch.setattr(Planner, "reason", lambda *_: Reason("", shown=True))
+    code, text = call("plan", "--check")
+    assert (
+        code == 1 and "run (wide): asks for 8 nodes; partition dc-gpu-devel" in text and "more than budget" not in text
+    )
+    write(steps="null, epochs: 1")
+    assert "note: 2 runs without a price\n" in call("plan", "--check")[1]
 
 
 def test_the_check_counts_what_was_spent(write, call, tmp_path):
@@ -216,24 +235,18 @@ def test_advice_for_a_larger_batch_takes_longer_steps(write, advise):
 
 
 def test_scaling_marks_its_knee_and_what_a_node_makes_free(write, advise):
-    """A line for each number of GPUs; whole nodes of four are charged, so that one GPU costs what four do."""
+    """A line for each number of GPUs; whole nodes of four are charged, so that one GPU costs what four do. JSON says the same."""
     write(dim=1024)
-    text = advise("--workload", "w", "--gpus", "32", "--scaling")
-    rows = re.findall(r"^ +(\d+)  +\d\S* .*?(?:h|min|s)  +[\d.]+ core-(?:h|min)  +(\d+) %  \w", text, re.MULTILINE)
-    assert [int(gpus) for gpus, _ in rows] == [1, 2, 4, 8, 16, 32]
-    efficiencies = [int(efficiency) for _, efficiency in rows]
+    arguments = ("--workload", "w", "--gpus", "32", "--scaling")
+    text, steps = advise(*arguments), json.loads(advise(*arguments, "--json"))
+    line = r"^ +(\d+)  +\d\S* .*?(?:h|min|s)  +[\d.]+ core-(?:h|min)  +(\d+) %  ([^(]+) \(.*?\)(  <- the knee)?"
+    rows = re.findall(line, text, re.MULTILINE)
+    assert [int(gpus) for gpus, *_ in rows] == [1, 2, 4, 8, 16, 32]
+    efficiencies = [int(efficiency) for _, efficiency, *_ in rows]
     assert efficiencies[0] == 100 and efficiencies == sorted(efficiencies, reverse=True)
     assert text.count("<- the knee: time × cost is least") == 1
     assert re.search(r"\n +4 .*\n +4 GPUs cost what 1 costs here: whole nodes are charged\n +8 ", text)
     assert text.count("whole nodes are charged") == 1
-
-
-def test_scaling_as_json_says_what_its_lines_say(write, advise):
-    write(dim=1024)
-    arguments = ("--workload", "w", "--gpus", "32", "--scaling")
-    text, steps = advise(*arguments), json.loads(advise(*arguments, "--json"))
-    rows = re.findall(r"^ +(\d+)  .* core-(?:h|min)  +(\d+) %  ([^(]+) \(.*?\)(  <- the knee)?", text, re.MULTILINE)
-    assert len(rows) == 6
     assert [(str(step["gpus"]), f"{step['efficiency']:.0%}", step["strategy"], step["knee"]) for step in steps] == [
         (gpus, f"{efficiency}%", strategy, bool(knee)) for gpus, efficiency, strategy, knee in rows
     ]

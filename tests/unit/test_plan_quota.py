@@ -101,7 +101,7 @@ def test_a_machine_that_does_not_say_is_one_line(tmp_path, jutil, answer, code, 
         (__file__, "failed: Permission denied"),
         ("sh -c 'echo no budget >&2; exit 1'", "failed: no budget; see"),
         ("sh -c 'echo >&2; exit 1'", "failed: exit code 1; see"),
-        ("sh -c 'echo waiting >&2; exec sleep 9'", "did not answer within 0.2 s; see"),
+        ("sh -c 'echo waiting >&2; exec sleep 9'", "did not answer within 0.2 s"),
     ],
 )
 def test_a_command_that_fails_is_one_line(tmp_path, monkeypatch, command, said):

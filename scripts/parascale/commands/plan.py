@@ -1,5 +1,6 @@
 """`parascale plan`: what runs will need."""
 
+import dataclasses
 import math
 
 import click
@@ -129,7 +130,7 @@ def judge(names, planner):
     """0 where every run fits and is within the machine's limits, and what is left of them all is within the budget; else 1, with reasons."""
     project, partition = planner.project, planner.project.config.partition
     submits = bool(partition or project.config.account)  # what only Slurm asks for
-    site, jobs = limits.live_site(project.site, submits), []
+    site, jobs, left, refused = limits.live_site(project.site, submits), [], [], []
     longest = limits.max_hours(site, partition) or math.inf
     for number, name in enumerate(names):
         run, prediction = planner.run(name), planner.prediction(name)
@@ -137,31 +138,29 @@ def judge(names, planner):
             print(
                 f"note: {name} is expected to take {prediction.wall_seconds / 3600:.1f} h: it will continue in several jobs"
             )
-        jobs.append(
-            PlannedJob(
-                number,
-                "run",
-                {"run": name},
-                nodes=run.layout.nodes,
-                gpus=run.layout.gpus_per_node,
-                cores=cores_asked(run, project.site),
-                limit_hours=planner.runtime_minutes(name, partition=partition) / 60,
-                partition=partition,
-                kind="run",
-            )
+        job = PlannedJob(
+            number,
+            "run",
+            {"run": name},
+            nodes=run.layout.nodes,
+            gpus=run.layout.gpus_per_node,
+            cores=cores_asked(run, project.site),
+            limit_hours=planner.runtime_minutes(name, partition=partition) / 60,
+            partition=partition,
+            kind="run",
         )
-    left = [
-        job for job in jobs if not planner.reason(names[job.id]).shown
-    ]  # what they were charged is in what was spent
+        jobs.append(job)
+        if not planner.reason(name).shown:  # what a finished one was charged is in what was spent
+            left.append(job)
+        if prediction.fits == "does not fit":
+            refused.append(budget.of_memory(job, prediction))
     expected = budget.make_plan(left, planner, site=site, spent=ledger.spent(project.paths, site.name))
-    refused = [f"{name}: does not fit" for name in names if planner.prediction(name).fits == "does not fit"]
-    for line in budget.warnings(expected):
-        print(f"note: {line}")
-    try:
-        budget.check(expected)
-    except budget.BudgetError as error:
-        refused.append(str(error))
+    notes = [line for line in budget.warnings(expected) if line not in refused]
+    if unpriced := sum(planner.prediction(name).wall_seconds is None for name in names):
+        notes.append(f"{plural(unpriced, 'run')} without a price")
+    refused += budget.refusals(dataclasses.replace(expected, violations=budget.violations(jobs, site)))
     cost = f"{expected.totals['core_hours_expected']:,.2f} core-h expected"
     cost += f" beside {expected.spent:,.2f} spent before" if expected.spent else ""
-    print("\n".join(f"refused: {line}" for line in refused) or f"all {len(names)} runs can start: {cost}")
+    verdict = [f"refused: {line}" for line in refused] or [f"all {len(names)} runs can start: {cost}"]
+    print("\n".join([f"note: {line}" for line in notes] + verdict))
     return 1 if refused else 0

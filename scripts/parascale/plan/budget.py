@@ -81,7 +81,6 @@ def make_plan(
         priced.append(price(job, planner, history or {}, kept.issuperset(job.after)))
         if priced[-1].basis == KEPT:
             kept.add(job.id)
-    requests = [*_requests(jobs)]
     totals = _totals(priced)
     totals |= _ranges(priced) | {
         "gpu_kwh_expected": site.gpu_watts and totals["gpu_hours_expected"] * site.gpu_watts / 1000,
@@ -93,7 +92,7 @@ def make_plan(
         jobs=tuple(priced),
         totals=totals,
         unknown=_grouped([job for job in priced if job.nodes and job.hours_expected is None], "note", "{1}: {0}"),
-        violations=tuple(line + hint for each, *at, hint in requests for line in limits.violations(each, site, *at)),
+        violations=violations(jobs, site),
         quota=quota_of(planner.project),
         cap=budget.core_hours,
         repeats_cap=budget.repeated_core_hours,
@@ -104,6 +103,11 @@ def make_plan(
         since=None if before is None else changes(before, priced),
         targets=tuple(targets),
     )
+
+
+def violations(jobs, site):
+    """Sentences on what PlannedJobs ask of a site that it never grants."""
+    return tuple(line + hint for each, *at, hint in _requests(jobs) for line in limits.violations(each, site, *at))
 
 
 def _requests(jobs):
@@ -139,21 +143,29 @@ def rows(plan, by_strategy=True):
 
 
 def check(plan):
-    """Raise BudgetError where the plan asks for what the machine never grants, or costs more than the cap."""
+    """Raise BudgetError where there are `refusals`."""
+    if said := refusals(plan):
+        raise BudgetError("\n".join(said))
+
+
+def refusals(plan):
+    """Why a plan may not start: it asks for what the machine never grants, costs more than the cap, or repeats too much."""
+    said = []
     if plan.violations:
-        raise BudgetError("these jobs can never start:\n  " + "\n  ".join(plan.violations))
+        said.append("these jobs can never start:\n  " + "\n  ".join(plan.violations))
     expected, repeats = plan.totals["core_hours_expected"], plan.totals["core_hours_repeated"]
     if plan.cap is not None and plan.spent + expected > plan.cap:
         beside = f" beside {plan.spent:,.2f} core-h spent before" if plan.spent else ""
-        raise BudgetError(
-            f"this workflow is expected to cost {expected:,.2f} core-h{beside}, more than budget.core_hours = {plan.cap:,g}. "
-            "Run less (name targets on the command line), or raise budget.core_hours in the configuration"
+        said.append(
+            f"the plan is expected to cost {expected:,.2f} core-h{beside}, more than budget.core_hours = {plan.cap:,g}. "
+            "Run less, or raise budget.core_hours in the configuration"
         )
     if plan.repeats_cap is not None and repeats > plan.repeats_cap:
-        raise BudgetError(
-            f"this workflow would repeat {repeats:,.2f} core-h of finished trainings, more than budget.repeated_core_hours = "
+        said.append(
+            f"the plan would repeat {repeats:,.2f} core-h of finished trainings, more than budget.repeated_core_hours = "
             f"{plan.repeats_cap:,g}. Undo what changed, or allow it: --config budget='{{repeated_core_hours: {math.ceil(repeats)}}}'"
         )
+    return said
 
 
 def warnings(plan):
@@ -172,13 +184,15 @@ def warnings(plan):
             f"budget.core_hours cannot account for what was spent on {lost}, whose workflow is still running or was killed: neither a "
             "record nor accounting tells"
         )
-    if any(job.kind for job in plan.jobs) and (edited := numerics.warning()):
+    if edited := numerics.warning():
         said.append(edited)
-    for job in plan.jobs:
-        if job.fits in ("risky", "does not fit"):
-            remedy = f"; it would with {job.remedy}" if job.remedy else ""
-            said.append(f"{title(job.rule, job.wildcards)}: memory: {job.fits}{remedy}")
-    return said
+    return said + [of_memory(job, job) for job in plan.jobs if job.fits in ("risky", "does not fit")]
+
+
+def of_memory(job, predicted):
+    """What a job's prediction says of its memory, and what would help."""
+    remedy = f"; it would fit with {predicted.remedy}" if predicted.remedy else ""
+    return f"{title(job.rule, job.wildcards)}: memory: {predicted.fits}{remedy}"
 
 
 def reasons(plan):

@@ -56,6 +56,7 @@ class Calibration:
     site: str
     observations: tuple = ()
     machine: dict | None = field(default=None, hash=False)
+    _found: dict = field(default_factory=dict, init=False, repr=False, compare=False)  # plans ask with every run
 
     def basis(self, run):
         """What the price of a run rests on.
@@ -131,11 +132,6 @@ class Calibration:
             if observation.source == "run":
                 groups[identity.speed_of(observation.resolved)].append(observation)
         return dict(groups)
-
-    @cached_property
-    def _found(self):
-        """What was worked out before: plans ask for it with every run."""
-        return {}
 
     def measured(self, site):
         """`site` with what it assumes of start-up, saving and, on CPUs, constant memory replaced by what probes showed."""

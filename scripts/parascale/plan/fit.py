@@ -98,13 +98,13 @@ def most_probable(residuals_of, belief, lowest):
     return factors, curvature, _misfit(residuals, np.trace(np.linalg.solve(curvature, shown)))
 
 
-def _misfit(residuals, fitted_prices):
+def _misfit(residuals, degrees_of_freedom):
     """The deviation of residuals, in their own: PRIOR_MISFIT as if one residual had shown it, then what the fit left.
 
-    fitted_prices: how many residuals the fitted prices used up (degrees of freedom). One that was disturbed widens it little (Huber).
+    degrees_of_freedom: residuals that the fitted prices used up. One that was disturbed widens it little (Huber).
     """
     weighted = np.minimum(residuals**2, HUBER * np.abs(residuals)).sum()
-    return math.sqrt((PRIOR_MISFIT**2 + weighted) / (1 + max(0.0, len(residuals) - fitted_prices)))
+    return math.sqrt((PRIOR_MISFIT**2 + weighted) / (1 + max(0.0, len(residuals) - degrees_of_freedom)))
 
 
 def _by_price(factors):

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from parascale.families.sizes import MicroBatch, model_sizes, share
 from parascale.settings.stages import held_stages, stage_blocks
 
-PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 OPTIMIZER_COPIES = {"adamw": 2, "sgd": 1}
 FITS_BELOW = 0.8  # part of the memory; above it fragmentation and longer sequences may end a run
 REDUCE_BYTES = 4  # gradients are summed in fp32, whatever they were computed in
@@ -50,7 +49,6 @@ def evaluation_memory(run, vocabulary, device):
 
 
 def _ranks(run, vocabulary, device, chunked=True):
-    """The RankMemory of each pipeline rank; none where the model's kind is unknown."""
     sizes = model_sizes(run.workload.model, vocabulary, *run.workload.sizes)
     if sizes is None:
         return []
@@ -60,9 +58,10 @@ def _ranks(run, vocabulary, device, chunked=True):
 
 def capacity_bytes(run, site):
     """Memory that one process may use; None where the site does not say."""
-    if site.device == "cuda":
-        return None if site.gpu_memory_gb is None else int(site.gpu_memory_gb * 1e9)
-    return None if site.host_memory_gb is None else int(site.host_memory_gb * 1e9 / site.processes_together(run.layout))
+    on_gpu = site.device == "cuda"
+    gigabytes = site.gpu_memory_gb if on_gpu else site.host_memory_gb
+    sharing = 1 if on_gpu else site.processes_together(run.layout)
+    return None if gigabytes is None else int(gigabytes * 1e9 / sharing)
 
 
 def verdict(used, capacity):
@@ -74,13 +73,10 @@ def verdict(used, capacity):
 
 def memory_parts(run, site, vocabulary, chunked=True):
     """{part: bytes}, libraries and communicators included. chunked: see `Sizes.chunked`."""
-    parts = peak_memory(run, vocabulary, site.device, chunked)
-    layout, assumed = run.layout, site.assumed
-    groups = len(layout.dimensions)
-    on_device = site.device == "cuda"
-    parts["communicators"] = int(groups * assumed.communicator_gigabytes * 1e9) if on_device else 0
-    parts["libraries"] = int(assumed.library_gigabytes * 1e9)
-    return parts
+    parts, groups = peak_memory(run, vocabulary, site.device, chunked), len(run.layout.dimensions)
+    each = site.assumed.communicator_gigabytes if site.device == "cuda" else 0
+    beside = {"communicators": int(groups * each * 1e9), "libraries": int(site.assumed.library_gigabytes * 1e9)}
+    return parts | beside
 
 
 def total(parts):
@@ -90,11 +86,10 @@ def total(parts):
 
 def rank_stages(layout, layers):
     """For each pipeline rank the list of its Stages."""
-    last = layout.stages - 1
 
     def stage(index):
         blocks = len(stage_blocks(layers, layout.stages, index))
-        return Stage(blocks, index == 0, index == last, in_flight(layout, index))
+        return Stage(blocks, index == 0, index == layout.stages - 1, in_flight(layout, index))
 
     return [[stage(index) for index in held_stages(layout, rank)] for rank in range(layout.pp)]
 
@@ -125,7 +120,7 @@ class RankMemory:
         self.frees = self.fsdp and self.layout.reshard_after_forward and not self.pipeline
         self._count_elements()
         self.kept_block = self.kept = sizes.block_bytes(self.batch)
-        # In half precision; they stay until all micro-batches are through, or the evaluation ends.
+        # In half precision, until all micro-batches are through or the evaluation ends.
         self.copies = self.elements * self.batch.compute if self.batch.copies else 0
         self.boundary, self.working = sizes.boundary_bytes(self.batch), sizes.working_bytes(self.batch)
         if self.layout.activation_checkpointing:
@@ -178,10 +173,8 @@ class RankMemory:
             held = (self.root + 2 * min(self.unit_elements, round(self.block_elements))) * batch.compute
         # As the output layer gives them, in fp32 for the loss, and their logarithms.
         held_logits = loss.evaluating if loss else (2 + narrow + self._split_copies()) * logits
-        moments += [
-            self._parts(self.sizes.forward_bytes(batch), buffers=held),
-            self._parts(0, logits=held_logits, buffers=self._gathered_between()),
-        ]
+        moments.append(self._parts(self.sizes.forward_bytes(batch), buffers=held))
+        moments.append(self._parts(0, logits=held_logits, buffers=self._gathered_between()))
         return max(moments, key=total) | {"gradients": self._buckets()}
 
     def _loss(self):
@@ -192,9 +185,8 @@ class RankMemory:
 
     def _output(self):
         # A new gradient meets the sum of the earlier ones.
-        gradient = self._gradients_stay() + self._head_gradient()
-        if self.batch.copies:
-            gradient += self.head * self.batch.compute
+        copy = self.head * self.batch.compute if self.batch.copies else 0
+        gradient = self._gradients_stay() + self._head_gradient() + copy
         buffers = self._gathered_between()
         if self.loss:
             made = self.loss.scaled if self.loss.scaled != self._head_gradient() else 0
@@ -209,20 +201,19 @@ class RankMemory:
             # Of a model of two halves one half's at a time.
             again = (self.kept_block - self.kept) * min(1.0, self.sizes.unit)
             recomputed = round(again) + self.boundary
-        gathered, block = self._gathered(), self.unit_elements * self.batch.compute
-        if self.frees:
-            # The block itself, and the next one while it is gathered: as it arrives and as it is laid out.
-            gathered = self.root * self.batch.compute + 3 * block
+        block = self.unit_elements * self.batch.compute
+        # The block itself, and the next one while it is gathered: as it arrives and as it is laid out.
+        gathered = self.root * self.batch.compute + 3 * block if self.frees else self._gathered()
         return self._parts(
             self._activations() + recomputed + self.working, gradients=self._head_gradient(), buffers=gathered
         )
 
     def _reduce(self):
-        if self.pipeline:
-            return self._reduce_pipeline()
-        gathered, block = self._gathered(), self.unit_elements * self.batch.compute
-        if self.frees:
-            gathered = self.root * self.batch.compute + 2 * block
+        if self.pipeline:  # after the last micro-batch the summed gradients are reduced unit by unit
+            gradients = self.elements * REDUCE_BYTES + self.sharded * self.batch.parameter
+            return self._parts(0, gradients=gradients, buffers=self._gathered() + 2 * self.root * REDUCE_BYTES)
+        block = self.unit_elements * self.batch.compute
+        gathered = self.root * self.batch.compute + 2 * block if self.frees else self._gathered()
         gathered += block + self.unit_elements * REDUCE_BYTES
         return self._parts(self._activations() - self.kept, gradients=self._head_gradient(), buffers=gathered)
 
@@ -238,17 +229,11 @@ class RankMemory:
         return self._parts(kept, gradients=gradients, buffers=buffers)
 
     def _end_of_micro_batch(self):
-        """All gradients are there, the embedding's is added to the sum, and other micro-batches wait."""
         waiting = 0 if self._gradients_stay() else 1
         stages = [replace(stage, in_flight=max(0, stage.in_flight - 1 - waiting)) for stage in self.stages]
         embedding = self.embedding * self.batch.parameter if self.layout.micro_batches > 1 else 0
         gradients = self.elements * (REDUCE_BYTES if self.fsdp else self.batch.parameter)
         return self._parts(self._activations(stages), gradients=gradients + embedding, buffers=self._gathered())
-
-    def _reduce_pipeline(self):
-        """After the last micro-batch, FSDP reduces the summed gradients unit by unit."""
-        gradients = self.elements * REDUCE_BYTES + self.sharded * self.batch.parameter
-        return self._parts(0, gradients=gradients, buffers=self._gathered() + 2 * self.root * REDUCE_BYTES)
 
     def _parts(self, kept, logits=0, gradients=0, buffers=0):
         states = self.sharded * self.batch.parameter
@@ -274,17 +259,14 @@ class RankMemory:
 
         Without a pipeline nobody keeps the output itself.
         """
-        if not self.pipeline:
-            return 3 + self._split_copies()
-        return 4 + 2 * self._waiting() + self._split_copies()
+        return self._split_copies() + (4 + 2 * self._waiting() if self.pipeline else 3)
 
     def _waiting(self):
         """Other micro-batches of a pipeline that wait behind the loss for their backward pass."""
         return max(stage.in_flight for stage in self.stages if stage.last or not self.last) - 1
 
     def _split_copies(self):
-        layout = self.layout
-        return 0 if layout.tp == 1 else 1 if layout.loss_parallel else 1 / layout.tp
+        return 0 if self.layout.tp == 1 else 1 if self.layout.loss_parallel else 1 / self.layout.tp
 
     def _head_gradient(self):
         return self.head * (self.batch.compute if self.fsdp else self.batch.parameter)
@@ -294,11 +276,10 @@ class RankMemory:
 
         DDP's buckets are never freed; later parts of a step meet the gradients of earlier ones.
         """
-        layout = self.layout
         if self.pipeline:
-            if layout.micro_batches <= max(stage.in_flight for stage in self.stages):
+            if self.layout.micro_batches <= max(stage.in_flight for stage in self.stages):
                 return 0
-            return self.elements * REDUCE_BYTES if self.fsdp else self.elements * self.batch.parameter
+            return self.elements * (REDUCE_BYTES if self.fsdp else self.batch.parameter)
         return self.sharded * self.batch.parameter if self.run.workload.training.accumulate > 1 else self._buckets()
 
     def _buckets(self):
@@ -314,7 +295,5 @@ class RankMemory:
 
     def _received(self):
         """A pipeline's tensors to receive into, one for each micro-batch and direction."""
-        if not self.pipeline:
-            return 0
         directions = sum((not stage.first) + (not stage.last) for stage in self.stages)
         return directions * self.layout.micro_batches * self.boundary

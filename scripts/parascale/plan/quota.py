@@ -51,7 +51,7 @@ def _left(asked, account):
             words, capture_output=True, text=True, errors="replace", timeout=GLANCE_SECONDS, check=True
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise RequirementError(f"`{command}` {_reason(error)}; see `quota.command` of the site file") from None
+        raise RequirementError(f"`{command}` {_reason(error)}") from None
     try:
         told = json.loads(run.stdout)
         for record in told if isinstance(told, list) and told else [told]:
@@ -77,5 +77,5 @@ def _reason(error):
         return "is not installed here"
     if isinstance(error, subprocess.CalledProcessError):
         lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
-        return f"failed: {lines[-1]}"
-    return f"failed: {getattr(error, 'strerror', None) or error}"
+        return f"failed: {lines[-1]}; see `quota.command` of the site file"
+    return f"failed: {getattr(error, 'strerror', None) or error}; see `quota.command` of the site file"

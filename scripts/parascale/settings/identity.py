@@ -12,6 +12,7 @@ arrived at. A setting that was added later and has the value that earlier result
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import operator
 import os
@@ -39,8 +40,8 @@ def settings(run, *decisions):
     """
     return {
         key: os.path.basename(value) if info.path else _plain(value)
-        for key, info, value in _settings(run)
-        if info.decides in decisions and value != info.before and (not info.path or key.endswith(".kind"))
+        for key, info, value in _settings(run, decisions)
+        if value != info.before and (not info.path or key.endswith(".kind"))
     }
 
 
@@ -49,20 +50,33 @@ def of_group(group, *decisions):
 
     Paths are among them: data is made from what lies there.
     """
-    return {
-        name: _plain(value)
-        for name, info, value in _settings(group)
-        if info.decides in (decisions or DECISIONS) and value != info.before
-    }
+    found = _settings(group, decisions or DECISIONS)
+    return {name: _plain(value) for name, info, value in found if value != info.before}
 
 
-def _settings(group, prefix=""):
-    """Yield (dotted key, OptionInfo, value) of every single setting; those of inner groups follow what stands alone."""
-    singles, inner = _split(type(group))
-    for name, info in singles:
-        yield prefix + name, info, getattr(group, name)
-    for name in inner:
-        yield from _settings(getattr(group, name), f"{prefix}{name}.")
+def _settings(group, decisions=DECISIONS):
+    """(dotted key, OptionInfo, value) of every single setting that decides one of `decisions`; those of inner groups follow."""
+    known = _known(decisions, *_kinds(group))
+    return [(key, info, value(group)) for key, info, value in known]
+
+
+def _kinds(group):
+    """The classes of a group and of all in it, in the order of their settings: of a kind of run they are always the same."""
+    inner = (_kinds(getattr(group, name)) for name in _split(type(group))[1])
+    return type(group), *itertools.chain.from_iterable(inner)
+
+
+@functools.cache
+def _known(decisions, *kinds):
+    """(dotted key, OptionInfo, function from the outermost group to its value) of the settings of nested groups."""
+    left = iter(kinds)
+
+    def walk(prefix):
+        singles, inner = _split(next(left))
+        found = [(prefix + name, info, operator.attrgetter(prefix + name)) for name, info in singles]
+        return found + [each for name in inner for each in walk(f"{prefix}{name}.")]
+
+    return [each for each in walk("") if each[1].decides in decisions]
 
 
 @functools.cache

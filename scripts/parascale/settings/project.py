@@ -3,9 +3,11 @@
 Reading only, and no torch: a login node or a laptop loads it in a fraction of a second.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
+import operator
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,8 +156,14 @@ def placed(values, files):
     for path in files:
         more, places = read_placed(path)
         read, marks = merged(read, more), marks | places.marks
-    same = {keys: mark for keys, mark in marks.items() if read.get(keys[0]) == values.get(keys[0])}
+    same = {keys: mark for keys, mark in marks.items() if _at(read, keys) == _at(values, keys)}
     return Places(files[-1] if files else "the configuration", same)
+
+
+def _at(values, keys):
+    """What stands at a path of keys; None where nothing does."""
+    with contextlib.suppress(KeyError, IndexError, TypeError):
+        return functools.reduce(operator.getitem, keys, values)
 
 
 def load_site(config, name):

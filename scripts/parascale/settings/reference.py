@@ -71,7 +71,8 @@ def _workload_schema():
         properties["model"] = {"type": "object", "properties": {"kind": named}, **model}
         properties["extends"] = {"type": "string", "description": "the workload that this one changes"}
     usual, anything = _reference(TASKS[LANGUAGE_MODEL]), {"anyOf": list(map(_reference, TASKS.values()))}
-    return {**_one_of("task", TASKS, {"required": ["extends"]}, anything, usual), "$defs": shared}
+    named = {"task": {"enum": list(TASKS), "description": declared(Workload)["task"].field.description}}
+    return {**_one_of("task", TASKS, {"required": ["extends"]}, anything, usual), "properties": named, "$defs": shared}
 
 
 def _one_of(key, classes, condition, then, otherwise):
