@@ -203,7 +203,7 @@ def project_options(verb):
         "files",
         type=Location(),
         multiple=True,
-        help="Configuration file; later ones override earlier ones.",
+        help="Configuration file, on top of config/config.yaml; later ones override earlier ones.",
     )
     @click.option(
         "--set",

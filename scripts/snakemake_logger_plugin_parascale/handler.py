@@ -8,7 +8,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.data.named_files import missing_data
 from parascale.errors import ParascaleError
-from parascale.files import write_json, write_text
+from parascale.files import read_json, write_json, write_text
 from parascale.plan import budget, ledger, limits, tables
 from snakemake_logger_plugin_budget import JobEvents
 from snakemake_logger_plugin_parascale.collect import capacity, members, pending_jobs, submits
@@ -53,7 +53,7 @@ class LogHandler(JobEvents):
     def ended(self, number, well):
         """A job has ended."""
         if well and self.view is not None:
-            self.view.finished(number)
+            self.view.finished(number, self._verdict(number))
         if (self.ledger.finished if well else self.ledger.failed)(number, time.time()):
             self.show()
 
@@ -68,10 +68,13 @@ class LogHandler(JobEvents):
         """Print, also when Snakemake's own handlers are gone."""
         logger.info(text) if self.view is None else self.view.say(text)
 
+    def _job(self, number):
+        """The plan's job; None of the target, which has no command."""
+        return next((job for job in self.ledger.plan.jobs if job.id == number), None)
+
     def _called(self, number):
         """(what a job is called, the folder of the training under way that it is, or None)."""
-        job = next((job for job in self.ledger.plan.jobs if job.id == number), None)
-        if job is None:  # the target, which has no command
+        if (job := self._job(number)) is None:
             return "all", None
         name, project = job.wildcards.get("run"), self.planner.project
         folder = project.paths.places(job.kind)[1](name) if job.kind else None
@@ -83,6 +86,27 @@ class LogHandler(JobEvents):
         words += [name] if name != run.strategy else []
         words += [f"{run.strategy} {run.layout.world_size}", run.workload.name]
         return " · ".join([*words, *(str(value) for key, value in job.wildcards.items() if key != "run")]), folder
+
+    def _verdict(self, number):
+        """The parity of a job's run in a word: of the job that found it, and of the training where nothing may change it any more."""
+        job = self._job(number)
+        run = self.planner.project.runs.get(job.wildcards.get("run")) if job and job.kind != "parity" else None
+        path = self.planner.project.paths.parity(run.run) / "verdict.json" if run else None
+        if path is None or not path.is_file():
+            return ""
+        parities = self._parities()
+        if job.kind is None:
+            known = job in parities
+        else:
+            left = {*self.ledger.waiting, *self.ledger.running}
+            known = not {run.run, run.baseline} & {each.wildcards.get("run") for each in parities if each.id in left}
+        return read_json(path)["verdict"] if known else ""
+
+    def _parities(self):
+        """The plan's parity runs, and the jobs that compare them: those that need one and train nothing."""
+        jobs = self.ledger.plan.jobs
+        parity = {job.id for job in jobs if job.kind == "parity"}
+        return [job for job in jobs if job.id in parity or (job.kind is None and not parity.isdisjoint(job.after))]
 
     def finish(self):
         """After a dry run the plan; else what was used, the verdict and where the page is, if this workflow made it."""

@@ -69,9 +69,8 @@ class View:
             columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
             self.bar = bar = Progress(*columns, console=self.console)
             self.task = self.bar.add_task("jobs", total=total, left="")
-            self.screen = Live(
-                get_renderable=lambda: Group(self.now(), bar), console=self.console, refresh_per_second=2
-            )
+            shown = {"get_renderable": lambda: Group(self.now(), bar), "console": self.console, "refresh_per_second": 2}
+            self.screen = Live(**shown)
             self.screen.start()
 
     def now(self):
@@ -93,11 +92,11 @@ class View:
         else:
             self.say(text)
 
-    def finished(self, number):
-        """A job ended well."""
+    def finished(self, number, verdict=""):
+        """A job ended well. verdict: the parity of its run in a word, where it is known."""
         name, began, _ = self.running.pop(number, (None, None, None))
         if name is not None:
-            self.say(f"{name} · {time.time() - began:,.0f} s")
+            self.say(" · ".join(filter(None, (name, f"{time.time() - began:,.0f} s", verdict))))
         if self.bar:
             self.bar.advance(self.task)
 
@@ -128,6 +127,11 @@ def user_message(text, workflow):
             return f"error: --config {found[1]}: not of the form KEY=VALUE"
         found = SYSTEM.search(text)
         return f"error: {found[2]}: {found[1][0].lower()}{found[1][1:]}" if found else text
+    if "No Snakefile found" in text:
+        return (
+            f"error: {Path.cwd()}: no project here; go into the folder of its Snakefile, or name both: "
+            "--snakefile CHECKOUT/Snakefile --directory FOLDER"
+        )
     if found := re.search(r"No rule to produce (\S+)", text):
         rules = [rule.name for rule in workflow.rules if not rule.has_wildcards()] if workflow else []
         return f"error: no target or file is called `{found[1]}`{nearest(found[1], rules)}"

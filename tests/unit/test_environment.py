@@ -194,6 +194,18 @@ def test_the_package_of_the_chosen_decoder_is_looked_for(monkeypatch):
     assert (ROOT / said.split()[-1]).is_file()
 
 
+@pytest.mark.parametrize(("version", "refused"), [("2.12.1+cu126", True), ("2.13.0+cpu", False)])
+def test_a_torch_that_cannot_go_backward_in_two_passes_is_told_before_the_first_job(version, refused, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run = next(iter(load_project_file("config/config.yaml").runs.values()))
+    simple, split = (
+        dataclasses.replace(run, layout=Layout(gpus_per_node=2, pp=2, micro_batches=4, schedule=schedule))
+        for schedule in ("Interleaved1F1B", "ZBVZeroBubble")
+    )
+    monkeypatch.setattr(environment, "of_torch", {"__version__": version}.get)
+    assert problems({}, CPU, [simple]) == [] and len(problems({}, CPU, [simple, split])) == refused
+
+
 @pytest.mark.parametrize(
     ("root", "scratch", "refused"),
     [

@@ -33,7 +33,9 @@ def test_archives_that_hold_the_same_name_do_not_overwrite_each_other(tmp_path):
 
 
 def loop(root):
-    (root / "train/cat/again").symlink_to(root / "train")
+    (root / "elsewhere").mkdir()
+    (root / "elsewhere/back").symlink_to(root / "train")
+    (root / "train/cat/again").symlink_to(root / "elsewhere")
 
 
 def only_test(root):

@@ -8,8 +8,14 @@ import pytest
 from snakemake import logging as snakemake
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from parascale.files import write_json
+from parascale.plan import budget
+from parascale.plan.planner import Planner
+from parascale.plan.price import PlannedJob
 from snakemake_logger_plugin_parascale.handler import LogHandler
+from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View, user_message
+from tests.unit.test_plan_budget import jobs, project
 from tests.unit.test_watch import under_way
 
 RULES = [types.SimpleNamespace(name=name, has_wildcards=lambda: False) for name in ("fsdp", "ddp")]
@@ -71,11 +77,11 @@ def test_outside_of_a_terminal_a_finished_job_is_one_line_and_the_rest_of_it_non
         shown.take(record(event))
     shown.take(record(None, "Select jobs to execute..."))
     shown.take(record(LogEvent.JOB_FINISHED, job_id=3))
-    shown.finished(3)
+    shown.finished(3, "same")
     shown.finished(4)
     shown.take(record(None, "Nothing to be done"))
     shown.end()
-    said = "ddp 2 · lm-small · 0 s\nprepare prose · 0 s\nNothing to be done\n"
+    said = "ddp 2 · lm-small · 0 s · same\nprepare prose · 0 s\nNothing to be done\n"
     assert capsys.readouterr().out == said
 
 
@@ -112,3 +118,33 @@ def test_what_runs_now_has_its_step_and_its_loss(tmp_path):
     assert str(shown.now()).splitlines() == expected
     shown.started(dict.fromkeys(range(4, 8), ("more", None)))
     assert str(shown.now()).splitlines()[-2:] == ["more", "and 3 more"]
+
+
+def handler_of(tmp_path):
+    """A LogHandler that follows a download, a preparation, two trainings, and the parity run of one with the job that compares it."""
+    planner = Planner(project(tmp_path))
+    parity = PlannedJob(8, "parity_run", {"run": "ddp-8"}, kind="parity")
+    verdict = PlannedJob(9, "parity_verdict", {"run": "ddp-8"}, nodes=0, after=(8,))
+    made = object.__new__(LogHandler)
+    made.planner, made.view, made.shown, made.failed = planner, view(), None, False
+    made.workflow = types.SimpleNamespace(dag=None)
+    made.ledger = Ledger(budget.make_plan([*jobs(), parity, verdict], planner), planner)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ((8, 9, 4), ["parity_run · T · 0 s", "parity_verdict · T · 0 s · same", "T · 0 s · same"]),
+        ((4, 8, 9), ["T · 0 s", "parity_run · T · 0 s", "parity_verdict · T · 0 s · same"]),
+    ],
+)
+def test_a_training_is_called_by_its_layout_and_ends_with_its_parity(order, said, tmp_path, capsys):
+    """Where it is known: a verdict that lies there from before is not told while it is still to be made anew."""
+    handler = handler_of(tmp_path)
+    write_json(handler.planner.project.paths.parity("ddp-8") / "verdict.json", {"verdict": "same"})
+    for number in (1, *order):
+        handler.emit(record(LogEvent.JOB_STARTED, jobs=[number]))
+        handler.emit(record(LogEvent.JOB_FINISHED, job_id=number))
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("parascale:")]
+    assert [line.replace("ddp-8 · multi_node 8 · w", "T") for line in lines] == ["download d · 0 s", *said]

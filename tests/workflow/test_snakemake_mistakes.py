@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from .programs import call
-from .small_project import link_project
+from .small_project import REPOSITORY, link_project
 
 LOCAL = "--profile profiles/local"
 # What Snakemake says of any start.
@@ -56,6 +56,10 @@ MISTAKES = [
     (
         f"{LOCAL} data --config root=/proc/x",
         "error: /proc/x: no folder can be made here; make room or choose another place, such as with --config root=DIR",
+    ),
+    (
+        f"--profile {REPOSITORY}/profiles/local",
+        "error: HERE: no project here; go into the folder of its Snakefile, or name both: --snakefile CHECKOUT/Snakefile …",
     ),
 ]
 

@@ -101,7 +101,7 @@ def _sharded(folder):
             raise CheckpointError(f"{folder}: the index names no plain place for {name} at {list(chunk.offsets)}")
         path = folder / place.relative_path
         # Each chunk is a pickle, and there may be 100,000s: it is looked into when it is read.
-        position = functools.partial(_position_of_chunk, path, place, chunk.sizes, dtype)
+        position = functools.cache(functools.partial(_position_of_chunk, path, place, chunk.sizes, dtype))
         return Piece(path, position, tuple(chunk.offsets), tuple(chunk.sizes))
 
     return {

@@ -150,6 +150,8 @@ def convert(project, workload, form, shard, gather, threads):
     settings, dataset = project.config.formats, workload.data.dataset
     if not workload.of_images and (gather or shard is not None):
         raise click.UsageError("--shard and --gather are for images: tokens are converted at once")
+    if shard is not None and shard >= settings.shards:
+        raise click.UsageError(f"--shard {shard}: shards count from 0, and `formats.shards` = {settings.shards}")
     if threads:
         settings = dataclasses.replace(settings, threads=threads)
     source, output = source_of(project, workload), project.paths.data(dataset, form)

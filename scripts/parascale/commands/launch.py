@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from parascale import slurm, submissions
 from parascale.cli import COUNT, Location, Number, configuration_words, project_options, run_option
 from parascale.commands.train import KINDS
 from parascale.errors import ConfigError
+from parascale.files import locked, make_folder
 from parascale.launch import die_with_parent
 from parascale.launch.binding import cores_of_ranks
 from parascale.launch.channel import read_secret
@@ -123,6 +125,7 @@ def planned_launch(find, name, kind, site, words, first):
         refuse_other_settings(project.paths.store, run, kind, site)
     elif kind in KINDS and first:
         # A job that an earlier start of the workflow left may be at it. In a job of Slurm's, waiting would be charged.
+        _only_launcher(logs)
         Lease(project.paths.places(kind)[1](name)).wait()
     planned = Launch(
         command=("-m", "parascale", *verb, "--run", name, *words),
@@ -138,6 +141,18 @@ def planned_launch(find, name, kind, site, words, first):
     )
     job = None if kind == "communication" else job_of(dataclasses.replace(project, site=site), run, kind)
     return planned, run.layout.gpus_per_node, job
+
+
+def _only_launcher(logs):
+    """Wait until no other launcher is at a run, even if its processes have not begun to write, and lock others out until this process
+    ends. logs: folder of the run's logs. On a file system without locks the lease alone keeps two apart.
+    """
+    make_folder(logs)
+    lock, hold = logs / "launch.lock", click.get_current_context().with_resource
+    lock.touch()
+    if hold(locked(lock)) is False:
+        print(f"waits: another launcher works on this run ({lock})", flush=True)
+        hold(locked(lock, math.inf))
 
 
 def refuse_other_settings(store, run, kind, site):

@@ -156,11 +156,12 @@ def _scan_class(root, path):
 
     An image that is a link to nothing has length 0: it is a bad sample, and listed as one when it is converted.
     """
-    names, others = [], 0
+    names, others, real = [], 0, {}
     for folder, _, files in os.walk(os.path.join(root, path), onerror=_unreadable, followlinks=True):
-        above = os.path.realpath(os.path.dirname(folder))
-        if os.path.join(above, b"").startswith(os.path.join(os.path.realpath(folder), b"")):
+        above = real.get(os.path.dirname(folder), frozenset())
+        if (here := os.path.realpath(folder)) in above:
             raise DataError(f"{_shown(folder)}: this link leads back to a folder above it; remove it")
+        real[folder] = above | {here}
         images = [
             os.path.relpath(folder, root) + b"/" + name for name in files if name.lower().endswith(IMAGE_SUFFIXES)
         ]

@@ -184,6 +184,8 @@ def _missing(runs):
             yield f"there is no module {module} (needed for {need})"
         elif not re.search(rf"\b{name.rpartition('.')[2]}\b", source.read_text(encoding="utf-8")):
             yield f"{module} has no {name} (needed for {need})"
+    if any(layout.splits_backward for layout in layouts) and re.match(r"2\.1[12]\.", of_torch("__version__") or ""):
+        yield "zero-bubble and V schedules need torch 2.13 or newer; or choose another `schedule`, such as Interleaved1F1B"
     decoders = {getattr(run.workload.training, "decoder", None) for run in runs}
     if "dali" in decoders - set(usable_decoders()):
         yield "NVIDIA DALI is not installed (needed for `training.decoder: dali`): pip install -r envs/requirements-dali.txt"

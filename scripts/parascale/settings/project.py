@@ -156,7 +156,7 @@ def placed(values, files):
     for path in files:
         more, places = read_placed(path)
         read, marks = merged(read, more), marks | places.marks
-    same = {keys: mark for keys, mark in marks.items() if _at(read, keys) == _at(values, keys)}
+    same = {keys: mark for keys, mark in marks.items() if repr(_at(read, keys)) == repr(_at(values, keys))}  # nan, too
     return Places(files[-1] if files else "the configuration", same)
 
 
