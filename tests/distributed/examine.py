@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -214,6 +215,20 @@ def evaluate_checkpoint(settings, folder):
         return means["loss"], targets
 
     return look_at_session(settings, evaluate)
+
+
+def first_loss(settings):
+    """(training loss of the first step, the same by torch's own cross-entropy with the workload's smoothing)."""
+
+    def compare(session):
+        session.begin_step(1)
+        batches = session.batches(1)
+        (model,), ((*inputs, labels),) = session.stepper.model.parts, batches
+        smoothing = session.run.workload.training.label_smoothing
+        expected = cross_entropy(model(*inputs), labels, label_smoothing=smoothing).item()
+        return session.stepper.step(batches).read()[1], expected
+
+    return look_at_session(settings, compare)
 
 
 class Planted(Exception):

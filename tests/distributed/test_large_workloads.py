@@ -13,7 +13,7 @@ from parascale.settings import Run, Source, load_workload
 from parascale.settings.data import Expected
 
 from .cases import but_slow
-from .examine import train_and_watch_rates, train_settings
+from .examine import first_loss, train_and_watch_rates, train_settings
 from .harness import run_on_ranks
 from .jobs import job_from_settings
 from .tasks import CLASSIFICATION, make_images
@@ -95,3 +95,12 @@ def test_a_protocol_of_imagewoof_made_small_trains(name, engine, peaks, make_set
     assert rates[0][1] == pytest.approx(0.95) and rates[-1][1] == pytest.approx(0.95, rel=0.01)
     first, last = (sum(step["loss"] for step in part) for part in (steps[:9], steps[-9:]))
     assert last < first
+
+
+@pytest.mark.parametrize("name", ["imagewoof-course", "imagewoof"])
+def test_labels_are_smoothed_as_the_workload_says(name, make_settings, tmp_path):
+    """Each sample's loss is torch's own with that smoothing: the leaderboard's labels are smoothed, the course's are not."""
+    job = small_imagewoof(name, "native", make_settings, tmp_path)
+    ((ours, expected),) = run_on_ranks(first_loss, 1, tmp_path / "ranks", asdict(job))
+    assert ours == pytest.approx(expected, rel=1e-5)
+    assert job.run.workload.training.label_smoothing == (0.1 if name == "imagewoof" else 0)
