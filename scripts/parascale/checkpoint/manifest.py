@@ -61,6 +61,8 @@ def read_manifest(folder):
         manifest = read_json(path)
         if manifest.pop("xxh3") != _seal(manifest):
             raise CheckpointError(f"{path} is damaged: its own checksum differs")
+        if manifest["schema_version"] != SCHEMA_VERSION:
+            raise CheckpointError(f"{path} is of another version of parascale")
         step, named = manifest["facts"].get("step"), step_of(path.parent)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
