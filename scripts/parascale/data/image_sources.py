@@ -162,10 +162,9 @@ def _scan_class(root, path):
         if (here := os.path.realpath(folder)) in above:
             raise DataError(f"{_shown(folder)}: this link leads back to a folder above it; remove it")
         real[folder] = above | {here}
-        images = [
-            os.path.relpath(folder, root) + b"/" + name for name in files if name.lower().endswith(IMAGE_SUFFIXES)
-        ]
-        names += images
+        images = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]
+        below = os.path.relpath(folder, root)
+        names += [below + b"/" + name for name in images]
         others += len(files) - len(images)
     names.sort()
     return names, [_size(os.path.join(root, name)) or 0 for name in names], others
