@@ -174,7 +174,7 @@ def test_a_cold_pass_reads_no_sample_twice(most, decoder, read, folders, monkeyp
 def test_warm_passes_read_what_the_first_one_did_and_cold_ones_another_order(cache, access, folders, monkeypatch):
     monkeypatch.setattr(measure, "drop_from_cache", lambda paths: True)
     monkeypatch.setattr(
-        measure, "_one_pass", lambda case, reading: {"first": 0.0, "read": list(itertools.islice(reading, 90))}
+        measure, "_one_pass", lambda case, reading, *_: {"first": 0.0, "read": list(itertools.islice(reading, 90))}
     )
     case = case_of(folders["hdf5"], Loaders(repeats=3, workers=[]), cache=cache, access=access, decoder=None)
     _, passes, _ = (measure._warm_passes if cache == "warm" else measure._cold_passes)(case)

@@ -1,6 +1,7 @@
 """The benchmark of a dataset's formats: its cases, the rows that they give, and what the machine can do at best."""
 
 import dataclasses
+import itertools
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -89,7 +90,8 @@ def best_ceilings(folders):
 
     def read():
         with open(largest, "rb", buffering=0) as file:
-            return sum(file.readinto(buffer) for _ in range(COPY_BYTES // BLOCK_BYTES))
+            blocks = iter(lambda: file.readinto(buffer), 0)
+            return sum(itertools.islice(blocks, COPY_BYTES // BLOCK_BYTES))
 
     def copy():
         target[:] = source

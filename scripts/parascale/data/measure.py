@@ -93,8 +93,9 @@ def _warm_passes(case):
     threads decode they continue it, so that they begin as they end.
     """
     start = time.perf_counter()
-    with opened(case) as reads, contextlib.closing(reads()) as same:
+    with opened(case) as reads:
         decoding = time.perf_counter() - start if case.io == "memory" else 0.0
+        same = reads()
         first, *passes = (_one_pass(case, same if case.decoder else reads()) for _ in range(case.repeats + 1))
         return decoding + first["first"], passes, None if case.decoder else _opens(reads())
 
@@ -111,14 +112,17 @@ def _cold_passes(case):
             return None
         before = _counters()
         with opened(case, repeat) as reads:
-            passes.append({**_one_pass(case, reads()), **_counted_since(before)})
+            passes.append(_one_pass(case, reads(), before))
     return statistics.median(each["first"] for each in passes), passes, None
 
 
-def _one_pass(case, reading):
-    """Read for a while: samples, bytes asked for, seconds, CPU seconds, seconds to the first batch, the kernel's counts."""
+def _one_pass(case, reading, before=None):
+    """Read for a while: samples, bytes asked for, seconds, CPU seconds, seconds to the first batch, the kernel's counts.
+
+    before: the counts from which on they count; default: as they are now.
+    """
     least = WORKER_BATCHES * max(1, case.workers) * BATCH if case.decoder else 0
-    before, cpu, start, first = _counters(), time.process_time(), time.perf_counter(), None
+    before, cpu, start, first = before or _counters(), time.process_time(), time.perf_counter(), None
     samples = size = 0
     for count, length in reading:
         samples, size = samples + count, size + length
@@ -129,9 +133,8 @@ def _one_pass(case, reading):
         if samples >= least and samples % CLOCK_EVERY < count and time.perf_counter() - start > case.seconds:
             break
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    return {
-        "samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **_counted_since(before)
-    }  # fmt: skip
+    counts = {key: value - before[key] for key, value in _counters().items()}
+    return {"samples": samples, "bytes": size, "seconds": seconds, "cpu": cpu, "first": first or seconds, **counts}
 
 
 def _opens(reading):
@@ -145,7 +148,8 @@ def _opens(reading):
 
 @contextlib.contextmanager
 def opened(case, repeat=0):
-    """A function that yields (samples, bytes) of each read, from the first: once for a cold case, again and again for a warm one.
+    """A function that yields (samples, bytes) of each read, from the first: once for a cold case, again and again for a warm one. What
+    it began, threads too, ends before the files are closed.
 
     repeat: a number that gives another order to what is read at random.
     """
@@ -161,7 +165,7 @@ def opened(case, repeat=0):
         order = np.arange(len(source))
         if case.access == "random":
             order = np.random.default_rng(SEED + repeat).permutation(order)
-        yield lambda: work(case, source, order, rounds)
+        yield lambda: stack.enter_context(contextlib.closing(work(case, source, order, rounds)))
 
 
 def _batches(order):
@@ -221,10 +225,6 @@ def _counters():
     with open("/proc/self/io", encoding="ascii") as file:
         values = dict(line.split(": ") for line in file.read().splitlines())
     return {key: int(values[key]) for key in ("rchar", "syscr", "read_bytes")}
-
-
-def _counted_since(before):
-    return {key: value - before[key] for key, value in _counters().items()}
 
 
 def _memory(key):
