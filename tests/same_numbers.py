@@ -18,14 +18,14 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from parascale import families, numerics
+from parascale import families, numerics, provenance
 from parascale.settings.workload import TASKS
 
 from . import tiny_trainings
 from .tiny_trainings import CASES, PREPARATION, numbers_of, write_project
 
 ROOT = Path(__file__).parents[1]
-TABLE = ROOT / "scripts/parascale/numerics.json"
+TABLE = provenance.PACKAGE / numerics.TABLE
 
 
 def compare(against, place):

@@ -24,17 +24,21 @@ from parascale.settings.yaml_files import merged
 CONFIGURATION = Path("config/config.yaml")  # which is also where a project's folder is known by
 # A user can mend these; any other error of the system is one of ours, and its traceback is shown.
 OF_THE_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, *FULL}
-# Module of `parascale.commands` → its verbs. It is loaded when one of them is called, or asked for help.
-MODULES = {
-    **{
-        name: [name]
-        for name in ("advise", "checkpoint", "communication", "data", "launch", "plan", "site", "store", "train")
-    },
-    "project": ["check", "schema"],
-    "report": ["report", "watch"],
-    "results": ["calibrate", "generate", "parity", "summarise"],
+# Verb → its module in `parascale.commands`, which is loaded when the verb is called, or asked for help.
+VERBS = {
+    **dict.fromkeys(("calibrate", "generate", "parity", "summarise"), "results"),
+    **dict.fromkeys(("check", "schema"), "project"),
+    **dict.fromkeys(("report", "watch"), "report"),
+    "advise": "advise",
+    "checkpoint": "checkpoint",
+    "communication": "communication",
+    "data": "data",
+    "launch": "launch",
+    "plan": "plan",
+    "site": "site",
+    "store": "store",
+    "train": "train",
 }
-VERBS = {verb: module for module, verbs in MODULES.items() for verb in verbs}
 COUNT = click.IntRange(min=1)
 WHICH = click.Choice(["best", "last"])  # checkpoint of a run
 

@@ -31,7 +31,8 @@ def convert(folder, target, settings, forms, form=None):
 
     settings: config Checkpoints. form: which form of the source to read, where it holds several. Returns form → {files,
     bytes, seconds, peak_memory_bytes}. Raises CheckpointError for a source that is not whole or has no such form,
-    TrainingError that names the process which writes the target, RequirementError where the disk has no room; then the target is not there, or is the one from before.
+    TrainingError that names the process which writes the target, RequirementError where the disk has no room; then the target is not
+    there, or is the one from before.
     """
     target = Path(target)
     if Path(folder).resolve() == target.resolve():

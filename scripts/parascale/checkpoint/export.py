@@ -9,7 +9,7 @@ from parascale.settings import run_from_dict
 
 
 def config(source, dtype):
-    """`config.json` of an StoredCheckpoint whose weights are written as `dtype`, as plain values.
+    """`config.json` of a StoredCheckpoint whose weights are written as `dtype`, as plain values.
 
     Raises CheckpointError for settings without an equal there.
     """

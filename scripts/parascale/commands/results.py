@@ -66,8 +66,9 @@ def generate(project, name, prompt, prompts, batch, count, temperature, seed, wh
     data, window = run.workload.data, run.workload.training.window
     tokens = Tokens(project.paths.data(data.dataset, data.format))
     begun = [tokens.encode(text).tolist() for text in texts]
-    if not all(begun):
-        raise ConfigError(f"prompt {begun.index([]) + 1} ({texts[begun.index([])]!r}) has no token to begin with")
+    for number, (text, tokens_T) in enumerate(zip(texts, begun, strict=True), 1):
+        if not tokens_T:
+            raise ConfigError(f"prompt {number} ({text!r}) has no token to begin with")
     forbidden, started = [] if allow_unknown else [UNKNOWN_ID], time.perf_counter()
     for first in range(0, len(begun), batch):
         some = begun[first : first + batch]
