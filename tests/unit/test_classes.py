@@ -24,6 +24,7 @@ from parascale.evaluation.task import open_task
 from parascale.settings import Formats, Workload, make
 from parascale.settings.data import Expected
 from tests.unit.image_sets import jpeg, packed_index
+from tests.unit.test_crops import photo
 
 
 class Reader:
@@ -86,6 +87,26 @@ def test_half_of_the_images_are_flipped_and_a_flip_is_the_mirror():
     assert (seen[~flipped] == plain).all() and (seen[flipped] == plain[:, :, ::-1]).all()
     (evaluated,) = ClassImages(reader, 16).batch([0])[0].numpy()
     assert evaluated[:, :, :8].mean() < evaluated[:, :, 8:].mean()
+
+
+@pytest.mark.parametrize(("width", "height"), [(322, 184), (184, 322), (92, 414), (184, 184)])
+def test_fastais_crops_squish_an_image_to_evaluate_it_and_fall_back_on_the_largest_within_the_ratios(width, height):
+    """Expected as in `RandomResizedCrop` of fastai 2.8: 160 pixels and 24 more, of which the middle is seen. Its edges are at whole pixels here."""
+    reader, buffer = Reader(1, [0]), io.BytesIO()
+    Image.open(io.BytesIO(photo(1, width, height))).save(buffer, "PNG")
+    reader.images, reader.classes = [buffer.getvalue()], ("a",)
+    (evaluated,) = ClassImages(reader, 160, crops="fastai").batch([0])[0].numpy()
+    whole = Image.open(buffer).resize((184, 184), Image.Resampling.BILINEAR)
+    assert np.abs(evaluated.transpose(1, 2, 0) - np.array(whole.crop((12, 12, 172, 172)), float)).mean() < 1.5
+
+    wide, high = width, height
+    if width / height < 3 / 4:
+        high = width / (3 / 4)
+    elif width / height > 4 / 3:
+        wide = height * (4 / 3)
+    left, top, right, bottom = random_crop(width, height, 1.0, np.random.default_rng(0), widest=4 / 3)
+    assert (right - left, bottom - top) == pytest.approx((wide, high))
+    assert (left + right, top + bottom) == pytest.approx((width, height))
 
 
 def test_images_are_resized_in_one_thread_and_the_model_has_all_of_them_again(monkeypatch):

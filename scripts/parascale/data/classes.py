@@ -27,19 +27,22 @@ from parascale.errors import DataError
 
 # Of width to height, as logarithms, of a random crop (Szegedy et al. 2014, arXiv:1409.4842, section 6).
 RATIO = math.log(3 / 4), math.log(4 / 3)
-TRIES = 10  # crops that are drawn before the largest one in the middle is taken
+TRIES = 10  # crops that are drawn before one in the middle is taken
 MARGIN = 1.14  # an image is evaluated at its middle, 1 / MARGIN of its shorter side (256 / 224 in He et al. 2015)
+SQUISHED = (
+    0.14  # by how much longer a side is to which fastai squishes an image before it cuts the middle out (`val_xtra`)
+)
 
 
 class ClassImages:
-    """The images of a split as they are evaluated: the square in the middle, resized.
+    """The images of a split as they are evaluated: the middle, resized.
 
-    reader: of parascale.data.formats. size: pixels of a side of what the model sees. decoder: as in ImageTraining.
+    reader: of parascale.data.formats. size: pixels of a side of what the model sees. decoder, crops: as in ImageTraining.
     """
 
-    def __init__(self, reader, size, decoder="scaled"):
+    def __init__(self, reader, size, decoder="scaled", crops="square"):
         require_decoder(decoder)
-        self.reader, self.size, self.decoder = reader, size, decoder
+        self.reader, self.size, self.decoder, self.crops = reader, size, decoder, crops
         labels = np.asarray(reader.labels)
         classes = len(reader.classes)
         wrong = np.flatnonzero((labels < 0) | (labels >= classes))
@@ -119,7 +122,10 @@ class ClassImages:
 
     def _seen(self, number):
         """What is seen of a sample: a function (width, height) → (box, whether it is mirrored)."""
-        return lambda *size: (middle_square(*size), False)
+        return lambda *size: (
+            squished_middle(*size, self.size) if self.crops == "fastai" else middle_square(*size),
+            False,
+        )
 
 
 class AugmentedImages(ClassImages):
@@ -128,8 +134,8 @@ class AugmentedImages(ClassImages):
     Sample i of epoch e has the number e × len + i. smallest: least fraction of an image's area in a crop.
     """
 
-    def __init__(self, reader, size, seed, smallest, decoder="scaled"):
-        super().__init__(reader, size, decoder)
+    def __init__(self, reader, size, seed, smallest, decoder="scaled", crops="square"):
+        super().__init__(reader, size, decoder, crops)
         self.seed, self.smallest = seed, smallest
         empty = np.flatnonzero(np.bincount(np.asarray(reader.labels), minlength=len(reader.classes)) == 0)
         if len(empty):
@@ -140,7 +146,8 @@ class AugmentedImages(ClassImages):
 
     def _seen(self, number):
         random = np.random.default_rng((self.seed, *divmod(number, len(self.reader))))
-        return lambda *size: (random_crop(*size, self.smallest, random), random.random() < 0.5)
+        widest = 4 / 3 if self.crops == "fastai" else 1.0
+        return lambda *size: (random_crop(*size, self.smallest, random, widest), random.random() < 0.5)
 
 
 def _ahead(decoded, encoded, workers):
@@ -154,12 +161,20 @@ def _ahead(decoded, encoded, workers):
 def middle_square(width, height):
     """(left, top, right, bottom) of the square in the middle that an image is evaluated at."""
     side = min(width, height) / MARGIN
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
+    return _middle(width, height, side, side)
 
 
-def random_crop(width, height, smallest, random):
-    """(left, top, right, bottom) of a crop of random area, from `smallest` of the image on, and random ratio."""
+def squished_middle(width, height, size):
+    """(left, top, right, bottom) of the middle that fastai evaluates an image at: squished to a longer side, then cut to `size` pixels."""
+    seen = size / (size + 8 * math.ceil(SQUISHED * size / 8))
+    return _middle(width, height, seen * width, seen * height)
+
+
+def random_crop(width, height, smallest, random, widest=1.0):
+    """(left, top, right, bottom) of a crop of random area, from `smallest` of the image on, and random ratio.
+
+    widest: ratio of the sides, at most, of the crop in the middle that is taken where none of TRIES lies within the image.
+    """
     for _ in range(TRIES):
         area = width * height * random.uniform(smallest, 1.0)
         ratio = math.exp(random.uniform(*RATIO))
@@ -167,6 +182,9 @@ def random_crop(width, height, smallest, random):
         if wide <= width and high <= height:
             left, top = random.uniform(0, width - wide), random.uniform(0, height - high)
             return left, top, left + wide, top + high
-    side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
+    return _middle(width, height, min(width, height * widest), min(height, width * widest))
+
+
+def _middle(width, height, wide, high):
+    left, top = (width - wide) / 2, (height - high) / 2
+    return left, top, left + wide, top + high

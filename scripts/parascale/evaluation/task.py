@@ -105,11 +105,9 @@ def _open_classification(workload, folder, seed):
         "train_samples": (images, "images in the train split, bad ones included"),
     }
     check_expected(workload.data.expected, found, folder)
-    seen = training.image_size, training.decoder
-    splits = {name: ClassImages(readers[name], *seen) for name in readers if name != "train"}
-    splits["train"] = AugmentedImages(
-        readers["train"], training.image_size, seed, training.smallest_crop, training.decoder
-    )
+    size, how = training.image_size, {"decoder": training.decoder, "crops": training.crops}
+    splits = {name: ClassImages(readers[name], size, **how) for name in readers if name != "train"}
+    splits["train"] = AugmentedImages(readers["train"], size, seed, training.smallest_crop, **how)
     return Task(
         splits,
         len(readers["train"].classes),
