@@ -111,11 +111,32 @@ def test_plain_text_holds_no_pairs(tmp_path):
         prepare_pairs(raw, Text(), ExpectedText(), tmp_path / "pairs")
 
 
-def test_columns_may_have_other_names_and_an_end_mark_within_a_text_ends_nothing(tmp_path):
-    rows = [{"article": f"a <eos> b {n}", "title": "c"} for n in range(3)]
-    folder = prepare(tmp_path, rows, {"document": "article", "summary": "title"})
-    tokens = Tokens(folder)
+def test_columns_may_have_other_names(tmp_path):
+    rows = [{"article": f"a b {n}", "title": "c"} for n in range(3)]
+    tokens = Tokens(prepare(tmp_path, rows, {"document": "article", "summary": "title"}))
     assert decoded(tokens, Pairs(tokens, "test", 9, 9), 2) == ["a b 2", "c"]
+
+
+SUBWORD = {"tokenizer": "subword", "max_vocabulary": 300}
+
+
+@pytest.mark.parametrize("mark", ["<eos>", "<EOS>", "<eos><eos> <eos>"])
+@pytest.mark.parametrize("text", [{}, {"lowercase": True}, SUBWORD, {**SUBWORD, "lowercase": True}])
+def test_a_mark_within_a_text_ends_nothing(tmp_path, text, mark):
+    marks = [mark if n in (3, 10) else "nothing" for n in range(40)]
+    rows = [{"document": f"doc{n} stops at {mark} too", "summary": f"sum{n} {mark}"} for n, mark in enumerate(marks)]
+    folder = prepare(tmp_path, rows, text=Text(**text))
+    tokens = Tokens(folder)
+    pairs = Pairs(tokens, "test", 99, 99)
+    assert len(pairs) == 40 and np.count_nonzero(pairs.batch(range(40))[3] == END_ID) == 40
+    found = [decoded(tokens, pairs, number) for number in range(40)]
+    if text.get("tokenizer"):
+        lower = str.lower if text.get("lowercase") else str
+        assert found == [[lower(row["document"]), lower(row["summary"])] for row in rows]
+    else:
+        assert [[part.split()[0] for part in pair] for pair in found] == [[f"doc{n}", f"sum{n}"] for n in range(40)]
+    ends = np.load(folder / "test.ends.npy")
+    assert ends.shape == (40, 2) and (tokens.split("test")[ends - 1] == END_ID).all()
 
 
 def test_subwords_give_the_text_back(tmp_path):

@@ -91,10 +91,17 @@ def test_preparing_twice_gives_the_same_bytes(tmp_path):
     assert (tmp_path / "one" / "train.bin").read_bytes() == (tmp_path / "two" / "train.bin").read_bytes()
 
 
+@pytest.mark.parametrize("text", [Text(), Text(lowercase=True), Text(tokenizer="subword", max_vocabulary=300)])
+def test_a_mark_within_a_text_ends_no_document(tmp_path, text):
+    tokens = prepared(tmp_path, text, train="one <eos> two\n<EOS>\n<unk><eos>\n <unk> end")
+    assert tokens.manifest["splits"]["train"]["documents"] == np.count_nonzero(tokens.split("train") == 1) == 4
+    assert np.count_nonzero(tokens.split("train") == 0) >= 1  # `<unk>` is WikiText's own word
+
+
 @unhurried
-@given(st.text(max_size=60))
+@given(st.text(max_size=60) | st.lists(st.sampled_from(["<eos>", "<EOS>", "<unk", " ", "x"])).map("".join))
 def test_subwords_give_any_text_back(subwords, content):
-    assert subwords.decode(subwords.encode(content)) == content.replace("<eos>", "\n")
+    assert subwords.decode(subwords.encode(content)) == content
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def generate(project, name, prompt, prompts, batch, count, temperature, seed, wh
 def _lines(path):
     """The lines of a file of prompts that say something."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except UnicodeDecodeError:
         raise ConfigError(f"--prompts {path} is not UTF-8: save it as UTF-8 text, one prompt a line") from None
     if not lines:

@@ -40,8 +40,8 @@ def _whole(pair):
 
 
 def _parts(pair, prefix):
-    """Document and summary as they are encoded. An end mark within a text would end it for good."""
-    return [part.replace(tokenize.END, " ") for part in (prefix + pair[0], pair[1])]
+    """Document and summary as they are encoded."""
+    return prefix + pair[0], pair[1]
 
 
 def _write_split(folder, split, tokenizer, pairs, dtype, prefix):
@@ -56,14 +56,20 @@ def _write_split(folder, split, tokenizer, pairs, dtype, prefix):
             else:
                 left_out["without_summary" if pair[0] and pair[0].strip() else "without_document"] += 1
 
-    path = folder / f"{split}.bin"
     with ExitStack() as stack:
         raw = stack.enter_context(open(folder / f"{split}.jsonl", "w")) if split == JUDGED else None
-        counts = write_documents(path, tokenizer, parts(raw), dtype) | left_out
-    counts["documents"] //= 2  # each pair is two documents to the tokenizer
-    ends = np.flatnonzero(np.fromfile(path, dtype) == tokenize.END_ID) + 1
-    np.save(folder / f"{split}.ends.npy", ends.reshape(-1, 2))
+        ends = stack.enter_context(open(folder / f"{split}.ends.npy", "wb"))
+        _write_header(ends, 0)
+        counts = write_documents(folder / f"{split}.bin", tokenizer, parts(raw), dtype, ends) | left_out
+        counts["documents"] //= 2  # each pair is two documents to the tokenizer
+        ends.seek(0)
+        _write_header(ends, counts["documents"])
     return counts
+
+
+def _write_header(file, pairs):
+    """The head of a `.npy` of ends. NumPy leaves room in it for any number of pairs."""
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (pairs, 2)})
 
 
 class Pairs:

@@ -81,17 +81,22 @@ def prepared(raw, text, expected, output, rows, write):
     return manifest
 
 
-def write_documents(path, tokenizer, documents, dtype):
-    """Write documents as numbers, each ended by `<eos>`; returns counts, of which `words` leaves the end marks out."""
-    tokens = ends = unknown = 0
+def write_documents(path, tokenizer, documents, dtype, ends=None):
+    """Write documents as numbers, each ended by `<eos>`; returns counts, of which `words` leaves the end marks out.
+
+    ends: a binary file that takes where each document ends, as int64.
+    """
+    tokens = count = unknown = 0
     with open(path, "wb") as handle:
         for batch in tokenize.batched(documents):
-            numbers = tokenizer.encode_documents(batch)
+            numbers, lengths = tokenizer.encode_documents(batch)
             handle.write(numbers.astype(dtype).tobytes())
+            if ends:
+                ends.write((tokens + np.cumsum(lengths)).astype("<i8").tobytes())
             tokens += len(numbers)
-            ends += len(batch)
+            count += len(batch)
             unknown += int(np.count_nonzero(numbers == tokenize.UNKNOWN_ID))
-    return {"tokens": tokens, "words": tokens - ends, "documents": ends, "unknown": unknown}
+    return {"tokens": tokens, "words": tokens - count, "documents": count, "unknown": unknown}
 
 
 def check_expected(expected, found, folder):

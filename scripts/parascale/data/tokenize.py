@@ -1,7 +1,8 @@
 """Text to numbers and back: words between spaces, subwords learned from the train split, or those of a pretrained model.
 
 All put `<unk>` at 0 and `<eos>` at 1. Every document (a line of a text file, a row of a table) ends in one `<eos>`, empty ones too, as
-in the published WikiText perplexities, under which WikiText-2's test split has 245,569 tokens.
+in the published WikiText perplexities, under which WikiText-2's test split has 245,569 tokens. No text has `<eos>` inside: marks
+that stand in a text, other than `<unk>`, are text.
 """
 
 import itertools
@@ -19,6 +20,7 @@ UNKNOWN, END = "<unk>", "<eos>"
 SPECIAL = [UNKNOWN, END]
 UNKNOWN_ID, END_ID = 0, 1
 DOCUMENTS_AT_ONCE = 1024
+BOUNDARY = "\ud800"  # half of a UTF-16 pair, which no text holds
 VOCABULARY_FILE, SUBWORD_FILE = "vocabulary.json", "tokenizer.json"
 
 
@@ -57,7 +59,7 @@ class WordTokenizer:
 
     def __init__(self, vocabulary, lowercase):
         self.vocabulary, self.lowercase = vocabulary, lowercase
-        self._ids = {word: number for number, word in enumerate(vocabulary)}
+        self._ids = {word: number for number, word in enumerate(vocabulary) if number != END_ID} | {BOUNDARY: END_ID}
 
     @classmethod
     def learn(cls, documents, settings):
@@ -78,9 +80,10 @@ class WordTokenizer:
         _write_vocabulary(folder, self.vocabulary)
 
     def encode_documents(self, documents):
-        """The numbers of several documents in a row, each ended by `<eos>`."""
+        """(the numbers of several documents in a row, each ended by `<eos>`; how many are of each, its end included)."""
         # One split for all documents is several times faster than one for each.
-        return self.encode("".join(f"{document} {END} " for document in documents))
+        numbers = self.encode("".join(f"{document} {BOUNDARY} " for document in documents))
+        return numbers, np.diff(np.flatnonzero(numbers == END_ID), prepend=-1)
 
     def encode(self, text):
         """The numbers of a text, without an end mark of its own."""
@@ -94,7 +97,11 @@ class WordTokenizer:
 
 
 class _LibraryTokenizer:
-    """What tokenizers of the `tokenizers` library share. `_tokenizer` is the library's, `vocabulary` its entries in our order."""
+    """What tokenizers of the `tokenizers` library share. `vocabulary` holds its entries in our order."""
+
+    def __init__(self, tokenizer, vocabulary):
+        self._tokenizer, self.vocabulary = tokenizer, vocabulary
+        self._encoder = _blind_to_marks(tokenizer, vocabulary[UNKNOWN_ID])
 
     def save(self, folder):
         """Write the tokenizer in its library's own form, and the vocabulary as a list beside it."""
@@ -102,29 +109,39 @@ class _LibraryTokenizer:
         _write_vocabulary(folder, self.vocabulary)
 
     def encode_documents(self, documents):
-        """The numbers of several documents in a row, each ended by one `<eos>`."""
-        numbers = []
-        for encoding in self._tokenizer.encode_batch(list(documents)):
-            numbers += self._numbers(encoding)
-            numbers.append(END_ID)
-        return np.array(numbers, dtype=np.int64)
+        """(the numbers of several documents in a row, each ended by `<eos>`; how many are of each, its end included)."""
+        numbers, lengths = [], []
+        for encoding in self._encoder.encode_batch(list(documents)):
+            found = self._numbers(encoding)
+            numbers += [*found, END_ID]
+            lengths.append(len(found) + 1)
+        return np.array(numbers, dtype=np.int64), lengths
 
     def encode(self, text):
         """The numbers of a text, without an end mark of its own."""
-        return np.array(self._numbers(self._tokenizer.encode(text)), dtype=np.int64)
+        return np.array(self._numbers(self._encoder.encode(text)), dtype=np.int64)
+
+    def decode(self, numbers):
+        """The text of numbers; `<eos>` becomes a line's end."""
+        numbers = np.asarray(numbers, dtype=np.int64)
+        lines = np.split(numbers, np.flatnonzero(numbers == END_ID))  # an end mark begins the next line
+        return "\n".join(self._text(line[line != END_ID]) for line in lines)
 
     def _numbers(self, encoding):
         """Our numbers of what the library made of a text."""
         return encoding.ids
+
+    def _text(self, line):
+        """The text of our numbers."""
+        return self._tokenizer.decode(line.tolist(), skip_special_tokens=False)
 
 
 class SubwordTokenizer(_LibraryTokenizer):
     """Byte-level BPE by the `tokenizers` library: any text has an encoding, and decoding gives the text back."""
 
     def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
         entries = sorted((number, entry) for entry, number in tokenizer.get_vocab().items())
-        self.vocabulary = [entry for _, entry in entries]
+        super().__init__(tokenizer, [entry for _, entry in entries])
 
     @classmethod
     def learn(cls, documents, settings):
@@ -153,38 +170,28 @@ class SubwordTokenizer(_LibraryTokenizer):
         tokenizer.train_from_iterator(documents, trainer)
         return cls(tokenizer)
 
-    def decode(self, numbers):
-        """The text; `<eos>` becomes a line's end."""
-        text = self._tokenizer.decode([int(number) for number in numbers], skip_special_tokens=False)
-        return text.replace(END, "\n")
-
 
 class PretrainedTokenizer(_LibraryTokenizer):
     """The tokenizer of a pretrained model, its vocabulary renumbered so that `<unk>` is 0 and its end mark 1.
 
     tokenizer: a `tokenizers.Tokenizer`. vocabulary: its entries in our order, which is the renumbering.
-    What it puts before a text (BART's `<s>`) stays; of its end marks each text keeps one, at its end.
+    What it puts before a text (BART's `<s>`) stays, and is left out when numbers are decoded.
     """
 
     def __init__(self, tokenizer, vocabulary):
         tokenizer.no_truncation()  # both may be left over from how the folder was made
         tokenizer.no_padding()
-        self._tokenizer, self.vocabulary = tokenizer, vocabulary
+        super().__init__(tokenizer, vocabulary)
         self._theirs = np.array([tokenizer.token_to_id(entry) for entry in vocabulary], dtype=np.int64)
         self._ours = np.full(tokenizer.get_vocab_size(), UNKNOWN_ID)  # an entry that the model lacks is unknown to it
         self._ours[self._theirs] = np.arange(len(vocabulary))
 
-    def decode(self, numbers):
-        """The text without its special entries; the end mark becomes a line's end."""
-        numbers = np.asarray(numbers, dtype=np.int64)
-        lines = np.split(numbers, np.flatnonzero(numbers == END_ID))  # an end mark begins the next line, and is special
-        return "\n".join(
-            self._tokenizer.decode(self._theirs[line].tolist(), skip_special_tokens=True) for line in lines
-        )
-
     def _numbers(self, encoding):
         numbers = self._ours[np.array(encoding.ids, dtype=np.int64)]
         return numbers[numbers != END_ID].tolist()
+
+    def _text(self, line):
+        return self._tokenizer.decode(self._theirs[line].tolist(), skip_special_tokens=True)
 
 
 def _read_tokenizer(path):
@@ -194,6 +201,27 @@ def _read_tokenizer(path):
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more special
         raise DataError(f"{path}: the `tokenizers` library cannot read it: {error}") from None
+
+
+def _blind_to_marks(tokenizer, seen):
+    """A `tokenizers.Tokenizer` that spells special entries in a text as other text, all but `seen`; what it adds itself stays.
+
+    Its own switch for this, `encode_special_tokens`, would spell `<unk>` too, and leave the pieces of a unigram model.
+    """
+    from tokenizers import Tokenizer
+
+    state = json.loads(tokenizer.to_str())
+    hidden = {}
+    for token in state["added_tokens"]:
+        if token["special"] and token["content"] != seen:
+            # A name that no text holds: U+FFFF is no character.
+            hidden[token["content"]] = token["content"] = f"\uffff{token['id']}\uffff"
+    entries = state["model"]["vocab"]
+    if isinstance(entries, list):  # a unigram model: pieces with their scores
+        state["model"]["vocab"] = [[hidden.get(piece, piece), score] for piece, score in entries]
+    else:
+        state["model"]["vocab"] = {hidden.get(entry, entry): number for entry, number in entries.items()}
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def batched(documents):
