@@ -5,10 +5,15 @@ samples at places `s × global_batch … (s + 1) × global_batch − 1` of that 
 """
 
 import functools
+import math
 
 import numpy as np
 
 from parascale.errors import DataError
+
+# Samples whose permutation is drawn as an array. Of more, a formula gives the sample at each place: each rank would keep the array.
+MOST_DRAWN = 2**24
+ROUNDS = 8
 
 
 class Sampler:
@@ -33,7 +38,7 @@ class Sampler:
         parts = []
         while place < end:
             epoch, consumed = divmod(place, self.samples)
-            part = self._order(epoch)[consumed : consumed + end - place]
+            part = self._part(epoch, consumed, min(self.samples, consumed + end - place))
             parts.append(part + epoch * self.samples if self.count_on else part)
             place += len(part)
         return np.concatenate(parts)
@@ -53,10 +58,41 @@ class Sampler:
             )
         return step
 
+    def _part(self, epoch, first, last):
+        """The samples at the places `first` … `last − 1` of an epoch."""
+        if self.samples <= MOST_DRAWN:
+            return self._order(epoch)[first:last]
+        keys = np.random.default_rng((self.seed, epoch)).integers(2**64, size=ROUNDS, dtype=np.uint64)
+        return _scattered(np.arange(first, last, dtype=np.uint64), self.samples, keys)
+
     def _permutation(self, epoch):
         order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
         order.flags.writeable = False  # it is cached and handed out in slices
         return order
+
+
+def _scattered(places, samples, keys):
+    """The sample at each of some places (uint64) of an epoch: a permutation of `samples` numbers, by formula.
+
+    A Feistel network over pairs of numbers below √samples, one key a round; what is no sample goes through it again (Black and
+    Rogaway 2002, "Ciphers with arbitrary finite domains").
+    """
+    side = math.isqrt(samples - 1) + 1
+    found, walking = places, np.arange(len(places))
+    while len(walking):
+        left, right = np.divmod(found[walking], side)
+        for key in keys:
+            left, right = right, (left + _hashed(right ^ key) % side) % side
+        found[walking] = left * side + right
+        walking = walking[found[walking] >= samples]
+    return found.astype(np.int64)
+
+
+def _hashed(numbers):
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        numbers = (numbers ^ (numbers >> shift)) * np.uint64(factor)
+    return numbers ^ (numbers >> 31)
 
 
 def share(indices, rank, ranks):
@@ -65,5 +101,5 @@ def share(indices, rank, ranks):
 
 
 def evaluation_share(samples, rank, ranks):
-    """Sample numbers that a rank evaluates: over all ranks every sample exactly once, shares differ by one at most."""
-    return np.arange(rank, samples, ranks, dtype=np.int64)
+    """Sample numbers that a rank evaluates, as a range: over all ranks every sample exactly once, shares differ by one at most."""
+    return range(rank, samples, ranks)

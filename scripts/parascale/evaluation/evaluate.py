@@ -1,5 +1,6 @@
 """The loss that training and evaluation share, and sums over a whole split in which each target counts once."""
 
+import itertools
 import math
 
 import numpy as np
@@ -46,8 +47,9 @@ def split_sums(outputs, samples, rank, ranks, batch, device, metrics=(), workers
     share = evaluation_share(len(samples), rank, ranks)
     total = torch.zeros(2 + len(metrics), dtype=torch.float64, device=device)
     passes = math.ceil(math.ceil(len(samples) / ranks) / batch)
-    chosen = [share[number * batch : (number + 1) * batch] for number in range(passes)]
-    filled = [numbers if len(numbers) else np.zeros(1, dtype=np.int64) for numbers in chosen]
+    parts_of_share = (share[number * batch : (number + 1) * batch] for number in range(passes))
+    chosen, ahead = itertools.tee(np.array(part, dtype=np.int64) for part in parts_of_share)
+    filled = (numbers if len(numbers) else np.zeros(1, dtype=np.int64) for numbers in ahead)
     for numbers, parts in zip(chosen, read_batches(samples, filled, workers, device), strict=True):
         *inputs, labels = (part.to(device) for part in parts)
         sums = _batch_sums(outputs(*inputs), labels, (loss, *metrics))
