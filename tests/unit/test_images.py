@@ -1,5 +1,7 @@
 """Images are found wherever people keep them, labelled right, split once and for all, and drawn the same every time."""
 
+import io
+import itertools
 import os
 
 import numpy as np
@@ -8,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import ExifTags, Image
 
 from parascale.data import drawing, jpeg
 from parascale.data.classes import ClassImages
@@ -210,3 +213,27 @@ def write_table(path, names, labels, columns=("path", "label")):
         path.write_text("\n".join(rows) + "\n")
     else:
         pq.write_table(pa.table(dict(zip(columns, (names, labels), strict=True))), path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_images_that_a_camera_turned_are_counted(packed, tmp_path):
+    """Orientation is applied by no decoder, as torchvision applies none; the index says how many images have one."""
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    samples = []
+    for seed, (name, exif) in enumerate(
+        [("JPEG", turned), ("PNG", turned), ("WEBP", turned), ("JPEG", None), ("PNG", None)]
+    ):
+        buffer = io.BytesIO()
+        Image.open(io.BytesIO(make_jpeg(seed))).save(buffer, name, **({"exif": exif} if exif else {}))
+        samples.append((f"{seed}.{name.lower()}", buffer.getvalue()))
+    (tmp_path / "raw").mkdir()
+    if packed:
+        table = pa.table({"image": [data for _, data in samples] * 2, "label": ["a"] * 5 + ["b"] * 5})
+        pq.write_table(table, tmp_path / "raw/train.parquet")
+    else:
+        for label, (name, data) in itertools.product("ab", samples):
+            (tmp_path / "raw/train" / label).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "raw/train" / label / name).write_bytes(data)
+    notes = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0).manifest["notes"]
+    assert [note[:51] for note in notes] == ["train: 6 of 10 images looked at have an orientation"]

@@ -5,12 +5,17 @@ below the root as the filesystem spells them, one after the other) and, for pack
 """
 
 import hashlib
+import io
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from PIL import ExifTags, Image
 
+from parascale.data.jpeg import UNREADABLE
 from parascale.data.manifests import MANIFEST, SCHEMA_VERSION, manifest_in, require_split
+from parascale.data.pool import ordered_map
 from parascale.errors import DataError
 from parascale.files import atomic_folder, write_json
 
@@ -23,6 +28,11 @@ IMAGE = np.dtype(
         ("length", "<i8"),  # bytes of the encoded image
     ]
 )
+
+
+HEAD_BYTES = 1 << 16  # of an image, in which its EXIF is looked for: it comes first, and is no longer
+LOOKED_AT = 10_000  # images of a split whose EXIF is looked up: each is a request to the filesystem's servers
+LOOKING_THREADS = 32
 
 
 class ImageIndexWriter:
@@ -52,9 +62,9 @@ def write_index(folder, root, classes, splits, notes):
     root: folder that the names are relative to, or None where images are packed. splits: split → (rows of IMAGE, names), or a
     function that packs the images in the folder being written and returns that. notes: sentences on what is unusual.
     """
-    with atomic_folder(folder) as partial:
+    with atomic_folder(folder) as target:
         if callable(splits):
-            splits = splits(partial)
+            splits = splits(target)
         manifest = {
             "schema_version": SCHEMA_VERSION,
             "kind": "images",
@@ -64,16 +74,40 @@ def write_index(folder, root, classes, splits, notes):
             "notes": list(notes),
         }
         for split, (rows, names) in splits.items():
-            np.save(partial / f"{split}.npy", rows)
-            (partial / f"{split}.names").write_bytes(names)
+            np.save(target / f"{split}.npy", rows)
+            (target / f"{split}.names").write_bytes(names)
             manifest["splits"][split] = {
                 "samples": len(rows),
                 "bytes": int(rows["length"].sum()),
                 "per_class": np.bincount(rows["label"], minlength=len(classes)).tolist(),
                 "digest": hashlib.sha256(rows.tobytes() + names).hexdigest(),
             }
-        write_json(partial / MANIFEST, manifest)
+        write_json(target / MANIFEST, manifest)
+        index = ImageIndex(target)
+        manifest["notes"] += filter(None, (_turned(index.split(split)) for split in splits))
+        write_json(target / MANIFEST, manifest)
     return manifest
+
+
+def _turned(images):
+    """A note on the images of a split that a camera's orientation would turn or mirror; None if there are none."""
+    looked_at = range(0, len(images), -(-len(images) // LOOKED_AT) or 1)
+    turned = sum(ordered_map(partial(_is_turned, images), looked_at, LOOKING_THREADS))
+    if turned:
+        return (
+            f"{images.split}: {turned:,} of {len(looked_at):,} images looked at have an orientation in their EXIF. No decoder here applies "
+            "it, nor does torchvision's: apply it to the files first if pictures should stand upright (`mogrify -auto-orient`)"
+        )
+
+
+def _is_turned(images, i):
+    try:
+        with Image.open(io.BytesIO(images.read(i, HEAD_BYTES))) as image:
+            exif = Image.Exif()
+            exif.load(image.info.get("exif"))  # `getexif` would decode a whole PNG
+            return exif.get(ExifTags.Base.Orientation) in range(2, 9)
+    except UNREADABLE:  # conversion lists it
+        return False
 
 
 class ImageIndex:
@@ -152,10 +186,10 @@ class FileImages(ImageSplit):
             pending = {os.path.dirname(folder) for folder in pending} - found
         return found
 
-    def read(self, i):
-        """The bytes of image `i`. Raises OSError where it cannot be read."""
+    def read(self, i, most=None):
+        """The bytes of image `i`, or the first `most` of them. Raises OSError where it cannot be read."""
         with open(os.path.join(self.root, self.name_bytes(i)), "rb") as file:
-            return file.read(self._length[i] + 1)  # one more than the index says tells that it grew
+            return file.read(most or self._length[i] + 1)  # one more than the index says tells that it grew
 
 
 class PackedImages(ImageSplit):
@@ -165,6 +199,6 @@ class PackedImages(ImageSplit):
         super().__init__(index, split)
         self._file = open(index.folder / f"{split}.packed", "rb", buffering=0)  # noqa: SIM115 - closed with the object
 
-    def read(self, i):
-        """The bytes of image `i`."""
-        return os.pread(self._file.fileno(), self._length[i], self._start[i])
+    def read(self, i, most=None):
+        """The bytes of image `i`, or the first `most` of them."""
+        return os.pread(self._file.fileno(), min(most or self._length[i], self._length[i]), self._start[i])

@@ -166,7 +166,8 @@ class ImageTraining(Training):
         "scaled",
         "`full`: Pillow, the whole image; `scaled`: libjpeg-turbo, as small as the crop allows (pixels of photographs differ by 1 of "
         "255 on average and by 62 at most, of drawings with hard coloured edges by 2 to 12 and up to 190: take `full` for those); "
-        "`dali`: NVIDIA DALI (`pip install -r envs/requirements-dali.txt`), on a GPU where there is one",
+        "`dali`: NVIDIA DALI (`pip install -r envs/requirements-dali.txt`), on a GPU where there is one. None "
+        "applies a camera's orientation (EXIF), as torchvision does not; the index counts such images",
         before="full",
     )
     workers: int = option(0, "threads per rank that decode ahead, DALI's own too; 0: none", CONDUCT, low=0)
