@@ -62,12 +62,17 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
     ("table", "message"),
     [
         ("run workload nodez\na small 1\n", r"runs.tsv, line 1: unknown column `nodez`; did you mean `nodes`"),
+        (
+            "run workload global_batch\na small 8\n",
+            "unknown column `global_batch`: `training.global_batch` of the workload",
+        ),
+        (f"run workload\n{'a' * 101} small\n", "must be at most 100 letters"),
         (["run workload", "a small"], r"line 1: tabs separate columns, but this line has spaces"),
         ("run workload dp dp\na small 1 1\n", "column `dp` appears twice"),
         ("run workload\na small 1\n", "line 2: 3 cells, but the header has 2"),
         ("run workload\n\n# note\na small\na small\n", "line 5: run `a` appears twice"),
-        ("run workload\na/b small\n", r"line 2, column \d+: `run` = `a/b` must be letters"),
-        ("run workload\n../b small\n", r"line 2, column \d+: `run` = `../b` must be letters"),
+        ("run workload\na/b small\n", r"line 2, column \d+: `run` = `a/b` must be at most 100 letters"),
+        ("run workload\n../b small\n", r"line 2, column \d+: `run` = `../b` must be at most 100 letters"),
         ("run workload\n- small\n", "line 2: `run` is missing"),
         ("run workload\na -\n", "line 2: `workload` is missing"),
         ("run workload\na smal\n", r"smal.yaml: no such workload; did you mean `small`"),
@@ -102,6 +107,18 @@ def test_a_wrong_run_table_names_the_line_and_the_remedy(project, table, message
     site = {"gpus_per_node": 2, "partitions": [{"name": "small", "max_nodes": 1}, {"name": "large", "max_nodes": 4}]}
     with pytest.raises(ConfigError, match=message):
         project(table, {"small": WORKLOAD, "other": {**WORKLOAD, "title": "another"}}, site)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_table_as_a_spreadsheet_saves_it_is_read(project, tmp_path, encoding):
+    """In UTF-16 as "Unicode text", with quotes around some cells, and tabs after the last one."""
+    project("run workload\na small\n")
+    (tmp_path / "runs.tsv").write_text(
+        'run\t"workload"\tdp\t\t\r\n"a"\tsmall\t1\t\t\r\n', encoding=encoding, newline=""
+    )
+    places = {key: str(tmp_path / key) for key in ("workloads", "sites")}
+    runs = load_project({"site": "here", "runs": str(tmp_path / "runs.tsv"), **places}).runs
+    assert [(run.run, run.workload.name, run.layout.dp) for run in runs.values()] == [("a", "small", 1)]
 
 
 def test_a_column_of_words_takes_truths_as_well(project):
@@ -211,7 +228,7 @@ def test_a_pretrained_model_takes_nothing_of_the_one_it_replaces(project, tmp_pa
         ({"a": {"extends": "a"}}, "`extends` is circular: a → a"),
         ({"a": {"extends": "aa"}, "b": {}}, "aa.yaml: no such workload; did you mean `a`"),
         ({"a": {**WORKLOAD, "name": "other"}}, "leave out `name`"),
-        ({"a": {**WORKLOAD, "data": {"dataset": "../raw"}}}, "`data.dataset` = `../raw` must be letters"),
+        ({"a": {**WORKLOAD, "data": {"dataset": "../raw"}}}, "`data.dataset` = `../raw` must be at most 100 letters"),
         ({"a": {**WORKLOAD, "data": None}}, "data. must be a mapping of keys, not None"),
         ({"a": ["steps"]}, "a.yaml: must be a mapping of keys"),
         (
@@ -263,6 +280,8 @@ def test_images_are_data_of_classifications_trained_or_only_measured(project):
         (b"title: a\ntitle: b", "w.yaml, line 2, column 1: not valid YAML.*key `title` appears twice"),
         (b"model:\n  dim: 1\n  dim: 2", "key `dim` appears twice"),
         (b"title: \xff", "w.yaml: not UTF-8 text"),
+        (b"files: {train: a.txt[:90%]}", r"line 1, column 21: .*; text that holds `\[` needs single quotes"),
+        (b"precision: fp64", "line 1, column 1: unknown key `precision`: it is a column of the run table"),
         (b"just text", "w.yaml: must be a mapping of keys"),
     ],
 )

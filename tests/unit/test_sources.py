@@ -130,6 +130,11 @@ def test_a_location_stands_for_any_kind_of_source(data, tmp_path):
         ({"valid": "lines.txt"}, "unknown key `files.valid`; did you mean `validation`"),
         ({"train": "lines.txt[:101%]"}, "from 0% to 100%"),
         ({"train": ["lines.txt", 3]}, "must be text"),
+        (
+            {"train": "lines.txt[:75%]", "test": "lines.txt[50%:]"},
+            r"train and test both have rows 2 to 3 of .*lines\.txt",
+        ),
+        ({"train": "more/*.txt[:1]", "validation": "more/2.txt[:100%]"}, r"both have rows 0 to 1 of .*2\.txt"),
     ],
 )
 def test_files_that_cannot_be_meant_are_named(data, tmp_path, files, message):

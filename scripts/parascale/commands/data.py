@@ -73,7 +73,9 @@ def download(project, workload, attempts, force):
         raw = download_text(found.source, output, attempts, force)
     for split in raw.splits:
         files = raw.files(split)
-        print(f"{output}: {split}: {len(files)} file(s), {sum(entry['bytes'] for entry in files):,} bytes")
+        parts = [f"rows {entry['first']:,} to {entry['last']:,}" for entry in files if "first" in entry]
+        size = f"{sum(entry['bytes'] for entry in files):,} bytes"
+        print(f"{output}: {split}: {len(files)} file(s), {', '.join(parts[:3]) or size}")
 
 
 @data.command()

@@ -35,7 +35,7 @@ class Source:
     )
     files: dict[Split, str | list] = option(
         {},
-        "split → path, glob or list of them; text, Parquet or JSON Lines (`valid.txt[:50%]`: the first half of its lines)",
+        "split → path, glob or list of them; text, Parquet or JSON Lines (`valid.txt[:50%]`: the first half of its lines, `[:50]`: the first 50)",
         path=True,
     )
     urls: list = option([], "`url`: list of `{url, sha256, split}`; archives (`.tar`, `.tgz`, `.zip`) are unpacked")

@@ -19,7 +19,7 @@ from parascale.settings.config import Config
 from parascale.settings.options import declared
 from parascale.settings.paths import Paths, expanded
 from parascale.settings.run import Run
-from parascale.settings.runtable import read_rows
+from parascale.settings.runtable import COLUMNS, read_rows
 from parascale.settings.site import Site
 from parascale.settings.workload import Workload
 from parascale.settings.yaml_files import Places, extended, merged, named_file, read_placed, resolved_paths, with_name
@@ -157,7 +157,8 @@ def placed(values, files):
         more, places = read_placed(path)
         read, marks = merged(read, more), marks | places.marks
     same = {keys: mark for keys, mark in marks.items() if repr(_at(read, keys)) == repr(_at(values, keys))}  # nan, too
-    return Places(files[-1] if files else "the configuration", same)
+    by_hand = {(key,): ("the command line", None, None) for key in values if files and (str(key),) not in same}
+    return Places(files[-1] if files else "the configuration", by_hand | same)
 
 
 def _at(values, keys):
@@ -183,7 +184,7 @@ def load_workload(folder, name):
     """The workload `name`: `<folder>/<name>.yaml`, on top of the workload that it `extends`, if any."""
     path = named_file(folder, name, "workload")
     values, places = extended(folder, path, [name])
-    workload = resolved_paths(strict.load(Workload, with_name(values, name, path), places), places)
+    workload = resolved_paths(strict.load(Workload, with_name(values, name, path), places, columns=COLUMNS), places)
     data = dataclasses.replace(workload.data, dataset=workload.data.dataset or name)
     strict.check_name(data.dataset, places, "data.dataset")
     data.check(places)

@@ -6,8 +6,9 @@ import re
 from parascale.errors import ConfigError
 from parascale.settings import strict
 from parascale.settings.layout import Layout
-from parascale.settings.options import declared
+from parascale.settings.options import declared, walk
 from parascale.settings.run import Run
+from parascale.settings.workload import TASKS
 from parascale.settings.yaml_files import Places
 
 EMPTY = ("", "-")  # cells that keep the default
@@ -39,27 +40,40 @@ def _lines(path):
     lines = strict.read_text(path, "the run table, key `runs`").splitlines()
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     reader = csv.reader((line for _, line in numbered), delimiter="\t", quoting=csv.QUOTE_NONE)
-    header = [cell.strip() for cell in next(reader, [])]
+    header = _cells(next(reader, []))
     for column in header:
         where = f"{path}, line {numbered[0][0]}"
         if header.count(column) > 1:
             raise ConfigError(f"{where}: column `{column}` appears twice in the header")
         if column not in COLUMNS:
             _refuse_other_separators(header, where)
-            if {cell.strip('"').lower() for cell in header}.isdisjoint(COLUMNS):
+            if {cell.lower() for cell in header}.isdisjoint(COLUMNS):
                 raise ConfigError(
                     f"{where}: no column `{column}`: the first line must be the header: run, workload, dp, …"
                 )
-            raise ConfigError(f"{where}: unknown column `{column}`{strict.nearest(column, COLUMNS)}")
+            raise ConfigError(f"{where}: unknown column `{column}`{_home(column) or strict.nearest(column, COLUMNS)}")
     for (number, _), cells in zip(numbered[1:], reader, strict=True):
         if len(header) > 1:
             _refuse_other_separators(cells, f"{path}, line {number}")
-        if len(cells) > len(header):
+        if len(_cells(cells)) > len(header):
             raise ConfigError(f"{path}, line {number}: {len(cells)} cells, but the header has {len(header)}")
         starts = [1 + sum(len(before) + 1 for before in cells[:index]) for index in range(len(cells))]
         columns = {(name,): (path, number, start) for name, start in zip(header, starts, strict=False)}
         place = Places(path, {(): (path, number, None), **columns})
-        yield dict(zip(header, (cell.strip() for cell in cells), strict=False)), place
+        yield dict(zip(header, _cells(cells), strict=False)), place
+
+
+def _cells(cells):
+    """The cells of a line as they are meant: a spreadsheet puts some into quotes, and leaves tabs at the end."""
+    cells = [re.sub(r'^"(.*)"$', r"\1", cell.strip()).strip() for cell in cells]
+    return cells[: max((number for number, cell in enumerate(cells, 1) if cell), default=0)]
+
+
+def _home(key):
+    """Where a column that is none belongs, if a workload has such a key."""
+    keys = (setting.key for task in TASKS.values() for setting in walk(task))
+    found = next((full for full in keys if full.rpartition(".")[2] == key), None)
+    return found and f": `{found}` of the workload's file says it"
 
 
 def _refuse_other_separators(cells, where):

@@ -4,6 +4,7 @@ pydantic checks types and bounds. Every error names the place (file, line, colum
 nearest match.
 """
 
+import codecs
 import difflib
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from parascale.errors import ConfigError
 from parascale.settings.options import adapter, walk
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # names become folders and wildcards
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,99}")  # names become folders, wildcards and parts of file names
 KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -44,10 +45,11 @@ SYNONYMS = {
 BOUNDS = {"greater_than_equal": "at least", "greater_than": "above", "less_than_equal": "at most"}
 
 
-def load(kind, values, where, prefix=""):
+def load(kind, values, where, prefix="", columns=()):
     """Make settings of class `kind` from a mapping of plain values.
 
     where: the file, for messages; text, or `yaml_files.Places`, which knows lines. prefix: the dotted key that leads here.
+    columns: of the run table, where one might look for them here.
     """
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: {prefix or 'the file'} must be a mapping of keys, not {_shown(values)}")
@@ -55,7 +57,9 @@ def load(kind, values, where, prefix=""):
     try:
         return adapter(kind).validate_python(values)
     except ValidationError as error:
-        raise ConfigError(_message(error.errors(include_url=False)[0], kind, where, prefix)) from None
+        first = error.errors(include_url=False)[0]
+        home = ": it is a column of the run table" if first.get("ctx", {}).get("key") in columns else ""
+        raise ConfigError(_message(first, kind, where, prefix, home)) from None
 
 
 def make(kind, /, **values):
@@ -67,7 +71,7 @@ def check_name(name, where, key):
     """Raise ConfigError unless `name` can be the name of a folder below `results/`."""
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"{at(where, key)}: `{key}` = `{name}` must be letters, digits, `-`, `_` and `.`, the first a letter or a digit"
+            f"{at(where, key)}: `{key}` = `{name}` must be at most 100 letters, digits, `-`, `_` and `.`, the first a letter or a digit"
         )
 
 
@@ -79,7 +83,9 @@ def at(where, key):
 def read_text(path, what):
     """The text of a configuration file; `what` says in an error what it should have been."""
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        data = Path(path).read_bytes()
+        # Excel saves its "Unicode text" in UTF-16.
+        return data.decode("utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file ({what})") from None
     except OSError as error:
@@ -104,8 +110,8 @@ def nearest(word, allowed, elsewhere=()):
     return f"{hint} Allowed: {', '.join(allowed)}" if hint else f". Allowed: {', '.join(allowed)}"
 
 
-def _message(error, kind, where, prefix):
-    """One of pydantic's errors in our words."""
+def _message(error, kind, where, prefix, home):
+    """One of pydantic's errors in our words. home: where a key that is unknown here belongs."""
     name, given, context = error["type"], error["input"], error.get("ctx", {})
     place = [part for part in error["loc"] if part not in ("[key]", *UNION_ARMS)]
     if name in ("unknown_key", "missing_key"):
@@ -121,7 +127,7 @@ def _message(error, kind, where, prefix):
     allowed = context.get("allowed") or _literals(context.get("expected", ""))
     if is_key:
         elsewhere = [prefix + setting.key for setting in walk(kind)]
-        return f"{start}: unknown key `{key}`{nearest(place[-1], allowed, elsewhere)}"
+        return f"{start}: unknown key `{key}`{home or nearest(place[-1], allowed, elsewhere)}"
     if name == "literal_error" and isinstance(given, str):
         return f"{start}: `{key}` = {_shown(given)} is not known{nearest(given, allowed)}"
     if name == "literal_error":
@@ -133,7 +139,13 @@ def _message(error, kind, where, prefix):
     if name == "finite_number":
         return f"{start}: `{key}` = {given} must be a finite number"
     wanted = KINDS.get(name.partition("_")[0])
-    return f"{start}: `{key}` must be {wanted}, not {_shown(given)}" if wanted else f"{start}: `{key}`: {error['msg']}"
+    # Snakemake makes a number of digits on its command line, quoted or not.
+    remedy = ": put it into quotes, in a file" if name == "string_type" and type(given) in (int, float) else ""
+    return (
+        f"{start}: `{key}` must be {wanted}, not {_shown(given)}{remedy}"
+        if wanted
+        else f"{start}: `{key}`: {error['msg']}"
+    )
 
 
 def _dotted(place):

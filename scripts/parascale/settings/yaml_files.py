@@ -5,6 +5,7 @@ Paths are relative to the file that names them.
 
 import dataclasses
 import os
+import re
 import typing
 from pathlib import Path
 
@@ -54,7 +55,9 @@ def read_placed(path):
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{place}: not valid YAML: {error.problem}") from None
+        signs = mark and re.search(r"[\[%@`\\]", mark.buffer.splitlines()[mark.line] if mark.buffer else "")
+        remedy = f"; text that holds `{signs[0]}` needs single quotes" if signs else ""
+        raise ConfigError(f"{path}{place}: not valid YAML: {error.problem}{remedy}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(values, dict | None):
@@ -175,5 +178,11 @@ def named_file(folder, name, what):
         raise ConfigError(f"{path}: no such {what}, but there is {name}.yml: rename it")
     if not path.is_file():
         known = sorted(entry.stem for entry in Path(folder).glob("*.yaml"))
-        raise ConfigError(f"{path}: no such {what}{strict.nearest(Path(name).name.removesuffix('.yaml'), known)}")
+        bare = Path(name).name.removesuffix(".yaml")
+        said = (
+            f"{path}: no such {what}"
+            if bare == name
+            else f"{folder}: no {what} `{name}`, which is a name without folder and `.yaml`"
+        )
+        raise ConfigError(f"{said}{strict.nearest(bare, known)}")
     return path

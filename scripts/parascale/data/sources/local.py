@@ -1,6 +1,7 @@
 """Data that lies on this machine: read in place, never written to, never copied. The manifest points at it."""
 
 import glob
+import itertools
 import re
 from pathlib import Path
 
@@ -44,10 +45,12 @@ def find_splits(files, folder, name):
     name: function from a path to that by which the manifest knows it.
     """
     if files:
-        return {
+        named = {
             split: [entry for pattern in as_list(patterns) for entry in _entries(pattern, folder, name)]
             for split, patterns in files.items()
         }
+        _refuse_shared_rows(named)
+        return named
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in readers.KINDS and path.is_file())
     by_split = paths_by_split([path.relative_to(folder).as_posix() for path in paths])
     return {
@@ -86,6 +89,18 @@ def _entries(pattern, folder, name):
             rows = readers.count_rows(file)
             entries.append(describe(file, name(file), (_place(first or "0", rows), _place(last or "100%", rows))))
     return entries
+
+
+def _refuse_shared_rows(named):
+    """Raise ConfigError where slices of two splits share rows: what a model is judged by must not be what it was trained on."""
+    entries = [(split, entry) for split, entries in named.items() for entry in entries if "first" in entry]
+    for (split, one), (other, two) in itertools.combinations(entries, 2):
+        first, last = max(one["first"], two["first"]), min(one["last"], two["last"])
+        if split != other and one["path"] == two["path"] and first < last:
+            raise ConfigError(
+                f"`data.source.files`: {split} and {other} both have rows {first:,} to {last:,} of {one['path']}: let one slice begin "
+                "where the other ends, such as `[:80%]` and `[80%:]`"
+            )
 
 
 def _place(text, rows):
