@@ -80,12 +80,15 @@ def test_rows_without_document_or_summary_are_left_out_and_counted(tmp_path):
         ("leave_out", 8, {"long_summary": 1, "long_document": 1, "cut_documents": 0}),
     ],
 )
-def test_over_long_documents_and_summaries_are_counted(tmp_path, over_long, left, expected):
+def test_over_long_documents_and_summaries_are_counted(tmp_path, monkeypatch, over_long, left, expected):
+    monkeypatch.setattr("parascale.data.pairs.AT_ONCE", 3)
     long = [{"document": "word " * 30, "summary": "short"}, {"document": "short", "summary": "word " * 30}]
     folder = prepare(tmp_path, [*GOOD, *long])
     training = {"window": 12, "summary_window": 8, "over_long": over_long}
     task = open_task(make(Workload, name="x", task="summarisation", training=training), folder)
     assert len(task.splits["train"]) == left
+    numbers = task.splits["train"].batch(range(left))[0][:8, 3]  # each document's own
+    assert len(set(numbers.tolist())) == 8
     assert task.excluded["train"] == {"without_document": 0, "without_summary": 0, **expected}
     assert task.excluded.keys() == {"train", "validation", "test"}
 

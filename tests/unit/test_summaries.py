@@ -130,7 +130,7 @@ def test_processes_write_the_summaries_that_one_writes(parts, monkeypatch):
     """Each some of the batches, and all in the order of the documents again; more processes than batches do no harm."""
     said = lambda model, documents, mask, length, width, penalty: [f"{row} {width}" for row in documents.tolist()]  # noqa: E731
     monkeypatch.setattr("parascale.evaluation.summaries.beam_search", said)
-    numbered = SimpleNamespace(raw=lambda: RAW, documents=lambda rows: (rows, rows), summary_window=6)
+    numbered = SimpleNamespace(raw=lambda count: RAW[:count], documents=lambda rows: (rows, rows), summary_window=6)
     settings = Summaries(beams=2, examples=len(RAW))
     shares = [write(None, numbered, str, settings, 3, "cpu", part, parts) for part in reversed(range(parts))]
     assert sorted(map(len, shares)) == {2: [2, 2], 3: [1, 1, 2], 5: [0, 1, 1, 1, 1]}[parts]

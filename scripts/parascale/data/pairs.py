@@ -5,6 +5,7 @@ other, each ended by `<eos>`, and `<split>.ends.npy` where they end: a row (docu
 the test split as they came, by which summaries are judged.
 """
 
+import itertools
 import json
 from contextlib import ExitStack
 
@@ -15,6 +16,7 @@ from parascale.data.text import IGNORED, prepared, write_documents
 from parascale.errors import DataError
 
 JUDGED = "test"  # the split whose raw texts are kept
+AT_ONCE = 1 << 16  # pairs whose lengths are looked at together, so that memory holds four bytes a pair
 
 
 def prepare_pairs(raw, text, expected, output):
@@ -83,25 +85,36 @@ class Pairs:
         self.window, self.summary_window = window, summary_window
         self._raw = tokens.folder / f"{split}.jsonl"
         self._tokens = np.asarray(tokens.split(split))
-        ends_N2 = np.load(tokens.folder / f"{split}.ends.npy")
-        if not ends_N2.size or ends_N2[-1, 1] != len(self._tokens):
+        self._ends = np.asarray(np.load(tokens.folder / f"{split}.ends.npy", mmap_mode="r").reshape(-1))
+        if not len(self._ends) or self._ends[-1] != len(self._tokens):
             raise DataError(f"{tokens.folder}: `{split}.ends.npy` does not fit its tokens; make the data again")
-        starts = np.concatenate([[0], ends_N2.reshape(-1)[:-1]]).reshape(-1, 2)
-        lengths = ends_N2 - starts
-        long_document, long_summary = lengths[:, 0] > window, lengths[:, 1] > summary_window
-        kept = ~long_summary if over_long == "cut" else ~(long_summary | long_document)
         counts = tokens.manifest["splits"][split]
-        self.excluded = {name: counts[name] for name in ("without_document", "without_summary")} | {
-            "long_summary": int(long_summary.sum()),
-            "long_document": int((long_document & ~long_summary).sum()) if over_long == "leave_out" else 0,
-            "cut_documents": int((long_document & kept).sum()),
-        }
-        if not kept.any():
+        self.excluded = {name: counts[name] for name in ("without_document", "without_summary")}
+        self.excluded |= dict.fromkeys(("long_summary", "long_document", "cut_documents"), 0)
+        count = len(self._ends) // 2
+        blocks = (np.arange(first, min(first + AT_ONCE, count)) for first in range(0, count, AT_ONCE))
+        self._kept = np.concatenate([self._fitting(rows, over_long == "cut") for rows in blocks])
+        if not len(self._kept):
             raise DataError(
                 f"{tokens.folder}: no pair of the split `{split}` fits `training.window` = {window} and "
                 f"`training.summary_window` = {summary_window}; make them larger"
             )
-        self._starts, self._lengths, self._kept = starts, lengths, np.flatnonzero(kept)
+
+    def _fitting(self, rows, cut):
+        """Those of some rows that are samples, as uint32; what is left out or cut is counted."""
+        long_document, long_summary = (
+            self._places(rows, part)[1] > most for part, most in enumerate((self.window, self.summary_window))
+        )
+        kept = ~long_summary if cut else ~(long_summary | long_document)
+        self.excluded["long_summary"] += int(long_summary.sum())
+        self.excluded["cut_documents" if cut else "long_document"] += int((long_document & ~long_summary).sum())
+        return rows[kept].astype(np.uint32)
+
+    def _places(self, rows, part):
+        """(starts, lengths) of one part of rows, in tokens. A part begins where the one before it ends."""
+        places = 2 * np.asarray(rows, dtype=np.int64) + part
+        starts = np.where(places, self._ends[places - 1], 0)
+        return starts, self._ends[places] - starts
 
     def __len__(self):
         return len(self._kept)
@@ -122,11 +135,11 @@ class Pairs:
         """(documents_BS, mask_BS) of rows of the split, counted with those that are too long for a batch."""
         return self._padded(rows, 0, self.window)
 
-    def raw(self):
-        """The (document, summary) of every row as it came. DataError for a split or a folder without them."""
+    def raw(self, count=None):
+        """The (document, summary) of the first `count` rows, or of all, as they came. DataError for a split or a folder without them."""
         try:
             with open(self._raw) as handle:
-                return [tuple(json.loads(line)) for line in handle]
+                return [tuple(json.loads(line)) for line in itertools.islice(handle, count)]
         except FileNotFoundError:
             raise DataError(
                 f"{self._raw} is missing, and summaries are judged by the texts in it; remove {self._raw.parent} and make it "
@@ -136,6 +149,7 @@ class Pairs:
     def _padded(self, rows, part, places):
         """(numbers, where there are any) of one part of each row, cut or padded to `places`."""
         offsets = np.arange(places)
-        there = offsets < self._lengths[rows, part, None]
-        numbers = self._tokens[np.where(there, self._starts[rows, part, None] + offsets, 0)]
+        starts, lengths = self._places(rows, part)
+        there = offsets < lengths[:, None]
+        numbers = self._tokens[np.where(there, starts[:, None] + offsets, 0)]
         return np.where(there, numbers, 0).astype(np.int64), there

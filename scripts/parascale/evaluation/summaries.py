@@ -71,7 +71,7 @@ def write(model, pairs, decode, settings, batch, device, part=0, parts=1):
 
     pairs: the split (parascale.data.pairs.Pairs). decode: numbers → text. settings: a config Summaries. batch: documents at once.
     """
-    rows = np.arange(len(pairs.raw()[: settings.documents]))
+    rows = np.arange(len(pairs.raw(settings.documents)))
     batches = [rows[first : first + batch] for first in range(0, len(rows), batch)][part::parts]
     written = []
     title = "summaries" if parts == 1 else f"summaries, part {part + 1} of {parts}"
@@ -92,7 +92,7 @@ def judge(pairs, batches, settings):
     is. batches: what `write` gives, of all parts in any order. `lead` is what the first words of each document alone would reach, as many
     as references have on average.
     """
-    documents, references = zip(*pairs.raw()[: settings.documents], strict=True)
+    documents, references = zip(*pairs.raw(settings.documents), strict=True)
     rows = np.arange(len(documents))
     written = {"greedy": [], "beam": []}
     for _, greedy, beam in sorted(batches):
