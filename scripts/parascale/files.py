@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from parascale.errors import DamagedError, FullDiskError, RequirementError
+from parascale.errors import DamagedError, DataError, FullDiskError, RequirementError
 
 FULL = {errno.ENOSPC, errno.EDQUOT}  # of a disk, or of the quota on it
 REMEDY = "make room or choose another place, such as with --root"
@@ -98,8 +98,13 @@ def write_text(target, text):
 
 
 def write_json(target, value):
-    """Write `value` as readable JSON to `target` atomically."""
-    write_text(target, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write `value` as readable JSON to `target` atomically. DataError for a file's name in it that is not UTF-8."""
+    try:
+        write_text(target, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    except UnicodeEncodeError as error:
+        text, place = error.object, error.start
+        name = text[:place].rpartition('"')[2] + text[place:].partition('"')[0]
+        raise DataError(f"{name!a}: a name that is not UTF-8 cannot be recorded in {target}; rename it") from None
 
 
 def csv_text(columns, rows):

@@ -210,12 +210,36 @@ def test_a_file_that_changed_after_it_was_recorded(data, tmp_path):
 
 
 def test_names_that_say_their_split():
-    paths = ["data/train-00000-of-00002.parquet", "val/0.jsonl", "x_test.txt", "latest.txt", "train/test.txt", "a.txt"]
+    paths = ["data/train-00000-of-00001.parquet", "val/0.jsonl", "x_test.txt", "latest.txt", "a.txt"]
     assert paths_by_split(paths) == {
-        "train": ["data/train-00000-of-00002.parquet"],
+        "train": ["data/train-00000-of-00001.parquet"],
         "validation": ["val/0.jsonl"],
         "test": ["x_test.txt"],
     }
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (["train.txt", "dev.txt", "train/test.txt"], r"train/test\.txt: its name says train and test"),
+        (
+            ["train-00000-of-00003.txt", "train-00002-of-00003.txt"],
+            "train: the train split has 2 files .* one set of 3",
+        ),
+        (["a/test.jsonl", "a/test-0-of-1.jsonl"], "a/test: the test split has 2 files of this name"),
+        (["wiki.train.raw", "wiki.train.tokens"], "wiki.train: the train split has 2 files of this name"),
+        (["val-0-of-1-1ab.parquet", "val-0-of-1-2cd.parquet"], "val: the validation split has 2 files of this name"),
+    ],
+)
+def test_a_file_of_two_splits_and_a_split_that_is_there_twice_or_in_part_are_errors(paths, message):
+    with pytest.raises(DataError, match=message):
+        paths_by_split(paths)
+
+
+def test_a_name_that_cannot_be_recorded_is_an_error(tmp_path):
+    (tmp_path / "\udcfftrain.txt").write_text("a\n")
+    with pytest.raises(DataError, match=r"\\udcfftrain\.txt': a name that is not UTF-8"):
+        read(tmp_path, tmp_path / "raw", {})
 
 
 def test_folders_of_images_are_watched_down_to_their_classes_which_are_not_listed(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import numpy as np
 from parascale.data.image_tables import class_names, holds_images, pack_parquet, packed_classes, path_label
 from parascale.data.imagenet import imagenet_classes, index_tars, is_imagenet
 from parascale.data.images import ImageIndexWriter, write_index
-from parascale.data.named_files import SPLIT_NAMES, require_one_name
+from parascale.data.named_files import SPLIT_NAMES, require_one_set
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, few
 
@@ -91,12 +91,12 @@ def find_splits(root):
     for split, names in SPLIT_NAMES.items():
         found = {root / name: {name} for name in names if (root / name).is_dir()}
         if found:
-            require_one_name(split, found)
+            require_one_set(split, found)
             (folders[split],) = found
         patterns = [(name, pattern) for name in names for pattern in (".csv", ".parquet", "-*.parquet")]
         listed = {path: {name} for name, pattern in patterns for path in sorted(root.glob(f"{name}{pattern}"))}
         if listed:
-            require_one_name(split, listed)
+            require_one_set(split, listed)
             tables[split] = sorted(listed)
     return folders, tables
 

@@ -17,6 +17,8 @@ SPLIT_NAMES = {
     "validation": ("validation", "val", "valid", "dev"),
     "test": ("test", "testing"),
 }
+PART = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)[^/]*")
+ONE_SET = "fetch what is missing, rename or remove what does not belong, or, for text, name the right files under `data.source.files`"
 SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
 
 
@@ -121,12 +123,22 @@ def sliced(pattern):
     return pattern, None, None
 
 
-def require_one_name(split, found):
-    """Raise DataError where files bear different names of one split. found: path → the names of the split that are in it."""
+def require_one_set(split, found):
+    """Raise DataError where files may be a split twice, or not whole: by different names of the split, by the same name with different
+    endings, or with another part of `…-00000-of-00002`. found: path → the names of the split that are in it.
+    """
     first, names = next(iter(found.items()))
+    parts = {}
     for path, others in found.items():
         if not names & others:
+            raise DataError(f"{first} and {path} may both be the {split} split: {ONE_SET}")
+        match = PART.fullmatch(str(path))
+        name, *part = match.groups() if match else (os.path.splitext(path)[0], 0, 1)
+        parts.setdefault(name, []).append(tuple(map(int, part)))
+    for name, there in parts.items():
+        numbers, counts = zip(*sorted(there), strict=True)
+        if {*counts} != {len(there)} or numbers != tuple(range(numbers[0], numbers[0] + len(there))) or numbers[0] > 1:
             raise DataError(
-                f"{first} and {path} may both be the {split} split: rename or remove one, or, for text, name the right one under "
-                "`data.source.files`"
+                f"{name}: the {split} split has {len(there)} files of this name, which are not the parts of one set of {max(counts):,}: "
+                f"{ONE_SET}"
             )

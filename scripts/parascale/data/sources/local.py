@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from parascale.data.manifests import MANIFEST
-from parascale.data.named_files import SPLIT_NAMES, as_list, matches, require_one_name, sliced
+from parascale.data.named_files import SPLIT_NAMES, as_list, matches, require_one_set, sliced
 from parascale.data.sources import readers
 from parascale.data.sources.raw import Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
@@ -64,11 +64,14 @@ def paths_by_split(paths):
     for path in paths:
         words = set(re.split(r"[^a-z]+", path.lower()))
         splits = {split: found for split, names in SPLIT_NAMES.items() if (found := words.intersection(names))}
-        if len(splits) == 1:
-            ((split, found),) = splits.items()
+        if len(splits) > 1:
+            raise DataError(
+                f"{path}: its name says {' and '.join(splits)}: rename or remove it, or name the files of each split under `data.source.files`"
+            )
+        for split, found in splits.items():
             by_split.setdefault(split, {})[path] = found
     for split, found in by_split.items():
-        require_one_name(split, found)
+        require_one_set(split, found)
     return {split: list(by_split[split]) for split in SPLITS if split in by_split}
 
 
