@@ -2,11 +2,14 @@
 
 import itertools
 import json
+import unicodedata
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from parascale.data.pairs import Pairs, prepare_pairs
@@ -78,7 +81,51 @@ def test_rouge_counts_shared_words_and_pairs():
     assert scores["rouge1"] == pytest.approx(2 * (3 / 5) * (3 / 4) / (3 / 5 + 3 / 4))
     assert scores["rouge2"] == pytest.approx(2 * (2 / 4) * (2 / 3) / (2 / 4 + 2 / 3))
     assert scores["rougeL"] == scores["rouge1"]
-    assert rouge(["same text"], ["same text"]) == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0}
+
+
+TEXTS = [
+    "same text",
+    "Le café naïve fut fermé à Noël.",
+    "Суд отменил решение.",
+    "रक्षा मंत्री ने कहा कि हिन्दी",
+    "ศาลสั่งปล่อยตัวผู้ต้องหา 2023",
+    "法院今天撤销了判决。",
+    "OpenAI 发布 GPT-4 API",
+    "裁判所は判決を取り消した",
+    "대법원은 판결을 뒤집었다",
+    "ألغت المحكمة الحكم",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_identical_texts_of_every_script_score_one_and_others_less(text):
+    assert rouge([text], [unicodedata.normalize("NFC", text)]) == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0}
+    others = [other for other in TEXTS if other != text]
+    assert max(rouge([text] * len(others), others).values()) < 0.2
+    half = text[: len(text) // 2]
+    assert 0.1 < rouge([text], [half])["rouge1"] < 1
+
+
+@given(st.text(min_size=1).filter(str.strip))
+def test_any_identical_text_scores_one(text):
+    assert rouge([text], [text])["rouge1"] == rouge([text], [text])["rougeL"] == 1
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["Running dogs jumped over the café of Zoë", "α-synuclein binds to 3 naïve cells", "Two_words, 1,000 men"],
+)
+def test_english_scores_are_those_of_the_library(reference):
+    summary = "The dog runs over a cafe; α-synuclein binding, two words of 1000 men"
+    expected = RougeScorer(ROUGE, use_stemmer=True).score(reference, summary)
+    assert rouge([reference], [summary]) == {name: expected[name].fmeasure for name in ROUGE}
+
+
+def test_the_lead_of_a_script_without_spaces_is_no_longer_than_the_references():
+    rows = [("法院今天撤销了判决。理由明天公布。", "判决被撤销"), ("第二篇文章很长很长很长。", "文章很长")]
+    numbered = SimpleNamespace(raw=lambda count: rows)
+    found = judge(numbered, [(0, ["", ""], ["", ""])], Summaries(beams=2))
+    assert found["lead_words"] == 4 and found["lead"] == rouge([rows[0][1], rows[1][1]], ["法院今天", "第二篇文"])
 
 
 RAW = [

@@ -3,6 +3,8 @@
 Dimensions: B batch, W beams, S places of a document, T places of a summary, V vocabulary.
 """
 
+import re
+import unicodedata
 from functools import partial
 
 import numpy as np
@@ -13,6 +15,10 @@ from parascale.data.progress import Progress
 from parascale.data.tokenize import END_ID, UNKNOWN_ID
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
+# Characters of scripts that put no spaces between words: Thai to Tibetan, Burmese, Khmer, Chinese, Japanese.
+UNSPACED = re.compile(
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 
 
 @torch.no_grad()
@@ -60,10 +66,39 @@ def _until_end(row):
 
 
 def rouge(references, summaries):
-    """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L with stemming (Lin 2004; the `rouge_score` library), by name."""
-    scorer = RougeScorer(ROUGE, use_stemmer=True)
-    scores = [scorer.score(*pair) for pair in zip(references, summaries, strict=True)]
+    """Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L, by name (Lin 2004; the `rouge_score` library).
+
+    Its own words are runs of a to z and digits, stemmed, as published for English. References in other scripts are compared by `AnyWords`.
+    """
+    english, other = RougeScorer(ROUGE, use_stemmer=True), RougeScorer(ROUGE, tokenizer=AnyWords())
+    pairs = zip(references, summaries, strict=True)
+    scores = [
+        (other if _in_other_script(reference) else english).score(reference, written) for reference, written in pairs
+    ]
     return {name: float(np.mean([score[name].fmeasure for score in scores])) for name in ROUGE}
+
+
+class AnyWords:
+    """Words of any script for `rouge_score`: runs of letters, marks and digits, or each character where no spaces part words."""
+
+    def tokenize(self, text):
+        """The words of a text; without any, its characters."""
+        text = " ".join(_pieces(unicodedata.normalize("NFKC", text).lower()))
+        words = "".join(letter if unicodedata.category(letter)[0] in "LMN" else " " for letter in text).split()
+        return words or list(text.replace(" ", ""))
+
+
+def _in_other_script(text):
+    """Whether a tenth of a text's letters are not Latin, accents apart, or none of them is a to z."""
+    letters = [letter for letter in unicodedata.normalize("NFKD", text.lower()) if letter.isalnum()]
+    return 10 * sum(not letter.isascii() for letter in letters) >= len(letters) or not re.search(
+        "[a-z0-9]", text.lower()
+    )
+
+
+def _pieces(text):
+    """What stands between spaces, or each character where no spaces part words."""
+    return UNSPACED.sub(r" \g<0> ", text).split()
 
 
 def write(model, pairs, decode, settings, batch, device, part=0, parts=1):
@@ -98,8 +133,8 @@ def judge(pairs, batches, settings):
     for _, greedy, beam in sorted(batches):
         written["greedy"] += greedy
         written["beam"] += beam
-    words = round(np.mean([len(reference.split()) for reference in references]))
-    lead = [" ".join(document.split()[:words]) for document in documents]
+    words = round(np.mean([len(_pieces(reference)) for reference in references]))
+    lead = [" ".join(_pieces(document)[:words]) for document in documents]
     return {
         "documents": len(rows),
         **{name: rouge(references, summaries) for name, summaries in {**written, "lead": lead}.items()},
