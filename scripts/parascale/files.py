@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import pwd
 import shutil
 import tempfile
 import time
@@ -278,3 +279,11 @@ def is_full_disk(error):
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def user_name(number):
+    """The name of a user, by number; the number where the system knows none, as in a container."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

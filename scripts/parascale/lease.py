@@ -5,7 +5,6 @@ so long that another took its place ends as soon as it sees the other's lease. A
 meet its own former start, still training there: the later start takes the lease, and begins once the former must have seen that.
 """
 
-import getpass
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from contextlib import suppress
 
 from parascale import slurm
 from parascale.errors import TrainingError
-from parascale.files import locked, make_folder, read_json, write_json
+from parascale.files import locked, make_folder, read_json, user_name, write_json
 
 RENEW_SECONDS = 5.0
 STALE_SECONDS = 20.0  # several renewals, and the delay with which a parallel filesystem shows a change
@@ -158,16 +157,23 @@ class Lease:
 
     def holder(self):
         """What the lease says of its holder; None where there is none. Of a damaged lease, when it was written: a living holder soon
-        rewrites it.
+        rewrites it. TrainingError names the owner of one that may not be read.
         """
-        with suppress(FileNotFoundError):
+        try:
             return _read(self.path)
+        except FileNotFoundError:
+            return None
+        except PermissionError:
+            owner = user_name(self.path.stat().st_uid)
+            raise TrainingError(
+                f"{self.path}: of the user {owner}, and not readable here; ask them, or choose another place, such as with --root"
+            ) from None
 
     def _write(self):
         write_json(self.path, self._sign())
 
     def _sign(self):
-        return _own_start() | {"user": getpass.getuser(), "since": self.since, "time": time.time()}
+        return _own_start() | {"user": user_name(os.getuid()), "since": self.since, "time": time.time()}
 
 
 def _read(path):

@@ -3,7 +3,6 @@
 Any user may call these commands. Docstrings say what happens where Slurm is not there or does not answer.
 """
 
-import getpass
 import math
 import os
 import re
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from parascale.errors import RequirementError
+from parascale.files import user_name
 
 FIELD = re.compile(r"(\w+)=(\S*)")
 DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
@@ -190,7 +190,7 @@ def parse_records(kind, text):
 
 def accounts():
     """The accounts of this user, by name, as far as Slurm tells."""
-    command = ["sacctmgr", "-nP", "show", "associations", f"user={getpass.getuser()}", "format=account"]
+    command = ["sacctmgr", "-nP", "show", "associations", f"user={user_name(os.getuid())}", "format=account"]
     return sorted(set(told(command, ANSWER_SECONDS).split()))
 
 

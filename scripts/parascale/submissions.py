@@ -3,13 +3,13 @@
 So a job is charged even if it died before its record began, and a workflow that is started again finds its jobs in the queue.
 """
 
-import getpass
 import json
+import os
 import socket
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from parascale.files import append_line, read_json_lines
+from parascale.files import append_line, read_json_lines, user_name
 
 FILE = "submissions.jsonl"
 FIELDS = ("job_id", "rule", "kind", "run", "key", "jobs")
@@ -19,7 +19,7 @@ def note(store, job_id, rule, kind=None, run=None, key=None, jobs=None):
     """Write down a job that was submitted. store: folder below the root. kind, run: of a training. key: a training's, or a digest of what
     decides another job's output. jobs: rule and wildcards of each of Snakemake's jobs in it."""
     line = dict(zip(FIELDS, (job_id, rule, kind, run, key, jobs), strict=True))
-    line |= {"time": datetime.now(UTC).isoformat(timespec="seconds"), "user": getpass.getuser()}
+    line |= {"time": datetime.now(UTC).isoformat(timespec="seconds"), "user": user_name(os.getuid())}
     append_line(store / FILE, json.dumps(line | {"host": socket.gethostname()}))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from parascale import lease as module
 from parascale.errors import TrainingError
-from parascale.files import read_json, write_json
+from parascale.files import read_json, user_name, write_json
 from parascale.lease import Lease
 
 
@@ -36,6 +36,18 @@ def test_a_living_holder_is_named(tmp_path):
     assert second.acquire() is None
     second.release()
     assert not second.path.exists()
+
+
+def test_a_lease_that_may_not_be_read_names_its_owner_or_the_number_of_a_user_without_a_name(tmp_path, monkeypatch):
+    def forbidden(path):
+        raise PermissionError
+
+    (tmp_path / "lease.json").touch()
+    os.chown(tmp_path / "lease.json", 54321 if os.getuid() == 0 else -1, -1)
+    monkeypatch.setattr(module, "read_json", forbidden)
+    owner = "54321" if os.getuid() == 0 else user_name(os.getuid())
+    with pytest.raises(TrainingError, match=f"of the user {owner}, and not readable.*--root"):
+        Lease(tmp_path).acquire()
 
 
 def test_who_waits_goes_on_when_the_holder_has_ended(tmp_path, capfd):
