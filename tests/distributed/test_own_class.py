@@ -1,8 +1,11 @@
 """A model class of the user's own: its dropout has the same masks in every layout, or its layouts are not called comparable."""
 
+import contextlib
+import tempfile
+
 import pytest
 
-from parascale.errors import ConfigError
+from parascale.errors import ConfigError, TrainingError
 from parascale.families.build import build_model
 from parascale.settings import Model, make
 from parascale.train.parity import compare_folders
@@ -109,6 +112,27 @@ def refused(settings):
     with pytest.raises(ConfigError) as error:
         train_settings(settings)
     return str(error.value)
+
+
+def ended(settings):
+    """What a rank printed before its training ended, the error's message included."""
+    with tempfile.TemporaryFile("w+") as printed, contextlib.redirect_stderr(printed):
+        try:
+            train_settings(settings)
+        except TrainingError as error:
+            print(f"error: {error}", file=printed)
+        printed.seek(0)
+        return printed.read()
+
+
+def test_a_parameter_without_a_gradient_is_named_at_the_first_step_in_every_layout(file, make_settings, tmp_path):
+    file = file.with_name("unused.py")
+    file.write_text(CLASS.replace("self.head = ", "self.spare = nn.Linear(3, 3)\n        self.head = "))
+    for name, layout in {"single": {}, "fsdp": {"fsdp": 2}, "ddp": {"dp": 2}}.items():
+        settings = make_settings(name, layout, **keys_of(file))
+        for printed in run_on_ranks(ended, ranks_of(layout), tmp_path / "ranks" / name, settings):
+            kind = "error" if name == "ddp" else "warning"
+            assert f"{kind}: parameter `spare.weight` and 1 more had no part in the loss" in printed, name
 
 
 def test_a_module_in_two_places_is_refused(file, make_settings, tmp_path):

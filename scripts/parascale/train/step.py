@@ -1,6 +1,7 @@
 """One optimizer step of a ParallelModel: share of the samples in, new weights out."""
 
 import hashlib
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from parascale.data.sampler import share
+from parascale.errors import TrainingError
 from parascale.families.dropout import Draws
 from parascale.train.averaging import make_averager
 from parascale.train.loss import LossScale, all_reduce, computation_context, count_targets
@@ -93,6 +95,7 @@ class Stepper:
         self.draws = make_draws(run, model)
         self.averager = make_averager(run, model)
         self.number = 0
+        self.unchecked = run.workload.model.is_own
         self.scale = LossScale(self.mesh.device) if run.precision == "fp16" else None
         self.clip_norm = run.workload.optim.clip_norm
         self.counts = self.mesh.coordinate("tp") == 0 and self.mesh.coordinate("pp") == 0
@@ -111,6 +114,8 @@ class Stepper:
         targets, agreed = self.agree(batches, stop, save)
         self.loss.targets = targets if self.scale is None else targets / self.scale.value
         local_loss = self._forward_backward(batches)
+        if self.unchecked:
+            self._check_gradients()
         with self.clock.phase("communication"):
             if self.mesh.devices is not None:
                 finish_gradients(self.model)
@@ -165,6 +170,18 @@ class Stepper:
             else:
                 total += self._plain_forward_backward(inputs, labels, last=number == len(batches))
         return total
+
+    def _check_gradients(self):
+        """Name the parameters of a user's class that its first step did not use: DDP waits for the gradient of each."""
+        self.unchecked = False
+        named = [pair for part in self.model.parts for pair in part.named_parameters()]
+        unused = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
+        if unused:
+            more = f" and {len(unused) - 1} more" if unused[1:] else ""
+            said = f"parameter `{unused[0]}`{more} had no part in the loss: use it, set `requires_grad = False`, or remove it"
+            if isinstance(self.model.forward_module, DistributedDataParallel):
+                raise TrainingError(f"{said}. `ddp` cannot train a model that leaves parameters out")
+            print(f"warning: {said}; `ddp` would refuse it", file=sys.stderr, flush=True)
 
     def _plain_forward_backward(self, inputs, labels, last):
         module = self.model.forward_module
