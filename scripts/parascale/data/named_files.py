@@ -19,6 +19,15 @@ SPLIT_NAMES = {
 }
 PART = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)[^/]*")
 ONE_SET = "fetch what is missing, rename or remove what does not belong, or, for text, name the right files under `data.source.files`"
+# Of a repository of the Hub, not of its data (`datasets.data_files.FILES_TO_IGNORE`).
+DESCRIPTIONS = {
+    "README.md",
+    "config.json",
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dummy_data.zip",
+    "dataset_dict.json",
+}
 SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
 
 
@@ -105,7 +114,37 @@ def matches(folder, pattern):
     literal = os.path.join(folder, path)
     if os.path.isfile(literal):
         return iter([literal])
-    return filter(os.path.isfile, glob.iglob(os.path.join(glob.escape(str(folder)), path), recursive=True))
+    whole = os.path.join(glob.escape(str(folder)), path)
+    found = filter(meant_by(whole), glob.iglob(whole, recursive=True))
+    return filter(os.path.isfile, dict.fromkeys(found) if path.count("**") > 1 else found)
+
+
+def meant_by(pattern):
+    """A function from a path to whether `pattern` means it, as the Hub resolves patterns (`datasets.data_files`).
+
+    `*` stays within a folder, `**` does not. Hidden names, folders that begin with `__`, and files that describe a data set must be asked
+    for. Raises ConfigError where `**` is but a part of a name.
+    """
+    from fsspec.utils import glob_translate
+
+    try:
+        fits = re.compile(glob_translate(pattern)).match
+    except ValueError:
+        raise ConfigError(f"`{pattern}`: `**` must stand alone, as in `data/**/*.txt` (`data.source.files`)") from None
+    asked, (*_, last) = _unusual(pattern), pattern.split("/")
+
+    def means(path):
+        name = path.rpartition("/")[2]
+        return bool(fits(path)) and _unusual(path) == asked and (name not in DESCRIPTIONS or name == last)
+
+    return means
+
+
+def _unusual(path):
+    """(hidden names in a path, its folders that begin with `__`)."""
+    parts = path.split("/")
+    hidden = sum(part.startswith(".") and part not in (".", "..") for part in parts)
+    return hidden, sum(part.startswith("__") for part in parts[:-1])
 
 
 def as_list(patterns):

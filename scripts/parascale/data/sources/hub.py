@@ -4,11 +4,12 @@
 `transfer`, because the library's own download starts every file anew in a new process.
 """
 
-import fnmatch
+import glob
+import posixpath
 import shutil
 from pathlib import Path
 
-from parascale.data.named_files import SPLIT_NAMES, as_list
+from parascale.data.named_files import SPLIT_NAMES, as_list, meant_by, require_one_set, sliced
 from parascale.data.sources import builtin
 from parascale.data.sources.local import paths_by_split
 from parascale.data.sources.raw import describe, write_manifest
@@ -29,6 +30,9 @@ from parascale.settings.strict import nearest
 PARQUET = ".parquet"
 ANSWER_TIMEOUT_SECONDS = 30.0
 # File ending → the loader of `datasets` that turns it into Parquet.
+SHARDS = (
+    "data/*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*"  # taken before other names, as `datasets` does
+)
 LOADERS = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".txt": "text"}
 
 
@@ -84,49 +88,74 @@ def _ask(api, source, page):
 
 def _files_of_splits(source, info, paths):
     """Split → paths in the repository: as `data.source.files` says, as the data set's card says, or by the files' names."""
-    if source.files:
-        patterns = {split: as_list(found) for split, found in source.files.items()}
-    else:
-        patterns = _card_patterns(source, info)
+    folder, patterns = ("", source.files) if source.files else _of_card(source, info)
     usable = (PARQUET, *LOADERS)
     readable = [path for path in paths if Path(path).suffix.lower() in usable]
-    if patterns is None:
-        folder = f"{source.config}/" if source.config else ""
-        by_split = paths_by_split([path for path in readable if path.startswith(folder)])
-    else:
-        by_split = {
-            split: [path for glob in wanted for path in sorted(fnmatch.filter(readable, glob.removeprefix("./")))]
+
+    def named(pattern):
+        path, first, _ = sliced(pattern)
+        if first is not None:
+            raise ConfigError(f"`{pattern}`: rows are chosen of files on this machine, with `data.source.location`")
+        return sorted(filter(meant_by(posixpath.join(glob.escape(folder), path.removeprefix("./"))), readable))
+
+    def some(found, wanted):
+        if found:
+            return found
+        raise DataError(
+            f"{source.name}, configuration {source.config}: no files {wanted} among {len(paths)} files ({', '.join(usable)} are "
+            "understood). Name them: `data.source.files: {train: data/train-*.parquet}`"
+        )
+
+    if patterns:
+        return {
+            split: [path for each in as_list(wanted) for path in some(named(each), f"that match `{each}`")]
             for split, wanted in patterns.items()
         }
-    by_split = {split: found for split, found in by_split.items() if found}
-    if not by_split:
+    inside = [posixpath.relpath(path, folder or ".") for path in named(SHARDS) or named("**")]
+    by_split = some(paths_by_split(inside), f"of the splits {', '.join(SPLITS)}")
+    return {split: [posixpath.join(folder, path) for path in found] for split, found in by_split.items()}
+
+
+def _of_card(source, info):
+    """(folder, split → patterns in it), as the `configs` of the data set's card say; without patterns the files' names say."""
+    from datasets.data_files import sanitize_patterns
+
+    try:
+        listed = (info.card_data or {}).get("configs") or []
+        configs = {
+            str(entry["config_name"]): entry for entry in listed if entry.get("data_files") or entry.get("data_dir")
+        }
+        chosen = [
+            name for name, entry in configs.items() if name == "default" or entry.get("default") or len(configs) == 1
+        ]
+        name = source.config or (chosen[0] if chosen else None)
+        entry = configs.get(name, {})
+        folder, by_name = str(entry.get("data_dir") or ""), sanitize_patterns(entry.get("data_files") or {})
+        if not all(isinstance(pattern, str) for wanted in by_name.values() for pattern in wanted):
+            raise ValueError(f"no paths: {by_name}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(
-            f"{source.name}, configuration {source.config}: no files of the splits {', '.join(SPLITS)} among "
-            f"{len(paths)} files ({', '.join(usable)} are understood). Name them: `data.source.files: {{train: data/train-*.parquet}}`"
-        )
-    return by_split
-
-
-def _card_patterns(source, info):
-    """Split → patterns, as the `configs` of the data set's card say; None where the card says nothing of files."""
-    listed = (info.card_data or {}).get("configs") or []
-    configs = {entry.get("config_name", "default"): entry["data_files"] for entry in listed if entry.get("data_files")}
-    if not configs:
-        return None
-    if source.config is None and len(configs) > 1 and "default" not in configs:
+            f"{source.name}: `configs` of its card are not as the Hub wants them ({said}). Name the files yourself: "
+            "`data.source.files: {train: data/train-*.parquet}`"
+        ) from None
+    if configs and name is None:
         raise ConfigError(
             f"{source.name} has several configurations; set `data.source.config` to one of {', '.join(configs)}"
         )
-    name = source.config or ("default" if "default" in configs else next(iter(configs)))
-    if name not in configs:
+    if configs and name not in configs:
         raise ConfigError(f"{source.name}: no configuration `{name}`{nearest(name, configs)}")
     patterns = {}
-    for entry in as_list(configs[name]):
-        entry = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
-        for split, names in SPLIT_NAMES.items():
-            if entry["split"] in names:
-                patterns.setdefault(split, []).extend(as_list(entry["path"]))
-    return patterns
+    for split, names in SPLIT_NAMES.items():
+        if found := {name: {name} for name in by_name if name in names}:
+            require_one_set(split, found)
+            patterns[split] = by_name[next(iter(found))]
+    if by_name and not patterns:
+        raise DataError(
+            f"{source.name}: its card has only the splits {', '.join(by_name)}: name the files under `data.source.files`"
+        )
+    folder = posixpath.normpath(folder if configs else source.config or "").strip("/")
+    return folder if folder != "." else "", patterns
 
 
 def _as_parquet(split, pieces, folder):
