@@ -22,7 +22,13 @@ from parascale import __version__, cli
 from parascale.settings import load_project_file
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "profiles/README.md", "config/README.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "profiles/README.md",
+    "config/README.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+)
 SLURM = ("scontrol", "scancel", "squeue", "sacct")
 PROGRAM = "|".join(("parascale|snakemake|make|torchrun|python|tensorboard|wandb|hf|pip|source|eval|git|jutil", *SLURM))
 LINE = re.compile(rf"^ {{4}}((?:{PROGRAM}) [^─].*)$|`((?:{PROGRAM}) [^`]+|\.ci/run)`", re.MULTILINE)

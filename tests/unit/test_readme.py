@@ -1,10 +1,12 @@
-"""The example of CONTRIBUTING.md, a workload of one's own in three files, works as it is written there."""
+"""The example of README.md, a workload of one's own in three files, works as it is written there."""
 
 import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from parascale import cli
 from parascale.data.sources import download
 from parascale.data.text import prepare
 from parascale.files import read_json_lines
@@ -23,11 +25,22 @@ BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks():
-    """Language → text of the fenced blocks of the page, without their indentation."""
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    """Language → text of the fenced blocks of the page."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
     return {
         language: re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for indent, language, text in BLOCK.findall(page)
     }
+
+
+def test_what_a_command_prints_is_what_the_page_shows(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    command, *shown = blocks()["console"].splitlines()
+    printed = CliRunner().invoke(cli.parascale, command.split()[2:]).output
+    assert shown and printed.splitlines()[: len(shown)] == shown
+
+
+def test_the_page_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
 @pytest.fixture
