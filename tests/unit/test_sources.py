@@ -1,5 +1,6 @@
 """Sources without a network: files on this machine are read in place."""
 
+import gzip
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parascale.data.named_files import local_files, local_folders
-from parascale.data.sources import download
+from parascale.data.sources import download, readers
 from parascale.data.sources.local import paths_by_split
 from parascale.data.sources.raw import Raw
 from parascale.errors import ConfigError, DataError
@@ -164,7 +165,21 @@ def test_sources_that_name_nothing(tmp_path):
         ("a.txt", "é\n".encode("utf-16-be"), r"byte 1 \(0xe9\).*-f utf-16"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', r"a\.jsonl, line 2: not valid JSON"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"}\n\n', ["a", "b"]),
-        ("a.jsonl", b'{"text": "a"}\n\n{"text": 1}\n', "line 3: `text` holds no text but 1"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n\n{"text": 1}\n',
+            "line 3: `text` holds no text but 1; correct it, or name the column",
+        ),
+        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', ["a", None]),
+        (
+            "a.jsonl",
+            gzip.compress(b'{"text": "a"}\n'),
+            r"a\.jsonl: it holds gzip, whatever its name says: unpack it \(`gunzip`\)",
+        ),
+        ("a.txt", b"PAR1\x15\x04\xff", r"a\.txt: it holds Parquet.*`\.parquet`"),
+        ("a.txt", b"PK\x03\x04\x14\x00", "it holds a zip archive"),
+        ("a.parquet", gzip.compress(b"x"), r"a\.parquet: it holds gzip.*`gunzip`"),
+        ("a.jsonl.gz", gzip.compress(b"x"), r"cannot tell what `\.gz` holds"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: `text` holds half of a UTF-16 pair"),
         ("a.jsonl", b"[" * 100_000, "line 1: not valid JSON"),
         ("a.jsonl", b'{"text": ' + b"9" * 10_000 + b"}", "line 1: not valid JSON"),
@@ -190,6 +205,18 @@ def test_damaged_parquet_and_other_columns_are_named(tmp_path):
     with pytest.raises(DataError, match="row 0: `number` holds no text but 0"):
         read(tmp_path, tmp_path / "raw", {"train": path.name}, columns={"text": "number"})
     content = path.read_bytes()
+    twice = pyarrow.Table.from_arrays([["a"], ["b"]], ["text", "text"])
+    latin = pyarrow.array([b"ok", b"caf\xe9"]).cast(pyarrow.binary()).view(pyarrow.string())
+    wrong = {
+        "2 columns are called `text`": twice,
+        r"a text is not UTF-8 \(0xe9\).*Latin-1": pyarrow.table({"text": latin}),
+    }
+    for number, (message, table) in enumerate(wrong.items()):
+        pyarrow.parquet.write_table(table, tmp_path / f"{number}.parquet")
+        with pytest.raises(DataError, match=message):
+            read(tmp_path, tmp_path / f"raw{number}", {"train": f"{number}.parquet"})
+    with pytest.raises(DataError, match=r"gone\.parquet: cannot be read \(No such file or directory\)"):
+        readers.count_rows(tmp_path / "gone.parquet")
     path.write_bytes(content[:4] + b"\xff" * 40 + content[44:])
     with pytest.raises(DataError, match="damaged Parquet"):
         read(tmp_path, tmp_path / "other", {"train": path.name})

@@ -14,7 +14,8 @@ from parascale.data.sources import download
 from parascale.data.sources.raw import Raw
 from parascale.data.text import IGNORED, Tokens, Windows, prepare
 from parascale.errors import ConfigError, DataError, RequirementError
-from parascale.settings import Source, Text
+from parascale.evaluation.task import open_task
+from parascale.settings import Source, Text, Workload, make
 from parascale.settings.data import ExpectedText
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
@@ -45,6 +46,24 @@ def test_vocabulary_comes_from_the_train_split_by_count_then_spelling(tmp_path):
 def test_every_line_ends_in_one_end_mark_empty_ones_too(tmp_path):
     tokens = prepared(tmp_path)
     assert tokens.decode(tokens.split("train")) == "the cat sat \n \n the dog <unk> The \n a cat \n"
+
+
+def test_rows_without_a_text_are_left_out_and_counted(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a b"}\n{"text": null}\n{"text": "c"}\n{"text": ""}\n')
+    files = dict.fromkeys(("train", "validation", "test"), "rows.jsonl")
+    raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
+    prepare(raw, Text(), ExpectedText(train_samples=4), tmp_path / "flat")
+    assert Tokens(tmp_path / "flat").split("test").tolist() == [2, 3, 1, 4, 1, 1]
+    task = open_task(make(Workload, name="x", task="language_model", training={"window": 2}), tmp_path / "flat")
+    assert task.excluded == {split: {"without_text": 1} for split in files}
+    (tmp_path / "rows.jsonl").write_text('{"text": null}\n')
+    with pytest.raises(DataError, match="no text: 0 empty documents, 1 rows that have null"):
+        prepare(
+            download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw"),
+            Text(),
+            ExpectedText(),
+            tmp_path / "b",
+        )
 
 
 @pytest.mark.parametrize(

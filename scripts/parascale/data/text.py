@@ -27,12 +27,26 @@ def prepare(raw, text, expected, output):
     """
 
     def write(folder, split, tokenizer, documents, dtype):
-        counts = write_documents(folder / f"{split}.bin", tokenizer, documents, dtype)
+        left_out = {"without_text": 0}
+
+        def there():
+            for document in documents:
+                if document is None:
+                    left_out["without_text"] += 1
+                else:
+                    yield document
+
+        counts = write_documents(folder / f"{split}.bin", tokenizer, there(), dtype) | left_out
         if counts["words"] == 0:
-            raise DataError(f"{raw.folder}: the split `{split}` has no text: {counts['documents']} empty documents")
+            raise DataError(
+                f"{raw.folder}: the split `{split}` has no text: {counts['documents']} empty documents, {counts['without_text']} rows that have null"
+            )
         return counts
 
-    return prepared(raw, text, expected, output, ("documents", raw.documents, iter), write)
+    def texts(documents):
+        return (document for document in documents if document is not None)
+
+    return prepared(raw, text, expected, output, ("documents", raw.documents, texts), write)
 
 
 def prepared(raw, text, expected, output, rows, write):
@@ -59,7 +73,9 @@ def prepared(raw, text, expected, output, rows, write):
             with Progress(f"{split} tokens", unit) as progress:
                 splits[split] = write(partial, split, tokenizer, progress.count(rows_of(split)), dtype)
         train = splits["train"]
-        samples = sum(train.get(name, 0) for name in ("documents", "without_document", "without_summary"))
+        samples = sum(
+            train.get(name, 0) for name in ("documents", "without_text", "without_document", "without_summary")
+        )
         found = {
             "vocabulary": (vocabulary_size, "entries of the vocabulary"),
             "train_tokens": (train["tokens"], "tokens in the train split"),

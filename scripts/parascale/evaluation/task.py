@@ -79,7 +79,8 @@ def _open_language_model(workload, folder, seed):
     tokens, training = Tokens(folder), workload.training
     strides = {"train": training.stride}  # evaluation meets every token once
     windows = {name: Windows(tokens.split(name), training.window, strides.get(name)) for name in SPLITS}
-    return Task(windows, tokens.vocabulary_size)
+    excluded = {name: {"without_text": tokens.manifest["splits"][name].get("without_text", 0)} for name in SPLITS}
+    return Task(windows, tokens.vocabulary_size, excluded=excluded)
 
 
 def _open_summarisation(workload, folder, seed):

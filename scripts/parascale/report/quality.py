@@ -20,6 +20,7 @@ ACCURACIES = columns(
     test_top5="Test, top 5",
 )
 REASONS = {
+    "without_text": "without a text left out",
     "without_document": "without a document left out",
     "without_summary": "without a summary left out",
     "long_summary": "with too long a summary left out",

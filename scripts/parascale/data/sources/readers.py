@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 
@@ -17,6 +18,16 @@ KINDS = {
     **dict.fromkeys((".jsonl", ".ndjson"), JSON_LINES),
 }
 BLOCK_BYTES = 1 << 20
+ROWS_AT_ONCE = 1024  # of Parquet: memory holds their texts
+# How files begin that are often called by another name → what they hold, and what to do.
+FORMS = {
+    b"\x1f\x8b": ("gzip", "unpack it (`gunzip`)"),
+    b"BZh": ("bzip2", "unpack it (`bunzip2`)"),
+    b"\xfd7zXZ": ("xz", "unpack it (`unxz`)"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "unpack it (`unzstd`)"),
+    b"PK\x03\x04": ("a zip archive", "unpack it (`unzip`)"),
+    b"PAR1": ("Parquet", "let its name end in `.parquet`"),
+}
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -41,7 +52,7 @@ def count_rows(path):
 
 
 def documents(path, column, first=0, last=None):
-    """The texts of lines or rows `first` … `last − 1` of a file. column: the one that holds text, where there are columns."""
+    """The texts of lines or rows `first` … `last − 1` of a file, None for a row that has null. column: the one that holds text."""
     if kind_of(path) == TEXT:
         yield from _part(path, _lines(path), first, last)
     else:
@@ -52,15 +63,18 @@ def documents(path, column, first=0, last=None):
 def records(path, columns, first=0, last=None, required=False):
     """The rows `first` … `last − 1` of a Parquet or JSON Lines file: a tuple of the texts in `columns`, None where one is missing.
 
-    required: a missing text is an error.
+    required: each line of JSON must have the columns; null is a text that is missing.
     """
     if kind_of(path) == TEXT:
         raise DataError(f"{path}: plain text has no columns {', '.join(columns)}; give Parquet or JSON Lines")
     rows, word = (_parquet_rows, "row") if kind_of(path) == PARQUET else (_json_rows, "line")
     for number, values in _part(path, rows(path, columns, required), first, last):
         for name, value in zip(columns, values, strict=True):
-            if not isinstance(value, str) and (required or value is not None):
-                raise DataError(f"{path}, {word} {number:,}: `{name}` holds no text but {value!r:.100}")
+            if not isinstance(value, str) and value is not None:
+                raise DataError(
+                    f"{path}, {word} {number:,}: `{name}` holds no text but {value!r:.100}; correct it, or name the column of texts under "
+                    "`data.source.columns`"
+                )
             if value and SURROGATE.search(value):
                 raise DataError(
                     f"{path}, {word} {number:,}: `{name}` holds half of a UTF-16 pair, which is not a character"
@@ -86,6 +100,7 @@ def _lines(path):
             except UnicodeDecodeError as error:
                 wrong = error.start
             if wrong >= 0:
+                _require_form(path)
                 raise DataError(
                     f"{path}: byte {offset + wrong:,} (0x{line[wrong]:02x}) is not UTF-8 text. Convert the file "
                     "(`iconv -f latin1 -t utf-8`, or `-f utf-16`), or name the right one."
@@ -112,14 +127,22 @@ def _json_rows(path, columns, required):
 
 
 def _parquet_rows(path, columns, required):
-    table = _parquet(path)
-    _require(path, table.schema_arrow.names, columns, "text" if required else "document")
-    number = 0
+    table, number = _parquet(path), 0
+    names = table.schema_arrow.names
+    _require(path, names, columns, "text" if required else "document")
+    for name in columns:
+        if names.count(name) > 1:
+            raise DataError(f"{path}: {names.count(name)} columns are called `{name}`; write the file again with one")
     try:
-        for batch in table.iter_batches(columns=columns):
+        for batch in table.iter_batches(ROWS_AT_ONCE, columns=columns):
             rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
             yield from enumerate(rows, number)
             number += batch.num_rows
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, in the {ROWS_AT_ONCE:,} rows after row {number:,}: a text is not UTF-8 (0x{error.object[error.start]:02x}) but maybe "
+            "Latin-1; write the file again as UTF-8"
+        ) from None
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path}, after row {number:,}: damaged Parquet ({error}); fetch it again") from None
 
@@ -135,4 +158,16 @@ def _parquet(path):
     try:
         return pyarrow.parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a whole Parquet file ({error})") from None
+        if isinstance(error, OSError) and error.errno:
+            raise DataError(f"{path}: cannot be read ({os.strerror(error.errno)})") from None
+        _require_form(path)
+        raise DataError(f"{path}: not a whole Parquet file ({error}); fetch it again") from None
+
+
+def _require_form(path):
+    """Raise DataError where a file begins as one of `FORMS`, and not as one of its name does."""
+    with open(path, "rb") as handle:
+        head = handle.read(8)
+    for start, (form, remedy) in FORMS.items():
+        if head.startswith(start) and (form != "Parquet" or kind_of(path) != PARQUET):
+            raise DataError(f"{path}: it holds {form}, whatever its name says: {remedy}")
