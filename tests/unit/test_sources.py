@@ -238,7 +238,7 @@ def test_a_file_that_changed_after_it_was_recorded(data, tmp_path):
 
 def test_names_that_say_their_split():
     paths = ["data/train-00000-of-00001.parquet", "val/0.jsonl", "x_test.txt", "latest.txt", "a.txt"]
-    assert paths_by_split(paths) == {
+    assert paths_by_split(paths, []) == {
         "train": ["data/train-00000-of-00001.parquet"],
         "validation": ["val/0.jsonl"],
         "test": ["x_test.txt"],
@@ -260,7 +260,7 @@ def test_names_that_say_their_split():
 )
 def test_a_file_of_two_splits_and_a_split_that_is_there_twice_or_in_part_are_errors(paths, message):
     with pytest.raises(DataError, match=message):
-        paths_by_split(paths)
+        paths_by_split(paths, [])
 
 
 def test_a_name_that_cannot_be_recorded_is_an_error(tmp_path):

@@ -76,6 +76,8 @@ def download(project, workload, attempts, force):
         parts = [f"rows {entry['first']:,} to {entry['last']:,}" for entry in files if "first" in entry]
         size = f"{sum(entry['bytes'] for entry in files):,} bytes"
         print(f"{output}: {split}: {len(files)} file(s), {', '.join(parts[:3]) or size}")
+    for note in raw.notes:
+        print(note)
 
 
 @data.command()

@@ -15,7 +15,7 @@ import numpy as np
 from parascale.data.image_tables import class_names, holds_images, pack_parquet, packed_classes, path_label
 from parascale.data.imagenet import imagenet_classes, index_tars, is_imagenet
 from parascale.data.images import ImageIndexWriter, write_index
-from parascale.data.named_files import SPLIT_NAMES, require_one_set
+from parascale.data.named_files import SPLIT_NAMES, is_foreign, note_foreign, require_one_set
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, few
 
@@ -42,7 +42,7 @@ def index_images(root, settings, output, columns=None):
     # What was unpacked, and perhaps changed, comes before the tars that it came from.
     if not there and is_imagenet(root):
         classes = imagenet_classes(root)
-        pack = partial(index_tars, root, classes)
+        pack = partial(index_tars, root, classes, notes)
     elif not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
         classes = list(packed_classes(tables, columns).values())
         pack = partial(pack_parquet, tables, columns)
@@ -65,7 +65,7 @@ def index_images(root, settings, output, columns=None):
 
 def _unwrapped(root):
     """The one folder inside `root` that holds the splits, as archives often come; else `root` itself."""
-    inside = [entry for entry in root.iterdir() if entry.is_dir()]
+    inside = [entry for entry in root.iterdir() if entry.is_dir() and not is_foreign(f"{entry.name}/")]
     if len(inside) == 1 and not any(find_splits(root)) and any(find_splits(inside[0])):
         return inside[0]
     return root
@@ -105,7 +105,9 @@ def scan_folders(folders, root, notes):
     """Index folders that hold one folder a class. Returns (classes, split → (rows, names)), and adds to the notes."""
     classes, splits = None, {}
     for split, folder in folders.items():
-        found = sorted(entry.name for entry in os.scandir(os.fsencode(folder)) if _is_folder(entry))
+        entries = [(entry.name, _is_folder(entry)) for entry in os.scandir(os.fsencode(folder))]
+        foreign = [_shown(name) for name, is_folder in entries if is_foreign(os.fsdecode(name) + "/" * is_folder)]
+        found = sorted(name for name, is_folder in entries if is_folder and not is_foreign(os.fsdecode(name) + "/"))
         if not found:
             raise DataError(f"{folder}: no folders of classes here; each class needs one, with its images inside")
         classes = classes or found
@@ -120,13 +122,15 @@ def scan_folders(folders, root, notes):
         writer, ignored = ImageIndexWriter(), 0
         paths = [os.path.join(prefix, classes[label]) if prefix != b"." else classes[label] for label in labels]
         lists = ordered_map(lambda path: _scan_class(os.fsencode(root), path), paths, SCAN_THREADS)
-        for label, path, (names, lengths, others) in zip(labels, paths, lists, strict=True):
+        for label, path, (names, lengths, others, hidden) in zip(labels, paths, lists, strict=True):
             if not names:
                 raise DataError(
                     f"{os.path.join(os.fsencode(root), path).decode(errors='backslashreplace')}: a class without images: remove the folder or fill it"
                 )
             writer.add(names, label, lengths)
             ignored += others
+            foreign += hidden
+        note_foreign(foreign, notes, f"{split}: ")
         if ignored:
             notes.append(f"{split}: {ignored:,} files are not images by their names and were left out")
         splits[split] = writer.arrays()
@@ -152,22 +156,26 @@ def hold_out(root, splits, settings, notes):
 
 
 def _scan_class(root, path):
-    """(names, lengths, number of other files) of the images anywhere below `root/path`, by name.
+    """(names, lengths, number of other files, hidden or foreign ones) of the images anywhere below `root/path`, by name.
 
     An image that is a link to nothing has length 0: it is a bad sample, and listed as one when it is converted.
     """
-    names, others, real = [], 0, {}
-    for folder, _, files in os.walk(os.path.join(root, path), onerror=_unreadable, followlinks=True):
+    names, others, foreign, real = [], 0, [], {}
+    for folder, folders, files in os.walk(os.path.join(root, path), onerror=_unreadable, followlinks=True):
         above = real.get(os.path.dirname(folder), frozenset())
         if (here := os.path.realpath(folder)) in above:
             raise DataError(f"{_shown(folder)}: this link leads back to a folder above it; remove it")
         real[folder] = above | {here}
-        images = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]
         below = os.path.relpath(folder, root)
+        hidden = {name for name in folders if is_foreign(os.fsdecode(name) + "/")}
+        hidden |= {name for name in files if is_foreign(os.fsdecode(name))}
+        foreign += [_shown(below + b"/" + name) for name in sorted(hidden)]
+        folders[:], files = ([name for name in listed if name not in hidden] for listed in (folders, files))
+        images = [name for name in files if name.lower().endswith(IMAGE_SUFFIXES)]
         names += [below + b"/" + name for name in images]
         others += len(files) - len(images)
     names.sort()
-    return names, [_size(os.path.join(root, name)) or 0 for name in names], others
+    return names, [_size(os.path.join(root, name)) or 0 for name in names], others, foreign
 
 
 def _unreadable(error):

@@ -8,6 +8,7 @@ import csv
 import tarfile
 
 from parascale.data.images import ImageIndexWriter
+from parascale.data.named_files import is_foreign, note_foreign
 from parascale.errors import DataError, few
 
 TRAIN, VALIDATION, LABELS = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "LOC_val_solution.csv"
@@ -22,35 +23,36 @@ def is_imagenet(root):
 def imagenet_classes(root):
     """The names of the classes, which are WordNet's numbers."""
     with _opened(root / TRAIN) as tar:
-        return sorted(member.name.removesuffix(".tar") for member in _members(tar) if member.name.endswith(".tar"))
+        return sorted(member.name.removesuffix(".tar") for member in _members(tar, []) if member.name.endswith(".tar"))
 
 
-def index_tars(root, classes, folder):
+def index_tars(root, classes, notes, folder):
     """Split → (rows, names) of the images; `<split>.packed` below `folder` are links to the tar files."""
-    numbers, writer = {name: number for number, name in enumerate(classes)}, ImageIndexWriter()
+    numbers, writer, foreign = {name: number for number, name in enumerate(classes)}, ImageIndexWriter(), []
     with _opened(root / TRAIN) as tar:
-        for member in _members(tar):
+        for member in _members(tar, foreign):
             if member.name.endswith(".tar"):
                 name = member.name.removesuffix(".tar")
                 with _opened(root / TRAIN, tar.extractfile(member)) as images:
-                    _add(writer, images, lambda _, name=name: numbers[name], f"{name}/", member.offset_data)
+                    _add(writer, images, lambda _, name=name: numbers[name], f"{name}/", member.offset_data, foreign)
     splits = {"train": writer.arrays()}
     if (root / VALIDATION).is_file():
         labels, writer = _validation_labels(root, numbers), ImageIndexWriter()
         with _opened(root / VALIDATION) as images:
-            names = _add(writer, images, lambda name: labels.get(name.removesuffix(".JPEG")), "", 0)
+            names = _add(writer, images, lambda name: labels.get(name.removesuffix(".JPEG")), "", 0, foreign)
         gone = sorted(labels.keys() - {name.removesuffix(".JPEG") for name in names})
         if gone:
             raise DataError(f"{root / VALIDATION}: lacks images that {LABELS} names: {few(gone)}; fetch both again")
         splits["validation"] = writer.arrays()
     for split, tar in zip(splits, (TRAIN, VALIDATION), strict=False):
         (folder / f"{split}.packed").symlink_to((root / tar).resolve())
+    note_foreign(foreign, notes)
     return splits
 
 
-def _add(writer, images, label_of, prefix, start):
+def _add(writer, images, label_of, prefix, start, foreign):
     """Add the images of an open tar that begins at byte `start` of its file; returns their names."""
-    members = [member for member in _members(images) if member.isfile()]
+    members = [member for member in _members(images, foreign) if member.isfile()]
     labels = [label_of(member.name) for member in members]
     unknown = [member.name for member, label in zip(members, labels, strict=True) if label is None]
     if unknown:
@@ -60,13 +62,17 @@ def _add(writer, images, label_of, prefix, start):
     return [member.name for member in members]
 
 
-def _members(tar):
-    """Yield the members of an open tar; DataError where it is damaged or cut.
+def _members(tar, foreign):
+    """Yield the members of an open tar that are data, and append the names of the others; DataError where it is damaged or cut.
 
     `tarfile` takes a header that it cannot read for the end of the tar: a whole one has a block of zeros there.
     """
     try:
-        yield from tar
+        for member in tar:
+            if is_foreign(member.name):
+                foreign.append(member.name)
+            else:
+                yield member
         tar.fileobj.seek(tar.offset)
         end = tar.fileobj.read(tarfile.BLOCKSIZE)
     except DAMAGED as error:

@@ -6,7 +6,7 @@ import os
 import re
 
 from parascale.data.manifests import MANIFEST
-from parascale.errors import ConfigError, DataError
+from parascale.errors import ConfigError, DataError, few
 from parascale.settings.paths import expanded
 
 MOST_LISTED = 100  # files of a source that Snakemake watches
@@ -28,6 +28,13 @@ DESCRIPTIONS = {
     "dummy_data.zip",
     "dataset_dict.json",
 }
+# What programs, systems and publishers put beside data: hidden names (`.git`, `.ipynb_checkpoints`, `.Trash-0`, AppleDouble's `._a`), and
+# these. A file or folder of such a name is data only where the settings name it.
+FOREIGN = re.compile(
+    r"(^|/)(\.[^/.][^/]*|__MACOSX|__pycache__|lost\+found|\$RECYCLE\.BIN|System Volume Information|@eaDir|Thumbs\.db|desktop\.ini)(/|$)"
+    r"|(^|/)(README|LICEN[CS]E|CITATION|CHANGELOG)(\.\w+)?$",
+    re.IGNORECASE,
+)
 SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
 
 
@@ -145,6 +152,27 @@ def _unusual(path):
     parts = path.split("/")
     hidden = sum(part.startswith(".") and part not in (".", "..") for part in parts)
     return hidden, sum(part.startswith("__") for part in parts[:-1])
+
+
+def is_foreign(path):
+    """Whether a relative path (of a folder with `/` at its end) is none of the data's; see FOREIGN."""
+    return FOREIGN.search(path) is not None
+
+
+def note_foreign(paths, notes, where=""):
+    """Count in the notes what was left out."""
+    if paths:
+        notes.append(f"{where}{len(paths):,} hidden or foreign files or folders were left out: {few(paths)}")
+
+
+def without_foreign(paths, notes, pattern=""):
+    """Those of the relative paths that are data. pattern: glob by which they were found; the names that it spells out are meant."""
+    spelled = set(pattern.split("/"))
+    sorted_out = {True: [], False: []}
+    for path in paths:
+        sorted_out[is_foreign("/".join(part for part in path.split("/") if part not in spelled))].append(path)
+    note_foreign(sorted_out[True], notes)
+    return sorted_out[False]
 
 
 def as_list(patterns):

@@ -50,7 +50,8 @@ def fetch(source, output, attempts):
     for path in listed:
         if path.startswith("/") or ".." in path.split("/"):
             raise DownloadError(f"{page}: the hub lists a file that would land outside its folder: {path}")
-    by_split = _files_of_splits(source, info, list(listed))
+    notes = []
+    by_split = _files_of_splits(source, info, list(listed), notes)
     pieces = pieces_folder(source, output)
     for path in (path for paths in by_split.values() for path in paths):
         sibling = listed[path]
@@ -61,7 +62,7 @@ def fetch(source, output, attempts):
         splits = {
             split: _as_parquet(split, [pieces / path for path in paths], folder) for split, paths in by_split.items()
         }
-        write_manifest(folder, source, {"revision": info.sha, "files": by_split}, splits)
+        write_manifest(folder, source, {"revision": info.sha, "files": by_split}, splits, notes)
     shutil.rmtree(pieces)
 
 
@@ -86,7 +87,7 @@ def _ask(api, source, page):
         raise Retryable(str(error) or type(error).__name__) from None
 
 
-def _files_of_splits(source, info, paths):
+def _files_of_splits(source, info, paths, notes):
     """Split → paths in the repository: as `data.source.files` says, as the data set's card says, or by the files' names."""
     folder, patterns = ("", source.files) if source.files else _of_card(source, info)
     usable = (PARQUET, *LOADERS)
@@ -112,7 +113,7 @@ def _files_of_splits(source, info, paths):
             for split, wanted in patterns.items()
         }
     inside = [posixpath.relpath(path, folder or ".") for path in named(SHARDS) or named("**")]
-    by_split = some(paths_by_split(inside), f"of the splits {', '.join(SPLITS)}")
+    by_split = some(paths_by_split(inside, notes), f"of the splits {', '.join(SPLITS)}")
     return {split: [posixpath.join(folder, path) for path in found] for split, found in by_split.items()}
 
 

@@ -2,11 +2,12 @@
 
 import glob
 import itertools
+import os
 import re
 from pathlib import Path
 
 from parascale.data.manifests import MANIFEST
-from parascale.data.named_files import SPLIT_NAMES, as_list, matches, require_one_set, sliced
+from parascale.data.named_files import SPLIT_NAMES, as_list, matches, require_one_set, sliced, without_foreign
 from parascale.data.sources import readers
 from parascale.data.sources.raw import Raw, describe, write_manifest
 from parascale.errors import ConfigError, DataError
@@ -17,18 +18,18 @@ from parascale.settings.paths import expanded
 
 def fetch(source, output, attempts=None):
     """Make the folder `output` with a manifest that points at the files of a source that are on this machine."""
-    folder = location(source) if source.location else Path.cwd()
+    folder, notes = location(source) if source.location else Path.cwd(), []
     if (folder / MANIFEST).exists() and not source.files:
         splits = _splits_of_raw(Raw(folder))
     else:
-        splits = find_splits(source.files, folder, Path.absolute)
+        splits = find_splits(source.files, folder, Path.absolute, notes)
     for split, entries in splits.items():
         if not any(entry["bytes"] for entry in entries):
             raise DataError(
                 f"{', '.join(entry['path'] for entry in entries[:3])}: empty, so the {split} split has nothing"
             )
     with atomic_folder(output) as partial:
-        write_manifest(partial, source, {"folder": str(folder.absolute())}, splits)
+        write_manifest(partial, source, {"folder": str(folder.absolute())}, splits, notes)
 
 
 def location(source):
@@ -39,29 +40,29 @@ def location(source):
     return folder
 
 
-def find_splits(files, folder, name):
+def find_splits(files, folder, name, notes):
     """Manifest entries of each split that `data.source.files` names, else of the files below a folder whose names say their split.
 
-    name: function from a path to that by which the manifest knows it.
+    name: function from a path to that by which the manifest knows it. notes: gets sentences on what was left out.
     """
     if files:
         named = {
-            split: [entry for pattern in as_list(patterns) for entry in _entries(pattern, folder, name)]
+            split: [entry for pattern in as_list(patterns) for entry in _entries(pattern, folder, name, notes)]
             for split, patterns in files.items()
         }
         _refuse_shared_rows(named)
         return named
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in readers.KINDS and path.is_file())
-    by_split = paths_by_split([path.relative_to(folder).as_posix() for path in paths])
+    by_split = paths_by_split([path.relative_to(folder).as_posix() for path in paths], notes)
     return {
         split: [describe(folder / path, name(folder / path)) for path in found] for split, found in by_split.items()
     }
 
 
-def paths_by_split(paths):
+def paths_by_split(paths, notes):
     """Split → those of the relative paths that bear its name (`train.txt`, `data/train-00000-of-00002.parquet`, `dev/0.jsonl`)."""
     by_split = {}
-    for path in paths:
+    for path in without_foreign(paths, notes):
         words = set(re.split(r"[^a-z]+", path.lower()))
         splits = {split: found for split, names in SPLIT_NAMES.items() if (found := words.intersection(names))}
         if len(splits) > 1:
@@ -75,10 +76,11 @@ def paths_by_split(paths):
     return {split: list(by_split[split]) for split in SPLITS if split in by_split}
 
 
-def _entries(pattern, folder, name):
+def _entries(pattern, folder, name, notes):
     """Manifest entries of one `path`, glob or `path[first:last]`; a slice is taken of each file on its own."""
     path, first, last = sliced(pattern)
-    paths = [Path(file) for file in sorted(matches(folder, path))]
+    found = {os.path.relpath(file, folder): Path(file) for file in sorted(matches(folder, path))}
+    paths = [found[name] for name in without_foreign(found, notes, path)]
     if not paths:
         wanted = Path(folder) / expanded(path, "data.source.files")
         what = "no file matches" if glob.has_magic(path) else "no such file"

@@ -25,9 +25,11 @@ def describe(path, name, part=None):
     return entry if part is None else {**entry, "first": part[0], "last": part[1]}
 
 
-def write_manifest(folder, source, origin, splits):
-    """Write the manifest. origin: a mapping that says where the data is from (versions, revision, addresses)."""
+def write_manifest(folder, source, origin, splits, notes=()):
+    """Write the manifest. origin: a mapping that says where the data is from (versions, revision, addresses). notes: of `files`."""
     manifest = {"schema_version": SCHEMA_VERSION, "source": settings_of(source), "origin": origin, "splits": splits}
+    if notes:
+        manifest["notes"] = list(notes)
     write_json(Path(folder) / MANIFEST, manifest)
 
 
@@ -46,9 +48,14 @@ class Raw:
         return list(self.manifest["splits"])
 
     @property
+    def notes(self):
+        """Sentences on what was left out."""
+        return self.manifest.get("notes", [])
+
+    @property
     def digest(self):
         """sha256 of the manifest: it changes where any file or setting does."""
-        text = json.dumps(self.manifest, sort_keys=True)
+        text = json.dumps({key: value for key, value in self.manifest.items() if key != "notes"}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def files(self, split):

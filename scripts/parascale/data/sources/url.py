@@ -27,6 +27,7 @@ def fetch(source, output, attempts, of_images=False):
     fetched = {entry["url"]: pieces / entry["sha256"] for entry in source.urls}
     for entry in source.urls:
         fetch_file(entry["url"], fetched[entry["url"]], attempts, entry["sha256"])
+    notes = []
     with atomic_folder(output) as folder:
         if source.content == "xsum":
             xsum.convert({file_name(address): path for address, path in fetched.items()}, folder)
@@ -34,12 +35,12 @@ def fetch(source, output, attempts, of_images=False):
         else:
             splits = _placed(source.urls, fetched, folder)
         if not splits and not of_images:
-            splits = local.find_splits(source.files, folder, lambda path: path.relative_to(folder).as_posix())
+            splits = local.find_splits(source.files, folder, lambda path: path.relative_to(folder).as_posix(), notes)
         origin = [
             {"url": entry["url"], "sha256": entry["sha256"], "bytes": fetched[entry["url"]].stat().st_size}
             for entry in source.urls
         ]
-        write_manifest(folder, source, {"urls": origin}, splits)
+        write_manifest(folder, source, {"urls": origin}, splits, notes)
     shutil.rmtree(pieces)
 
 

@@ -1,0 +1,89 @@
+"""Hidden and foreign names are never data: one rule for texts and images, folders, archives and tars, and a note counts them."""
+
+import re
+
+import pytest
+
+from parascale.data import imagenet
+from parascale.data.named_files import is_foreign
+from parascale.data.sources import download
+from parascale.errors import DataError
+from parascale.settings import Source
+from tests.unit.image_sets import image_folder, index_of
+from tests.unit.image_sets import jpeg as make_jpeg
+from tests.unit.test_imagenet import imagenet_tars
+from tests.unit.test_url import SPLITS, site, source_of, tar_of, zip_of  # noqa: F401 - a fixture
+
+FOREIGN = [
+    ".ipynb_checkpoints/train-checkpoint.txt",
+    "__MACOSX/set/train.txt",
+    "__MACOSX/set/._train.txt",
+    "set/._train.txt",
+    ".git/train.txt",
+    ".Trash-1000/files/train.txt",
+    "$RECYCLE.BIN/train.txt",
+    "train/README.md",
+    "lost+found/train.txt",
+]
+
+
+@pytest.mark.parametrize("path", FOREIGN)
+def test_foreign_names_are_known_and_those_of_data_are_not(path):
+    assert is_foreign(path)
+    assert not is_foreign("set/train.txt") and not is_foreign("trash/git/readme_train.txt")
+
+
+@pytest.mark.parametrize("name", ["folder", "a.zip", "a.tgz"])
+@pytest.mark.parametrize("files", [{}, {split: f"**/*{split[:3]}*.*" for split in ("train", "validation", "test")}])
+def test_foreign_files_are_no_text(site, name, files, tmp_path):  # noqa: F811
+    content = SPLITS | dict.fromkeys(FOREIGN, b"OLD\n")
+    if name == "folder":
+        for path, text in content.items():
+            (tmp_path / "in" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "in" / path).write_bytes(text)
+        source = Source(kind="files", location=str(tmp_path / "in"), files=files)
+    else:
+        site.files[f"/{name}"] = (zip_of if name == "a.zip" else tar_of)(content)
+        source = source_of(site, f"/{name}", split=None, files=files)
+    raw = download(source, tmp_path / "raw")
+    texts = {split: list(raw.documents(split)) for split in raw.splits}
+    assert texts == {"train": ["one", "two"], "validation": ["three"], "test": ["four"]}
+    assert re.match(r"\d+ hidden or foreign files or folders were left out: ", raw.notes[0])
+
+
+def test_a_foreign_name_that_the_settings_spell_out_is_meant(tmp_path):
+    (tmp_path / ".cache").mkdir()
+    for name in ("train.txt", "README.md", "._x.txt"):
+        (tmp_path / ".cache" / name).write_text(f"{name}\n")
+    for path, found in ((".cache/*.txt", ["train.txt"]), (".cache/README.md", ["README.md"]), ("*/README*", None)):
+        source = Source(kind="files", location=str(tmp_path), files={"train": path})
+        if found is None:
+            with pytest.raises(DataError, match="no file matches"):
+                download(source, tmp_path / "raw")
+        else:
+            assert list(download(source, tmp_path / "raw").documents("train")) == found
+
+
+def test_foreign_folders_are_no_classes_and_foreign_files_no_images(tmp_path):
+    """Beside a wrapped data set, beside the classes, in a class, and below it."""
+    root = image_folder(tmp_path / "raw" / "set")
+    plain = index_of(root, tmp_path / "plain").manifest
+    for path in ("../__MACOSX/a.jpg", "train/.ipynb_checkpoints/a.jpg", "train/cat/._0.jpg", "train/cat/.git/a.jpg"):
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_bytes(make_jpeg())
+    found = index_of(tmp_path / "raw", tmp_path / "index").manifest
+    assert (found["splits"], found["classes"]) == (plain["splits"], ["cat", "dog"])
+    said = "train: 3 hidden or foreign files or folders were left out: .ipynb_checkpoints, train/cat/"
+    assert found["notes"][0].startswith(said)
+
+
+def test_foreign_members_of_tars_are_no_images(tmp_path):
+    content = imagenet_tars(tmp_path / "raw")
+    inner = {name: tar_of({**images, f"._{name}.JPEG": b"x"}, "w") for name, images in content.items()}
+    (tmp_path / "raw" / imagenet.VALIDATION).write_bytes(inner.pop("val"))
+    tars = {f"{name}.tar": tar for name, tar in inner.items()}
+    (tmp_path / "raw" / imagenet.TRAIN).write_bytes(tar_of({**tars, "._n01.tar": b"x"}, "w"))
+    manifest = index_of(tmp_path / "raw", tmp_path / "index").manifest
+    assert manifest["classes"] == ["n01", "n02"]
+    assert [facts["samples"] for facts in manifest["splits"].values()] == [6, 2]
+    assert manifest["notes"][0].startswith("4 hidden or foreign")
