@@ -57,11 +57,13 @@ class LogHandler(JobEvents):
         if (self.ledger.finished if well else self.ledger.failed)(number, time.time()):
             self.show()
 
-    def show(self):
+    def show(self, last=False):
         """Where the workflow stands, unless that was just said."""
         line = self.ledger.line(time.time())
-        if line != self.shown:
-            self.say(line) if self.view is None else self.view.left(line)
+        if self.view is not None:
+            self.view.left(line, last)
+        elif line != self.shown:
+            self.say(line)
         self.shown = line
 
     def say(self, text):
@@ -115,7 +117,7 @@ class LogHandler(JobEvents):
         if self.common_settings.dryrun and not self.failed:
             self._show_plan()
         elif self.ledger is not None:
-            self.show()
+            self.show(last=True)
             if self.view is not None:
                 self.view.end()
             report = self.planner.project.paths.report

@@ -11,6 +11,7 @@ from parascale.plan.budget import wall_hours
 from parascale.plan.ledger import ran_seconds
 from parascale.plan.predict import charged_core_hours
 from parascale.plan.tables import duration
+from parascale.report.numbers import plural
 
 
 class Ledger:
@@ -73,18 +74,17 @@ class Ledger:
         left = [*self._remaining(now)]
         core_hours = sum(self._charge(job, job.hours_expected) for job in left)
         unknown = sum(job.hours_expected is None for job in left if job.nodes)
-        more = f" and {unknown} unknown" if unknown else ""
         lost = f", {self.lost} failed or depend on one that did" if self.lost else ""
         running = sum(self._charge(job, (now - began) / share / 3600) for job, began, share in self.running.values())
         used = f"{self.used + running:,.2f} core-h used"
         line = f"parascale: {self.done} of {len(self.plan.jobs)} jobs done{lost}, {used}"
         if not left:
             return line
+        if unknown:
+            return f"{line}, at least {core_hours:,.2f} to go, and {plural(unknown, 'job')} of unknown price"
         hours = wall_hours(left, self.plan.capacity)
         end = datetime.fromtimestamp(now + 3600 * hours).strftime("%d %b %H:%M")
-        return (
-            f"{line}, about {core_hours:,.2f}{more} to go, for {duration(hours)}: until {end}, without time in queues"
-        )
+        return f"{line}, about {core_hours:,.2f} to go, for {duration(hours)}: until {end}, without time in queues"
 
     def _remaining(self, now):
         """What is left of jobs that run, and those that wait."""

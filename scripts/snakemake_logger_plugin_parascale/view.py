@@ -1,8 +1,10 @@
-"""What a workflow shows: in a terminal what runs now and a bar, elsewhere one line for each finished job; errors in our words.
+"""What a workflow shows: a line for each finished training and each verdict; in a terminal also what runs now and a bar, elsewhere
+once a minute what is left; errors in our words.
 
 Snakemake's own lines are those of a dry run, and all of them with `--verbose`.
 """
 
+import math
 import re
 import sys
 import textwrap
@@ -29,6 +31,7 @@ LEFT_OUT = {
     *(LogEvent.JOB_INFO, LogEvent.JOB_STARTED, LogEvent.JOB_FINISHED, LogEvent.GROUP_INFO),
 }
 MOST = 4  # lines of jobs that run
+LEFT_SECONDS = 60  # between two lines of what is left
 NOISE = re.compile(
     r"Select jobs to execute|Execute \d+ jobs|Assuming unrestricted|Using shell|Config file .* is extended"
 )
@@ -45,6 +48,7 @@ class View:
     def __init__(self, settings):
         stream = sys.stdout if settings.stdout else sys.stderr
         self.dryrun, self.bar, self.screen, self.workflow = settings.dryrun, None, None, None
+        self.told, self.told_at = None, -math.inf  # what is left
         self.running, self.console = {}, Console(file=stream, highlight=False, soft_wrap=True)
         self.live = self.console.is_terminal and not settings.dryrun and not settings.quiet
         own = DefaultFilter(settings.quiet, settings.debug_dag, False, settings.dryrun, settings.printshellcmds)
@@ -84,18 +88,19 @@ class View:
         for number, (name, folder) in jobs.items():
             self.running[number] = name, time.time(), folder and Training(name, folder)
 
-    def left(self, text):
-        """What is left, in words: beside the bar, or a line of its own."""
+    def left(self, text, last=False):
+        """What is left, in words: beside the bar, or a line of its own from time to time and at the end."""
         if self.bar:
             # Without what a line of a log says of queues: there is room for one line.
             self.bar.update(self.task, left=text.partition("jobs done, ")[2].partition(", without")[0])
-        else:
+        elif text != self.told and (last or time.time() - self.told_at >= LEFT_SECONDS):
+            self.told, self.told_at = text, time.time()
             self.say(text)
 
     def finished(self, number, verdict=""):
-        """A job ended well. verdict: the parity of its run in a word, where it is known."""
-        name, began, _ = self.running.pop(number, (None, None, None))
-        if name is not None:
+        """A job ended well; it is a line if it trained, or has a verdict: the parity of its run in a word."""
+        name, began, training = self.running.pop(number, (None, None, None))
+        if training or verdict:
             self.say(" · ".join(filter(None, (name, f"{time.time() - began:,.0f} s", verdict))))
         if self.bar:
             self.bar.advance(self.task)

@@ -93,6 +93,21 @@ def test_what_went_wrong_is_a_warning_at_the_very_top_and_the_first_row(tmp_path
     assert 'role="alert"' not in matrix_page
 
 
+def test_a_terminal_gets_a_table_with_the_fastest_first_and_what_is_not_ranked_last(matrix_report):
+    head, *lines = (matrix_report / "report/verdict.txt").read_text().splitlines()
+    assert re.split("  +", head) == [
+        "lm-small, 122,880 tokens",
+        "training",
+        "times as fast",
+        "core-h",
+        "memory",
+        "result",
+    ]
+    cells = [re.split("  +", line.strip()) for line in lines]
+    assert cells[1] == ["ddp", "2 processes", "2.83 s", "1.74 (1.71 to 1.77)", "0.00628", "340 MiB", "same"]
+    assert [row[0] for row in cells] == ["hybrid", "ddp", "fsdp", "pp", "tp", "single", "waste", "naive"]
+
+
 @pytest.mark.parametrize("names", [None, ["single", "ddp"]])
 def test_a_report_of_nothing_says_how_to_get_something(tmp_path, names):
     report = build_report(load_records(tmp_path / "results", tmp_path / "work", names), "Title")

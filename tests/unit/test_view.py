@@ -69,20 +69,33 @@ def view():
     return View(types.SimpleNamespace(**GIVEN, nocolor=True, show_failed_logs=True))
 
 
-def test_outside_of_a_terminal_a_finished_job_is_one_line_and_the_rest_of_it_none(capsys):
+def test_outside_of_a_terminal_a_finished_training_and_a_verdict_are_a_line_each(tmp_path, capsys):
     shown = view()
-    shown.begin(2)
-    shown.started({3: ("ddp 2 · lm-small", None), 4: ("prepare prose", None)})
+    shown.begin(3)
+    shown.started({3: ("ddp 2 · lm-small", tmp_path), 4: ("prepare prose", None), 5: ("parity_verdict · ddp 2", None)})
     for event in (LogEvent.JOB_INFO, LogEvent.JOB_STARTED, LogEvent.PROGRESS, LogEvent.RUN_INFO):
         shown.take(record(event))
     shown.take(record(None, "Select jobs to execute..."))
     shown.take(record(LogEvent.JOB_FINISHED, job_id=3))
-    shown.finished(3, "same")
+    shown.finished(3)
     shown.finished(4)
+    shown.finished(5, "same")
     shown.take(record(None, "Nothing to be done"))
     shown.end()
-    said = "ddp 2 · lm-small · 0 s · same\nprepare prose · 0 s\nNothing to be done\n"
-    assert capsys.readouterr().out == said
+    assert (
+        capsys.readouterr().out == "ddp 2 · lm-small · 0 s\nparity_verdict · ddp 2 · 0 s · same\nNothing to be done\n"
+    )
+
+
+def test_outside_of_a_terminal_what_is_left_is_said_once_a_minute_and_at_the_end(capsys, monkeypatch):
+    clock = iter(range(0, 600, 25))
+    monkeypatch.setattr("snakemake_logger_plugin_parascale.view.time.time", lambda: next(clock))
+    shown = view()
+    for done in range(8):
+        shown.left(f"{done} jobs done")
+    shown.left("9 jobs done", last=True)
+    shown.left("9 jobs done", last=True)
+    assert capsys.readouterr().out.split(" jobs done\n") == ["0", "3", "6", "9", ""]
 
 
 @pytest.mark.parametrize("verbose", [False, True])
@@ -147,4 +160,4 @@ def test_a_training_is_called_by_its_layout_and_ends_with_its_parity(order, said
         handler.emit(record(LogEvent.JOB_STARTED, jobs=[number]))
         handler.emit(record(LogEvent.JOB_FINISHED, job_id=number))
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("parascale:")]
-    assert [line.replace("ddp-8 · multi_node 8 · w", "T") for line in lines] == ["download d · 0 s", *said]
+    assert [line.replace("ddp-8 · multi_node 8 · w", "T") for line in lines] == said

@@ -15,7 +15,7 @@ from parascale.report.layouts import strategy_word
 from parascale.report.plans import advice_table
 from parascale.report.sections import sections, warnings
 from parascale.report.summary import runs_table
-from parascale.report.verdict import verdicts
+from parascale.report.terminal import compared
 
 LONG = 30  # characters of a name that may be broken
 QUOTED = re.compile(r"`([^`]*)`")
@@ -74,7 +74,7 @@ def _facts(report):
 
 
 def write_report(report, output):
-    """Write `index.html`, `verdict.txt` with its first sentences, its CSV files and `figures/*.svg` below the folder `output`, each
+    """Write `index.html`, `verdict.txt` with its comparisons as a terminal shows them, its CSV files and `figures/*.svg` below the folder `output`, each
     whole or not at all."""
     output = Path(output)
     parts = sections(report)
@@ -84,7 +84,7 @@ def write_report(report, output):
         files.write_text(output / "figures" / f"{name}.svg", drawing.standalone(shown.get(name) or make(report)))
     for name, table in (("summary", runs_table), ("advice", advice_table), ("checkpoints", conversions_table)):
         files.write_text(output / f"{name}.csv", table(report).csv)
-    said = [" ".join((*verdict.sentences, *verdict.basis)) for verdict in verdicts(report)]
+    said = [line for experiment in report.experiments for line in compared(report, experiment)]
     files.write_text(output / "verdict.txt", "".join(f"{line}\n" for line in said))
     files.write_text(output / "index.html", render_page(report, parts))
 
