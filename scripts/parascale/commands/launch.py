@@ -127,6 +127,7 @@ def planned_launch(find, name, kind, site, words, first):
         # A job that an earlier start of the workflow left may be at it. In a job of Slurm's, waiting would be charged.
         _only_launcher(logs)
         Lease(project.paths.places(kind)[1](name)).wait()
+    job = None if kind == "communication" else job_of(dataclasses.replace(project, site=site), run, kind)
     planned = Launch(
         command=("-m", "parascale", *verb, "--run", name, *words),
         nodes=run.layout.nodes,
@@ -137,9 +138,9 @@ def planned_launch(find, name, kind, site, words, first):
         logs=str(Path.cwd() / logs),
         cores=cores_of(run.layout, site),
         nsight=bool(run.profile) and run.profiler == "nsight",
+        work=job and str(Path.cwd() / job.work),
         alone=kind == "run" and site.device == "cpu",
     )
-    job = None if kind == "communication" else job_of(dataclasses.replace(project, site=site), run, kind)
     return planned, run.layout.gpus_per_node, job
 
 

@@ -14,11 +14,14 @@ from parascale.launch import STOPPED, TERMINATED, rendezvous
 from parascale.launch.binding import cores_of_ranks, visible_devices
 from parascale.launch.channel import Failure, Node, Report, Stopping
 from parascale.launch.environment import of_allocator
+from parascale.launch.hang import explain, note_cause
 from parascale.launch.peers import SETTLE_SECONDS, TICK_SECONDS, Peers
 from parascale.launch.workers import Worker, Workers, root_cause
 
 # Shorter than the profiles' warning before a job's time limit (`--signal=TERM@120`), so that it is spent in full.
 GRACE_SECONDS = 100.0
+
+NOTES_SECONDS = 5.0  # for the launchers of other nodes to write what they saw of their ranks
 
 # Every library's own count. Snakemake sets them all to a rule's `threads`, and torch takes MKL's before OpenMP's: four
 # processes of two threads each on two cores took ten times as long, spinning for one another.
@@ -41,6 +44,7 @@ class Launch:
     logs: str
     cores: int  # cores of this node that the run may use
     nsight: bool = False  # Nsight Systems watches every process
+    work: str | None = None  # folder of the run under way, whose record gets the cause of a hang
     alone: bool = False  # nothing else is to run on this machine: its times are compared
 
     @property
@@ -96,8 +100,11 @@ def run_node(launch, place):
             verdict = peers.verdict(own, launch.timeout)
         finally:
             workers.end()
-    if verdict.failures and peers.speaks:
-        _explain(verdict.failures)
+    if verdict.failures:
+        workers.speak(launch.logs)
+        if peers.speaks:
+            _explain(verdict.failures)
+            _explain_hang(launch, peers)
     return verdict.code
 
 
@@ -153,12 +160,13 @@ def process_environment(launch, environment):
         # Compute nodes have no internet: a training that asks for it must fail at once, not wait.
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
+        # For what a hang leaves behind: each rank's last collectives, with gloo as with NCCL.
+        "TORCH_FR_BUFFER_SIZE": "2000",
     }
     if launch.site.device == "cpu":
         added.update(KEEP_FREED_MEMORY)
     else:
-        # What a hang leaves behind: the last collectives of each rank, beside its log.
-        added["TORCH_FR_BUFFER_SIZE"] = "2000"
+        # NCCL writes them itself, beside the rank's log.
         added["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
         added["TORCH_FR_DUMP_TEMP_FILE"] = os.path.abspath(os.path.join(launch.logs, "flight_recorder_rank"))
         added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which cores are bound to GPUs
@@ -222,6 +230,17 @@ def _explain(failures):
     if others:
         print(f"ended after it: rank {', '.join(map(str, others))}", file=sys.stderr)
     print(f"error: {first}", file=sys.stderr, flush=True)
+
+
+def _explain_hang(launch, peers):
+    """Say on the very last line who kept other ranks waiting, and in the run's record."""
+    seconds = NOTES_SECONDS if launch.nodes > 1 else 0.0
+    with contextlib.suppress(Exception):  # a note that cannot be read changes nothing of how the run ended
+        hang = explain(launch.logs, peers.hosts(launch.nodes, launch.processes), seconds)
+        if hang is not None:
+            print(f"hang: {hang.text}", file=sys.stderr, flush=True)
+            if launch.work:
+                note_cause(launch.work, hang.text)
 
 
 def _nsight(logs):

@@ -20,6 +20,8 @@ from parascale import slurm
 from parascale.errors import PERMANENT_FAILURE
 from parascale.launch import STOPPED, die_with_parent
 from parascale.launch.channel import Failure
+from parascale.launch.hang import speak_for
+from parascale.notes import note_path
 
 ABORT_SECONDS = 2.0  # for a rank that is ended to write its stack into its log
 TAIL_BYTES = 4096
@@ -38,9 +40,11 @@ class Worker:
         self.rank, self._command = rank, command
         self.log = Path(logs) / f"rank{rank}.log"
         self.error_file = Path(logs) / f"rank{rank}.error.json"
-        self.error_file.unlink(missing_ok=True)
+        for old in (self.error_file, note_path(logs, rank)):
+            old.unlink(missing_ok=True)
         self.returncode = None
         self.ended = None
+        self._status = None  # of a process that is ended by us, as it was until then
         agent = os.getpid()
 
         def prepare():
@@ -107,6 +111,24 @@ class Worker:
         place, when = (self.rank, slurm.node_name()), when or self.ended
         return Failure(*place, reason, str(self.log), when, certain, permanent=code == PERMANENT_FAILURE)
 
+    def look(self):
+        """Remember what the process does, before it is ended."""
+        with suppress(psutil.NoSuchProcess):
+            self._status = psutil.Process(self._rank_process()).status()
+
+    def speak(self, logs):
+        """Complete the rank's note, if it could not say itself why it did not join the others."""
+        reason, decisive = None, False
+        if self._status:
+            decisive = self._status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            reason = "it was stopped (SIGSTOP, a debugger, or a suspended job)" if decisive else None
+        elif self.returncode in (0, STOPPED):
+            reason, decisive = "it had ended", True
+        elif decisive := self.failure().certain:
+            reason = self.failure().reason
+        asleep = self._status not in (None, psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+        speak_for(logs, self.rank, self.log, reason, decisive, guessed=asleep)
+
     def _exception(self):
         """Message and time that torch's `@record` left, if it did."""
         try:
@@ -148,8 +170,15 @@ class Workers:
         for worker in self.running:
             worker.signal(signal.SIGTERM)
 
+    def speak(self, logs):
+        """See that each rank has left a note, or write it."""
+        for worker in self.ranks:
+            worker.speak(logs)
+
     def end(self):
         """End what still runs: SIGABRT, on which Python writes every thread's stack into the log, then SIGKILL."""
+        for worker in self.running:
+            worker.look()
         for worker in self.running:
             worker.signal(signal.SIGABRT)
         deadline = time.monotonic() + ABORT_SECONDS

@@ -114,6 +114,10 @@ def _ends(record):
                 often = "It" if count == 1 else f"{ended} of {count} attempts"
             kind = "bad" if outcome == "failed" or not record.done else "note"
             yield Finding(kind, f"{often} {words}; {after}.", "attempts in run.json")
+    for cause in filter(None, (attempt.get("cause") for attempt in attempts)):
+        yield Finding(
+            "note" if record.done else "bad", f"Ranks waited in vain: {cause}.", "cause of the attempts in run.json"
+        )
     if record.status == "missing":
         yield Finding("bad", "There is no readable record of this run.", "; ".join(record.notes))
 

@@ -45,7 +45,7 @@ def train(job, make_steps=None):
         set_arithmetic(run)
         device = start_processes(job.site.device, job.timeout_seconds)
         mesh = make_mesh(run.layout, device, job.timeout_seconds)
-        watchdog = stack.enter_context(Watchdog(job.timeout_seconds, alone=mesh.devices is None))
+        watchdog = stack.enter_context(Watchdog(job.timeout_seconds, mesh.devices))
         clock = Clock(device)
 
         # --- data

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 import torch
 
 from parascale.errors import Interrupted
+from parascale.train.witness import Witness
 
 GRACE = 1.5  # a collective's own timeout names the operation, so it may come first
 SLACK = 0.1  # part of the time in which another feeding does nothing: each one starts a thread, which would slow a step
+NOTED = 0.7  # part of the timeout after which a rank says what it does: its peers' collectives end with the whole of it
 MOVED_BYTES = 16 << 20  # moved between two looks: only a state is so large; samples of devices and logs are smaller
 # The environment that torchrun and our launcher set; one process in all needs none of it.
 PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
@@ -35,43 +37,69 @@ def listen_for_signals():
 
 
 class Watchdog:
-    """A step that takes too long ends the process, with the stack of every thread in its log.
+    """A step that takes too long ends the process, with the stack of every thread and what it was doing in its log.
 
     Collectives have timeouts of their own; this one also ends a rank that hangs elsewhere. While entered it must be fed at
     least every `timeout_seconds` × GRACE × (1 − SLACK). Bytes that the process reads or writes feed it too: a large state takes
-    longer than a step. alone: this is the run's only process.
+    longer than a step. Before collectives give up, and where an error ends the process, a note for the launcher says what it does.
+    devices: the run's DeviceMesh; None for its only process.
     """
 
-    def __init__(self, timeout_seconds, alone):
-        self.seconds, self.alone = timeout_seconds * GRACE, alone
-        self.fed = -float("inf")
+    def __init__(self, timeout_seconds, devices):
+        self.timeout, self.seconds, self.alone = timeout_seconds, timeout_seconds * GRACE, devices is None
+        self.fed = self.stepped = -float("inf")
         self.left = threading.Event()
-        self.follower = threading.Thread(target=self._follow_bytes, name="watchdog", daemon=True)
+        self.witness = Witness(devices)
+        self.follower = threading.Thread(target=self._follow, name="watchdog", daemon=True)
 
     def feed(self):
         """All is well: start waiting again."""
+        self.stepped = time.monotonic()
+        self._restart()
+
+    def _restart(self):
         now = time.monotonic()
         if now - self.fed > SLACK * self.seconds:
             self.fed = now
-            faulthandler.dump_traceback_later(self.seconds, exit=True, file=sys.stderr)
+            # For a process that keeps Python's lock: the follower would be as late as its looks.
+            faulthandler.dump_traceback_later((1 + 2 * SLACK) * self.seconds, exit=True, file=sys.stderr)
 
-    def _follow_bytes(self):
-        seen = _moved_bytes()
+    def _follow(self):
+        seen, noted = _moved_bytes(), False
         while not self.left.wait(SLACK * self.seconds):
             if (moved := _moved_bytes()) > seen + MOVED_BYTES:
-                self.feed()
-            seen = moved
+                self._restart()
+            seen, quiet = moved, time.monotonic() - self.stepped
+            if quiet > NOTED * self.timeout:
+                self.witness.write(time.time() - quiet)
+                noted = True
+            elif noted:
+                self.witness.forget()
+                noted = False
+            if time.monotonic() - self.fed > self.seconds and not self.left.is_set():
+                self._end(quiet)
+
+    def _end(self, quiet):
+        faulthandler.dump_traceback(file=sys.stderr)
+        note = self.witness.note(time.time() - quiet)
+        place = f" at {note['where']}" if note["where"] else ""
+        print(f"no step or batch ended for {quiet:.0f} s: {note['doing']}{place}", file=sys.stderr, flush=True)
+        os._exit(1)
 
     def __enter__(self):
         self.feed()
         self.follower.start()
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, error, _):
         self.left.set()
         self.follower.join()
+        expected = kind is None or issubclass(kind, (Interrupted, KeyboardInterrupt))
+        if not expected:
+            self.witness.write(time.time() - (time.monotonic() - self.stepped), error)
+        self.witness.close()
         # Beside peers it stays after an error: where one of them hangs, this process may not get to its end either.
-        if kind is None or self.alone or issubclass(kind, (Interrupted, KeyboardInterrupt)):
+        if expected or self.alone:
             faulthandler.cancel_dump_traceback_later()
 
 

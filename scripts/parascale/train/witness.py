@@ -1,0 +1,156 @@
+"""What this rank is doing while no step ends, for `parascale.notes`: its line, and its collectives from torch's flight recorder.
+
+The recorder is asked without its stacks: to name them takes seconds the first time, and the line where the rank waits is known.
+It does not know gloo's sends and receives.
+"""
+
+import gc
+import os
+import pickle
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from parascale import slurm
+from parascale.files import write_json
+from parascale.notes import FAILED, WAITING, note_path, state_of
+
+AXIS = "mesh_"  # what torch's description of a mesh's group begins with
+WORLD = "default_pg"
+# What libraries say where a collective failed because of another rank.
+OF_OTHERS = ("gloo", "NCCL", "ProcessGroup", "Connection closed by peer", "Timed out waiting")
+
+
+class Witness:
+    """Tells the state of this process, also from another thread. devices: the run's DeviceMesh, or None."""
+
+    def __init__(self, devices):
+        self._world = devices.mesh_dim_names[0] if devices is not None and devices.ndim == 1 else "all ranks"
+        file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        self.path = note_path(Path(file).parent, os.environ.get("RANK", 0)) if file else None
+        self._collecting = False
+        gc.callbacks.append(self._note_garbage)
+
+    def _note_garbage(self, phase, info):
+        self._collecting = phase == "start"
+
+    def close(self):
+        gc.callbacks.remove(self._note_garbage)
+
+    def write(self, since, error=None):
+        """Leave a note. since: when the last step ended. error: the exception that ends this process."""
+        if self.path:
+            # Neither a full disk nor another torch may hide what went wrong, or end what works.
+            with suppress(Exception):
+                write_json(self.path, self.note(since, error))
+
+    def forget(self):
+        """The rank goes on: what its note says is over."""
+        if self.path:
+            self.path.unlink(missing_ok=True)
+
+    def note(self, since, error=None):
+        """The mapping that `parascale.notes` describes."""
+        calls, groups = _calls(), self._groups()
+        doing, where = state_of(_frames(error))
+        call = next((call for call in calls if not call["done"]), None)
+        if error is not None:
+            broken = isinstance(error, dist.DistError) or any(word in str(error) for word in OF_OTHERS)
+            doing = WAITING if broken or doing == WAITING else f"{FAILED} ({type(error).__name__})"
+        elif self._collecting:
+            doing = "collecting garbage"
+        elif call:
+            doing = WAITING
+        stages = [name for name, (axis, _) in groups.items() if axis == "pp"]
+        if call is None and doing == WAITING and where and "pipeline" in where + _library(error) and stages:
+            call = {"group": stages[0], "counted": None, "number": None, "operation": "send or receive", "time": None}
+        if call is None and error is not None and calls:
+            call = calls[-1]  # it counts as done where it failed
+        joined = {}
+        for each in calls:
+            joined[each["counted"]] = each["number"]
+        return {
+            "host": slurm.node_name(),
+            "gpu": torch.cuda.current_device() if torch.cuda.is_initialized() else None,
+            "time": time.time(),
+            "doing": doing,
+            "where": where,
+            "certain": True,
+            "decisive": False,
+            "since": since,
+            "groups": groups,
+            "joined": joined,
+            "call": call,
+            "new": call in calls and is_new([_kind(each) for each in calls[: calls.index(call) + 1]]),
+        }
+
+    def _groups(self):
+        """Name → (axis of the mesh, or what stands for it; ranks) of this process's groups."""
+        found = {}
+        if dist.is_initialized():
+            for group, name in dist.distributed_c10d._world.pg_names.items():
+                axis = self._world if group.group_desc == WORLD else group.group_desc.removeprefix(AXIS)
+                found[name] = (axis, dist.get_process_group_ranks(group))
+        return found
+
+
+def is_new(kinds):
+    """Whether the last of these calls came after others than ever before: those since the call of its kind before it.
+
+    A step calls the same collectives in the same order as the step before. Who leaves one out, or swaps two, does what is new.
+    """
+    last, between, known = kinds[-1], None, set()
+    for kind in kinds[:-1]:
+        if kind == last:
+            known.add(between)
+            between = ()
+        elif between is not None:
+            between += (kind,)
+    return between not in known
+
+
+def _kind(call):
+    return call["group"], call["operation"]
+
+
+def _frames(error):
+    """(file, line, function) from the innermost frame outwards: of the main thread, or where the error came from."""
+    if error is not None:
+        walked = reversed(list(traceback.walk_tb(error.__traceback__)))
+    else:
+        walked = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident])
+    return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
+
+
+def _library(error):
+    return " ".join(file for file, _, _ in _frames(error) if "/torch/distributed/pipelining/" in file)
+
+
+def _calls():
+    """The last collectives of this process, in the order of their calls."""
+    entries = []
+    for name in ("_dump_fr_trace", "_dump_nccl_trace"):
+        with suppress(AttributeError, RuntimeError):  # torch without NCCL lacks the second
+            dumped = getattr(torch._C._distributed_c10d, name)(includeStackTraces=False)
+            entries += pickle.loads(dumped).get("entries", [])
+    calls = [_call(entry) for entry in entries if not entry["is_p2p"]]
+    return sorted(calls, key=lambda call: call["time"])
+
+
+def _call(entry):
+    backend, _, operation = entry["profiling_name"].partition(":")
+    sizes = "; ".join(" × ".join(map(str, size)) for size in entry["input_sizes"])
+    return {
+        "group": entry["process_group"][0],
+        "counted": f"{entry['process_group'][0]} {backend}",  # each backend of a group counts its own
+        "number": entry["collective_seq_id"],
+        "operation": f"{operation} ({sizes})",
+        "time": entry["time_created_ns"] / 1e9,
+        "done": entry["retired"] or entry["state"] == "completed",
+    }

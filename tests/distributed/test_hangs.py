@@ -1,0 +1,38 @@
+"""Of a training that hangs, the last line names the rank that the others waited for, what it did, and along which axis."""
+
+import re
+
+import pytest
+
+from .planted_hangs import hang
+
+# Layout, fault of rank 1, whether its name is certain, axis, what is said of the rank.
+CASES = {
+    "a sum left out": ("ddp 2", {"kind": "skip_own"}, False, "dp", r"it called all_reduce \(\d+\) over dp"),
+    "sums in another order": (
+        "tp 2",
+        {"kind": "order", "axes": ["tp", "tp"]},
+        False,
+        "tp",
+        r"it called all_reduce \(2\) over tp at hangs.py:\d+ \(hook\)",
+    ),
+    "stopped": ("dp x tp", {"kind": "stop"}, True, "tp", "it was stopped"),
+    "a stopped stage": ("pp 2", {"kind": "stop"}, True, "pp", "it was stopped"),
+    "an endless hook": (
+        "fsdp 2",
+        {"kind": "endless"},
+        True,
+        "fsdp",
+        r"computing at hangs.py:\d+ \(endless\), after its",
+    ),
+    "a slow reader": ("ddp 2", {"kind": "reader"}, True, "dp", r"reading data at parascale/data/loader.py:\d+"),
+}
+SLOW = {"a stopped stage", "an endless hook", "a slow reader"}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
+def test_a_hang_names_its_culprit(case, settings_below, tmp_path):
+    layout, fault, sure, axis, doing = CASES[case]
+    _, certain, text = hang(settings_below, tmp_path / "run", layout, {"rank": 1, "step": 4, **fault})
+    assert certain == sure
+    assert re.match(rf"rank 1 on \S+ did not join .* over {axis}, where rank \d on .*: {doing}", text), text

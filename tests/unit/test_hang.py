@@ -1,0 +1,116 @@
+"""From the notes of the ranks follows who kept the others waiting; what does not follow is not said as certain."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+from parascale.files import read_json, write_json
+from parascale.launch.hang import explain, note_cause, speak_for
+from parascale.notes import WAITING, note_path, state_in, state_of
+from parascale.train.witness import is_new
+
+GROUPS = {
+    "0": ["all ranks", [0, 1, 2, 3]],
+    "1": ["dp", [0, 2]],
+    "2": ["dp", [1, 3]],
+    "3": ["tp", [0, 1]],
+    "4": ["tp", [2, 3]],
+}
+
+
+def waits(group, number, operation="all_reduce (4)", new=False, time=100.0, **joined):
+    """The note of a rank that waits in a collective of a group."""
+    call = {"group": group, "counted": group, "number": number, "operation": operation, "time": time}
+    counts = {name.strip("g"): count for name, count in joined.items()} | {group: number}
+    return {"doing": WAITING, "where": "step.py:1 (f)", "certain": True, "since": 90.0, "groups": GROUPS} | {
+        "joined": counts,
+        "call": call,
+        "new": new,
+    }
+
+
+def does(doing, certain=True, decisive=False, **joined):
+    counts = {name.strip("g"): count for name, count in joined.items()}
+    return {"doing": doing, "certain": certain, "decisive": decisive, "groups": GROUPS} | (
+        {"joined": counts} if joined else {}
+    )
+
+
+SENDS = waits("1", None, "send or receive", time=None)
+# Notes of ranks 0 to 3 → ranks that are named, axis, whether it is certain.
+CASES = {
+    "one computes": ([waits("0", 9), waits("0", 9), does("computing", g0=8), waits("0", 9)], (2,), "all ranks", True),
+    "one is stopped, others failed": (
+        [waits("1", 5), does("failed (OSError)"), does("stopped", decisive=True), waits("0", 9)], (2,), "dp", True,
+    ),
+    "two compute, and one of them has joined": (
+        [waits("3", 5, g0=9), does("computing", g3=4), does("computing", g0=9), does("computing", g0=9)], (1,), "tp", False,
+    ),
+    "one sleeps without a note": ([waits("0", 9), waits("0", 9), does("alive", False), waits("0", 9)], (2,), "all ranks", False),
+    "a stage": ([SENDS, waits("0", 3), does("reading data", g0=3), waits("2", 3)], (2,), "dp", True),
+    "one joined another, as never before": (
+        [waits("0", 9), waits("0", 9), waits("0", 9, "all_reduce (7)", new=True), waits("0", 9)], (2,), "all ranks", True,
+    ),
+    "one left out what the others began": (
+        [waits("0", 9, new=True), waits("0", 9, new=True), waits("4", 6, g0=8), waits("0", 9, new=True)], (2,), "all ranks", True,
+    ),
+    "the habit contradicts the majority": (
+        [waits("3", 6, g0=8), waits("0", 9, g3=5, new=True), waits("0", 9, g3=6), waits("0", 9, g3=6)], (1,), "tp", False,
+    ),
+    "all are new": ([waits("3", 1), waits("0", 1, g3=0), waits("4", 1), waits("2", 1, g4=0)], (0, 1, 2, 3), "tp", False),
+    "nobody waits": ([does("failed (ValueError)"), does("computing"), does("computing"), does("computing")], None, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_notes_name_the_rank_and_the_axis(case, tmp_path):
+    notes, ranks, axis, certain = CASES[case]
+    for rank, note in enumerate(notes):
+        write_json(note_path(tmp_path, rank), {"host": f"node{rank}", "gpu": rank, **note})
+    hang = explain(tmp_path, ["x"] * len(notes))
+    if ranks is None:
+        assert hang is None
+    else:
+        assert (hang.ranks, hang.axis, hang.certain) == (ranks, axis, certain), hang.text
+        assert hang.text.startswith("perhaps ") != certain
+        assert f"rank {ranks[0]} on node{ranks[0]} (GPU {ranks[0]})" in hang.text
+
+
+@pytest.mark.parametrize(
+    ("calls", "new"), [("AABAABAA", False), ("AABAABAB", True), ("ABABBA", True), ("ABABAB", False), ("ABC", True)]
+)
+def test_a_call_is_new_if_others_came_before_it_than_ever(calls, new):
+    """AAB a step: the second A left out shows at B; swapped calls show at once."""
+    assert is_new(list(calls)) == new
+
+
+def test_frames_tell_what_a_thread_does():
+    package = sys.modules["parascale"].__path__[0]
+    inner, ours = f"{sysconfig.get_path('purelib')}/torch/distributed/c10d.py", f"{package}/train/step.py"
+    assert state_of([(ours, 3, "f")]) == ("computing", "parascale/train/step.py:3 (f)")
+    assert state_of([(f"{package}/data/text.py", 3, "f"), (ours, 3, "f")])[0] == "reading data"
+    assert state_of([("<string>", 1, "<module>")]) == ("computing", "<string>:1 (<module>)")
+    assert state_of([]) == ("computing", None)
+    assert state_of([(inner, 1, "g"), (ours, 3, "f")])[0] == WAITING
+
+
+def test_a_launcher_speaks_for_a_rank_that_left_no_note(tmp_path):
+    log = tmp_path / "rank0.log"
+    program = "import faulthandler, gc, os\nclass A:\n    def __del__(self): os.abort()\na = A(); a.a = a; del a\nfaulthandler.enable()\ngc.collect()\n"
+    log.write_bytes(subprocess.run([sys.executable, "-c", program], capture_output=True).stderr)
+    assert state_in(log) == ("collecting garbage", "<string>:3 (__del__)")
+    speak_for(tmp_path, 0, log, None, decisive=False, guessed=False)
+    assert read_json(note_path(tmp_path, 0))["doing"] == "collecting garbage"
+    speak_for(tmp_path, 0, log, "it was stopped", decisive=True, guessed=False)
+    assert read_json(note_path(tmp_path, 0))["doing"] == "it was stopped"
+
+
+def test_the_cause_stands_in_the_record_of_this_launchers_attempt_alone(tmp_path):
+    record = tmp_path / "attempts.jsonl"
+    for started, expected in ((1.0, None), (1e11, "why")):
+        record.write_text(json.dumps({"started": 0.5}) + "\n" + json.dumps({"started": started}) + "\n")
+        note_cause(tmp_path, "why")
+        assert [json.loads(line).get("cause") for line in record.read_text().splitlines()] == [None, expected]
