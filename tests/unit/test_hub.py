@@ -1,4 +1,4 @@
-"""The hub: the real layout of its API, served locally; what comes is the pinned revision, checked and kept as Parquet."""
+"""The hub: the real layout of its API, served locally; what comes is the pinned revision, checked and kept."""
 
 import hashlib
 import io
@@ -249,13 +249,35 @@ def test_files_of_the_hub_are_paths(site, tmp_path, files, message):
 
 @pytest.mark.parametrize(
     ("ending", "content"),
-    [("jsonl", b'{"text": "one"}\n{"text": "two"}\n'), ("csv", b"text\none\ntwo\n"), ("txt", b"one\ntwo\n")],
+    [
+        ("jsonl", b'{"text": "one"}\n{"text": "NA", "n": 1}\n{"text": "007", "n": "x"}\n'),
+        ("ndjson", b'{"text": "one"}\n{"text": "NA"}\n\n{"text": "007"}\n'),
+        ("json", b'{"text": "one"}\n{"text": "NA", "n": 1}\n{"text": "007", "n": "x"}\n'),
+        ("json", b'\n[{"text": "one"}, {"text": "NA"},\n{"text": "007"}]'),
+        ("csv", b'\xef\xbb\xbfn,text\n1,one\n\n2,NA\n"3\n4",007\n'),
+        ("txt", b"\xef\xbb\xbfone\nNA\n007\n"),
+    ],
 )
-def test_other_kinds_of_file_become_parquet(site, tmp_path, ending, content):
+def test_other_kinds_of_file_are_read_as_they_are(site, tmp_path, ending, content):
     publish(site, {f"train.{ending}": content})
-    raw = download(source_of(site), tmp_path / "raw")
-    assert texts_of(raw) == {"train": ["one", "two"]}
-    assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == ["manifest.json", "train.parquet"]
+    assert texts_of(download(source_of(site), tmp_path / "raw")) == {"train": ["one", "NA", "007"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"text\none,two\n", "a.csv, of the train split: .*line 2: 2 values for the columns text"),
+        ("a.csv", b"text,text\na,b\n", "line 2: 2 values for the columns text, text"),
+        ("a.csv", b"text\ncaf\xe9\n", "in UTF-8 .*0xe9"),
+        ("a.csv", b'text\n"a\n', "unexpected end of data"),
+        ("a.json", b"nope", "no CSV or JSON of rows"),
+        ("a.json", b"\x1f\x8b\x08", "no CSV or JSON of rows, in UTF-8"),
+    ],
+)
+def test_files_that_are_not_what_they_are_called(site, tmp_path, name, content, message):
+    publish(site, {name: content})
+    with pytest.raises(DataError, match=message):
+        download(source_of(site, files={"train": name}), tmp_path / "raw")
 
 
 def test_a_broken_download_continues(site, tmp_path):

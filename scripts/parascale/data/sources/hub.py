@@ -1,13 +1,14 @@
-"""Data sets of the Hugging Face hub, at a pinned revision, kept as Parquet.
+"""Data sets of the Hugging Face hub, at a pinned revision, kept as texts are read.
 
 `huggingface_hub` says what a revision holds (files, sizes, checksums, the login's token); the files themselves come through
 `transfer`, because the library's own download starts every file anew in a new process.
 """
 
+import csv
 import glob
+import json
 import posixpath
 import shutil
-from pathlib import Path
 
 from parascale.data.named_files import SPLIT_NAMES, as_list, meant_by, require_one_set, sliced
 from parascale.data.sources import builtin
@@ -27,13 +28,11 @@ from parascale.files import atomic_folder, link_or_copy
 from parascale.settings import SPLITS
 from parascale.settings.strict import nearest
 
-PARQUET = ".parquet"
+READ = (".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".txt")  # kinds of file that are understood
 ANSWER_TIMEOUT_SECONDS = 30.0
-# File ending → the loader of `datasets` that turns it into Parquet.
 SHARDS = (
     "data/*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*"  # taken before other names, as `datasets` does
 )
-LOADERS = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".txt": "text"}
 
 
 def fetch(source, output, attempts):
@@ -59,9 +58,7 @@ def fetch(source, output, attempts):
         address = hf_hub_url(source.name, path, repo_type="dataset", revision=source.revision, endpoint=api.endpoint)
         fetch_file(address, pieces / path, attempts, digest, login)
     with atomic_folder(output) as folder:
-        splits = {
-            split: _as_parquet(split, [pieces / path for path in paths], folder) for split, paths in by_split.items()
-        }
+        splits = {split: _kept(split, [pieces / path for path in paths], folder) for split, paths in by_split.items()}
         write_manifest(folder, source, {"revision": info.sha, "files": by_split}, splits, notes)
     shutil.rmtree(pieces)
 
@@ -90,8 +87,7 @@ def _ask(api, source, page):
 def _files_of_splits(source, info, paths, notes):
     """Split → paths in the repository: as `data.source.files` says, as the data set's card says, or by the files' names."""
     folder, patterns = ("", source.files) if source.files else _of_card(source, info)
-    usable = (PARQUET, *LOADERS)
-    readable = [path for path in paths if Path(path).suffix.lower() in usable]
+    readable = [path for path in paths if path.lower().endswith(READ)]
 
     def named(pattern):
         path, first, _ = sliced(pattern)
@@ -103,7 +99,7 @@ def _files_of_splits(source, info, paths, notes):
         if found:
             return found
         raise DataError(
-            f"{source.name}, configuration {source.config}: no files {wanted} among {len(paths)} files ({', '.join(usable)} are "
+            f"{source.name}, configuration {source.config}: no files {wanted} among {len(paths)} files ({', '.join(READ)} are "
             "understood). Name them: `data.source.files: {train: data/train-*.parquet}`"
         )
 
@@ -159,25 +155,44 @@ def _of_card(source, info):
     return folder if folder != "." else "", patterns
 
 
-def _as_parquet(split, pieces, folder):
-    """Manifest entries of a split, its files in `folder`: Parquet as it came, all else converted by `datasets`."""
-    kinds = {LOADERS.get(piece.suffix.lower()) for piece in pieces}  # None for Parquet
-    if kinds == {None}:
-        many = [f"{split}-{number:05d}-of-{len(pieces):05d}{PARQUET}" for number in range(len(pieces))]
-        names = many if len(pieces) > 1 else [f"{split}{PARQUET}"]
-        for piece, name in zip(pieces, names, strict=True):
-            link_or_copy(piece, folder / name)
-        return [describe(folder / name, name) for name in names]
-    if len(kinds) > 1:
-        raise DataError(
-            f"split {split}: files of several kinds ({', '.join(piece.name for piece in pieces)}); name those of one kind"
-        )
-    import datasets
+def _kept(split, pieces, folder):
+    """Manifest entries of a split, its files in `folder`: as they came, but CSV and JSON, which become JSON Lines."""
+    entries = []
+    for number, piece in enumerate(pieces):
+        part = f"-{number:05d}-of-{len(pieces):05d}" if len(pieces) > 1 else ""
+        convert = CONVERTED.get(piece.suffix.lower())
+        path = folder / f"{split}{part}{'.jsonl' if convert else piece.suffix.lower()}"
+        if convert:
+            try:
+                with open(piece, encoding="utf-8-sig", newline="") as source, open(path, "w") as lines:
+                    lines.writelines(json.dumps(row) + "\n" for row in convert(source))
+            except (csv.Error, ValueError) as error:
+                raise DataError(
+                    f"{piece.name}, of the {split} split: no CSV or JSON of rows, in UTF-8 ({error})"
+                ) from None
+        else:
+            link_or_copy(piece, path)
+        entries.append(describe(path, path.name))
+    return entries
 
-    scratch = folder.parent / "cache"  # beside the folder: it is removed with it, whatever happens
-    table = datasets.load_dataset(
-        kinds.pop(), data_files=[str(piece) for piece in pieces], split="train", cache_dir=str(scratch)
-    )
-    path = folder / f"{split}.parquet"
-    table.to_parquet(str(path))
-    return [describe(path, path.name)]
+
+def _rows_of_csv(file):
+    """Each value is the text that it is: libraries take `NA` for nothing and `007` for a number."""
+    csv.field_size_limit(1 << 30)
+    lines = csv.reader(file, strict=True)
+    names = next(lines, ())
+    for row in lines:
+        if len(row) not in (0, len(names)) or len({*names}) < len(names):
+            raise ValueError(f"line {lines.line_num:,}: {len(row)} values for the columns {', '.join(names)}")
+        if row:
+            yield dict(zip(names, row, strict=True))
+
+
+def _rows_of_json(file):
+    """A list of rows, or a row a line."""
+    is_list = file.read(1 << 16).lstrip().startswith("[")
+    file.seek(0)
+    return json.load(file) if is_list else map(json.loads, filter(str.strip, file))
+
+
+CONVERTED = {".csv": _rows_of_csv, ".json": _rows_of_json}
