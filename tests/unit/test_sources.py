@@ -284,3 +284,13 @@ def test_folders_of_images_are_watched_down_to_their_classes_which_are_not_liste
     assert sorted(listed) == watched(splits), "each once"
     assert local_folders(source, most=5) == watched([*splits, "train.csv"])
     assert local_folders(Source(kind="files", location=str(tmp_path / "none"))) == local_folders(Source()) == []
+
+
+def test_rows_of_parquet_that_were_read_are_not_kept(tmp_path):
+    path = tmp_path / "a.parquet"
+    with pyarrow.parquet.ParquetWriter(path, pyarrow.schema({"text": "string"}), compression="none") as file:
+        for group in range(40):
+            file.write_table(pyarrow.table({"text": [f"{group} {row} " + "x" * 1000 for row in range(1000)]}))
+    before = pyarrow.total_allocated_bytes()
+    largest = max(pyarrow.total_allocated_bytes() - before for _ in readers.documents(path, "text"))
+    assert largest < path.stat().st_size / 8

@@ -68,7 +68,9 @@ def packed_classes(tables, columns):
 def _packed_rows(path, columns):
     """(number of the first row, images, labels) of a Parquet file, some rows at a time."""
     first = 0
-    for batch in pq.ParquetFile(path).iter_batches(ROWS, columns=[columns["image"], columns["label"]]):
+    for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(
+        ROWS, columns=[columns["image"], columns["label"]]
+    ):
         yield first, batch.column(0).to_pylist(), batch.column(1).to_pylist()
         first += batch.num_rows
 

@@ -93,7 +93,7 @@ Writer, Reader = ParquetWriter, ParquetReader
 
 def native(path):
     """Yield (bytes, label) of every sample, as any Parquet program would read them."""
-    for batch in pq.ParquetFile(path).iter_batches(GROUP_ROWS, columns=["image", "label"]):
+    for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(GROUP_ROWS, columns=["image", "label"]):
         yield from zip(batch.column(0).field("bytes").to_pylist(), batch.column(1).to_pylist(), strict=True)
 
 

@@ -156,7 +156,7 @@ def _require(place, names, columns, role):
 
 def _parquet(path):
     try:
-        return pyarrow.parquet.ParquetFile(path)
+        return pyarrow.parquet.ParquetFile(path, pre_buffer=False)  # which would keep all that was read
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise DataError(f"{path}: cannot be read ({os.strerror(error.errno)})") from None
