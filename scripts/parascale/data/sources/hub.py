@@ -108,7 +108,8 @@ def _files_of_splits(source, info, paths, notes):
             split: [path for each in as_list(wanted) for path in some(named(each), f"that match `{each}`")]
             for split, wanted in patterns.items()
         }
-    inside = [posixpath.relpath(path, folder or ".") for path in named(SHARDS) or named("**")]
+    below = [path for path in readable if path.startswith(folder and f"{folder}/")]
+    inside = [posixpath.relpath(path, folder or ".") for path in named(SHARDS) or below]
     by_split = some(paths_by_split(inside, notes), f"of the splits {', '.join(SPLITS)}")
     return {split: [posixpath.join(folder, path) for path in found] for split, found in by_split.items()}
 
