@@ -20,14 +20,7 @@ SPLIT_NAMES = {
 PART = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)[^/]*")
 ONE_SET = "fetch what is missing, rename or remove what does not belong, or, for text, name the right files under `data.source.files`"
 # Of a repository of the Hub, not of its data (`datasets.data_files.FILES_TO_IGNORE`).
-DESCRIPTIONS = {
-    "README.md",
-    "config.json",
-    "dataset_info.json",
-    "dataset_infos.json",
-    "dummy_data.zip",
-    "dataset_dict.json",
-}
+DESCRIPTION = re.compile(r"README\.md|(config|dataset_infos?|dataset_dict)\.json|dummy_data\.zip")
 # What programs, systems and publishers put beside data: hidden names (`.git`, `.ipynb_checkpoints`, `.Trash-0`, AppleDouble's `._a`), and
 # these. A file or folder of such a name is data only where the settings name it.
 FOREIGN = re.compile(
@@ -142,7 +135,7 @@ def meant_by(pattern):
 
     def means(path):
         name = path.rpartition("/")[2]
-        return bool(fits(path)) and _unusual(path) == asked and (name not in DESCRIPTIONS or name == last)
+        return bool(fits(path)) and _unusual(path) == asked and (name == last or not DESCRIPTION.fullmatch(name))
 
     return means
 

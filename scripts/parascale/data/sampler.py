@@ -43,21 +43,6 @@ class Sampler:
             place += len(part)
         return np.concatenate(parts)
 
-    def state(self, step):
-        """What a checkpoint keeps before step `step`: {seed, epoch, consumed (samples of that epoch)}."""
-        epoch, consumed = divmod(step * self.global_batch, self.samples)
-        return {"seed": self.seed, "epoch": epoch, "consumed": consumed}
-
-    def step(self, state):
-        """The step that a kept state continues with. DataError where it belongs to another order of samples."""
-        step, rest = divmod(state["epoch"] * self.samples + state["consumed"], self.global_batch)
-        if state["seed"] != self.seed or rest or state["consumed"] >= self.samples:
-            raise DataError(
-                f"the sampler's state {state} is not one of seed {self.seed}, {self.samples} samples and a global batch of "
-                f"{self.global_batch}: the run was started with other data or settings"
-            )
-        return step
-
     def _part(self, epoch, first, last):
         """The samples at the places `first` … `last − 1` of an epoch."""
         if self.samples <= MOST_DRAWN:
