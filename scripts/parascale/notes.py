@@ -3,11 +3,11 @@
 A rank writes its own (`train.witness`); its launcher writes for one that cannot, and says from all of them who kept the others
 waiting (`launch.hang`). A note is a mapping:
 
-    host, gpu, time       where the rank ran, and when the note was written (seconds since 1970)
+    host, gpu             where the rank ran
     doing, where          a state below or a few words, and the innermost line of the package or of a user's code
-    certain               whether `doing` is known, and not guessed
-    decisive              a rank in this state is the cause, whatever others do: killed, or stopped
-    since                 when its last step ended
+    guessed               whether `doing` is not known for certain
+    decisive              whether a rank in this state is the cause, whatever others do: killed, or stopped
+    since                 when its last step ended (seconds since 1970)
     groups                name of a process group → [axis of the mesh, its ranks]
     joined                what a group counts → number of collectives that the rank has called in it
     call                  the collective that it waits in, or the last one: group, what counts it, its number, operation, time
@@ -19,7 +19,6 @@ import sysconfig
 from pathlib import Path
 
 WAITING = "waiting for others"
-FAILED = "failed"
 ROOMS = {"data": "reading data", "checkpoint": "saving or loading a checkpoint"}
 PACKAGE = Path(__file__).parent
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})

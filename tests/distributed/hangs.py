@@ -18,6 +18,7 @@ from jobs import job_from_settings  # beside this file, whose folder Python look
 from parascale.data.text import Windows
 from parascale.train import loop, step
 
+PATIENCE = 200.0  # seconds for ranks to meet: torch loads slowly where cores are shared
 # As the code of a library, as what reads a file is.
 READER = """
 def reads(windows, indices):
@@ -38,6 +39,8 @@ class Planted:
 
     def plant(self):
         begin, parallelize, all_reduce = loop.Stepper.begin, loop.parallelize, step.all_reduce
+        start = loop.start_processes
+        loop.start_processes = lambda device, seconds: start(device, PATIENCE)  # groups get the timeout of the job
         names = {"threading": threading, "planted": self, "batch": Windows.batch}
         exec(compile(READER, "<frozen reader>", "exec"), names)
 

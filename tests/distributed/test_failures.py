@@ -86,9 +86,10 @@ def test_kill_9_of_a_rank_ends_the_whole_training_within_15_seconds(nodes, make_
     os.kill(training.ranks[1], signal.SIGKILL)
     code, output = training.finish(15)
     assert code == 1
-    error, log = output.rstrip().splitlines()[-2:]
+    error, log, hang = output.rstrip().splitlines()[-3:]
     assert error.startswith(f"error: rank 1 on {socket.gethostname()} failed: ended by SIGKILL")
     assert log == f"  log: {tmp_path}/logs/rank1.log"
+    assert re.match(r"hang: rank 1 on \S+ did not join .* over fsdp, .*ended by SIGKILL", hang)
 
 
 LAYOUTS = {"fsdp": {"fsdp": 2}, "tp": {"tp": 2}, "pp": pp(2, 4, "1F1B"), "dp x pp": {"dp": 2, **pp(2, 2, "1F1B")}}
@@ -106,3 +107,7 @@ def test_a_stopped_rank_ends_the_training_by_the_configured_timeout(layout, make
     failed = re.search(rf"^error: rank (\d) on {socket.gethostname()} failed: .*[Tt]imed out", output, re.MULTILINE)
     assert failed, output
     assert "Traceback" in (tmp_path / "logs" / f"rank{failed[1]}.log").read_text()  # where it waited
+    hang = (
+        rf"hang: rank {max(training.ranks)} on \S+ did not join .* over (dp|fsdp|tp|pp|all ranks), .*: it was stopped"
+    )
+    assert re.match(hang, output.rstrip().splitlines()[-1]), output

@@ -17,7 +17,6 @@ CASES = {
         r"it called all_reduce \(2\) over tp at hangs.py:\d+ \(hook\)",
     ),
     "stopped": ("dp x tp", {"kind": "stop"}, True, "tp", "it was stopped"),
-    "a stopped stage": ("pp 2", {"kind": "stop"}, True, "pp", "it was stopped"),
     "an endless hook": (
         "fsdp 2",
         {"kind": "endless"},
@@ -27,7 +26,7 @@ CASES = {
     ),
     "a slow reader": ("ddp 2", {"kind": "reader"}, True, "dp", r"reading data at parascale/data/loader.py:\d+"),
 }
-SLOW = {"a stopped stage", "an endless hook", "a slow reader"}
+SLOW = {"an endless hook", "a slow reader"}
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])

@@ -25,16 +25,16 @@ def waits(group, number, operation="all_reduce (4)", new=False, time=100.0, **jo
     """The note of a rank that waits in a collective of a group."""
     call = {"group": group, "counted": group, "number": number, "operation": operation, "time": time}
     counts = {name.strip("g"): count for name, count in joined.items()} | {group: number}
-    return {"doing": WAITING, "where": "step.py:1 (f)", "certain": True, "since": 90.0, "groups": GROUPS} | {
+    return {"doing": WAITING, "where": "step.py:1 (f)", "since": 90.0, "groups": GROUPS} | {
         "joined": counts,
         "call": call,
         "new": new,
     }
 
 
-def does(doing, certain=True, decisive=False, **joined):
+def does(doing, guessed=False, decisive=False, **joined):
     counts = {name.strip("g"): count for name, count in joined.items()}
-    return {"doing": doing, "certain": certain, "decisive": decisive, "groups": GROUPS} | (
+    return {"doing": doing, "guessed": guessed, "decisive": decisive, "groups": GROUPS} | (
         {"joined": counts} if joined else {}
     )
 
@@ -49,7 +49,7 @@ CASES = {
     "two compute, and one of them has joined": (
         [waits("3", 5, g0=9), does("computing", g3=4), does("computing", g0=9), does("computing", g0=9)], (1,), "tp", False,
     ),
-    "one sleeps without a note": ([waits("0", 9), waits("0", 9), does("alive", False), waits("0", 9)], (2,), "all ranks", False),
+    "one sleeps without a note": ([waits("0", 9), waits("0", 9), does("alive", True), waits("0", 9)], (2,), "all ranks", False),
     "a stage": ([SENDS, waits("0", 3), does("reading data", g0=3), waits("2", 3)], (2,), "dp", True),
     "one joined another, as never before": (
         [waits("0", 9), waits("0", 9), waits("0", 9, "all_reduce (7)", new=True), waits("0", 9)], (2,), "all ranks", True,

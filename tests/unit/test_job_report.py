@@ -92,7 +92,19 @@ PLANTED = {
     ),
     "heat": ({"devices": gpu_lines(throttled={2: "hardware_thermal"})}, "1 of 4 GPUs slowed down (hardware thermal)"),
     "low use": ({"devices": gpu_lines(use=0.3)}, "The GPUs that work are busy 30 % of the time."),
-    "uneven use": ({"devices": gpu_lines(4, use=[0.9, 0.9, 0.9, 0.5])}, "GPUs are unevenly busy, 50 % to 9"),
+    "uneven use": ({"devices": gpu_lines(4, use=[0.9, 0.9, 0.5, 0.5])}, "GPUs are unevenly busy, 50 % to 9"),
+    "a GPU that idles while others wait": (
+        {"devices": gpu_lines(4, use=[0.9, 0.9, 0.9, 0.5])},
+        "Rank 3 on node0 is slower than the others: 50 % busy, the others 90 % busy to 91 % busy; the samples do not show why.",
+    ),
+    "a hang": (
+        {
+            "attempts": [attempt(1, None, 5, cause="rank 3 on node0 did not join …: stopped")],
+            "status": "running",
+            "steps": 10,
+        },
+        "Ranks waited in vain: rank 3 on node0 did not join …: stopped.",
+    ),
     "full memory": ({"devices": gpu_lines(memory=39 * GIB)}, "GPU memory was 98 % full at its peak"),
     "empty memory": ({"devices": gpu_lines(memory=2 * GIB)}, "GPU memory was at most 5 % full"),
     "one micro-batch": ({"pp": 4, "dp": 1}, "only one of 4 pipeline stages works at a time"),

@@ -30,20 +30,17 @@ class Hang:
 
 
 def speak_for(logs, rank, log, reason, decisive, guessed):
-    """Complete the note of a rank that ended or was ended, from outside.
+    """Complete the note of a rank that ended, or was ended, from outside.
 
-    reason: what its launcher saw, which counts where it is decisive or the rank left no note; None: nothing. guessed: what is
-    not known: a rank that sleeps without a note may have waited.
+    reason: what its launcher saw, which counts if it is decisive; otherwise a rank without a note was where its log's stack says.
+    guessed: a rank that slept without a note may have waited.
     """
     path = note_path(logs, rank)
-    note = _read(path)
-    if note and not decisive:
-        return
-    doing, where = state_in(log)
-    if not reason:
-        guessed, reason = guessed or doing == WAITING, doing or "alive, and left no sign of what it did"
-    facts = {"doing": reason, "certain": decisive or not guessed, "decisive": decisive}
-    write_json(path, {"host": slurm.node_name(), "where": where} | note | facts)
+    if not (note := _read(path)) or decisive:
+        doing, where = state_in(log)
+        said = {"doing": reason or doing or "it left no sign of what it did", "decisive": decisive}
+        guessed = not decisive and (guessed or doing is None)
+        write_json(path, {"host": slurm.node_name(), "where": where} | note | said | {"guessed": guessed})
 
 
 def explain(logs, hosts, seconds=0.0):
@@ -54,17 +51,14 @@ def explain(logs, hosts, seconds=0.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not all(note_path(logs, rank).exists() for rank in range(len(hosts))):
         time.sleep(0.1)
-    unknown = {"doing": "gone without a note", "certain": False}
+    unknown = {"doing": "it left no note", "guessed": True}
     notes = [{"host": host} | (_read(note_path(logs, rank)) or unknown) for rank, host in enumerate(hosts)]
     waiting = [rank for rank, note in enumerate(notes) if note["doing"] == WAITING]
     if not waiting:
         return None
     missed = [miss for rank in waiting for miss in _missed(rank, notes)]
     suspects = [rank for rank in range(len(notes)) if rank not in waiting]
-    if suspects:
-        named, certain = _absent(suspects, missed, notes)
-    else:
-        named, certain = _apart(missed, notes)
+    named, certain = _absent(suspects, missed, notes) if suspects else _apart(missed, notes)
     return _hang(named, certain, [miss for miss in missed if miss[1] in named], waiting, notes)
 
 
@@ -86,24 +80,18 @@ def _read(path):
 
 
 def _missed(rank, notes):
-    """(rank, other) for each other that has not joined the collective that a rank waits in, or another in its place."""
+    """(rank, other) for each other that has not joined the collective that a rank waits in, or joined another in its place."""
     call = notes[rank].get("call")
-    for other in _members(notes[rank]) if call else ():
+    for other in notes[rank]["groups"][call["group"]][1] if call else ():
         theirs = notes[other]
-        if other == rank or (call["number"] is None and theirs["doing"] == WAITING):
-            continue
         joined, last = theirs.get("joined"), theirs.get("call") or {}
-        absent = joined is None or call["number"] is None or joined.get(call["counted"], 0) < call["number"]
-        if absent or (_place(last) == _place(call) and last["operation"] != call["operation"]):
+        if call["number"] is None:  # sends and receives are not counted
+            absent = theirs["doing"] != WAITING
+        else:
+            absent = joined is None or joined.get(call["counted"], 0) < call["number"]
+        same = all(last.get(name) == call[name] for name in ("counted", "number"))
+        if other != rank and (absent or (same and last["operation"] != call["operation"])):
             yield rank, other
-
-
-def _place(call):
-    return call.get("counted"), call.get("number")
-
-
-def _members(note):
-    return note["groups"][note["call"]["group"]][1]
 
 
 def _absent(suspects, missed, notes):
@@ -112,7 +100,7 @@ def _absent(suspects, missed, notes):
     if decisive:
         return tuple(decisive), True
     awaited = [rank for rank in suspects if any(other == rank for _, other in missed)] or suspects
-    known = [rank for rank in awaited if notes[rank]["certain"]]
+    known = [rank for rank in awaited if not notes[rank].get("guessed")]
     return tuple(known or awaited), len(suspects) == 1 and bool(known)
 
 
@@ -133,39 +121,35 @@ def _hang(named, certain, missed, waiting, notes):
     """The Hang of those named. missed: (rank that waited, one of them), of which the one that waited first tells."""
     calls = {rank: call for rank in waiting if (call := notes[rank].get("call"))}
     told = min((rank for rank, _ in missed), key=lambda rank: calls[rank]["time"] or float("inf"), default=None)
-    if told is None:  # such a rank was aborted before it could say so, in the call that the one named joined as another
+    if told is not None:
+        axis, what = _axis(notes[told]), f"the {calls[told]['operation']}"
+    else:  # it was aborted before it could say in what: in the call of which the one named made another
         told = next((rank for rank in waiting if rank not in named), waiting[0])
-        call = next((calls[rank] for rank in named if rank in calls), None)
-        axis, what = (_axis(named[0], notes) if call else None), "a collective"
-    else:
-        call = calls[told]
-        axis, what = _axis(told, notes), f"the {call['operation']}"
-    place = f" at {notes[told]['where']}" if notes[told].get("where") else ""
-    since = _clock(" since %FT%TZ", (call or {}).get("time") or notes[told].get("since"))
-    waited = (
-        f"{what}{(axis and f' over {axis}') or ''}, where rank {told} on {notes[told]['host']} waited{place}{since}"
-    )
-    ranks = " and ".join(_place_of(rank, notes[rank]) for rank in named)
-    did = " and ".join(_did(rank, notes) for rank in named)
-    text = f"{ranks} did not join {waited}: {did}"
+        axis, what = next((_axis(notes[rank]) for rank in named if rank in calls), None), "a collective"
+    since = _clock(" since %FT%TZ", calls.get(told, {}).get("time") or notes[told].get("since"))
+    over = f" over {axis}" if axis else ""
+    ranks = " and ".join(_named(rank, notes[rank]) for rank in named)
+    did = " and ".join(_did(notes[rank]) for rank in named)
+    text = f"{ranks} did not join {what}{over}, where rank {told} on {notes[told]['host']} waited{_line(notes[told])}{since}: {did}"
     return Hang(tuple(named), axis, certain, text if certain else f"perhaps {text}")
 
 
-def _axis(rank, notes):
-    return notes[rank]["groups"][notes[rank]["call"]["group"]][0]
+def _axis(note):
+    return note["groups"][note["call"]["group"]][0]
 
 
-def _place_of(rank, note):
+def _named(rank, note):
     return f"rank {rank} on {note['host']}" + (f" (GPU {note['gpu']})" if note.get("gpu") is not None else "")
 
 
-def _did(rank, notes):
-    note = notes[rank]
-    doing, call = note["doing"], note.get("call")
-    if doing == WAITING and call:
-        doing = f"it called {call['operation']} over {_axis(rank, notes)}"
-    where = f" at {note['where']}" if note.get("where") else ""
-    return f"{doing}{where}{_clock(', after its last step at %FT%TZ', note.get('since'))}"
+def _did(note):
+    another = note["doing"] == WAITING and note.get("call")
+    doing = f"it called {another['operation']} over {_axis(note)}" if another else note["doing"]
+    return f"{doing}{_line(note)}{_clock(', after its last step at %FT%TZ', note.get('since'))}"
+
+
+def _line(note):
+    return f" at {note['where']}" if note.get("where") else ""
 
 
 def _clock(text, seconds):

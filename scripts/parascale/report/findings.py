@@ -10,10 +10,10 @@ from parascale.report.comparing import is_less
 from parascale.report.derived import idle_fraction
 from parascale.report.machines import contradictions
 from parascale.report.steps import of_mean_rank
+from parascale.report.stragglers import IDLE_USE, stragglers
 from parascale.report.timing import cores_taken, cores_there, wanted_cores
 from parascale.telemetry import figures
 
-IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %
 LOW_USE = 0.5
 UNEVEN_USE = 0.2
 DATA_WAIT = 0.1
@@ -51,13 +51,15 @@ class Finding:
 
 def findings(record, devices=(), comparison=None):
     """The Findings of a run, worst first; one that says so where nothing stands out. comparison: with its baseline."""
+    slower = [Finding("bad", *said) for said in stragglers(record, devices)]
     found = [
         *_ends(record),
         *_slow(record, comparison),
         *_shared(record, devices),
+        *slower,
         *_idle(record, devices),
         *_waiting(record),
-        *_use(devices),
+        *_use(devices, slower),
         *_memory(devices),
         *_limits(record),
     ]
@@ -217,7 +219,7 @@ def _paid(record, fraction):
     return f", {numbers.significant(hours * fraction)} of {numbers.significant(hours)} core-hours" if hours else ""
 
 
-def _use(devices):
+def _use(devices, slower):
     working = [
         (device.mean("utilisation"), device)
         for device in devices
@@ -229,7 +231,7 @@ def _use(devices):
         if mean < LOW_USE:
             text = f"The GPUs that work are busy {numbers.percent(mean)} of the time."
             yield Finding("bad", text, "mean utilisation in device.csv")
-        if high - low > UNEVEN_USE:
+        if high - low > UNEVEN_USE and not slower:
             text = f"GPUs are unevenly busy, {numbers.percent(low)} to {numbers.percent(high)}: some wait for others."
             yield Finding("note", text, "mean utilisation in device.csv")
     yield from _throttled([device for device in devices if device.kind == "gpu"])

@@ -9,7 +9,6 @@ import os
 import pickle
 import sys
 import threading
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch.distributed as dist
 
 from parascale import slurm
 from parascale.files import write_json
-from parascale.notes import FAILED, WAITING, note_path, state_of
+from parascale.notes import WAITING, note_path, state_of
 
 AXIS = "mesh_"  # what torch's description of a mesh's group begins with
 WORLD = "default_pg"
@@ -62,32 +61,27 @@ class Witness:
         call = next((call for call in calls if not call["done"]), None)
         if error is not None:
             broken = isinstance(error, dist.DistError) or any(word in str(error) for word in OF_OTHERS)
-            doing = WAITING if broken or doing == WAITING else f"{FAILED} ({type(error).__name__})"
+            doing = WAITING if broken or doing == WAITING else f"failed ({type(error).__name__})"
         elif self._collecting:
             doing = "collecting garbage"
         elif call:
             doing = WAITING
         stages = [name for name, (axis, _) in groups.items() if axis == "pp"]
-        if call is None and doing == WAITING and where and "pipeline" in where + _library(error) and stages:
+        if call is None and doing == WAITING and stages and "/pipeline.py:" in (where or ""):
             call = {"group": stages[0], "counted": None, "number": None, "operation": "send or receive", "time": None}
         if call is None and error is not None and calls:
             call = calls[-1]  # it counts as done where it failed
-        joined = {}
-        for each in calls:
-            joined[each["counted"]] = each["number"]
         return {
             "host": slurm.node_name(),
             "gpu": torch.cuda.current_device() if torch.cuda.is_initialized() else None,
-            "time": time.time(),
             "doing": doing,
             "where": where,
-            "certain": True,
-            "decisive": False,
             "since": since,
             "groups": groups,
-            "joined": joined,
+            "joined": {each["counted"]: each["number"] for each in calls},
             "call": call,
-            "new": call in calls and is_new([_kind(each) for each in calls[: calls.index(call) + 1]]),
+            "new": call in calls
+            and is_new([(each["group"], each["operation"]) for each in calls[: calls.index(call) + 1]]),
         }
 
     def _groups(self):
@@ -115,10 +109,6 @@ def is_new(kinds):
     return between not in known
 
 
-def _kind(call):
-    return call["group"], call["operation"]
-
-
 def _frames(error):
     """(file, line, function) from the innermost frame outwards: of the main thread, or where the error came from."""
     if error is not None:
@@ -126,10 +116,6 @@ def _frames(error):
     else:
         walked = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident])
     return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
-
-
-def _library(error):
-    return " ".join(file for file, _, _ in _frames(error) if "/torch/distributed/pipelining/" in file)
 
 
 def _calls():
