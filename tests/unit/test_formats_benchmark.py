@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from parascale.data import benchmark, classes, measure
-from parascale.data.advice import PREFERENCE, advise
+from parascale.data.advice import advise
 from parascale.data.benchmark import COLUMNS, best_ceilings, cases_of, write_rows
 from parascale.data.classes import AugmentedImages
 from parascale.data.convert import convert
 from parascale.data.formats.storage import copy_in_memory, require_room
-from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS, Formats, Loaders
+from parascale.settings.formats import Formats, Loaders
 from parascale.settings.workload import ImageTraining, usable_decoders
 from tests.unit.image_sets import jpeg, packed_index
 
@@ -224,7 +224,3 @@ def test_advice_follows_from_the_figures(rows, said):
 
 def test_a_format_that_is_not_preferred_is_never_recommended():
     assert advise([row("hdf5", 100), row("zarr", 900)], "images", 64 * GIB)[0] == "hdf5"
-
-
-def test_every_format_can_be_recommended():
-    assert set(PREFERENCE) == {"flat", *IMAGE_FORMATS, *TOKEN_FORMATS}

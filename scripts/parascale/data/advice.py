@@ -2,9 +2,10 @@
 
 import psutil
 
+from parascale.settings.formats import IMAGE_FORMATS, TOKEN_FORMATS
+
 GOOD_ENOUGH = 0.7  # of the fastest; among formats above it, PREFERENCE decides
-# Self-describing and widely read first; a bare binary needs our index to mean anything.
-PREFERENCE = ("flat", "hdf5", "arrow", "webdataset", "numpy", "binary", "squashfs", "files", "parquet")
+PREFERENCE = ("flat", *IMAGE_FORMATS, *TOKEN_FORMATS)
 
 
 def advise(rows, unit, memory_bytes=None, taken=None, devices="GPUs"):
