@@ -1,5 +1,6 @@
 """The table of cases: every strategy, with sizes that do not divide, and options that change the computation."""
 
+import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -114,7 +115,7 @@ LAYOUTS = {
 
 def ranks_of(layout):
     """Processes of a layout."""
-    return layout.get("dp", 1) * layout.get("fsdp", 1) * layout.get("tp", 1) * layout.get("pp", 1)
+    return math.prod(layout.get(axis, 1) for axis in DEGREES)
 
 
 def axes_of(layout):

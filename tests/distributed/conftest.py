@@ -15,6 +15,7 @@ from parascale.store.keys import code_of_run
 from parascale.train.job import Job
 
 from . import tasks
+from .cases import ranks_of
 from .examine import train_settings
 from .harness import run_on_ranks
 from .jobs import plain
@@ -89,9 +90,7 @@ def settings_below(tokens):
         **run_keys,
     ):
         layout = layout or {}
-        world = 1
-        for axis in ("dp", "fsdp", "tp", "pp"):
-            world *= layout.get(axis, 1)
+        world = ranks_of(layout)
         workload = {
             "name": "tiny",
             "task": task,

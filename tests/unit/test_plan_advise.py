@@ -30,6 +30,7 @@ from parascale.settings import (
 from parascale.settings.config import Config
 from parascale.settings.layout import RECOMPUTATION, Schedule
 from parascale.settings.workload import LanguageTraining
+from tests.distributed.cases import ranks_of
 from tests.pace import within
 from tests.unit.test_plan_budget import JURECA, WORKLOAD, project
 from tests.unit.test_plan_fit import CLUSTER
@@ -149,7 +150,7 @@ def test_the_ceiling_offers_no_switch_that_the_layout_refuses(tmp_path):
     ],
 )
 def test_the_reason_says_how_a_layout_spreads_the_model(degrees, said):
-    layout = Layout(gpus_per_node=math.prod(degrees.get(axis, 1) for axis in ("dp", "fsdp", "tp", "pp")), **degrees)
+    layout = Layout(gpus_per_node=ranks_of(degrees), **degrees)
     run = Run("a", WORKLOAD, layout)
     assert said in reason(run, LAPTOP, predict(run, LAPTOP, facts=FACTS))
 

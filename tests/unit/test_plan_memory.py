@@ -12,6 +12,7 @@ from parascale.families import kinds
 from parascale.families.sizes import model_sizes
 from parascale.plan.memory import RankMemory, peak_memory, rank_stages, total
 from parascale.settings import Layout, Model, Run, Workload, load_project_file, load_workload, make, run_from_dict
+from tests.distributed.cases import ranks_of
 from tests.unit.pretrained_folders import BART_CONFIG, T5_CONFIG, T5_SMALL, describe
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -46,9 +47,7 @@ SUMMARISER = make(Model, kind="encoder_decoder", dim=64, heads=8, layers=3, hidd
 
 def make_run(model, precision="fp32", window=32, batch=16, accumulate=1, **layout):
     """A Run of one step's shape; the world size follows from the degrees."""
-    size = 1
-    for axis in ("dp", "fsdp", "tp", "pp"):
-        size *= layout.get(axis, 1)
+    size = ranks_of(layout)
     task = kinds()[model.kind].task
     sizes = {"classification": {"image_size": 64}, "summarisation": {"window": window, "summary_window": 16}}
     training = {**sizes.get(task, {"window": window}), "global_batch": batch, "accumulate": accumulate, "steps": 2}

@@ -179,5 +179,5 @@ def test_a_submission_whose_results_would_lie_beside_the_code_is_refused(tmp_pat
 def test_what_a_strategy_of_the_table_needs_and_torch_lacks_is_told_before_the_first_job(tmp_path):
     project = SmallProject(tmp_path)
     project.edit("scripts/parascale/parallel/ddp.py", "import DistributedDataParallel", "import Gone")
-    assert "torch.nn.parallel has no Gone (needed for ddp)" in project.snakemake("data", fails=True)
+    assert "torch.nn.parallel has no Gone (needed for dp)" in project.snakemake("data", fails=True)
     assert not (tmp_path / "results/data").exists()

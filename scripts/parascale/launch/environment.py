@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from parascale.errors import RequirementError
-from parascale.settings.layout import DEGREES
+from parascale.settings.layout import AXES
 from parascale.settings.workload import usable_decoders
 
 INDIRECT = "what these need"  # the section of pins that no code of ours asks for
@@ -30,10 +30,7 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC
 # The modules of each way of training, whose imports from torch must be there,
 MODULES = {
     "every run": ["parallel/mesh.py", "parallel/tying.py", "families/shards.py", "train/optim.py", "checkpoint/*.py"],
-    "ddp": ["parallel/ddp.py"],
-    "fsdp": ["parallel/fsdp.py"],
-    "tp": ["parallel/tensor.py"],
-    "pp": ["parallel/pipeline.py"],
+    **{axis.name: [f"parallel/{axis.module}.py"] for axis in AXES},
     "lightning": ["train/lightning.py"],
 }
 # and what they use besides.
@@ -169,8 +166,8 @@ def _missing(runs):
     layouts = [run.layout for run in runs]
     used = {
         "every run": True,
-        **{axis: any(axis in layout.dimensions for layout in layouts) for axis in DEGREES},
-        "ddp": any(layout.dp > 1 and not layout.uses_fsdp for layout in layouts),
+        **{axis.name: any(axis.name in layout.dimensions for layout in layouts) for axis in AXES},
+        "dp": any(layout.dp > 1 and not layout.uses_fsdp for layout in layouts),
         "fsdp": any(layout.uses_fsdp for layout in layouts),
         "lightning": any(run.engine == "lightning" for run in runs),
     }

@@ -38,6 +38,10 @@ class Mesh:
         used = self.devices is not None and axis in self.devices.mesh_dim_names
         return self.devices.get_local_rank(axis) if used else 0
 
+    def leads(self, *but):
+        """Whether this process is the first of those with its samples, along all axes `but` some."""
+        return not any(self.coordinate(axis) for axis in MESH_AXES if axis not in (*DATA_AXES, *but))
+
     @property
     def data_rank(self):
         """Which share of a step's samples this process takes."""

@@ -134,8 +134,7 @@ def reason(run, site, prediction, best=None):
     """Why this layout is good or bad here, for somebody who has never trained on several GPUs. best: the Prediction of the first."""
     layout, words = run.layout, []
     gpu, gpus = nouns(site)
-    kinds = [layout.data_parallel > 1, layout.tp > 1, layout.pp > 1]
-    if not any(kinds):
+    if not layout.dimensions:
         words.append(f"one {gpu} does all the work and waits for nobody")
     if layout.dp > 1 and layout.fsdp == 1:
         words.append(f"every {gpu} holds the full model and trains on its own samples; only gradients are exchanged")

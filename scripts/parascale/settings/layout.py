@@ -18,16 +18,17 @@ class Axis(NamedTuple):
     """A way to spread a run over ranks. Its name is a degree of `Layout`, a column of tables and a dimension of the mesh."""
 
     name: str
+    module: str  # of `parallel`, that does it
     order: int  # in the numbering of ranks: 0 changes fastest
     splits_samples: bool = False  # its ranks train on different samples of a step
 
 
 # In the order of columns. Ranks of a tensor-parallel group talk most, so they lie next to each other on one node.
 AXES = (
-    Axis("dp", order=2, splits_samples=True),
-    Axis("fsdp", order=1, splits_samples=True),
-    Axis("tp", order=0),
-    Axis("pp", order=3),
+    Axis("dp", "ddp", order=2, splits_samples=True),
+    Axis("fsdp", "fsdp", order=1, splits_samples=True),
+    Axis("tp", "tensor", order=0),
+    Axis("pp", "pipeline", order=3),
 )
 DEGREES = tuple(axis.name for axis in AXES)
 # As the mesh has them, the slowest in the numbering of ranks first; and those of them that split samples.
@@ -150,17 +151,14 @@ class Layout:
 
     def strategy(self, average_every=None):
         """The name of this spread, as reports and rules use it."""
-        kinds = [self.data_parallel > 1, self.tp > 1, self.pp > 1]
+        split = [axis for axis in self.dimensions if axis not in DATA_AXES]
+        ways = len(split) + (self.data_parallel > 1)
         if average_every:
             return "local_sgd"
-        if sum(kinds) == 3:
-            return "three_d"
-        if sum(kinds) == 2:
-            return "hybrid"
-        if self.pp > 1:
-            return "naive" if self.micro_batches == 1 else "pp"
-        if self.tp > 1:
-            return "tp"
+        if ways > 1:
+            return "hybrid" if ways == 2 else "three_d"
+        if split:
+            return "naive" if self.one_stage_at_a_time else split[0]
         if self.fsdp > 1:
             return "hsdp" if self.dp > 1 else "fsdp"
         if self.dp > 1:

@@ -265,8 +265,8 @@ class Session:
         self.watchdog.feed()
         run, mesh, task = self.run, self.mesh, self.task
         total = evaluate(run, self.state.model, task.splits[split], task.metrics.values(), task.workers)
-        if mesh.coordinate("tp") != 0:
-            total.zero_()  # ranks of a tensor-parallel group computed the same samples
+        if not mesh.leads("pp"):
+            total.zero_()  # others, as of its tensor-parallel group, computed the same samples
         all_reduce(total, mesh)
         loss, targets, *others = total.tolist()
         figures = {name: value / targets for name, value in zip(("loss", *task.metrics), (loss, *others), strict=True)}

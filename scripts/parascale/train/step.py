@@ -98,9 +98,9 @@ class Stepper:
         self.unchecked = run.workload.model.is_own
         self.scale = LossScale(self.mesh.device) if run.precision == "fp16" else None
         self.clip_norm = run.workload.optim.clip_norm
-        self.counts = self.mesh.coordinate("tp") == 0 and self.mesh.coordinate("pp") == 0
+        self.counts = self.mesh.leads()
         has_loss = model.pipeline is None or model.pipeline.last
-        self.reports = self.mesh.coordinate("tp") == 0 and has_loss
+        self.reports = self.mesh.leads("pp") and has_loss
 
     def begin(self, number):
         """The step that follows has this number."""
