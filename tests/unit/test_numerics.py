@@ -3,12 +3,14 @@
 import shutil
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from parascale import numerics, provenance
 from parascale.files import read_json, read_json_lines
 from parascale.settings import load_project_file
+from parascale.store import keys
 from parascale.store.keys import key_of_run
 from parascale.store.reasons import Reasons
 from tests import same_numbers
@@ -87,6 +89,25 @@ def test_a_family_under_development_counts_as_it_is_until_it_is_declared(copied)
     before = code(family="mine")
     edit(copied / "families/mine/modules.py")
     assert code(family="mine") != before
+
+
+def test_a_later_family_changes_keys_only_of_a_user_s_class_that_names_it(copied, tmp_path, monkeypatch):
+    own = tmp_path / "own.py"
+    model = SimpleNamespace(kind=f"{own}:Own")
+    run = SimpleNamespace(workload=SimpleNamespace(model=model, task="language_model"), engine="native")
+    later = copied / "families/mine/modules.py"
+    monkeypatch.setattr(keys, "all_families", lambda: [*keys.FIRST, *(["mine"] if later.exists() else [])])
+
+    def modules():
+        forget()
+        return keys.modules_of_run(run)
+
+    own.write_text("class Own:\n    pass\n")
+    before = modules()
+    shutil.copytree(copied / "families/language", later.parent)
+    assert modules() == before and "families/language/modules.py" in before
+    own.write_text("from parascale.families.mine.modules import Own\n")
+    assert "families/mine/modules.py" in modules()
 
 
 @pytest.fixture
