@@ -211,7 +211,7 @@ def test_real_clusters_are_read_as_they_printed_themselves(texts, shape, partiti
     assert found.shape == shape
     assert sorted((each.name, each.max_hours, each.max_nodes) for each in found.partitions) == sorted(partitions)
     assert found.needs_account is None and not found.whole_nodes and found.data is None
-    written = yaml.safe_load(site.site_file(found))
+    written = yaml.safe_load(site.site_file("mine", found))
     assert written["gpus_per_node"] == shape.gpus and written.get("host_memory_gb") == (shape.memory_gb or None)
 
 

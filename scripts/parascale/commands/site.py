@@ -65,7 +65,7 @@ def init(find, called, partition, printed, gpus, gpu):
     # The run table of the full reproduction takes two nodes of four GPUs.
     table = "runs-jureca.tsv" if found.shape.gpus >= 4 and found.partitions else f"runs-{name}.tsv"
     texts = {
-        Path(f"config/sites/{name}.yaml"): site_file(found),
+        Path(f"config/sites/{name}.yaml"): site_file(name, found),
         Path(f"config/{name}.yaml"): configuration_file(name, found, table, accounts),
         Path(f"profiles/{name}/config.yaml"): profile_file(name, found, accounts),
     }
@@ -79,15 +79,15 @@ def init(find, called, partition, printed, gpus, gpu):
     print(f"Then: snakemake --profile profiles/{name} -n")
 
 
-def site_file(found):
+def site_file(name, found):
     """The text of a site file."""
     shape, sheet = found.shape, data_sheet(found.shape.gpu)
     gpu = sheet["gpu"] if sheet else shape.gpu
     lines = [
         "# yaml-language-server: $schema=../schema/site.json",
-        f"# Begun by `parascale site init` for {found.cluster}. Values marked ~ are assumed: check them. Lines marked ? could not be",
+        f"# Begun by `parascale site init` for {name}. Values marked ~ are assumed: check them. Lines marked ? could not be",
         "# found out: fill them in, or leave them out, and plans that need them say `unknown`.",
-        f"title: {found.cluster}, {shape.gpus} × {gpu or 'GPU'} a node",
+        f"title: {name}, {shape.gpus} × {gpu or 'GPU'} a node",
         "device: cuda # that is also what torch calls AMD's GPUs",
         f"gpus_per_node: {shape.gpus}",
         f"cores_per_node: {shape.cores}" if shape.cores else f"{MISSING}cores_per_node: <physical cores of a node>",
@@ -148,10 +148,10 @@ def configuration_file(name, found, table, accounts):
     account = f"account: {accounts[0]}" if known else f"{MISSING}account: <one of {', '.join(accounts)}>"
     return f"""\
 # yaml-language-server: $schema=schema/config.json
-# What runs on {found.cluster}: profiles/{name} names this file. Every key is explained in config/README.md.
+# What runs on {name}: profiles/{name} names this file. Every key is explained in config/README.md.
 site: {name}
 runs: {table}
-title: parascale on {found.cluster}
+title: parascale on {name}
 {MISSING}root: <a folder of your own on the fast filesystem, for results/, work/ and store/>
 {account if accounts else "# account:"}
 """
