@@ -335,4 +335,6 @@ def test_every_shipped_configuration_and_its_run_table_load(path, monkeypatch):
 def test_every_shipped_run_table_belongs_to_a_configuration(monkeypatch):
     monkeypatch.chdir(ROOT)
     named = {yaml.safe_load(path.read_text()).get("runs", Config.runs) for path in Path("config").glob("*.yaml")}
-    assert {path.name for path in Path("config").glob("*.tsv")} == named
+    assert {path.name for path in Path("config").glob("*.tsv")} == named, (
+        "`runs` of a config/*.yaml must name each table"
+    )
