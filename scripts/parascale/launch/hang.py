@@ -8,7 +8,6 @@ import json
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -17,16 +16,6 @@ from parascale import slurm
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines, write_json, write_text
 from parascale.notes import WAITING, note_path, state_in
-
-
-@dataclass(frozen=True)
-class Hang:
-    """Why ranks waited. ranks: those that are named. axis: of the mesh, where it is known."""
-
-    ranks: tuple
-    axis: str | None
-    certain: bool
-    text: str
 
 
 def speak_for(logs, rank, log, reason, decisive, guessed):
@@ -43,23 +32,24 @@ def speak_for(logs, rank, log, reason, decisive, guessed):
         write_json(path, {"host": slurm.node_name(), "where": where} | note | said | {"guessed": guessed})
 
 
-def explain(logs, hosts, seconds=0.0):
-    """The Hang of a run that failed, or None where no rank waited for another.
+def explain(logs, ranks, seconds=0.0):
+    """Which of so many ranks kept others waiting, and why, as a line; None where no rank waited for another.
 
-    hosts: name of each rank's node. seconds: to wait for the notes of other nodes.
+    seconds: to wait for the notes of other nodes.
     """
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not all(note_path(logs, rank).exists() for rank in range(len(hosts))):
+    while time.monotonic() < deadline and not all(note_path(logs, rank).exists() for rank in range(ranks)):
         time.sleep(0.1)
-    unknown = {"doing": "it left no note", "guessed": True}
-    notes = [{"host": host} | (_read(note_path(logs, rank)) or unknown) for rank, host in enumerate(hosts)]
+    unknown = {"host": "a lost node", "doing": "it left no note", "guessed": True}
+    notes = [_read(note_path(logs, rank)) or unknown for rank in range(ranks)]
     waiting = [rank for rank, note in enumerate(notes) if note["doing"] == WAITING]
     if not waiting:
         return None
     missed = [miss for rank in waiting for miss in _missed(rank, notes)]
-    suspects = [rank for rank in range(len(notes)) if rank not in waiting]
+    suspects = [rank for rank in range(ranks) if rank not in waiting]
     named, certain = _absent(suspects, missed, notes) if suspects else _apart(missed, notes)
-    return _hang(named, certain, [miss for miss in missed if miss[1] in named], waiting, notes)
+    text = _told(named, [miss for miss in missed if miss[1] in named], waiting, notes)
+    return text if certain else f"perhaps {text}"
 
 
 def note_cause(work, text):
@@ -117,8 +107,8 @@ def _apart(missed, notes):
     return ((most,) if most is not None else tuple(sorted({other for _, other in missed}) or called)), False
 
 
-def _hang(named, certain, missed, waiting, notes):
-    """The Hang of those named. missed: (rank that waited, one of them), of which the one that waited first tells."""
+def _told(named, missed, waiting, notes):
+    """What those named missed, and did. missed: (rank that waited, one of them), of which the one that waited first tells."""
     calls = {rank: call for rank in waiting if (call := notes[rank].get("call"))}
     told = min((rank for rank, _ in missed), key=lambda rank: calls[rank]["time"] or float("inf"), default=None)
     if told is not None:
@@ -130,8 +120,8 @@ def _hang(named, certain, missed, waiting, notes):
     over = f" over {axis}" if axis else ""
     ranks = " and ".join(_named(rank, notes[rank]) for rank in named)
     did = " and ".join(_did(notes[rank]) for rank in named)
-    text = f"{ranks} did not join {what}{over}, where rank {told} on {notes[told]['host']} waited{_line(notes[told])}{since}: {did}"
-    return Hang(tuple(named), axis, certain, text if certain else f"perhaps {text}")
+    waited = f"{what}{over}, where rank {told} on {notes[told]['host']} waited{_line(notes[told])}{since}"
+    return f"{ranks} did not join {waited}: {did}"
 
 
 def _axis(note):

@@ -104,7 +104,7 @@ def run_node(launch, place):
         workers.speak(launch.logs)
         if peers.speaks:
             _explain(verdict.failures)
-            _explain_hang(launch, peers)
+            _explain_hang(launch)
     return verdict.code
 
 
@@ -232,15 +232,14 @@ def _explain(failures):
     print(f"error: {first}", file=sys.stderr, flush=True)
 
 
-def _explain_hang(launch, peers):
+def _explain_hang(launch):
     """Say on the very last line who kept other ranks waiting, and in the run's record."""
-    seconds = NOTES_SECONDS if launch.nodes > 1 else 0.0
     with contextlib.suppress(Exception):  # a note that cannot be read changes nothing of how the run ended
-        hang = explain(launch.logs, peers.hosts(launch.nodes, launch.processes), seconds)
-        if hang is not None:
-            print(f"hang: {hang.text}", file=sys.stderr, flush=True)
-            if launch.work:
-                note_cause(launch.work, hang.text)
+        cause = explain(launch.logs, launch.nodes * launch.processes, NOTES_SECONDS if launch.nodes > 1 else 0.0)
+        if cause:
+            print(f"hang: {cause}", file=sys.stderr, flush=True)
+        if cause and launch.work:
+            note_cause(launch.work, cause)
 
 
 def _nsight(logs):

@@ -36,11 +36,6 @@ class Peers:
         """Whether this node explains a failure: node 0, or any node that has lost it."""
         return self._node == 0 or self._verdict is None
 
-    def hosts(self, nodes, processes):
-        """Name of each rank's node, as far as this one knows it."""
-        known = [*self._hosts, *[f"node {node}" for node in range(len(self._hosts), nodes)]]
-        return [known[rank // processes] for rank in range(nodes * processes)]
-
     def listen(self):
         """Take in what other nodes have sent, and notice those that are gone."""
         for node, channel in self._channels.items():

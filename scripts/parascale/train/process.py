@@ -97,7 +97,6 @@ class Watchdog:
         expected = kind is None or issubclass(kind, (Interrupted, KeyboardInterrupt))
         if not expected:
             self.witness.write(time.time() - (time.monotonic() - self.stepped), error)
-        self.witness.close()
         # Beside peers it stays after an error: where one of them hangs, this process may not get to its end either.
         if expected or self.alone:
             faulthandler.cancel_dump_traceback_later()

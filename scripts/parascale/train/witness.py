@@ -4,7 +4,6 @@ The recorder is asked without its stacks: to name them takes seconds the first t
 It does not know gloo's sends and receives.
 """
 
-import gc
 import os
 import pickle
 import sys
@@ -33,14 +32,6 @@ class Witness:
         self._world = devices.mesh_dim_names[0] if devices is not None and devices.ndim == 1 else "all ranks"
         file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         self.path = note_path(Path(file).parent, os.environ.get("RANK", 0)) if file else None
-        self._collecting = False
-        gc.callbacks.append(self._note_garbage)
-
-    def _note_garbage(self, phase, info):
-        self._collecting = phase == "start"
-
-    def close(self):
-        gc.callbacks.remove(self._note_garbage)
 
     def write(self, since, error=None):
         """Leave a note. since: when the last step ended. error: the exception that ends this process."""
@@ -62,8 +53,6 @@ class Witness:
         if error is not None:
             broken = isinstance(error, dist.DistError) or any(word in str(error) for word in OF_OTHERS)
             doing = WAITING if broken or doing == WAITING else f"failed ({type(error).__name__})"
-        elif self._collecting:
-            doing = "collecting garbage"
         elif call:
             doing = WAITING
         stages = [name for name, (axis, _) in groups.items() if axis == "pp"]
