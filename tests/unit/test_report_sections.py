@@ -44,7 +44,7 @@ def cells(whole):
 
 def test_sections_without_data_are_not_there(tmp_path):
     found = {section.identity for section in sections(report_of(tmp_path, fake("single", **BASE), ddp()))}
-    known = {"verdict", "parity", "plan", "phases", "scaling", "runs", "memory", "throughput", "loss"}
+    known = {"verdict", "parity", "plan", "phases", "runs", "memory", "throughput", "loss"}
     assert found == known | {"published", "provenance"}
 
 

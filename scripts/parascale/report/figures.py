@@ -1,12 +1,10 @@
 """Which figures the report holds, and what each says in words. Their names are files of `figures/`."""
 
-from dataclasses import replace
-
 from parascale.report import numbers
 from parascale.report.communication import communication
 from parascale.report.curves import loss
 from parascale.report.derived import grouped
-from parascale.report.drawing import BOX, COLOURS, Entry, Figure, series_colour
+from parascale.report.drawing import BOX, COLOURS, Entry, Figure
 from parascale.report.layouts import kind_of_run, named
 from parascale.report.loaders import loaders
 from parascale.report.memories import memory
@@ -17,16 +15,13 @@ from parascale.report.tables import RUN, Column, columns, make_table
 
 
 def scaling(report):
-    """Strong scaling: time for the same work, speed-up and efficiency against the named baseline."""
+    """Strong scaling: speed-up for the same work against the named baseline."""
     experiments = [experiment for experiment in report.experiments if experiment.kind == "strong"]
-    panels = []
-    for experiment in experiments:
-        row = _time_panels(report, experiment)
-        if len(row) > 1:
-            panels, row = [*panels, *row], []
-        if len({member.first.gpus for member in experiment.members}) > 1:
-            row += [_against_gpus(report, experiment, "speedup"), _against_gpus(report, experiment, "efficiency")]
-        panels += [replace(panel, row=experiment.title) for panel in row]
+    panels = [
+        _against_gpus(report, experiment, "speedup")
+        for experiment in experiments
+        if len({member.first.gpus for member in experiment.members}) > 1
+    ]
     unranked = any(member.unranked for experiment in experiments for member in experiment.members)
     again = (
         " Colours come again: marks and names tell the layouts apart."
@@ -37,9 +32,8 @@ def scaling(report):
     return Figure(
         "scaling",
         "Strong scaling: the same work on more hardware",
-        "Each panel holds runs of one workload, one amount of work and one global batch. The dotted line is ideal "
-        "scaling from the named baseline. Beside a plot stands each layout's value on the most hardware it ran on. "
-        f"Whiskers span repeats, or blocks of steps of a run that was not repeated.{hollow}{again}",
+        "The dotted line is ideal. Beside a plot stands each layout's speed-up on the most hardware it ran on. "
+        f"Whiskers span repeats, or blocks of steps.{hollow}{again}",
         tuple(panels),
         table=_scaling_table(report, experiments, "Strong scaling"),
     )
@@ -67,8 +61,7 @@ def phases(report):
     return Figure(
         "phases",
         "Time of a step",
-        "Each bar is all of a training step, whatever it took, by what its time was spent on, as a mean over ranks and not in their order; beside it stands how long it took. "
-        "Evaluation and saving are not included.",
+        "Each bar is all of a training step, as a mean over ranks, by what its time was spent on; beside it stands how long it took.",
         panels,
         tuple(Entry(phase, phase, marker=BOX) for phase in used),
         _phase_table(report, [record for records in groups.values() for record in records], used),
@@ -128,17 +121,6 @@ FIGURES = {
     "loaders": loaders,
     "communication": communication,
 }
-
-
-def _time_panels(report, experiment):
-    bars = []
-    for member in experiment.members:
-        seconds = member.time
-        text = numbers.duration(seconds.mean) + (", not ranked" if member.unranked else "")
-        parts = ((series_colour(report.series(member.first)), seconds.mean, f"{member.label}: {text}"),)
-        whisker = seconds.low, seconds.high
-        bars.append(Bar(member.label, parts, text, whisker, member is experiment.members[0]))
-    return bars_panels(f"Time: {experiment.title}", "Bars of training time", bars)
 
 
 def _against_gpus(report, experiment, figure):

@@ -11,6 +11,7 @@ from parascale.report import numbers, sections
 from parascale.report.attempts import attempts_figure
 from parascale.report.comparing import compare
 from parascale.report.derived import Report, build_report
+from parascale.report.figures import phases
 from parascale.report.findings import findings, time_used
 from parascale.report.layouts import degrees_text, hardware_text
 from parascale.report.page import render
@@ -77,19 +78,21 @@ def load_job(results, work, name, table=()):
 def job_sections(job):
     """What the page holds, in its order."""
     report = job.report
-    made = [
+    shown = [
         Section("findings", "What stands out", "findings.html", {"findings": job.findings}),
         _facts_section(job),
         _attempts_section(job.record),
         _usage_section(job.devices, job.cores),
-        sections.phases_section(report),
-        _operators_section(job.operators),
+        sections.phases_section(report, [phases(report)]),
         sections.loss_section(report),
+    ]
+    folded = [
+        _operators_section(job.operators),
         sections.parity_section(report),
         sections.plan_section(report),
         sections.provenance_section(report, attempts=False),  # they have a section here
     ]
-    return filled(made)
+    return [*(dataclasses.replace(section, folded=False) for section in filled(shown)), *filled(folded)]
 
 
 def render_job(job, folder=None):

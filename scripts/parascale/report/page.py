@@ -16,6 +16,7 @@ from parascale.report.plans import advice_table
 from parascale.report.sections import sections, warnings
 from parascale.report.summary import runs_table
 from parascale.report.terminal import compared
+from parascale.report.verdict import verdicts
 
 LONG = 30  # characters of a name that may be broken
 QUOTED = re.compile(r"`([^`]*)`")
@@ -84,7 +85,7 @@ def write_report(report, output):
         files.write_text(output / "figures" / f"{name}.svg", drawing.standalone(shown.get(name) or make(report)))
     for name, table in (("summary", runs_table), ("advice", advice_table), ("checkpoints", conversions_table)):
         files.write_text(output / f"{name}.csv", table(report).csv)
-    said = [line for experiment in report.experiments for line in compared(report, experiment)]
+    said = [line for verdict in verdicts(report) for line in compared(verdict)]
     files.write_text(output / "verdict.txt", "".join(f"{line}\n" for line in said))
     files.write_text(output / "index.html", render_page(report, parts))
 

@@ -5,13 +5,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. values: what its template reads as `section.values`. files: where its numbers are, in words."""
+    """A part of the page. values: what its template reads as `section.values`. files: where its numbers are, in words.
+
+    folded: opened by a click.
+    """
 
     identity: str
     title: str
     template: str
     values: dict = field(default_factory=dict)
     files: str = ""
+    folded: bool = True
 
 
 def filled(made):

@@ -79,8 +79,10 @@ def verdict_section(report):
     found = verdicts(report)
     repeated = "; of repeated runs, their mean" if any(len(member.records) > 1 for member in report.members) else ""
     rule = f"Only runs that compute the same, on cores of their own, are ranked. {RULE}" if found else ""
-    values = {"verdicts": found, "state": _state(report, found), "rule": rule}
-    return Section("verdict", "The verdict", "verdict.html", values, f"{IN_SUMMARY}{repeated}" if found else "")
+    drawn = [figure for figure in (figures.scaling(report), figures.phases(report)) if figure.panels]
+    values = {"verdicts": found, "state": _state(report, found), "rule": rule, "figures": drawn}
+    files = f"{IN_SUMMARY}{repeated}" if found else ""
+    return Section("verdict", "The verdict", "verdict.html", values, files, folded=False)
 
 
 def _state(report, found):
@@ -159,18 +161,17 @@ def runs_section(report):
 
 def scaling_section(report):
     """Time for a fixed amount of work, speed-up and efficiency; strong and weak apart."""
-    drawn = [figure for figure in (figures.scaling(report), figures.weak(report)) if figure.panels]
+    drawn = [figure for figure in (figures.weak(report),) if figure.panels]
     named = grouped(report.comparisons, lambda name: report.comparisons[name].reason)
     reasons = {reason: names for reason, names in named.items() if reason}
     values = {"figures": drawn, "reasons": reasons}
     return Section("scaling", "What more hardware buys", "scaling.html", values, IN_SUMMARY)
 
 
-def phases_section(report):
-    """Where the time goes, the pipeline's bubble, and GPUs that idle by design."""
-    figure = figures.phases(report)
+def phases_section(report, drawn=()):
+    """Where the time goes, the pipeline's bubble, and GPUs that idle by design. drawn: figures that stand nowhere else."""
     values = {
-        "figures": [figure] if figure.panels else [],
+        "figures": [figure for figure in drawn if figure.panels],
         "wall": of_runs(report, "Wall time of each run", WALL, report.done, _range),
     }
     values |= {"bubbles": _bubbles(report), "idle": _idle(report), "warm": (WARM_STEPS, WARM)}

@@ -8,7 +8,8 @@ class Column:
     """name: of its values in rows, CSV and page. title: its heading; without one the page has no such column.
 
     shown: writes a number that is known, with its unit; a column without it is of texts. The others are names of values of the same row:
-    text, words that stand for the value; below, a second line; note, what the pointer shows; kind, of its tag; link, a page.
+    text, words that stand for the value; below, a second line; note, what the pointer shows; kind, of its tag; link, a page; bar, a part of
+    the cell's width.
     secondary: left out where a page is narrow, which the page then says.
     """
 
@@ -20,6 +21,7 @@ class Column:
     note: str = ""
     kind: str = ""
     link: str = ""
+    bar: str = ""
     secondary: bool = False
 
     @property
@@ -31,6 +33,7 @@ class Column:
     def beside(self):
         """Use → name of the value that stands beside the column's own."""
         uses = {"text": self.text, "below": self.below, "note": self.note, "kind": self.kind, "link": self.link}
+        uses["bar"] = self.bar
         return {use: name for use, name in uses.items() if name}
 
 
@@ -53,6 +56,7 @@ class Cell:
     note: str = ""
     kind: str = ""
     link: str = ""
+    bar: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Runs under way, and finished ones beside each other, as lines of text for a terminal."""
 
 from parascale.report import layouts, numbers
-from parascale.report.verdict import AIMS
 
 BAR = 24
 MOST_ROWS = 8  # of a workload
@@ -82,25 +81,23 @@ def _device(line):
     return " ".join(word for word in (whose, use, numbers.memory(value.get("memory_bytes")), slow) if word)
 
 
-def compared(report, experiment):
-    """The lines of an Experiment: its configurations, the fastest first, and last those that are not ranked."""
-    members = sorted(experiment.members, key=lambda member: (bool(member.unranked), member.time.mean))
-    rows = [(experiment.title, "", "training", "times as fast", "core-h", "memory", "result")]
-    rows += [_compared(report, member) for member in members[:MOST_ROWS]]
+def compared(verdict):
+    """The lines of a Verdict: its configurations, the fastest first."""
+    heads = [column.title for column in verdict.table.columns[1:]]
+    rows = [(verdict.title, "", *heads), *map(_compared, list(verdict.table.rows)[:MOST_ROWS])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    more = len(verdict.table) - MOST_ROWS
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    more = len(members) - MOST_ROWS
     return lines + ([f"and {more} more, on the page"] if more > 0 else [])
 
 
-def _compared(report, member):
-    comparison, parity = report.comparisons[member.first.name], member.first.parity
-    spreads = [aim.spread(member) for aim in AIMS]
-    time, hours, memory = (aim.shown(spread.mean) if spread else "" for aim, spread in zip(AIMS, spreads, strict=True))
-    faster = "" if comparison.speedup is None else f"{comparison.speedup:.2f}"
-    if member.unranked:
-        faster = "not ranked"
-    elif faster and member.first.name != member.first.run.baseline:
-        faster += f" ({comparison.low:.2f} to {comparison.high:.2f})"
-    result = parity.verdict if parity else ""
-    return f"  {member.label}", member.extent, time, faster, hours.partition(" ")[0], memory, result
+def _compared(row):
+    label, time, faster, *others = row.cells
+    between = f" ({faster.small.text})" if faster.small.text else ""
+    return (
+        f"  {label.text}",
+        label.small.text,
+        time.text,
+        faster.text + between,
+        *(cell.text or cell.kind for cell in others),
+    )

@@ -1,4 +1,4 @@
-"""The verdict: which configuration is best here for time, for core-hours and for memory, in two sentences and what they rest on."""
+"""The verdict: which configuration is best here for time, for core-hours and for memory, in a table and a sentence, and what they rest on."""
 
 from dataclasses import dataclass
 
@@ -6,22 +6,17 @@ from parascale.errors import few
 from parascale.report import numbers
 from parascale.report.comparing import is_different, is_less
 from parascale.report.derived import Member, Spread
+from parascale.report.tables import Column, Table, make_table
 from parascale.report.timing import cores_there, wanted_cores
 
 
 @dataclass(frozen=True)
 class Aim:
-    """Something of which less is better: `spread` of a Member, in words by `shown`."""
+    """Something of which less is better: `spread` of a Member. badge: what the best one is called."""
 
     key: str
-    title: str
+    badge: str
     spread: object
-    shown: object
-
-
-def core_hours(value):
-    """Core-hours with their unit."""
-    return f"{numbers.significant(value)} core-hours"
 
 
 def training_core_hours(member):
@@ -34,75 +29,60 @@ def training_core_hours(member):
 
 
 AIMS = (
-    Aim("seconds", "Training time", lambda member: member.time, numbers.duration),
-    Aim("training_core_hours", "Core-hours of training", training_core_hours, core_hours),
+    Aim("seconds", "fastest", lambda member: member.time),
+    Aim("training_core_hours", "cheapest", training_core_hours),
     Aim(
         "peak_memory_bytes",
-        "Memory",
+        "leanest",
         lambda member: member.spread(lambda record: record.summary.peak_memory_bytes),
-        numbers.memory,
     ),
+)
+RANKING = (
+    Column("label", "Layout", below="extent"),
+    Column("training_seconds", "Training", numbers.duration, below="range", bar="part"),
+    Column("speedup", "Times as fast", numbers.significant, below="between"),
+    Column("core_hours", "Core-hours, whole job", numbers.significant),
+    Column("peak_memory_bytes", "Memory of a process", numbers.memory),
+    Column("checked", "Result", kind="checked"),
+    Column("best", "Best"),
 )
 
 
 @dataclass(frozen=True)
 class Winner:
-    """The best configuration for an aim beside the baseline. beats: it is measurably less.
+    """The best configuration for an aim beside the baseline, which it may be itself. beats: it is measurably less.
 
-    alike: other configurations that no measured difference tells from the best one, and worse: how many others there are.
-    unused: as `_unused` of the baseline; of core-hours alone.
+    alike: other configurations that no measured difference tells from the best one.
     """
 
     aim: Aim
     best: Member
     value: Spread
-    reference: str
     baseline: Spread
     beats: bool
     alike: tuple
-    runner_up: tuple | None
-    worse: int = 0
-    unused: tuple | None = None
-
-    @property
-    def shown(self):
-        """The value with its unit."""
-        of_each = f" per {self.best.first.gpu_word}" if self.aim.key == "peak_memory_bytes" else ""
-        return f"{self.aim.shown(self.value.mean)}{of_each}"
-
-    @property
-    def saving(self):
-        """How much less than the baseline's."""
-        return numbers.percent(1 - self.value.mean / self.baseline.mean)
-
-    @property
-    def beside(self):
-        """What a card says below the name."""
-        if not self.beats:
-            counts = [(len(self.alike), "no different"), (self.worse, "measurably worse")]
-            said = [f", {count} {word}" for count, word in counts if count]
-            return f"the baseline; nothing is measurably better{''.join(said)}"
-        pays = f", which pays for {self.unused[2]} that it does not use" if self.unused else ""
-        return f"{self.saving} less than `{self.reference}`{pays}{_alike(self)}"
+    runner_up: tuple
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Two sentences about one experiment, the winners behind them, and what they rest on, also in a sentence or more."""
+    """One experiment: a sentence on the fastest configuration, a Table of RANKING, the winners, and sentences on what they rest on."""
 
     title: str
-    sentences: tuple
+    sentence: str
+    table: Table
     winners: tuple
     basis: tuple = ()
 
 
 def verdicts(report):
     """A Verdict for each strong-scaling experiment: only runs that do the same work are set against each other."""
-    return [
-        _verdict(experiment, _left_out(report, experiment))
-        for experiment in report.experiments
-        if experiment.kind == "strong"
-    ]
+    return [_verdict(report, experiment) for experiment in report.experiments if experiment.kind == "strong"]
+
+
+def _figure(spread):
+    """The mean of a Spread, to the last digit where it is of one run; None of none."""
+    return spread and (spread.mean if spread.values[1:] else spread.values[0])
 
 
 def _left_out(report, experiment):
@@ -111,17 +91,50 @@ def _left_out(report, experiment):
     return [record.name for record in finished if report.comparisons[record.name].reason and not is_different(record)]
 
 
-def _verdict(experiment, left_out):
+def _verdict(report, experiment):
     head, *others = experiment.members
-    if head.unranked:
-        return Verdict(experiment.title, (_unranked_baseline(experiment),), (), _basis(experiment, left_out))
     rivals = [head, *(member for member in others if not member.unranked)]
-    winners = tuple(winner for aim in AIMS if (winner := _winner(aim, head, rivals)) is not None)
-    by_key = {winner.aim.key: winner for winner in winners}
-    first = _time_sentence(experiment, by_key.get("seconds"))
-    second = _cost_sentence(head, [by_key[aim.key] for aim in AIMS[1:] if aim.key in by_key])
-    said = tuple(sentence for sentence in (first, second) if sentence)
-    return Verdict(experiment.title, said or (_nothing_ranked(experiment),), winners, _basis(experiment, left_out))
+    winners = () if head.unranked else tuple(filter(None, (_winner(aim, head, rivals) for aim in AIMS)))
+    fastest = next((winner for winner in winners if winner.aim.key == "seconds"), None)
+    sentence = _unranked_baseline(experiment) if head.unranked else _time_sentence(experiment, fastest)
+    basis = _basis(experiment, _left_out(report, experiment))
+    return Verdict(experiment.title, sentence, _ranking(report, experiment, winners), winners, basis)
+
+
+def _ranking(report, experiment, winners):
+    """A Table of an Experiment's configurations, the fastest first, those that are not ranked last."""
+    members = sorted(experiment.members, key=lambda member: (bool(member.unranked), member.time.mean))
+    longest = max(member.time.mean for member in members)
+    best = {}
+    for winner in winners:
+        for member in (winner.best, *winner.alike):
+            best.setdefault(member.label, []).append(winner.aim.badge)
+    rows = [_row(report, member, longest, best.get(member.label, ())) for member in members]
+    series = {member.label: report.series(member.first) for member in members}
+    return make_table(f"{experiment.title}, the fastest first", RANKING, rows, series)
+
+
+def _row(report, member, longest, badges):
+    record, time = member.first, member.time
+    comparison = report.comparisons[record.name]
+    whole = member.spread(lambda each: each.summary.core_hours)
+    compared = (
+        comparison.speedup is not None and record.name != record.run.baseline and comparison.low != comparison.high
+    )
+    return {
+        "run": member.label,
+        "label": member.label,
+        "extent": member.extent,
+        "training_seconds": _figure(time),
+        "range": "" if time.low == time.high else f"{numbers.duration(time.low)} to {numbers.duration(time.high)}",
+        "part": time.mean / longest,
+        "speedup": comparison.speedup,
+        "between": f"{comparison.low:.2f} to {comparison.high:.2f}" if compared else "",
+        "core_hours": _figure(whole),
+        "peak_memory_bytes": _figure(AIMS[-1].spread(member)),
+        "checked": record.parity.verdict if record.parity else "not checked",
+        "best": f"not ranked: {member.unranked}" if member.unranked else ", ".join(badges),
+    }
 
 
 def _subject(experiment):
@@ -132,10 +145,6 @@ def _subject(experiment):
 def _unranked_baseline(experiment):
     head = experiment.members[0]
     return f"{_subject(experiment)}, no layout is ranked: of the baseline `{head.label}`, {head.unranked}. Measure it again."
-
-
-def _nothing_ranked(experiment):
-    return f"{_subject(experiment)}, there is no layout to rank beside the baseline `{experiment.members[0].label}`."
 
 
 def _basis(experiment, left_out):
@@ -192,14 +201,13 @@ def _winner(aim, head, rivals):
     beats = best is not head
     others = [entry for entry in ranked if entry[1] is not best]
     alike = tuple(member for spread, member in others if not _apart(value, spread) and not _apart(spread, value))
-    unused = _unused(head.first) if aim.key == "training_core_hours" else None
-    return Winner(aim, best, value, head.label, baseline, beats, alike, others[0], len(others) - len(alike), unused)
+    return Winner(aim, best, value, baseline, beats, alike, others[0])
 
 
 def _time_sentence(experiment, winner):
+    head, what = experiment.members[0], _subject(experiment)
     if winner is None:
-        return ""
-    what = _subject(experiment)
+        return f"{what}, there is no layout to rank beside the baseline `{head.label}`."
     if not winner.beats:
         spread, member = winner.runner_up
         if member in winner.alike:
@@ -207,15 +215,16 @@ def _time_sentence(experiment, winner):
             how = f"no measurable difference from `{member.label}` on {member.extent} ({_ranged(spread)}){more}"
         else:
             how = f"`{member.label}` on {member.extent} comes next with {_ranged(spread)}"
-        return f"{what}, nothing is measurably faster than the baseline `{winner.reference}` ({_ranged(winner.value)}); {how}."
+        return (
+            f"{what}, nothing is measurably faster than the baseline `{head.label}` ({_ranged(winner.value)}); {how}."
+        )
     value, baseline = winner.value, winner.baseline
-    growth = winner.best.first.gpus / experiment.members[0].first.gpus
-    speedup, hours = baseline.mean / value.mean, training_core_hours(winner.best)
-    price = f" for {core_hours(hours.mean)} of training" if hours else ""
+    growth = winner.best.first.gpus / head.first.gpus
+    speedup = baseline.mean / value.mean
     return (
-        f"{what}, `{winner.best.label}` on {winner.best.extent} is the fastest: {winner.shown}, {speedup:.2f} times as fast as the "
-        f"baseline `{winner.reference}` (range {baseline.low / value.high:.2f} to {baseline.high / value.low:.2f}) at "
-        f"{numbers.percent(speedup / growth)} efficiency{price}{_alike(winner)}."
+        f"{what}, `{winner.best.label}` on {winner.best.extent} is the fastest: {numbers.duration(value.mean)}, {speedup:.2f} times as fast as the "
+        f"baseline `{head.label}` (range {baseline.low / value.high:.2f} to {baseline.high / value.low:.2f}) at "
+        f"{numbers.percent(speedup / growth)} efficiency{_alike(winner)}."
     )
 
 
@@ -228,44 +237,3 @@ def _ranged(spread):
 def _alike(winner):
     names = few([f"`{member.label}`" for member in winner.alike], most=4)
     return f"; no measurable difference from {names}" if names else ""
-
-
-def _cost_sentence(head, winners):
-    parts, last = [], None
-    for winner in winners:
-        memory = winner.aim.key == "peak_memory_bytes"
-        of_each = f" per {head.first.gpu_word}"
-        verb = f"needs the least memory{of_each}" if memory else "costs the fewest core-hours"
-        shown = winner.aim.shown(winner.value.mean) if memory else _hours(winner)
-        if winner.beats:
-            shown = f"{shown}, {winner.saving} less than `{head.label}`" if memory else _hours(winner, head)
-            subject = "" if winner.best is last else f"`{winner.best.label}` "
-            parts.append(f"{subject}{verb} ({shown}{_alike(winner)})")
-            last = winner.best
-        else:
-            beaten = (
-                f"needs measurably less memory{of_each} than" if memory else "costs measurably fewer core-hours than"
-            )
-            parts.append(f"nothing {beaten} `{head.label}` ({shown})")
-    sentence = numbers.listed(parts)
-    # A sentence begins with a capital, a run's name keeps its own spelling.
-    return f"{sentence[0].upper()}{sentence[1:]}." if sentence else ""
-
-
-def _hours(winner, head=None):
-    """Core-hours of training and of the whole job; each beside those of `head`, which start-up may bring nearer or ahead."""
-
-    def said(value, reference, what):
-        shown = f"{numbers.significant(value)} {what}"
-        if head is None or not reference:
-            return shown
-        difference = numbers.percent(abs(1 - value / reference))
-        return f"{shown}, {difference} {'less' if value <= reference else 'more'} than `{head.label}`"
-
-    values = [said(winner.value.mean, winner.baseline.mean, "for training")]
-    whole, theirs = (
-        member and member.spread(lambda record: record.summary.core_hours) for member in (winner.best, head)
-    )
-    if whole:
-        values.append(said(whole.mean, theirs and theirs.mean, "for the whole job"))
-    return "; ".join(values)

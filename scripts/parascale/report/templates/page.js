@@ -51,3 +51,7 @@ function compare(a, b, direction) {
   if (typeof a === "number" && typeof b === "number") return direction * (a - b);
   return direction * String(a).localeCompare(String(b), undefined, { numeric: true });
 }
+// A link to a part that is folded opens it; paper shows all.
+function unfold() { document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", ""); }
+addEventListener("hashchange", unfold);
+unfold();
