@@ -52,13 +52,15 @@ class Browser:
         with urllib.request.urlopen(request, timeout=150) as answer:
             return json.load(answer)["value"]
 
-    def show(self, page, width, dark=False, media=""):
-        """Open a file at a width in CSS pixels, in the light or the dark theme."""
+    def show(self, page, width, dark=False, media="", folded=False):
+        """Open a file at a width in CSS pixels, in the light or the dark theme. folded: as it opens, else with all its parts unfolded."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.command("Emulation.setDeviceMetricsOverride", size)
         self.command("Emulation.setEmulatedMedia", {"media": media, "features": [scheme]})
         self._send(f"/{self.session}/url", {"url": page.as_uri()})
+        if not folded:
+            self.run("document.querySelectorAll('details.part').forEach(item => { item.open = true })")
 
     def command(self, name, parameters):
         """Send a command of the DevTools protocol."""
@@ -107,7 +109,7 @@ def main():
     with tempfile.TemporaryDirectory() as profile:
         browser = Browser(*find_programs(), profile)
         try:
-            browser.show(arguments.page.resolve(), arguments.width)
+            browser.show(arguments.page.resolve(), arguments.width, folded=True)
             browser.picture(arguments.picture, arguments.width, arguments.height)
         finally:
             browser.close()

@@ -78,9 +78,10 @@ def verdict_section(report):
     """Which strategy is best here; without finished runs, how to get some."""
     found = verdicts(report)
     repeated = "; of repeated runs, their mean" if any(len(member.records) > 1 for member in report.members) else ""
-    rule = f"Only runs that compute the same, on cores of their own, are ranked. {RULE}" if found else ""
+    rule = [f"Only runs that compute the same, on cores of their own, are ranked. {RULE}"] if found else []
+    basis = list(dict.fromkeys(said for verdict in found for said in verdict.basis)) + rule
     drawn = [figure for figure in (figures.scaling(report), figures.phases(report)) if figure.panels]
-    values = {"verdicts": found, "state": _state(report, found), "rule": rule, "figures": drawn}
+    values = {"verdicts": found, "state": _state(report, found), "basis": basis, "figures": drawn}
     files = f"{IN_SUMMARY}{repeated}" if found else ""
     return Section("verdict", "The verdict", "verdict.html", values, files, folded=False)
 

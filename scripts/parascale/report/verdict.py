@@ -137,14 +137,9 @@ def _row(report, member, longest, badges):
     }
 
 
-def _subject(experiment):
-    workload, _, work = experiment.title.partition(", ")
-    return f"To train `{workload}` ({work})"
-
-
 def _unranked_baseline(experiment):
     head = experiment.members[0]
-    return f"{_subject(experiment)}, no layout is ranked: of the baseline `{head.label}`, {head.unranked}. Measure it again."
+    return f"No layout is ranked: of the baseline `{head.label}`, {head.unranked}. Measure it again."
 
 
 def _basis(experiment, left_out):
@@ -205,9 +200,9 @@ def _winner(aim, head, rivals):
 
 
 def _time_sentence(experiment, winner):
-    head, what = experiment.members[0], _subject(experiment)
+    head = experiment.members[0]
     if winner is None:
-        return f"{what}, there is no layout to rank beside the baseline `{head.label}`."
+        return f"There is no layout to rank beside the baseline `{head.label}`."
     if not winner.beats:
         spread, member = winner.runner_up
         if member in winner.alike:
@@ -215,14 +210,12 @@ def _time_sentence(experiment, winner):
             how = f"no measurable difference from `{member.label}` on {member.extent} ({_ranged(spread)}){more}"
         else:
             how = f"`{member.label}` on {member.extent} comes next with {_ranged(spread)}"
-        return (
-            f"{what}, nothing is measurably faster than the baseline `{head.label}` ({_ranged(winner.value)}); {how}."
-        )
+        return f"Nothing is measurably faster than the baseline `{head.label}` ({_ranged(winner.value)}); {how}."
     value, baseline = winner.value, winner.baseline
     growth = winner.best.first.gpus / head.first.gpus
     speedup = baseline.mean / value.mean
     return (
-        f"{what}, `{winner.best.label}` on {winner.best.extent} is the fastest: {numbers.duration(value.mean)}, {speedup:.2f} times as fast as the "
+        f"`{winner.best.label}` on {winner.best.extent} is the fastest: {numbers.duration(value.mean)}, {speedup:.2f} times as fast as the "
         f"baseline `{head.label}` (range {baseline.low / value.high:.2f} to {baseline.high / value.low:.2f}) at "
         f"{numbers.percent(speedup / growth)} efficiency{_alike(winner)}."
     )
