@@ -51,6 +51,9 @@ CASES = {
     ),
     "one sleeps without a note": ([waits("0", 9), waits("0", 9), does("alive", True), waits("0", 9)], (2,), "all ranks", False),
     "a stage": ([SENDS, waits("0", 3), does("reading data", g0=3), waits("2", 3)], (2,), "dp", True),
+    "a stage was killed, another left no note": (
+        [SENDS, does(WAITING), does("ended by SIGKILL", decisive=True), does(WAITING)], (2,), "dp", True,
+    ),
     "one joined another, as never before": (
         [waits("0", 9), waits("0", 9), waits("0", 9, "all_reduce (7)", new=True), waits("0", 9)], (2,), "all ranks", True,
     ),

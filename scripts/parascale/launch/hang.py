@@ -79,7 +79,7 @@ def _missed(rank, notes):
             absent = theirs["doing"] != WAITING
         else:
             absent = joined is None or joined.get(call["counted"], 0) < call["number"]
-        same = all(last.get(name) == call[name] for name in ("counted", "number"))
+        same = last and all(last[name] == call[name] for name in ("counted", "number"))
         if other != rank and (absent or (same and last["operation"] != call["operation"])):
             yield rank, other
 
