@@ -90,3 +90,32 @@ def test_folders_come_before_the_tars_that_they_were_unpacked_from(labels, tmp_p
         (tmp_path / "raw" / imagenet.LABELS).unlink()
     index = index_of(tmp_path / "raw", tmp_path / "index")
     assert index.classes == ["cat", "dog"] and index.splits == ["train", "validation"]
+
+
+@pytest.mark.parametrize("wrapped", ["", "a/b"])
+@pytest.mark.parametrize("sorted_", [False, True])
+def test_imagenet_is_read_as_kaggle_has_it(wrapped, sorted_, tmp_path):
+    root = tmp_path / "raw" / wrapped
+    where = {"train": "train/n0{label}", "val": "val/n0{label}" if sorted_ else "val", "test": "test"}
+    rows = ["ImageId,PredictionString"]
+    for number in range(12):
+        split, label = ("train", "val", "test")[number % 3], number % 2 + 1
+        path = root / imagenet.KAGGLE / where[split].format(label=label) / f"{number}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(make_jpeg(number))
+        rows += [f"{number},n0{label} 1 2 3 4"] * (split == "val")
+    (root / "ILSVRC/Annotations").mkdir()
+    (root / imagenet.LABELS).write_text("\n".join(rows))
+    index = index_of(tmp_path / "raw", tmp_path / "index")
+    assert index.classes == ["n01", "n02"] and index.splits == ["train", "validation"]
+    for name, rest in (("train", 0), ("validation", 1)):
+        split = index.split(name)
+        numbers = [int(split.name(i).split("/")[-1].removesuffix(".JPEG")) for i in range(len(split))]
+        assert sorted(numbers) == list(range(rest, 12, 3))
+        assert split.labels.tolist() == [number % 2 for number in numbers]
+        assert [split.read(i) for i in range(len(split))] == [make_jpeg(number) for number in numbers]
+    assert index.manifest["notes"] == ["test: its images have no classes, and were left out"]
+    if not sorted_:
+        (root / imagenet.KAGGLE / "val/1.JPEG").unlink()
+        with pytest.raises(DataError, match=r"CLS-LOC/val: lacks images that LOC_val_solution\.csv names: 1; fetch"):
+            index_of(tmp_path / "raw", tmp_path / "again")

@@ -90,10 +90,10 @@ def test_images_held_out_of_packed_parquet_can_be_read(tmp_path):
 def test_a_label_that_is_no_class_is_listed(tmp_path):
     (tmp_path / "raw").mkdir()
     table = pa.table({"image": [make_jpeg(0), make_jpeg(1)], "label": pa.array([0, -1])})
-    metadata = {"huggingface": '{"info": {"features": {"label": {"names": ["beagle"]}}}}'}
+    metadata = {"huggingface": '{"info": {"features": {"label": {"names": ["beagle", "dingo"]}}}}'}
     pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "raw/train.parquet")
     with pytest.raises(
-        DataError, match=r"one that is not a class: 1\. The classes are 0: give each row one of them, or remove it"
+        DataError, match=r"one that is not a class: 1\. The classes are 0, 1: give each row one of them, or remove it"
     ):
         index_of(tmp_path / "raw", tmp_path / "index")
 
@@ -128,6 +128,30 @@ def test_a_class_without_images_and_one_that_training_lacks_are_errors(tmp_path)
         index_of(root / "val/bird", tmp_path / "index")
     with pytest.raises(DataError, match="no such folder"):
         index_of(tmp_path / "nothing", tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (
+            ["set/{}/a/0.jpg", "set/{}/b/0.jpg", "more/0.jpg"],
+            "raw/set: holds splits .*set `data.source.location` to it",
+        ),
+        (["cat/{}/0.jpg", "dog/{}/0.jpg"], "raw/cat: holds splits"),
+        (["set/{}.csv", "set/x/0.jpg", "more/0.jpg"], "raw/set: holds splits"),
+        (["train/a/{}/0.jpg", "train/b/0.jpg"], "train/a: holds splits"),
+        (["flowers/rose/0.jpg", "flowers/tulip/0.jpg"], "only one class, `flowers`.*the folder that holds them"),
+        (["{}/images/0.jpg"], "only one class, `images`"),
+        (["train/cat/0.tiff", "train/dog/0.jfif"], r"train/cat: a class without images.*\.jfif.*LMDB"),
+        (["data.mdb", "lock.mdb"], "no folders of classes here.*LMDB"),
+    ],
+)
+def test_what_nearly_is_a_known_arrangement_is_refused(paths, message, tmp_path):
+    for path in {path.format(split) for path in paths for split in ("train", "val")}:
+        (tmp_path / "raw" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "raw" / path).write_bytes(make_jpeg())
+    with pytest.raises(DataError, match=message):
+        index_of(tmp_path / "raw", tmp_path / "index")
 
 
 def test_a_part_is_held_out_where_there_is_no_validation(tmp_path):

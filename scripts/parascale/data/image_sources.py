@@ -1,8 +1,8 @@
 """Where images come from: folders of classes, tables of path and label, Parquet that holds the images themselves.
 
 For each split there may be a folder `<split>/<class>/…`, a table `<split>.csv` or `<split>.parquet` with columns `path` and `label`,
-or files `<split>*.parquet` with an `image` column as Hugging Face writes them. Without any, ImageNet's official tar files are read
-where they lie, or else folders of classes directly below the root are one set, and a part is held out.
+or files `<split>*.parquet` with an `image` column as Hugging Face writes them. Without any, ImageNet's official tar files or Kaggle's
+copy of it are read where they lie, or else folders of classes directly below the root are one set, and a part is held out.
 """
 
 import os
@@ -13,13 +13,24 @@ from pathlib import Path
 import numpy as np
 
 from parascale.data.image_tables import class_names, holds_images, pack_parquet, packed_classes, path_label
-from parascale.data.imagenet import imagenet_classes, index_tars, is_imagenet
+from parascale.data.imagenet import (
+    imagenet_classes,
+    index_tars,
+    is_imagenet,
+    is_kaggle,
+    kaggle_folders,
+    kaggle_validation,
+)
 from parascale.data.images import ImageIndexWriter, write_index
 from parascale.data.named_files import SPLIT_NAMES, is_foreign, note_foreign, require_one_set
 from parascale.data.pool import ordered_map
 from parascale.errors import DataError, few
 
 IMAGE_SUFFIXES = (b".jpg", b".jpeg", b".png", b".webp")
+FORMS = (
+    "Read are .jpg, .jpeg, .png and .webp in folders of classes, tables of paths and labels, and Parquet with the images inside; "
+    "convert other forms (.tiff, .jfif, .bmp, LMDB, TFRecord, tars of WebDataset) first."
+)
 SCAN_THREADS = 32  # folders listed at once: each entry's size is a request to the filesystem's servers
 
 
@@ -49,9 +60,15 @@ def index_images(root, settings, output, columns=None):
     else:
         if tables and not folders:
             classes, splits = scan_tables(tables, columns, root)
+        elif not there and is_kaggle(root):
+            classes, splits = scan_folders(kaggle_folders(root), root, notes)
+            splits = {**splits, **kaggle_validation(root, classes, splits, notes)}
         else:
             classes, splits = scan_folders(folders or {"train": root}, root, notes)
+        _require_classes(root, classes)
         return write_index(output, root, classes, finished(root, splits, classes, settings, notes), notes)
+
+    _require_classes(root, classes)
 
     def packed(folder):
         there = pack(folder)
@@ -64,11 +81,33 @@ def index_images(root, settings, output, columns=None):
 
 
 def _unwrapped(root):
-    """The one folder inside `root` that holds the splits, as archives often come; else `root` itself."""
-    inside = [entry for entry in root.iterdir() if entry.is_dir() and not is_foreign(f"{entry.name}/")]
-    if len(inside) == 1 and not any(find_splits(root)) and any(find_splits(inside[0])):
-        return inside[0]
-    return root
+    """The folder inside `root` that holds the data, as archives often come, each folder alone in the one above; else `root` itself."""
+    folder = root
+    while not (any(find_splits(folder)) or is_imagenet(folder) or is_kaggle(folder)):
+        inside = [entry for entry in folder.iterdir() if entry.is_dir() and not is_foreign(f"{entry.name}/")]
+        if len(inside) != 1:
+            return root
+        (folder,) = inside
+    return folder
+
+
+def _require_classes(root, classes):
+    if len(classes) < 2:
+        raise DataError(
+            f"{root}: only one class, `{few(classes)}`, so there is nothing to learn. If the folders of the classes lie further down, set "
+            f"`data.source.location` to the folder that holds them. {FORMS}"
+        )
+
+
+def _require_no_splits(folder, folders, files):
+    """Raise DataError for a folder below a class's that holds splits: they would become one class."""
+    there = {os.fsdecode(name) for name in folders}
+    tables = {os.fsdecode(name).removesuffix(end) for name in files for end in (".csv", ".parquet")}
+    found = [split for split, names in SPLIT_NAMES.items() if not there.union(tables).isdisjoint(names)]
+    if len(found) > 1 or not tables.isdisjoint(SPLIT_NAMES["train"]):
+        raise DataError(
+            f"{_shown(folder)}: holds splits ({', '.join(found)}), so it is no class: set `data.source.location` to it, or move it up"
+        )
 
 
 def finished(root, splits, classes, settings, notes):
@@ -109,7 +148,9 @@ def scan_folders(folders, root, notes):
         foreign = [_shown(name) for name, is_folder in entries if is_foreign(os.fsdecode(name) + "/" * is_folder)]
         found = sorted(name for name, is_folder in entries if is_folder and not is_foreign(os.fsdecode(name) + "/"))
         if not found:
-            raise DataError(f"{folder}: no folders of classes here; each class needs one, with its images inside")
+            raise DataError(
+                f"{folder}: no folders of classes here; each class needs one, with its images inside. {FORMS}"
+            )
         classes = classes or found
         unknown = sorted(set(found) - set(classes))
         if unknown:
@@ -125,7 +166,7 @@ def scan_folders(folders, root, notes):
         for label, path, (names, lengths, others, hidden) in zip(labels, paths, lists, strict=True):
             if not names:
                 raise DataError(
-                    f"{os.path.join(os.fsencode(root), path).decode(errors='backslashreplace')}: a class without images: remove the folder or fill it"
+                    f"{os.path.join(os.fsencode(root), path).decode(errors='backslashreplace')}: a class without images: remove the folder or fill it. {FORMS}"
                 )
             writer.add(names, label, lengths)
             ignored += others
@@ -166,6 +207,7 @@ def _scan_class(root, path):
         if (here := os.path.realpath(folder)) in above:
             raise DataError(f"{_shown(folder)}: this link leads back to a folder above it; remove it")
         real[folder] = above | {here}
+        _require_no_splits(folder, folders, files)
         below = os.path.relpath(folder, root)
         hidden = {name for name in folders if is_foreign(os.fsdecode(name) + "/")}
         hidden |= {name for name in files if is_foreign(os.fsdecode(name))}

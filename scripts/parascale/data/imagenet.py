@@ -1,23 +1,54 @@
-"""ImageNet's official tar files (ILSVRC 2012), read where they lie: nothing in them is compressed, so an image is bytes of the tar.
+"""ImageNet (ILSVRC 2012), read where it lies: its official tar files, or Kaggle's copy, whose validation images lie in one folder.
 
+Nothing in the tars is compressed, so an image is bytes of the tar.
 The tar of the training images holds a tar a class, that of the validation images holds images alone: their classes are in Kaggle's
 `LOC_val_solution.csv`.
 """
 
 import csv
+import os
 import tarfile
+from pathlib import Path
 
 from parascale.data.images import ImageIndexWriter
 from parascale.data.named_files import is_foreign, note_foreign
 from parascale.errors import DataError, few
 
 TRAIN, VALIDATION, LABELS = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "LOC_val_solution.csv"
+KAGGLE = "ILSVRC/Data/CLS-LOC"
 DAMAGED = (tarfile.TarError, OSError, EOFError)
 
 
 def is_imagenet(root):
     """Whether the official tar files lie in a folder."""
     return (root / TRAIN).is_file()
+
+
+def is_kaggle(root):
+    """Whether Kaggle's copy lies in a folder."""
+    return (root / KAGGLE / "train").is_dir()
+
+
+def kaggle_folders(root):
+    """Split → folder of classes in Kaggle's copy: `val` too if its images have been sorted into classes."""
+    folders = {"train": root / KAGGLE / "train", "validation": root / KAGGLE / "val"}
+    return {split: path for split, path in folders.items() if split == "train" or any(map(Path.is_dir, path.glob("*")))}
+
+
+def kaggle_validation(root, classes, splits, notes):
+    """The validation split of Kaggle's copy as it comes, all images in one folder; nothing where there is none or it is sorted."""
+    folder = root / KAGGLE / "val"
+    if (root / KAGGLE / "test").is_dir():
+        notes.append("test: its images have no classes, and were left out")
+    if "validation" in splits or not folder.is_dir():
+        return {}
+    images = sorted(entry for entry in folder.iterdir() if entry.is_file() and not is_foreign(entry.name))
+    labels = _validation_labels(root, {name: number for number, name in enumerate(classes)})
+    known = _labels_of([image.name for image in images], labels, folder)
+    writer = ImageIndexWriter()
+    names = [os.path.join(os.fsencode(KAGGLE), b"val", os.fsencode(image.name)) for image in images]
+    writer.add(names, known, [image.stat().st_size for image in images])
+    return {"validation": writer.arrays()}
 
 
 def imagenet_classes(root):
@@ -34,15 +65,19 @@ def index_tars(root, classes, notes, folder):
             if member.name.endswith(".tar"):
                 name = member.name.removesuffix(".tar")
                 with _opened(root / TRAIN, tar.extractfile(member)) as images:
-                    _add(writer, images, lambda _, name=name: numbers[name], f"{name}/", member.offset_data, foreign)
+                    _add(
+                        writer,
+                        images,
+                        lambda names, name=name: [numbers[name]] * len(names),
+                        f"{name}/",
+                        member.offset_data,
+                        foreign,
+                    )
     splits = {"train": writer.arrays()}
     if (root / VALIDATION).is_file():
         labels, writer = _validation_labels(root, numbers), ImageIndexWriter()
         with _opened(root / VALIDATION) as images:
-            names = _add(writer, images, lambda name: labels.get(name.removesuffix(".JPEG")), "", 0, foreign)
-        gone = sorted(labels.keys() - {name.removesuffix(".JPEG") for name in names})
-        if gone:
-            raise DataError(f"{root / VALIDATION}: lacks images that {LABELS} names: {few(gone)}; fetch both again")
+            _add(writer, images, lambda names: _labels_of(names, labels, root / VALIDATION), "", 0, foreign)
         splits["validation"] = writer.arrays()
     for split, tar in zip(splits, (TRAIN, VALIDATION), strict=False):
         (folder / f"{split}.packed").symlink_to((root / tar).resolve())
@@ -50,16 +85,23 @@ def index_tars(root, classes, notes, folder):
     return splits
 
 
-def _add(writer, images, label_of, prefix, start, foreign):
-    """Add the images of an open tar that begins at byte `start` of its file; returns their names."""
+def _add(writer, images, labels_of, prefix, start, foreign):
+    """Add the images of an open tar that begins at byte `start` of its file."""
     members = [member for member in _members(images, foreign) if member.isfile()]
-    labels = [label_of(member.name) for member in members]
-    unknown = [member.name for member, label in zip(members, labels, strict=True) if label is None]
-    if unknown:
-        raise DataError(f"{images.name}: images without a class in {LABELS}: {few(unknown)}; fetch the table again")
+    labels = labels_of([member.name for member in members])
     names = [(prefix + member.name).encode("utf-8", "surrogateescape") for member in members]
     writer.add(names, labels, [member.size for member in members], [start + member.offset_data for member in members])
-    return [member.name for member in members]
+
+
+def _labels_of(names, labels, place):
+    """The labels of validation images, in order; DataError unless images and table name the same."""
+    names = [name.removesuffix(".JPEG") for name in names]
+    unknown, gone = [name for name in names if name not in labels], sorted(labels.keys() - set(names))
+    if unknown:
+        raise DataError(f"{place}: images without a class in {LABELS}: {few(unknown)}; fetch the table again")
+    if gone:
+        raise DataError(f"{place}: lacks images that {LABELS} names: {few(gone)}; fetch both again")
+    return [labels[name] for name in names]
 
 
 def _members(tar, foreign):
@@ -90,12 +132,12 @@ def _validation_labels(root, numbers):
         return {image: numbers[name] for image, name in found.items()}
     except FileNotFoundError:
         raise DataError(
-            f"{path} is missing: {VALIDATION} holds no classes. Put the table of Kaggle's copy of the set there, or sort the images into "
+            f"{path} is missing: the validation images hold no classes. Put the table of Kaggle's copy of the set there, or sort the images into "
             "folders `train/<class>` and `val/<class>`"
         ) from None
     except (KeyError, IndexError, AttributeError, ValueError, csv.Error) as error:
         raise DataError(
-            f"{path}: not a table of `ImageId` and `PredictionString`, or with a class that {TRAIN} lacks ({error}); "
+            f"{path}: not a table of `ImageId` and `PredictionString`, or with a class that the train split lacks ({error}); "
             "fetch it again"
         ) from None
 
