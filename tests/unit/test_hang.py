@@ -1,16 +1,18 @@
 """From the notes of the ranks follows who kept the others waiting; what does not follow is not said as certain."""
 
 import json
+import pickle
 import subprocess
 import sys
 import sysconfig
 
 import pytest
+import torch
 
 from parascale.files import read_json, write_json
 from parascale.launch.hang import explain, note_cause, speak_for
 from parascale.notes import WAITING, note_path, state_in, state_of
-from parascale.train.witness import is_new
+from parascale.train.witness import Witness, is_new
 
 GROUPS = {
     "0": ["all ranks", [0, 1, 2, 3]],
@@ -88,6 +90,38 @@ def test_notes_name_the_rank_and_the_axis(case, tmp_path):
 def test_a_call_is_new_if_others_came_before_it_than_ever(calls, new):
     """AAB a step: the second A left out shows at B; swapped calls show at once."""
     assert is_new(list(calls)) == new
+
+
+def entry(name, sizes, number, retired, alone=False):
+    """An entry of torch's flight recorder."""
+    return {
+        "profiling_name": name,
+        "input_sizes": sizes,
+        "collective_seq_id": number,
+        "retired": retired,
+        "is_p2p": alone,
+    } | {
+        "process_group": ("1", "mesh_pp"),
+        "state": "scheduled",
+        "time_created_ns": number * 10**9,
+    }
+
+
+@pytest.mark.parametrize(
+    ("last", "number", "operation"),
+    [
+        (("nccl:send 0->1", [[8]], 4, False, True), None, "send 0->1 (8)"),
+        (("nccl:all_reduce", [[2, 3]], 4, False), 4, "all_reduce (2 × 3)"),
+    ],
+)
+def test_a_rank_waits_whose_call_is_not_done(last, number, operation, monkeypatch):
+    """On GPUs sends and receives are recorded too."""
+    entries = [*(entry("nccl:all_reduce", [[1]], number, True) for number in (1, 2, 3)), entry(*last)]
+    dump = pickle.dumps({"entries": entries})
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace", lambda **_: dump)
+    note = Witness(None).note(1.0)
+    assert (note["doing"], note["call"]["number"], note["call"]["operation"]) == (WAITING, number, operation)
+    assert note["joined"]["1 nccl"] == (number or 3) and note["new"]
 
 
 def test_frames_tell_what_a_thread_does():

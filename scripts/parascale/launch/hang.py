@@ -40,7 +40,7 @@ def explain(logs, ranks, seconds=0.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not all(note_path(logs, rank).exists() for rank in range(ranks)):
         time.sleep(0.1)
-    unknown = {"host": "a lost node", "doing": "it left no note", "guessed": True}
+    unknown = {"host": "an unknown node", "doing": "it left no note", "guessed": True}
     notes = [_read(note_path(logs, rank)) or unknown for rank in range(ranks)]
     waiting = [rank for rank, note in enumerate(notes) if note["doing"] == WAITING]
     if not waiting:

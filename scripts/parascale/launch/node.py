@@ -101,7 +101,8 @@ def run_node(launch, place):
         finally:
             workers.end()
     if verdict.failures:
-        workers.speak(launch.logs)
+        with contextlib.suppress(OSError):  # a full disk
+            workers.speak(launch.logs)
         if peers.speaks:
             _explain(verdict.failures)
             _explain_hang(launch)

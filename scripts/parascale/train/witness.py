@@ -114,17 +114,17 @@ def _calls():
         with suppress(AttributeError, RuntimeError):  # torch without NCCL lacks the second
             dumped = getattr(torch._C._distributed_c10d, name)(includeStackTraces=False)
             entries += pickle.loads(dumped).get("entries", [])
-    calls = [_call(entry) for entry in entries if not entry["is_p2p"]]
-    return sorted(calls, key=lambda call: call["time"])
+    return sorted(map(_call, entries), key=lambda call: call["time"])
 
 
 def _call(entry):
     backend, _, operation = entry["profiling_name"].partition(":")
     sizes = "; ".join(" × ".join(map(str, size)) for size in entry["input_sizes"])
+    group, alone = entry["process_group"][0], entry["is_p2p"]  # sends and receives are not counted in the group
     return {
-        "group": entry["process_group"][0],
-        "counted": f"{entry['process_group'][0]} {backend}",  # each backend of a group counts its own
-        "number": entry["collective_seq_id"],
+        "group": group,
+        "counted": None if alone else f"{group} {backend}",  # each backend of a group counts its own
+        "number": None if alone else entry["collective_seq_id"],
         "operation": f"{operation} ({sizes})",
         "time": entry["time_created_ns"] / 1e9,
         "done": entry["retired"] or entry["state"] == "completed",
