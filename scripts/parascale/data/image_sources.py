@@ -12,7 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from parascale.data.image_tables import class_names, holds_images, pack_parquet, packed_classes, path_label
+from parascale.data.image_tables import (
+    class_names,
+    holds_images,
+    pack_parquet,
+    packed_classes,
+    path_label,
+    require_distinct,
+)
 from parascale.data.imagenet import (
     imagenet_classes,
     index_tars,
@@ -55,8 +62,9 @@ def index_images(root, settings, output, columns=None):
         classes = imagenet_classes(root)
         pack = partial(index_tars, root, classes, notes)
     elif not folders and any(holds_images(path, columns) for paths in tables.values() for path in paths):
-        classes = list(packed_classes(tables, columns).values())
-        pack = partial(pack_parquet, tables, columns)
+        packed_as = packed_classes(tables, columns)
+        classes = packed_as.names
+        pack = partial(pack_parquet, tables, packed_as, columns)
     else:
         if tables and not folders:
             classes, splits = scan_tables(tables, columns, root)
@@ -152,6 +160,7 @@ def scan_folders(folders, root, notes):
                 f"{folder}: no folders of classes here; each class needs one, with its images inside. {FORMS}"
             )
         classes = classes or found
+        require_distinct(folder, [_shown(name) for name in dict.fromkeys([*classes, *found])])
         unknown = sorted(set(found) - set(classes))
         if unknown:
             raise DataError(
@@ -235,6 +244,7 @@ def scan_tables(tables, columns, root):
     """Index the files that tables of path and label name. Returns (classes, split → (rows, names))."""
     rows = {split: [row for path in paths for row in path_label(path, columns)] for split, paths in tables.items()}
     classes = class_names(label for part in rows.values() for _, label in part)
+    require_distinct(root, classes)
     numbers = {name: number for number, name in enumerate(classes)}
     splits = {}
     for split, part in rows.items():

@@ -1,37 +1,45 @@
 """Tables of images: CSV or Parquet with a path and a label a row, or Parquet with the encoded images in it."""
 
 import csv
+import dataclasses
+import itertools
 import json
+import unicodedata
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from parascale.data.images import ImageIndexWriter
+from parascale.data.sources.readers import open_parquet, parquet_rows
 from parascale.errors import DataError, few
 
+BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 ROWS = 256  # rows of packed Parquet in memory at once
 
 
-def pack_parquet(tables, columns, folder):
-    """Lay the images of Parquet files out in `<split>.packed` below `folder`; returns split → (rows, names)."""
-    numbers = {label: number for number, label in enumerate(packed_classes(tables, columns))}
+def pack_parquet(tables, classes, columns, folder):
+    """Lay the images of Parquet files out in `<split>.packed` below `folder`; returns split → (rows, names).
+
+    classes: of `packed_classes`.
+    """
     splits = {}
     for split, paths in tables.items():
         writer, place = ImageIndexWriter(), 0
         with open(folder / f"{split}.packed", "wb") as packed:
             for path in paths:
-                for first, images, labels in _packed_rows(path, columns):
-                    unknown = [first + row for row, label in enumerate(labels) if str(label) not in numbers]
+                numbers = classes.numbers(path)
+                rows = parquet_rows(path, [columns["image"], columns["label"]], "image", ROWS)
+                while some := list(itertools.islice(rows, ROWS)):
+                    unknown = [row for row, (_, label) in some if str(label) not in numbers]
                     if unknown:
                         raise DataError(
                             f"{path}: rows without a label, or with one that is not a class: {few(unknown)}. The classes are "
                             f"{few(numbers)}: give each row one of them, or remove it."
                         )
-                    data = [_image_bytes(image, path, first + row) for row, image in enumerate(images)]
+                    data = [_image_bytes(image, path, row) for row, (image, _) in some]
                     lengths = np.fromiter(map(len, data), np.int64, len(data))
-                    names = [f"{path.name}:{first + row}".encode() for row in range(len(data))]
-                    known = [numbers[str(label)] for label in labels]
+                    names = [f"{path.name}:{row}".encode() for row, _ in some]
+                    known = [numbers[str(label)] for _, (_, label) in some]
                     writer.add(names, known, lengths, place + np.cumsum(lengths) - lengths)
                     packed.write(b"".join(data))
                     place += int(lengths.sum())
@@ -41,38 +49,78 @@ def pack_parquet(tables, columns, folder):
 
 def holds_images(path, columns):
     """Whether a table is Parquet with the encoded images in it, rather than their paths."""
-    schema = pq.read_schema(path) if path.suffix == ".parquet" else pa.schema([])
-    if columns["image"] not in schema.names:
-        return False
-    kind = schema.field(columns["image"]).type
-    return pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    schema = open_parquet(path).schema_arrow if path.suffix == ".parquet" else pa.schema([])
+    kinds = [field.type for field in schema if field.name == columns["image"]]
+    return any(kind(each) for each in kinds for kind in (pa.types.is_struct, *BINARY))
+
+
+@dataclasses.dataclass
+class PackedClasses:
+    """The classes of a data set in Parquet: their names, by number, and the names that each file's own metadata give its numbers."""
+
+    names: list
+    of_file: dict
+
+    def numbers(self, path):
+        """Label in a file, as text → number of its class."""
+        own = self.of_file[path]
+        number = {name: number for number, name in enumerate(self.names)}
+        return number if own is None else {str(label): number[name] for label, name in enumerate(own)}
 
 
 def packed_classes(tables, columns):
-    """Label as text → class name, by number: as Hugging Face's metadata has them, else the labels themselves."""
-    first = next(iter(tables.values()))[0]
-    features = json.loads((pq.read_schema(first).metadata or {}).get(b"huggingface", b"{}"))
-    label = features.get("info", {}).get("features", {}).get(columns["label"], {})
-    if "names" in label:
-        return {str(number): name for number, name in enumerate(label["names"])}
-    found = set()
-    for paths in tables.values():
-        for path in paths:
-            if columns["label"] not in pq.read_schema(path).names:
-                raise DataError(f"{path}: no column `{columns['label']}`; set `data.source.columns: {{label: …}}`")
-            found.update(pq.read_table(path, columns=[columns["label"]]).column(0).unique().to_pylist())
-    found.discard(None)
-    return {name: name for name in class_names(map(str, found))}
+    """The PackedClasses: as Hugging Face's metadata has them in each file, else the labels themselves."""
+    paths = [path for part in tables.values() for path in part]
+    lacking = [path for path in paths if not holds_images(path, columns)]
+    if lacking:
+        raise DataError(
+            f"{lacking[0]}: no column `{columns['image']}` with images, which other tables beside it have; correct or remove it"
+        )
+    for path in paths:
+        _require_single(path, columns["label"])
+    of_file = {path: _names_in_metadata(path, columns["label"]) for path in paths}
+    lists = list(dict.fromkeys(filter(None, of_file.values())))
+    nameless = [path for path, names in of_file.items() if names is None]
+    if lists and nameless and len(lists) > 1:
+        raise DataError(
+            f"{nameless[0]}: its metadata has no names of the classes, and other files number them in different ways; write it again with names"
+        )
+    for path in nameless if lists else ():  # one numbering holds for all
+        of_file[path] = lists[0]
+    names = list(dict.fromkeys(name for each in lists for name in each))
+    names = names or class_names({str(label) for path in paths for label in _labels(path, columns["label"])})
+    require_distinct(paths[0].parent, names)
+    return PackedClasses(names, of_file)
 
 
-def _packed_rows(path, columns):
-    """(number of the first row, images, labels) of a Parquet file, some rows at a time."""
-    first = 0
-    for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(
-        ROWS, columns=[columns["image"], columns["label"]]
-    ):
-        yield first, batch.column(0).to_pylist(), batch.column(1).to_pylist()
-        first += batch.num_rows
+def _names_in_metadata(path, column):
+    """The names of a file's classes by number, as Hugging Face's metadata has them; None if there are none."""
+    metadata = (open_parquet(path).schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+    try:
+        label = json.loads(metadata).get("info", {}).get("features", {}).get(column, {})
+        names = tuple(label.get("names", ()))
+        if len({*names}) < len(names) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"names of classes are not text, or given twice: {few(names)}")
+    except (ValueError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"{path}: the metadata `huggingface` on column `{column}` cannot be read ({error}); write the file again, or remove the metadata"
+        ) from None
+    return names or None
+
+
+def _labels(path, column):
+    """The distinct labels in a file."""
+    return {label for _, (label,) in parquet_rows(path, [column], "label")} - {None}
+
+
+def _require_single(path, column):
+    """Raise DataError where a label is a list, as in a data set of several labels an image."""
+    schema = open_parquet(path).schema_arrow
+    nested = [field.type for field in schema if field.name == column and pa.types.is_nested(field.type)]
+    if nested:
+        raise DataError(
+            f"{path}: column `{column}` holds {nested[0]}, several labels an image; a classification learns one: write one label a row"
+        )
 
 
 def _image_bytes(image, path, row):
@@ -93,13 +141,13 @@ def path_label(path, columns):
             reader = csv.DictReader(handle)
             try:
                 _require(path, reader.fieldnames or (), wanted)
-                rows = [(row[wanted[0]], row[wanted[1]]) for row in reader]
+                rows = [(row[wanted[0]], row[wanted[1]]) for row in _whole(path, reader)]
             except csv.Error as error:
                 raise DataError(f"{path}, line {reader.line_num + 1:,}: not valid CSV ({error})") from None
     else:
-        _require(path, pq.read_schema(path).names, wanted)
-        table = pq.read_table(path, columns=wanted)
-        rows = list(zip(*(table.column(name).to_pylist() for name in wanted), strict=True))
+        _require(path, open_parquet(path).schema_arrow.names, wanted)
+        _require_single(path, wanted[1])
+        rows = [row for _, row in parquet_rows(path, wanted, "path")]
     for place, what in ((1, "label"), (0, "path")):
         missing = [number for number, row in enumerate(rows, 1) if row[place] is None or not str(row[place]).strip()]
         if missing:
@@ -110,6 +158,9 @@ def path_label(path, columns):
 
 
 def _require(path, names, wanted):
+    twice = [name for name in wanted if list(names).count(name) > 1]
+    if twice:
+        raise DataError(f"{path}: several columns are called `{twice[0]}`; write the file again with one")
     missing = [name for name in wanted if name not in names]
     if missing:
         raise DataError(
@@ -118,7 +169,28 @@ def _require(path, names, wanted):
         )
 
 
+def _whole(path, reader):
+    """The rows of a CSV table; DataError for one that has more cells than the header."""
+    for row in reader:
+        if None in row:
+            raise DataError(f"{path}, line {reader.line_num:,}: more cells than columns; quote what holds a comma")
+        yield row
+
+
 def class_names(labels):
     """Distinct labels in order: whole numbers by value, names by the alphabet."""
     distinct = set(labels)
-    return sorted(distinct, key=int if all(label.isdigit() for label in distinct) else None)
+    # `²` is a digit, but no number; `1` and `01` have one value, and a set's order differs from process to process.
+    by_value = all(label.isdecimal() for label in distinct)
+    return sorted(distinct, key=lambda label: (int(label), label) if by_value else label)
+
+
+def require_distinct(place, names):
+    """Raise DataError where names of classes look alike: the same letters, composed in another way, or blanks around them."""
+    seen = {}
+    for name in names:
+        other = seen.setdefault(unicodedata.normalize("NFC", name).strip(), name)
+        if other != name:
+            raise DataError(
+                f"{place}: two classes look alike, {other!a} and {name!a} (as with Unicode's NFC and NFD): give them one name"
+            )

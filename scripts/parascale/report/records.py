@@ -161,7 +161,7 @@ def names_of_runs(*folders):
 
 def _natural(name):
     """Sort key that counts: digits by their value, other text by its letters."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in DIGITS.split(name) if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in DIGITS.split(name) if part]
 
 
 def _load_record(results, work, name):

@@ -42,7 +42,7 @@ def kind_of(path):
 def count_rows(path):
     """Lines or rows of a file. A last line without an end counts."""
     if kind_of(path) == PARQUET:
-        return _parquet(path).metadata.num_rows
+        return open_parquet(path).metadata.num_rows
     lines, last = 0, b"\n"
     with open(path, "rb") as handle:
         while block := handle.read(BLOCK_BYTES):
@@ -127,20 +127,25 @@ def _json_rows(path, columns, required):
 
 
 def _parquet_rows(path, columns, required):
-    table, number = _parquet(path), 0
+    return parquet_rows(path, columns, "text" if required else "document")
+
+
+def parquet_rows(path, columns, role, rows_at_once=ROWS_AT_ONCE):
+    """(number of the row, values) of each row of a Parquet file. role: of the columns, for the remedy where one is missing."""
+    table, number = open_parquet(path), 0
     names = table.schema_arrow.names
-    _require(path, names, columns, "text" if required else "document")
+    _require(path, names, columns, role)
     for name in columns:
         if names.count(name) > 1:
             raise DataError(f"{path}: {names.count(name)} columns are called `{name}`; write the file again with one")
     try:
-        for batch in table.iter_batches(ROWS_AT_ONCE, columns=columns):
+        for batch in table.iter_batches(rows_at_once, columns=columns):
             rows = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
             yield from enumerate(rows, number)
             number += batch.num_rows
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}, in the {ROWS_AT_ONCE:,} rows after row {number:,}: a text is not UTF-8 (0x{error.object[error.start]:02x}) but maybe "
+            f"{path}, in the {rows_at_once:,} rows after row {number:,}: a text is not UTF-8 (0x{error.object[error.start]:02x}) but maybe "
             "Latin-1; write the file again as UTF-8"
         ) from None
     except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -154,7 +159,8 @@ def _require(place, names, columns, role):
         raise DataError(f"{place}: no column `{missing[0]}` ({has}); set `data.source.columns: {{{role}: …}}`")
 
 
-def _parquet(path):
+def open_parquet(path):
+    """A Parquet file, opened. Raises DataError where it is none, or not whole."""
     try:
         return pyarrow.parquet.ParquetFile(path, pre_buffer=False)  # which would keep all that was read
     except (pyarrow.ArrowException, OSError) as error:
