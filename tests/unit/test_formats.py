@@ -176,7 +176,7 @@ def test_an_unknown_format_names_the_nearest():
 def test_tables_say_what_hugging_face_shows_and_members_of_a_tar_are_named_as_their_sources(tmp_path):
     """`datasets` takes features from the schema where its types are theirs; WebDataset takes what follows the first dot as extension."""
     root, long = tmp_path / "raw", "n" * 120
-    for name in ("cat/a.b.jpg", "cat/a.b.png", f"dog/{long}.JPEG"):
+    for name in ("cat/a.b.jpg", "cat/a.b.png", "cat/a_b.jpeg", f"dog/{long}.JPEG", f"dog/{long}1.jpg"):
         path = root / "train" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(path, "PNG" if name.endswith("png") else "JPEG")
@@ -197,8 +197,8 @@ def test_tables_say_what_hugging_face_shows_and_members_of_a_tar_are_named_as_th
     with tarfile.open(next((tmp_path / "webdataset").rglob("train*.tar"))) as archive:
         names = archive.getnames()
     keys, extensions = zip(*(os.path.splitext(name) for name in names), strict=True)
-    assert sorted(extensions) == [".cls"] * 3 + [".jpg"] * 2 + [".png"]
-    assert keys[::2] == keys[1::2] and all("." not in key for key in keys)
+    assert sorted(extensions) == [".cls"] * 5 + [".jpg"] * 4 + [".png"]
+    assert keys[::2] == keys[1::2] and len({*keys}) == 5 and all("." not in key for key in keys)
     assert f"train/dog/{long}" in keys and "train/cat/a_b" in keys
 
 

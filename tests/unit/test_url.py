@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import stat
 import tarfile
 import zipfile
 
@@ -163,6 +164,22 @@ def test_archives_are_unpacked_into_splits(site, tmp_path, name, files):
     assert list(download(Source(kind="url", location=str(moved)), tmp_path / "again").documents("test")) == ["four"]
 
 
+def overlapping_zip():
+    """Two entries of the central directory that lead to the same bytes."""
+    buffer = io.BytesIO(zip_of({"train.txt": b"one", "valid.txt": b"two"}))
+    with zipfile.ZipFile(buffer, "a") as bundle:
+        first, second = bundle.infolist()
+        second.header_offset, second.CRC = first.header_offset, first.CRC
+        bundle.comment = b"written again"
+    return buffer.getvalue()
+
+
+def zip_with_a_link():
+    entry = zipfile.ZipInfo("train.txt")
+    entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return zip_of({entry: b"other.txt", "other.txt": b"text"})
+
+
 BAD_ARCHIVES = [  # named, as an archive holds the time and differs between the processes that collect tests
     pytest.param("a.tgz", tar_of({"../outside.txt": b"x"}), "unsafe archive", id="tar, parent"),
     pytest.param("a.tgz", tar_of({"link": "/etc"}), "unsafe archive", id="tar, link"),
@@ -170,6 +187,8 @@ BAD_ARCHIVES = [  # named, as an archive holds the time and differs between the 
     pytest.param("a.zip", zip_of({"../outside.txt": b"x"}), "unsafe archive", id="zip, parent"),
     pytest.param("a.zip", zip_of({"/outside.txt": b"x"}), "unsafe archive", id="zip, root"),
     pytest.param("a.zip", zip_of({"C:\\outside.txt": b"x"}), "unsafe archive", id="zip, drive"),
+    pytest.param("a.zip", overlapping_zip(), "`train.txt` and `valid.txt` overlap", id="zip, overlap"),
+    pytest.param("a.zip", zip_with_a_link(), "`train.txt` is a link", id="zip, link"),
     pytest.param("a.tgz", tar_of({"a.txt": os.urandom(50_000)})[:-30_000], "not a whole archive", id="tar, cut"),
     pytest.param("a.zip", b"no archive at all", "not a whole archive", id="zip, no archive"),
 ]
@@ -183,6 +202,19 @@ def test_bad_archives_are_refused_and_nothing_lands_outside(site, tmp_path, name
         download(source_of(site, f"/{name}", split=None), tmp_path / "in" / "raw")
     assert [path.name for path in tmp_path.rglob("*.txt")] == []
     assert not (tmp_path / "in" / "raw").exists()
+
+
+def test_folders_of_a_zip_from_windows_are_folders(site, tmp_path):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as bundle:
+        for name, content in {"set\\": b"", **{name.replace("/", "\\"): text for name, text in SPLITS.items()}}.items():
+            entry = zipfile.ZipInfo("x")
+            entry.filename = name
+            bundle.writestr(entry, content)
+    site.files["/a.zip"] = buffer.getvalue()
+    raw = download(source_of(site, "/a.zip", split=None), tmp_path / "raw")
+    assert {split: list(raw.documents(split)) for split in raw.splits}["validation"] == ["three"]
+    assert (tmp_path / "raw/set/valid.txt").read_bytes() == b"three\n"
 
 
 GOOD = {"url": "http://host/a.txt", "sha256": "0" * 64, "split": "train"}

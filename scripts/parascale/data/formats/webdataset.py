@@ -7,6 +7,8 @@ written, and with it the same file is read at random, at the speed of a bare bin
 import os
 import tarfile
 
+import xxhash
+
 from parascale.data.formats.base import BlockWriter, ByteReader
 from parascale.data.jpeg import extension
 
@@ -17,7 +19,9 @@ BLOCK = 512  # tar's unit: headers and contents are padded to it
 class WebDatasetWriter(BlockWriter):
     """Writes two members a sample, with neither dates nor owners, so that a rebuild gives the same bytes."""
 
-    _last = None
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._keys = set()  # their hashes: a million of them take 80 MB
 
     def append(self, data, label, source):
         key = self._key(source)
@@ -30,9 +34,9 @@ class WebDatasetWriter(BlockWriter):
         """The path in the source up to the extension. What follows a dot in a file's name would be an extension to WebDataset."""
         folder, name = os.path.split(self.images.name_bytes(source).decode("utf-8", "surrogateescape").lstrip("./"))
         key = os.path.join(folder, os.path.splitext(name)[0].replace(".", "_"))
-        if key == self._last:  # such as a.jpg and a.png: one sample, to WebDataset, if they come one after the other
-            key = f"{key}_{source}"
-        self._last = key
+        while (known := xxhash.xxh3_64_intdigest(os.fsencode(key))) in self._keys:
+            key = f"{key}_{source}"  # such as a.jpg and a.png, which to WebDataset are one sample
+        self._keys.add(known)
         return key
 
     def finish(self):

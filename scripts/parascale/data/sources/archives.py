@@ -1,5 +1,6 @@
 """Archives unpacked into a folder: nothing lands outside it, and no file takes the place of another unseen."""
 
+import stat
 import tarfile
 import zipfile
 from pathlib import PurePosixPath
@@ -9,6 +10,7 @@ from parascale.files import is_full_disk, require_space
 
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 BLOCK_BYTES = 1 << 20
+UNPACK = "Unpack the archives yourself, each under names of its own, and set `data.source.location`."
 
 
 def is_archive(name):
@@ -57,8 +59,12 @@ def _unpack_tar(archive, name, folder):
 
 def _unpack_zip(archive, name, folder):
     with zipfile.ZipFile(archive) as bundle:
+        _refuse_overlap(bundle, name)
         for entry in bundle.infolist():
-            path = PurePosixPath(entry.filename.replace("\\", "/"))
+            entry.filename = entry.filename.replace("\\", "/")  # as some programs of Windows write them
+            path = PurePosixPath(entry.filename)
+            if stat.S_ISLNK(entry.external_attr >> 16):
+                raise DataError(f"{name}: `{entry.filename}` is a link, which a zip cannot hold safely. {UNPACK}")
             if path.is_absolute() or ".." in path.parts or (path.parts and ":" in path.parts[0]):
                 raise DataError(f"{name}: unsafe archive: `{entry.filename}` would land outside its folder")
         require_space(folder, sum(entry.file_size for entry in bundle.infolist()), f"unpacking {name}")
@@ -68,6 +74,15 @@ def _unpack_zip(archive, name, folder):
                 bundle.extract(entry, folder)
             elif not _is_same(target, bundle.open(entry)):
                 raise _taken(name, entry.filename)
+
+
+def _refuse_overlap(bundle, name):
+    """Raise DataError where entries share bytes: one of them is not what was packed, or all unpack to more than there is."""
+    end, before = 0, ""
+    for entry in sorted(bundle.infolist(), key=lambda entry: entry.header_offset):
+        if entry.header_offset < end:
+            raise DataError(f"{name}: unsafe archive: `{before}` and `{entry.filename}` overlap; fetch it again")
+        end, before = entry.header_offset + zipfile.sizeFileHeader + entry.compress_size, entry.filename
 
 
 def _is_same(target, stream):
@@ -82,7 +97,4 @@ def _is_same(target, stream):
 
 
 def _taken(name, member):
-    return DataError(
-        f"{name}: its `{member}` would take the place of another file of that name. Unpack the archives yourself, each under "
-        "names of its own, and set `data.source.location`."
-    )
+    return DataError(f"{name}: its `{member}` would take the place of another file of that name. {UNPACK}")
