@@ -77,7 +77,7 @@ PROJECT = load_project(config, FILES, BASES)
 PATHS = PROJECT.paths
 PLANNER = Planner(PROJECT)
 snakemake_logger_plugin_parascale.follow(workflow, PLANNER)
-take_up_jobs(PROJECT)
+take_up_jobs(PROJECT, inside=workflow.remote_exec)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
 RUNS = PROJECT.runs | PLANNER.probes

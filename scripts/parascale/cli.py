@@ -2,12 +2,16 @@
 
 import contextlib
 import errno
+import faulthandler
 import functools
 import importlib
 import math
 import os
 import select
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import click
@@ -21,6 +25,7 @@ from parascale.settings import load_project_file, strict
 from parascale.settings.project import command_words
 from parascale.settings.yaml_files import merged
 
+TIMEOUT = f"{__name__}.timeout_seconds"  # of the project that a verb has opened, in click's `meta`
 CONFIGURATION = Path("config/config.yaml")  # which is also where a project's folder is known by
 # A user can mend these; any other error of the system is one of ours, and its traceback is shown.
 OF_THE_DISK = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, *FULL}
@@ -52,6 +57,7 @@ class Verbs(click.Group):
 
     def invoke(self, context):
         """Call a verb; what it returns is the exit code."""
+        code = 1
         try:
             code = super().invoke(context)
             sys.stdout.flush()
@@ -73,6 +79,9 @@ class Verbs(click.Group):
         except KeyboardInterrupt:
             code = 130
             print("interrupted", file=sys.stderr, flush=True)
+        finally:
+            if context.obj:
+                context.obj(code or 0, context.meta.get(TIMEOUT, 300.0))
         if code == PERMANENT_FAILURE:
             slurm.note_permanent_failure()
         context.exit(code or 0)
@@ -88,7 +97,26 @@ def parascale():
 
 def main():
     """The command."""
-    parascale(prog_name="parascale")
+    parascale(prog_name="parascale", obj=_end_in_time)
+
+
+def _end_in_time(code, seconds):
+    """This process has done its work. A request to stop comes too late, and what keeps it from its end, such as a thread or a library's
+    hook, is cut off: nobody may be above it who would see that it hangs, and is charged."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def cut_off():
+        for _ in range(math.ceil(seconds)):  # not by a clock: it may stand still meanwhile
+            time.sleep(1.0)
+        print(
+            f"the work is done, but this process hangs at its exit since {seconds:.0f} s: cut off",
+            file=sys.stderr,
+            flush=True,
+        )
+        faulthandler.dump_traceback(sys.stderr)
+        os._exit(code)
+
+    threading.Thread(target=cut_off, daemon=True).start()
 
 
 def open_project(files=(), overrides=(), root=None, bases=()):
@@ -102,7 +130,7 @@ def open_project(files=(), overrides=(), root=None, bases=()):
     pairs = [*overrides, *([] if root is None else [("root", str(root))])]
     values = functools.reduce(merged, ({key: value} for key, value in pairs), {})
     if bases:
-        return load_project_file(*files, overrides=values, bases=bases)
+        return _opened(load_project_file(*files, overrides=values, bases=bases))
     folder = next((each for each in (Path.cwd(), *Path.cwd().parents) if _is_project(each)), None)
     if folder:
         os.chdir(folder)
@@ -113,7 +141,14 @@ def open_project(files=(), overrides=(), root=None, bases=()):
         raise ConfigError(
             f"{Path.cwd()}: no project here; go into the folder of its Snakefile, or name its configuration with --config"
         )
-    return load_project_file(*files, overrides=values, bases=bases)
+    return _opened(load_project_file(*files, overrides=values, bases=bases))
+
+
+def _opened(project):
+    """The Project that a verb has opened: its timeout is that of the process."""
+    if context := click.get_current_context(silent=True):
+        context.meta[TIMEOUT] = project.config.timeout_seconds
+    return project
 
 
 def _is_project(folder):

@@ -138,10 +138,13 @@ def failed_permanently(job):
     return described(job).get("Comment") == PERMANENT_FAILURE_COMMENT
 
 
-def waiting_or_running(name):
-    """{id: comment} of the jobs of this name that have not ended. RequirementError where Slurm does not answer."""
-    lines = _ask(["squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%k"]).splitlines()
-    return dict(line.split("|", 1) for line in lines)
+def waiting_or_running(name, noted):
+    """{id: comment} of the jobs of this name that have not ended: this user's, and of others those of `noted`, {id: user}. A stranger's
+    may have the same name. RequirementError where Slurm does not answer."""
+    lines = _ask(["squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%U|%u|%k"]).splitlines()
+    rows = (line.split("|", 3) for line in lines)
+    own = str(os.getuid())
+    return {job: comment for job, number, user, comment in rows if number == own or noted.get(job) == user}
 
 
 def states(name):

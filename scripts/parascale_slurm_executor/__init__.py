@@ -1,21 +1,34 @@
 """Slurm jobs of a root: each is written down, one that an earlier start left is taken up, none is submitted twice.
 
 A layer over snakemake-executor-plugin-slurm 2.8.0, which submits and watches. The Snakefile lays it on with
-`take_up_jobs(PROJECT)`, so that profiles name the plugin itself and its options stay (`executor: slurm`, `slurm-…`).
+`take_up_jobs`, so that profiles name the plugin itself and its options stay (`executor: slurm`, `slurm-…`).
 """
 
+from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from parascale.errors import ConfigError, few
+from parascale.plan.planner import Planner
+from parascale.train.job import job_of
 from parascale_slurm_executor.executor import RootExecutor
 from snakemake_logger_plugin_parascale import trained_by
 
 __all__ = ["RootExecutor", "refuse_shared_jobs", "take_up_jobs"]
 
 
-def take_up_jobs(project):
-    """Have the jobs that this process submits to Slurm be those of the project's root."""
-    facts = {"paths": project.paths, "silence": project.config.timeout_seconds}
+def take_up_jobs(project, inside):
+    """Have the jobs that this process submits to Slurm be those of the project's root.
+
+    inside: whether this process is in such a job itself. SIGTERM there is for the training, which decides how the job ends: Snakemake
+    would call the job failed, and remove what the training publishes.
+    """
+    if inside:
+        JobScheduler.exit_gracefully = lambda scheduler, *signal: None
+
+    def job(training):
+        return job_of(project, Planner(project).run(training["run"], training["kind"]), training["kind"])
+
+    facts = {"paths": project.paths, "job_of": staticmethod(job), "silence": project.config.timeout_seconds}
     ExecutorPluginRegistry().get_plugin("slurm").executor = type("Executor", (RootExecutor,), facts)
 
 

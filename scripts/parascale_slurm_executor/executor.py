@@ -1,6 +1,7 @@
 """The executor of a root."""
 
 import hashlib
+import os
 import threading
 import time
 from collections import Counter
@@ -12,7 +13,11 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from parascale import slurm, submissions
 from parascale.errors import ParascaleError, RequirementError
+from parascale.files import make_folder, write_text
 from parascale.lease import Lease
+from parascale.store.folders import record_in
+from parascale.store.trainings import Store
+from parascale.train.job import show_kept
 from parascale_slurm_executor.jobs import members_of, noted_as, training_of, work_of
 from parascale_slurm_executor.waiting import why
 
@@ -28,6 +33,7 @@ class RootExecutor(Executor):
     """Submits the jobs of one root, under one name in the queue, whoever starts the workflow and however often."""
 
     paths = None  # parascale.settings.paths.Paths
+    job_of = None  # function from what `training_of` gives to its parascale.train.job.Job
     silence = None  # seconds without a sign of life after which a training that Slurm calls running is dead
 
     def __post_init__(self, test_mode=False):
@@ -95,14 +101,19 @@ class RootExecutor(Executor):
         taken one without an answer.
         """
         if self.found is None:
-            self.found = slurm.waiting_or_running(self.run_uuid)
+            self.found = self._queue()
         again = job in self.tried or self._at_work(job, self.found)
         self.tried.add(job)
-        left = again and self._at_work(job, slurm.waiting_or_running(self.run_uuid))
+        left = again and self._at_work(job, self._queue())
         if left and left[1] is None and left[0] not in self.found:  # our own, whose submission had no answer
             self._note(SubmittedJobInfo(job, external_jobid=left[0]))
             return left[0], noted_as(job)["key"]
         return left
+
+    def _queue(self):
+        """{id: comment} of the root's jobs in the queue."""
+        noted = {line["job_id"]: line.get("user") for line in submissions.noted(self.paths.store)}
+        return slurm.waiting_or_running(self.run_uuid, noted)
 
     def _at_work(self, job, queue):
         """As `_left_by_others`, in a queue {id: comment}; None if there is none."""
@@ -235,12 +246,22 @@ class RootExecutor(Executor):
             self._submit_again(job_info.job)
 
     def report_job_error(self, job_info, msg=None, **more):
-        """A job has ended badly; if it was another's, ours is next. What stopped on its way goes on without using up a retry,
-        and what would fail again is not tried again."""
+        """A job has ended badly; if it was another's, ours is next. What had published its training by then has done its work, what
+        stopped on its way goes on without using up a retry, and what would fail again is not tried again."""
         self.ended.append(job_info)
         job, identity = job_info.job, job_info.external_jobid
         if not (job_info.aux or {}).get("ours", True):
             self._submit_again(job)
+        elif identity and self._publish(training_of(job)):
+            self.logger.info(
+                f"Slurm job {identity} of {job.name} had published its training when it ended: it is done."
+            )
+            if job.benchmark and not os.path.exists(
+                job.benchmark
+            ):  # Snakemake, which writes it at the end, was ended too
+                make_folder(os.path.dirname(job.benchmark))
+                write_text(job.benchmark, "")
+            super().report_job_success(job_info)
         elif identity and self._has_stopped_on_its_way(job, identity):
             self.logger.info(f"Slurm job {identity} of {job.name} stopped with its state saved: it is submitted again.")
             self._submit_again(job)
@@ -256,6 +277,21 @@ class RootExecutor(Executor):
         if training is None or slurm.described(identity).get("JobState") == "CANCELLED":
             return False
         return submissions.stopped_with_progress(self._work_of(training), identity)
+
+    def _publish(self, training):
+        """Show what a job of ours trains, if it is finished; returns whether it is. Snakemake in a job that ends badly removes it."""
+        if not self._is_finished(training):
+            return False
+        job = self.job_of(training)
+        shown = record_in(job.output).get("key") == job.key and (job.output / "summary.json").exists()
+        return shown or show_kept(job)
+
+    def _is_finished(self, training):
+        """Whether the store has what a job of ours trains. Of data that is gone, or of a run that is, nothing is known."""
+        with suppress(OSError, ParascaleError):
+            job = training and self.job_of(training)
+            return bool(job and Store(job.store).finished(job.key))
+        return False
 
     def _work_of(self, training):
         """The folder of a training under way."""

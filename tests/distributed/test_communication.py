@@ -7,6 +7,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 import torch.distributed as dist
 from hypothesis import given
@@ -84,6 +85,21 @@ def test_along_each_dimension_of_a_mesh_its_own_groups_are_measured(tmp_path):
     expected = [("all", 2, 4), ("pp", 2, 2), ("dp", 1, 2)]
     for _, rows in said:
         assert rows == [[name, *group] for group in expected for name in communication.OPERATIONS]
+
+
+def listening(meets):
+    """The addresses at which a rank listens while it trains on one node."""
+    start_processes("cpu", 60, communication.meet(60) if meets else None)
+    dist.barrier()
+    found = {each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    stop_processes()
+    return sorted(found)
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_on_one_node_no_rank_listens_for_other_machines(meets, tmp_path):
+    """Torch's store takes orders from whoever connects."""
+    assert run_on_ranks(listening, 2, tmp_path, meets) == [["127.0.0.1"]] * 2
 
 
 def preflight(absent, silent, seconds):

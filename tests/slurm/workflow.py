@@ -30,21 +30,27 @@ ROOT = Path(__file__).parents[2]
 PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
 # The box has JURECA's nodes, network and partitions; only its GPUs are missing.
 SITE = {"device": "cpu", "threads_per_process": 1}
-# A model that takes its time, so that there is time to strike; its numbers are those of the model it slows down.
+# A model that takes its time, so that there is time to strike, at the end of its process too if `box/lingers` is there; its
+# numbers are those of the model it slows down.
 SLOW_MODEL = """
-import os, time
+import atexit, os, time
 from parascale.families.language.modules import TransformerLM
 
 class SlowModel(TransformerLM):
     def __init__(self, settings, vocabulary, window):
         super().__init__(settings, vocabulary, window)
         self.pause = settings.options["pause"]
+        atexit.register(linger)
 
     def forward(self, tokens_or_hidden):
         end = time.monotonic() + self.pause
         while self.training and os.path.exists("box/brake") and time.monotonic() < end:
             time.sleep(0.1)
         return super().forward(tokens_or_hidden)
+
+def linger():
+    while os.path.exists("box/lingers"):
+        time.sleep(0.1)
 """
 
 

@@ -32,7 +32,7 @@ class Thing(SimpleNamespace):
 def made(name, wildcards, params):
     rule = Thing(name=name, wildcard_names=set(wildcards), params=Names(**params), group=None)
     job = {"rule": rule, "name": name, "jobid": 1, "wildcards": Names(**wildcards), "params": rule.params}
-    return Thing(**job, attempt=1, restart_times=3, is_group=lambda: False)
+    return Thing(**job, attempt=1, restart_times=3, benchmark=None, is_group=lambda: False)
 
 
 def job_of(run, key="key", kind="run"):
@@ -48,10 +48,11 @@ def executor_in(root, monkeypatch):
     made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(root)}))
     made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", root / "slurm_logs", [], {}
     made.undecided, made.away, made.signs, made.found, made.tried = Counter(), {}, {}, None, set()
+    made.job_of = lambda training: SimpleNamespace(store=root / "store/trainings", key="key")
     made.explained, made.warned, made.ended = set(), [], []
     made.logger = SimpleNamespace(info=lambda text: None, warning=made.warned.append)
     made._job_submission_executor = SimpleNamespace(submit=lambda function, job: made.did.append("again"))
-    monkeypatch.setattr(slurm, "waiting_or_running", lambda name: made.queue)
+    monkeypatch.setattr(slurm, "waiting_or_running", lambda name, noted: made.queue)
     monkeypatch.setattr(slurm, "described", lambda identity: made.queue.get(identity, {}))
     monkeypatch.setattr(Executor, "run_job", lambda self, job: made.did.append("submitted"))
     reported = lambda self, info: made.did.append(f"watches {info.external_jobid}")  # noqa: E731

@@ -1,5 +1,7 @@
 """Slurm's commands are asked as they answer; where one is missing, silent or fails, the error says which, or nothing is known."""
 
+import os
+
 import pytest
 
 from parascale import slurm
@@ -43,6 +45,15 @@ def test_records_and_accounts_have_their_names(command):
     }
     command("sacctmgr", "echo training; echo other; echo training")
     assert slurm.accounts() == ["other", "training"]
+
+
+def test_a_strangers_job_of_our_name_is_none_of_ours(command):
+    """A colleague on the same root is no stranger: the root has noted the job."""
+    own, rows = os.getuid(), ["1|%d|me|a|b", "2|%d|stranger|rule_x", "3|%d|colleague|c", "4|%d|stranger|d"]
+    lines = "\n".join(row % (own + (number > 0)) for number, row in enumerate(rows))
+    command("squeue", f'case "$*" in *--name=ours*) echo "{lines}";; esac')
+    noted = {"3": "colleague", "4": "colleague"}
+    assert slurm.waiting_or_running("ours", noted) == {"1": "a|b", "3": "c"}
 
 
 def test_every_process_knows_which_start_of_the_job_it_belongs_to(command, monkeypatch):

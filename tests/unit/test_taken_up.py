@@ -86,7 +86,7 @@ def test_of_an_array_those_are_submitted_that_are_not_in_the_queue(executor, sub
 def test_slurm_is_asked_once_for_what_an_earlier_start_left_and_again_for_a_retry(executor, monkeypatch):
     """60 questions at once would be felt by others. A job that Slurm put back into the queue after it was given up is taken up."""
     asked = []
-    monkeypatch.setattr(slurm, "waiting_or_running", lambda name: asked.append(name) or dict(executor.queue))
+    monkeypatch.setattr(slurm, "waiting_or_running", lambda name, noted: asked.append(name) or dict(executor.queue))
     executor.queue = {"5": "rule_train_ddp_wildcards_gone"}
     jobs = [job_of(f"run-{number}") for number in range(60)]
     for job in jobs:
@@ -117,7 +117,7 @@ def test_a_job_that_trains_nothing_is_not_submitted_again(executor, said, left, 
 
 
 def test_without_an_answer_of_slurm_nothing_is_submitted_and_no_retry_is_spent(executor, monkeypatch):
-    def away(name):
+    def away(name, noted):
         raise RequirementError("slurmctld is away")
 
     waits = []
@@ -128,7 +128,7 @@ def test_without_an_answer_of_slurm_nothing_is_submitted_and_no_retry_is_spent(e
     for _ in range(7):
         executor.run_job(job)
     assert executor.did == ["again"] * 7 and waits == [10, 20, 40, 80, 160, 300, 300] and job.attempt == 1
-    monkeypatch.setattr(slurm, "waiting_or_running", lambda name: {})
+    monkeypatch.setattr(slurm, "waiting_or_running", lambda name, noted: {})
     monkeypatch.setattr(
         Executor, "run_job", lambda self, job: self._report_job_error_threadsafe(SubmittedJobInfo(job), TIMED_OUT)
     )
@@ -160,7 +160,7 @@ def test_a_submission_without_an_answer_leaves_no_job_behind_and_spends_no_retry
         executor.queue = queue
         self._report_job_error_threadsafe(SubmittedJobInfo(job), message)
 
-    def asked(name):
+    def asked(name, noted):
         if executor.queue is None:
             raise RequirementError("slurmctld is away")
         return executor.queue

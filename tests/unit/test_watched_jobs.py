@@ -12,6 +12,8 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from parascale import slurm
 from parascale.errors import RequirementError
+from parascale.files import write_json
+from parascale_slurm_executor import executor as executor_module
 from parascale_slurm_executor.waiting import TURN
 from tests.unit.slurm_executor import data_job, job_of
 
@@ -143,3 +145,23 @@ def test_what_becomes_of_a_job_that_ended_badly(executor, attempt, said, ours, e
     executor.report_job_error(SimpleNamespace(job=job, external_jobid="7", aux={"ours": ours}))
     assert executor.did == [expected]
     assert (job.attempt <= job.restart_times) == attempts_left
+
+
+@pytest.mark.parametrize(
+    ("finished", "shown", "expected"), [(True, "key", "done"), (True, None, "shown again"), (False, "key", "failed")]
+)
+def test_a_job_that_ended_badly_after_its_training_was_published_is_done(
+    executor, finished, shown, expected, tmp_path, monkeypatch
+):
+    """It was cancelled because a process did not end, or at its limit; Snakemake in the job may have removed what was published."""
+    job, submitted = SimpleNamespace(output=tmp_path / "shown", store=tmp_path, key="key"), job_of("ddp")
+    monkeypatch.setattr(executor_module.Store, "finished", lambda store, key: finished)
+    monkeypatch.setattr(executor_module, "show_kept", lambda job: executor.did.append("shown again") or True)
+    executor.job_of, submitted.benchmark = lambda training: job, str(tmp_path / "benchmarks/ddp.tsv")
+    if shown:
+        write_json(job.output / "run.json", {"key": shown})
+        write_json(job.output / "summary.json", {})
+    executor.queue = {"7": {"JobState": "CANCELLED"}}
+    executor.report_job_error(SimpleNamespace(job=submitted, external_jobid="7", aux={}))
+    assert executor.did == [expected] + ["done"] * (expected == "shown again")
+    assert (tmp_path / "benchmarks/ddp.tsv").exists() == finished

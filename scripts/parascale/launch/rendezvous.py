@@ -4,7 +4,8 @@ Node 0 listens at an address and port that every node can work out for itself, a
 (`channel`) on which port rank 0 waits for torch. The connections stay open for how each node ended, and for the verdict that all
 share: a launcher that is killed, or a node that is lost, shows as a closed one within seconds, where torch waits for its timeout.
 
-Torch's own store, which the ranks then use, listens on every interface and asks nobody who they are: whoever reaches its port while
+Torch's own store, which the ranks then use, listens on the loopback for one node (`parallel.mesh.open_store`), else on every
+interface, and asks nobody who they are: whoever reaches its port while
 a training runs can read and change what the ranks tell each other. Keeping others away from the ports of a job is the site's part.
 """
 

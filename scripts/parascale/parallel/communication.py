@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from parascale.errors import RequirementError
-from parascale.parallel.mesh import make_mesh, set_timeout
+from parascale.parallel.mesh import make_mesh, open_store, set_timeout
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send_receive")
 COLUMNS = ("operation", "group", "nodes", "ranks", "bytes", "seconds")
@@ -121,10 +121,9 @@ def _wait_for(device):
 def meet(timeout_seconds):
     """A store that all ranks have signed, for `start_processes`; raises RequirementError that names those that do not come."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # The others wait longer: rank 0 knows who is missing, so it should speak first.
     patience = timedelta(seconds=timeout_seconds * (1 if rank == 0 else 2))
-    store = dist.TCPStore(*address, ranks, is_master=rank == 0, timeout=patience, wait_for_workers=False)
+    store = open_store(patience, wait_for_workers=False)
     store.set(_key(rank), socket.gethostname())
     try:
         store.wait([_key(number) for number in range(ranks)], patience)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -10,6 +11,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from parascale.settings.layout import DATA_AXES, MESH_AXES
+
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,31 @@ def start_processes(device_kind, timeout_seconds, store=None):
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        timeout = timedelta(seconds=timeout_seconds)
+        if store is None and os.environ.get("MASTER_ADDR") == LOOPBACK and not _is_hosted_by_torchrun():
+            store = open_store(timeout)
         place = {} if store is None else {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
         if device.type == "cuda":
             place["device_id"] = device  # then NCCL splits communicators for groups instead of making each anew
         else:
             disable_wakeup_preemption()
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds), store=store, **place)
+        dist.init_process_group(backend, timeout=timeout, store=store, **place)
     return device
+
+
+def open_store(timeout, wait_for_workers=True):
+    """The store in which the processes of the launcher's variables meet. On one node rank 0 listens on the loopback alone: torch itself
+    would on every interface, and it asks nobody who they are."""
+    rank, address = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    listener = {}
+    if rank == 0 and address[0] == LOOPBACK:
+        listener["master_listen_fd"] = socket.create_server(address).detach()
+    ranks = int(os.environ["WORLD_SIZE"])
+    return dist.TCPStore(*address, ranks, rank == 0, timeout, wait_for_workers=wait_for_workers, **listener)
+
+
+def _is_hosted_by_torchrun():
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def disable_wakeup_preemption():

@@ -1,0 +1,63 @@
+"""No job is charged unseen: what Slurm calls running although its training has ended, or lies still, is found; what was published stays."""
+
+import pytest
+from workflow import Workflow, assert_same_numbers
+
+from parascale import submissions
+from parascale.settings.paths import Paths
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+ROWS = [{"run": "single", "deterministic": "true", "baseline": "single"}]
+
+
+@pytest.fixture
+def workflow(cluster, tmp_path, undisturbed):
+    data = undisturbed("single").root / "results/data"
+    with Workflow(cluster, tmp_path / "project", ROWS, pause=5.0, data=data) as started:
+        yield started
+
+
+@pytest.fixture
+def published(workflow):
+    """A function that starts the training and returns (its run, its job) when it is published, and its process at its end hangs."""
+
+    def start(**choices):
+        run = workflow.run("single")
+        (workflow.folder / "box/lingers").touch()
+        workflow.full_speed()
+        workflow.start(run.target, **choices)
+        workflow.when(run.target.exists, "the training is published")
+        return run, trained_by(workflow)[0]
+
+    return start
+
+
+def trained_by(workflow):
+    """Ids of the jobs that were submitted for the run."""
+    return [line["job_id"] for line in submissions.noted(Paths(workflow.root).store) if line["run"] == "single"]
+
+
+def assert_paid_for_once(workflow, run, job, undisturbed):
+    assert trained_by(workflow) == [job] and len(run.attempts()) == 1
+    assert_same_numbers(run, undisturbed("single"))
+    workflow.assert_all_is_charged()
+
+
+def test_a_warning_after_publishing_fails_nothing(cluster, workflow, published, undisturbed):
+    """SIGTERM also reaches Snakemake's own process in the job, which would call it failed and remove the result."""
+    run, job = published()
+    shown = run.target.stat().st_ino
+    cluster.run(["scancel", "--signal=TERM", job])
+    (workflow.folder / "box/lingers").unlink()
+    workflow.wait(timeout=300)
+    assert (cluster.state(job), run.target.stat().st_ino) == ("COMPLETED", shown)
+    assert_paid_for_once(workflow, run, job, undisturbed)
+
+
+def test_a_job_that_is_cancelled_after_publishing_has_done_its_work(cluster, workflow, published, undisturbed):
+    run, job = published(options=["--retries", "0"])
+    cluster.run(["scancel", job])
+    workflow.wait(timeout=300)
+    assert cluster.state(job) == "CANCELLED"
+    assert_paid_for_once(workflow, run, job, undisturbed)
