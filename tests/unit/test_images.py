@@ -1,5 +1,6 @@
 """Images are found wherever people keep them, labelled right, split once and for all, and drawn the same every time."""
 
+import contextlib
 import io
 import itertools
 import json
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, features
 
 from parascale.data import drawing, jpeg
 from parascale.data.classes import ClassImages
@@ -318,6 +319,38 @@ def test_a_jpeg_cut_anywhere_is_found(seed, part):
     with pytest.raises(jpeg.BadImage):
         jpeg.check(data[: int(len(data) * part)])
     assert jpeg.check(data + b"trailing bytes, which cameras leave") == "colour"
+
+
+def encoded(form, **options):
+    """A smooth picture of 256 × 256, so that most of what is lost in it decodes to something."""
+    ramp = np.add.outer(np.arange(256), np.arange(256)) // 2
+    buffer = io.BytesIO()
+    pixels = np.stack([ramp, ramp[::-1], ramp[:, ::-1]], 2) + np.random.default_rng(0).integers(0, 9, (256, 256, 3))
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 8}])
+def test_damage_inside_a_jpeg_is_found_where_every_pixel_is_looked_at(options):
+    data = encoded("JPEG", **options)
+    middle = len(data) // 2
+    assert jpeg.check(data + b"trailing bytes, which cameras leave", "decode") == "colour"
+    for damaged in (data[:middle] + bytes(512) + data[middle + 512 :], data[:middle] + jpeg.END):
+        assert jpeg.check(damaged, "header") == "colour"
+        with pytest.raises(jpeg.BadImage, match="cannot be decoded"):
+            jpeg.check(damaged, "decode")
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="a Pillow without AVIF")
+def test_damage_in_an_avif_is_found():
+    data = encoded("AVIF")
+    assert jpeg.check(data, "decode") == "colour"
+    for place in range(0, len(data), 97):
+        for damaged in (data[:place], data[:place] + bytes(200) + data[place + 200 :]):
+            with contextlib.suppress(jpeg.BadImage):  # no other error
+                jpeg.check(damaged, "decode")
+    with pytest.raises(jpeg.BadImage):
+        jpeg.check(data[: len(data) // 2], "decode")
 
 
 def test_the_end_of_a_thumbnail_is_not_the_end_of_the_image():

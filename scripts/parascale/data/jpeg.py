@@ -20,7 +20,7 @@ SPACES = {1: "grey", 3: "colour", 4: "CMYK"}
 # layout that it does not know.
 UNREADABLE = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError, EOFError, struct.error,
-    zlib.error, NotImplementedError, Image.DecompressionBombError,
+    zlib.error, NotImplementedError, RuntimeError, Image.DecompressionBombError,
 )  # fmt: skip
 
 
@@ -44,8 +44,25 @@ def check(data, depth="header"):
         return "unknown"
     space = _check_markers(data) if data[:2] == START else _check_other(data)
     if depth == "decode":
-        opened(data)
+        _decode_strictly(data)
     return space
+
+
+def _decode_strictly(data):
+    """Decode an image for what its decoder says: of lost data inside a JPEG Pillow says nothing, libjpeg-turbo warns."""
+    frame = frame_place(data)
+    try:
+        import simplejpeg
+    except ImportError:
+        frame = None
+    try:
+        if frame is None or data[frame + 4] != 8 or data[frame + 9] not in (1, 3):
+            opened(data)
+        else:
+            Image.open(io.BytesIO(data)).close()  # is it too large?
+            simplejpeg.decode_jpeg(data, "RGB", strict=True)
+    except UNREADABLE as error:
+        raise BadImage(f"it cannot be decoded ({_reason(error)})") from None
 
 
 def decode(data):
