@@ -400,3 +400,14 @@ def test_images_that_a_camera_turned_are_counted(packed, tmp_path):
             (tmp_path / "raw/train" / label / name).write_bytes(data)
     notes = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.0).manifest["notes"]
     assert [note[:51] for note in notes] == ["train: 6 of 10 images looked at have an orientation"]
+
+
+def test_splits_in_capitals_are_no_classes(tmp_path):
+    root = image_folder(tmp_path / "raw")
+    (root / "train").rename(root / "Train")
+    (root / "val").rename(root / "VAL")
+    index = index_of(root, tmp_path / "index")
+    assert (index.classes, index.splits) == (["cat", "dog"], ["train", "validation"])
+    write_table(root / "test.csv", ["Train/cat/0.jpg"], ["cat"])
+    with pytest.raises(DataError, match="a folder for train, validation, but a table for test"):
+        index_of(root, tmp_path / "index")

@@ -6,6 +6,7 @@ copy of it are read where they lie, or else folders of classes directly below th
 """
 
 import os
+import re
 import stat
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ FORMS = (
     "Read are .jpg, .jpeg, .png and .webp in folders of classes, tables of paths and labels, and Parquet with the images inside; "
     "convert other forms (.tiff, .jfif, .bmp, LMDB, TFRecord, tars of WebDataset) first."
 )
+TABLE = re.compile(r"([a-z]+)(?:\.csv|(?:-.*)?\.parquet)", re.IGNORECASE)  # of a split
 SCAN_THREADS = 32  # folders listed at once: each entry's size is a request to the filesystem's servers
 
 
@@ -134,17 +136,21 @@ def finished(root, splits, classes, settings, notes):
 
 def find_splits(root):
     """(split → folder of classes, split → its tables), whichever lie directly below `root`."""
-    folders, tables = {}, {}
+    folders, tables, entries = {}, {}, sorted(root.iterdir())
     for split, names in SPLIT_NAMES.items():
-        found = {root / name: {name} for name in names if (root / name).is_dir()}
+        found = {path: {path.name} for path in entries if path.name.lower() in names and path.is_dir()}
         if found:
             require_one_set(split, found)
             (folders[split],) = found
-        patterns = [(name, pattern) for name in names for pattern in (".csv", ".parquet", "-*.parquet")]
-        listed = {path: {name} for name, pattern in patterns for path in sorted(root.glob(f"{name}{pattern}"))}
+        spelled = {path: match[1] for path in entries if (match := TABLE.fullmatch(path.name)) and path.is_file()}
+        listed = {path: {name} for path, name in spelled.items() if name.lower() in names}
         if listed:
             require_one_set(split, listed)
             tables[split] = sorted(listed)
+    if folders and tables.keys() - folders.keys():
+        raise DataError(
+            f"{root}: a folder for {', '.join(folders)}, but a table for {', '.join(tables)}: remove or rename those that are not meant"
+        )
     return folders, tables
 
 

@@ -49,7 +49,7 @@ def pack_parquet(tables, classes, columns, folder):
 
 def holds_images(path, columns):
     """Whether a table is Parquet with the encoded images in it, rather than their paths."""
-    schema = open_parquet(path).schema_arrow if path.suffix == ".parquet" else pa.schema([])
+    schema = open_parquet(path).schema_arrow if path.suffix.lower() == ".parquet" else pa.schema([])
     kinds = [field.type for field in schema if field.name == columns["image"]]
     return any(kind(each) for each in kinds for kind in (pa.types.is_struct, *BINARY))
 
@@ -135,7 +135,7 @@ def _image_bytes(image, path, row):
 def path_label(path, columns):
     """(path, label as text) of each row of a table."""
     wanted = [columns["path"], columns["label"]]
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         # A path may hold any bytes; surrogateescape carries them through to the filesystem. Excel begins with a byte order mark.
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as handle:
             reader = csv.DictReader(handle)

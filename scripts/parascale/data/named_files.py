@@ -17,7 +17,7 @@ SPLIT_NAMES = {
     "validation": ("validation", "val", "valid", "dev"),
     "test": ("test", "testing"),
 }
-PART = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)[^/]*")
+PART = re.compile(r"(.*)-([0-9]+)-of-([0-9]+)[^/]*", re.IGNORECASE)
 ONE_SET = "fetch what is missing, rename or remove what does not belong, or, for text, name the right files under `data.source.files`"
 # Of a repository of the Hub, not of its data (`datasets.data_files.FILES_TO_IGNORE`).
 DESCRIPTION = re.compile(r"README\.md|(config|dataset_infos?|dataset_dict)\.json|dummy_data\.zip")
