@@ -87,8 +87,8 @@ def test_an_excel_table_and_a_dangling_link_are_handled(tmp_path):
     table = tmp_path / "table"
     table.mkdir()
     (table / "a.jpg").write_bytes(jpeg(1))
-    (table / "train.csv").write_bytes(b"\xef\xbb\xbfpath,label\r\na.jpg,x\r\n")
-    assert index_images(table, Images(validation_fraction=0.0), tmp_path / "other")["classes"] == ["x"]
+    (table / "train.csv").write_bytes(b"\xef\xbb\xbfpath,label\r\na.jpg,x\r\na.jpg,y\r\n")
+    assert index_images(table, Images(validation_fraction=0.0), tmp_path / "other")["classes"] == ["x", "y"]
 
 
 def test_images_that_training_would_die_of_are_bad_samples_by_default_and_records_are_the_same_again(
