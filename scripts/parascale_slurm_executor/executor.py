@@ -14,7 +14,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from parascale import slurm, submissions
 from parascale.errors import ParascaleError, RequirementError
 from parascale.files import make_folder, write_text
-from parascale.lease import Lease
+from parascale.lease import RENEW_SECONDS, Lease
 from parascale.store.folders import record_in
 from parascale.store.trainings import Store
 from parascale.train.job import show_kept
@@ -23,6 +23,10 @@ from parascale_slurm_executor.waiting import why
 
 AWAY_SECONDS = (10.0, 300.0)  # before Slurm is asked again that did not answer: at first, and at most
 LOOKS = 3  # in a row that must agree before a job is given up for which the plugin would wait forever
+BEGINNING = (
+    3  # times the silence of a training that is allowed before it begins: data may be copied, or a result checked
+)
+DOUBT_SECONDS = 2 * RENEW_SECONDS  # between the two looks that must agree before a job is cancelled
 # Slurm may yet put a job back into the queue that it has taken from its nodes.
 UNDECIDED = (None, "PREEMPTED", "NODE_FAIL")
 # What sbatch says where the controller is away or busy: the job may be in its queue all the same, now or a little later.
@@ -38,7 +42,7 @@ class RootExecutor(Executor):
 
     def __post_init__(self, test_mode=False):
         super().__post_init__(test_mode)
-        self.signs = {}  # job → (its training's last sign of life, when we first saw that)
+        self.signs = {}  # job → (its training's last sign of life, when we first saw that, whether it was overdue at the last look)
         self.undecided = Counter()  # job → looks in a row at which Slurm did not know what became of it
         self.away = {}  # job of Snakemake's → seconds after which Slurm is asked again
         self.explained = set()  # (job, reason why it waits) that was printed
@@ -167,11 +171,9 @@ class RootExecutor(Executor):
         """Cancel silent jobs, then ask Slurm for the state of all: it calls a job whose daemon was killed, or whose processes hang, running
         until its time limit."""
         for job_info in active_jobs:
-            if self._is_silent(job_info):
+            if what := self._is_silent(job_info):
                 identity = job_info.external_jobid
-                self.logger.warning(
-                    f"Slurm job {identity} of {job_info.job.name} has given no sign of life for {self.silence:.0f} s: cancelled."
-                )
+                self.logger.warning(f"Slurm job {identity} of {job_info.job.name} {what}: cancelled.")
                 slurm.cancel(identity)
         self.ended = []
         watched = [job_info async for job_info in super().check_active_jobs(active_jobs)]
@@ -216,22 +218,36 @@ class RootExecutor(Executor):
         self.explained.add((identity, reason))
 
     def _is_silent(self, job_info):
-        """Whether the lease of a job's training was not renewed for too long, by our own clock, while Slurm calls the start of the job that
-        wrote it running."""
+        """What is wrong with a job that Slurm calls running, in words: by our own clock, its training has ended, or shown no sign of life,
+        for too long. Signs are the renewals of its lease, and before it has one, the lines of its log."""
         training, identity, lease = training_of(job_info.job), job_info.external_jobid, None
+        if training is None:
+            return None
         with suppress(OSError):
-            lease = training and Lease(self._work_of(training)).holder()
-        if not lease or lease["job_id"] != identity:
-            self.signs.pop(identity, None)
-            return False
-        sign, since = self.signs.get(identity, (None, None))
-        if sign == lease["time"] and time.monotonic() - since <= self.silence:
-            return False
-        said = {} if sign != lease["time"] else slurm.described(identity)
-        if said.get("JobState") == "RUNNING" and said.get("Restarts") == str(lease["restarts"]):
-            return True
-        self.signs[identity] = lease["time"], time.monotonic()
-        return False
+            lease = Lease(self._work_of(training)).holder()
+        patience, what = self.silence, f"has given no sign of life for {self.silence:.0f} s"
+        if lease and lease["job_id"] == identity:
+            sign, restarts = lease["time"], str(lease["restarts"])
+        elif self._is_finished(training):
+            sign, restarts, what = "finished", None, f"still runs {patience:.0f} s after its training was published"
+        else:
+            patience, restarts = BEGINNING * self.silence, None
+            sign = [os.stat(path).st_mtime for path in job_info.job.log if os.path.exists(path)]
+            what = f"has not begun to train, and written nothing for {patience:.0f} s"
+        now = time.monotonic()
+        before, since, doubted = self.signs.get(identity, (None, now, False))
+        if sign == before and now - since <= patience:
+            return None
+        said = slurm.described(identity) if sign == before else {}
+        ran = restarts == said.get("Restarts") or (
+            not restarts and (slurm.seconds(said.get("RunTime")) or 0) > patience
+        )
+        if said.get("JobState") != "RUNNING" or not ran:
+            self.signs[identity] = sign, now, False
+            return None
+        if not doubted:  # a job that was suspended until now renews its lease in a moment
+            self.signs[identity] = sign, now - patience + DOUBT_SECONDS, True
+        return what if doubted else None
 
     def cancel_jobs(self, active_jobs):
         """Cancel the jobs of this workflow, not those whose end it only waits for."""

@@ -32,7 +32,7 @@ class Thing(SimpleNamespace):
 def made(name, wildcards, params):
     rule = Thing(name=name, wildcard_names=set(wildcards), params=Names(**params), group=None)
     job = {"rule": rule, "name": name, "jobid": 1, "wildcards": Names(**wildcards), "params": rule.params}
-    return Thing(**job, attempt=1, restart_times=3, benchmark=None, is_group=lambda: False)
+    return Thing(**job, attempt=1, restart_times=3, benchmark=None, log=(), is_group=lambda: False)
 
 
 def job_of(run, key="key", kind="run"):

@@ -10,19 +10,24 @@ from parascale.files import write_json
 from tests.unit.slurm_executor import job_of
 
 LEASE = {"host": "jrc0001", "pid": 1, "restarts": 0}
-RUNS = {"JobState": "RUNNING", "Restarts": "0"}
+RUNS = {"JobState": "RUNNING", "Restarts": "0", "RunTime": "1-00:00:00"}
 
 
 # lease: job, seconds between its renewals; what Slurm says; seconds that we look on → whether the job is dead
 @pytest.mark.parametrize(
     ("holder", "renewed", "said", "watched", "dead"),
     [
-        ("17", None, RUNS, 301, True),
+        ("17", None, RUNS, 312, True),
         ("17", None, RUNS, 299, False),
         ("17", 5, RUNS, 3000, False),
-        ("16", None, RUNS, 3000, False),  # of a job before
-        (None, None, RUNS, 3000, False),  # the training has not begun, or has ended
-        ("unreadable", None, RUNS, 3000, False),
+        ("16", None, RUNS, 900, False),  # of a job before
+        (None, None, RUNS, 3000, True),  # the training does not begin
+        (None, None, RUNS, 900, False),
+        (None, None, {**RUNS, "RunTime": "00:15:00"}, 3000, False),  # it was in the queue until now
+        ("finished", None, RUNS, 312, True),  # and its lease is gone
+        ("finished", None, RUNS, 299, False),
+        ("finished", None, {**RUNS, "RunTime": "00:05:00"}, 3000, False),  # by another job: this one has just begun
+        ("unreadable", None, RUNS, 900, False),
         ("17", None, {**RUNS, "JobState": "PENDING"}, 3000, False),  # its node was lost: it waits in the queue anew
         ("17", None, {**RUNS, "Restarts": "1"}, 3000, False),  # and has begun anew, its training not yet
         ("17", None, {**RUNS, "JobState": "SUSPENDED"}, 3000, False),
@@ -35,16 +40,31 @@ def test_only_a_training_that_has_begun_and_gives_no_sign_is_dead(
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(slurm, "described", lambda identity: said)
+    executor._is_finished = lambda training: holder == "finished"
     if holder == "unreadable":
         (tmp_path / "lease.json").mkdir()
-        holder = None
     executor.silence = 300
     executor.paths = SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path))
     submitted = SimpleNamespace(job=job_of("ddp"), external_jobid="17")
     silent = []
     for second in range(0, watched + 1, 20 if watched > 500 else 1):
         now[0] = second
-        if holder and (second == 0 or renewed):
+        if holder and holder.isdigit() and (second == 0 or renewed):
             write_json(tmp_path / "lease.json", {**LEASE, "job_id": holder, "time": second})
         silent.append(executor._is_silent(submitted))
     assert any(silent) == dead
+
+
+def test_a_job_that_was_suspended_until_now_has_a_moment_to_give_a_sign(executor, tmp_path, monkeypatch):
+    now, state = [0.0], ["SUSPENDED"]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(slurm, "described", lambda identity: RUNS | {"JobState": state[0]})
+    executor.silence, executor.paths = 300, SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path))
+    submitted = SimpleNamespace(job=job_of("ddp"), external_jobid="17")
+    for second in range(0, 2001, 20):
+        now[0] = second
+        if second == 1900:
+            state[0] = "RUNNING"
+        if second in (0, 1920):
+            write_json(tmp_path / "lease.json", {**LEASE, "job_id": "17", "time": second})
+        assert not executor._is_silent(submitted), second
