@@ -163,8 +163,10 @@ def runs_of(strategy, engine="native"):
 
 
 def results_of(names):
-    """What trainings of these names end with."""
-    return [PATHS.run(name) / "summary.json" for name in names]
+    """What trainings of these names end with. All of it, since Snakemake looks for what is asked for alone: a result that is half deleted
+    is made again."""
+    files = ("summary.json", "run.json", "steps.jsonl", "device.csv", "events.out.tfevents.parascale", "checkpoint")
+    return [PATHS.run(name) / file for name in names for file in files]
 
 
 def stage(target, files):

@@ -294,6 +294,17 @@ def test_what_is_taken_back_leaves_nothing_stale(project):
     assert project.again() == (set(), set())
 
 
+@pytest.mark.parametrize("name", ["run.json", "steps.jsonl", "device.csv", "checkpoint"])
+def test_a_result_that_is_half_deleted_is_made_again(project, name, tmp_path):
+    """Its summary, which stands for it elsewhere, is still there."""
+    (gone,) = project.folder.glob(f"results/runs/lm-ddp/{name}")
+    gone.rename(tmp_path / "gone")
+    try:
+        assert project.again()[0] >= {"train_ddp lm-ddp"}
+    finally:
+        (tmp_path / "gone").rename(gone)
+
+
 def test_a_checkout_that_moves_takes_its_results_along(project, monkeypatch):
     moved = project.folder.with_name("moved")
     monkeypatch.setattr(provenance, "PACKAGE", moved / CODE)
