@@ -162,8 +162,10 @@ def _require(place, names, columns, role):
 def open_parquet(path):
     """A Parquet file, opened. Raises DataError where it is none, or not whole."""
     try:
-        return pyarrow.parquet.ParquetFile(path, pre_buffer=False)  # which would keep all that was read
-    except (pyarrow.ArrowException, OSError) as error:
+        table = pyarrow.parquet.ParquetFile(path, pre_buffer=False)  # which would keep all that was read
+        table.schema_arrow.names  # noqa: B018 - decoded here, where a name that is not UTF-8 is an error with the file's name
+        return table
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno:
             raise DataError(f"{path}: cannot be read ({os.strerror(error.errno)})") from None
         _require_form(path)
