@@ -4,6 +4,7 @@ A source is a tree: path → bytes. A reading refuses, by any exception, a tree 
 """
 
 import csv
+import gzip
 import io
 import itertools
 import json
@@ -82,7 +83,7 @@ def bare_folders(random):
 
 def paths_and_labels(random):
     tree, suffix, found = {}, random.choice([".csv", ".parquet"]), folders(random)
-    for split in {path.split("/")[0] for path in found}:
+    for split in sorted({path.split("/")[0] for path in found}):
         paths = [path for path in found if path.startswith(f"{split}/")]
         columns = [["path", [f"pictures/{path}" for path in paths]], ["label", [path.split("/")[1] for path in paths]]]
         tree[split + suffix] = saved(suffix, columns)
@@ -92,7 +93,7 @@ def paths_and_labels(random):
 def packed(random):
     tree, named, found = {}, random.random() < 0.6, pictures(random)
     features = {"info": {"features": {"label": {"names": list(CLASSES), "_type": "ClassLabel"}}}}
-    for split in {split for split, _ in found}:
+    for split in dict.fromkeys(split for split, _ in found):
         rows = [(name, data) for (each, name), part in found.items() if each == split for data in part]
         parts = [rows[:4], rows[4:]] if len(rows) > 4 else [rows]
         for number, part in enumerate(parts):
@@ -256,12 +257,12 @@ def archived(tree, name):
             for path, data in tree.items():
                 bundle.writestr(zipfile.ZipInfo(path.replace("\udcff", "ÿ")), data)
     else:
-        with tarfile.open(fileobj=file, mode="w:gz" if name.endswith("gz") else "w") as bundle:
+        with tarfile.open(fileobj=file, mode="w") as bundle:
             for path, data in tree.items():
                 member = tarfile.TarInfo(path)
                 member.size = len(data)
                 bundle.addfile(member, io.BytesIO(data))
-    return {name: file.getvalue()}
+    return {name: gzip.compress(file.getvalue(), mtime=0) if name.endswith("gz") else file.getvalue()}
 
 
 def members(name, data):
