@@ -250,6 +250,7 @@ def test_a_class_without_images_and_one_that_training_lacks_are_errors(tmp_path)
         (["{}/images/0.jpg"], "only one class, `images`"),
         (["train/cat/0.tiff", "train/dog/0.jfif"], r"train/cat: a class without images.*\.jfif.*LMDB"),
         (["train/caf\u00e9/0.jpg", "train/b/0.jpg", "val/cafe\u0301/0.jpg"], "two classes look alike"),
+        (["images-{}/0.jpg"], "images-train, images-val sound like train and validation, not like classes"),
         (["data.mdb", "lock.mdb"], "no folders of classes here.*LMDB"),
     ],
 )

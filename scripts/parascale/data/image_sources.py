@@ -109,6 +109,16 @@ def _require_classes(root, classes):
         )
 
 
+def _require_no_names_of_splits(root, classes):
+    """Raise DataError where folders beside each other are called like splits (`images-train`, `images-val`): no classes."""
+    words = {word for name in classes for word in re.split("[^a-z]+", os.fsdecode(name).lower())}
+    found = [split for split, names in SPLIT_NAMES.items() if not words.isdisjoint(names)]
+    if len(found) > 1:
+        raise DataError(
+            f"{root}: its folders {few(map(_shown, classes))} sound like {' and '.join(found)}, not like classes; call splits `train` and `val`"
+        )
+
+
 def _require_no_splits(folder, folders, files):
     """Raise DataError for a folder below a class's that holds splits: they would become one class."""
     there = {os.fsdecode(name) for name in folders}
@@ -165,6 +175,8 @@ def scan_folders(folders, root, notes):
             raise DataError(
                 f"{folder}: no folders of classes here; each class needs one, with its images inside. {FORMS}"
             )
+        if folder == root:
+            _require_no_names_of_splits(root, found)
         classes = classes or found
         require_distinct(folder, [_shown(name) for name in dict.fromkeys([*classes, *found])])
         unknown = sorted(set(found) - set(classes))
