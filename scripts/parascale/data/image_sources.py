@@ -133,6 +133,12 @@ def _require_no_splits(folder, folders, files):
 def finished(root, splits, classes, settings, notes):
     """Splits with a validation split, and notes on classes too small for one."""
     rows, _ = splits["train"]
+    for split, (others, _) in splits.items():
+        if len(lacking := np.setdiff1d(others["label"], rows["label"])):
+            raise DataError(
+                f"{root}: the {split} split has classes that the train split does not have: {few(classes[label] for label in lacking)}. "
+                "Remove them or add them to the train split."
+            )
     single = np.flatnonzero(np.bincount(rows["label"], minlength=len(classes)) == 1)
     if len(single):
         notes.append(
