@@ -112,7 +112,7 @@ ENGINES = {"native": {"layout": LAYOUTS["fsdp"]}, "lightning": {"layout": LAYOUT
 ENDS = {
     "it fails in an evaluation": (train_and_fail_in_evaluation, (10, False), 11),
     "it fails in the last evaluation": (train_and_fail_in_evaluation, (20, False), 21),
-    "it is told to stop in an evaluation": (train_and_fail_in_evaluation, (10, True), 12),
+    "it is told to stop in an evaluation": (train_and_fail_in_evaluation, (10, True), 11),
     "it is told to stop in the step before": (train_until_told_to_stop, (10, 0), 11),
 }
 

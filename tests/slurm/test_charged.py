@@ -69,13 +69,15 @@ def test_a_job_that_is_cancelled_after_publishing_has_done_its_work(cluster, wor
 def test_a_job_that_runs_on_after_its_training_has_ended_is_cancelled_and_said(
     hangs, cluster, workflow, published, undisturbed
 ):
-    """The training's process hangs at its exit, alone, or nobody is left who would tell Slurm of the end: `slurmstepd` was killed."""
+    """The training's process hangs at its exit, alone, or nobody is left who would tell Slurm of the end: the `slurmstepd` of its step was killed."""
     run, job = published(options=["--retries", "0"], settings=["timeout_seconds=20"])
     node = cluster.sacct(job)["NodeList"]
     if hangs:
         workflow.when(lambda: "hangs at its exit since 20 s" in workflow.story(), "it is cut off", timeout=120)
     else:
-        subprocess.run(cluster.on_node(node, ["pkill", "-KILL", "-x", "slurmstepd"], cwd="/"), check=False)
+        subprocess.run(
+            cluster.on_node(node, ["pkill", "-KILL", "-f", rf"slurmstepd: \[{job}\.0\]"], cwd="/"), check=False
+        )
         (workflow.folder / "box/lingers").unlink()
         workflow.when(
             lambda: "after its training was published: cancelled" in workflow.log, "it is cancelled", timeout=300

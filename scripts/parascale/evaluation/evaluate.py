@@ -35,11 +35,14 @@ def correct_within(logits_BK, labels_B, count):
 
 
 @torch.no_grad()
-def split_sums(outputs, samples, rank, ranks, batch, device, metrics=(), workers=0, loss=summed_loss):
+def split_sums(
+    outputs, samples, rank, ranks, batch, device, metrics=(), workers=0, loss=summed_loss, between=lambda: None
+):
     """This rank's sums over its share of a split: (loss in nats, number of targets, then each of `metrics`), a float64 tensor.
 
     outputs: function from a sample's inputs to what `loss` takes, such as logits (…, V), or to None on a pipeline rank without
-    the last stage. loss, metrics: functions (outputs, labels) → summed over the targets. workers: threads that decode ahead.
+    the last stage. loss, metrics: functions (outputs, labels) → summed over the targets. workers: threads that decode ahead. between: called before
+    each batch, by all ranks alike; what it raises ends the evaluation.
     Summed over the `ranks` that see different samples, the result is exact: no padding, no mean of means. All ranks make
     the same number of forward passes, because strategies communicate in them; a rank that runs out of samples repeats
     its first ones with labels that do not count.
@@ -51,6 +54,7 @@ def split_sums(outputs, samples, rank, ranks, batch, device, metrics=(), workers
     chosen, ahead = itertools.tee(np.array(part, dtype=np.int64) for part in parts_of_share)
     filled = (numbers if len(numbers) else np.zeros(1, dtype=np.int64) for numbers in ahead)
     for numbers, parts in zip(chosen, read_batches(samples, filled, workers, device), strict=True):
+        between()
         *inputs, labels = (part.to(device) for part in parts)
         sums = _batch_sums(outputs(*inputs), labels, (loss, *metrics))
         if sums is not None and len(numbers):

@@ -214,10 +214,14 @@ class Session:
                 if saving:
                     line |= self.state.checkpoint(step, line, due, self.stepper.scale)
                 if due and not stop:  # else the next start begins with it
-                    line |= self._validate(step)
+                    try:
+                        line |= self._validate(step)
+                    except Interrupted:
+                        stop = True
+                        if not saving:
+                            line |= self.state.checkpoint(step, line, due, self.stepper.scale)
             self._record(line)
         if stop:
-            self.state.end("stopped")
             raise Interrupted(
                 f"run {self.run.run} was asked to stop after step {step} of {self.steps}; a new start continues there"
             )
@@ -257,6 +261,12 @@ class Session:
         named = {f"validation_{name}": value for name, value in figures.items()}
         return named | {"evaluation_seconds": time.perf_counter() - started}
 
+    def _go_on(self):
+        """Between two batches of an evaluation, which may take longer than a job has left: Interrupted on every rank if one is asked to
+        stop. On the host, so that no GPU waits."""
+        if all_reduce(torch.tensor([float(self.stop_requested())]), self.mesh).item():
+            raise Interrupted(f"run {self.run.run} was asked to stop in an evaluation; a new start continues with it")
+
     def means(self, split, title):
         """({`loss` and the task's metrics: mean over the targets}, number of targets) of a whole split, the same on every rank.
 
@@ -264,7 +274,7 @@ class Session:
         """
         self.watchdog.feed()
         run, mesh, task = self.run, self.mesh, self.task
-        total = evaluate(run, self.state.model, task.splits[split], task.metrics.values(), task.workers)
+        total = evaluate(run, self.state.model, task.splits[split], task.metrics.values(), task.workers, self._go_on)
         if not mesh.leads("pp"):
             total.zero_()  # others, as of its tensor-parallel group, computed the same samples
         all_reduce(total, mesh)
@@ -276,10 +286,13 @@ class Session:
 
 @contextmanager
 def _failure_noted(state):
-    """The attempt's record says `failed` where the body raises an error; a full disk must not hide what went wrong."""
+    """The attempt's record says `stopped` where the body was asked to, and `failed` where the body raises an error; a full disk must not hide what went wrong."""
     try:
         yield
-    except (Interrupted, KeyboardInterrupt):
+    except Interrupted:
+        state.end("stopped")
+        raise
+    except KeyboardInterrupt:
         raise
     except BaseException:
         with suppress(OSError):

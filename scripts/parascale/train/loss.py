@@ -71,14 +71,14 @@ def computation_context(model):
     return nullcontext() if model.copies is None else model.copies.keep()
 
 
-def evaluate(run, model, samples, metrics=(), workers=0):
+def evaluate(run, model, samples, metrics=(), workers=0, between=lambda: None):
     """This rank's sums over its share of `samples`, as `split_sums` gives them, by a ParallelModel that trains afterwards."""
     mesh, ranks = model.mesh, run.layout.data_parallel
     places = mesh.data_rank, ranks, run.evaluation_batch, mesh.device
     loss = summed_loss if model.head is None else model.head.summed_loss
     model.train(False)
     with computation_context(model):
-        total = split_sums(model.outputs, samples, *places, metrics, workers, loss)
+        total = split_sums(model.outputs, samples, *places, metrics, workers, loss, between)
     model.train()
     return total
 
