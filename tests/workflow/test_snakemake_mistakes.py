@@ -29,10 +29,10 @@ MISTAKES = [
     (f"{LOCAL} lightning", "error: no run for the target `lightning`: config/runs.tsv has no such row. Add one; …"),
     (f"{LOCAL} --configfile config/nope.yaml", "error: config/nope.yaml: no such file or directory"),
     (f"{LOCAL} --configfile bad.yaml", "error: bad.yaml, line 2, column 1: not valid YAML: …"),
-    (f"{LOCAL} --config acount=x", "error: config/config.yaml: unknown key `acount`; did you mean `account`? …"),
+    (f"{LOCAL} --config acount=x", "error: the command line: unknown key `acount`; did you mean `account`? …"),
     (
         f"{LOCAL} data --config root=bad.yaml",
-        "error: config/config.yaml: `root` = `bad.yaml` is a file; it must be a folder",
+        "error: the command line: `root` = `bad.yaml` is a file; it must be a folder",
     ),
     (
         f"{LOCAL} -n --config runs=spaces.tsv",
@@ -47,7 +47,7 @@ MISTAKES = [
         f"{LOCAL} -n --config workloads=more runs=bom.tsv",
         "warning: dataset `notext`: more/none.txt: no such file (`data.source.files.train`)",
     ),
-    (f"{LOCAL} -n --config budget=5", "error: config/config.yaml: `budget` must be a mapping of keys, not 5"),
+    (f"{LOCAL} -n --config budget=5", "error: the command line: `budget` must be a mapping of keys, not 5"),
     (f"{LOCAL} -n ddp --config account=x fsdp", "error: --config fsdp: not of the form KEY=VALUE"),
     (
         f"{LOCAL} data --config root=/sys/x",

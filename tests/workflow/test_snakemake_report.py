@@ -31,6 +31,8 @@ def project(tmp_path_factory):
     results, _ = write_results(project.folder, fakes)
     for name in ("single", "ddp"):
         write_devices(results / "runs" / name, gpu_lines(1))
+        (results / "runs" / name / "events.out.tfevents.parascale").touch()
+        (results / "runs" / name / "checkpoint").mkdir(exist_ok=True)
     write_json(results / "checkpoints/single/verify.json", proof("single"))
     write_rows(results / "loaders/tiny.csv", [row | {"dataset": "tiny"} for row in READINGS])
     write_json(results / "loaders/tiny.json", LOADERS | {"dataset": "tiny"})
