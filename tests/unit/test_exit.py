@@ -29,8 +29,7 @@ def ending(hook, seconds, timeout, run="single"):
     return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize(("run", "code"), [("single", 0), ("nobody", 78)])
+@pytest.mark.parametrize(("run", "code", "hook"), [("single", 0, HOOKS[0]), ("nobody", 78, HOOKS[1])])
 def test_what_hangs_at_its_exit_is_cut_off_and_named(hook, run, code):
     process = ending(hook, 600, 1, run)
     _, said = process.communicate(timeout=60)
