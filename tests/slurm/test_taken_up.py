@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -120,23 +119,6 @@ def test_a_job_that_ends_while_no_workflow_lives_is_paid_for_once(cluster, workf
     workflow.until(lambda: cluster.state(first) == "COMPLETED", "the job has ended", timeout=200)
     workflow.start(run.target)
     workflow.wait(timeout=300)
-    assert [attempt["job_id"] for attempt in run.attempts()] == [first]
-    assert_same_numbers(run, undisturbed("single"))
-    workflow.assert_all_is_charged()
-
-
-def test_a_job_that_is_cancelled_once_its_result_is_there_is_paid_for_once(cluster, workflow, undisturbed):
-    """Neither Slurm nor Snakemake has taken it as done. Snakemake deletes the result; the second job publishes it again."""
-    run = workflow.run("single")
-    workflow.full_speed()
-    workflow.start(run.target, options=["--retries", "1"])
-    while not run.target.exists():
-        assert workflow.process.poll() is None, workflow.story()
-        time.sleep(0.01)
-    (first,) = submitted(workflow, "single")
-    cluster.run(["scancel", first])
-    workflow.wait(timeout=300)
-    assert len(submitted(workflow, "single")) == 2 and "not trained again" in workflow.story()
     assert [attempt["job_id"] for attempt in run.attempts()] == [first]
     assert_same_numbers(run, undisturbed("single"))
     workflow.assert_all_is_charged()
