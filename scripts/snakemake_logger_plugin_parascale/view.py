@@ -98,9 +98,9 @@ class View:
             self.say(text)
 
     def finished(self, number, verdict=""):
-        """A job ended well; it is a line if it trained, or has a verdict: the parity of its run in a word."""
+        """A job ended well; it is a line if it trained, or found a verdict: the parity of its run in a word, which a baseline has not."""
         name, began, training = self.running.pop(number, (None, None, None))
-        if training or verdict:
+        if training or verdict not in ("", "baseline"):
             self.say(" · ".join(filter(None, (name, f"{time.time() - began:,.0f} s", verdict))))
         if self.bar:
             self.bar.advance(self.task)
