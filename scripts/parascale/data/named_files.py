@@ -115,29 +115,36 @@ def matches(folder, pattern):
     if os.path.isfile(literal):
         return iter([literal])
     whole = os.path.join(glob.escape(str(folder)), path)
-    found = filter(meant_by(whole), glob.iglob(whole, recursive=True))
+    found = filter(asked_for(whole), glob.iglob(whole, recursive=True))
     return filter(os.path.isfile, dict.fromkeys(found) if path.count("**") > 1 else found)
 
 
 def meant_by(pattern):
     """A function from a path to whether `pattern` means it, as the Hub resolves patterns (`datasets.data_files`).
 
-    `*` stays within a folder, `**` does not. Hidden names, folders that begin with `__`, and files that describe a data set must be asked
-    for. Raises ConfigError where `**` is but a part of a name.
+    `*` stays within a folder, `**` does not. Raises ConfigError as `asked_for`.
     """
-    from fsspec.utils import glob_translate
+    from fsspec.utils import glob_translate  # slow to load, and what lies on this machine needs none
 
-    try:
-        fits = re.compile(glob_translate(pattern)).match
-    except ValueError:
-        raise ConfigError(f"`{pattern}`: `**` must stand alone, as in `data/**/*.txt` (`data.source.files`)") from None
-    asked, (*_, last) = _unusual(pattern), pattern.split("/")
+    asked = asked_for(pattern)
+    fits = re.compile(glob_translate(pattern)).match
+    return lambda path: bool(fits(path)) and asked(path)
 
-    def means(path):
+
+def asked_for(pattern):
+    """A function from a path that a glob found to whether it was asked for: hidden names, folders that begin with `__`, and files that
+    describe a data set must be. Raises ConfigError where `**` is but a part of a name.
+    """
+    parts = pattern.split("/")
+    if any("**" in part and part != "**" for part in parts):
+        raise ConfigError(f"`{pattern}`: `**` must stand alone, as in `data/**/*.txt` (`data.source.files`)")
+    unusual = _unusual(pattern)
+
+    def asked(path):
         name = path.rpartition("/")[2]
-        return bool(fits(path)) and _unusual(path) == asked and (name == last or not DESCRIPTION.fullmatch(name))
+        return _unusual(path) == unusual and (name == parts[-1] or not DESCRIPTION.fullmatch(name))
 
-    return means
+    return asked
 
 
 def _unusual(path):
