@@ -77,7 +77,7 @@ PROJECT = load_project(config, FILES, BASES)
 PATHS = PROJECT.paths
 PLANNER = Planner(PROJECT)
 snakemake_logger_plugin_parascale.follow(workflow, PLANNER)
-take_up_jobs(PROJECT, inside=workflow.remote_exec)
+take_up_jobs(PLANNER, inside=workflow.remote_exec)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"
 RUNS = PROJECT.runs | PLANNER.probes
@@ -165,8 +165,7 @@ def runs_of(strategy, engine="native"):
 def results_of(names):
     """What trainings of these names end with. All of it, since Snakemake looks for what is asked for alone: a result that is half deleted
     is made again."""
-    files = ("summary.json", "run.json", "steps.jsonl", "device.csv", "events.out.tfevents.parascale", "checkpoint")
-    return [PATHS.run(name) / file for name in names for file in files]
+    return expand(rules.train.output, run=names)
 
 
 def stage(target, files):

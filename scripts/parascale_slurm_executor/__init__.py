@@ -8,7 +8,6 @@ from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from parascale.errors import ConfigError, few
-from parascale.plan.planner import Planner
 from parascale.train.job import job_of
 from parascale_slurm_executor.executor import RootExecutor
 from snakemake_logger_plugin_parascale import trained_by
@@ -16,8 +15,8 @@ from snakemake_logger_plugin_parascale import trained_by
 __all__ = ["RootExecutor", "refuse_shared_jobs", "take_up_jobs"]
 
 
-def take_up_jobs(project, inside):
-    """Have the jobs that this process submits to Slurm be those of the project's root.
+def take_up_jobs(planner, inside):
+    """Have the jobs that this process submits to Slurm be those of the root of a Planner's project.
 
     inside: whether this process is in such a job itself. SIGTERM there is for the training, which decides how the job ends: Snakemake
     would call the job failed, and remove what the training publishes.
@@ -25,8 +24,10 @@ def take_up_jobs(project, inside):
     if inside:
         JobScheduler.exit_gracefully = lambda scheduler, *signal: None
 
+    project = planner.project
+
     def job(training):
-        return job_of(project, Planner(project).run(training["run"], training["kind"]), training["kind"])
+        return job_of(project, planner.run(training["run"], training["kind"]), training["kind"])
 
     facts = {"paths": project.paths, "job_of": staticmethod(job), "silence": project.config.timeout_seconds}
     ExecutorPluginRegistry().get_plugin("slurm").executor = type("Executor", (RootExecutor,), facts)

@@ -23,9 +23,8 @@ from parascale_slurm_executor.waiting import why
 
 AWAY_SECONDS = (10.0, 300.0)  # before Slurm is asked again that did not answer: at first, and at most
 LOOKS = 3  # in a row that must agree before a job is given up for which the plugin would wait forever
-BEGINNING = (
-    3  # times the silence of a training that is allowed before it begins: data may be copied, or a result checked
-)
+# Times the silence of a training that is allowed before it begins: data may be copied, or a result checked.
+BEGINNING = 3
 DOUBT_SECONDS = 2 * RENEW_SECONDS  # between the two looks that must agree before a job is cancelled
 # Slurm may yet put a job back into the queue that it has taken from its nodes.
 UNDECIDED = (None, "PREEMPTED", "NODE_FAIL")
@@ -171,7 +170,7 @@ class RootExecutor(Executor):
         """Cancel silent jobs, then ask Slurm for the state of all: it calls a job whose daemon was killed, or whose processes hang, running
         until its time limit."""
         for job_info in active_jobs:
-            if what := self._is_silent(job_info):
+            if what := self._what_is_wrong(job_info):
                 identity = job_info.external_jobid
                 self.logger.warning(f"Slurm job {identity} of {job_info.job.name} {what}: cancelled.")
                 slurm.cancel(identity)
@@ -217,7 +216,7 @@ class RootExecutor(Executor):
             self.logger.warning(f"Slurm job {identity} of {job_info.job.name} waits: {said}")
         self.explained.add((identity, reason))
 
-    def _is_silent(self, job_info):
+    def _what_is_wrong(self, job_info):
         """What is wrong with a job that Slurm calls running, in words: by our own clock, its training has ended, or shown no sign of life,
         for too long. Signs are the renewals of its lease, and before it has one, the lines of its log."""
         training, identity, lease = training_of(job_info.job), job_info.external_jobid, None
@@ -272,9 +271,8 @@ class RootExecutor(Executor):
             self.logger.info(
                 f"Slurm job {identity} of {job.name} had published its training when it ended: it is done."
             )
-            if job.benchmark and not os.path.exists(
-                job.benchmark
-            ):  # Snakemake, which writes it at the end, was ended too
+            # Snakemake, which writes it at the end, was ended too.
+            if job.benchmark and not os.path.exists(job.benchmark):
                 make_folder(os.path.dirname(job.benchmark))
                 write_text(job.benchmark, "")
             super().report_job_success(job_info)

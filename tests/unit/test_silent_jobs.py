@@ -51,7 +51,7 @@ def test_only_a_training_that_has_begun_and_gives_no_sign_is_dead(
         now[0] = second
         if holder and holder.isdigit() and (second == 0 or renewed):
             write_json(tmp_path / "lease.json", {**LEASE, "job_id": holder, "time": second})
-        silent.append(executor._is_silent(submitted))
+        silent.append(executor._what_is_wrong(submitted))
     assert any(silent) == dead
 
 
@@ -67,4 +67,4 @@ def test_a_job_that_was_suspended_until_now_has_a_moment_to_give_a_sign(executor
             state[0] = "RUNNING"
         if second in (0, 1920):
             write_json(tmp_path / "lease.json", {**LEASE, "job_id": "17", "time": second})
-        assert not executor._is_silent(submitted), second
+        assert not executor._what_is_wrong(submitted), second
