@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import ExifTags, Image, features
+from PIL import ExifTags, Image
 
 from parascale.data import drawing, jpeg
 from parascale.data.classes import ClassImages
@@ -342,7 +342,6 @@ def test_damage_inside_a_jpeg_is_found_where_every_pixel_is_looked_at(options):
             jpeg.check(damaged, "decode")
 
 
-@pytest.mark.skipif(not features.check("avif"), reason="a Pillow without AVIF")
 def test_damage_in_an_avif_is_found():
     data = encoded("AVIF")
     assert jpeg.check(data, "decode") == "colour"

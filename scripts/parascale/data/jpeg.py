@@ -17,7 +17,7 @@ SPACES = {1: "grey", 3: "colour", 4: "CMYK"}
 
 
 # What Pillow raises for damaged images, for those so large that they may be an attack, and (NotImplementedError) for pixels of a
-# layout that it does not know.
+# layout that it does not know. RuntimeError is what its decoders of AVIF and WebP raise.
 UNREADABLE = (
     OSError, SyntaxError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError, EOFError, struct.error,
     zlib.error, NotImplementedError, RuntimeError, Image.DecompressionBombError,
