@@ -29,9 +29,8 @@ from parascale.errors import DataError
 RATIO = math.log(3 / 4), math.log(4 / 3)
 TRIES = 10  # crops that are drawn before one in the middle is taken
 MARGIN = 1.14  # an image is evaluated at its middle, 1 / MARGIN of its shorter side (256 / 224 in He et al. 2015)
-SQUISHED = (
-    0.14  # by how much longer a side is to which fastai squishes an image before it cuts the middle out (`val_xtra`)
-)
+# By how much longer a side is to which fastai squishes an image before it cuts the middle out (`val_xtra`).
+SQUISHED = 0.14
 
 
 class ClassImages:

@@ -41,8 +41,8 @@ def split_sums(
     """This rank's sums over its share of a split: (loss in nats, number of targets, then each of `metrics`), a float64 tensor.
 
     outputs: function from a sample's inputs to what `loss` takes, such as logits (…, V), or to None on a pipeline rank without
-    the last stage. loss, metrics: functions (outputs, labels) → summed over the targets. workers: threads that decode ahead. between: called before
-    each batch, by all ranks alike; what it raises ends the evaluation.
+    the last stage. loss, metrics: functions (outputs, labels) → summed over the targets. workers: threads that decode ahead.
+    between: called before each batch, by all ranks alike; what it raises ends the evaluation.
     Summed over the `ranks` that see different samples, the result is exact: no padding, no mean of means. All ranks make
     the same number of forward passes, because strategies communicate in them; a rank that runs out of samples repeats
     its first ones with labels that do not count.

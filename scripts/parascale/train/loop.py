@@ -286,7 +286,8 @@ class Session:
 
 @contextmanager
 def _failure_noted(state):
-    """The attempt's record says `stopped` where the body was asked to, and `failed` where the body raises an error; a full disk must not hide what went wrong."""
+    """The attempt's record says how the body ended: `stopped` where it was asked to, else `failed`. A full disk must not hide what
+    went wrong."""
     try:
         yield
     except Interrupted:
