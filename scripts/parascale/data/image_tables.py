@@ -76,9 +76,7 @@ def packed_classes(tables, columns):
         raise DataError(
             f"{lacking[0]}: no column `{columns['image']}` with images, which other tables beside it have; correct or remove it"
         )
-    for path in paths:
-        _require_single(path, columns["label"])
-    of_file = {path: _names_in_metadata(path, columns["label"]) for path in paths}
+    of_file = {path: _own_names(path, columns["label"]) for path in paths}
     lists = list(dict.fromkeys(filter(None, of_file.values())))
     nameless = [path for path, names in of_file.items() if names is None]
     if lists and nameless and len(lists) > 1:
@@ -93,9 +91,11 @@ def packed_classes(tables, columns):
     return PackedClasses(names, of_file)
 
 
-def _names_in_metadata(path, column):
+def _own_names(path, column):
     """The names of a file's classes by number, as Hugging Face's metadata has them; None if there are none."""
-    metadata = (open_parquet(path).schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+    schema = open_parquet(path).schema_arrow
+    _require_single(path, schema, column)
+    metadata = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
         label = json.loads(metadata).get("info", {}).get("features", {}).get(column, {})
         names = tuple(label.get("names", ()))
@@ -113,9 +113,8 @@ def _labels(path, column):
     return {label for _, (label,) in parquet_rows(path, [column], "label")} - {None}
 
 
-def _require_single(path, column):
+def _require_single(path, schema, column):
     """Raise DataError where a label is a list, as in a data set of several labels an image."""
-    schema = open_parquet(path).schema_arrow
     nested = [field.type for field in schema if field.name == column and pa.types.is_nested(field.type)]
     if nested:
         raise DataError(
@@ -145,8 +144,9 @@ def path_label(path, columns):
             except csv.Error as error:
                 raise DataError(f"{path}, line {reader.line_num + 1:,}: not valid CSV ({error})") from None
     else:
-        _require(path, open_parquet(path).schema_arrow.names, wanted)
-        _require_single(path, wanted[1])
+        schema = open_parquet(path).schema_arrow
+        _require(path, schema.names, wanted)
+        _require_single(path, schema, wanted[1])
         rows = [row for _, row in parquet_rows(path, wanted, "path")]
     for place, what in ((1, "label"), (0, "path")):
         missing = [number for number, row in enumerate(rows, 1) if row[place] is None or not str(row[place]).strip()]
