@@ -48,7 +48,7 @@ def compare(against, place):
                     "--dataset",
                     dataset,
                     *options,
-                    "--config",
+                    "--configfile",
                     folder / "config.yaml",
                     "--root",
                     root,

@@ -184,7 +184,7 @@ def _rank(folder, root, name, rank, ranks, port):
     from parascale.cli import main
 
     torch.set_num_threads(1)
-    sys.argv = ["parascale", "train", "--run", name, "--config", f"{folder}/config.yaml", "--root", str(root)]
+    sys.argv = ["parascale", "train", "--run", name, "--configfile", f"{folder}/config.yaml", "--root", str(root)]
     main()
 
 

@@ -139,7 +139,7 @@ def open_project(files=(), overrides=(), root=None, bases=()):
         bases = [CONFIGURATION.parent]
     elif not files:
         raise ConfigError(
-            f"{Path.cwd()}: no project here; go into the folder of its Snakefile, or name its configuration with --config"
+            f"{Path.cwd()}: no project here; go into the folder of its Snakefile, or name its configuration with --configfile"
         )
     return _opened(load_project_file(*files, overrides=values, bases=bases))
 
@@ -238,20 +238,22 @@ def project_options(verb):
     """Decorate a verb with the options that say which project is meant; its argument `find` is a function that opens it."""
 
     @click.option(
-        "--config",
+        "--configfile",
         "files",
         type=Location(),
         multiple=True,
         help="Configuration file, on top of config/config.yaml; later ones override earlier ones.",
     )
     @click.option(
-        "--set",
+        "--config",
         "overrides",
         type=Override(),
         multiple=True,
         help="Set a key, also a nested one: 'budget={core_hours: 10}'.",
     )
-    @click.option("--root", type=OutputFolder(), help="Folder of results/, work/ and store/: short for --set root=DIR.")
+    @click.option(
+        "--root", type=OutputFolder(), help="Folder of results/, work/ and store/: short for --config root=DIR."
+    )
     @click.option("--base", "bases", type=Location(), multiple=True, hidden=True, help="Set by the rules.")
     @functools.wraps(verb)
     def chosen(files, overrides, root, bases, **options):

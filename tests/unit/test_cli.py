@@ -29,7 +29,7 @@ def test_each_verb_explains_itself_and_takes_a_project(words, verb):
     context = click.Context(verb, info_name=" ".join(words))
     told = verb.get_help(context)
     assert re.search(rf"Example: (torchrun .* -- )?parascale {' '.join(words)}\b|Example: parascale launch", told)
-    for option in ("--config FILE", "--set KEY=VALUE", "--root DIR"):
+    for option in ("--configfile FILE", "--config KEY=VALUE", "--root DIR"):
         assert option in told
     assert [each.name for each in verb.params if isinstance(each, click.Option) and not each.help] == []
 
@@ -79,7 +79,7 @@ def test_the_home_of_a_user_is_found_where_the_shell_leaves_it_to_us(monkeypatch
 
 def test_without_a_project_the_error_says_what_to_do(project, tmp_path):
     (tmp_path / "Snakefile").unlink()
-    with pytest.raises(ConfigError, match=r"config/below: no project here; go into the folder .* or .* --config"):
+    with pytest.raises(ConfigError, match=r"config/below: no project here; go into the folder .* or .* --configfile"):
         project()
 
 

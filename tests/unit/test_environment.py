@@ -247,6 +247,6 @@ def test_a_pretrained_model_that_is_not_there_is_told(tmp_path):
     )
     (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tw\n")
     (tmp_path / "mine.yaml").write_text("runs: runs.tsv\nworkloads: workloads\n")
-    done = parascale("check", "--config", tmp_path / "mine.yaml", "--base", ROOT / "config")
+    done = parascale("check", "--configfile", tmp_path / "mine.yaml", "--base", ROOT / "config")
     assert done.returncode == PERMANENT_FAILURE
     assert done.stderr.startswith("error: ") and str(tmp_path / "t5") in done.stderr

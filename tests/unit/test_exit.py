@@ -17,7 +17,7 @@ def hang():
     time.sleep({seconds})
 
 {hook}
-sys.argv[1:] = ["plan", "--run", {run!r}, "--set", "timeout_seconds={timeout}"]
+sys.argv[1:] = ["plan", "--run", {run!r}, "--config", "timeout_seconds={timeout}"]
 main()
 """
 HOOKS = ("atexit.register(hang)", "threading.Thread(target=hang).start()")

@@ -90,8 +90,8 @@ def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
         "task: classification\nmodel: {kind: xresnet, norm: batch}\ntraining: {steps: 1}\n"
     )
     (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tset\n")
-    project = ["--root", tmp_path, "--set", f"workloads={tmp_path}", "--set", f"runs={tmp_path}/runs.tsv"]
-    project += ["--set", "formats={shards: 2, threads: 2}"]
+    project = ["--root", tmp_path, "--config", f"workloads={tmp_path}", "--config", f"runs={tmp_path}/runs.tsv"]
+    project += ["--config", "formats={shards: 2, threads: 2}"]
 
     def run(*more):
         done = parascale("data", "convert", "--dataset", "set", "--format", "hdf5", *project, *more)
@@ -106,7 +106,7 @@ def test_a_job_of_a_shard_succeeds_and_says_what_was_bad(mixed, tmp_path):
     for part in (["--gather"], []):
         code, _, complaint = run(*part)
         assert code == PERMANENT_FAILURE and "train, train/3: the file is empty" in complaint
-    assert run("--gather", "--set", "formats={bad_samples: skip}")[0] == 0
+    assert run("--gather", "--config", "formats={bad_samples: skip}")[0] == 0
     assert read_json(folder / "hdf5/manifest.json")["bad"][0]["name"] == "train/3"
 
 

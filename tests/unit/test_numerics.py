@@ -131,9 +131,9 @@ def test_what_an_earlier_version_trained_is_found(upgraded):
 
 def test_what_an_earlier_version_began_continues(upgraded):
     steps = read_json_lines(Path("work/runs/begun/steps.jsonl"))
-    done = parascale("train", "--run", "begun", "--config", "config/config.yaml")
+    done = parascale("train", "--run", "begun", "--configfile", "config/config.yaml")
     assert done.returncode == 0 and "continues with step 4 of 5" in done.stdout, done.stdout + done.stderr
     assert read_json_lines(Path("results/runs/begun/steps.jsonl"))[:2] == steps[:2]
     shutil.rmtree("results/runs/done")
-    done = parascale("train", "--run", "done", "--config", "config/config.yaml")
+    done = parascale("train", "--run", "done", "--configfile", "config/config.yaml")
     assert "not trained again" in done.stdout and Path("results/runs/done/checkpoint").is_dir()

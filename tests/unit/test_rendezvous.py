@@ -199,7 +199,7 @@ def test_only_runs_whose_times_are_compared_are_taken_to_be_alone(started):
 def test_a_rank_is_told_names_and_paths_and_finds_its_settings_itself(started):
     """No settings on a command line: systems limit its length, and `ps` shows it to all users of a node."""
     for name, kind in (("three-d", "run"), ("multi-node", "parity")):
-        launch = started("--run", name, "--kind", kind, "--config", "config/strategies.yaml")
+        launch = started("--run", name, "--kind", kind, "--configfile", "config/strategies.yaml")
         line = shlex.join(launch.python_command)
         assert f"--run {name}" in line and len(line) < 500 and "{" not in line, line
 
@@ -207,7 +207,7 @@ def test_a_rank_is_told_names_and_paths_and_finds_its_settings_itself(started):
 def test_the_line_that_starts_a_run_on_its_nodes_has_names_and_paths_alone(monkeypatch, tmp_path):
     """srun's line is handed to every node, and stands in Slurm's accounting."""
     lines, root = [], tmp_path / "results-of-a-project"
-    words = ["--run", "ddp-8", "--config", "config/jureca.yaml", "--root", str(root)]
+    words = ["--run", "ddp-8", "--configfile", "config/jureca.yaml", "--root", str(root)]
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["parascale", "launch", *words])
     monkeypatch.setattr(slurm, "job_id", lambda: "7")

@@ -22,7 +22,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_rebuilding_gives_the_same_bytes(matrix_report):
     before = {path: path.read_bytes() for path in (matrix_report / "report").rglob("*") if path.is_file()}
     names = [*(entry.run.run for entry in matrix()), "zero-bubble"]
-    words = ["--root", matrix_report, "--output", matrix_report / "report", "--set", "title=A title & more"]
+    words = ["--root", matrix_report, "--output", matrix_report / "report", "--config", "title=A title & more"]
     call("report", *words, *(word for name in names for word in ("--only", name)))
     assert len(before) == 5 + len(FIGURES)
     assert {path: path.read_bytes() for path in before} == before

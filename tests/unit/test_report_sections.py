@@ -300,5 +300,5 @@ def test_the_command_shows_what_was_measured_of_the_run_table_alone(results):
     figures = {path.stem: path.read_text() for path in (root / "results/report/figures").iterdir()}
     assert "shapes: images a second at random" in figures["loaders"]
     assert "ddp: 4 processes" in figures["communication"] and "old" not in figures["communication"]
-    call("report", "--root", root, "--set", f"runs={root}/results/runs.tsv")
+    call("report", "--root", root, "--config", f"runs={root}/results/runs.tsv")
     assert 'id="formats"' not in (root / "results/report/index.html").read_text()

@@ -34,7 +34,7 @@ def pages(tmp_path_factory):
     write_text(job, render_job(_job(results, work)))
     runs = [*(entry.run.run for entry in fakes[:-1]), "not-started"]  # the last one is left out, which is said
     only = [word for run in runs for word in ("--only", run)]
-    report = build_report(root, "--set", "title=A report with everything", *only)
+    report = build_report(root, "--config", "title=A report with everything", *only)
     return {"report": report / "index.html", "job": job}
 
 

@@ -116,7 +116,7 @@ QUICK = {
 }
 # What ends with an error that its sentence predicts, and the error.
 REFUSED = (
-    {"parascale check --config config/jureca.yaml": "torch was built without CUDA"}
+    {"parascale check --configfile config/jureca.yaml": "torch was built without CUDA"}
     if torch.version.cuda is None
     else {}
 )

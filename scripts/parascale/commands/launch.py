@@ -113,7 +113,7 @@ def planned_launch(find, name, kind, site, words, first):
         return Launch((), 1, 1, chosen_site(site, find), 300.0, GRACE_SECONDS, "logs", None), None, None
     if site and Path(site).suffix == ".yaml":
         raise click.UsageError("--run trains for a site of the project: name it without .yaml")
-    words += ["--set", f"site={site}"] if site else []
+    words += ["--config", f"site={site}"] if site else []
     site = chosen_site(site, find) if site else None
     project = find()
     run = Planner(project).run(name, "run" if kind == "communication" else kind)

@@ -135,8 +135,8 @@ def project_words(values, files, bases):
 
 def command_words(files, overrides, bases):
     """The words of a command line for configuration files, pairs of a key and its value, and `bases`."""
-    words = [("--config", str(file)) for file in files] + [("--base", str(base)) for base in bases]
-    words += [("--set", f"{key}={json.dumps(value, default=str, ensure_ascii=False)}") for key, value in overrides]
+    words = [("--configfile", str(file)) for file in files] + [("--base", str(base)) for base in bases]
+    words += [("--config", f"{key}={json.dumps(value, default=str, ensure_ascii=False)}") for key, value in overrides]
     return [word for pair in words for word in pair]
 
 
