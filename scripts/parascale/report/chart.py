@@ -1,0 +1,111 @@
+"""A picture in words: what plain matplotlib draws becomes an SVG that follows the page's theme, a file, or a page of a PDF.
+
+`style.mplstyle` has the light theme; `templates/chart.css` has both, as CSS variables that take its colours' place in an SVG.
+"""
+
+import functools
+import io
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+
+WIDTH = 6.0  # inches, of which a page shows one as up to 100 pixels
+FOLDER = resources.files("parascale.report")
+CSS = (FOLDER / "templates/chart.css").read_text(encoding="utf-8")
+PALETTE = dict(re.findall(r"--([\w-]+): (#\w{6});", CSS.split("@media")[0]))
+VARIABLES = {value: f"var(--{name})" for name, value in PALETTE.items()}
+# What matplotlib writes → what a page needs: short numbers, its own colours and font.
+WRITTEN = (
+    (r"-?\d+\.\d+", lambda found: f"{float(found[0]):.1f}".removesuffix(".0")),
+    (r"#[0-9a-f]{6}", lambda found: VARIABLES.get(found[0], found[0])),
+    (r" font-family: [^;]*;", ""),
+    (r' transform="rotate\(-0 [^"]*"', ""),
+    (r"\s+", " "),
+)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture with its words. draw: fills an empty Figure of matplotlib; height: in inches; table: the Table with its numbers.
+
+    said: what the picture shows, for those who do not see it.
+    """
+
+    name: str
+    title: str
+    caption: str
+    draw: object
+    height: float = 3.4
+    said: str = ""
+    table: object = None
+
+    @contextmanager
+    def drawn(self):
+        """The Figure of matplotlib, in the house's style while it is saved. Loaded late: few commands draw."""
+        import matplotlib.figure
+
+        with matplotlib.rc_context(fname=str(FOLDER / "style.mplstyle")):
+            figure = matplotlib.figure.Figure(figsize=(WIDTH, self.height))
+            self.draw(figure)
+            yield figure
+
+    @functools.cached_property
+    def svg(self):
+        """An element of a page."""
+        written = io.StringIO()
+        with self.drawn() as figure:
+            figure.savefig(written, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        text = written.getvalue()
+        text = text[text.index("<svg") :].replace(
+            "<svg", f'<svg class="chart" role="img" aria-label="{escape(self.words)}"', 1
+        )
+        for pattern, instead in (*WRITTEN, (r'(id="|url\(#|href="#)', rf"\1{self.name}-")):
+            text = re.sub(pattern, instead, text)
+        return text
+
+    @property
+    def words(self):
+        """What stands for the picture."""
+        return f"{self.title}. {self.said or self.caption}"
+
+    @property
+    def file(self):
+        """An SVG of its own."""
+        head, body = self.svg.split(">", 1)
+        return f'{head}><style>{CSS}</style><rect width="100%" height="100%" fill="var(--paper)"/>{body}'
+
+
+def empty(name, title):
+    """A Chart of nothing."""
+    said = "Nothing to draw yet: no finished run has these figures."
+    return Chart(name, title, "", lambda figure: figure.text(0.02, 0.5, said), 0.6, said)
+
+
+def shortened(name, most=24):
+    """A name beside a plot. Names differ at their ends more often than in the middle."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[1 - most // 2 :]}"
+
+
+def bars_height(count):
+    """Inches of so many bars."""
+    return 0.7 + 0.3 * count
+
+
+def bars(axes, names, parts, texts, strong=()):
+    """Horizontal bars from 0 with their names and values. parts: (label, colour, values) of what they are stacked from."""
+    places, ends = range(len(names)), [0.0] * len(names)
+    for label, colour, values in parts:
+        drawn = axes.barh(
+            places, values, 0.68, ends, color=colour, label=label, edgecolor=PALETTE["paper"], linewidth=0.8
+        )
+        ends = [end + value for end, value in zip(ends, values, strict=True)]
+    axes.bar_label(drawn, texts, padding=4, color=PALETTE["muted"])
+    axes.set(ylim=(len(names) - 0.4, -0.6), xlim=(0, max(ends, default=0) or 1))
+    axes.set_yticks(places, map(shortened, names), color=PALETTE["ink"])
+    for name, tick in zip(names, axes.get_yticklabels(), strict=True):
+        tick.set_weight("bold" if name in strong else "normal")
+    axes.grid(False)
+    axes.xaxis.set_visible(False)
+    axes.spines.bottom.set_visible(False)
