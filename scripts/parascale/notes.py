@@ -55,6 +55,8 @@ def state_in(log):
         stacks = STACK.findall(handle.read().decode("utf-8", "replace"))
     for stack in reversed(stacks):
         frames = [(file, int(line), function) for file, line, function in FRAME.findall(stack)]
+        while frames and frames[-1][0] == "<frozen runpy>":  # around a program that was started with `-m`
+            frames.pop()
         if frames and frames[-1][2] == "<module>":
             doing, where = state_of(frames)
             return ("collecting garbage" if "Garbage-collecting" in stack else doing), where

@@ -11,6 +11,7 @@ import torch
 
 from parascale.files import read_json, write_json
 from parascale.launch.hang import explain, note_cause, speak_for
+from parascale.launch.workers import last_words
 from parascale.notes import WAITING, note_path, state_in, state_of
 from parascale.train.witness import Witness, is_new
 
@@ -143,6 +144,17 @@ def test_a_launcher_speaks_for_a_rank_that_left_no_note(tmp_path):
     assert read_json(note_path(tmp_path, 0))["doing"] == "collecting garbage"
     speak_for(tmp_path, 0, log, "it was stopped", decisive=True, guessed=False)
     assert read_json(note_path(tmp_path, 0))["doing"] == "it was stopped"
+
+
+def test_a_watchdogs_last_words_are_what_the_program_did_and_not_what_started_it(tmp_path):
+    """A process that keeps Python's lock is ended by the fault handler, whose stack ends in the frames of `python -m`."""
+    work = "import re\nfrom faulthandler import dump_traceback_later as end\nend(0.2, exit=True)\nre.match('(a|aa)+$', 'a' * 60 + 'b')\n"
+    (tmp_path / "hangs.py").write_text(work)
+    done = subprocess.run([sys.executable, "-m", "hangs"], capture_output=True, cwd=tmp_path)
+    (tmp_path / "rank0.log").write_bytes(done.stderr)
+    assert b"frozen runpy" in done.stderr.splitlines()[-1]
+    assert state_in(tmp_path / "rank0.log") == ("computing", "hangs.py:4 (<module>)")
+    assert last_words(tmp_path / "rank0.log").endswith(": computing at hangs.py:4 (<module>)")
 
 
 def test_the_cause_stands_in_the_record_of_this_launchers_attempt_alone(tmp_path):
