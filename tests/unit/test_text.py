@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.evaluation.task import open_task
 from parascale.settings import Source, Text, Workload, make
 from parascale.settings.data import ExpectedText
+from tests.command import call
 
 WIKITEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext-2"
 unhurried = settings(max_examples=60)  # other tests may keep the machine busy
@@ -25,7 +27,7 @@ TRAIN = "the cat sat\n\nthe dog <unk> The\na cat"
 
 def raw_of(folder, train=TRAIN, validation="the bird", test="a dog"):
     """A raw folder of the source `files` with these three texts."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in (("train", train), ("validation", validation), ("test", test)):
         (folder / f"{name}.txt").write_text(content, encoding="utf-8")
     source = Source(kind="files", location=str(folder))
@@ -240,6 +242,19 @@ def test_a_window_is_the_text_at_its_stride(window, stride, length):
         assert labels.max() == tokens[-1]
     if stride == 1:
         assert len(windows) == length - window
+
+
+@pytest.mark.parametrize("verb", [("data", "prepare", "--workload", "w"), ("train", "--run", "single")])
+def test_a_window_longer_than_a_split_is_refused_before_anything_trains(verb, tmp_path, capsys):
+    """Once when the text is prepared, and when training starts: the window may have been changed meanwhile."""
+    prepared(tmp_path / "results/data/w", train="a b c d e f g h", test="a b c")
+    model = "model: {dim: 8, heads: 2, layers: 1, hidden: 8}"
+    (tmp_path / "w.yaml").write_text(f"{model}\ntraining: {{window: 4, global_batch: 1, steps: 2}}\n")
+    (tmp_path / "runs.tsv").write_text("run\tworkload\nsingle\tw\n")
+    project = ["--root", tmp_path, "--config", f"workloads={tmp_path}", "--config", f"runs={tmp_path}/runs.tsv"]
+    call(*verb, *project)
+    named = "`training.window` = 4 does not fit into the validation split of .*flat: it has 3 tokens"
+    assert re.search(f"error: workload `w`: {named}", capsys.readouterr().err)
 
 
 def test_windows_outside_are_refused_and_none_is_fine():

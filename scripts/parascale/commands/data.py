@@ -6,6 +6,7 @@ import functools
 import click
 
 from parascale.cli import COUNT, named, with_project
+from parascale.data.manifests import require_windows
 from parascale.errors import ConfigError
 from parascale.files import write_json
 from parascale.settings import load_workload
@@ -105,6 +106,9 @@ def prepare(project, workload):
         print(
             f"{output}: {split}: " + ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in counts.items())
         )
+    for each in (workload, *project.workloads.values()):
+        if each.data.dataset == found.dataset:
+            require_windows(each, output)
 
 
 @data.command()
