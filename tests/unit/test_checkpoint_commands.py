@@ -43,6 +43,9 @@ def test_a_checkpoint_is_converted_and_looked_into(run, tmp_path):
     code, _, error = command("convert", tmp_path / "out", tmp_path / "back", "--to", "sharded")
     assert code == 1 and "model.pt is damaged" in error and "Traceback" not in error
     assert not (tmp_path / "back").exists()
+    for place in ("/sys/x", "/proc/x", "/dev/full/x"):
+        code, _, error = command("convert", run[0] / "checkpoint", place)
+        assert (code, error.count("\n")) == (1, 1) and error.startswith(f"error: {place[:-1]}"), error
 
 
 def test_every_form_continues_texts_in_the_same_way(run, tmp_path):

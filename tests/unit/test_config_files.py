@@ -16,7 +16,6 @@ from parascale.settings import (
     Model,
     Run,
     Site,
-    Workload,
     load_project,
     load_project_file,
     load_workload,
@@ -72,6 +71,7 @@ HEADER = "run workload gpus_per_node dp baseline init_from\n"
         ("run workload\na small 1\n", "line 2: 3 cells, but the header has 2"),
         ("run workload\n\n# note\na small\na small\n", "line 5: run `a` appears twice"),
         ("run workload\na/b small\n", r"line 2, column \d+: `run` = `a/b` must be at most 100 letters"),
+        ("run workload\nDdp small\nddp small\n", "line 3, column 1: `run` = `ddp`, but there is `Ddp`: filesystems"),
         ("run workload\n../b small\n", r"line 2, column \d+: `run` = `../b` must be at most 100 letters"),
         ("run workload\n- small\n", "line 2: `run` is missing"),
         ("run workload\na -\n", "line 2: `workload` is missing"),
@@ -283,17 +283,14 @@ def test_images_are_data_of_classifications_trained_or_only_measured(project):
         (b"files: {train: a.txt[:90%]}", r"line 1, column 21: .*; text that holds `\[` needs single quotes"),
         (b"precision: fp64", "line 1, column 1: unknown key `precision`: it is a column of the run table"),
         (b"just text", "w.yaml: must be a mapping of keys"),
+        (b"", "w.yaml: sets nothing: give at least `training"),
+        (b"# nothing\n", "w.yaml: sets nothing"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, content, message):
     (tmp_path / "w.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         load_workload(tmp_path, "w")
-
-
-def test_an_empty_file_means_all_defaults(tmp_path):
-    (tmp_path / "w.yaml").write_text("# nothing set\n")
-    assert load_workload(tmp_path, "w").training == make(Workload, name="w").training
 
 
 def test_variables_in_the_root_are_filled_in_or_missed(project, monkeypatch):

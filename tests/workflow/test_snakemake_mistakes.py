@@ -38,7 +38,14 @@ MISTAKES = [
         f"{LOCAL} -n --config runs=spaces.tsv",
         "error: spaces.tsv, line 1: tabs separate columns, but this line has spaces",
     ),
-    (f"{LOCAL} -n --config workloads=config/workload", "error: config/workload: no such folder (key `workloads`)"),
+    (
+        f"{LOCAL} -n --config 'account=!!str 0042' workloads=config/workload",
+        "error: config/workload: no such folder (key `workloads`)",
+    ),
+    (
+        f"{LOCAL} -n --config account=0042",
+        "error: the command line: `account` must be text, not 42: put it into quotes in a file, or type 'account=!!str 42'",
+    ),
     (
         f"{LOCAL} -n --config workloads=more runs=nocode.tsv",
         "error: nocode.tsv, line 2: …: no such file `more/mine.py`",

@@ -96,11 +96,13 @@ def _missing(source):
             yield f"{folder}: no such folder (`data.source.location`)"
             return
         for split, entry in source.files.items():
-            for path in (sliced(pattern)[0] for pattern in as_list(entry)):
+            for path, *bounds in map(sliced, as_list(entry)):
                 if os.path.isdir(os.path.join(folder, path)):
                     yield f"{os.path.join(folder, path)}: a folder; name its files, such as `{path}/*.txt` (`data.source.files.{split}`)"
                 elif next(matches(folder, path), None) is None:
                     yield f"{os.path.join(folder, path)}: no such file (`data.source.files.{split}`)"
+                elif any(bound and bound.isdecimal() and 0 < int(bound) <= 100 for bound in bounds):
+                    yield f"{path}[{':'.join(bounds)}] counts rows; a share is `80%` (`data.source.files.{split}`)"
         lacking = [split for split in SPLIT_NAMES if split not in source.files] if source.files else []
         if lacking:
             yield f"`data.source.files` has no {' and no '.join(lacking)}; a part of a file will do: `all.txt[90%:95%]`"

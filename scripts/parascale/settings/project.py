@@ -92,6 +92,7 @@ def load_project(values, files=(), bases=("config",)):
     find_workload = functools.cache(functools.partial(load_workload, config.workloads))
     runs = {}
     for row, place in read_rows(config.runs):
+        strict.check_name(row["run"], place, "run", runs)
         run = strict.load(Run, {**row, "workload": find_workload(row["workload"])}, place)
         run = compiled_where_it_gains(run, site)
         if run.run in runs:
@@ -184,6 +185,10 @@ def load_workload(folder, name):
     """The workload `name`: `<folder>/<name>.yaml`, on top of the workload that it `extends`, if any."""
     path = named_file(folder, name, "workload")
     values, places = extended(folder, path, [name])
+    if not values:
+        raise ConfigError(
+            f"{path}: sets nothing: give at least `training: {{steps: 100}}`; data and model have defaults"
+        )
     workload = resolved_paths(strict.load(Workload, with_name(values, name, path), places, columns=COLUMNS), places)
     data = dataclasses.replace(workload.data, dataset=workload.data.dataset or name)
     strict.check_name(data.dataset, places, "data.dataset")
@@ -252,6 +257,7 @@ def _check_datasets(workloads):
     seen = {}
     for workload in workloads.values():
         data = workload.data
+        strict.check_name(data.dataset, f"workload `{workload.name}`", "data.dataset", seen)
         other = seen.setdefault(data.dataset, workload)
         if other.data.made_from() != data.made_from() or other.task != workload.task:
             raise ConfigError(

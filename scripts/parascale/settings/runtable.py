@@ -31,7 +31,6 @@ def read_rows(path):
         for column in ("run", "workload"):
             if column not in values:
                 raise ConfigError(f"{place}: `{column}` is missing ({RUN_COLUMNS[column].field.description})")
-        strict.check_name(values["run"], place, "run")
         yield {**values, "layout": strict.load(Layout, layout, place)}, place
 
 

@@ -67,12 +67,17 @@ def make(kind, /, **values):
     return load(kind, values, kind.__name__)
 
 
-def check_name(name, where, key):
-    """Raise ConfigError unless `name` can be the name of a folder below `results/`."""
+def check_name(name, where, key, others=()):
+    """Raise ConfigError unless `name` can be the name of a folder below `results/`, beside those of `others` on any filesystem."""
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"{at(where, key)}: `{key}` = `{name}` must be at most 100 letters, digits, `-`, `_` and `.`, the first a letter or a digit"
         )
+    for other in others:
+        if other != name and other.casefold() == name.casefold():
+            raise ConfigError(
+                f"{at(where, key)}: `{key}` = `{name}`, but there is `{other}`: filesystems that ignore case would keep both in one folder"
+            )
 
 
 def at(where, key):
@@ -140,7 +145,11 @@ def _message(error, kind, where, prefix, home):
         return f"{start}: `{key}` = {given} must be a finite number"
     wanted = KINDS.get(name.partition("_")[0])
     # Snakemake makes a number of digits on its command line, quoted or not.
-    remedy = ": put it into quotes, in a file" if name == "string_type" and type(given) in (int, float) else ""
+    remedy = (
+        f": put it into quotes in a file, or type '{key}=!!str {given}'"
+        if name == "string_type" and type(given) in (int, float)
+        else ""
+    )
     return (
         f"{start}: `{key}` must be {wanted}, not {_shown(given)}{remedy}"
         if wanted
