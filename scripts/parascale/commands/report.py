@@ -1,6 +1,5 @@
 """`parascale report` and `parascale watch`: what runs left, and what they do just now."""
 
-import shutil
 import sys
 import time
 
@@ -10,11 +9,10 @@ from parascale.cli import Number, OutputFolder, named, run_option, with_project
 from parascale.commands.communication import shapes
 from parascale.commands.comparison import write_comparison
 from parascale.files import write_text
-from parascale.report.live import Watcher
+from parascale.report.live import table
 from parascale.report.records import found_runs
-from parascale.report.terminal import shown
 
-CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+WIDTH = 200  # of a table that is written into a file or a pipe
 
 
 @click.command()
@@ -70,27 +68,20 @@ def write_job_report(project, name, output):
 def watch(project, every, once):
     """Show running trainings in the terminal. It only reads their files, so it also works over ssh.
 
-    For each run: step, loss, rate, utilisation and memory of each GPU or process, share of the time limit used, core-hours. Ctrl-C
-    ends it.
+    For each run: step, loss, rate, training time left, core-hours and state. Ctrl-C ends it.
 
     \b
     Example: parascale watch --every 10
     """
-    work = project.paths.under_way
-    watcher = Watcher(work)
-    while True:
-        page = picture(watcher, work, shutil.get_terminal_size().columns)
-        if once or not sys.stdout.isatty():
-            print(page, flush=True)
-            return
-        print(f"{CLEAR}{page}", flush=True)
-        time.sleep(every)
+    from rich.console import Console  # loads slowly
+    from rich.live import Live
 
-
-def picture(watcher, work, width):
-    """What stands on the screen."""
-    runs, now = watcher.update(), time.time()
-    head = f"{time.strftime('%H:%M:%S', time.localtime(now))}  {work / 'runs'}"
-    if not runs:
-        return f"{head}\nno run is under way; finished ones are in results/runs and in the report"
-    return "\n\n".join([head, *("\n".join(shown(run, now, width)) for run in runs)])
+    folder, runs, screen = project.paths.under_way / "runs", {}, sys.stdout.isatty()
+    console = Console(width=None if screen else WIDTH, highlight=False)
+    if once or not screen:
+        console.print(table(folder, runs))
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(table(folder, runs), refresh=True)
+            time.sleep(every)

@@ -1,20 +1,19 @@
-"""Runs under way, followed through their files as these grow. Nothing is written, and no job is asked anything."""
+"""Runs under way as one table, followed through their files as these grow. Nothing is written, and no job is asked anything."""
 
 import json
 import os
+import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
+from parascale.report import numbers
 from parascale.report.records import SILENT_SECONDS, names_of_runs
-from parascale.settings import run_from_dict
 from parascale.settings.workload import work_unit
-from parascale.telemetry import COLUMNS, sample_files, whole_lines
 
 RECENT = 20  # steps of which the rate is told
+COLUMNS = ("run", "step", "loss", "rate", "left", "core-hours", "state")
 
 
 class Tail:
@@ -40,91 +39,43 @@ class Tail:
         return whole.decode("utf-8", "replace").splitlines(), replaced
 
 
-@dataclass
 class Live:
-    """A run under way as last seen. devices: the latest line of each GPU, process and node, by column."""
+    """A run under way as last seen. recent: its last lines of steps."""
 
-    name: str
-    folder: Path
-    described: dict = field(default_factory=dict)
-    run: object = None
-    attempts: list = field(default_factory=list)
-    lease: dict | None = None
-    step: int = 0
-    last: dict = field(default_factory=dict)
-    validation: tuple | None = None  # (step, loss)
-    recent: deque = field(default_factory=lambda: deque(maxlen=RECENT))
-    devices: dict = field(default_factory=dict)
-
-    def __post_init__(self):
-        self.steps_tail, self.device_tails = Tail(self.folder / "steps.jsonl"), {}
+    def __init__(self, name, folder):
+        self.name, self.folder, self.tail = name, folder, Tail(folder / "steps.jsonl")
+        self.described, self.attempts, self.lease, self.recent = {}, [], None, deque(maxlen=RECENT)
 
     def update(self):
         """Read what is new. Files that are not there yet, or are being replaced, are read next time."""
-        with suppress(OSError, ParascaleError, KeyError):
-            self.described = read_json(self.folder / "run.json")
-            self.run = run_from_dict(self.described["settings"])
-        with suppress(OSError, ParascaleError):
-            self.attempts = read_json_lines(self.folder / "attempts.jsonl")
-        self.lease = None
-        with suppress(OSError, ParascaleError):
-            self.lease = read_json(self.folder / "lease.json")
-        self._read_steps()
-        for path in sample_files(self.folder):
-            lines, _ = self.device_tails.setdefault(path, Tail(path)).read()
-            for cells in whole_lines(lines):
-                line = dict(zip(COLUMNS, cells, strict=True))
-                self.devices[line["kind"], int(line["node"]), int(line["index"])] = line
-
-    def _read_steps(self):
-        lines, replaced = self.steps_tail.read()
+        self.described = self._read("run.json", read_json) or self.described
+        self.attempts = self._read("attempts.jsonl", read_json_lines) or self.attempts
+        self.lease = self._read("lease.json", read_json)
+        lines, replaced = self.tail.read()
         if replaced:
             self.recent.clear()
-            self.step, self.last, self.validation = 0, {}, None
-        for text in lines:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue  # damaged; the run's next attempt counts what is lost
-            self.step, self.last = line["step"], line
-            self.recent.append(line)
-            if line.get("validation_loss") is not None:
-                self.validation = line["step"], line["validation_loss"]
+        for line in lines:
+            with suppress(ValueError):  # damaged; the run's next attempt counts what is lost
+                self.recent.append(json.loads(line))
+
+    def _read(self, name, reader):
+        with suppress(OSError, ParascaleError):
+            return reader(self.folder / name)
+
+    @property
+    def last(self):
+        """The line of the last step."""
+        return self.recent[-1] if self.recent else {}
+
+    @property
+    def step(self):
+        """The last step, or 0."""
+        return self.last.get("step", 0)
 
     @property
     def steps(self):
         """Steps of the whole run, or None."""
         return self.described.get("steps")
-
-    @property
-    def rate(self):
-        """(work a second over the last steps, its unit), or None."""
-        seconds = sum(line["seconds"]["total"] for line in self.recent)
-        if not seconds:
-            return None
-        unit = work_unit(self.last)
-        return sum(line[unit] for line in self.recent) / seconds, unit
-
-    @property
-    def seconds_left(self):
-        """Training time that the steps to come will take at the present rate, or None."""
-        if not self.recent or not self.steps:
-            return None
-        each = sum(line["seconds"]["total"] for line in self.recent) / len(self.recent)
-        return each * (self.steps - self.step)
-
-    def seconds(self, now):
-        """Wall time of all attempts, that of an open one up to `now`."""
-        total = 0.0
-        for attempt in self.attempts:
-            if "seconds" in attempt:
-                total += attempt["seconds"]
-            else:
-                total += max(0.0, (now if self.state(now) == "running" else self._last_sign()) - attempt["started"])
-        return total
-
-    def _last_sign(self):
-        return self.lease["time"] if self.lease else self.attempts[-1]["started"]
 
     def state(self, now):
         """running, silent (its writer has given no sign for a minute), stopped, failed or starting."""
@@ -134,30 +85,38 @@ class Live:
             return self.attempts[-1]["outcome"]
         return "silent" if self.lease is None or now - self.lease["time"] > SILENT_SECONDS else "running"
 
-    def core_hours(self, now):
-        """Core-hours that the run holds so far, all cores of its nodes; None where they are unknown."""
+    def seconds(self, now):
+        """Wall time of all attempts; an open one lasts until now, or until its last sign of life."""
+        sign = now if self.state(now) == "running" else self.lease["time"] if self.lease else 0.0
+        return sum(each.get("seconds") or max(0.0, sign - each["started"]) for each in self.attempts)
+
+    def cells(self, now):
+        """What stands under COLUMNS; what is not known is empty."""
+        last, seconds = self.last, sum(line["seconds"]["total"] for line in self.recent)
+        yield self.name
+        yield f"{self.step:,} of {self.steps:,}" if self.steps else numbers.whole(self.step)
+        yield numbers.loss(last.get("loss"))
+        unit = last and work_unit(last)
+        yield f"{numbers.short(sum(line[unit] for line in self.recent) / seconds)} {unit}/s" if seconds else ""
+        yield numbers.duration(seconds / len(self.recent) * (self.steps - self.step)) if seconds and self.steps else ""
         cores = (self.described.get("site") or {}).get("cores_per_node")
-        if cores is None or self.run is None:
-            return None
-        return cores * self.run.layout.nodes * self.seconds(now) / 3600
-
-    def limit(self, now):
-        """(part of the time limit that is used, the limit in seconds) of the present attempt's job, or None."""
-        attempt = self.attempts[-1] if self.attempts else {}
-        limit, since = attempt.get("limit_seconds"), attempt.get("allocated")
-        return ((now - since) / limit, limit) if limit and since else None
+        hours = cores and cores * self.described["settings"]["layout"]["nodes"] * self.seconds(now) / 3600
+        planned = numbers.significant((self.described.get("prediction") or {}).get("core_hours"))
+        yield f"{numbers.significant(hours)}{planned and f' of {planned}'}" if hours else ""
+        yield self.state(now)
 
 
-class Watcher:
-    """All runs under way below `work/`. One that finishes or is put aside disappears."""
+def table(folder, runs):
+    """A table of rich of all runs under way below a folder. runs: name → its Live, kept from one table to the next."""
+    from rich.table import Table
 
-    def __init__(self, work):
-        self.folder, self.runs = Path(work) / "runs", {}
-
-    def update(self):
-        """The Live of each run, by name."""
-        names = names_of_runs(self.folder)
-        self.runs = {name: self.runs.get(name) or Live(name, self.folder / name) for name in names}
-        for run in self.runs.values():
-            run.update()
-        return list(self.runs.values())
+    now, names = time.time(), names_of_runs(folder)
+    none = "" if names else "No run is under way; finished ones are in results/runs and in the report."
+    made = Table(title=f"{time.strftime('%H:%M:%S', time.localtime(now))}  {folder}", caption=none, box=None)
+    for column in COLUMNS:
+        made.add_column(column, justify="left" if column in ("run", "state") else "right")
+    for name in names:
+        run = runs.setdefault(name, Live(name, folder / name))
+        run.update()
+        made.add_row(*run.cells(now))
+    return made
