@@ -5,7 +5,7 @@ from datetime import datetime
 
 from parascale.report import numbers
 from parascale.report.drawing import BOX, LINE, PALETTE, Entry, Figure, Panel, mark
-from parascale.report.findings import hit_limit
+from parascale.report.findings import ending
 from parascale.report.plots import few, name_rows
 from parascale.report.tables import RUN, Column, columns, make_table
 
@@ -73,8 +73,7 @@ def _spans(record):
 
 
 def _outcome(attempt):
-    outcome = attempt.get("outcome") or "running"
-    return f"{outcome} by the time limit" if hit_limit(attempt) else outcome
+    return ending(attempt) or attempt.get("outcome") or "running"
 
 
 def _began(attempt):
