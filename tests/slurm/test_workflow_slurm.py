@@ -10,7 +10,6 @@ from workloads import STEPS
 
 from parascale import submissions
 from parascale.files import read_json
-from parascale.report import published
 from parascale.settings.paths import Paths
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -100,7 +99,7 @@ def test_every_training_has_the_numbers_that_it_has_without_slurm(finished, tmp_
 
 
 def test_plan_and_report_hold_all_three_trainings(cluster, finished):
-    """Each is planned, trained to its last step and judged, and stands beside the course's published figures."""
+    """Each is planned, trained to its last step and judged, and is shown."""
     results = finished.root / "results"
     planned = {(job["rule"], job["run"]) for job in read_json(results / "plan/plan.json")["jobs"]}
     with open(results / "report/summary.csv", newline="") as file:
@@ -120,8 +119,7 @@ def test_plan_and_report_hold_all_three_trainings(cluster, finished):
         assert all(0 <= judged[writer][score] <= 1 for writer in ("beam", "greedy") for score in judged["lead"])
     for name in ("pictures", "pictures-ddp", "pictures-two-nodes"):
         assert 0 <= read_json(finished.run(name).target)["test_accuracy"] <= 1
-    for shown in ('id="rouge-table"', 'id="accuracy-table"', 'id="published"', published.SUMMARIES, published.IMAGES):
-        assert shown in page
+    assert "Summaries of the test split" in page and "Accuracy of the classifiers" in page
 
 
 def granted(cluster, workflow, name):

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale.plan.predict import DataFacts, predict
-from parascale.report import figures, numbers
-from parascale.report.curves import thinned
+from parascale.report import numbers
 from parascale.report.derived import idle_fraction
-from parascale.report.summary import model_flops_utilisation, perplexity, runs_table
+from parascale.report.figures import spent, thinned
+from parascale.report.summary import model_flops_utilisation, perplexity
+from parascale.report.verdict import verdicts
 from tests.unit.fake_results import BASE, CLUSTER, ddp, fake, report_of, workload
 
 
@@ -79,8 +80,8 @@ def test_runs_that_were_measured_otherwise_are_compared_and_marked(tmp_path, cas
     compared = report.comparisons
     assert compared["ddp"].measured == words and compared["ddp"].speedup > 0 and not compared["ddp"].reason
     assert compared["twin"].measured == compared["single"].measured == ""
-    noted = runs_table(report).frame.set_index("run")["compared"]
-    assert words in noted["ddp"] and noted["twin"] == noted["single"] == ""
+    marked = [notes for notes in verdicts(report)[0].table.frame["notes"] if "measured otherwise" in notes]
+    assert len(marked) == 1 and words in marked[0]
 
 
 def test_strong_and_weak_scaling_are_apart(tmp_path):
@@ -209,6 +210,8 @@ def test_thinning_keeps_ends_and_extremes_and_bounds_the_size(values, buckets):
         (numbers.duration(0.42), "0.420 s"),
         (numbers.duration(252), "4 min 12 s"),
         (numbers.duration(5520), "1 h 32 min"),
+        (numbers.core_hours(12.345), "12.3 core-h"),
+        (numbers.core_hours(0.0123), "44 core-s"),
         (numbers.memory(340 << 20), "340 MiB"),
         (numbers.memory(40 << 30), "40.0 GiB"),
         (numbers.tiny(4.8e-7), "4.8 × 10⁻⁷"),
@@ -232,9 +235,9 @@ def test_the_unknown_is_written_as_nothing(write):
 @pytest.mark.parametrize("waited", [0.0, 0.31, 0.46])
 def test_the_bubble_of_the_figure_is_that_of_the_table(waited):
     """Phases are those of rank 0, the table's figure is the mean of all ranks: the figure shows that one, and the step stays as long."""
-    spent = {"forward": 2.0, "backward": 3.4, "bubble": 4.6}
-    summary = SimpleNamespace(phases=spent, bubble_measured=waited, steps=10)
+    phases = {"forward": 2.0, "backward": 3.4, "bubble": 4.6}
+    summary = SimpleNamespace(phases=phases, bubble_measured=waited, steps=10)
     record = SimpleNamespace(summary=summary, run=SimpleNamespace(layout=SimpleNamespace(world_size=2)))
-    shown = {phase: figures._phase(record, phase) for phase in spent}
+    shown = spent(record)
     assert sum(shown.values()) == pytest.approx(1.0)
     assert shown["bubble"] == pytest.approx(waited) and shown["backward"] / shown["forward"] == pytest.approx(1.7)

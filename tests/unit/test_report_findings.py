@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from parascale.report import figures
 from parascale.report.job import load_job
 from parascale.report.machines import contradictions
-from parascale.report.provenance import provenance_section
-from parascale.report.sections import warnings
+from parascale.report.page import warnings
+from parascale.report.parts import provenance
 from parascale.report.summary import runs_table
 from tests.unit.fake_results import BASE, CLUSTER, SHARES, ddp, fake, report_of
 
@@ -103,7 +102,7 @@ def test_drivers_call_the_gh200_by_another_size_than_that_of_its_memory():
 
 def test_runs_of_one_origin_share_a_row_of_what_they_do_not_share_with_all(tmp_path):
     runs = fake("single", **BASE), ddp(), fake("tp", tp=2, gpus_per_node=2, seed=2)
-    table = provenance_section(report_of(tmp_path, *runs)).values["table"]
+    (table,) = provenance(report_of(tmp_path, *runs)).tables
     assert [row.run for row in table.rows] == ["ddp, single", "tp"]
     assert [column.title for column in table.headed] == ["Runs", "Seed"]
 
@@ -111,7 +110,7 @@ def test_runs_of_one_origin_share_a_row_of_what_they_do_not_share_with_all(tmp_p
 def test_memory_is_apart_in_what_the_model_holds_and_the_process_besides(tmp_path):
     """FSDP shares the model's state: its row shows that, whatever libraries take."""
     report = report_of(tmp_path, fake("single", **BASE), fake("fsdp", fsdp=2, gpus_per_node=2))
-    rows = figures.memory(report).table.frame.set_index("run")
+    rows = runs_table(report).frame.set_index("run")
     for part in ("weights", "gradients", "optimizer"):
         assert rows[f"{part}_memory_bytes"]["fsdp"] == rows[f"{part}_memory_bytes"]["single"] / 2
     assert rows["process_memory_bytes"]["fsdp"] == rows["process_memory_bytes"]["single"] > 0

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from parascale.report import figures, layouts
+from parascale.report import layouts
+from parascale.report.comparing import caveats
 from parascale.report.job import load_job
 from parascale.report.records import RunRecord
 from parascale.report.summary import runs_table
@@ -95,10 +96,12 @@ def test_a_switch_is_in_verdict_legend_and_table(name, word, tmp_path):
     compared = name != "compression"
     best = [winner.best for verdict in verdicts(report) for winner in verdict.winners if winner.aim.key == "seconds"]
     assert [(each.label, f"({word})" in each.extent) for each in best] == [("b" if compared else "single", compared)]
-    words = word if compared else f"{word}, not comparable step by step"
-    assert f"b ({words})" in {entry.label for entry in figures.loss(report).panels[0].legend}
-    row = runs_table(report).frame.set_index("run").loc["b"]
-    assert word in f"{row['layout']}, {row['hardware']}".split(", ")
+    (record,) = (record for record in report.records if record.name == "b")
+    assert layouts.named("b", record.run, caveats(record)) == f"b ({word})"
+    extent = verdicts(report)[0].table.frame.set_index("run")["extent"]["b"]
+    assert word in extent.replace(";", ",").split(", ") and word.split()[0] in extent
+    if name != "idle_gpus":
+        assert word in runs_table(report).frame.set_index("run")["layout"]["b"].split(", ")
     assert len({report.series(record) for record in report.records}) == 3
 
 
@@ -114,4 +117,5 @@ def test_the_page_of_a_job_has_the_colour_that_all_runs_give_its_kind(tmp_path):
 def test_a_name_says_a_thing_once(tmp_path):
     """That it scales weakly is a switch, and sets a run apart."""
     report = report_of(tmp_path, fake("single", **BASE), ddp("wide", scaling="weak"))
-    assert {entry.label for entry in figures.loss(report).panels[0].legend} == {"single", "wide (weak scaling)"}
+    names = {layouts.named(record.name, record.run, caveats(record)) for record in report.records}
+    assert names == {"single", "wide (weak scaling)"}

@@ -127,10 +127,15 @@ def test_the_verdict_is_what_was_planted(case, tmp_path):
     expected = (planted.best, set(planted.alike)) if planted.best else None
     assert found.get("seconds") == found.get("training_core_hours") == expected
     assert {member.label for member in report.members if member.unranked} == set(planted.unranked)
-    said = " ".join((verdict.sentence, *verdict.basis))
-    best = {row.run for row in verdict.table.rows if "fastest" in row.cells[-1].text}
-    assert best == {planted.best, *planted.alike} - {None}
-    assert all(f"`{name}`" in said for name in planted.unranked)
+    rows = verdict.table.frame.set_index("run")
+    assert {run for run, badges in rows["badge"].items() if "fastest" in badges} == {planted.best, *planted.alike} - {
+        None
+    }
+    assert {run for run, notes in rows["notes"].items() if "not ranked" in notes} == set(planted.unranked)
+    ranked = [run for run, faded in rows["faded"].items() if not faded]
+    assert list(rows.index)[: len(ranked)] == ranked == sorted(ranked, key=rows["training_seconds"].get), (
+        "the fastest first"
+    )
     compared = report.comparisons.get("ddp")  # what is called slower beside its row is measurably slower here
     if compared and compared.speedup and len(planted.runs) == 1:
         (record,) = (record for record in report.records if record.name == "ddp")
@@ -141,7 +146,7 @@ def test_the_verdict_is_what_was_planted(case, tmp_path):
 def test_each_aim_has_a_winner_of_its_own(tmp_path):
     runs = ddp(step_seconds=0.06, memory=450 << 20), fake("tp", tp=2, step_seconds=0.09, memory=100 << 20, **TWO)
     (verdict,) = verdicts(report_of(tmp_path, fake("single", memory=400 << 20, **BASE), *runs))
-    assert {row.run: row.cells[-1].text for row in verdict.table.rows} == {
+    assert verdict.table.frame.set_index("run")["badge"].to_dict() == {
         "ddp": "fastest, cheapest",
         "tp": "leanest",
         "single": "",

@@ -4,11 +4,11 @@ import functools
 import os
 
 from parascale.checkpoint.matrix import conversions
-from parascale.errors import DataError
 from parascale.plan import calibrate, ledger
-from parascale.plan.advise import advise, rule_of_thumb
+from parascale.plan.advise import advise
 from parascale.plan.predict import data_facts
-from parascale.report import build_report, checked, load_readings, load_records, load_transfers, write_report
+from parascale.report import build_report, load_readings, load_records, load_transfers, write_report
+from parascale.report.measured import measured as tables_of
 from parascale.report.numbers import plural
 from parascale.report.plans import Advice
 from parascale.report.records import found_runs
@@ -19,21 +19,17 @@ def write_comparison(project, output, names, datasets, measured):
     """Write the report of these runs into a folder; returns their records.
 
     names: in the order of the page; None for every run that left something. datasets: those whose formats are shown, and
-    measured: the runs between whose processes communication is; None for all. DataError where nothing was begun or measured.
+    measured: the runs between whose processes communication is; None for all.
     """
     results, work = project.paths.results, project.paths.under_way
     records = load_records(results, work, names, project)
-    shown, found = {record.name for record in records}, found_runs(results, work)
+    shown = {record.name for record in records}
     compared = ledger.compare(project.paths, project.site, [record.name for record in records])
-    tables = *checked.measured(results / "loaders", datasets), *checked.measured(results / "communication", measured)
-    if shown.isdisjoint(found) and not tables:
-        raise DataError(
-            f"{results}: nothing to report: of {plural(len(shown), 'run')} none has begun; `snakemake` or `parascale launch` trains them"
-        )
+    tables = *tables_of(results / "loaders", datasets), *tables_of(results / "communication", measured)
     report = build_report(
         records,
         project.config.title,
-        [name for name in found if name not in shown],
+        [name for name in found_runs(results, work) if name not in shown],
         [row for row in conversions(results) if row["run"] in shown],
         jobs={name: f"jobs/{name}.html" for name in shown if (output / f"jobs/{name}.html").is_file()},
         readings=tuple(load_readings(results, datasets)),
@@ -66,7 +62,6 @@ def advised(records, paths):
             workload=run.workload.name,
             site=site.title or site.name,
             gpus=plural(gpus, record.gpu_word),
-            basis=ranked[0].prediction.basis,
-            thumb=rule_of_thumb(run.workload, site, gpus, run.precision, facts.vocabulary),
             ranked=tuple(ranked),
+            command=f"parascale advise --workload {run.workload.name} --gpus {gpus}",
         )

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from parascale.report import numbers
-from parascale.report.drawing import BOX, LINE, PALETTE, Entry, Figure, Panel, mark
-from parascale.report.findings import ending
-from parascale.report.plots import few, name_rows
-from parascale.report.tables import RUN, Column, columns, make_table
+from parascale.report.chart import PALETTE, Chart, bars_height
+from parascale.report.findings import hit_limit
+from parascale.report.tables import Column, columns, make_table
 
-OUTCOMES = {"finished": "c2", "stopped": "c7", "killed": "c5", "failed": "c5", "running": "c0"}
+COLOURS = {"finished": "C2", "stopped": "C7", "killed": "C5", "failed": "C5", "running": "C0"}
 COLUMNS = (
     Column("attempt", "Attempt", numbers.whole),
     Column("job", "Job", link="page"),
@@ -18,11 +17,6 @@ COLUMNS = (
     Column("outcome", "Outcome"),
     *columns(numbers.whole, first_step="First step", last_step="Last step"),
 )
-
-
-def attempts_table(records):
-    """The attempts of several runs."""
-    return make_table("Attempts", (RUN, *COLUMNS), (row for record in records for row in _rows(record)))
 
 
 def _rows(record):
@@ -34,22 +28,46 @@ def _rows(record):
 
 
 def attempts_figure(record):
-    """The timeline of the attempts with their table; None where no attempt tells its times."""
+    """The timeline of the attempts; None where no attempt tells its times."""
     spans = _spans(record)
     if not spans:
         return None
-    table = make_table("Attempts", COLUMNS, _rows(record))
-    used = [outcome for outcome in OUTCOMES if any(span.outcome == outcome for span in spans)]
-    panel = _timeline("Attempts over time", spans)
-    legend = tuple(Entry(outcome, OUTCOMES[outcome], marker=BOX) for outcome in used)
-    return Figure(
-        "attempts", "Attempts", "Each start of the run; a thin line is waiting in the queue.", (panel,), legend, table
+    first = min(span.start if span.waiting is None else min(span.waiting, span.start) for span in spans)
+    size, unit = numbers.time_unit(max(span.end for span in spans) - first)
+
+    def draw(figure):
+        axes = figure.subplots()
+        for row, span in enumerate(spans):
+            if span.waiting is not None:
+                axes.plot(
+                    ((span.waiting - first) / size, (span.start - first) / size), (row, row), color=PALETTE["muted"]
+                )
+            axes.barh(
+                row, (span.end - span.start) / size, 0.7, (span.start - first) / size, color=COLOURS[span.outcome]
+            )
+        axes.set_yticks(range(len(spans)), [f"{span.label}: {span.outcome}" for span in spans])
+        axes.set(xlim=(0, None), ylim=(len(spans) - 0.5, -0.5))
+        axes.set_xlabel(f"{unit} since {'submission' if first < min(span.start for span in spans) else 'the start'}")
+
+    said = "; ".join(span.note for span in spans)
+    return Chart(
+        "attempts",
+        "Attempts",
+        "Each start of the run; a thin line is waiting in the queue.",
+        draw,
+        bars_height(len(spans)),
+        said,
     )
+
+
+def attempts_table(record):
+    """The attempts with their times and steps."""
+    return make_table("Each start of this run", COLUMNS, _rows(record))
 
 
 @dataclass(frozen=True)
 class Span:
-    """An attempt: seconds since 1970; outcome: one of OUTCOMES. waiting: since when it waited in the queue, or None."""
+    """An attempt: seconds since 1970; outcome: one of COLOURS. waiting: since when it waited in the queue, or None."""
 
     label: str
     outcome: str
@@ -73,7 +91,8 @@ def _spans(record):
 
 
 def _outcome(attempt):
-    return ending(attempt) or attempt.get("outcome") or "running"
+    outcome = attempt.get("outcome") or "running"
+    return f"{outcome} by the time limit" if hit_limit(attempt) else outcome
 
 
 def _began(attempt):
@@ -82,21 +101,3 @@ def _began(attempt):
         return datetime.fromisoformat(attempt["start"]).timestamp()
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _timeline(title, spans):
-    """Attempts one below the other over the clock; a thin line is waiting in the queue."""
-    first = min(span.start if span.waiting is None else min(span.waiting, span.start) for span in spans)
-    size, unit = numbers.time_unit(max(span.end for span in spans) - first)
-
-    def draw(axes):
-        name_rows(axes, [span.label for span in spans])
-        for row, span in enumerate(spans):
-            start, end = (span.start - first) / size, (span.end - first) / size
-            if span.waiting is not None:
-                axes.plot(((span.waiting - first) / size, start), (row, row), color=PALETTE["muted"])
-            mark(axes.barh(row, end - start, 0.8, start, color=PALETTE[OUTCOMES[span.outcome]]), "bar", span.note)
-        axes.set_xlim(left=0)
-        axes.set_xlabel(f"{unit} since {'submission' if first < min(s.start for s in spans) else 'the start'}")
-
-    return Panel(title, f"Timeline: {few([span.note for span in spans])}.", LINE * len(spans) + 50, draw)

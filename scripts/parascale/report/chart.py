@@ -16,9 +16,10 @@ FOLDER = resources.files("parascale.report")
 CSS = (FOLDER / "templates/chart.css").read_text(encoding="utf-8")
 PALETTE = dict(re.findall(r"--([\w-]+): (#\w{6});", CSS.split("@media")[0]))
 VARIABLES = {value: f"var(--{name})" for name, value in PALETTE.items()}
-# What matplotlib writes → what a page needs: short numbers, its own colours and font.
+DECIMAL = re.compile(r"-?\d+\.\d+")
+# What matplotlib writes → what a page needs: short numbers in tags, its own colours and font.
 WRITTEN = (
-    (r"-?\d+\.\d+", lambda found: f"{float(found[0]):.1f}".removesuffix(".0")),
+    (r"<[^>]+>", lambda tag: DECIMAL.sub(lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), tag[0])),
     (r"#[0-9a-f]{6}", lambda found: VARIABLES.get(found[0], found[0])),
     (r" font-family: [^;]*;", ""),
     (r' transform="rotate\(-0 [^"]*"', ""),
@@ -58,12 +59,9 @@ class Chart:
         with self.drawn() as figure:
             figure.savefig(written, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
         text = written.getvalue()
-        text = text[text.index("<svg") :].replace(
-            "<svg", f'<svg class="chart" role="img" aria-label="{escape(self.words)}"', 1
-        )
         for pattern, instead in (*WRITTEN, (r'(id="|url\(#|href="#)', rf"\1{self.name}-")):
             text = re.sub(pattern, instead, text)
-        return text
+        return f'<svg class="chart" role="img" aria-label="{escape(self.words)}"{text[text.index("<svg") + 4 :]}'
 
     @property
     def words(self):
@@ -77,10 +75,10 @@ class Chart:
         return f'{head}><style>{CSS}</style><rect width="100%" height="100%" fill="var(--paper)"/>{body}'
 
 
-def empty(name, title):
+def empty(name):
     """A Chart of nothing."""
     said = "Nothing to draw yet: no finished run has these figures."
-    return Chart(name, title, "", lambda figure: figure.text(0.02, 0.5, said), 0.6, said)
+    return Chart(name, name, "", lambda figure: figure.text(0.02, 0.5, said), 0.6, said)
 
 
 def shortened(name, most=24):

@@ -1,242 +1,328 @@
-"""Which figures the report holds, and what each says in words. Their names are files of `figures/`."""
+"""The figures of the comparison page, in plain matplotlib. Each is a function of a Report: a Chart, or None where nothing is to be drawn."""
+
+import statistics
 
 from parascale.report import numbers
-from parascale.report.communication import communication
-from parascale.report.curves import loss
+from parascale.report.chart import PALETTE, Chart, bars, bars_height, shortened
+from parascale.report.comparing import caveats, is_different
 from parascale.report.derived import grouped
-from parascale.report.drawing import BOX, COLOURS, Entry, Figure
 from parascale.report.layouts import kind_of_run, named
-from parascale.report.loaders import loaders
-from parascale.report.memories import memory
-from parascale.report.plots import Bar, Point, bars_panels, record_bar, scaling_panel, with_caveat
-from parascale.report.steps import PHASES, of_mean_rank
-from parascale.report.summary import energy_per_work, of_runs
-from parascale.report.tables import RUN, Column, columns, make_table
+from parascale.report.machines import gpu_memory
+from parascale.report.plans import planned_and_charged
+from parascale.report.summary import PARTS
+from parascale.report.timing import PHASES, of_mean_rank, unranked
+
+MOST = 20  # rows or lines of a plot; the tables have all
+MARKERS, LINES = "os^D", ("-", "--", ":", "-.")  # of the first kinds, and of those whose colours come again
+BUCKETS = 60  # intervals of a curve that keep two points each
+WAITING = ("communication", "bubble", "data")
+MUCH = 0.1  # part of a step that is told in words
+WHOLE = "not split"  # memory that was measured without its parts
+COLOUR_OF_PART = dict(
+    zip((*PARTS, WHOLE), ("backward", "forward", "optimizer", "data", "bubble", "other"), strict=True)
+)
+FAR = 5  # times the largest bar, a limit is told in the title
+
+
+def _stacked(figure, heights):
+    """Axes below each other."""
+    return figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+
+
+def _colour(number):
+    return f"C{number % 10}"
+
+
+def _of_workloads(records):
+    return grouped(records, lambda record: record.run.workload.name)
+
+
+def with_caveats(record, text):
+    """A value of a run in words, with what sets the run apart."""
+    return ", ".join([text, *caveats(record), *(["not ranked"] if record.done and unranked(record) else [])])
 
 
 def scaling(report):
-    """Strong scaling: speed-up for the same work against the named baseline."""
-    experiments = [experiment for experiment in report.experiments if experiment.kind == "strong"]
-    panels = [
-        _against_gpus(report, experiment, "speedup")
-        for experiment in experiments
-        if len({member.first.gpus for member in experiment.members}) > 1
-    ]
-    unranked = any(member.unranked for experiment in experiments for member in experiment.members)
-    again = (
-        " Colours come again: marks and names tell the layouts apart."
-        if max([0, *report.all_series.values()]) >= COLOURS
-        else ""
-    )
-    hollow = " Hollow dots are not ranked; the verdict says why." if unranked else ""
-    return Figure(
-        "scaling",
-        "Strong scaling: the same work on more hardware",
-        "The dotted line is ideal. Beside a plot stands each layout's speed-up on the most hardware it ran on. "
-        f"Whiskers span repeats, or blocks of steps.{hollow}{again}",
-        tuple(panels),
-        table=_scaling_table(report, experiments, "Strong scaling"),
-    )
+    """Speed-up against processes; of weak scaling, the efficiency. A plot for each experiment."""
+    shown = [each for each in report.experiments if len({member.first.gpus for member in each.members}) > 1]
+    if not shown:
+        return None
+
+    def draw(figure):
+        for axes, experiment in zip(_stacked(figure, [1] * len(shown)), shown, strict=True):
+            _scaling(axes, report, experiment)
+
+    hollow = any(member.unranked for each in shown for member in each.members)
+    caption = "Dotted: ideal. Whiskers: range." + (" Hollow: not ranked." if hollow else "")
+    said = "; ".join(_said(report, member) for each in shown for member in each.members[1:])
+    return Chart("scaling", "What more hardware buys", caption, draw, 3.4 * len(shown), said)
 
 
-def weak(report):
-    """Weak scaling: the batch of a rank is fixed, so efficiency is the rate per GPU against the baseline's."""
-    experiments = [experiment for experiment in report.experiments if experiment.kind == "weak"]
-    return Figure(
-        "weak",
-        "Weak scaling: more work on more hardware",
-        "The batch of each data-parallel rank is fixed, so the runs do different work and have no speed-up. Efficiency "
-        "is the rate per GPU, divided by the baseline's.",
-        tuple(_against_gpus(report, experiment, "efficiency") for experiment in experiments),
-        table=_scaling_table(report, experiments, "Weak scaling"),
+def _gain(report, record):
+    """(value, lowest, highest) of a run's speed-up, or of its efficiency, which weak scaling has alone."""
+    compared = report.comparisons[record.name]
+    if compared.speedup is None:
+        return (compared.efficiency,) * 3
+    return compared.speedup, compared.low or compared.speedup, compared.high or compared.speedup
+
+
+def _spread(report, member):
+    return member.spread(lambda record: _gain(report, record)[0], lambda record: _gain(report, record)[1:])
+
+
+def _said(report, member):
+    return f"{member.label} on {member.extent} {_spread(report, member).mean:.2f}"
+
+
+def _scaling(axes, report, experiment):
+    """One line a kind of run, over what was measured alone; a kind of one size is a dot."""
+    weak, head = experiment.kind == "weak", experiment.members[0]
+    counts = sorted({member.first.gpus for member in experiment.members})
+    ideal = [1.0 if weak else count / head.first.gpus for count in counts]
+    axes.plot(counts, ideal, ":", color=PALETTE["muted"])
+    lines = []
+    for kind, members in grouped(experiment.members, lambda member: kind_of_run(member.first.run)).items():
+        members.sort(key=lambda member: member.first.gpus)
+        points = [(member.first.gpus, _spread(report, member)) for member in members]
+        number = report.series(members[0].first)
+        look = {"color": _colour(number), "marker": MARKERS[number // 10 % 4], "zorder": 3}
+        curve = len({gpus for gpus, _ in points}) == len(points) > 1 and head not in members
+        if curve:
+            axes.plot([gpus for gpus, _ in points], [spread.mean for _, spread in points], color=_colour(number))
+        for (gpus, spread), member in zip(points, members, strict=True):
+            axes.vlines(gpus, spread.low, spread.high, color=_colour(number))
+            hollow = {"markerfacecolor": PALETTE["paper"]} if member.unranked else {}
+            (dot,) = axes.plot(gpus, spread.mean, linestyle="none", **look, **hollow)
+        last = points[-1][1].mean
+        label = kind if len(members) > 1 else named(members[0].label, members[0].first.run)
+        lines.append((last, dot, f"{shortened(label)} {numbers.percent(last) if weak else f'{last:.2f} ×'}"))
+    lines.sort(key=lambda line: -line[0])
+    _, dots, labels = zip(*lines[:MOST], strict=True)
+    axes.legend(dots, labels, loc="upper left", bbox_to_anchor=(1, 1))
+    word = numbers.plural(2, head.first.gpu_word).split()[1]
+    axes.set(
+        xscale="log",
+        xlabel=word,
+        title=f"{'Rate per process against' if weak else 'Times as fast as'} {experiment.baseline}",
     )
+    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    if weak:
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(lambda value, _: numbers.percent(value))
+    else:
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g} ×")
+    axes.minorticks_off()
+
+
+def spent(record):
+    """Phase → mean seconds a step, of those that were measured."""
+    summary = record.summary
+    seconds = of_mean_rank(summary.phases, summary.bubble_measured, record.run.layout.world_size)
+    return {phase: seconds[phase] / max(summary.steps, 1) for phase in PHASES if phase in seconds}
 
 
 def phases(report):
-    """Where the time of a step goes."""
+    """Where the time of a step goes: bars of one length, the quickest step first."""
     timed = [record for record in report.done if any(record.summary.phases.values())]
-    groups = grouped(timed, lambda record: (record.run.workload.name, record.run.scaling))
-    panels = tuple(panel for group, records in groups.items() for panel in _phase_panels(*group, records))
-    used = [phase for phase in PHASES if any(_phase(record, phase) for record in report.done)]
-    return Figure(
-        "phases",
-        "Time of a step",
-        "Each bar is all of a training step, as a mean over ranks, by what its time was spent on; beside it stands how long it took.",
-        panels,
-        tuple(Entry(phase, phase, marker=BOX) for phase in used),
-        _phase_table(report, [record for records in groups.values() for record in records], used),
-    )
-
-
-def throughput(report):
-    """Work per second, and the energy of the GPUs for it where that was measured."""
-    panels, measured = [], (("Rate", lambda record: record.summary.rate, _rate), ("Energy", energy_per_work, _energy))
-    for name, records in report.workloads().items():
-        for title, value, shown in measured:
-            known = [(record, found) for record in records if (found := value(record)) is not None]
-            bars = [record_bar(record, report.series(record), found, shown(record, found)) for record, found in known]
-            panels += bars_panels(f"{title}: {name}", "Bars", bars) if bars else []
-    known = any(energy_per_work(record) is not None for record in report.done)
-    energy = " Energy: the sum over all GPUs of the run, where that was measured." if known else ""
-    return Figure(
-        "throughput",
-        "Throughput and energy" if known else "Throughput",
-        "Rate: work per second over all steps, warm-up included, and over all ranks; tokens are those that enter the loss (of pairs, "
-        f"those of the summary). MFU is of the peak in a run's own precision.{energy}",
-        tuple(panels),
-        table=of_runs(
-            report, "Throughput; an empty cell is not known", THROUGHPUT, report.done, _throughput_row
-        ).known(),
-    )
-
-
-SCALING = (
-    RUN,
-    *columns(secondary=True, work="Work", baseline="Baseline"),
-    Column("gpus", "On", numbers.whole, text="held"),
-    Column("training_seconds", "Training time", numbers.duration),
-    Column("speedup", "Speed-up", "{:,.2f}".format),
-    Column("efficiency", "Efficiency", numbers.percent),
-)
-THROUGHPUT = (
-    Column("rate", "Rate", numbers.short, text="rate_words"),
-    Column("rate_of_each", "For each GPU or process", numbers.short, text="each_words"),
-    Column("mfu", "MFU", numbers.share),
-    Column("gpu_utilisation", "GPU use", numbers.percent),
-    Column("energy_per_work", "Energy of all GPUs", numbers.significant, text="energy_words"),
-    Column(
-        "energy_joules", "Energy of all GPUs, whole run", lambda joules: f"{numbers.significant(joules / 3.6e6)} kWh"
-    ),
-    Column("parameters", "Parameters", numbers.short),
-)
-QUARTERS = {quarter / 4: numbers.percent(quarter / 4) for quarter in (1, 2, 3)}
-# Name → function of a Report that makes the Figure; each becomes a file `figures/<name>.svg`.
-FIGURES = {
-    "scaling": scaling,
-    "weak": weak,
-    "phases": phases,
-    "loss": loss,
-    "throughput": throughput,
-    "memory": memory,
-    "loaders": loaders,
-    "communication": communication,
-}
-
-
-def _against_gpus(report, experiment, figure):
-    """Speed-up or efficiency against the GPUs, one line a kind of run."""
-    head, *others = experiment.members
-    word = numbers.plural(2, head.first.gpu_word).split()[1]
-    groups = grouped(others, lambda member: kind_of_run(member.first.run))
-    series = [
-        (
-            named(members[0].label, members[0].first.run) if len(members) == 1 else label,
-            [_point(report, member, figure) for member in members],
-        )
-        for label, members in groups.items()
-    ]
-    shown = {"speedup": "Speed-up", "efficiency": f"Efficiency per {head.first.gpu_word}"}[figure]
-    return scaling_panel(
-        f"{shown} against {experiment.baseline}: {experiment.title}",
-        f"{shown} against the baseline {experiment.baseline}, with the ideal line",
-        word,
-        f"{shown[0].lower()}{shown[1:]} against {experiment.baseline}",
-        series,
-        _point(report, head, figure),
-        percent=figure == "efficiency",
-    )
-
-
-def _point(report, member, figure):
-    def within(record):
-        compared = report.comparisons[record.name]
-        value, share = getattr(compared, figure), compared.low and getattr(compared, figure) / compared.speedup
-        return (compared.low * share, compared.high * share) if share else (value, value)
-
-    spread = member.spread(lambda record: getattr(report.comparisons[record.name], figure), within)
-    shown = numbers.percent(spread.mean) if figure == "efficiency" else f"{spread.mean:.2f} ×"
-    note = f"{member.label} on {member.extent}: {shown}{', not ranked' if member.unranked else ''}"
-    return Point(member.first.gpus, spread, report.series(member.first), note, shown, not member.unranked)
-
-
-def _scaling_table(report, experiments, caption):
-    rows = [
-        {
-            **{"run": record.name, "work": experiment.title, "baseline": record.run.baseline, "gpus": record.gpus},
-            **{"held": numbers.plural(record.gpus, record.gpu_word), "training_seconds": record.timing.training},
-            **vars(report.comparisons[record.name]),
-        }
-        for experiment in experiments
-        for member in experiment.members
-        for record in member.records
-    ]
-    return make_table(caption, SCALING, rows, report.all_series)
-
-
-def _phase(record, phase):
-    """Mean seconds a step of a phase; None where it was not measured, as a bubble is in pipelines alone."""
-    seconds = _phases(record).get(phase)
-    return None if seconds is None else seconds / max(record.summary.steps, 1)
-
-
-def _phases(record):
-    return of_mean_rank(record.summary.phases, record.summary.bubble_measured, record.run.layout.world_size)
-
-
-def _spent(record):
-    """The phases that were measured, in their order → mean seconds a step."""
-    return {phase: value for phase in PHASES if (value := _phase(record, phase)) is not None}
-
-
-def _phase_panels(workload, kind, records):
-    bars = []
-    for record in records:
-        spent = _spent(record)
-        total = sum(spent.values())
-        parts = tuple((phase, value / total, _phase_note(record, phase)) for phase, value in spent.items())
-        text = with_caveat(record, numbers.duration_of_step(total))
-        bars.append(Bar(record.name, parts, text, strong=record.name == record.run.baseline))
-    title = f"Shares of a step: {workload}{' (weak scaling)' if kind == 'weak' else ''}"
-    return bars_panels(title, "Stacked bars of the parts of a step, its mean time in words", bars, QUARTERS)
-
-
-def _phase_note(record, phase):
-    share = _phases(record).get(phase, 0.0) / max(sum(_phases(record).values()), 1e-12)
-    return f"{record.name}: {phase} {numbers.duration_of_step(_phase(record, phase))} ({numbers.percent(share)})"
-
-
-def _phase_table(report, records, used):
-    shown = [
-        Column(f"{phase}_seconds_per_step", phase.capitalize(), numbers.duration_of_step, below=f"{phase}_share")
-        for phase in used
-    ]
-
-    def more(record):
-        spent = _spent(record)
-        total, row = sum(spent.values()), {}
-        for phase, value in spent.items():
-            row[f"{phase}_seconds_per_step"] = value
-            row[f"{phase}_share"] = numbers.tenths(value / total) if total else ""
-        return {**row, "seconds_per_step": total}
-
-    shown += columns(numbers.duration_of_step, seconds_per_step="Step")
-    return of_runs(report, "Mean time of a training step by phase", shown, records, more)
-
-
-def _rate(record, value):
-    return f"{numbers.short(value)} {record.summary.work_unit}/s"
-
-
-def _energy(record, value):
-    return f"{numbers.significant(value)} J/{record.summary.work_unit.removesuffix('s')}"
-
-
-def _throughput_row(record):
-    summary, each = record.summary, record.summary.rate / record.run.layout.world_size
-    energy = energy_per_work(record)
-    return {
-        "rate_words": _rate(record, summary.rate),
-        "rate_of_each": each,
-        "each_words": _rate(record, each),
-        "energy_words": _energy(record, energy) if energy else "",
+    groups = {
+        name: sorted(some, key=lambda each: sum(spent(each).values()))[:MOST]
+        for name, some in _of_workloads(timed).items()
     }
+    if not groups:
+        return None
+    used = [phase for phase in PHASES if any(spent(record).get(phase) for some in groups.values() for record in some)]
+
+    def draw(figure):
+        for axes, records in zip(_stacked(figure, list(map(len, groups.values()))), groups.values(), strict=True):
+            shares = [_shares(record) for record in records]
+            parts = [(phase, PALETTE[phase], [share.get(phase, 0.0) for share in shares]) for phase in used]
+            names = [record.name for record in records]
+            bars(axes, names, parts, list(map(_step_words, records)), {record.run.baseline for record in records})
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=4)
+
+    more = "" if sum(map(len, groups.values())) == len(timed) else f" The {MOST} quickest."
+    said = "; ".join(f"{record.name} {_step_words(record)}" for some in groups.values() for record in some)
+    height = bars_height(sum(map(len, groups.values()))) + 0.5
+    return Chart(
+        "phases",
+        "Where a step's time goes",
+        f"Shares of a mean step; beside it how long it takes.{more}",
+        draw,
+        height,
+        said,
+    )
+
+
+def _shares(record):
+    seconds = spent(record)
+    total = sum(seconds.values())
+    return {phase: value / total for phase, value in seconds.items()}
+
+
+def _step_words(record):
+    """How long a step takes, and the largest part of it that computes nothing, where that is much."""
+    shares = _shares(record)
+    most = max(WAITING, key=lambda phase: shares.get(phase, 0.0))
+    waits = f", {numbers.percent(shares[most])} {most}" if shares.get(most, 0.0) >= MUCH else ""
+    return with_caveats(record, numbers.duration_of_step(sum(spent(record).values())) + waits)
+
+
+def memory(report):
+    """Peak memory of the rank that needs most, by its parts, with what was planned."""
+    known = [record for record in report.done if record.summary.peak_memory_bytes]
+    groups = {name: some[:MOST] for name, some in _of_workloads(known).items()}
+    if not groups:
+        return None
+
+    def draw(figure):
+        for axes, (name, records) in zip(
+            _stacked(figure, list(map(len, groups.values()))), groups.items(), strict=True
+        ):
+            held = [_parts(record) for record in records]
+            parts = [
+                (part, PALETTE[COLOUR_OF_PART[part]], [each.get(part, 0) / 2**30 for each in held])
+                for part in COLOUR_OF_PART
+                if any(part in each for each in held)
+            ]
+            texts = [with_caveats(record, numbers.memory(record.summary.peak_memory_bytes)) for record in records]
+            bars(axes, [record.name for record in records], parts, texts)
+            planned = [
+                (size / 2**30, row) for row, each in enumerate(records) if (size := each.prediction.get("memory_bytes"))
+            ]
+            if planned:
+                axes.plot(
+                    *zip(*planned, strict=True), "D", color=PALETTE["ink"], label="planned", zorder=3, clip_on=False
+                )
+                axes.set_xlim(right=max(axes.get_xlim()[1], *(size for size, _ in planned)))
+            axes.set_title(f"{shortened(name)}{_limit(axes, records)}")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=4)
+
+    caption = "Of the process that needs most, at its peak. On a GPU tensors alone count, on CPUs also libraries and data (process)."
+    said = "; ".join(f"{record.name} {numbers.memory(record.summary.peak_memory_bytes)}" for record in known[:MOST])
+    return Chart(
+        "memory", "Memory", caption, draw, bars_height(sum(map(len, groups.values()))) + 0.3 * len(groups) + 0.5, said
+    )
+
+
+def _limit(axes, records):
+    """The memory of a GPU: a line, or words where no bar would be seen beside it."""
+    limit = min((limit for record in records if (limit := gpu_memory(record))), default=None)
+    if limit is None:
+        return ""
+    if limit / 2**30 < FAR * axes.get_xlim()[1]:
+        axes.axvline(limit / 2**30, color=PALETTE["muted"], linestyle=":")
+        axes.set_xlim(right=1.02 * limit / 2**30)
+    return f" (GPU: {numbers.memory(limit)})"
+
+
+def _parts(record):
+    """Part → bytes. A GPU's peak is of tensors alone, without the process."""
+    held = record.summary.memory or {WHOLE: record.summary.peak_memory_bytes}
+    return {part: size for part, size in held.items() if part != "process" or record.site.device == "cpu"}
+
+
+def loss(report):
+    """Loss against training time of every run, finished or under way."""
+    drawn = [record for record in report.records if record.run is not None and record.curve and len(record.curve.steps)]
+    groups = _of_workloads(drawn)
+    if not groups:
+        return None
+
+    def draw(figure):
+        for axes, (name, records) in zip(_stacked(figure, [1] * len(groups)), groups.items(), strict=True):
+            _curves(axes, report, records)
+            axes.set_title(
+                f"{name}: loss ({'nats per image' if records[0].run.workload.task == 'classification' else 'nats per token'})"
+            )
+
+    said = "; ".join(f"{record.name} ends at {record.curve.losses[-1]:.3f}" for record in drawn[:MOST])
+    caption = "Lines: training loss (of a long run the lowest and highest of each stretch). Dots: validation loss; those far above the lines are left out."
+    return Chart("loss", "Loss against training time", caption, draw, 3.2 * len(groups), said)
+
+
+def _curves(axes, report, records):
+    """Those that must not be overlooked have colours; beyond MOST, the others are grey."""
+    records = sorted(
+        records,
+        key=lambda each: (each.name != each.run.baseline, not is_different(each) and each.done, not caveats(each)),
+    )
+    size, unit = numbers.time_unit(max(record.curve.seconds[-1] for record in records))
+    kinds = {}
+    for place, record in enumerate(records):
+        curve, number = record.curve, report.series(record)
+        colour, told = _colour(number), place < MOST // 2
+        again = kinds[number] = kinds.get(number, -1) + 1
+        kept = thinned(len(curve.losses), BUCKETS, curve.losses)
+        look = (
+            {"color": colour, "linestyle": LINES[again % 4], "zorder": 2 + 1 / (1 + place)}
+            if told
+            else {"color": PALETTE["other"], "linewidth": 0.8, "zorder": 1}
+        )
+        label = shortened(named(record.name, record.run, caveats(record)), 36) if told else None
+        axes.plot(
+            [curve.seconds[index] / size for index in kept],
+            [curve.losses[index] for index in kept],
+            label=label,
+            **look,
+        )
+        if told and curve.evaluations:
+            axes.plot(
+                *zip(*((curve.seconds[index] / size, value) for index, value in curve.evaluations), strict=True),
+                "o",
+                color=colour,
+                markersize=4,
+            )
+    if len(records) > MOST // 2:
+        axes.plot(
+            [], color=PALETTE["other"], linewidth=0.8, label=numbers.plural(len(records) - MOST // 2, "other run")
+        )
+    losses = [value for record in records for value in record.curve.losses]
+    lowest = min([*losses, *(value for record in records for _, value in record.curve.evaluations)])
+    room = 0.05 * (max(losses) - lowest) or 1
+    axes.set(xlabel=f"training time ({unit})", xlim=(0, None), ylim=(lowest - room, max(losses) + 5 * room))
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def thinned(count, buckets, values):
+    """Indices that keep a curve's shape: first, last, and the lowest and highest of each bucket. Never a made-up point."""
+    if count <= 2 * buckets + 2:
+        return list(range(count))
+    kept = {0, count - 1}
+    for bucket in range(buckets):
+        inside = range(bucket * count // buckets, (bucket + 1) * count // buckets)
+        kept.update((min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)))
+    return sorted(kept)
+
+
+def cost(report):
+    """Planned core-hours beside those that were charged, the dearest run first."""
+    pairs = sorted(planned_and_charged(report), key=lambda pair: -pair[2])
+    if not pairs:
+        return None
+    shown = pairs[:MOST]
+    size, unit = (1, "core-hours") if shown[0][2] >= 0.1 else (1 / 3600, "core-seconds")
+    off = [max(charged / planned, planned / charged) for _, planned, charged in pairs]
+
+    def draw(figure):
+        axes = figure.subplots()
+        rows = range(len(shown))
+        planned, charged = ([pair[place] / size for pair in shown] for place in (1, 2))
+        axes.hlines(rows, planned, charged, color=PALETTE["line"], linewidth=3)
+        axes.plot(planned, rows, "D", markerfacecolor=PALETTE["paper"], color=PALETTE["muted"], label="planned")
+        axes.plot(charged, rows, "o", color="C0", label="charged")
+        axes.set_yticks(rows, [shortened(name) for name, *_ in shown], color=PALETTE["ink"])
+        axes.set(xlabel=f"{unit} of the whole job", xlim=(0, None), ylim=(len(shown) - 0.5, -0.5))
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+
+    middle, worst = (numbers.significant(each, 2) for each in (statistics.median(off), max(off)))
+    title = f"Plans were off by a factor of {middle}" + (f", at worst {worst}" if worst != middle else "")
+    said = "; ".join(
+        f"{name}: planned {numbers.core_hours(planned)}, charged {numbers.core_hours(charged)}"
+        for name, planned, charged in shown
+    )
+    return Chart("cost", title, "Each plan was made before its run started.", draw, bars_height(len(shown)) + 0.5, said)
+
+
+# Name → function of a Report; each becomes a file `figures/<name>.svg`.
+FIGURES = {"scaling": scaling, "phases": phases, "cost": cost, "memory": memory, "loss": loss}

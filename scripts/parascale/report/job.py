@@ -7,16 +7,15 @@ from pathlib import Path
 
 from parascale import files
 from parascale.errors import ParascaleError
-from parascale.report import numbers, sections
-from parascale.report.attempts import attempts_figure
+from parascale.report import figures, numbers, parts
+from parascale.report.attempts import attempts_figure, attempts_table
 from parascale.report.comparing import compare
 from parascale.report.derived import Report, build_report
-from parascale.report.figures import phases
 from parascale.report.findings import findings, time_used
 from parascale.report.layouts import degrees_text, hardware_text
 from parascale.report.page import render
+from parascale.report.parts import Part
 from parascale.report.records import load_records
-from parascale.report.section import Section, filled
 from parascale.report.tables import Column, columns, make_table
 from parascale.report.usage import heat_figure, metrics_table
 from parascale.telemetry import energy_joules, read_samples, sample_files
@@ -28,7 +27,8 @@ OPERATORS = (
     *columns(numbers.duration_of_step, cpu_seconds="Own time on the CPU", device_seconds="Own time on the GPU"),
 )
 OF_ALL = ("../summary.csv", "../plan-against-actual.csv")  # tables of the report, of which the page is a part
-FOOTER = "Made from `run.json`, `summary.json`, `steps.jsonl` and `device.csv` of this run. The tables of all runs are made with the whole report."
+LONGEST = "Operators of rank 0 in the profiled steps, the longest first"
+TRACE = "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing and https://ui.perfetto.dev show it."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,24 +75,25 @@ def load_job(results, work, name, table=()):
     return JobReport(record, read_samples(samples), operators, alone, compared, samples)
 
 
-def job_sections(job):
-    """What the page holds, in its order."""
-    report = job.report
+def job_parts(job):
+    """The Parts that stand open, and those that are folded."""
+    record, report = job.record, job.report
+    drawn = (attempts_figure(record), figures.phases(report), figures.loss(report), heat_figure(job.devices, job.cores))
+    rows = [
+        {"fact": name, "case": name.lower().replace(" ", "_"), "words": words, "value": value}
+        for name, words, value in facts(job)
+    ]
     shown = [
-        Section("findings", "What stands out", "findings.html", {"findings": job.findings}),
-        _facts_section(job),
-        _attempts_section(job.record),
-        _usage_section(job.devices, job.cores),
-        sections.phases_section(report, [phases(report)]),
-        sections.loss_section(report),
+        Part("job", "The job", (), (), (make_table("What this job was", FACTS, rows),), record.notes),
+        Part("figures", "Its time", (), tuple(filter(None, drawn))),
     ]
     folded = [
-        _operators_section(job.operators),
-        sections.parity_section(report),
-        sections.plan_section(report),
-        sections.provenance_section(report, attempts=False),  # they have a section here
+        Part("usage", "Use of the hardware", (), (), (metrics_table(job.devices),)),
+        Part("attempts", "Attempts", (), (), (attempts_table(record),)),
+        Part("operators", "Top operators", (TRACE,), (), (make_table(LONGEST, OPERATORS, job.operators),)),
+        *(make(report) for make in (parts.parity, parts.quality, parts.provenance)),
     ]
-    return [*(dataclasses.replace(section, folded=False) for section in filled(shown)), *filled(folded)]
+    return list(filter(None, shown)), list(filter(None, folded))
 
 
 def render_job(job, folder=None):
@@ -102,7 +103,9 @@ def render_job(job, folder=None):
     if record.run is not None:
         words += [record.run.workload.name, record.run.strategy, record.site.title or record.site.name]
     tables = (*OF_ALL, *(os.path.relpath(path, folder) for path in job.samples)) if folder else ()
-    return render(job.report, job_sections(job), " · ".join(words), FOOTER, tables=tables)
+    shown, folded = job_parts(job)
+    values = {"title": job.report.title, "subtitle": " · ".join(words), "tables": tables}
+    return render("job.html", findings=job.findings, shown=shown, folded=folded, **values)
 
 
 def facts(job):
@@ -174,36 +177,3 @@ def _without_zone(time):
 
 def _clock(seconds):
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
-
-
-def _facts_section(job):
-    rows = [
-        {"fact": name, "case": name.lower().replace(" ", "_"), "words": words, "value": value}
-        for name, words, value in facts(job)
-    ]
-    values = {"table": make_table("What this job was", FACTS, rows), "notes": job.record.notes}
-    return Section("job", "The job", "table.html", values)
-
-
-def _attempts_section(record):
-    figure = attempts_figure(record)
-    return Section("attempts", "Its attempts", "figures.html", {"figures": [figure]}) if figure else None
-
-
-def _usage_section(devices, cores):
-    table = metrics_table(devices)
-    figure = heat_figure(devices, cores)
-    return Section(
-        "usage", "Use of the hardware", "usage.html", {"table": table, "figures": [figure] if figure.panels else []}
-    )
-
-
-def _operators_section(operators):
-    """The operators that took most of the steps that were profiled."""
-    if not operators:
-        return None
-    table = make_table("Operators of rank 0 in the profiled steps, the longest first", OPERATORS, operators)
-    note = (
-        "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing and https://ui.perfetto.dev show it."
-    )
-    return Section("operators", "Top operators", "table.html", {"table": table, "notes": (note,)})

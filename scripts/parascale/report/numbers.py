@@ -77,6 +77,13 @@ def memory(count):
     return f"{significant(count)} GiB"
 
 
+def core_hours(hours):
+    """Core-hours, or core-seconds where these are few: `12.3 core-h`, `92 core-s`."""
+    if hours is None:
+        return ""
+    return f"{significant(hours)} core-h" if hours >= 0.1 else f"{significant(3600 * hours, 2)} core-s"
+
+
 def energy(joules):
     """Joules, or kilowatt-hours where there are many: `532 J`, `1.24 kWh`."""
     if joules is None:

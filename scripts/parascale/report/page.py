@@ -1,5 +1,6 @@
-"""The page: templates filled with sections, and the files of `results/report/`."""
+"""The page: templates filled with what a Report holds, and the files of `results/report/`."""
 
+import dataclasses
 import re
 from importlib import resources
 from pathlib import Path
@@ -8,99 +9,44 @@ import jinja2
 from markupsafe import Markup, escape
 
 from parascale import files
-from parascale.report import drawing, numbers
-from parascale.report.conversions import conversions_table
-from parascale.report.figures import FIGURES
-from parascale.report.layouts import strategy_word
-from parascale.report.plans import advice_table
-from parascale.report.sections import sections, warnings
+from parascale.errors import few
+from parascale.report import chart, figures, numbers
+from parascale.report.comparing import is_different
+from parascale.report.derived import grouped
+from parascale.report.machines import contradictions
+from parascale.report.parts import compared_over, conversions_table, parts
+from parascale.report.plans import advice_table, next_steps
 from parascale.report.summary import runs_table
-from parascale.report.terminal import compared
-from parascale.report.verdict import verdicts
+from parascale.report.verdict import lines, verdicts
 
 LONG = 30  # characters of a name that may be broken
 QUOTED = re.compile(r"`([^`]*)`")
-FOOTER = (
-    "Made from `results/runs`, `results/parity`, `results/summaries`, `results/checkpoints`, `results/loaders` and "
-    "`results/communication`. Each section names the files that hold its numbers."
-)
-MANY = 12  # runs from which on the page has a filter
 TABLES = ("summary.csv", "plan-against-actual.csv", "advice.csv", "checkpoints.csv")  # beside the page
-HOW_TO_READ = (
-    "Only runs of the same work on the same machine are compared, each with its baseline: the run that its row names.",
-    "Speed-up and efficiency are of training alone; start-up and warm-up stand apart. Efficiency counts each GPU or process that a layout asks for, core-hours all that is charged.",
-    "A range spans repeats, or blocks of steps of a run that was not repeated.",
-    "`same`: a short exact run gave the losses, gradient norms and weights of the baseline's. Never compare a `different` one.",
-    "A price or memory is predicted before a run, and kept as it was. Core-hours are of the whole job unless they say otherwise.",
+NOTHING = (
+    "Nothing is finished yet. `make run` trains the runs of the default table on this machine and builds this page again; "
+    "`snakemake report` does so for the configuration that you name."
 )
 
 
-def render_page(report, parts=None):
-    """The whole page as one text of HTML that asks for no other file. parts: its sections, if they are known."""
-    parts = sections(report) if parts is None else parts
-    return render(report, parts, _subtitle(report), FOOTER, warnings(report), (*TABLES, *report.tables), HOW_TO_READ)
-
-
-def render(report, parts, subtitle, footer, said=(), tables=(), how=()):
-    """A page of sections. said: warnings that stand above them. footer: where the page's figures come from. tables: CSV files, as a link reaches them.
-
-    how: to read it, in lines.
-    """
-    page = environment().get_template("page.html")
-    return page.render(
+def render_page(report):
+    """The whole page as one text of HTML that asks for no other file."""
+    return render(
+        "comparison.html",
         report=report,
-        sections=parts,
-        warnings=said,
-        subtitle=subtitle,
-        footer=footer,
-        tables=tables,
-        how=how,
-        facts=_facts(report),
+        title=report.title,
+        subtitle=_subtitle(report),
+        warnings=warnings(report),
+        state="" if report.done else NOTHING,
+        workloads=[(verdict, _charts(report, verdict)) for verdict in verdicts(report)],
+        steps=next_steps(report),
+        cost=figures.cost(report),
+        parts=parts(report),
+        tables=(*TABLES, *report.tables),
     )
 
 
-def _facts(report):
-    """Run → what the page filters by; empty where there are few."""
-    known = [record for record in report.records if record.run is not None]
-    if len(report.records) <= MANY:
-        return {}
-    return {
-        record.name: {
-            "workload": record.run.workload.name,
-            "strategy": strategy_word(record.run),
-            "status": record.status,
-        }
-        for record in known
-    }
-
-
-def write_report(report, output):
-    """Write `index.html`, `verdict.txt` with its comparisons as a terminal shows them, its CSV files and `figures/*.svg` below the folder `output`, each
-    whole or not at all."""
-    output = Path(output)
-    parts = sections(report)
-    # A panel that is on the page is already drawn.
-    shown = {figure.name: figure for part in parts for figure in part.values.get("figures", ())}
-    for name, make in FIGURES.items():
-        files.write_text(output / "figures" / f"{name}.svg", drawing.standalone(shown.get(name) or make(report)))
-    for name, table in (("summary", runs_table), ("advice", advice_table), ("checkpoints", conversions_table)):
-        files.write_text(output / f"{name}.csv", table(report).csv)
-    said = [line for verdict in verdicts(report) for line in compared(verdict)]
-    files.write_text(output / "verdict.txt", "".join(f"{line}\n" for line in said))
-    files.write_text(output / "index.html", render_page(report, parts))
-
-
-def _subtitle(report):
-    if not report.records:
-        return "no runs yet"
-    done = report.done
-    sites = sorted({record.site.title or record.site.name for record in done})
-    finished = f"{len(done)} of {numbers.plural(len(report.records), 'run')} finished"
-    return " · ".join([finished, *report.workloads(), *sites])
-
-
-def environment():
-    """Where templates are filled: strictly, with what they use to write cells, charts and quoted names."""
+def render(template, **values):
+    """A page from one of the templates."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("parascale.report"),
         autoescape=True,
@@ -108,16 +54,9 @@ def environment():
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    made.filters |= {
-        "quoted": _quoted,
-        "listed": lambda words: numbers.listed([f"`{word}`" for word in words]),
-        "exact": lambda value: "" if value is None else str(value),
-    }
-    made.globals |= {
-        "resource": lambda name: Markup(_resource(name)),
-        "series_colour": drawing.series_colour,
-    }
-    return made
+    made.filters |= {"quoted": _quoted}
+    made.globals |= {"resource": lambda name: Markup(_resource(name))}
+    return made.get_template(template).render(**values)
 
 
 def _resource(name):
@@ -131,3 +70,57 @@ def _quoted(text):
         return f"<code{' class=long' if len(found[1]) > LONG else ''}>{found[1]}</code>"
 
     return Markup(QUOTED.sub(code, str(escape(text))))
+
+
+def write_report(report, output):
+    """Write `index.html`, `verdict.txt` with its comparisons as a terminal shows them, its CSV files and `figures/*.svg` below the folder
+    `output`, each whole or not at all."""
+    output = Path(output)
+    for name, make in figures.FIGURES.items():
+        files.write_text(output / "figures" / f"{name}.svg", (make(report) or chart.empty(name)).file)
+    for name, table in (("summary", runs_table), ("advice", advice_table), ("checkpoints", conversions_table)):
+        files.write_text(output / f"{name}.csv", table(report).csv)
+    said = [line for verdict in verdicts(report) if verdict.sentences for line in lines(verdict)]
+    files.write_text(output / "verdict.txt", "".join(f"{line}\n" for line in said))
+    files.write_text(output / "index.html", render_page(report))
+
+
+def _charts(report, verdict):
+    """The two figures of a workload, in the colours that its runs have on the whole page."""
+    records = tuple(record for record in report.records if record.name in verdict.runs)
+    experiments = tuple(each for each in report.experiments if each.first.name in verdict.runs)
+    every = tuple(record.run for record in report.records if record.run)
+    alone = dataclasses.replace(report, records=records, experiments=experiments, table=(*report.table, *every))
+    made = [found for make in (figures.scaling, figures.phases) if (found := make(alone))]
+    return [dataclasses.replace(each, name=f"{each.name}-{verdict.identity}") for each in made]
+
+
+def _subtitle(report):
+    """Machines, the day of the last run, the commit, how many runs finished, and how many are the same."""
+    done = report.done
+    sites = sorted({record.site.title or record.site.name for record in done})
+    days = sorted(attempt["end"][:10] for record in done for attempt in record.attempts if attempt.get("end"))
+    commits = {record.provenance["git_commit"] for record in done if record.provenance.get("git_commit")}
+    finished = f"{len(done)} of {numbers.plural(len(report.records), 'run')} finished"
+    judged = [
+        record.parity.verdict for record in done if record.parity and record.parity.verdict in ("same", "different")
+    ]
+    same = [f"{judged.count('same')} of {len(judged)} the same as their baselines"] if judged else []
+    return " · ".join(
+        [*sites, *days[-1:], *([f"commit {min(commits)[:10]}"] if len(commits) == 1 else []), finished, *same]
+    )
+
+
+def warnings(report):
+    """What must stand at the very top: runs that compute something other than their baseline, or on another machine than named."""
+    elsewhere = grouped(report.done, contradictions)
+    said = [f"{few([f'`{each.name}`' for each in records])} {text}" for text, records in elsewhere.items() if text]
+    for record in filter(is_different, report.records):
+        found = record.parity
+        since = f" in a short run of {compared_over(found)}" if found.steps else ""
+        since += f", first at step {found.first_step_outside}" if found.first_step_outside is not None else ""
+        reason = f": {found.reason}" if found.reason else ""
+        said.append(
+            f"`{record.name}` does not compute the same as its baseline `{found.baseline}`{since}{reason}. Do not compare its cost."
+        )
+    return said

@@ -8,13 +8,12 @@ import textwrap
 from parascale.files import atomic_path
 from parascale.report import figures
 from parascale.report.attempts import attempts_figure
-from parascale.report.drawing import FONT, LINE, PALETTE, WIDTH, canvas, write_legend
+from parascale.report.chart import PALETTE
 from parascale.report.job import facts
 from parascale.report.usage import heat_figure, metrics_table
 
 A4 = (595, 842)  # points
 LEFT = 0.08  # of the page
-INSIDE = (0.92 * A4[0], 0.88 * A4[1])  # of drawings, above their captions
 LINES = 58  # of words on a page of A4
 WRAP = 72  # characters of a line of a finding
 COLOURS = {"bad": "#b3261e", "note": "#8a5a00", "good": "#12703a"}
@@ -35,9 +34,13 @@ def write_pdf(job, target):
 
 def _words(job, pages):
     """The first page: findings, facts and the table of extremes. Where they are many, the page is longer."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     lines = list(_lines(job))
     count = max(LINES, len(lines) + 6)
-    with canvas(A4[0], A4[1] * count / LINES, size=9) as page:
+    with rc_context({"text.parse_math": False, "font.size": 9}):
+        page = Figure(figsize=(A4[0] / 72, A4[1] * count / LINES / 72))
         for number, line in enumerate(lines, 4):
             for x, text, look in line:
                 page.text(x, 1 - number / count, text, **look)
@@ -68,30 +71,14 @@ def _lines(job):
 
 
 def _drawings(job, pages):
-    """The second page: the page's panels, two side by side, as large as the paper allows."""
-    shown = [
+    """A page for each of the page's pictures."""
+    drawn = (
         attempts_figure(job.record),
         figures.phases(job.report),
         figures.loss(job.report),
         heat_figure(job.devices, job.cores),
-    ]
-    shown = [figure for figure in shown if figure and figure.panels]
-    drawn = [(panel, panel.legend or figure.legend) for figure in shown for panel in figure.panels]
-    if not drawn:
-        return
-    rows = [drawn[start : start + 2] for start in range(0, len(drawn), 2)]
-    heights = [max(panel.height for panel, _ in row) for row in rows]
-    below = [3 * LINE if any(len(legend) > 1 for _, legend in row) else LINE for row in rows]
-    scale = min(INSIDE[0] / (2 * WIDTH), INSIDE[1] / sum((*heights, *below, LINE * len(rows))))
-    with canvas(*A4, size=FONT * scale) as page:
-        page.text(LEFT / 2, 0.03, textwrap.fill(" ".join(figure.caption for figure in shown), 120), **SMALL)
-        low = 0.98 * A4[1]
-        for row, height, rest in zip(rows, heights, below, strict=True):
-            low -= (LINE + height) * scale
-            for x, (panel, legend) in zip((LEFT * A4[0] / 2, A4[0] / 2), row, strict=False):
-                page.text(x / A4[0], (low + (height + 4) * scale) / A4[1], panel.title, weight="bold")
-                panel.place(page, x, low, (WIDTH - LINE) * scale, height * scale)
-                if len(legend) > 1:
-                    write_legend(page, legend, x, low - 4 * scale, (WIDTH - LINE) * scale)
-            low -= rest * scale
-        pages.savefig(page)
+    )
+    for chart in filter(None, drawn):
+        with chart.drawn() as figure:
+            figure.suptitle(chart.title, size="large")
+            pages.savefig(figure)

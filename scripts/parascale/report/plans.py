@@ -1,44 +1,33 @@
-"""Plans in the report: what was predicted beside what happened and was charged, and which layouts formulas advise."""
+"""What was planned beside what was charged, which layouts formulas advise, and what to do next."""
 
-import statistics
 from dataclasses import dataclass
 
+from parascale.errors import few
 from parascale.report import numbers
 from parascale.report.layouts import degrees_text
-from parascale.report.section import Section
-from parascale.report.summary import of_runs
-from parascale.report.tables import Column, columns, make_table
+from parascale.report.tables import Column, make_table
 
-SHOWN = 8  # layouts of an advice
-# Basis of a prediction, as `Calibration.basis` has it, in words.
-BASES = {
-    "history": "finished runs of its kind",
-    "probe": "probes of its workload",
-    "fit": "other runs here",
-    "formula": "formulas alone",
-}
-COLUMNS = (
-    *map(Column, ("workload", "site", "gpus")),
-    Column("layout", "Layout", below="reason"),
-    *columns(secondary=True, strategy="Strategy"),
-    Column("seconds", "Whole job", numbers.duration, below="rests_on"),
-    Column("core_hours", "Core-hours", numbers.significant),
-    Column("step_seconds", "A step", numbers.duration, secondary=True),
-    Column("memory_bytes", "Memory a process", numbers.memory, secondary=True),
-    Column("fits", "Fits", secondary=True),
-    Column("reason"),
-)
-# Heading, name as in `plan-against-actual.csv`, how it is written, and what became of it.
-COMPARED = (
-    ("Time", "seconds", numbers.duration, "actual"),
-    ("Memory", "memory_bytes", numbers.memory, "actual"),
-    ("Core-hours", "core_hours", numbers.significant, "charged"),
+MUCH_BUBBLE = 0.2  # part of a step
+GAIN = 0.95  # of the best measured time, that a layout must be planned to stay below to be worth a try
+MOST = 3
+ADVICE = (
+    "workload",
+    "site",
+    "gpus",
+    "layout",
+    "strategy",
+    "seconds",
+    "core_hours",
+    "step_seconds",
+    "memory_bytes",
+    "fits",
+    "reason",
 )
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Every layout of a workload on so many GPUs of a site, the best first. thumb: the rule of thumb as a sentence, or None.
+    """Every layout of a workload on so many GPUs of a site, the best first. gpus, command: in words, and to see all of it.
 
     ranked: each a parascale.plan.advise.RankedLayout.
     """
@@ -46,99 +35,68 @@ class Advice:
     workload: str
     site: str
     gpus: str
-    basis: str
-    thumb: str | None
     ranked: tuple
+    command: str = ""
 
 
-def plan_section(report):
-    """What the plan predicted, frozen into each record before it started, beside what happened."""
-    made, accounted = [], any(source != "record" for _, source in report.charges.values())
-    for title, name, shown, happened in COMPARED:
-        word = happened if happened == "actual" or accounted else "used"
-        made += [
-            Column(f"{name}_predicted", f"{title}, planned", shown, secondary=True),
-            Column(f"{name}_{happened}", f"{title}, {word}", shown, secondary=True),
-            Column(f"{name}_of_planned", f"{title}, {word} of planned", numbers.percent),
-        ]
-    made += columns(secondary=True, basis="Plan rests on", **({"source": "Charged by"} if accounted else {}))
-    predicted = [record for record in report.done if record.prediction]
-    caption = "Plan against actual; an empty cell was not predicted"
-    table = of_runs(report, caption, made, predicted, lambda record: _plan_row(record, report.charges.get(record.name)))
-    files = (
-        "`plan-against-actual.csv`, where `seconds` are those of the training steps and `hours` those of the whole job"
-    )
-    return Section("plan", "Plan against actual", "plan.html", {"table": table, "judged": list(_judged(table))}, files)
-
-
-def _judged(table):
-    """Yield a sentence for each of COMPARED: by which factor its plans were off, up or down, in the median and at worst, where these differ."""
-    for title, name, *_ in COMPARED:
-        parts = zip(table.frame["run"], table.frame[f"{name}_of_planned"], strict=True)
-        part_of = {run: part for run, part in parts if part}
-        off = {run: max(part, 1 / part) for run, part in part_of.items()}
-        if off:
-            worst = max(off, key=off.get)
-            middle, most = (numbers.significant(each, 2) for each in (statistics.median(off.values()), off[worst]))
-            way = "more" if part_of[worst] > 1 else "less"
-            every = ", as in all runs" if len({part > 1 for part in part_of.values()}) == 1 < len(off) else ""
-            said = most if middle == most else f"{middle} in the median, {most} at worst"
-            yield f"{title}: off by a factor of {said} (`{worst}`: {way} than planned{every})."
-
-
-def _plan_row(record, charge):
-    """charge: (core-hours, what says so) of a run; without it the run's own record says."""
-    plan, summary = record.prediction, record.summary
-    charged, source = charge or (summary.core_hours, "record")
-    became = {"seconds": summary.seconds, "memory_bytes": summary.peak_memory_bytes, "core_hours": charged}
-    row = {"basis": BASES.get(plan.get("basis"), plan.get("basis")), "source": source}
-    for _, name, _, happened in COMPARED:
-        expected, actual = plan.get(name), became[name]
-        row |= {f"{name}_predicted": expected, f"{name}_{happened}": actual}
-        row[f"{name}_of_planned"] = actual / expected if expected and actual else None
-    return row
-
-
-def advice_section(report):
-    """Which layout formulas advise for each workload, with the reason."""
-    advised = []
-    for advice in report.advice:
-        rows = _rows(advice)
-        caption = (
-            f"{advice.workload} on {advice.gpus} of {advice.site}: the best {len(rows[:SHOWN])} of {len(rows)} layouts"
-        )
-        advised.append((advice, BASES.get(advice.basis, advice.basis), make_table(caption, COLUMNS, rows[:SHOWN])))
-    return Section(
-        "advice",
-        "Which layout next",
-        "advice.html",
-        {"advised": advised},
-        "`advice.csv`, of every layout",
-    )
+def planned_and_charged(report):
+    """(run, core-hours that were planned, and that were charged, else by its record) of each finished run that had a plan."""
+    for record in report.done:
+        planned = record.prediction.get("core_hours")
+        charged, _ = report.charges.get(record.name) or (record.summary.core_hours, "record")
+        if planned and charged:
+            yield record.name, planned, charged
 
 
 def advice_table(report):
-    """Every layout of every workload, the best first; its columns are `advice.csv`."""
-    return make_table("Layouts by formula", COLUMNS, (row for advice in report.advice for row in _rows(advice)))
+    """Every layout of every workload, the best first: `advice.csv`."""
+    return make_table(
+        "Layouts by formula", map(Column, ADVICE), (row for advice in report.advice for row in _rows(advice))
+    )
 
 
 def _rows(advice):
     """Seconds of a step and of the whole job, its core-hours, bytes a GPU; None is unknown."""
-    return [
-        {
-            **{"workload": advice.workload, "site": advice.site, "gpus": advice.gpus},
-            **vars(each.prediction),
-            "seconds": each.prediction.wall_seconds,
-            "layout": degrees_text(each.run),
-            "strategy": each.layout.strategy(),
-            "reason": each.reason,
-            "rests_on": _source(each.prediction),
-        }
-        for each in advice.ranked
+    for each in advice.ranked:
+        known = {"workload": advice.workload, "site": advice.site, "gpus": advice.gpus, **vars(each.prediction)}
+        known |= {"seconds": each.prediction.wall_seconds, "memory_bytes": each.prediction.memory_bytes}
+        yield known | {"layout": degrees_text(each.run), "strategy": each.layout.strategy(), "reason": each.reason}
+
+
+def next_steps(report):
+    """At most three (sentence, command): what did not finish, what waits, and what nobody tried."""
+    return [*_unfinished(report), *_bubbles(report), *_untried(report)][:MOST]
+
+
+def _unfinished(report):
+    names = [record.name for record in report.records if record.status in ("failed", "missing")]
+    if names:
+        yield (
+            f"{few([f'`{name}`' for name in names], 4)}: no result yet. A run goes on from its checkpoint.",
+            f"parascale launch --run {names[0]}",
+        )
+
+
+def _bubbles(report):
+    """The pipeline that waits most for its stages, as far as more micro-batches help: (p - 1) / (m + p - 1) of a step is expected."""
+    found = [
+        (waits, record) for record in report.done if (waits := record.summary.bubble_measured or 0.0) > MUCH_BUBBLE
     ]
+    for waits, record in sorted(found, key=lambda pair: -pair[0])[:1]:
+        layout = record.run.layout
+        more = 2 * layout.micro_batches
+        expected = (layout.pp - 1) / (more + layout.pp - 1)
+        if expected < waits and record.run.global_batch % (more * layout.data_parallel) == 0:
+            text = f"`{record.name}` waits {numbers.percent(waits)} of a step for other stages: try `micro_batches` {more}, of which {numbers.percent(expected)} is expected."
+            yield text, f"parascale advise --workload {record.run.workload.name} --gpus {layout.world_size}"
 
 
-def _source(prediction):
-    if prediction.wall_seconds is None:
-        return "not priced"
-    return "measured here" if prediction.basis == "history" else "by formula"
+def _untried(report):
+    for advice in report.advice:
+        best = advice.ranked[0]
+        priced = [each for each in advice.ranked if each.prediction.wall_seconds]
+        measured = [each.prediction.wall_seconds for each in priced if each.prediction.basis == "history"]
+        if measured and best in priced and best.prediction.wall_seconds < GAIN * min(measured):
+            faster = numbers.fixed(min(measured) / best.prediction.wall_seconds, 2)
+            text = f"`{degrees_text(best.run)}` was not tried: by formula {faster} times as fast as the best run of {advice.workload} on {advice.gpus}."
+            yield text, advice.command

@@ -4,8 +4,11 @@ A record that cannot be read does not stop the report: its run is shown as missi
 """
 
 import functools
+import math
 import re
 import time
+from array import array
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,13 +16,13 @@ from pathlib import Path
 from parascale import submissions
 from parascale.errors import ParascaleError, few
 from parascale.files import read_json_lines
-from parascale.report.checked import RecordError, read_record, typed
-from parascale.report.steps import Curve, load_curve
+from parascale.report.measured import RecordError, read_record, typed
 from parascale.report.timing import timing_of
 from parascale.settings import Run, Site, run_from_dict
 from parascale.settings.strict import load
 
 SILENT_SECONDS = 60.0  # a living run renews its lease every few seconds
+BESIDE = ("evaluation_seconds", "checkpoint_seconds")
 DIGITS = re.compile(r"(\d+)")
 
 
@@ -56,6 +59,22 @@ class Summary:
     gpu_utilisation: float | None = None
     cores_busy: float | None = None
     other_cores_busy: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Columns of `steps.jsonl`: `seconds` is the training time up to and with a step, `losses` are in nats.
+
+    evaluations: (index into the columns, validation loss). phases: seconds of all steps by what they were spent on; beside:
+    seconds between them.
+    """
+
+    steps: array
+    losses: array
+    seconds: array
+    evaluations: tuple
+    phases: dict = field(default_factory=dict)
+    beside: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -237,6 +256,30 @@ def _described(path):
         "provenance": {key: values.get(key) for key in kept},
         "prediction": values.get("prediction") or {},
     }
+
+
+def load_curve(path):
+    """The Curve in a `steps.jsonl`. Lines without a finite loss carry no point, but their time counts."""
+    steps, losses, seconds, evaluations = array("q"), array("d"), array("d"), []
+    elapsed, phases, beside = 0.0, {}, Counter()
+    try:
+        for line in read_record(path, read_json_lines):
+            elapsed += line["seconds"]["total"]
+            for phase, spent in line["seconds"].items():
+                phases[phase] = phases.get(phase, 0.0) + spent
+            beside.update({name: line[name] for name in BESIDE if name in line})
+            loss, validation = line.get("loss"), line.get("validation_loss")
+            if loss is None or not math.isfinite(loss):
+                continue
+            if validation is not None:
+                evaluations.append((len(steps), validation))
+            steps.append(line["step"])
+            losses.append(loss)
+            seconds.append(elapsed)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path}: a line lacks {error}") from None
+    phases.pop("total", None)
+    return Curve(steps, losses, seconds, tuple(evaluations), phases, beside)
 
 
 def _parity(path):

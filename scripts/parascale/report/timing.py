@@ -14,6 +14,8 @@ BLOCKS = 10
 WARM_STEPS = 3  # of an attempt, which may compile or allocate
 WARM = 1.5  # times the median: what such a step took above the median is no training
 SHARED = 0.1  # part of the wanted cores; less is a shell, a monitor
+# First what computes nothing, so that a bar of them all shows its share.
+PHASES = ("communication", "bubble", "data", "forward", "backward", "optimizer", "other")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,19 @@ def _without_warm_up(steps, numbers, attempts):
             cut += steps[index] - usual
             steps[index] = usual
     return cut
+
+
+def of_mean_rank(phases, waited, ranks):
+    """Seconds by phase, which are rank 0's, with the pipeline wait of the mean rank: every figure then says what the table of bubbles
+    says. waited: that wait as a share of a step, or None where it is not known. One process talks to nobody: what it spends on that
+    is other work."""
+    if ranks == 1:
+        return phases | {"communication": 0.0, "other": phases.get("other", 0.0) + phases.get("communication", 0.0)}
+    total, own = sum(phases.values()), phases.get("bubble", 0.0)
+    if waited is None or own >= total:
+        return phases
+    scale = total * (1 - waited) / (total - own)
+    return {name: scale * seconds for name, seconds in phases.items()} | {"bubble": total * waited}
 
 
 def unranked(record):

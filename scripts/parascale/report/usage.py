@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from parascale.report import numbers
-from parascale.report.drawing import Figure
-from parascale.report.plots import heat_panel
-from parascale.report.tables import Column, columns, make_table
+from parascale.report.chart import PALETTE, Chart
+from parascale.report.tables import Column, make_table
 from parascale.telemetry import total
 
+PALEST = 0.06  # a cell of 0 is seen, and told from one without a sample
 BUCKETS = 60  # moments of a heat map
 ROWS = 64  # devices of a heat map
 NEAR = 0.5  # part of a node's memory; below it a map up to all of it would be white
@@ -111,30 +111,42 @@ def metrics_table(devices):
 
 
 def heat_figure(devices, cores=None):
-    """Heat maps of what has one: a row a device, running time from left to right. cores: that a process may keep busy."""
-    return Figure(
-        "heat",
-        "Time × devices",
-        "A row is a GPU or a process: the stronger its colour, the more, up to the value above the map. Time runs from left to "
-        "right, without the pauses between attempts. Without colour: no sample.",
-        tuple(found for metric in METRICS if metric.heat and (found := _heat_map(devices, metric, cores)) is not None),
-        table=_devices_table(devices),
-    )
-
-
-def _heat_map(devices, metric, cores):
-    chosen = [device for device in _of(devices, metric.kind) if device.known(metric.column)]
-    if not chosen:
+    """Heat maps of what has one, or None: a row a device, running time from left to right. cores: that a process may keep busy."""
+    maps = [metric for metric in METRICS if metric.heat and _chosen(devices, metric)]
+    if not maps:
         return None
-    end = _scale_end(chosen, devices, metric, cores)
-    moments = running_time(chosen)
-    rows = [(_short(device), bucketed(device, metric.column, moments)) for device in chosen[:ROWS]]
-    left_out = len(chosen) - len(rows)
-    means = [f"{device.label} {metric.shown(device.mean(metric.column))}" for device in chosen[:12]]
-    description = f"Heat map of {metric.title.lower()} over time. Means: {'; '.join(means)}."
-    more = f", the first {ROWS} of {len(chosen)}" if left_out else ""
-    title = f"{metric.title}, 0 to {metric.shown(end)}{more}"
-    return heat_panel(title, description, rows, end, moments[-1][1])
+    heights = [len(_chosen(devices, metric)[:ROWS]) + 4 for metric in maps]
+
+    def draw(figure):
+        for axes, metric in zip(
+            figure.subplots(len(maps), squeeze=False, height_ratios=heights)[:, 0], maps, strict=True
+        ):
+            _heat_map(axes, devices, metric, cores)
+
+    caption = "A row is a GPU or a process: the stronger its colour, the more. Pauses between attempts are left out. Without colour: no sample."
+    said = "; ".join(f"{metric.title} {metric.shown(metric.mean(_chosen(devices, metric)))}" for metric in maps)
+    return Chart("heat", "Time × devices", caption, draw, 0.24 * sum(heights), f"Means: {said}")
+
+
+def _chosen(devices, metric):
+    return [device for device in _of(devices, metric.kind) if device.known(metric.column)]
+
+
+def _heat_map(axes, devices, metric, cores):
+    chosen = _chosen(devices, metric)
+    end, moments, rows = _scale_end(chosen, devices, metric, cores), running_time(chosen), chosen[:ROWS]
+    size, unit = numbers.time_unit(moments[-1][1])
+    parts = np.clip([bucketed(device, metric.column, moments) for device in rows], 0, end) / end
+    shades = np.where(np.isnan(parts), 0.0, PALEST + (1 - PALEST) * parts)
+    heat = [int(PALETTE["heat"][place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    colours = np.concatenate([np.broadcast_to(heat, (*shades.shape, 3)), shades[..., None]], axis=-1)
+    times = np.linspace(0, moments[-1][1] / size or 1.0, BUCKETS + 1)
+    axes.pcolormesh(times, np.arange(len(rows) + 1) - 0.5, colours)
+    axes.set_yticks(range(len(rows)), map(_short, rows))
+    axes.set(
+        ylim=(len(rows) - 0.5, -0.5), title=f"{metric.title}, 0 to {metric.shown(end)}", xlabel=f"running time ({unit})"
+    )
+    axes.grid(False)
 
 
 def _scale_end(devices, every, metric, cores):
@@ -149,25 +161,6 @@ def _scale_end(devices, every, metric, cores):
     if metric.column == "memory_bytes" and totals and (metric.kind == "gpu" or highest > NEAR * max(totals)):
         return max(totals)
     return highest
-
-
-def _devices_table(devices):
-    """What each GPU or process did on average."""
-    kind = "gpu" if _of(devices, "gpu") else "rank"
-    metrics = [metric for metric in METRICS if metric.kind == kind]
-    shown = (Column(f"mean_{metric.column}", metric.title, metric.shown) for metric in metrics)
-    made = columns(device="Device", rank="Rank", node="Node"), shown, columns(slowed="Slowed down by")
-    rows = []
-    for device in _of(devices, kind):
-        slowed = (f"{reason.replace('_', ' ')} ({count} samples)" for reason, count in device.throttled.items())
-        row = {
-            "device": device.label,
-            "rank": "unused" if device.rank is None else str(device.rank),
-            "node": device.host,
-        }
-        means = {f"mean_{metric.column}": device.mean(metric.column) for metric in metrics}
-        rows.append({**row, **means, "slowed": ", ".join(slowed)})
-    return make_table("Means of each device", itertools.chain(*made), rows)
 
 
 def _of(devices, kind):

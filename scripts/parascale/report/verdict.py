@@ -1,11 +1,13 @@
-"""The verdict: which configuration is best here for time, for core-hours and for memory, in a table and a sentence, and what they rest on."""
+"""The verdict of each workload: which configuration is best for time, for core-hours and for memory, in a sentence and a table."""
 
+import re
 from dataclasses import dataclass
 
 from parascale.errors import few
-from parascale.report import numbers
-from parascale.report.comparing import is_different, is_less
-from parascale.report.derived import Member, Spread
+from parascale.report import layouts, numbers
+from parascale.report.comparing import caveats, is_different, is_less
+from parascale.report.derived import Member, Spread, grouped
+from parascale.report.summary import stands_out
 from parascale.report.tables import Column, Table, make_table
 from parascale.report.timing import cores_there, wanted_cores
 
@@ -28,23 +30,21 @@ def training_core_hours(member):
     return Spread(tuple(each * cores / 3600 for each in time.values), *hours)
 
 
+MOST_LINES = 8  # of a workload, on a terminal
 AIMS = (
     Aim("seconds", "fastest", lambda member: member.time),
     Aim("training_core_hours", "cheapest", training_core_hours),
-    Aim(
-        "peak_memory_bytes",
-        "leanest",
-        lambda member: member.spread(lambda record: record.summary.peak_memory_bytes),
-    ),
+    Aim("peak_memory_bytes", "leanest", lambda member: member.spread(lambda record: record.summary.peak_memory_bytes)),
 )
 RANKING = (
-    Column("label", "Layout", below="extent"),
+    Column("label", "Layout", below="extent", link="page"),
     Column("training_seconds", "Training", numbers.duration, below="range", bar="part"),
     Column("speedup", "Times as fast", numbers.significant, below="between"),
-    Column("core_hours", "Core-hours, whole job", numbers.significant),
+    Column("core_hours", "Cost, whole job", numbers.core_hours),
     Column("peak_memory_bytes", "Memory of a process", numbers.memory),
     Column("checked", "Result", kind="checked"),
-    Column("best", "Best"),
+    Column("best", "Best", kind="badge"),
+    Column("notes", "Notes"),
 )
 
 
@@ -61,123 +61,45 @@ class Winner:
     baseline: Spread
     beats: bool
     alike: tuple
-    runner_up: tuple
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One experiment: a sentence on the fastest configuration, a Table of RANKING, the winners, and sentences on what they rest on."""
+    """One workload: sentences on the fastest configuration and what that rests on, the winners, and a Table of RANKING of its runs."""
 
+    identity: str
+    runs: tuple
     title: str
-    sentence: str
-    table: Table
+    sentences: tuple
+    basis: tuple
     winners: tuple
-    basis: tuple = ()
+    table: Table
 
 
 def verdicts(report):
-    """A Verdict for each strong-scaling experiment: only runs that do the same work are set against each other."""
-    return [_verdict(report, experiment) for experiment in report.experiments if experiment.kind == "strong"]
+    """The Verdict of each workload. Only runs that do the same work are set against each other."""
+    named = grouped(report.records, lambda record: record.run.workload.name if record.run else "without a record")
+    return [_verdict(report, name, records) for name, records in named.items()]
 
 
-def _figure(spread):
-    """The mean of a Spread, to the last digit where it is of one run; None of none."""
-    return spread and (spread.mean if spread.values[1:] else spread.values[0])
+def _verdict(report, name, records):
+    names = {record.name for record in records}
+    strong = [each for each in report.experiments if each.kind == "strong" and each.first.name in names]
+    found = [(each, _winners(each)) for each in strong]
+    winners = tuple(winner for _, some in found for winner in some)
+    sentences = tuple(_sentence(experiment, some) for experiment, some in found)
+    title = strong[0].title if len(strong) == 1 else name
+    table = _table(report, title, records, winners, strong)
+    identity = re.sub(r"[^\w-]", "-", name)
+    return Verdict(
+        identity, tuple(record.name for record in records), title, sentences, tuple(_basis(strong)), winners, table
+    )
 
 
-def _left_out(report, experiment):
-    """Names of finished runs that share the baseline and are another training, as in another precision: where they differ, the page says."""
-    finished = (record for record in report.done if record.run.baseline == experiment.first.name)
-    return [record.name for record in finished if report.comparisons[record.name].reason and not is_different(record)]
-
-
-def _verdict(report, experiment):
+def _winners(experiment):
     head, *others = experiment.members
     rivals = [head, *(member for member in others if not member.unranked)]
-    winners = () if head.unranked else tuple(filter(None, (_winner(aim, head, rivals) for aim in AIMS)))
-    fastest = next((winner for winner in winners if winner.aim.key == "seconds"), None)
-    sentence = _unranked_baseline(experiment) if head.unranked else _time_sentence(experiment, fastest)
-    basis = _basis(experiment, _left_out(report, experiment))
-    return Verdict(experiment.title, sentence, _ranking(report, experiment, winners), winners, basis)
-
-
-def _ranking(report, experiment, winners):
-    """A Table of an Experiment's configurations, the fastest first, those that are not ranked last."""
-    members = sorted(experiment.members, key=lambda member: (bool(member.unranked), member.time.mean))
-    longest = max(member.time.mean for member in members)
-    best = {}
-    for winner in winners:
-        for member in (winner.best, *winner.alike):
-            best.setdefault(member.label, []).append(winner.aim.badge)
-    rows = [_row(report, member, longest, best.get(member.label, ())) for member in members]
-    series = {member.label: report.series(member.first) for member in members}
-    return make_table(f"{experiment.title}, the fastest first", RANKING, rows, series)
-
-
-def _row(report, member, longest, badges):
-    record, time = member.first, member.time
-    comparison = report.comparisons[record.name]
-    whole = member.spread(lambda each: each.summary.core_hours)
-    compared = (
-        comparison.speedup is not None and record.name != record.run.baseline and comparison.low != comparison.high
-    )
-    return {
-        "run": member.label,
-        "label": member.label,
-        "extent": member.extent,
-        "training_seconds": _figure(time),
-        "range": "" if time.low == time.high else f"{numbers.duration(time.low)} to {numbers.duration(time.high)}",
-        "part": time.mean / longest,
-        "speedup": comparison.speedup,
-        "between": f"{comparison.low:.2f} to {comparison.high:.2f}" if compared else "",
-        "core_hours": _figure(whole),
-        "peak_memory_bytes": _figure(AIMS[-1].spread(member)),
-        "checked": record.parity.verdict if record.parity else "not checked",
-        "best": f"not ranked: {member.unranked}" if member.unranked else ", ".join(badges),
-    }
-
-
-def _unranked_baseline(experiment):
-    head = experiment.members[0]
-    return f"No layout is ranked: of the baseline `{head.label}`, {head.unranked}. Measure it again."
-
-
-def _basis(experiment, left_out):
-    """Sentences on what the verdict rests on. left_out: names of runs that are in no comparison."""
-    once = [member for member in experiment.members if len(member.records) == 1]
-    if len(once) == len(experiment.members):
-        said = ["One run each: a range is the spread of blocks of steps within the run."]
-    elif once:
-        names = few([f"`{member.label}`" for member in once], most=4)
-        said = [
-            f"One run each of {names}, whose ranges are the spread of blocks of steps; those of the others span repeats."
-        ]
-    else:
-        said = ["Ranges span repeated runs."]
-    if unused := _unused(experiment.first):
-        used, there, what = unused
-        held = f"{used} of the {there} {what} of a node"
-        said.append(f"Whole nodes are charged: `{experiment.baseline}` uses {held} and pays for all.")
-    others = [f"`{member.label}` ({member.unranked})" for member in experiment.members[1:] if member.unranked]
-    if others:
-        said.append(f"Shown but not ranked: {numbers.listed(others)}.")
-    if left_out:
-        names = few([f"`{name}`" for name in left_out], most=4)
-        said.append(
-            f"Not compared, because they train differently from the baseline: {names}; “What more hardware buys” says how. "
-            "`same` beside one of them is said of its layout."
-        )
-    return tuple(said)
-
-
-def _unused(record):
-    """(used, paid for, what) where a run pays for more cores or GPUs of a node than it uses; else None."""
-    site = record.site
-    if site.device == "cpu":
-        used, there, what = wanted_cores(record), cores_there(record), "cores"
-    else:
-        used, there, what = record.run.layout.gpus_per_node, site.gpus_per_node or 0, "GPUs"
-    return (used, there, what) if site.charges == "whole_nodes" and used < there else None
+    return () if head.unranked else tuple(filter(None, (_winner(aim, head, rivals) for aim in AIMS)))
 
 
 def _apart(low, high):
@@ -193,40 +115,136 @@ def _winner(aim, head, rivals):
     ranked.sort(key=lambda entry: entry[0].mean)
     # Not the lowest mean alone: that of a disturbed run may be no different from the baseline's, and a steadier one's is.
     value, best = next((entry for entry in ranked if _apart(entry[0], baseline)), (baseline, head))
-    beats = best is not head
     others = [entry for entry in ranked if entry[1] is not best]
     alike = tuple(member for spread, member in others if not _apart(value, spread) and not _apart(spread, value))
-    return Winner(aim, best, value, baseline, beats, alike, others[0])
+    return Winner(aim, best, value, baseline, best is not head, alike)
 
 
-def _time_sentence(experiment, winner):
+def _sentence(experiment, winners):
+    """Which is the fastest, and what cannot be told from it."""
     head = experiment.members[0]
+    if head.unranked:
+        return f"Nothing is ranked: of the baseline `{head.label}`, {head.unranked}. Measure it again."
+    winner = next((each for each in winners if each.aim.key == "seconds"), None)
     if winner is None:
         return f"There is no layout to rank beside the baseline `{head.label}`."
+    alike = few([f"`{member.label}`" for member in winner.alike], most=4)
+    alike = f"; no measurable difference from {alike}" if alike else ""
     if not winner.beats:
-        spread, member = winner.runner_up
-        if member in winner.alike:
-            more = f" and from {numbers.plural(len(winner.alike) - 1, 'other')}" if len(winner.alike) > 1 else ""
-            how = f"no measurable difference from `{member.label}` on {member.extent} ({_ranged(spread)}){more}"
-        else:
-            how = f"`{member.label}` on {member.extent} comes next with {_ranged(spread)}"
-        return f"Nothing is measurably faster than the baseline `{head.label}` ({_ranged(winner.value)}); {how}."
+        return f"Nothing is measurably faster than the baseline `{head.label}` ({numbers.duration(winner.value.mean)}){alike}."
     value, baseline = winner.value, winner.baseline
-    growth = winner.best.first.gpus / head.first.gpus
-    speedup = baseline.mean / value.mean
     return (
-        f"`{winner.best.label}` on {winner.best.extent} is the fastest: {numbers.duration(value.mean)}, {speedup:.2f} times as fast as the "
-        f"baseline `{head.label}` (range {baseline.low / value.high:.2f} to {baseline.high / value.low:.2f}) at "
-        f"{numbers.percent(speedup / growth)} efficiency{_alike(winner)}."
+        f"`{winner.best.label}` on {winner.best.extent} is the fastest: {numbers.duration(value.mean)}, "
+        f"{baseline.mean / value.mean:.2f} times as fast as the baseline `{head.label}`{alike}."
     )
 
 
-def _ranged(spread):
-    """A time with its range."""
-    shown, low, high = map(numbers.duration, (spread.mean, spread.low, spread.high))
-    return shown if low == high else f"{shown}, range {low} to {high}"
+def _basis(experiments):
+    """Sentences on what a verdict rests on."""
+    repeated = any(len(member.records) > 1 for experiment in experiments for member in experiment.members)
+    if experiments:
+        spread = " or, of runs that were not repeated, blocks of steps" if repeated else " blocks of a run's steps"
+        yield f"Ranges span {'repeats' if repeated else ''}{spread}."
+    for experiment in experiments:
+        if unused := _unused(experiment.first):
+            used, there, what = unused
+            yield f"`{experiment.baseline}` uses {used} of the {there} {what} of a node and pays for all."
 
 
-def _alike(winner):
-    names = few([f"`{member.label}`" for member in winner.alike], most=4)
-    return f"; no measurable difference from {names}" if names else ""
+def _unused(record):
+    """(used, paid for, what) where a run pays for more cores or GPUs of a node than it uses; else None."""
+    site = record.site
+    if site.device == "cpu":
+        used, there, what = wanted_cores(record), cores_there(record), "cores"
+    else:
+        used, there, what = record.run.layout.gpus_per_node, site.gpus_per_node or 0, "GPUs"
+    return (used, there, what) if site.charges == "whole_nodes" and used < there else None
+
+
+def _table(report, title, records, winners, strong):
+    """All runs of a workload: what is ranked, the fastest first; then what is not, with the reason; then what is not finished.
+
+    Beside one another stands what shares a baseline."""
+    names = {record.name for record in records}
+    members = [member for member in report.members if member.first.name in names]
+    best = {}
+    for winner in winners:
+        for member in (winner.best, *winner.alike):
+            best.setdefault(member.label, []).append(winner.aim.badge)
+    longest = max((member.time.mean for member in members), default=1.0)
+    rows = [_row(report, member, longest, best.get(member.label, ())) for member in members]
+    place = {member.label: number for number, each in enumerate(strong) for member in each.members}
+    rows.sort(key=lambda row: (place.get(row["run"], len(place)), row["faded"], row["training_seconds"]))
+    rows += [_unfinished(report, record) for record in records if not record.done]
+    series = {row["run"]: report.all_series.get(row["first"]) for row in rows}
+    return make_table(f"{title}, the fastest first", RANKING, rows, series)
+
+
+def _figure(spread):
+    """The mean of a Spread, to the last digit where it is of one run; None of none."""
+    return spread and (spread.mean if spread.values[1:] else spread.values[0])
+
+
+def _row(report, member, longest, badges):
+    record, time = member.first, member.time
+    compared = report.comparisons[record.name]
+    ranged = compared.speedup is not None and record.name != record.run.baseline and compared.low != compared.high
+    weak = f"{numbers.percent(compared.efficiency)} of the rate" if compared.efficiency and not compared.speedup else ""
+    reason = "" if is_different(record) else compared.reason
+    otherwise = dict.fromkeys(report.comparisons[each.name].measured for each in member.records)
+    measured = [f"measured otherwise: {words}" for words in otherwise if words]
+    said = [
+        f"not compared: {reason}" if reason else "",
+        *stands_out(record, compared),
+        *caveats(record, True),
+        *measured,
+    ]
+    return {
+        **_words(report, record, member.label),
+        "training_seconds": _figure(time),
+        "range": "" if time.low == time.high else f"{numbers.duration(time.low)} to {numbers.duration(time.high)}",
+        "part": time.mean / longest,
+        "speedup": compared.speedup,
+        "between": f"{compared.low:.2f} to {compared.high:.2f}" if ranged else weak,
+        "core_hours": _figure(member.spread(lambda each: each.summary.core_hours)),
+        "peak_memory_bytes": _figure(AIMS[-1].spread(member)),
+        "badge": ", ".join(badges),
+        "notes": "; ".join(filter(None, [*said, *record.notes])),
+        "faded": bool(member.unranked or not compared.speedup),
+    }
+
+
+def _unfinished(report, record):
+    notes = "; ".join(dict.fromkeys([record.status, *stands_out(record, None), *record.notes]))
+    return {**_words(report, record, record.name), "notes": notes, "faded": True}
+
+
+def _words(report, record, label):
+    """What heads a row."""
+    extent = f"{layouts.degrees_text(record.run)}; {layouts.hardware_text(record)}" if record.run else ""
+    checked = record.parity.verdict if record.parity else "not checked" if record.done else ""
+    return {
+        "run": label,
+        "first": record.name,
+        "label": label,
+        "extent": extent,
+        "checked": checked,
+        "page": report.jobs.get(record.name),
+    }
+
+
+def lines(verdict):
+    """A Verdict as a terminal shows it: its configurations, the fastest first; where it is not ranked, why."""
+    heads = [column.title for column in RANKING[1:-1]]
+    rows = [(verdict.title, "", *heads)]
+    for row in list(verdict.table.rows)[:MOST_LINES]:
+        label, time, faster, *others, notes = row.cells
+        between = f" ({faster.small})" if faster.small else ""
+        words = [cell.text or cell.kind for cell in others]
+        words[-1] = words[-1] or (notes.text if row.faded else "")
+        rows.append((f"  {label.text}", label.small, time.text, faster.text + between, *words))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    more = len(verdict.table) - MOST_LINES
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] + (
+        [f"and {more} more, on the page"] if more > 0 else []
+    )
