@@ -6,6 +6,7 @@ rule convert_checkpoint:
     # A run appears as a whole, with summary.json as its last file.
     input:
         PATHS.run("{run}") / "summary.json",
+        data=data_of if "transformers" in PROJECT.config.checkpoints.forms else [],  # for its tokenizer
     # The number of weight files depends on their size, so the last file stands for all.
     output:
         PATHS.checkpoint("{run}") / "checkpoint.json",

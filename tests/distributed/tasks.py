@@ -123,7 +123,7 @@ CLASSIFICATION_CASES = {
     "fsdp 2 group norm selective": Case({"fsdp": 2, **SELECTIVE}, GROUP),
 }
 QUICK = (
-    *("fsdp 2 tied uneven", "tp 2 llama", "fsdp 2 x tp 2 tied"),
-    *("t5 ddp 2", "bart fsdp 2"),
+    *("fsdp 2 tied uneven", "tp 2 llama"),
+    "bart fsdp 2",
     *("ddp 2 uneven smoothed", "fsdp 2", "fsdp 2 group norm checkpointing"),
 )

@@ -35,7 +35,7 @@ LAYOUTS = {
     "dp x tp x pp": ({"dp": 2, "tp": 2, **pp(2, 2, "1F1B")}, {}, (4,) * 4 + (6,) * 4, (2,) * 4 + (3,) * 4),
     "fsdp x tp x pp": ({"fsdp": 2, "tp": 2, **pp(2, 2, "1F1B")}, LLAMA, (4,) * 4 + (6,) * 4, (2,) * 4 + (3,) * 4),
 }
-QUICK = {"single", "tp"}
+QUICK = {"tp"}
 
 
 def train_and_count_compiled_calls(settings):

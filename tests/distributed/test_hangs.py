@@ -34,7 +34,7 @@ CASES = {
     ),
     "a slow reader": ("ddp 2", {"kind": "reader"}, True, "dp", r"reading data at parascale/data/loader.py:\d+"),
 }
-SLOW = {"a sum left out", "an endless hook", "a slow reader"}
+SLOW = {"a sum left out", "stopped", "an endless hook", "a slow reader"}
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])

@@ -31,7 +31,7 @@ def measured_with_data(settings, ranks):
     return found
 
 
-@pytest.mark.parametrize("name", but_slow(LAYOUTS, {"tp", "fsdp × tp"}))
+@pytest.mark.parametrize("name", but_slow(LAYOUTS, {"tp", "pp", "fsdp × tp"}))
 def test_fake_tensors_weigh_what_real_ones_do(name, tmp_path):
     """On every rank, within 2 %."""
     run = LAYOUTS[name]

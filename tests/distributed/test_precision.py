@@ -61,7 +61,7 @@ def exact(settings_below, tmp_path_factory):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(
-    "layout", but_slow(["single", "ddp", "fsdp", "tp", "pp", "fsdp x tp"], {"single", "ddp", "fsdp x tp"})
+    "layout", but_slow(["single", "ddp", "fsdp", "tp", "pp", "fsdp x tp"], {"single", "ddp", "pp", "fsdp x tp"})
 )
 def test_the_gradient_is_as_near_to_fp32_in_every_layout(layout, precision, exact, make_settings, tmp_path):
     """Numbers are rounded at the same places: 0.7 % in bf16, and 0.1 % in fp16, which has three bits more."""

@@ -126,7 +126,9 @@ def evaluated(request, settings_below, tmp_path_factory):
     return keys, whole
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "end", but_slow(ENDS, {"it fails in the last evaluation", "it is told to stop in the step before"})
+)
 def test_what_is_due_is_saved_before_it_is_evaluated(end, evaluated, make_settings, tmp_path):
     """A continuation evaluates first what was still to be evaluated, and nothing tells it from a run that nobody disturbed."""
     (keys, whole), (function, arguments, first) = evaluated, ENDS[end]
@@ -159,12 +161,14 @@ def lie(path):
 # file, damage → step that the next start continues with, what it says; stopped after step 7, saved and evaluated every 3 steps
 DAMAGES = [
     ("run.json", empty, 8, "the settings that it was begun with come from step-000000007"),
-    ("run.json", Path.unlink, 8, "run.json is missing"),
-    ("steps.jsonl", empty, 8, "the lines of 6 steps are lost"),
+    pytest.param("run.json", Path.unlink, 8, "run.json is missing", marks=pytest.mark.slow),
+    pytest.param("steps.jsonl", empty, 8, "the lines of 6 steps are lost", marks=pytest.mark.slow),
     ("attempts.jsonl", cut, 8, "1 attempts come from the last checkpoint"),
     ("checkpoints/step-000000007/checkpoint.json", lie, 7, "is damaged: its own checksum differs"),
-    ("checkpoints/step-000000007/checkpoint.json", empty, 7, "is damaged: not valid JSON"),
-    ("checkpoints/step-000000007/.metadata", cut, 7, ".metadata is damaged"),
+    pytest.param(
+        "checkpoints/step-000000007/checkpoint.json", empty, 7, "is damaged: not valid JSON", marks=pytest.mark.slow
+    ),
+    pytest.param("checkpoints/step-000000007/.metadata", cut, 7, ".metadata is damaged", marks=pytest.mark.slow),
     ("checkpoints/step-000000007/__1_0.distcp", flip, 7, "__1_0.distcp is damaged"),
     ("best/step-000000006/__0_0.distcp", flip, 7, "__0_0.distcp is damaged"),
 ]

@@ -1,17 +1,25 @@
 """Export: `transformers` loads the folder as it stands and computes what our model computes; what has no equal is refused."""
 
+import dataclasses
+from pydoc_data.topics import topics
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from parascale.checkpoint import export
 from parascale.checkpoint.convert import convert
 from parascale.checkpoint.manifest import MANIFEST, read_manifest
 from parascale.checkpoint.verify import require_identical, verify
+from parascale.data import tokenize
+from parascale.data.tokenize import END_ID
 from parascale.errors import CheckpointError
 from parascale.files import read_json, sha256, write_json
-from parascale.settings import SPLITS
+from parascale.settings import SPLITS, Text
 from parascale.settings.config import Checkpoints
 
-from .checkpoints import VOCABULARY, WINDOW, save_run, seal
+from .checkpoints import VOCABULARY, WINDOW, make_run, save_run, seal
+from .pretrained_folders import MAKERS
 
 GPT2 = {"norm": "layer", "position": "learned", "activation": "gelu_tanh", "tied": True}
 LLAMA = {"norm": "rms", "position": "rotary", "activation": "swiglu", "bias": False, "kv_heads": 2}
@@ -43,6 +51,45 @@ def test_transformers_computes_the_same_logits(name, tmp_path):
     with torch.no_grad():
         difference = (theirs.eval()(tokens).logits - ours.eval()(tokens)).abs().max().item()
     assert difference == 0.0
+
+
+MARKS = [
+    "",
+    "a <eos> b",
+    "<eos>",
+    "x<eos>y <unk> the<unk>cat <UNK> <EOS>",
+    "<mask> <pad>",
+    "ΟΔΟΣ İ é 🙂",
+    "t\tf\x1c \x85 n\xa0b\u200bc",
+]
+TOKENIZERS = {
+    "words": {},
+    "words in lower case": {"lowercase": True},
+    "subwords": {"tokenizer": "subword", "max_vocabulary": 400, "lowercase": True},
+    "of bart": {"tokenizer": "pretrained"},
+    "of t5": {"tokenizer": "pretrained"},
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_transformers_gives_texts_our_numbers(name, tmp_path):
+    """Over the language reference, which every Python has, and texts that hold marks."""
+    from transformers import AutoTokenizer
+
+    texts = [line for topic in topics.values() for line in topic.splitlines()] + MARKS
+    settings = dict(TOKENIZERS[name])
+    if name.startswith("of"):
+        settings["pretrained"] = str(MAKERS[name[3:]](tmp_path / "theirs"))
+    if name == "of t5":  # a unigram model finds its marks in a text, as pieces
+        texts = [text for text in texts if "<pad>" not in text]
+    tokenize.learn(texts, Text(**settings)).save(tmp_path)
+    ours = tokenize.load(tmp_path, dataclasses.asdict(Text(**settings)))
+    source = SimpleNamespace(run_record={"settings": dataclasses.asdict(make_run())})
+    for file, values in export.tokenizer(source, SimpleNamespace(tokenizer=ours, folder=tmp_path)).items():
+        write_json(tmp_path / "out" / file, values)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs(texts).input_ids == [ours.encode(text).tolist() for text in texts]
+    assert theirs.eos_token_id == END_ID and theirs.model_max_length == WINDOW
 
 
 @pytest.mark.parametrize(

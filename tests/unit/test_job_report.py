@@ -62,11 +62,11 @@ PLANTED = {
     "an idle GPU": ({"devices": gpu_lines(4, use=[0.9, 0.9, 0.9, 0.01])}, "1 of 4 GPUs idle"),
     "GPUs nobody uses": (
         {"devices": gpu_lines(4, 1), "dp": 1, "idle_gpus": 3},
-        "3 of 4 GPUs idle, 0.311 of 0.415 core-hours; asked for and used by no process.",
+        "3 of 4 GPUs idle, 0.311 of 0.415 core-hours; 3 asked for and used by no process.",
     ),
     "idle by layout, without samples": (
         {"dp": 1, "idle_gpus": 3},
-        "3 of 4 GPUs idle, 0.311 of 0.415 core-hours: asked for and never used.",
+        "3 of 4 GPUs idle, 0.311 of 0.415 core-hours; 3 asked for and used by no process.",
     ),
     "a slow loader": ({"shares": {**SHARES, "data": 0.635}}, "Waits for data 40 % of the time"),
     "communication": ({"shares": {**SHARES, "communication": 0.64}}, "in communication that no computation hides"),
@@ -78,13 +78,13 @@ PLANTED = {
     ),
     "a stop that was no time limit": (
         {"attempts": [attempt(1, "stopped", 300, **LIMIT), attempt(2, "finished", 600)]},
-        "1 of 2 attempts was asked to stop and saved its state",
+        "Stopped when asked to in 1 of 2 attempts",
     ),
     "killed": (
         {"attempts": [attempt(1, "killed", 300), attempt(2, "killed", 300), attempt(3, "finished", 600)]},
-        "2 of 3 attempts were killed without warning; it continued from its checkpoint.",
+        "Killed without warning in 2 of 3 attempts; it continued from its checkpoint.",
     ),
-    "failed": ({"attempts": [attempt(1, "failed", 5)], "status": "failed", "steps": 10}, "It failed; start it again"),
+    "failed": ({"attempts": [attempt(1, "failed", 5)], "status": "failed", "steps": 10}, "Failed; start it again"),
     "a limit far too long": (
         {"attempts": [attempt(1, "finished", 500, **LIMIT)]},
         "Asked for 1 h 00 min and took 8 min 20 s",

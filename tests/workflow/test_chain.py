@@ -11,8 +11,6 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from parascale.checkpoint.convert import convert
-from parascale.settings.config import Checkpoints
 from parascale.telemetry import read_samples
 from tests.command import call
 from tests.pace import within
@@ -97,10 +95,16 @@ def test_a_trained_model_continues_texts(generate, tmp_path):
 
 @pytest.mark.parametrize("form", ["sharded", "safetensors", "pt", "transformers"])
 def test_every_form_of_a_checkpoint_continues_texts_by_the_same_command(form, finished, generate, tmp_path):
-    convert(finished.folder / "results/runs/single/best", tmp_path / form, Checkpoints(), [form])
+    call("checkpoint", "convert", "results/runs/single/best", tmp_path / form, "--to", form)
     place = tmp_path / form / ("transformers" if form == "transformers" else "")
+    assert "without a tokenizer" not in generate("--prompt", "w1 w2").out  # which has what `convert` said, too
     first, second = (generate("--prompt", "w1 w2", *more).out for more in ([], ["--checkpoint", place]))
     assert first == second and first.startswith("w1 w2")
+    if form == "transformers":
+        from transformers import pipeline
+
+        (theirs,) = pipeline("text-generation", str(place))("w1 w2", max_new_tokens=6, do_sample=False)
+        assert theirs["generated_text"].replace("<eos>", "").split() == first.split("\n")[0].split()
 
 
 def test_a_second_run_has_nothing_to_do(finished):

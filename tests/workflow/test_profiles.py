@@ -23,10 +23,7 @@ from .test_targets import jobs_in
 
 PROFILES = sorted(path.name for path in (REPOSITORY / "profiles").iterdir() if path.is_dir() and path.name != "local")
 # The quick ones: data jobs in a partition of their own, and in groups.
-PLANNED = [
-    pytest.param(name, marks=() if name.startswith("ju") and name != "jupiter" else pytest.mark.slow)
-    for name in PROFILES
-]
+PLANNED = [pytest.param(name, marks=() if name == "jureca" else pytest.mark.slow) for name in PROFILES]
 SLURM = ("sbatch", "srun", "squeue", "sacct", "sacctmgr", "scancel", "scontrol", "sinfo", "sshare")
 
 

@@ -25,11 +25,12 @@ from parascale.lease import Lease
 SPARE_BYTES = 16 << 20  # headers, indexes, and what a filesystem rounds up
 
 
-def convert(folder, target, settings, forms, form=None):
+def convert(folder, target, settings, forms, form=None, tokens_of=None):
     """Convert the checkpoint in `folder` into `forms` (safetensors, pt, transformers, sharded) below `target`, which is replaced as a
     whole.
 
-    settings: config Checkpoints. form: which form of the source to read, where it holds several. Returns form → {files,
+    settings: config Checkpoints. form: which form of the source to read, where it holds several. tokens_of: function from a run's
+    record to the Tokens that it learned of, whose tokenizer `transformers` gets, or None. Returns form → {files,
     bytes, seconds, peak_memory_bytes}. Raises CheckpointError for a source that is not whole or has no such form,
     TrainingError that names the process which writes the target, RequirementError where the disk has no room; then the target is not
     there, or is the one from before.
@@ -46,7 +47,7 @@ def convert(folder, target, settings, forms, form=None):
         # Now that what killed conversions left is gone.
         require_space(partial, total + SPARE_BYTES, f"{target} ({', '.join(forms)})")
         streaming = Streaming(settings.memory_mb << 20, settings.threads, progress)
-        record = {name: _write(name, partial, source, contents[name], streaming, settings) for name in forms}
+        record = {name: _write(name, partial, source, contents[name], streaming, settings, tokens_of) for name in forms}
         _seal(partial, source, record, settings)
     return record
 
@@ -92,11 +93,11 @@ def _contents(source, settings, form):
     return {"model": weights} | ({"optimizer": rest} if rest else {})
 
 
-def _write(form, folder, source, contents, streaming, settings):
+def _write(form, folder, source, contents, streaming, settings, tokens_of):
     """Write one form, flushed to disk; returns its files and what it cost."""
     started = time.perf_counter()
     with peak_growth() as memory:
-        names = _write_files(form, folder, source, contents, streaming, settings)
+        names = _write_files(form, folder, source, contents, streaming, settings, tokens_of)
         for name in names:
             sync_tree(folder / name)
     return {
@@ -107,7 +108,7 @@ def _write(form, folder, source, contents, streaming, settings):
     }
 
 
-def _write_files(form, folder, source, contents, streaming, settings):
+def _write_files(form, folder, source, contents, streaming, settings, tokens_of):
     if form == "sharded":
         weights = {WEIGHTS + name: tensor for name, tensor in contents["model"].items()}
         return write_sharded(folder, weights | contents.get("optimizer", {}), streaming)
@@ -115,10 +116,14 @@ def _write_files(form, folder, source, contents, streaming, settings):
         return [write_pt(folder, stem, tensors, streaming) for stem, tensors in contents.items()]
     below, names = "", []
     if form == "transformers":
-        below, names = "transformers/", ["config.json"]
+        below = "transformers/"
         (folder / below).mkdir()
-        dtype = next(iter(contents["model"].values())).dtype
-        write_json(folder / below / "config.json", export.config(source, dtype))
+        tokens = tokens_of and tokens_of(source.run_record)
+        described = {"config.json": export.config(source, next(iter(contents["model"].values())).dtype)}
+        described |= export.tokenizer(source, tokens) if tokens else {}
+        for name, values in described.items():
+            write_json(folder / below / name, values)
+            names.append(name)
         # A matrix that is turned is held whole, so only one is read ahead.
         streaming = dataclasses.replace(streaming, threads=1)
     metadata = {"facts": json.dumps(source.facts)}

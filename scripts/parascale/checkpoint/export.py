@@ -1,10 +1,14 @@
 """A checkpoint as `transformers` has it: the model's family knows the names, its tensors get them as they are read."""
 
+import json
+
 import torch
 
 from parascale.checkpoint.tensors import Rows, joined
+from parascale.data.tokenize import END, END_ID, SUBWORD_FILE, UNKNOWN, UNKNOWN_ID, PretrainedTokenizer, WordTokenizer
 from parascale.errors import CheckpointError
 from parascale.families import kinds, part_of
+from parascale.files import read_json
 from parascale.settings import run_from_dict
 
 
@@ -28,6 +32,62 @@ def tensors(source, weights):
         parts = [weights.get(name) or _no_bias(weights[name.removesuffix("bias") + "weight"]) for name in ours]
         found[theirs] = joined(parts, turned) if turned or len(parts) > 1 else parts[0]
     return found
+
+
+def tokenizer(source, tokens):
+    """File → its values, for `AutoTokenizer`: a text gets the numbers that `tokens` (of data.text) gave it, of which a StoredCheckpoint learned.
+
+    Marks in a text, other than `<unk>`, are text here too: `split_special_tokens` keeps the library from all but a unigram model's pieces.
+    """
+    ours = tokens.tokenizer
+    state = _of_words(ours) if isinstance(ours, WordTokenizer) else read_json(tokens.folder / SUBWORD_FILE)
+    if isinstance(ours, PretrainedTokenizer):
+        state = _renumbered(state, ours)
+    for token in state["added_tokens"]:
+        token["special"] = token["content"] != ours.vocabulary[UNKNOWN_ID]  # that one is seen in a text
+    described = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": ours.vocabulary[END_ID],
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": _workload(source).training.window,
+    }
+    return {"tokenizer.json": state, "tokenizer_config.json": described}
+
+
+def _of_words(ours):
+    """A WordTokenizer as the `tokenizers` library writes one."""
+    from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(ours.vocabulary)}, UNKNOWN))
+    final_sigma = normalizers.Replace(Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς")  # as Python's `lower` does
+    lower = [final_sigma, normalizers.Lowercase()] if ours.lowercase else []
+    end_is_text = normalizers.Replace(Regex(rf"(?<!\S){END}(?!\S)"), UNKNOWN)
+    made.normalizer = normalizers.Sequence([*lower, end_is_text])
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\x1c-\x1f]+"), "removed")  # as `str.split` does
+    made.add_special_tokens([AddedToken(END, normalized=False)])
+    return json.loads(made.to_str())
+
+
+def _renumbered(state, ours):
+    """What the library wrote of a PretrainedTokenizer with our numbers; what stands before a text stays, and no end follows it."""
+    from tokenizers import Tokenizer, processors
+
+    numbers = {entry: number for number, entry in enumerate(ours.vocabulary)}
+    model = state["model"]
+    if isinstance(model["vocab"], list):  # a unigram model: pieces with their scores
+        model |= {"vocab": sorted(model["vocab"], key=lambda piece: numbers[piece[0]]), "unk_id": UNKNOWN_ID}
+    else:
+        model["vocab"] = {entry: numbers[entry] for entry in model["vocab"] if entry in numbers}
+    known = [
+        token | {"id": numbers[token["content"]]} for token in state["added_tokens"] if token["content"] in numbers
+    ]
+    made = Tokenizer.from_str(
+        json.dumps(state | {"added_tokens": sorted(known, key=lambda token: token["id"]), "post_processor": None})
+    )
+    before = [(ours.vocabulary[number], number) for number in ours.encode("").tolist()]
+    made.post_processor = processors.TemplateProcessing([*(entry for entry, _ in before), "$A"], special_tokens=before)
+    return json.loads(made.to_str())
 
 
 def _no_bias(weight):

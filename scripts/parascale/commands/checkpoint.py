@@ -1,14 +1,17 @@
 """`parascale checkpoint`: what a run saved, in other forms, looked into, compared and proven. Torch loads slowly, so only where it is needed."""
 
 import dataclasses
+import functools
 import json
 
 import click
 
 from parascale.cli import WHICH, Location, OutputFile, named_run, project_options, run_option, with_project
+from parascale.errors import ParascaleError
 from parascale.files import atomic_path, write_json
-from parascale.settings import strict
+from parascale.settings import identity, run_from_dict, strict
 from parascale.settings.config import CHECKPOINT_FORMS, Checkpoints
+from parascale.store.keys import data_known
 
 FIGURES = (".svg", ".png", ".pdf")
 TARGETS, SOURCES = (*CHECKPOINT_FORMS, "sharded"), ("sharded", "safetensors", "pt")
@@ -58,7 +61,8 @@ def convert(find, folders, name, to, form, without_optimizer, **given):
     settings = strict.load(Checkpoints, dataclasses.asdict(settings) | values, "the command line")
     from parascale.checkpoint.convert import convert as convert_folder
 
-    record = convert_folder(*folders, settings, list(to) or settings.forms, form)
+    tokens = functools.partial(tokens_of, find)
+    record = convert_folder(*folders, settings, list(to) or settings.forms, form, tokens)
     for made, cost in record.items():
         peak = cost["peak_memory_bytes"]
         memory = "" if peak is None else f", at most {peak / 2**20:,.0f} MiB of memory"
@@ -150,6 +154,21 @@ def source_of(project, name):
     """The folder of the checkpoint of a run that is converted."""
     run = named_run(project, name)
     return project.paths.run(name) / run.checkpoint_folder(project.config.checkpoints.which)
+
+
+def tokens_of(find, record):
+    """The Tokens that the run of a record learned of, from the project that `find` opens. None, and why, where that has them no more."""
+    from parascale.data.text import Tokens
+
+    run, why = run_from_dict(record["settings"]), "its data was made anew"
+    try:
+        paths = find().paths
+        known = identity.digest_of(data_known(paths.data_of(run), paths.start_of(run)))
+        if record.get("data") in (None, known):
+            return Tokens(paths.data_of(run))
+    except (ParascaleError, FileNotFoundError) as error:
+        why = error
+    print(f"without a tokenizer: {why}", flush=True)
 
 
 def draw(layers, titles, path):

@@ -4,6 +4,7 @@ import functools
 import os
 
 from parascale.checkpoint.matrix import conversions
+from parascale.errors import DataError
 from parascale.plan import calibrate, ledger
 from parascale.plan.advise import advise
 from parascale.plan.predict import data_facts
@@ -19,17 +20,21 @@ def write_comparison(project, output, names, datasets, measured):
     """Write the report of these runs into a folder; returns their records.
 
     names: in the order of the page; None for every run that left something. datasets: those whose formats are shown, and
-    measured: the runs between whose processes communication is; None for all.
+    measured: the runs between whose processes communication is; None for all. DataError where nothing was begun or measured.
     """
     results, work = project.paths.results, project.paths.under_way
     records = load_records(results, work, names, project)
-    shown = {record.name for record in records}
+    shown, found = {record.name for record in records}, found_runs(results, work)
     compared = ledger.compare(project.paths, project.site, [record.name for record in records])
     tables = *tables_of(results / "loaders", datasets), *tables_of(results / "communication", measured)
+    if shown.isdisjoint(found) and not tables:
+        raise DataError(
+            f"{results}: nothing to report: of {plural(len(shown), 'run')} none has begun; `snakemake` or `parascale launch` trains them"
+        )
     report = build_report(
         records,
         project.config.title,
-        [name for name in found_runs(results, work) if name not in shown],
+        [name for name in found if name not in shown],
         [row for row in conversions(results) if row["run"] in shown],
         jobs={name: f"jobs/{name}.html" for name in shown if (output / f"jobs/{name}.html").is_file()},
         readings=tuple(load_readings(results, datasets)),

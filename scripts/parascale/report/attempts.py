@@ -5,7 +5,7 @@ from datetime import datetime
 
 from parascale.report import numbers
 from parascale.report.chart import PALETTE, Chart, bars_height
-from parascale.report.findings import hit_limit
+from parascale.report.findings import ending
 from parascale.report.tables import Column, columns, make_table
 
 COLOURS = {"finished": "C2", "stopped": "C7", "killed": "C5", "failed": "C5", "running": "C0"}
@@ -91,8 +91,7 @@ def _spans(record):
 
 
 def _outcome(attempt):
-    outcome = attempt.get("outcome") or "running"
-    return f"{outcome} by the time limit" if hit_limit(attempt) else outcome
+    return ending(attempt) or attempt.get("outcome") or "running"
 
 
 def _began(attempt):

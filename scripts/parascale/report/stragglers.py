@@ -4,7 +4,7 @@ All wait for the slowest rank of a step. Its GPU runs at a lower clock, or idles
 use; on CPUs, where ranks that wait sleep, it keeps its cores busy for longer.
 """
 
-from parascale.report import numbers
+from parascale.report.numbers import percent, significant
 
 IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %
 LEAST = 0.05  # of the others' mean: a smaller difference is not worth a look
@@ -12,9 +12,9 @@ SHARE = 0.05  # of a device's samples with a reason of throttling; of a step spe
 CORES = 0.5
 # Kind of device, column, sign of what is fast, how it is said.
 MEASURES = (
-    ("gpu", "clock_mhz", 1, lambda value: f"{value:,.0f} MHz"),
-    ("gpu", "utilisation", 1, lambda value: f"{numbers.percent(value)} busy"),
-    ("rank", "cores_busy", -1, lambda value: f"{numbers.significant(value, 2)} cores busy"),
+    ("gpu", "clock_mhz", 1, "{:,.0f} MHz".format),
+    ("gpu", "utilisation", 1, lambda value: f"{percent(value)} busy"),
+    ("rank", "cores_busy", -1, lambda value: f"{significant(value, 2)} cores busy"),
 )
 
 
@@ -24,28 +24,35 @@ def stragglers(record, devices):
         stages = record.run is None or record.run.layout.pp > 1  # they do different work
         if (stages and column != "clock_mhz") or (kind == "rank" and record.site.device != "cpu"):
             continue
-        ranks = [each for each in devices if each.kind == kind and each.rank is not None]
-        working = [each for each in ranks if kind == "rank" or (each.mean("utilisation") or 0.0) >= IDLE_USE]
-        means = [(each.mean(column), each) for each in working]
-        slow, others = _apart([(sign * mean, each) for mean, each in means if mean is not None])
+        means = [(each.mean(column), each) for each in devices if each.kind == kind and _works(each)]
+        speeds = [(sign * mean, each) for mean, each in means if mean is not None]
+        slow, others = _apart(sorted(speeds, key=lambda entry: entry[0]))
         if slow:
-            worst, lowest, highest = (said(abs(value)) for value in (slow[0][0], others[0][0], others[-1][0]))
+            worst, lowest, highest = (said(abs(value)) for value, _ in (slow[0], others[0], others[-1]))
             slow, others = ([device for _, device in part] for part in (slow, others))
-            text = f"{_named(slow, others)} is slower than the others: {worst}, the others {lowest} to {highest}"
-            yield f"{text}; {_why(record, slow, others, devices)}.", f"{column} in device.csv"
+            where = sorted((device.rank, device.host) for device in slow)
+            ranks = " and ".join(f"Rank {rank} on {host}" for rank, host in where)
+            named = f"Node {slow[0].host}" if len(slow) > 1 and _is_node(slow, others) else ranks
+            why = "; ".join(_why(record, slow, others, devices)) or "the samples do not show why"
+            text = f"{named} is slower than the others: {worst}, the others {lowest} to {highest}; {why}."
+            yield text, f"{column} in device.csv"
+
+
+def _works(device):
+    return device.rank is not None and (device.kind == "rank" or (device.mean("utilisation") or 0.0) >= IDLE_USE)
 
 
 def _apart(speeds):
     """The slow and the other ones of (speed, device): below and above the widest gap, if it is wider than what the others span."""
-    speeds = sorted(speeds, key=lambda entry: entry[0])
     cuts = range(1, len(speeds) - 1)  # at least two others, which have a spread
-    cut = max(cuts, key=lambda cut: speeds[cut][0] - speeds[cut - 1][0], default=None)
-    if cut is None:
-        return [], []
+    cut = max(cuts, key=lambda cut: speeds[cut][0] - speeds[cut - 1][0], default=0)
     slow, others = speeds[:cut], speeds[cut:]
+    if not slow or not (
+        len(slow) < len(others) or _is_node(*([device for _, device in part] for part in (slow, others)))
+    ):
+        return [], []
     gap, span = others[0][0] - slow[-1][0], others[-1][0] - others[0][0]
-    few = len(slow) < len(others) or _is_node([each for _, each in slow], [each for _, each in others])
-    return (slow, others) if few and gap > max(span, LEAST * abs(others[0][0])) else ([], [])
+    return (slow, others) if gap > max(span, LEAST * abs(others[0][0])) else ([], [])
 
 
 def _is_node(slow, others):
@@ -54,34 +61,21 @@ def _is_node(slow, others):
     return len(hosts) == 1 and not hosts & {device.host for device in others}
 
 
-def _named(slow, others):
-    if len(slow) > 1 and _is_node(slow, others):
-        return f"Node {slow[0].host}"
-    return " and ".join(f"Rank {rank} on {host}" for rank, host in sorted((each.rank, each.host) for each in slow))
-
-
 def _why(record, slow, others, devices):
     """What else sets the slow ones apart."""
-    reasons, hosts = [], {device.host for device in slow}
     for reason in sorted({reason for device in slow for reason in device.throttled}):
-        share = min(device.throttled[reason] / len(device.times) for device in slow)
-        if share > SHARE + max(device.throttled[reason] / len(device.times) for device in others):
-            reasons.append(f"it was throttled ({reason.replace('_', ' ')}) in {numbers.percent(share)} of the samples")
-    taken = {host.host: _taken(host, devices) for host in devices if host.kind == "host" and host.mean("cores_busy")}
-    here, elsewhere = ([cores for host, cores in taken.items() if (host in hosts) == where] for where in (True, False))
+        slowed, at_most = ([each.throttled[reason] / len(each.times) for each in part] for part in (slow, others))
+        if min(slowed) > SHARE + max(at_most):
+            yield f"it was throttled ({reason.replace('_', ' ')}) in {percent(min(slowed))} of the samples"
+    here, elsewhere = [], []  # cores that others than its ranks kept busy of a node
+    for host in (each for each in devices if each.kind == "host" and each.mean("cores_busy")):
+        ranks = (each.mean("cores_busy") or 0.0 for each in devices if each.kind == "rank" and each.host == host.host)
+        of = here if any(device.host == host.host for device in slow) else elsewhere
+        of.append(max(0.0, host.mean("cores_busy") - sum(ranks)))
     if here and elsewhere and min(here) > max(elsewhere) + CORES:
-        here, elsewhere = (numbers.significant(value, 2) for value in (min(here), max(elsewhere)))
-        reasons.append(f"other programs took {here} cores there, on other nodes {elsewhere} at most")
+        taken, most = significant(min(here), 2), significant(max(elsewhere), 2)
+        yield f"other programs took {taken} cores there, on other nodes {most} at most"
     phases = record.curve.phases if record.curve is not None else {}
     share = phases.get("data", 0.0) / (sum(phases.values()) or 1.0)
     if share > SHARE and any(device.rank == 0 for device in slow):
-        reasons.append(f"rank 0 waited for data {numbers.percent(share)} of the time")
-    return "; ".join(reasons) or "the samples do not show why"
-
-
-def _taken(host, devices):
-    """Cores of a node that others kept busy than its ranks."""
-    ranks = (
-        device.mean("cores_busy") or 0.0 for device in devices if device.kind == "rank" and device.host == host.host
-    )
-    return max(0.0, host.mean("cores_busy") - sum(ranks))
+        yield f"rank 0 waited for data {percent(share)} of the time"
