@@ -3,7 +3,9 @@
 import io
 import itertools
 import json
+import math
 import os
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -186,6 +188,38 @@ def test_images_held_out_of_packed_parquet_can_be_read(tmp_path):
     index = index_of(tmp_path / "raw", tmp_path / "index", validation_fraction=0.3)
     read = {split: [part.read(i) for i in range(len(part))] for split in index.splits for part in [index.split(split)]}
     assert len(read["validation"]) == 2 and sorted(read["train"] + read["validation"]) == sorted(images)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([0, 1, 10], [10.0, 1.0, 0.0], ["0", "1", "10"]),
+        ([0, 1, 10], ["1", "0", "10"], ["0", "1", "10"]),
+        ([1, 2], [Decimal("1.0"), Decimal("2.0")], ["1", "2"]),
+        ([0.5, 1.0], [1, 0.5], ["0.5", "1"]),
+        (["1.0", "1.1"], ["1.1", "1.0"], ["1.0", "1.1"]),
+        (["1", "2"], ["1.0", "2.0"], "two classes look alike, '1' and '1.0'"),
+        ([1.0, 2.0], [1.0, math.nan], "validation.parquet: .*(without a|no) label"),
+    ],
+)
+def test_equal_numbers_are_one_class_whatever_their_type(first, second, expected, packed, tmp_path):
+    (tmp_path / "raw").mkdir()
+    for split, labels in (("train", first), ("validation", second)):
+        names = [f"{split}-{number}.jpg" for number in range(len(labels))]
+        for name in names:
+            (tmp_path / "raw" / name).write_bytes(make_jpeg(1))
+        images = {"image": [make_jpeg(1) for _ in names]} if packed else {"path": names}
+        pq.write_table(pa.table(images | {"label": labels}), tmp_path / f"raw/{split}.parquet")
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=expected):
+            index_of(tmp_path / "raw", tmp_path / "index")
+        return
+    index = index_of(tmp_path / "raw", tmp_path / "index")
+    assert index.classes == expected
+    for split, labels in (("train", first), ("validation", second)):
+        shown = [index.classes[label] for label in index.split(split).labels]
+        assert shown == [str(label) if isinstance(label, str) else f"{float(label):g}" for label in labels]
 
 
 def test_a_label_that_is_no_class_is_listed(tmp_path):

@@ -4,7 +4,9 @@ import csv
 import dataclasses
 import itertools
 import json
+import re
 import unicodedata
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +32,7 @@ def pack_parquet(tables, classes, columns, folder):
                 numbers = classes.numbers(path)
                 rows = parquet_rows(path, [columns["image"], columns["label"]], "image", ROWS)
                 while some := list(itertools.islice(rows, ROWS)):
-                    unknown = [row for row, (_, label) in some if str(label) not in numbers]
+                    unknown = [row for row, (_, label) in some if label_text(label) not in numbers]
                     if unknown:
                         raise DataError(
                             f"{path}: rows without a label, or with one that is not a class: {few(unknown)}. The classes are "
@@ -39,7 +41,7 @@ def pack_parquet(tables, classes, columns, folder):
                     data = [_image_bytes(image, path, row) for row, (image, _) in some]
                     lengths = np.fromiter(map(len, data), np.int64, len(data))
                     names = [f"{path.name}:{row}".encode() for row, _ in some]
-                    known = [numbers[str(label)] for _, (_, label) in some]
+                    known = [numbers[label_text(label)] for _, (_, label) in some]
                     writer.add(names, known, lengths, place + np.cumsum(lengths) - lengths)
                     packed.write(b"".join(data))
                     place += int(lengths.sum())
@@ -86,7 +88,7 @@ def packed_classes(tables, columns):
     for path in nameless if lists else ():  # one numbering holds for all
         of_file[path] = lists[0]
     names = list(dict.fromkeys(name for each in lists for name in each))
-    names = names or class_names({str(label) for path in paths for label in _labels(path, columns["label"])})
+    names = names or class_names({label for path in paths for label in _labels(path, columns["label"])})
     require_distinct(paths[0].parent, names)
     return PackedClasses(names, of_file)
 
@@ -109,8 +111,16 @@ def _own_names(path, column):
 
 
 def _labels(path, column):
-    """The distinct labels in a file."""
-    return {label for _, (label,) in parquet_rows(path, [column], "label")} - {None}
+    """The distinct labels in a file, as text."""
+    rows = parquet_rows(path, [column], "label")
+    return {
+        label_text(label) for _, (label,) in rows if label is not None and label == label
+    }  # unlike NaN, which is no label
+
+
+def label_text(label):
+    """A label as text: equal whole numbers are one class, whatever type a file has them in."""
+    return str(int(label)) if isinstance(label, float | Decimal) and label % 1 == 0 else str(label)
 
 
 def _require_single(path, schema, column):
@@ -149,12 +159,13 @@ def path_label(path, columns):
         _require_single(path, schema, wanted[1])
         rows = [row for _, row in parquet_rows(path, wanted, "path")]
     for place, what in ((1, "label"), (0, "path")):
-        missing = [number for number, row in enumerate(rows, 1) if row[place] is None or not str(row[place]).strip()]
+        values = enumerate((row[place] for row in rows), 1)
+        missing = [n for n, value in values if value is None or value != value or not str(value).strip()]
         if missing:
             raise DataError(
                 f"{path}: {len(missing):,} rows have no {what}: {few(missing)}. Give each one or remove it."
             )
-    return [(str(name), str(label).strip()) for name, label in rows]
+    return [(str(name), label_text(label).strip()) for name, label in rows]
 
 
 def _require(path, names, wanted):
@@ -186,11 +197,13 @@ def class_names(labels):
 
 
 def require_distinct(place, names):
-    """Raise DataError where names of classes look alike: the same letters, composed in another way, or blanks around them."""
+    """Raise DataError where names of classes look alike: the same letters, composed in another way or with blanks around them, or one
+    whole number with a point and without."""
     seen = {}
     for name in names:
-        other = seen.setdefault(unicodedata.normalize("NFC", name).strip(), name)
+        text = unicodedata.normalize("NFC", name).strip()
+        other = seen.setdefault(re.sub(r"^(-?\d+)\.0*$", r"\1", text), name)
         if other != name:
             raise DataError(
-                f"{place}: two classes look alike, {other!a} and {name!a} (as with Unicode's NFC and NFD): give them one name"
+                f"{place}: two classes look alike, {other!a} and {name!a} (as with Unicode's NFC and NFD, or `1` and `1.0`): give them one name"
             )
