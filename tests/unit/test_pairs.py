@@ -1,6 +1,7 @@
 """Pairs of document and summary: nothing is lost or mixed up, and what is left out is counted."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -96,7 +97,11 @@ def test_over_long_documents_and_summaries_are_counted(tmp_path, monkeypatch, ov
 @pytest.mark.parametrize(
     ("rows", "columns", "message"),
     [
-        ([{"text": "x", "summary": "y"}], {}, r"no pair of document and summary \(1 rows without document.*columns"),
+        (
+            [{"document": None, "summary": "y"}],
+            {},
+            r"no pair of document and summary \(1 rows without document.*columns",
+        ),
         ([{"document": "x", "summary": 3}], {}, r"line 1: `summary` holds no text but 3"),
         (["only text"], {}, r"line 1: it is not a mapping with `document` and `summary`"),
     ],
@@ -104,6 +109,30 @@ def test_over_long_documents_and_summaries_are_counted(tmp_path, monkeypatch, ov
 def test_bad_rows_are_named(tmp_path, rows, columns, message):
     with pytest.raises(DataError, match=message):
         prepare(tmp_path, rows, columns)
+
+
+@pytest.mark.parametrize(
+    ("rows", "part", "refused"),
+    [
+        ([{"document": "a b", "other": "c"}] * 3, "", True),
+        ([{"document": "a b", "other": "c"}] * 3, "[1:]", True),
+        ([{"document": "a b", "summary": None}] * 3, "", False),
+        ([{"document": "a b"}] * 3 + GOOD, "", False),
+        ([], "", False),
+    ],
+)
+def test_a_file_without_a_column_is_named(rows, part, refused, tmp_path):
+    """Lines without it are counted, but of a whole file it is a mistake, whatever the files beside it hold."""
+    for name, lines in (("good.jsonl", GOOD), ("other.jsonl", rows)):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in lines))
+    files = dict.fromkeys(("validation", "test"), "good.jsonl") | {"train": ["good.jsonl", f"other.jsonl{part}"]}
+    raw = download(Source(kind="files", location=str(tmp_path), files=files), tmp_path / "raw")
+    with (
+        pytest.raises(DataError, match=r"other\.jsonl: no column `summary` \(it has document, other\)")
+        if refused
+        else nullcontext()
+    ):
+        prepare_pairs(raw, Text(), ExpectedText(), tmp_path / "pairs")
 
 
 def test_plain_text_holds_no_pairs(tmp_path):

@@ -68,7 +68,8 @@ def records(path, columns, first=0, last=None, required=False):
     if kind_of(path) == TEXT:
         raise DataError(f"{path}: plain text has no columns {', '.join(columns)}; give Parquet or JSON Lines")
     rows, word = (_parquet_rows, "row") if kind_of(path) == PARQUET else (_json_rows, "line")
-    for number, values in _part(path, rows(path, columns, required), first, last):
+    named = {}
+    for number, values in _part(path, rows(path, columns, required, named), first, last):
         for name, value in zip(columns, values, strict=True):
             if not isinstance(value, str) and value is not None:
                 raise DataError(
@@ -80,6 +81,8 @@ def records(path, columns, first=0, last=None, required=False):
                     f"{path}, {word} {number:,}: `{name}` holds half of a UTF-16 pair, which is not a character"
                 )
         yield values
+    if named:
+        _require(path, named, columns, "document")
 
 
 def _part(path, rows, first, last):
@@ -109,8 +112,8 @@ def _lines(path):
             offset += len(line)
 
 
-def _json_rows(path, columns, required):
-    """(number of the line, values) of each line that is not blank."""
+def _json_rows(path, columns, required, named):
+    """(number of the line, values) of each line that is not blank. named: gets the columns that lines name, as keys."""
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -123,10 +126,11 @@ def _json_rows(path, columns, required):
             raise DataError(f"{path}, line {number}: it is not a mapping with {wanted}")
         if required:
             _require(f"{path}, line {number}", row, columns, "text")
+        named |= dict.fromkeys(row)
         yield number, tuple(map(row.get, columns))
 
 
-def _parquet_rows(path, columns, required):
+def _parquet_rows(path, columns, required, _):
     return parquet_rows(path, columns, "text" if required else "document")
 
 
