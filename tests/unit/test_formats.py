@@ -131,6 +131,7 @@ def test_any_bytes_come_back_exactly(name, tmp_path, samples, shards):
 @given(st.integers(1, 400), st.integers(1, 20), st.integers(0, 5))
 def test_shards_hold_every_sample_once_and_differ_by_one_at_most(samples, shards, seed):
     parts = [shard_samples(range(samples), number, shards, seed) for number in range(shards)]
+    assert np.concatenate(parts).tolist() == np.random.default_rng([seed, samples]).permutation(samples).tolist()
     assert sorted(np.concatenate(parts).tolist()) == list(range(samples))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

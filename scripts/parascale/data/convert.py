@@ -20,6 +20,7 @@ from parascale.data.formats.samples import SAMPLE, samples_path
 from parascale.data.manifests import MANIFEST, SCHEMA_VERSION
 from parascale.data.pool import Demand, ordered_map
 from parascale.data.progress import Progress
+from parascale.data.sampler import Sampler
 from parascale.errors import ConfigError, DataError, few
 from parascale.files import atomic_folder, atomic_path, read_json, require_space, sha256, sync_path, write_json
 
@@ -32,8 +33,8 @@ CHUNK_SAMPLES, CHUNK_BYTES = 32, 1 << 20  # that a reading thread fetches in one
 
 def shard_samples(images, number, shards, seed):
     """Source numbers of the samples of a shard, in the order in which they are written."""
-    order = np.random.default_rng([seed, len(images)]).permutation(len(images))
-    return order[len(order) * number // shards : len(order) * (number + 1) // shards]
+    places = (len(images) * each // shards for each in (number, number + 1))
+    return Sampler(len(images) or 1, 1, seed)._part(len(images), *places)  # their number takes an epoch's place
 
 
 def convert_shard(index, dataset, format_name, number, settings, output):
