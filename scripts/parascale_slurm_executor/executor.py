@@ -18,7 +18,7 @@ from parascale.lease import RENEW_SECONDS, Lease
 from parascale.store.folders import record_in
 from parascale.store.trainings import Store
 from parascale.train.job import show_kept
-from parascale_slurm_executor.jobs import members_of, noted_as, training_of, work_of
+from parascale_slurm_executor.jobs import at_work, noted_as, training_of
 from parascale_slurm_executor.waiting import why
 
 AWAY_SECONDS = (10.0, 300.0)  # before Slurm is asked again that did not answer: at first, and at most
@@ -105,9 +105,9 @@ class RootExecutor(Executor):
         """
         if self.found is None:
             self.found = self._queue()
-        again = job in self.tried or self._at_work(job, self.found)
+        again = job in self.tried or at_work(job, self.found, self.paths.store)
         self.tried.add(job)
-        left = again and self._at_work(job, self._queue())
+        left = again and at_work(job, self._queue(), self.paths.store)
         if left and left[1] is None and left[0] not in self.found:  # our own, whose submission had no answer
             self._note(SubmittedJobInfo(job, external_jobid=left[0]))
             return left[0], noted_as(job)["key"]
@@ -117,27 +117,6 @@ class RootExecutor(Executor):
         """{id: comment} of the root's jobs in the queue."""
         noted = {line["job_id"]: line.get("user") for line in submissions.noted(self.paths.store)}
         return slurm.waiting_or_running(self.run_uuid, noted)
-
-    def _at_work(self, job, queue):
-        """As `_left_by_others`, in a queue {id: comment}; None if there is none."""
-        if not queue:
-            return None
-        known = {line["job_id"]: line for line in submissions.noted(self.paths.store)}
-        wildcards, training = get_job_wildcards(job), training_of(job)
-        comment = f"rule_{job.name}" + (f"_wildcards_{wildcards}" if wildcards else "")  # the plugin's
-        found = {}
-        for identity, said in queue.items():
-            line = known.get(identity, {})
-            if training and line.get("kind"):
-                same = (line["kind"], line["run"]) == (training["kind"], training["run"])
-            elif line.get("jobs") is not None:
-                same = any(work_of(member) in line["jobs"] for member in members_of(job))
-            else:  # Snakemake was killed before it could write the job down
-                same = said == comment
-            if same:
-                found[identity] = line.get("key")
-        key = noted_as(job)["key"]
-        return min(found.items(), key=lambda item: (item[1] != key, len(item[0]), item[0]), default=None)
 
     def _watch(self, job, identity, key):
         """Take a job of Slurm's for ours, or wait for its end before ours is submitted."""
@@ -217,22 +196,25 @@ class RootExecutor(Executor):
         self.explained.add((identity, reason))
 
     def _what_is_wrong(self, job_info):
-        """What is wrong with a job that Slurm calls running, in words: by our own clock, its training has ended, or shown no sign of life,
-        for too long. Signs are the renewals of its lease, and before it has one, the lines of its log."""
-        training, identity, lease = training_of(job_info.job), job_info.external_jobid, None
-        if training is None:
-            return None
+        """What is wrong with a job that Slurm calls running, in words: by our own clock, its work has ended, or its training shown no sign of
+        life, for too long. Signs are the renewals of its lease, and before it has one, the lines of its log."""
+        job, identity, lease, restarts = job_info.job, job_info.external_jobid, None, None
+        training = training_of(job)
         with suppress(OSError):
-            lease = Lease(self._work_of(training)).holder()
+            lease = training and Lease(self._work_of(training)).holder()
         patience, what = self.silence, f"has given no sign of life for {self.silence:.0f} s"
         if lease and lease["job_id"] == identity:
             sign, restarts = lease["time"], str(lease["restarts"])
         elif self._is_finished(training):
-            sign, restarts, what = "finished", None, f"still runs {patience:.0f} s after its training was published"
+            sign, what = "finished", f"still runs {patience:.0f} s after its training was published"
         else:
-            patience, restarts = BEGINNING * self.silence, None
-            sign = [os.stat(path).st_mtime for path in job_info.job.log if os.path.exists(path)]
+            patience, watched = BEGINNING * self.silence, job.log if training else job.output
+            sign = [os.stat(path).st_mtime for path in watched if os.path.exists(path)]
             what = f"has not begun to train, and written nothing for {patience:.0f} s"
+            if not training:
+                if not 0 < len(sign) == len(watched):
+                    return None
+                what = f"still runs {patience:.0f} s after all that it makes was there"
         now = time.monotonic()
         before, since, doubted = self.signs.get(identity, (None, now, False))
         if sign == before and now - since <= patience:
@@ -267,9 +249,9 @@ class RootExecutor(Executor):
         job, identity = job_info.job, job_info.external_jobid
         if not (job_info.aux or {}).get("ours", True):
             self._submit_again(job)
-        elif identity and self._publish(training_of(job)):
+        elif identity and self._publish(job, identity):
             self.logger.info(
-                f"Slurm job {identity} of {job.name} had published its training when it ended: it is done."
+                f"Slurm job {identity} of {job.name} had done its work when it ended: it is not submitted again."
             )
             # Snakemake, which writes it at the end, was ended too.
             if job.benchmark and not os.path.exists(job.benchmark):
@@ -292,10 +274,12 @@ class RootExecutor(Executor):
             return False
         return submissions.stopped_with_progress(self._work_of(training), identity)
 
-    def _publish(self, training):
-        """Show what a job of ours trains, if it is finished; returns whether it is. Snakemake in a job that ends badly removes it."""
+    def _publish(self, job, identity):
+        """Show what a job of ours trains, if it is finished; returns whether it is. Snakemake in a job that ends badly removes it. What
+        trains nothing has done its work if it was cancelled (see `_what_is_wrong`)."""
+        training = training_of(job)
         if not self._is_finished(training):
-            return False
+            return training is None and self.signs.get(identity, (None, 0, False))[2]
         job = self.job_of(training)
         shown = record_in(job.output).get("key") == job.key and (job.output / "summary.json").exists()
         return shown or show_kept(job)

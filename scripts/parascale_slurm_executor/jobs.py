@@ -2,6 +2,9 @@
 
 import hashlib
 
+from snakemake_executor_plugin_slurm.utils import get_job_wildcards
+
+from parascale import submissions
 from snakemake_logger_plugin_parascale import trained_by
 
 
@@ -28,3 +31,26 @@ def noted_as(job):
     decided = repr([sorted(member.params.items()) for member in members])
     known = {"rule": job.name, "key": hashlib.sha256(decided.encode()).hexdigest()}
     return known | (training_of(job) or {}) | {"jobs": [work_of(member) for member in members]}
+
+
+def at_work(job, queue, store):
+    """(id, key or None where it is unknown) of a job in a queue {id: comment} that is at a job's work; of the same key first. None if
+    there is none. store: folder in which submissions are noted."""
+    if not queue:
+        return None
+    known = {line["job_id"]: line for line in submissions.noted(store)}
+    wildcards, training = get_job_wildcards(job), training_of(job)
+    comment = f"rule_{job.name}" + (f"_wildcards_{wildcards}" if wildcards else "")  # the plugin's
+    found = {}
+    for identity, said in queue.items():
+        line = known.get(identity, {})
+        if training and line.get("kind"):
+            same = (line["kind"], line["run"]) == (training["kind"], training["run"])
+        elif line.get("jobs") is not None:
+            same = any(work_of(member) in line["jobs"] for member in members_of(job))
+        else:  # Snakemake was killed before it could write the job down
+            same = said == comment
+        if same:
+            found[identity] = line.get("key")
+    key = noted_as(job)["key"]
+    return min(found.items(), key=lambda item: (item[1] != key, len(item[0]), item[0]), default=None)

@@ -29,23 +29,23 @@ class Thing(SimpleNamespace):
     __hash__ = object.__hash__
 
 
-def made(name, wildcards, params):
+def made(name, wildcards, params, output=()):
     rule = Thing(name=name, wildcard_names=set(wildcards), params=Names(**params), group=None)
     job = {"rule": rule, "name": name, "jobid": 1, "wildcards": Names(**wildcards), "params": rule.params}
-    return Thing(**job, attempt=1, restart_times=3, benchmark=None, log=(), is_group=lambda: False)
+    return Thing(**job, attempt=1, restart_times=3, benchmark=None, log=(), output=output, is_group=lambda: False)
 
 
 def job_of(run, key="key", kind="run"):
     return made("train_ddp", {"run": run}, {"kind": kind, "key": key})
 
 
-def data_job(dataset="text", prepared="tokens", tokens=9):
-    return made("prepare", {"dataset": dataset, "prepared": prepared}, {"settings": tokens})
+def data_job(dataset="text", prepared="tokens", tokens=9, output=()):
+    return made("prepare", {"dataset": dataset, "prepared": prepared}, {"settings": tokens}, output)
 
 
 def executor_in(root, monkeypatch):
     """A RootExecutor that notes what it would do, and the queue that it sees."""
-    made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(root)}))
+    made = object.__new__(type("Executor", (RootExecutor,), {"paths": Paths(root), "silence": 300}))
     made.run_uuid, made.slurm_logdir, made.did, made.queue = "parascale_0", root / "slurm_logs", [], {}
     made.undecided, made.away, made.signs, made.found, made.tried = Counter(), {}, {}, None, set()
     made.job_of = lambda training: SimpleNamespace(store=root / "store/trainings", key="key")

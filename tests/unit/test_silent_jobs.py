@@ -1,5 +1,6 @@
 """A job that Slurm calls running while nothing of its training lives is cancelled, and no other."""
 
+import os
 import time
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 
 from parascale import slurm
 from parascale.files import write_json
-from tests.unit.slurm_executor import job_of
+from tests.unit.slurm_executor import data_job, job_of
 
 LEASE = {"host": "jrc0001", "pid": 1, "restarts": 0}
 RUNS = {"JobState": "RUNNING", "Restarts": "0", "RunTime": "1-00:00:00"}
@@ -68,3 +69,35 @@ def test_a_job_that_was_suspended_until_now_has_a_moment_to_give_a_sign(executor
         if second in (0, 1920):
             write_json(tmp_path / "lease.json", {**LEASE, "job_id": "17", "time": second})
         assert not executor._what_is_wrong(submitted), second
+
+
+@pytest.mark.parametrize(
+    ("made", "said", "dead"),
+    [
+        (["a", "b"], RUNS, True),  # and nobody is left who would tell Slurm of the end
+        (["a"], RUNS, False),
+        ([], RUNS, False),
+        (["a", "b"], {**RUNS, "RunTime": "00:10:00"}, False),  # by an earlier job: this one removes them when it begins
+        (["a", "b"], {**RUNS, "JobState": "PENDING"}, False),
+        (["a", "b", "again"], RUNS, False),
+    ],
+)
+def test_a_job_whose_work_is_all_there_has_ended(made, said, dead, executor, tmp_path, monkeypatch):
+    """Of a job that trains nothing; it is done, and not submitted again."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(slurm, "described", lambda identity: said)
+    executor.silence = 300
+    output = [str(tmp_path / name) for name in "ab"]
+    submitted = SimpleNamespace(job=data_job(output=output), external_jobid="17", aux={})
+    for name in set(made) & {"a", "b"}:
+        (tmp_path / name).touch()
+    found = []
+    for second in range(0, 3001, 20):
+        now[0] = second
+        if "again" in made:
+            os.utime(tmp_path / "b", (second, second))
+        found.append(executor._what_is_wrong(submitted))
+    assert any(found) == dead
+    executor.report_job_error(submitted)
+    assert executor.did == (["done"] if dead else ["failed"])
