@@ -2,9 +2,25 @@
 
 import itertools
 import sys
+from pathlib import Path
+
+from snakemake.io import IOCache
+from snakemake.logging import logger
 
 from parascale.plan.price import PlannedJob
+from parascale.store.folders import lacking
 from snakemake_logger_plugin_budget import is_local, requested
+
+INVENTORY = IOCache.mtime_inventory  # of what is there, which Snakemake makes once, before it decides what has to run
+
+
+async def inventory(cache, jobs, **options):
+    """Snakemake's, in which a result whose files are not all there counts as missing."""
+    gone = {file: part for job in jobs for file in job.output if (part := lacking(Path(str(file))))}
+    for part in dict.fromkeys(gone.values()):
+        logger.warning(f"{part} is missing or not in full size: results that it is part of count as missing")
+    cache.exists_local.update(dict.fromkeys(gone, False))
+    await INVENTORY(cache, jobs, **options)
 
 
 def pending_jobs(workflow):

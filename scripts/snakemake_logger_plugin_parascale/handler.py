@@ -3,6 +3,7 @@
 import time
 
 from snakemake.exceptions import WorkflowError
+from snakemake.io import IOCache
 from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
 
@@ -11,7 +12,7 @@ from parascale.errors import ParascaleError
 from parascale.files import read_json, write_json, write_text
 from parascale.plan import budget, ledger, limits, tables
 from snakemake_logger_plugin_budget import JobEvents
-from snakemake_logger_plugin_parascale.collect import capacity, members, pending_jobs, submits
+from snakemake_logger_plugin_parascale.collect import capacity, inventory, members, pending_jobs, submits
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View
 
@@ -139,6 +140,7 @@ class LogHandler(JobEvents):
 
 def follow(workflow, planner):
     """Tell the plugin, where it is loaded, which workflow it plans for, and with which Planner. Called by the Snakefile."""
+    IOCache.mtime_inventory = inventory
     for handler in _handlers(workflow):
         handler.workflow, handler.planner = workflow, planner
         if handler.view is not None:

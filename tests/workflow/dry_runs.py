@@ -113,6 +113,7 @@ async def _finish(workflow):
 def _leave(path, is_folder, moment):
     if is_folder:
         path.mkdir(parents=True, exist_ok=True)
+        (path / "checkpoint.json").touch()
         path /= ".snakemake_timestamp"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()

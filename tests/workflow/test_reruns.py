@@ -1,6 +1,7 @@
 """What an edit makes stale, and what it does not: a table of edits, each a real dry run over results that are all there."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from parascale import numerics, provenance
 
-from .dry_runs import FinishedProject, cell, more, setting, text
+from .dry_runs import Edit, FinishedProject, cell, more, setting, text
 from .finished import FILES, LATER, PROBES_OF, RESULTS, TARGETS, trainings
 from .small_project import REPOSITORY
 
@@ -294,7 +295,7 @@ def test_what_is_taken_back_leaves_nothing_stale(project):
     assert project.again() == (set(), set())
 
 
-@pytest.mark.parametrize("name", ["run.json", "steps.jsonl", "device.csv", "checkpoint"])
+@pytest.mark.parametrize("name", ["run.json", "steps.jsonl", "device.csv", "checkpoint", "checkpoint/checkpoint.json"])
 def test_a_result_that_is_half_deleted_is_made_again(project, name, tmp_path):
     """Its summary, which stands for it elsewhere, is still there."""
     (gone,) = project.folder.glob(f"results/runs/lm-ddp/{name}")
@@ -303,6 +304,32 @@ def test_a_result_that_is_half_deleted_is_made_again(project, name, tmp_path):
         assert project.again()[0] >= {"train_ddp lm-ddp"}
     finally:
         (tmp_path / "gone").rename(gone)
+
+
+GONE = {"files": {"gone": {"bytes": 1, "xxh3": "0"}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "expected"),
+    [
+        ("runs/lm-ddp/checkpoint/checkpoint.json", GONE, {"train_ddp lm-ddp"}),
+        ("runs/lm-ddp/summary.json", {"best_step": 5}, {"train_ddp lm-ddp"}),
+        ("parity/lm/checkpoint/checkpoint.json", GONE, set()),  # its verdict stands, and nothing else reads it
+        ("checkpoints/lm/checkpoint.json", GONE, {"convert_checkpoint lm", "verify_checkpoint lm"}),
+        ("data/words/flat/manifest.json", GONE, {"prepare words flat"}),
+        ("data/shapes/arrow/manifest.json", GONE, {"gather_shards shapes arrow", "verify_format shapes arrow"}),
+        ("data/shapes/arrow/00000-of-00001/record.json", GONE, set()),  # as its manifest says
+    ],
+)
+def test_what_a_manifest_names_and_is_not_there_is_made_again(project, name, held, expected):
+    edit = Edit(f"results/{name}", lambda content: json.dumps(json.loads(content or "{}") | held))
+    project.targets.append("data")
+    try:
+        with edit.in_place(project):
+            assert project.again()[0] == expected
+        assert project.again()[1] == set()
+    finally:
+        project.targets.remove("data")
 
 
 def test_a_checkout_that_moves_takes_its_results_along(project, monkeypatch):

@@ -1,7 +1,8 @@
-"""The folder of a finished training: what is in it, how it is copied, and whether it is whole."""
+"""The folder of a finished training: what is in it, how it is copied, and whether it, or another result, is whole."""
 
 import os
 import shutil
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from parascale.checkpoint.manifest import MANIFEST as CHECKPOINT
@@ -12,6 +13,7 @@ MANIFEST = "training.json"
 SCHEMA_VERSION = 1
 TREES = ("checkpoint", "best", "profile", "wandb")  # what a training leaves besides single files
 NEEDED = ("run.json", "summary.json", f"checkpoint/{CHECKPOINT}")
+MANIFESTS = ("manifest.json", "record.json", CHECKPOINT)  # of data, of a shard of images, of a checkpoint or conversion
 READERS = 4  # files of a checkpoint that are read at once
 
 
@@ -22,6 +24,61 @@ def record_in(folder):
     except (FileNotFoundError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
+
+
+def is_whole(folder):
+    """Whether a folder shows a finished training and all its files. Of weights the sizes are compared."""
+    shown = [folder / name for name in NEEDED]
+    return all(path.is_file() and not lacking(path) for path in shown)
+
+
+def lacking(path):
+    """The first file that a result stands for and that is not there in full size; None if all are.
+
+    A manifest stands for what it names, a proof for the manifest beside it, the folder `checkpoint` for its manifest, and the summary
+    of a training for its best weights.
+    """
+    for file, size in _stands_for(path):
+        if not file.exists() or size not in (None, file.stat().st_size):
+            return file
+        if gone := lacking(file):
+            return gone
+    return None
+
+
+def _stands_for(path):
+    """(file, bytes or None) of each file that one stands for. One that cannot be read stands for none: who needs it says so."""
+    folder, name, held = path.parent, path.name, None
+    if name == TREES[0] and path.is_dir():
+        return [(path / CHECKPOINT, None)]
+    if name == "verify.json":
+        return [(folder / each, None) for each in MANIFESTS if (folder / each).exists()]
+    if name in (*MANIFESTS, "summary.json"):
+        with suppress(OSError, ValueError):
+            held = read_json(path)
+    if not isinstance(held, dict):
+        return []
+    named = [*_described(held), *((each, None) for each in _tables(held))]
+    named += [("best/checkpoint.json", None)] if held.get("best_step") is not None else []
+    return [(folder / each, size) for each, size in named]
+
+
+def _described(value, name=None):
+    """(name, bytes) of the files in a manifest of whatever kind: each entry with a size and a checksum."""
+    if isinstance(value, dict) and "bytes" in value and not value.keys().isdisjoint(("sha256", "xxh3")):
+        yield value.get("file", value.get("path", name)), value["bytes"]
+    elif isinstance(value, dict | list):
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _described(entry, key)
+
+
+def _tables(held):
+    """Names of the tables beside a manifest of images, which does not name them."""
+    if "shard" not in held and held.get("kind") != "images":
+        return []
+    ends = ("npy",) if "shard" in held else ("samples.npy",) if "format" in held else ("npy", "names")
+    ends += ("packed",) if held.get("root", "") is None else ()
+    return [f"{split}.{end}" for split in held["splits"] for end in ends]
 
 
 def described(folder, key, place):

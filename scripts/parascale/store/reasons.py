@@ -9,7 +9,7 @@ from parascale.errors import ParascaleError, few
 from parascale.files import read_json
 from parascale.settings import Site, identity, run_from_dict, strict
 from parascale.settings.options import LAYOUT
-from parascale.store.folders import NEEDED, record_in
+from parascale.store.folders import is_whole, record_in
 from parascale.store.keys import data_known, key_of, modules_of_run
 from parascale.store.trainings import Store
 
@@ -17,7 +17,7 @@ from parascale.store.trainings import Store
 @dataclass(frozen=True)
 class Reason:
     """Why a training runs, in words. kept: the store has it. repeats: core-hours of the finished training that it takes the place of.
-    step: of one that continues, the last that is saved. shown: results have it as it would be now, with all NEEDED files."""
+    step: of one that continues, the last that is saved. shown: results have it as it would be now, whole."""
 
     words: str
     kept: bool = False
@@ -59,7 +59,7 @@ class Reasons:
             return Reason("new")
         changes = self._changes(record, run, known)
         missing = "a file of its result is missing" if ready else "its input is rebuilt"
-        shown = ready and not changes and all((output / name).is_file() for name in NEEDED)
+        shown = ready and not changes and is_whole(output)
         return Reason(changes or missing, repeats=hours, shown=shown)
 
     def _finished(self, output):

@@ -34,13 +34,13 @@ from parascale.files import (
 from parascale.settings import identity, run_from_dict
 from parascale.store.folders import (
     MANIFEST,
-    NEEDED,
     TREES,
     check_trees,
     copy,
     copy_tree,
     described,
     files_in,
+    is_whole,
     record_in,
 )
 
@@ -119,7 +119,7 @@ class Store:
         Of its weights only the sizes are checked: the store links the same files, and damage is found when they are shown again.
         """
         key = record_in(shown).get("key")
-        if key is None or not all((shown / name).is_file() for name in NEEDED):
+        if key is None or not is_whole(shown):
             return False
         try:
             if kept := self.finished(key):
