@@ -39,9 +39,12 @@ def lacking(path):
     of a training for its best weights.
     """
     for file, size in _stands_for(path):
-        if not file.exists() or size not in (None, file.stat().st_size):
+        try:
+            if size not in (None, os.stat(file).st_size):
+                return file
+        except OSError:
             return file
-        if gone := lacking(file):
+        if size is None and (gone := lacking(file)):
             return gone
     return None
 
@@ -60,7 +63,7 @@ def _stands_for(path):
         return []
     named = [*_described(held), *((each, None) for each in _tables(held))]
     named += [("best/checkpoint.json", None)] if held.get("best_step") is not None else []
-    return [(folder / each, size) for each, size in named]
+    return [(folder / str(each), size) for each, size in named]
 
 
 def _described(value, name=None):
@@ -78,7 +81,7 @@ def _tables(held):
         return []
     ends = ("npy",) if "shard" in held else ("samples.npy",) if "format" in held else ("npy", "names")
     ends += ("packed",) if held.get("root", "") is None else ()
-    return [f"{split}.{end}" for split in held["splits"] for end in ends]
+    return [f"{split}.{end}" for split in held.get("splits", ()) for end in ends]
 
 
 def described(folder, key, place):
