@@ -1,10 +1,14 @@
 """The log handler: prints the plan of a dry run, keeps count in a real one."""
 
+import atexit
+import sys
 import time
+from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.io import IOCache
 from snakemake.logging import logger
+from snakemake.settings.types import Quietness
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.data.named_files import missing_data
@@ -145,6 +149,12 @@ def follow(workflow, planner):
         handler.workflow, handler.planner = workflow, planner
         if handler.view is not None:
             handler.view.workflow = workflow
+    settings = workflow.output_settings
+    if settings.dryrun and Quietness.ALL not in (settings.quiet or ()) and not _handlers(workflow):
+        known = ", ".join(sorted(path.parent.name for path in Path("profiles").glob("*/config.yaml")))
+        where = f"take a profile, `--profile profiles/NAME` ({known}), or" if known else "take"
+        # Last, because Snakemake lists jobs for pages.
+        atexit.register(print, f"No costs are shown: {where} `--logger parascale`", file=sys.stderr, flush=True)
 
 
 def start(workflow, planner):

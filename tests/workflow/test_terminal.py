@@ -1,5 +1,6 @@
 """What somebody sees while the workflow runs: in a terminal what runs now and a bar, in a log few lines."""
 
+import atexit
 import contextlib
 import itertools
 import logging
@@ -14,13 +15,14 @@ import types
 from fcntl import ioctl
 
 import pytest
+from snakemake.settings.types import Quietness
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from parascale.files import write_text
 from parascale.plan import budget
 from parascale.plan.planner import Planner
 from parascale.settings import load_project_file
-from snakemake_logger_plugin_parascale.handler import LogHandler, plan_of
+from snakemake_logger_plugin_parascale.handler import LogHandler, follow, plan_of
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View
 from tests.unit.test_plan_budget import jobs, project
@@ -106,6 +108,23 @@ def test_a_terminal_shows_what_runs_now_what_is_left_what_ended_and_where_the_re
     write_text(planner.project.paths.report / "verdict.txt", "the verdict\n")
     handler.close()
     terminal.shows(rf"4/4 [^━]*the verdict\r?\nThe report: {re.escape(str(tmp_path))}/results/report/index\.html")
+
+
+@pytest.mark.parametrize(
+    ("quiet", "handlers", "said"), [(None, (), True), ({Quietness.ALL}, (), False), (set(), (1,), False)]
+)
+def test_a_dry_run_without_the_plugin_says_which_profiles_show_costs(quiet, handlers, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "profiles/here/config.yaml", "")
+    told, given = (
+        [],
+        types.SimpleNamespace(**GIVEN | {"dryrun": True, "quiet": quiet}, nocolor=True, show_failed_logs=True),
+    )
+    monkeypatch.setattr(atexit, "register", lambda _, text, **__: told.append(text))
+    found = [LogHandler(given, None) for _ in handlers]
+    logs = types.SimpleNamespace(get_log_handlers=lambda: found)
+    follow(types.SimpleNamespace(output_settings=given, logger_manager=logs), None)
+    assert [("profiles/NAME` (here)" in text, "--logger parascale" in text) for text in told] == [(True, True)] * said
 
 
 def test_a_log_of_the_default_matrix_has_at_most_50_lines(tmp_path, capsys, monkeypatch):
