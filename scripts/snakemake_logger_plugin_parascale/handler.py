@@ -95,9 +95,12 @@ class LogHandler(JobEvents):
         return " · ".join([*words, *(str(value) for key, value in job.wildcards.items() if key != "run")]), folder
 
     def _verdict(self, number):
-        """The parity of a job's run in a word: of the job that found it, and of the training where nothing may change it any more."""
+        """The parity of a job's run in a word: of the job that found it, and of the training where nothing may change it any more. None of
+        a parity run, whose verdict follows."""
         job = self._job(number)
-        run = self.planner.project.runs.get(job.wildcards.get("run")) if job and job.kind != "parity" else None
+        if job and job.kind == "parity":
+            return None
+        run = self.planner.project.runs.get(job.wildcards.get("run")) if job else None
         path = self.planner.project.paths.parity(run.run) / "verdict.json" if run else None
         if path is None or not path.is_file():
             return ""

@@ -33,7 +33,7 @@ LEFT_OUT = {
 MOST = 4  # lines of jobs that run
 LEFT_SECONDS = 60  # between two lines of what is left
 NOISE = re.compile(
-    r"Select jobs to execute|Execute \d+ jobs|Assuming unrestricted|Using shell|Config file .* is extended"
+    r"Select jobs to execute|Execute \d+ jobs|Assuming unrestricted|Using shell|Config file .* is extended|Singularity containers: ignored"
     r"|Warning: the following output files of rule"  # they count as missing (see `collect.inventory`)
 )
 INTERNALS = re.compile(r'\s+File ".*", line \d+, in ')
@@ -99,9 +99,10 @@ class View:
             self.say(text)
 
     def finished(self, number, verdict=""):
-        """A job ended well; it is a line if it trained, or found a verdict: the parity of its run in a word, which a baseline has not."""
+        """A job ended well; it is a line if it trained, or found a verdict: the parity of its run in a word, which a baseline has not. verdict:
+        None of what is no line."""
         name, began, training = self.running.pop(number, (None, None, None))
-        if training or verdict not in ("", "baseline"):
+        if verdict is not None and (training or verdict not in ("", "baseline")):
             self.say(" · ".join(filter(None, (name, f"{time.time() - began:,.0f} s", verdict))))
         if self.bar:
             self.bar.advance(self.task)
