@@ -104,7 +104,16 @@ def test_runs_of_one_origin_share_a_row_of_what_they_do_not_share_with_all(tmp_p
     runs = fake("single", **BASE), ddp(), fake("tp", tp=2, gpus_per_node=2, seed=2)
     (table,) = provenance(report_of(tmp_path, *runs)).tables
     assert [row.run for row in table.rows] == ["ddp, single", "tp"]
-    assert [column.title for column in table.headed] == ["Runs", "Seed"]
+    assert [column.title for column in table.headed] == [
+        "Runs",
+        "Seed",
+        "Code digest",
+        "Git commit",
+        "Site",
+        "Machine",
+        "Hosts",
+        "Versions",
+    ]
 
 
 def test_memory_is_apart_in_what_the_model_holds_and_the_process_besides(tmp_path):

@@ -63,7 +63,6 @@ def test_every_measurement_of_communication_is_a_row(tmp_path):
     [
         ("operation,bytes\nall_reduce,4\n", "`group` is missing"),
         (f"{TRANSFERS_HEADER}\nall_reduce,all,1,2,x,1,1,1\n", "`bytes` = 'x'"),
-        (f"{TRANSFERS_HEADER}\nall_reduce,all,1,2,4,1,0,0\n", "4 bytes at 0.0 GB/s"),
     ],
 )
 def test_damaged_measurements_of_communication_are_named_and_stop_nothing(tmp_path, content, said):
@@ -91,10 +90,10 @@ def test_what_the_benchmark_writes_is_read_back_and_the_fastest_way_of_each_kind
     (readings,) = load_readings(results, ["other", "shapes"])
     assert (readings.dataset, readings.unit, readings.format, readings.note) == ("shapes", "images", "hdf5", "")
     for found, written in zip(readings.rows, READINGS, strict=True):
-        assert all(getattr(found, key) == value for key, value in written.items() if key != "dataset")
+        assert {key: value for key, value in written.items() if value is not None}.items() <= found.items()
     assert readings.formats == ["files", "hdf5"]
-    assert readings.fastest("hdf5", "random").io == "mmap"
-    assert readings.fastest("hdf5", "random", cache="cold").samples_per_second == 7
+    assert readings.fastest("hdf5", "random")["io"] == "mmap"
+    assert readings.fastest("hdf5", "random", cache="cold")["samples_per_second"] == 7
     assert readings.fastest("files", "sequential") is None
     assert load_readings(results, ["other"]) == []
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,20 @@ from parascale.files import read_json
 
 SCHEMA_VERSION = 1
 DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what reading a damaged table can end with
+TEXTS = (
+    "dataset",
+    "format",
+    "access",
+    "cache",
+    "io",
+    "place",
+    "decoder",
+    "operation",
+    "group",
+)  # all others are numbers
+# Columns that a row must have.
+READING = ("format", "access", "cache", "io", "place", "workers", "samples_per_second", "inodes", "bytes")
+TRANSFER = ("operation", "group", "nodes", "ranks", "bytes", "seconds", "bus_gigabytes_per_second")
 
 
 class RecordError(ParascaleError):
@@ -37,7 +50,9 @@ def typed(kind, values, path):
         # As JSON again: strictly, pydantic takes a mapping for a dataclass from JSON alone.
         return TypeAdapter(kind).validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
-        raise RecordError(f"{path}: {reason(error)}") from None
+        first = error.errors()[0]
+        wrong = "is missing" if first["type"] == "missing" else f"= {first['input']!r}: {first['msg'].lower()}"
+        raise RecordError(f"{path}: `{first['loc'][-1]}` {wrong}") from None
 
 
 def measured(folder, names=None):
@@ -47,69 +62,35 @@ def measured(folder, names=None):
     return [path for path in (folder / f"{name}.csv" for name in names) if path.exists()]
 
 
-def read_rows(kind, path):
-    """A `kind` for each row of a CSV, as a tuple; an empty cell is unknown. Raises one of DAMAGES."""
+def _rows(path, needed):
+    """The rows of a CSV as mappings; an empty cell is None. Raises one of DAMAGES."""
     with open(path, newline="", encoding="utf-8") as file:
-        rows = [
-            {name: cell for name, cell in row.items() if cell != ""} for row in csv.DictReader(file, restval="cut off")
-        ]
-    return TypeAdapter(tuple[kind, ...]).validate_python(rows)
+        rows = [{name: _value(name, cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+    if missing := [name for name in needed for row in rows if row.get(name) is None]:
+        raise ValueError(f"`{missing[0]}` is missing")
+    return tuple(rows)
 
 
-def reason(error):
-    """One of DAMAGES in words."""
-    if not isinstance(error, ValidationError):
-        return f"{error} is missing" if isinstance(error, KeyError) else str(error)
-    first = error.errors()[0]
-    if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
-    if first["type"] == "missing":
-        return f"`{first['loc'][-1]}` is missing"
-    return f"`{first['loc'][-1]}` = {first['input']!r}: {first['msg'].lower()}"
+def _value(name, cell):
+    if name in TEXTS or not cell:
+        return cell or None
+    try:
+        return float(cell) if "." in cell or "e" in cell.lower() else int(cell)
+    except ValueError:
+        raise ValueError(f"`{name}` = {cell!r}") from None
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One way of reading one format, a row of the CSV. What is not known is None, never 0.
-
-    decoder: of images that were cropped and resized as for a training; None for encoded bytes. samples, cpu_seconds: of a pass, all
-    threads together. spread: range of the repeats over their median. bytes, inodes and the cost of writing are those of the whole format.
-    """
-
-    format: str
-    access: str
-    cache: str
-    io: str
-    place: str
-    workers: int
-    samples_per_second: float
-    spread: float
-    inodes: int
-    bytes: int
-    decoder: str | None = None
-    samples: int | None = None
-    cpu_seconds: float | None = None
-    sample_bytes: float | None = None
-    bytes_read_per_byte: float | None = None
-    read_calls_per_sample: float | None = None
-    opens_per_sample: float | None = None
-    first_batch_seconds: float | None = None
-    peak_memory_bytes: int | None = None
-    write_seconds: float | None = None
-    write_cpu_seconds: float | None = None
-
-    @property
-    def a_core(self):
-        """Samples for a second of one core; None where that is not known."""
-        return self.samples / self.cpu_seconds if self.samples and self.cpu_seconds else None
+def _damage(path, error, target):
+    """What is said of a file that cannot be read: it does not stop the report."""
+    words = f"{error} is missing" if isinstance(error, KeyError) else error
+    return f"{path} cannot be read ({words}); remove it and run the target `{target}` again"
 
 
 @dataclass(frozen=True)
 class Readings:
-    """All readings of a dataset. unit: what a sample is (images, windows); format: the one that `advice` recommends.
+    """How fast formats of a dataset are read: rows of its CSV. unit: what a sample is (images, windows); format: the one that `advice` recommends.
 
-    ceilings: bytes a second at best (`preadv`, `memcpy`). machine: the node that read. note: why there are no readings, where there
-    should be some.
+    machine: the node that read. note: why there are no readings, where there should be some.
     """
 
     dataset: str
@@ -117,24 +98,19 @@ class Readings:
     unit: str = "samples"
     format: str = ""
     advice: str = ""
-    ceilings: dict = field(default_factory=dict)
     machine: dict = field(default_factory=dict)
     note: str = ""
 
     @property
     def formats(self):
         """Names of the formats, in the order in which they were measured."""
-        return list(dict.fromkeys(row.format for row in self.rows))
+        return list(dict.fromkeys(row["format"] for row in self.rows))
 
     def fastest(self, name, access, decoded=False, cache="warm"):
-        """The fastest way of reading a format from its disk: a Reading, or None."""
-        wanted = (name, "disk", access, decoded, cache)
-        found = [
-            row
-            for row in self.rows
-            if (row.format, row.place, row.access, row.decoder is not None, row.cache) == wanted
-        ]
-        return max(found, key=lambda row: row.samples_per_second, default=None)
+        """The row of the fastest way of reading a format from its disk, or None."""
+        wanted = {"format": name, "place": "disk", "access": access, "cache": cache}
+        found = [row for row in self.rows if wanted.items() <= row.items() and bool(row.get("decoder")) == decoded]
+        return max(found, key=lambda row: row["samples_per_second"], default=None)
 
 
 def load_readings(results, names=None):
@@ -143,42 +119,19 @@ def load_readings(results, names=None):
 
 
 def _readings(path):
-    """A damaged file does not stop the report: its dataset says which file it is."""
-    described = path.with_suffix(".json")
     try:
-        facts = read_json(described)
+        facts = read_json(path.with_suffix(".json"))
         if facts.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(f"{described.name} is not of schema_version {SCHEMA_VERSION}")
-        rows = read_rows(Reading, path)
-        return Readings(
-            path.stem, rows, **{key: facts[key] for key in ("unit", "format", "advice", "ceilings", "machine")}
-        )
+            raise ValueError(f"not of schema_version {SCHEMA_VERSION}")
+        told = {key: facts[key] for key in ("unit", "format", "advice", "machine")}
+        return Readings(path.stem, _rows(path, READING), **told)
     except DAMAGES as error:
-        note = f"{path} and .json cannot be read ({reason(error)}); remove them and run the target `loaders` again"
-        return Readings(path.stem, note=note)
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """One operation at one size, a row of the CSV. group: `all` processes, or those of one dimension of the mesh."""
-
-    operation: str
-    group: str
-    nodes: int
-    ranks: int
-    bytes: int
-    seconds: float
-    algorithm_gigabytes_per_second: float
-    bus_gigabytes_per_second: float
-
-    def __post_init__(self):
-        if not (self.bytes > 0 and 0 < self.bus_gigabytes_per_second < math.inf):
-            raise ValueError(f"{self.operation}: {self.bytes} bytes at {self.bus_gigabytes_per_second} GB/s")
+        return Readings(path.stem, note=_damage(f"{path} or its .json", error, "loaders"))
 
 
 @dataclass(frozen=True)
 class Transfers:
-    """All that was measured between the processes of a run. note: why there is nothing, where there should be something."""
+    """How fast the processes of a run talk: rows of its CSV. note: why there is nothing, where there should be something."""
 
     run: str
     rows: tuple = ()
@@ -191,9 +144,7 @@ def load_transfers(results, names=None):
 
 
 def _transfers(path):
-    """A damaged file does not stop the report: it is named."""
     try:
-        return Transfers(path.stem, read_rows(Transfer, path))
+        return Transfers(path.stem, _rows(path, TRANSFER))
     except DAMAGES as error:
-        note = f"{path} cannot be read ({reason(error)}); remove it and run the target `communication` again"
-        return Transfers(path.stem, note=note)
+        return Transfers(path.stem, note=_damage(path, error, "communication"))
