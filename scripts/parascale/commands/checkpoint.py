@@ -42,7 +42,7 @@ def convert(find, folders, name, to, form, without_optimizer, **given):
 
     The target is a folder that appears whole or not at all; an existing target is replaced. Memory stays below --memory,
     however large the model, unless one row (of transformers: one matrix) is larger. With --run, defaults
-    are those of the configuration.
+    are those of the configuration. A transformers folder also gets the tokenizer of the run's data.
 
     \b
     Example: parascale checkpoint convert --run fsdp
