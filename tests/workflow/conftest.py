@@ -50,7 +50,13 @@ def _job(results, work):
         "first_step": 1,
         "last_step": 30,
     }
-    last = {**first, "start": "2026-01-02T04:34:05+00:00", "outcome": "finished", "job_id": "2"}
+    last = {
+        **first,
+        "start": "2026-01-02T04:34:05+00:00",
+        "started": START + 5400,
+        "outcome": "finished",
+        "job_id": "2",
+    }
     described = json.loads((folder / "run.json").read_text())
     described["attempts"] = [{**first, **times}, {**last, "seconds": 700.0}]
     write_json(folder / "run.json", described)

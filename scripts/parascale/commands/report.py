@@ -51,8 +51,7 @@ def report(project, name, only, everything, output):
 
 def write_job_report(project, name, output):
     """Write the report of one run as a page and as PDF, and say where."""
-    from parascale.report.job import load_job, render_job
-    from parascale.report.pdf import write_pdf  # not before it is needed, because matplotlib loads slowly
+    from parascale.report.job import load_job, render_job, write_pdf  # loads slowly
 
     job = load_job(project.paths.results, project.paths.under_way, name, tuple(project.runs.values()))
     page = output / f"{name}.html"

@@ -31,12 +31,6 @@ LIMIT_SECONDS = 180.0  # profiles let Slurm warn 120 s before the limit; saving 
 LONG_LIMIT = 0.25
 LONG_LIMIT_SECONDS = 3600.0  # a scheduler fits shorter jobs in anyhow
 SHORT_RUN_SECONDS = 60.0  # of shorter ones, start-up is always the larger part
-STANDS_OUT = (
-    f"A run stands out where its steps took more than {OVER_PLAN:g} × the planned time, where more than {percent(COMMUNICATION)} "
-    f"of a step is communication, {percent(BUBBLE)} a pipeline's bubble or {percent(DATA_WAIT)} waiting for data, where it is "
-    f"measurably slower than its baseline or, as DDP, needs {COMPUTING:g} × as long to compute a sample, and where its processes left "
-    "cores or GPUs idle or shared them; its own report says more."
-)
 ENDINGS = {
     "stopped": "stopped when asked to",
     "killed": "killed without warning",

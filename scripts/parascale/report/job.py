@@ -1,14 +1,15 @@
-"""The report of one job, of the kind that LLview gives: what it was, what it used, what stands out, and its curves."""
+"""The report of one job, of the kind that LLview gives, as a page and as PDF: what it was, what stands out, and four figures."""
 
 import dataclasses
 import os
-from datetime import datetime
+import textwrap
+from datetime import UTC, datetime
 from pathlib import Path
 
 from parascale import files
 from parascale.errors import ParascaleError
 from parascale.report import figures, numbers, parts
-from parascale.report.attempts import attempts_figure, attempts_table
+from parascale.report.chart import FOLDER
 from parascale.report.comparing import compare
 from parascale.report.derived import Report, build_report
 from parascale.report.findings import findings, time_used
@@ -17,10 +18,17 @@ from parascale.report.page import render
 from parascale.report.parts import Part
 from parascale.report.records import load_records
 from parascale.report.tables import Column, columns, make_table
-from parascale.report.usage import heat_figure, metrics_table
+from parascale.report.usage import attempts_chart, attempts_table, usage_chart, usage_table
 from parascale.telemetry import energy_joules, read_samples, sample_files
 
 FACTS = (Column("fact", "Fact"), Column("value", "Value", text="words"))
+OF_SUMMARY = (
+    ("Time of all steps", "seconds", numbers.duration, "seconds"),
+    ("Peak memory of a rank", "peak_memory_bytes", numbers.memory, "memory_bytes"),
+    ("Skipped steps", "skipped_steps", numbers.whole, ""),
+    ("Validation loss", "validation_loss", numbers.loss, ""),
+    ("Test loss", "test_loss", numbers.loss, ""),
+)  # name, column, how it is written, column of the plan
 OPERATORS = (
     Column("name", "Operator"),
     Column("calls", "Calls", numbers.whole),
@@ -29,6 +37,11 @@ OPERATORS = (
 OF_ALL = ("../summary.csv", "../plan-against-actual.csv")  # tables of the report, of which the page is a part
 LONGEST = "Operators of rank 0 in the profiled steps, the longest first"
 TRACE = "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing and https://ui.perfetto.dev show it."
+A4 = (8.27, 11.69)  # inches
+LINE = 0.2  # inches, of the PDF's words
+PLACES = (0.07, 0.4, 0.56, 0.72, 0.86)  # of columns across a page
+COLOURS = {"bad": "C5", "note": "C7", "good": "C2"}
+BOLD = {"weight": "bold"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,15 +59,15 @@ class JobReport:
     samples: tuple = ()
 
     @property
-    def cores(self):
-        """Cores that a process computes with, or None."""
-        run, site = self.record.run, self.record.site
-        return run and site.threads_of(run.layout)
-
-    @property
     def findings(self):
         """What stands out."""
         return findings(self.record, self.devices, self.comparison)
+
+    @property
+    def charts(self):
+        """At most four."""
+        measured = figures.phases(self.report), figures.loss(self.report)
+        return list(filter(None, (attempts_chart(self.record), *measured, usage_chart(self.devices))))
 
 
 def load_job(results, work, name, table=()):
@@ -75,105 +88,127 @@ def load_job(results, work, name, table=()):
     return JobReport(record, read_samples(samples), operators, alone, compared, samples)
 
 
-def job_parts(job):
-    """The Parts that stand open, and those that are folded."""
-    record, report = job.record, job.report
-    drawn = (attempts_figure(record), figures.phases(report), figures.loss(report), heat_figure(job.devices, job.cores))
-    rows = [
-        {"fact": name, "case": name.lower().replace(" ", "_"), "words": words, "value": value}
-        for name, words, value in facts(job)
-    ]
-    shown = [
-        Part("job", "The job", (), (), (make_table("What this job was", FACTS, rows),), record.notes),
-        Part("figures", "Its time", (), tuple(filter(None, drawn))),
-    ]
-    folded = [
-        Part("usage", "Use of the hardware", (), (), (metrics_table(job.devices),)),
-        Part("attempts", "Attempts", (), (), (attempts_table(record),)),
-        Part("operators", "Top operators", (TRACE,), (), (make_table(LONGEST, OPERATORS, job.operators),)),
-        *(make(report) for make in (parts.parity, parts.quality, parts.provenance)),
-    ]
-    return list(filter(None, shown)), list(filter(None, folded))
-
-
 def render_job(job, folder=None):
     """The page as one text of HTML that asks for no other file. folder: where it will be, from which it links tables."""
-    record = job.record
-    words = [record.status]
-    if record.run is not None:
-        words += [record.run.workload.name, record.run.strategy, record.site.title or record.site.name]
-    tables = (*OF_ALL, *(os.path.relpath(path, folder) for path in job.samples)) if folder else ()
-    shown, folded = job_parts(job)
-    values = {"title": job.report.title, "subtitle": " · ".join(words), "tables": tables}
-    return render("job.html", findings=job.findings, shown=shown, folded=folded, **values)
+    record, run = job.record, job.record.run
+    of_run = (run.workload.name, run.strategy, record.site.title or record.site.name) if run is not None else ()
+    folded = [
+        Part("usage", "Use of the hardware", (), (), (usage_table(job.devices),)),
+        Part("attempts", "Attempts", (), (), (attempts_table(record),)),
+        Part("operators", "Top operators", (TRACE,), (), (make_table(LONGEST, OPERATORS, job.operators),)),
+        *(make(job.report) for make in (parts.parity, parts.quality, parts.provenance)),
+    ]
+    return render(
+        "job.html",
+        title=job.report.title,
+        subtitle=" · ".join((record.status, *of_run)),
+        tables=(*OF_ALL, *(os.path.relpath(path, folder) for path in job.samples)) if folder else (),
+        facts=make_table("What this job was", FACTS, map(_fact, facts(job))),
+        notes=record.notes,
+        findings=job.findings,
+        charts=job.charts,
+        folded=list(filter(None, folded)),
+    )
+
+
+def _fact(fact):
+    name, words, value = fact
+    return {"fact": name, "case": name.lower().replace(" ", "_"), "words": words, "value": value}
 
 
 def facts(job):
-    """(name, words, exact value) of what one asks first about a job."""
-    record, summary = job.record, job.record.summary
-    rows = [("Status", record.status, None)]
+    """(name, words, exact value) of what one asks first about a job; what is not known is left out."""
+    return [fact for fact in _facts(job, job.record, job.record.prediction) if fact[1]]
+
+
+def _facts(job, record, planned):
+    yield "Status", record.status, None
     if record.run is not None:
-        rows += [
-            ("Strategy", f"{record.run.strategy}: {degrees_text(record.run)}", None),
-            ("Hardware", f"{hardware_text(record)}, {record.site.title or record.site.name}", None),
-        ]
-    rows += _times(record.attempts)
-    if record.run is not None and record.cores and (seconds := _wall_seconds(record)):
-        hours = record.cores * seconds / 3600
-        rows.append(("Core-hours", numbers.significant(hours), hours))
-    if (energy := energy_joules(job.devices)) is not None:
-        rows.append(("Energy of the GPUs", numbers.energy(energy), energy))
+        yield "Strategy", f"{record.run.strategy}: {degrees_text(record.run)}", None
+        yield "Hardware", f"{hardware_text(record)}, {record.site.title or record.site.name}", None
+    if record.attempts:
+        yield from _times(record.attempts)
+    summary = record.summary
+    wall = (summary and summary.wall_seconds) or sum(attempt.get("seconds") or 0.0 for attempt in record.attempts)
+    if record.run is not None and record.cores and wall:
+        hours = record.cores * wall / 3600
+        yield "Core-hours", _beside_plan(hours, planned.get("core_hours"), numbers.significant), hours
+    energy = energy_joules(job.devices)
+    yield "Energy of the GPUs", numbers.energy(energy), energy
     if summary is not None:
-        rows += [
-            (
-                "Work",
-                f"{numbers.whole(summary.work)} {summary.work_unit} in {numbers.whole(summary.steps)} steps",
-                summary.work,
-            ),
-            ("Time of all steps", numbers.duration(summary.seconds), summary.seconds),
-            ("Rate", f"{numbers.short(summary.rate)} {summary.work_unit}/s", summary.rate),
-            ("Peak memory of a rank", numbers.memory(summary.peak_memory_bytes), summary.peak_memory_bytes),
-            ("Skipped steps", numbers.whole(summary.skipped_steps), summary.skipped_steps),
-            ("Validation loss", numbers.loss(summary.validation_loss), summary.validation_loss),
-            ("Test loss", numbers.loss(summary.test_loss), summary.test_loss),
-        ]
-    if record.parity is not None:
-        rows.append(("Parity with its baseline", record.parity.verdict, None))
-    return [row for row in rows if row[1]]
+        work = f"{numbers.whole(summary.work)} {summary.work_unit} in {numbers.whole(summary.steps)} steps"
+        yield "Work", work, summary.work
+        yield "Rate", f"{numbers.short(summary.rate)} {summary.work_unit}/s", summary.rate
+        for name, column, shown, plan in OF_SUMMARY:
+            value = getattr(summary, column)
+            yield name, _beside_plan(value, planned.get(plan), shown), value
+    yield "Parity with its baseline", record.parity and record.parity.verdict, None
 
 
-def _wall_seconds(record):
-    if record.summary is not None and record.summary.wall_seconds:
-        return record.summary.wall_seconds
-    return sum(attempt.get("seconds") or 0.0 for attempt in record.attempts)
+def _beside_plan(value, planned, shown):
+    return f"{shown(value)}, planned {shown(planned)}" if planned and value is not None else shown(value)
 
 
 def _times(attempts):
     """Submission, start, end and time limit, as Slurm and the record tell them."""
-    if not attempts:
-        return
     first, last = attempts[0], attempts[-1]
-    jobs = list(dict.fromkeys(attempt["job_id"] for attempt in attempts if attempt.get("job_id")))
-    hosts = list(dict.fromkeys(host for attempt in attempts for host in attempt.get("hosts") or ()))
-    yield "Job", ", ".join(jobs), None
-    yield "Nodes", ", ".join(hosts), None
-    if first.get("submitted"):
-        yield "Submitted", _clock(first["submitted"]), first["submitted"]
-    if first.get("submitted") and first.get("allocated"):
-        waited = first["allocated"] - first["submitted"]
-        yield "Waited in the queue", numbers.duration(waited), waited
-    yield "Started (UTC)", _without_zone(first.get("start")), None
-    yield "Ended (UTC)", _without_zone(last.get("end")), None
-    if known := time_used(last):
-        seconds, limit = known
-        used = seconds / limit
-        yield "Time limit", f"{numbers.duration(limit)}, {numbers.percent(used)} used by the last attempt", used
+    yield "Job", ", ".join(dict.fromkeys(each["job_id"] for each in attempts if each.get("job_id"))), None
+    yield "Nodes", ", ".join(dict.fromkeys(host for each in attempts for host in each.get("hosts") or ())), None
+    submitted, allocated, ended = first.get("submitted"), first.get("allocated"), last.get("end")
+    yield "Submitted (UTC)", submitted and _utc(submitted), submitted
+    if submitted and allocated:
+        yield "Waited in the queue", numbers.duration(allocated - submitted), allocated - submitted
+    yield "Started (UTC)", _utc(first["started"]), first["started"]
+    yield "Ended (UTC)", ended and _utc(datetime.fromisoformat(ended).timestamp()), None
+    seconds, limit = time_used(last) or (0, 0)
+    if limit:
+        part = seconds / limit
+        yield "Time limit", f"{numbers.duration(limit)}, {numbers.percent(part)} used by the last attempt", part
 
 
-def _without_zone(time):
-    """A time as records have it, `2026-11-23T12:31:17.630+00:00`, to the second; its zone stands in the heading."""
-    return (time or "")[:19].replace("T", " ")
+def _utc(seconds):
+    return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds")[:19]
 
 
-def _clock(seconds):
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+def write_pdf(job, target):
+    """Write a page of words and one of the figures, for those who hand it in: login nodes have no browser that prints."""
+    import matplotlib.figure  # loads slowly
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    # Without a date, the same records make the same bytes.
+    told = {"CreationDate": None, "Title": job.report.title}
+    with (
+        files.atomic_path(target) as partial,
+        PdfPages(partial, metadata=told) as pages,
+        matplotlib.rc_context(fname=str(FOLDER / "style.mplstyle")),
+    ):
+        lines = list(_lines(job))
+        page = matplotlib.figure.Figure(figsize=(A4[0], max(A4[1], LINE * (len(lines) + 6))))
+        for number, (words, look) in enumerate(lines, 4):
+            for x, text in zip(PLACES, words, strict=False):
+                page.text(x, 1 - LINE * number / page.get_figheight(), text, **{"size": 9} | look)
+        pages.savefig(page)
+        if charts := job.charts:
+            page = matplotlib.figure.Figure(figsize=A4)
+            page.get_layout_engine().set(rect=(0.06, 0.05, 0.88, 0.9))
+            spaces = page.subfigures(len(charts), squeeze=False, height_ratios=[chart.height + 0.4 for chart in charts])
+            for space, chart in zip(spaces[:, 0], charts, strict=True):
+                space.suptitle(chart.title, **BOLD)
+                chart.draw(space)
+            pages.savefig(page)
+
+
+def _lines(job):
+    """Yield (words side by side, their look) of each line of the PDF."""
+    yield (job.report.title,), BOLD | {"size": 18}
+    yield (), {}
+    for finding in job.findings:
+        yield from (((text,), {"color": COLOURS[finding.kind]}) for text in textwrap.wrap(finding.text, 95))
+    yield (), {}
+    for name, words, _ in facts(job):
+        yield from (((name if not number else "", text), {}) for number, text in enumerate(textwrap.wrap(words, 70)))
+    table = usage_table(job.devices)
+    if len(table):
+        yield (), {}
+        yield [column.title for column in table.headed], BOLD
+        yield from (([cell.text for cell in row.cells], {}) for row in table.rows)
