@@ -1,6 +1,7 @@
 """The log handler: prints the plan of a dry run, keeps count in a real one."""
 
 import atexit
+import functools
 import sys
 import time
 from pathlib import Path
@@ -147,7 +148,7 @@ class LogHandler(JobEvents):
 
 def follow(workflow, planner):
     """Tell the plugin, where it is loaded, which workflow it plans for, and with which Planner. Called by the Snakefile."""
-    IOCache.mtime_inventory = inventory
+    IOCache.mtime_inventory = functools.partialmethod(inventory, planner.project.paths.results)
     for handler in _handlers(workflow):
         handler.workflow, handler.planner = workflow, planner
         if handler.view is not None:
