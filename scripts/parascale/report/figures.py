@@ -1,6 +1,7 @@
 """The figures of the comparison page, in plain matplotlib. Each is a function of a Report: a Chart, or None where nothing is to be drawn."""
 
 import statistics
+from collections import Counter
 
 from parascale.report import numbers
 from parascale.report.chart import PALETTE, Chart, bars, bars_height, shortened
@@ -10,31 +11,43 @@ from parascale.report.layouts import kind_of_run, named
 from parascale.report.machines import gpu_memory
 from parascale.report.plans import planned_and_charged
 from parascale.report.summary import PARTS
-from parascale.report.timing import PHASES, of_mean_rank, unranked
+from parascale.report.timing import PHASES, spent, unranked
 
 MOST = 20  # rows or lines of a plot; the tables have all
+NAMED = 10  # curves of a plot that have colours
 MARKERS, LINES = "os^D", ("-", "--", ":", "-.")  # of the first kinds, and of those whose colours come again
 BUCKETS = 60  # intervals of a curve that keep two points each
 WAITING = ("communication", "bubble", "data")
 MUCH = 0.1  # part of a step that is told in words
 WHOLE = "not split"  # memory that was measured without its parts
-COLOUR_OF_PART = dict(
-    zip((*PARTS, WHOLE), ("backward", "forward", "optimizer", "data", "bubble", "other"), strict=True)
-)
-FAR = 5  # times the largest bar, a limit is told in the title
+COLOURS = ("backward", "forward", "optimizer", "data", "bubble", "other")
+COLOUR_OF_PART = dict(zip((*PARTS, WHOLE), COLOURS, strict=True))
+FAR = 5  # times the longest bar, a limit is told in the title alone
 
 
-def _stacked(figure, heights):
-    """Axes below each other."""
-    return figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+def _plots(name, title, caption, groups, plot, height, words, legend=True):
+    """A Chart with a plot for each of (key, items) below one another; None without any. plot(axes, key, items) fills one; height: inches of so
+    many items; words: what is said of an item to those who do not see it.
+    """
+    if not groups:
+        return None
+    heights = [height(len(items)) for _, items in groups]
+
+    def draw(figure):
+        places = figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+        for axes, (key, items) in zip(places, groups, strict=True):
+            plot(axes, key, items)
+        if legend:
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=4)
+
+    said = "; ".join(words(item) for _, items in groups for item in items[:MOST])
+    return Chart(name, title, caption, draw, sum(heights) + 0.5 * legend, said)
 
 
-def _colour(number):
-    return f"C{number % 10}"
-
-
-def _of_workloads(records):
-    return grouped(records, lambda record: record.run.workload.name)
+def _of_workloads(records, most=None):
+    """(workload, its records), of each at most so many."""
+    groups = grouped(records, lambda record: record.run.workload.name)
+    return [(name, some[:most]) for name, some in groups.items()]
 
 
 def with_caveats(record, text):
@@ -45,69 +58,63 @@ def with_caveats(record, text):
 def scaling(report):
     """Speed-up against processes; of weak scaling, the efficiency. A plot for each experiment."""
     shown = [each for each in report.experiments if len({member.first.gpus for member in each.members}) > 1]
-    if not shown:
-        return None
+    hollow = " Hollow: not ranked." if any(member.unranked for each in shown for member in each.members) else ""
+    groups = [(each, each.members) for each in shown]
+    caption = f"Dotted: ideal. Whiskers: range.{hollow}"
 
-    def draw(figure):
-        for axes, experiment in zip(_stacked(figure, [1] * len(shown)), shown, strict=True):
-            _scaling(axes, report, experiment)
+    def plot(axes, experiment, _):
+        _scaling(axes, report, experiment)
 
-    hollow = any(member.unranked for each in shown for member in each.members)
-    caption = "Dotted: ideal. Whiskers: range." + (" Hollow: not ranked." if hollow else "")
-    said = "; ".join(_said(report, member) for each in shown for member in each.members[1:])
-    return Chart("scaling", "What more hardware buys", caption, draw, 3.4 * len(shown), said)
+    def words(member):
+        return f"{member.label} on {member.extent} {_spread(report, member).mean:.2f}"
 
-
-def _gain(report, record):
-    """(value, lowest, highest) of a run's speed-up, or of its efficiency, which weak scaling has alone."""
-    compared = report.comparisons[record.name]
-    if compared.speedup is None:
-        return (compared.efficiency,) * 3
-    return compared.speedup, compared.low or compared.speedup, compared.high or compared.speedup
+    return _plots("scaling", "What more hardware buys", caption, groups, plot, lambda _: 3.4, words, legend=False)
 
 
 def _spread(report, member):
-    return member.spread(lambda record: _gain(report, record)[0], lambda record: _gain(report, record)[1:])
+    """Spread of a configuration's speed-up, or of its efficiency, which weak scaling has alone."""
 
+    def gain(record):
+        compared = report.comparisons[record.name]
+        return compared.efficiency if compared.speedup is None else compared.speedup
 
-def _said(report, member):
-    return f"{member.label} on {member.extent} {_spread(report, member).mean:.2f}"
+    def within(record):
+        compared = report.comparisons[record.name]
+        return compared.low or gain(record), compared.high or gain(record)
+
+    return member.spread(gain, within)
 
 
 def _scaling(axes, report, experiment):
     """One line a kind of run, over what was measured alone; a kind of one size is a dot."""
     weak, head = experiment.kind == "weak", experiment.members[0]
     counts = sorted({member.first.gpus for member in experiment.members})
-    ideal = [1.0 if weak else count / head.first.gpus for count in counts]
-    axes.plot(counts, ideal, ":", color=PALETTE["muted"])
+    axes.plot(counts, [1.0 if weak else count / head.first.gpus for count in counts], ":", color=PALETTE["muted"])
     lines = []
     for kind, members in grouped(experiment.members, lambda member: kind_of_run(member.first.run)).items():
-        members.sort(key=lambda member: member.first.gpus)
-        points = [(member.first.gpus, _spread(report, member)) for member in members]
         number = report.series(members[0].first)
-        look = {"color": _colour(number), "marker": MARKERS[number // 10 % 4], "zorder": 3}
-        curve = len({gpus for gpus, _ in points}) == len(points) > 1 and head not in members
-        if curve:
-            axes.plot([gpus for gpus, _ in points], [spread.mean for _, spread in points], color=_colour(number))
-        for (gpus, spread), member in zip(points, members, strict=True):
-            axes.vlines(gpus, spread.low, spread.high, color=_colour(number))
-            hollow = {"markerfacecolor": PALETTE["paper"]} if member.unranked else {}
-            (dot,) = axes.plot(gpus, spread.mean, linestyle="none", **look, **hollow)
+        colour, marker = f"C{number % 10}", MARKERS[number // 10 % 4]
+        points = sorted(
+            ((each.first.gpus, _spread(report, each), each) for each in members), key=lambda point: point[0]
+        )
+        sizes = [gpus for gpus, *_ in points]
+        if len(set(sizes)) == len(points) > 1 and head not in members:
+            axes.plot(sizes, [spread.mean for _, spread, _ in points], color=colour)
+        for gpus, spread, member in points:
+            axes.vlines(gpus, spread.low, spread.high, color=colour)
+            face = PALETTE["paper"] if member.unranked else colour
+            (dot,) = axes.plot(gpus, spread.mean, marker, color=colour, markerfacecolor=face, zorder=3)
         last = points[-1][1].mean
         label = kind if len(members) > 1 else named(members[0].label, members[0].first.run)
         lines.append((last, dot, f"{shortened(label)} {numbers.percent(last) if weak else f'{last:.2f} ×'}"))
     lines.sort(key=lambda line: -line[0])
     _, dots, labels = zip(*lines[:MOST], strict=True)
     axes.legend(dots, labels, loc="upper left", bbox_to_anchor=(1, 1))
-    word = numbers.plural(2, head.first.gpu_word).split()[1]
-    axes.set(
-        xscale="log",
-        xlabel=word,
-        title=f"{'Rate per process against' if weak else 'Times as fast as'} {experiment.baseline}",
-    )
+    axes.set(xscale="log", xlabel=numbers.plural(2, head.first.gpu_word).split()[1])
+    axes.set_title(f"{'Rate per process against' if weak else 'Times as fast as'} {experiment.baseline}")
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
     if weak:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.1 * max(1, lines[0][0]))
         axes.yaxis.set_major_formatter(lambda value, _: numbers.percent(value))
     else:
         axes.set_yscale("log", base=2)
@@ -115,42 +122,30 @@ def _scaling(axes, report, experiment):
     axes.minorticks_off()
 
 
-def spent(record):
-    """Phase → mean seconds a step, of those that were measured."""
-    summary = record.summary
-    seconds = of_mean_rank(summary.phases, summary.bubble_measured, record.run.layout.world_size)
-    return {phase: seconds[phase] / max(summary.steps, 1) for phase in PHASES if phase in seconds}
-
-
 def phases(report):
     """Where the time of a step goes: bars of one length, the quickest step first."""
-    timed = [record for record in report.done if any(record.summary.phases.values())]
-    groups = {
-        name: sorted(some, key=lambda each: sum(spent(each).values()))[:MOST]
-        for name, some in _of_workloads(timed).items()
-    }
-    if not groups:
-        return None
-    used = [phase for phase in PHASES if any(spent(record).get(phase) for some in groups.values() for record in some)]
+    timed = sorted(
+        (each for each in report.done if any(each.summary.phases.values())), key=lambda each: sum(spent(each).values())
+    )
+    groups = _of_workloads(timed, MOST)
+    used = [phase for phase in PHASES if any(spent(record).get(phase) for record in timed)]
 
-    def draw(figure):
-        for axes, records in zip(_stacked(figure, list(map(len, groups.values()))), groups.values(), strict=True):
-            shares = [_shares(record) for record in records]
-            parts = [(phase, PALETTE[phase], [share.get(phase, 0.0) for share in shares]) for phase in used]
-            names = [record.name for record in records]
-            bars(axes, names, parts, list(map(_step_words, records)), {record.run.baseline for record in records})
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=4)
+    def plot(axes, _, records):
+        shares = [_shares(record) for record in records]
+        parts = [(phase, PALETTE[phase], [share.get(phase, 0.0) for share in shares]) for phase in used]
+        strong = {record.run.baseline for record in records}
+        bars(axes, [record.name for record in records], parts, list(map(_step_words, records)), strong)
 
-    more = "" if sum(map(len, groups.values())) == len(timed) else f" The {MOST} quickest."
-    said = "; ".join(f"{record.name} {_step_words(record)}" for some in groups.values() for record in some)
-    height = bars_height(sum(map(len, groups.values()))) + 0.5
-    return Chart(
+    more = f" The {MOST} quickest." if sum(len(records) for _, records in groups) < len(timed) else ""
+    caption = f"Shares of a mean step; beside it how long it takes.{more}"
+    return _plots(
         "phases",
         "Where a step's time goes",
-        f"Shares of a mean step; beside it how long it takes.{more}",
-        draw,
-        height,
-        said,
+        caption,
+        groups,
+        plot,
+        bars_height,
+        lambda each: f"{each.name} {_step_words(each)}",
     )
 
 
@@ -169,51 +164,33 @@ def _step_words(record):
 
 
 def memory(report):
-    """Peak memory of the rank that needs most, by its parts, with what was planned."""
+    """Peak memory of the process that needs most, by its parts, with what was planned."""
     known = [record for record in report.done if record.summary.peak_memory_bytes]
-    groups = {name: some[:MOST] for name, some in _of_workloads(known).items()}
-    if not groups:
-        return None
-
-    def draw(figure):
-        for axes, (name, records) in zip(
-            _stacked(figure, list(map(len, groups.values()))), groups.items(), strict=True
-        ):
-            held = [_parts(record) for record in records]
-            parts = [
-                (part, PALETTE[COLOUR_OF_PART[part]], [each.get(part, 0) / 2**30 for each in held])
-                for part in COLOUR_OF_PART
-                if any(part in each for each in held)
-            ]
-            texts = [with_caveats(record, numbers.memory(record.summary.peak_memory_bytes)) for record in records]
-            bars(axes, [record.name for record in records], parts, texts)
-            planned = [
-                (size / 2**30, row) for row, each in enumerate(records) if (size := each.prediction.get("memory_bytes"))
-            ]
-            if planned:
-                axes.plot(
-                    *zip(*planned, strict=True), "D", color=PALETTE["ink"], label="planned", zorder=3, clip_on=False
-                )
-                axes.set_xlim(right=max(axes.get_xlim()[1], *(size for size, _ in planned)))
-            axes.set_title(f"{shortened(name)}{_limit(axes, records)}")
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=4)
-
     caption = "Of the process that needs most, at its peak. On a GPU tensors alone count, on CPUs also libraries and data (process)."
-    said = "; ".join(f"{record.name} {numbers.memory(record.summary.peak_memory_bytes)}" for record in known[:MOST])
-    return Chart(
-        "memory", "Memory", caption, draw, bars_height(sum(map(len, groups.values()))) + 0.3 * len(groups) + 0.5, said
-    )
+    height, words = (lambda count: bars_height(count) + 0.3), (lambda each: f"{each.name} {_peak(each)}")
+    return _plots("memory", "Memory", caption, _of_workloads(known, MOST), _memory, height, words)
 
 
-def _limit(axes, records):
-    """The memory of a GPU: a line, or words where no bar would be seen beside it."""
+def _peak(record):
+    return with_caveats(record, numbers.memory(record.summary.peak_memory_bytes))
+
+
+def _memory(axes, name, records):
+    held = [_parts(record) for record in records]
+    used = [part for part in COLOUR_OF_PART if any(part in each for each in held)]
+    parts = [(part, PALETTE[COLOUR_OF_PART[part]], [each.get(part, 0) for each in held]) for part in used]
+    bars(axes, [record.name for record in records], parts, list(map(_peak, records)))
+    end = axes.get_xlim()[1]
+    planned = [(size, row) for row, each in enumerate(records) if (size := each.prediction.get("memory_bytes"))]
+    if planned:
+        axes.plot(*zip(*planned, strict=True), "D", color=PALETTE["ink"], label="planned", zorder=3, clip_on=False)
+        end = max(end, *(size for size, _ in planned))
     limit = min((limit for record in records if (limit := gpu_memory(record))), default=None)
-    if limit is None:
-        return ""
-    if limit / 2**30 < FAR * axes.get_xlim()[1]:
-        axes.axvline(limit / 2**30, color=PALETTE["muted"], linestyle=":")
-        axes.set_xlim(right=1.02 * limit / 2**30)
-    return f" (GPU: {numbers.memory(limit)})"
+    if limit and limit < FAR * end:
+        axes.axvline(limit, color=PALETTE["muted"], linestyle=":")
+        end = max(end, 1.02 * limit)
+    axes.set_xlim(right=end)
+    axes.set_title(shortened(name) + (f" (GPU: {numbers.memory(limit)})" if limit else ""))
 
 
 def _parts(record):
@@ -225,63 +202,53 @@ def _parts(record):
 def loss(report):
     """Loss against training time of every run, finished or under way."""
     drawn = [record for record in report.records if record.run is not None and record.curve and len(record.curve.steps)]
-    groups = _of_workloads(drawn)
-    if not groups:
-        return None
-
-    def draw(figure):
-        for axes, (name, records) in zip(_stacked(figure, [1] * len(groups)), groups.items(), strict=True):
-            _curves(axes, report, records)
-            axes.set_title(
-                f"{name}: loss ({'nats per image' if records[0].run.workload.task == 'classification' else 'nats per token'})"
-            )
-
-    said = "; ".join(f"{record.name} ends at {record.curve.losses[-1]:.3f}" for record in drawn[:MOST])
     caption = "Lines: training loss (of a long run the lowest and highest of each stretch). Dots: validation loss; those far above the lines are left out."
-    return Chart("loss", "Loss against training time", caption, draw, 3.2 * len(groups), said)
+
+    def plot(axes, name, records):
+        _curves(axes, report, records)
+        unit = "image" if records[0].run.workload.task == "classification" else "token"
+        axes.set_title(f"{shortened(name)}: loss (nats per {unit})")
+
+    def words(record):
+        return f"{record.name} ends at {record.curve.losses[-1]:.3f}"
+
+    return _plots(
+        "loss", "Loss against training time", caption, _of_workloads(drawn), plot, lambda _: 3.2, words, legend=False
+    )
 
 
 def _curves(axes, report, records):
-    """Those that must not be overlooked have colours; beyond MOST, the others are grey."""
-    records = sorted(
-        records,
-        key=lambda each: (each.name != each.run.baseline, not is_different(each) and each.done, not caveats(each)),
-    )
+    """Those that must not be overlooked have colours; beyond NAMED, the others are grey."""
     size, unit = numbers.time_unit(max(record.curve.seconds[-1] for record in records))
-    kinds = {}
-    for place, record in enumerate(records):
+    again, grey = Counter(), {"color": PALETTE["other"], "linewidth": 0.8, "zorder": 1}
+    for place, record in enumerate(sorted(records, key=_overlooked)):
         curve, number = record.curve, report.series(record)
-        colour, told = _colour(number), place < MOST // 2
-        again = kinds[number] = kinds.get(number, -1) + 1
         kept = thinned(len(curve.losses), BUCKETS, curve.losses)
-        look = (
-            {"color": colour, "linestyle": LINES[again % 4], "zorder": 2 + 1 / (1 + place)}
-            if told
-            else {"color": PALETTE["other"], "linewidth": 0.8, "zorder": 1}
-        )
-        label = shortened(named(record.name, record.run, caveats(record)), 36) if told else None
-        axes.plot(
-            [curve.seconds[index] / size for index in kept],
-            [curve.losses[index] for index in kept],
-            label=label,
-            **look,
-        )
-        if told and curve.evaluations:
-            axes.plot(
-                *zip(*((curve.seconds[index] / size, value) for index, value in curve.evaluations), strict=True),
-                "o",
-                color=colour,
-                markersize=4,
-            )
-    if len(records) > MOST // 2:
-        axes.plot(
-            [], color=PALETTE["other"], linewidth=0.8, label=numbers.plural(len(records) - MOST // 2, "other run")
-        )
+        look = grey
+        if place < NAMED:
+            label = shortened(named(record.name, record.run, caveats(record)), 36)
+            look = {
+                "color": f"C{number % 10}",
+                "linestyle": LINES[again[number] % 4],
+                "label": label,
+                "zorder": 3 - place / NAMED,
+            }
+            again[number] += 1
+            for index, value in curve.evaluations:
+                axes.plot(curve.seconds[index] / size, value, "o", color=look["color"], markersize=4)
+        axes.plot([curve.seconds[index] / size for index in kept], [curve.losses[index] for index in kept], **look)
+    if len(records) > NAMED:
+        axes.plot([], label=numbers.plural(len(records) - NAMED, "other run"), **grey)
     losses = [value for record in records for value in record.curve.losses]
     lowest = min([*losses, *(value for record in records for _, value in record.curve.evaluations)])
     room = 0.05 * (max(losses) - lowest) or 1
     axes.set(xlabel=f"training time ({unit})", xlim=(0, None), ylim=(lowest - room, max(losses) + 5 * room))
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _overlooked(record):
+    """Sort key: first the baseline, then what went wrong or is unlike the others."""
+    return record.name != record.run.baseline, record.done and not is_different(record), not caveats(record)
 
 
 def thinned(count, buckets, values):
@@ -298,30 +265,25 @@ def thinned(count, buckets, values):
 def cost(report):
     """Planned core-hours beside those that were charged, the dearest run first."""
     pairs = sorted(planned_and_charged(report), key=lambda pair: -pair[2])
-    if not pairs:
-        return None
-    shown = pairs[:MOST]
-    size, unit = (1, "core-hours") if shown[0][2] >= 0.1 else (1 / 3600, "core-seconds")
-    off = [max(charged / planned, planned / charged) for _, planned, charged in pairs]
-
-    def draw(figure):
-        axes = figure.subplots()
-        rows = range(len(shown))
-        planned, charged = ([pair[place] / size for pair in shown] for place in (1, 2))
-        axes.hlines(rows, planned, charged, color=PALETTE["line"], linewidth=3)
-        axes.plot(planned, rows, "D", markerfacecolor=PALETTE["paper"], color=PALETTE["muted"], label="planned")
-        axes.plot(charged, rows, "o", color="C0", label="charged")
-        axes.set_yticks(rows, [shortened(name) for name, *_ in shown], color=PALETTE["ink"])
-        axes.set(xlabel=f"{unit} of the whole job", xlim=(0, None), ylim=(len(shown) - 0.5, -0.5))
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=2)
-
+    off = [max(charged / planned, planned / charged) for _, planned, charged in pairs] or [1.0]
     middle, worst = (numbers.significant(each, 2) for each in (statistics.median(off), max(off)))
     title = f"Plans were off by a factor of {middle}" + (f", at worst {worst}" if worst != middle else "")
-    said = "; ".join(
-        f"{name}: planned {numbers.core_hours(planned)}, charged {numbers.core_hours(charged)}"
-        for name, planned, charged in shown
-    )
-    return Chart("cost", title, "Each plan was made before its run started.", draw, bars_height(len(shown)) + 0.5, said)
+
+    def words(pair):
+        return f"{pair[0]}: planned {numbers.core_hours(pair[1])}, charged {numbers.core_hours(pair[2])}"
+
+    shown = [("", pairs[:MOST])] if pairs else []
+    return _plots("cost", title, "Each plan was made before its run started.", shown, _costs, bars_height, words)
+
+
+def _costs(axes, _, pairs):
+    size, unit = (1, "core-hours") if pairs[0][2] >= 0.1 else (1 / 3600, "core-seconds")
+    names, planned, charged = zip(*((name, plan / size, paid / size) for name, plan, paid in pairs), strict=True)
+    axes.hlines(rows := range(len(names)), planned, charged, color=PALETTE["line"], linewidth=3)
+    axes.plot(planned, rows, "D", markerfacecolor=PALETTE["paper"], color=PALETTE["muted"], label="planned")
+    axes.plot(charged, rows, "o", color="C0", label="charged")
+    axes.set_yticks(rows, map(shortened, names), color=PALETTE["ink"])
+    axes.set(xlabel=f"{unit} of the whole job", xlim=(0, None), ylim=(len(names) - 0.5, -0.5))
 
 
 # Name → function of a Report; each becomes a file `figures/<name>.svg`.

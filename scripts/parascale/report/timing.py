@@ -80,6 +80,13 @@ def of_mean_rank(phases, waited, ranks):
     return {name: scale * seconds for name, seconds in phases.items()} | {"bubble": total * waited}
 
 
+def spent(record):
+    """Phase → mean seconds a step, of those that were measured."""
+    summary = record.summary
+    seconds = of_mean_rank(summary.phases, summary.bubble_measured, record.run.layout.world_size)
+    return {phase: seconds[phase] / max(summary.steps, 1) for phase in PHASES if phase in seconds}
+
+
 def unranked(record):
     """Why a run is shown and not ranked, in words; empty for one whose time says what its layout does."""
     layout, wanted, there = record.run.layout, wanted_cores(record), cores_there(record)
