@@ -50,6 +50,11 @@ class Chart:
         with matplotlib.rc_context(fname=str(FOLDER / "style.mplstyle")):
             figure = matplotlib.figure.Figure(figsize=(WIDTH, self.height))
             self.draw(figure)
+            figure.draw_without_rendering()
+            # The layout has other last digits each time; the same records make the same bytes.
+            figure.set_layout_engine("none")
+            for axes in figure.axes:
+                axes.set_position([round(place, 3) for place in axes.get_position().bounds])
             yield figure
 
     @functools.cached_property
