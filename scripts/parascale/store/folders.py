@@ -28,8 +28,7 @@ def record_in(folder):
 
 def is_whole(folder):
     """Whether a folder shows a finished training and all its files. Of weights the sizes are compared."""
-    shown = [folder / name for name in NEEDED]
-    return all(path.is_file() and not lacking(path) for path in shown)
+    return all(path.is_file() and not lacking(path) for path in map(folder.joinpath, NEEDED))
 
 
 def lacking(path):
@@ -61,9 +60,8 @@ def _stands_for(path):
             held = read_json(path)
     if not isinstance(held, dict):
         return []
-    named = [*_described(held), *((each, None) for each in _tables(held))]
-    named += [("best/checkpoint.json", None)] if held.get("best_step") is not None else []
-    return [(folder / str(each), size) for each, size in named]
+    beside = [f"best/{CHECKPOINT}"] if held.get("best_step") is not None else _tables(held)
+    return [(folder / str(each), size) for each, size in [*_described(held), *((name, None) for name in beside)]]
 
 
 def _described(value, name=None):
@@ -77,11 +75,10 @@ def _described(value, name=None):
 
 def _tables(held):
     """Names of the tables beside a manifest of images, which does not name them."""
-    if "shard" not in held and held.get("kind") != "images":
-        return []
     ends = ("npy",) if "shard" in held else ("samples.npy",) if "format" in held else ("npy", "names")
     ends += ("packed",) if held.get("root", "") is None else ()
-    return [f"{split}.{end}" for split in held.get("splits", ()) for end in ends]
+    of_images = "shard" in held or held.get("kind") == "images"
+    return [f"{split}.{end}" for split in held.get("splits", ()) for end in ends if of_images]
 
 
 def described(folder, key, place):
