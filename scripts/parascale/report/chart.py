@@ -50,11 +50,7 @@ class Chart:
         with matplotlib.rc_context(fname=str(FOLDER / "style.mplstyle")):
             figure = matplotlib.figure.Figure(figsize=(WIDTH, self.height))
             self.draw(figure)
-            figure.draw_without_rendering()
-            # The layout has other last digits each time; the same records make the same bytes.
-            figure.set_layout_engine("none")
-            for axes in figure.axes:
-                axes.set_position([round(place, 3) for place in axes.get_position().bounds])
+            settle(figure)
             yield figure
 
     @functools.cached_property
@@ -78,6 +74,14 @@ class Chart:
         """An SVG of its own."""
         head, body = self.svg.split(">", 1)
         return f'{head}><style>{CSS}</style><rect width="100%" height="100%" fill="var(--paper)"/>{body}'
+
+
+def settle(figure):
+    """Lay a Figure of matplotlib out once: its engine gives other last digits each time, and so other bytes of the same records."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        axes.set_position([round(place, 3) for place in axes.get_position().bounds])
 
 
 def empty(name):

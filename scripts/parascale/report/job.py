@@ -9,7 +9,7 @@ from pathlib import Path
 from parascale import files
 from parascale.errors import ParascaleError
 from parascale.report import figures, numbers, parts
-from parascale.report.chart import FOLDER
+from parascale.report.chart import FOLDER, settle
 from parascale.report.comparing import compare
 from parascale.report.derived import Report, build_report
 from parascale.report.findings import findings, time_used
@@ -195,6 +195,7 @@ def write_pdf(job, target):
             for space, chart in zip(spaces[:, 0], charts, strict=True):
                 space.suptitle(chart.title, **BOLD)
                 chart.draw(space)
+            settle(page)
             pages.savefig(page)
 
 
