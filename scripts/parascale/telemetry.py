@@ -75,14 +75,10 @@ def read_samples(paths):
     devices = {}
     for path in paths:
         with open(path, newline="", encoding="utf-8") as handle:
-            for cells in whole_lines(handle):
-                _add(devices, dict(zip(COLUMNS, cells, strict=True)))
+            for cells in csv.reader(handle):
+                if len(cells) == len(COLUMNS) and cells[0] != "time":
+                    _add(devices, dict(zip(COLUMNS, cells, strict=True)))
     return sorted(devices.values(), key=lambda device: (KINDS.index(device.kind), device.node, device.index))
-
-
-def whole_lines(lines):
-    """The cells of each line but the head and those that were cut short."""
-    return (cells for cells in csv.reader(lines) if len(cells) == len(COLUMNS) and cells[0] != "time")
 
 
 def _add(devices, line):

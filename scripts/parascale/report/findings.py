@@ -2,6 +2,9 @@
 
 A rule is (whether it holds, kind, sentence, what it rests on, the same beside a row of a table). The thresholds are choices, made so
 that what they name is worth a look. What is not known makes no rule hold.
+
+All ranks wait for the slowest of a step. Its GPU runs at a lower clock, or idles while the others' wait in a kernel, which counts as
+use; on CPUs, where ranks that wait sleep, it keeps its cores busy for longer.
 """
 
 from collections import Counter
@@ -11,10 +14,10 @@ from parascale.report.comparing import Comparison, is_less
 from parascale.report.derived import idle_fraction
 from parascale.report.machines import contradictions
 from parascale.report.numbers import duration, fixed, percent, plural, significant
-from parascale.report.stragglers import IDLE_USE, stragglers
 from parascale.report.timing import cores_taken, cores_there, of_mean_rank, wanted_cores
 from parascale.telemetry import figures
 
+IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %
 LOW_USE = 0.5
 UNEVEN_USE = 0.2
 DATA_WAIT = 0.1
@@ -31,11 +34,25 @@ LIMIT_SECONDS = 180.0  # profiles let Slurm warn 120 s before the limit; saving 
 LONG_LIMIT = 0.25
 LONG_LIMIT_SECONDS = 3600.0  # a scheduler fits shorter jobs in anyhow
 SHORT_RUN_SECONDS = 60.0  # of shorter ones, start-up is always the larger part
-ENDINGS = {
-    "stopped": "stopped when asked to",
-    "killed": "killed without warning",
-    "failed": "failed",
-}
+ENDINGS = {"stopped": "stopped when asked to", "killed": "killed without warning", "failed": "failed"}
+WAITS = (
+    (
+        "data",
+        DATA_WAIT,
+        "Waits for data {} of the time: try faster storage, another format or more `training.workers`.",
+    ),
+    ("communication", COMMUNICATION, "Spends {} of the time in communication that no computation hides."),
+    ("bubble", BUBBLE, "A pipeline rank waits for the others {} of the time: more micro-batches shrink that."),
+)
+APART = 0.05  # of the others' mean: a smaller difference is not worth a look
+CAUSE = 0.05  # of a device's samples with a reason of throttling; of a step spent waiting for data
+CORES = 0.5  # that others took of a node, more than of any other
+# Kind of device, column, sign of what is fast, how it is said.
+MEASURES = (
+    ("gpu", "clock_mhz", 1, "{:,.0f} MHz".format),
+    ("gpu", "utilisation", 1, lambda value: f"{percent(value)} busy"),
+    ("rank", "cores_busy", -1, lambda value: f"{significant(value, 2)} cores busy"),
+)
 KINDS = ("bad", "note", "good")
 
 
@@ -52,7 +69,7 @@ class Finding:
 
 def findings(record, devices=(), comparison=None):
     """The Findings of a run, worst first; one that says so where nothing stands out. comparison: with its baseline."""
-    slower = [(True, "bad", *said) for said in stragglers(record, devices)]
+    slower = list(stragglers(record, devices))
     gpus = [device for device in devices if device.kind == "gpu"]
     known, done = record.run is not None, record.done
     rules = (
@@ -101,9 +118,7 @@ def _ends(record):
 
 def _time(record):
     """How the time of a finished run was spent, and asked for."""
-    limit, seconds = (
-        (record.attempts[0].get(name) or 0 for name in ("limit_seconds", "seconds")) if record.attempts else (0, 0)
-    )
+    limit, seconds = ((*record.attempts, {})[0].get(name) or 0 for name in ("limit_seconds", "seconds"))
     long = len(record.attempts) == 1 and limit >= LONG_LIMIT_SECONDS and 0 < seconds < LONG_LIMIT * limit
     text = f"Asked for {duration(limit)} and took {duration(seconds)}: with a shorter time limit it may start earlier."
     yield long, "note", text, "attempts in run.json"
@@ -154,18 +169,13 @@ def _idle(record, gpus):
     """What was paid for and not used: as sampled, or else by layout."""
     layout, hours = record.run.layout, record.summary and record.summary.core_hours
     known = [(use, gpu.rank) for gpu in gpus if (use := gpu.mean("utilisation")) is not None]
-    idle = [rank for use, rank in known if use < IDLE_USE]
-    count, unused, held, word = len(idle), idle.count(None), len(known), "GPU"
-    source = f"mean utilisation below {percent(IDLE_USE)} in device.csv"
-    if not known:
-        count, held, word, source = (
-            layout.idle_gpus * layout.nodes,
-            record.gpus,
-            record.gpu_word,
-            "the layout in run.json",
-        )
-        unused = count
-    short = f"{count} of {plural(held, word)} idle"
+    if known:
+        idle = [rank for use, rank in known if use < IDLE_USE]
+        count, unused, held = len(idle), idle.count(None), len(known)
+    else:
+        count, unused, held = (*[layout.idle_gpus * layout.nodes] * 2, record.gpus)
+    source = f"mean utilisation below {percent(IDLE_USE)} in device.csv" if known else "the layout in run.json"
+    short = f"{count} of {plural(held, record.gpu_word)} idle"
     paid = f", {significant(hours * count / held)} of {significant(hours)} core-hours" if hours else ""
     why = f"; {unused} asked for and used by no process" if unused else ""
     yield count, "bad", f"{short}{paid}{why}.", source, short
@@ -205,16 +215,71 @@ def _waiting(record):
     ranks = record.run.layout.world_size if record.run is not None else None
     phases = of_mean_rank(record.curve.phases, waited, ranks) if record.curve is not None else {}
     total = sum(phases.values()) or 1.0
-    for phase, least, text in (
-        (
-            "data",
-            DATA_WAIT,
-            "Waits for data {} of the time: try faster storage, another format or more `training.workers`.",
-        ),
-        ("communication", COMMUNICATION, "Spends {} of the time in communication that no computation hides."),
-        ("bubble", BUBBLE, "A pipeline rank waits for the others {} of the time: more micro-batches shrink that."),
-    ):
+    for phase, least, text in WAITS:
         of_all = phase == "bubble" and waited is not None
         source = "bubble_measured in summary.json" if of_all else f"seconds.{phase} in steps.jsonl"
         share = phases.get(phase, 0.0) / total
         yield share >= least, "bad", text.format(percent(share)), source, f"{phase} {percent(share)} of a step"
+
+
+# --- who is slower than the others, by more than they differ
+
+
+def stragglers(record, devices):
+    """A rule of each measure by which ranks or nodes are slower, with what else sets them apart."""
+    for kind, column, sign, said in MEASURES:
+        stages = record.run is None or record.run.layout.pp > 1  # they do different work
+        if (stages and column != "clock_mhz") or (kind == "rank" and record.site.device != "cpu"):
+            continue
+        means = [(each.mean(column), each) for each in devices if each.kind == kind and _works(each)]
+        speeds = sorted(((sign * mean, each) for mean, each in means if mean is not None), key=lambda pair: pair[0])
+        cut = _gap([speed for speed, _ in speeds])
+        slow, others = ([device for _, device in part] for part in (speeds[:cut], speeds[cut:]))
+        node = _is_node(slow, others)
+        if slow and (node or len(slow) < len(others)):
+            worst, lowest, highest = (said(abs(speeds[place][0])) for place in (0, cut, -1))
+            ranks = " and ".join(
+                f"Rank {rank} on {host}" for rank, host in sorted((each.rank, each.host) for each in slow)
+            )
+            named = f"Node {slow[0].host}" if node and cut > 1 else ranks
+            why = "; ".join(_why(record, slow, others, devices)) or "the samples do not show why"
+            text = f"{named} is slower than the others: {worst}, the others {lowest} to {highest}; {why}."
+            yield True, "bad", text, f"{column} in device.csv"
+
+
+def _works(device):
+    return device.rank is not None and (device.kind == "rank" or (device.mean("utilisation") or 0.0) >= IDLE_USE)
+
+
+def _gap(speeds):
+    """How many of these sorted numbers lie below the widest gap, if it is wider than what the others span; else 0."""
+    cuts = range(1, len(speeds) - 1)  # at least two others, which have a spread
+    cut = max(cuts, key=lambda cut: speeds[cut] - speeds[cut - 1], default=0)
+    wide = cut and speeds[cut] - speeds[cut - 1] > max(speeds[-1] - speeds[cut], APART * abs(speeds[cut]))
+    return cut if wide else 0
+
+
+def _is_node(slow, others):
+    """Whether these devices are all those of one of several nodes."""
+    hosts = {device.host for device in slow}
+    return len(hosts) == 1 and not hosts & {device.host for device in others}
+
+
+def _why(record, slow, others, devices):
+    """What else sets the slow ones apart."""
+    for reason in sorted({reason for device in slow for reason in device.throttled}):
+        slowed, at_most = ([each.throttled[reason] / len(each.times) for each in part] for part in (slow, others))
+        if min(slowed) > CAUSE + max(at_most):
+            yield f"it was throttled ({reason.replace('_', ' ')}) in {percent(min(slowed))} of the samples"
+    here, elsewhere = [], []  # cores that others than its ranks kept busy of a node
+    for host in (each for each in devices if each.kind == "host" and each.mean("cores_busy")):
+        ranks = (each.mean("cores_busy") or 0.0 for each in devices if each.kind == "rank" and each.host == host.host)
+        of = here if any(device.host == host.host for device in slow) else elsewhere
+        of.append(max(0.0, host.mean("cores_busy") - sum(ranks)))
+    if here and elsewhere and min(here) > max(elsewhere) + CORES:
+        taken, most = significant(min(here), 2), significant(max(elsewhere), 2)
+        yield f"other programs took {taken} cores there, on other nodes {most} at most"
+    phases = record.curve.phases if record.curve is not None else {}
+    share = phases.get("data", 0.0) / (sum(phases.values()) or 1.0)
+    if share > CAUSE and any(device.rank == 0 for device in slow):
+        yield f"rank 0 waited for data {percent(share)} of the time"

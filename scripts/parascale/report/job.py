@@ -79,9 +79,8 @@ def load_job(results, work, name, table=()):
     finished = Path(results) / "runs" / name
     folder = finished if finished.is_dir() else Path(work) / "runs" / name
     if not folder.is_dir():
-        raise ParascaleError(
-            f"run `{name}` left nothing in {finished} or {folder}; `parascale launch --run {name}` trains it"
-        )
+        told = f"run `{name}` left nothing in {finished} or {folder}"
+        raise ParascaleError(f"{told}; `parascale launch --run {name}` trains it")
     operators = files.read_json(path) if (path := folder / "profile/operators.json").is_file() else []
     samples, alone = tuple(sample_files(folder)), build_report([record], f"Job report: {name}", table=table)
     compared = compare(record, baseline) if record.run else None
@@ -103,7 +102,7 @@ def render_job(job, folder=None):
         title=job.report.title,
         subtitle=" · ".join((record.status, *of_run)),
         tables=(*OF_ALL, *(os.path.relpath(path, folder) for path in job.samples)) if folder else (),
-        facts=make_table("What this job was", FACTS, map(_fact, facts(job))),
+        facts=make_table("What this job was", FACTS, facts(job)),
         notes=record.notes,
         findings=job.findings,
         charts=job.charts,
@@ -111,24 +110,21 @@ def render_job(job, folder=None):
     )
 
 
-def _fact(fact):
-    name, words, value = fact
-    return {"fact": name, "case": name.lower().replace(" ", "_"), "words": words, "value": value}
-
-
 def facts(job):
-    """(name, words, exact value) of what one asks first about a job; what is not known is left out."""
-    return [fact for fact in _facts(job, job.record, job.record.prediction) if fact[1]]
+    """What one asks first about a job, as rows of FACTS; what is not known is left out."""
+    named = ((name, name.lower().replace(" ", "_"), *known) for name, *known in _facts(job, job.record) if known[0])
+    return [dict(zip(("fact", "case", "words", "value"), fact, strict=True)) for fact in named]
 
 
-def _facts(job, record, planned):
+def _facts(job, record):
+    """Yield (name, words, exact value)."""
+    summary, planned = record.summary, record.prediction
     yield "Status", record.status, None
     if record.run is not None:
         yield "Strategy", f"{record.run.strategy}: {degrees_text(record.run)}", None
         yield "Hardware", f"{hardware_text(record)}, {record.site.title or record.site.name}", None
     if record.attempts:
         yield from _times(record.attempts)
-    summary = record.summary
     wall = (summary and summary.wall_seconds) or sum(attempt.get("seconds") or 0.0 for attempt in record.attempts)
     if record.run is not None and record.cores and wall:
         hours = record.cores * wall / 3600
@@ -154,20 +150,15 @@ def _times(attempts):
     first, last = attempts[0], attempts[-1]
     yield "Job", ", ".join(dict.fromkeys(each["job_id"] for each in attempts if each.get("job_id"))), None
     yield "Nodes", ", ".join(dict.fromkeys(host for each in attempts for host in each.get("hosts") or ())), None
-    submitted, allocated, ended = first.get("submitted"), first.get("allocated"), last.get("end")
-    yield "Submitted (UTC)", submitted and _utc(submitted), submitted
-    if submitted and allocated:
-        yield "Waited in the queue", numbers.duration(allocated - submitted), allocated - submitted
-    yield "Started (UTC)", _utc(first["started"]), first["started"]
-    yield "Ended (UTC)", ended and _utc(datetime.fromisoformat(ended).timestamp()), None
-    seconds, limit = time_used(last) or (0, 0)
-    if limit:
-        part = seconds / limit
-        yield "Time limit", f"{numbers.duration(limit)}, {numbers.percent(part)} used by the last attempt", part
-
-
-def _utc(seconds):
-    return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds")[:19]
+    submitted, allocated, started = first.get("submitted"), first.get("allocated"), first["started"]
+    ended = last["started"] + last["seconds"] if last.get("seconds") else None
+    for name, time in (("Submitted", submitted), ("Started", started), ("Ended", ended)):
+        yield f"{name} (UTC)", time and str(datetime.fromtimestamp(time, UTC))[:19], time
+    waited = allocated - submitted if submitted and allocated else None
+    yield "Waited in the queue", numbers.duration(waited), waited
+    used, limit = time_used(last) or (0, 0)
+    part = used / limit if limit else None
+    yield "Time limit", limit and f"{numbers.duration(limit)}, {numbers.percent(part)} used by the last attempt", part
 
 
 def write_pdf(job, target):
@@ -175,20 +166,18 @@ def write_pdf(job, target):
     import matplotlib.figure  # loads slowly
     from matplotlib.backends.backend_pdf import PdfPages
 
-    # Without a date, the same records make the same bytes.
-    told = {"CreationDate": None, "Title": job.report.title}
+    lines, charts, style = list(_lines(job)), job.charts, str(FOLDER / "style.mplstyle")
     with (
+        matplotlib.rc_context(fname=style),
         files.atomic_path(target) as partial,
-        PdfPages(partial, metadata=told) as pages,
-        matplotlib.rc_context(fname=str(FOLDER / "style.mplstyle")),
+        PdfPages(partial, metadata={"Title": job.report.title}) as pages,
     ):
-        lines = list(_lines(job))
         page = matplotlib.figure.Figure(figsize=(A4[0], max(A4[1], LINE * (len(lines) + 6))))
         for number, (words, look) in enumerate(lines, 4):
             for x, text in zip(PLACES, words, strict=False):
                 page.text(x, 1 - LINE * number / page.get_figheight(), text, **{"size": 9} | look)
         pages.savefig(page)
-        if charts := job.charts:
+        if charts:
             page = matplotlib.figure.Figure(figsize=A4)
             page.get_layout_engine().set(rect=(0.06, 0.05, 0.88, 0.9))
             spaces = page.subfigures(len(charts), squeeze=False, height_ratios=[chart.height + 0.4 for chart in charts])
@@ -206,8 +195,8 @@ def _lines(job):
     for finding in job.findings:
         yield from (((text,), {"color": COLOURS[finding.kind]}) for text in textwrap.wrap(finding.text, 95))
     yield (), {}
-    for name, words, _ in facts(job):
-        yield from (((name if not number else "", text), {}) for number, text in enumerate(textwrap.wrap(words, 70)))
+    for fact in facts(job):
+        yield (fact["fact"], textwrap.shorten(fact["words"], 75, placeholder="…")), {}
     table = usage_table(job.devices)
     if len(table):
         yield (), {}

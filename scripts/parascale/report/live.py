@@ -40,11 +40,16 @@ class Tail:
 
 
 class Live:
-    """A run under way as last seen. recent: its last lines of steps."""
+    """A run under way as last seen. recent: its last lines of steps; steps: of the whole run, or None."""
 
     def __init__(self, name, folder):
-        self.name, self.folder, self.tail = name, folder, Tail(folder / "steps.jsonl")
-        self.described, self.attempts, self.lease, self.recent = {}, [], None, deque(maxlen=RECENT)
+        self.name, self.folder, self.tail, self.recent = (
+            name,
+            folder,
+            Tail(folder / "steps.jsonl"),
+            deque(maxlen=RECENT),
+        )
+        self.described, self.attempts, self.lease, self.last, self.step, self.steps = {}, [], None, {}, 0, None
 
     def update(self):
         """Read what is new. Files that are not there yet, or are being replaced, are read next time."""
@@ -57,53 +62,35 @@ class Live:
         for line in lines:
             with suppress(ValueError):  # damaged; the run's next attempt counts what is lost
                 self.recent.append(json.loads(line))
+        self.last = self.recent[-1] if self.recent else {}
+        self.step, self.steps = self.last.get("step", 0), self.described.get("steps")
 
     def _read(self, name, reader):
         with suppress(OSError, ParascaleError):
             return reader(self.folder / name)
 
-    @property
-    def last(self):
-        """The line of the last step."""
-        return self.recent[-1] if self.recent else {}
-
-    @property
-    def step(self):
-        """The last step, or 0."""
-        return self.last.get("step", 0)
-
-    @property
-    def steps(self):
-        """Steps of the whole run, or None."""
-        return self.described.get("steps")
-
     def state(self, now):
         """running, silent (its writer has given no sign for a minute), stopped, failed or starting."""
-        if not self.attempts:
-            return "starting"
-        if self.attempts[-1].get("outcome"):
-            return self.attempts[-1]["outcome"]
+        if not self.attempts or self.attempts[-1].get("outcome"):
+            return self.attempts[-1]["outcome"] if self.attempts else "starting"
         return "silent" if self.lease is None or now - self.lease["time"] > SILENT_SECONDS else "running"
-
-    def seconds(self, now):
-        """Wall time of all attempts; an open one lasts until now, or until its last sign of life."""
-        sign = now if self.state(now) == "running" else self.lease["time"] if self.lease else 0.0
-        return sum(each.get("seconds") or max(0.0, sign - each["started"]) for each in self.attempts)
 
     def cells(self, now):
         """What stands under COLUMNS; what is not known is empty."""
-        last, seconds = self.last, sum(line["seconds"]["total"] for line in self.recent)
+        seconds, unit = sum(line["seconds"]["total"] for line in self.recent), self.last and work_unit(self.last)
+        state, cores = self.state(now), (self.described.get("site") or {}).get("cores_per_node")
+        # An open attempt lasts until now, or until its last sign of life.
+        sign = now if state == "running" else self.lease["time"] if self.lease else 0.0
+        wall = sum(each.get("seconds") or max(0.0, sign - each["started"]) for each in self.attempts)
+        hours = cores and cores * self.described["settings"]["layout"]["nodes"] * wall / 3600
+        planned = numbers.significant((self.described.get("prediction") or {}).get("core_hours"))
         yield self.name
         yield f"{self.step:,} of {self.steps:,}" if self.steps else numbers.whole(self.step)
-        yield numbers.loss(last.get("loss"))
-        unit = last and work_unit(last)
+        yield numbers.loss(self.last.get("loss"))
         yield f"{numbers.short(sum(line[unit] for line in self.recent) / seconds)} {unit}/s" if seconds else ""
         yield numbers.duration(seconds / len(self.recent) * (self.steps - self.step)) if seconds and self.steps else ""
-        cores = (self.described.get("site") or {}).get("cores_per_node")
-        hours = cores and cores * self.described["settings"]["layout"]["nodes"] * self.seconds(now) / 3600
-        planned = numbers.significant((self.described.get("prediction") or {}).get("core_hours"))
         yield f"{numbers.significant(hours)}{planned and f' of {planned}'}" if hours else ""
-        yield self.state(now)
+        yield state
 
 
 def table(folder, runs):

@@ -38,31 +38,27 @@ def _row(page, number, attempt):
 
 def attempts_chart(record):
     """The attempts on the clock, or None."""
-    begun = [(each, each["started"], each.get("submitted")) for each in record.attempts if each.get("started")]
-    if not begun:
+    if not record.attempts:
         return None
-    first = min(moment for _, *moments in begun for moment in moments if moment)
-    size, unit = numbers.time_unit(max(start + (each.get("seconds") or 0) for each, start, _ in begun) - first)
-    outcomes = [each.get("outcome") or "running" for each, *_ in begun]
+    spans = [
+        (each.get("submitted") or each["started"], each["started"], each.get("seconds") or 0)
+        for each in record.attempts
+    ]
+    names = [f"{number}: {each.get('outcome') or 'running'}" for number, each in enumerate(record.attempts, 1)]
+    first = min(submitted for submitted, *_ in spans)
+    size, unit = numbers.time_unit(max(start + seconds for _, start, seconds in spans) - first)
 
     def draw(figure):
         axes = figure.subplots()
-        for row, ((each, start, submitted), outcome) in enumerate(zip(begun, outcomes, strict=True)):
-            axes.plot(
-                [((submitted or start) - first) / size, (start - first) / size], [row, row], color=PALETTE["muted"]
-            )
-            axes.barh(row, (each.get("seconds") or 0) / size, 0.7, (start - first) / size, color=COLOURS[outcome])
-        axes.set_yticks(range(len(begun)), [f"{number}: {outcome}" for number, outcome in enumerate(outcomes, 1)])
-        axes.set(xlim=(0, None), ylim=(len(begun) - 0.5, -0.5), xlabel=f"{unit} since it was submitted or began")
+        for row, (submitted, start, seconds) in enumerate(spans):
+            axes.plot([(submitted - first) / size, (start - first) / size], [row, row], color=PALETTE["muted"])
+            axes.barh(row, seconds / size, 0.7, (start - first) / size, color=COLOURS[names[row].split()[1]])
+        axes.set_yticks(range(len(spans)), names)
+        axes.set(xlim=(0, None), ylim=(len(spans) - 0.5, -0.5), xlabel=f"{unit} since it was submitted or began")
         axes.grid(axis="y", visible=False)
 
-    said = "; ".join(
-        f"attempt {number} {outcome} after {numbers.duration(each.get('seconds'))}"
-        for number, ((each, *_), outcome) in enumerate(zip(begun, outcomes, strict=True), 1)
-    )
-    return Chart(
-        "attempts", "Attempts", "A thin line is waiting in the queue.", draw, bars_height(len(begun)) + 0.3, said
-    )
+    said = "; ".join(f"{name} after {numbers.duration(span[2])}" for name, span in zip(names, spans, strict=True))
+    return Chart("attempts", "Attempts", "A line is waiting in the queue.", draw, bars_height(len(spans)) + 0.3, said)
 
 
 # --- samples
@@ -134,12 +130,14 @@ EXTREMES = (
 
 def usage_table(devices):
     """Lowest, mean and highest value of every metric over all samples and devices, and the device of each extreme."""
-    rows = (_extremes(metric, metric.of(devices)) for metric in METRICS)
+    rows = (_extremes(metric, devices) for metric in METRICS)
     return make_table("Every metric over all samples", EXTREMES, filter(None, rows))
 
 
 def _extremes(metric, devices):
-    known = [(device.label, *measured) for device in devices if len((measured := metric.measured(device))[0])]
+    known = [
+        (device.label, *measured) for device in metric.of(devices) if len((measured := metric.measured(device))[0])
+    ]
     if not known:
         return None
     # An interval that is much shorter than others, as the one before the last sample, says too little of extremes.
