@@ -80,6 +80,17 @@ class Experiment:
         """Record of the baseline."""
         return self.members[0].first
 
+    def gain(self, member):
+        """(value, lowest, highest) of a configuration's speed-up; with weak scaling of the rate of each of its processes, over the baseline's."""
+        head, scale = self.members[0], 1.0
+        if member is head:
+            return 1.0, 1.0, 1.0
+        if self.kind == "weak":
+            ours, theirs = member.first, head.first
+            scale = ours.summary.work / theirs.summary.work * theirs.gpus / ours.gpus
+        time, base = member.time, head.time
+        return scale * base.mean / time.mean, scale * base.low / time.high, scale * base.high / time.low
+
     @property
     def title(self):
         """What is trained: `lm-small, 491,520 tokens`."""

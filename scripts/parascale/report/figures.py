@@ -59,30 +59,17 @@ def scaling(report):
     """Speed-up against processes; of weak scaling, the efficiency. A plot for each experiment."""
     shown = [each for each in report.experiments if len({member.first.gpus for member in each.members}) > 1]
     hollow = " Hollow: not ranked." if any(member.unranked for each in shown for member in each.members) else ""
-    groups = [(each, each.members) for each in shown]
+    groups = [(each, [(each, member) for member in each.members]) for each in shown]
     caption = f"Dotted: ideal. Whiskers: range.{hollow}"
 
     def plot(axes, experiment, _):
         _scaling(axes, report, experiment)
 
-    def words(member):
-        return f"{member.label} on {member.extent} {_spread(report, member).mean:.2f}"
+    def words(pair):
+        experiment, member = pair
+        return f"{member.label} on {member.extent} {experiment.gain(member)[0]:.2f}"
 
     return _plots("scaling", "What more hardware buys", caption, groups, plot, lambda _: 3.4, words, legend=False)
-
-
-def _spread(report, member):
-    """Spread of a configuration's speed-up, or of its efficiency, which weak scaling has alone."""
-
-    def gain(record):
-        compared = report.comparisons[record.name]
-        return compared.efficiency if compared.speedup is None else compared.speedup
-
-    def within(record):
-        compared = report.comparisons[record.name]
-        return compared.low or gain(record), compared.high or gain(record)
-
-    return member.spread(gain, within)
 
 
 def _scaling(axes, report, experiment):
@@ -94,17 +81,14 @@ def _scaling(axes, report, experiment):
     for kind, members in grouped(experiment.members, lambda member: kind_of_run(member.first.run)).items():
         number = report.series(members[0].first)
         colour, marker = f"C{number % 10}", MARKERS[number // 10 % 4]
-        points = sorted(
-            ((each.first.gpus, _spread(report, each), each) for each in members), key=lambda point: point[0]
-        )
-        sizes = [gpus for gpus, *_ in points]
-        if len(set(sizes)) == len(points) > 1 and head not in members:
-            axes.plot(sizes, [spread.mean for _, spread, _ in points], color=colour)
-        for gpus, spread, member in points:
-            axes.vlines(gpus, spread.low, spread.high, color=colour)
+        members.sort(key=lambda member: member.first.gpus)
+        gains, sizes = list(map(experiment.gain, members)), [member.first.gpus for member in members]
+        if len(set(sizes)) == len(sizes) > 1 and head not in members:
+            axes.plot(sizes, [value for value, *_ in gains], color=colour)
+        for member, gpus, (last, low, high) in zip(members, sizes, gains, strict=True):
+            axes.vlines(gpus, low, high, color=colour)
             face = PALETTE["paper"] if member.unranked else colour
-            (dot,) = axes.plot(gpus, spread.mean, marker, color=colour, markerfacecolor=face, zorder=3)
-        last = points[-1][1].mean
+            (dot,) = axes.plot(gpus, last, marker, color=colour, markerfacecolor=face, zorder=3)
         label = kind if len(members) > 1 else named(members[0].label, members[0].first.run)
         lines.append((last, dot, f"{shortened(label)} {numbers.percent(last) if weak else f'{last:.2f} ×'}"))
     lines.sort(key=lambda line: -line[0])

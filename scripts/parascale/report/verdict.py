@@ -52,7 +52,7 @@ RANKING = (
 class Winner:
     """The best configuration for an aim beside the baseline, which it may be itself. beats: it is measurably less.
 
-    alike: other configurations that no measured difference tells from the best one.
+    alike: other configurations that no measured difference tells from the best one; worse: whether there are any more.
     """
 
     aim: Aim
@@ -61,6 +61,7 @@ class Winner:
     baseline: Spread
     beats: bool
     alike: tuple
+    worse: bool
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _winner(aim, head, rivals):
     value, best = next((entry for entry in ranked if _apart(entry[0], baseline)), (baseline, head))
     others = [entry for entry in ranked if entry[1] is not best]
     alike = tuple(member for spread, member in others if not _apart(value, spread) and not _apart(spread, value))
-    return Winner(aim, best, value, baseline, best is not head, alike)
+    return Winner(aim, best, value, baseline, best is not head, alike, len(alike) < len(others))
 
 
 def _sentence(experiment, winners):
@@ -168,11 +169,12 @@ def _table(report, title, records, winners, strong):
     names = {record.name for record in records}
     members = [member for member in report.members if member.first.name in names]
     best = {}
-    for winner in winners:
+    for winner in (winner for winner in winners if winner.worse):
         for member in (winner.best, *winner.alike):
             best.setdefault(member.label, []).append(winner.aim.badge)
     longest = max((member.time.mean for member in members), default=1.0)
-    rows = [_row(report, member, longest, best.get(member.label, ())) for member in members]
+    compared = {member.label: each for each in report.experiments for member in each.members}
+    rows = [_row(report, member, compared.get(member.label), longest, best.get(member.label, ())) for member in members]
     place = {member.label: number for number, each in enumerate(strong) for member in each.members}
     rows.sort(key=lambda row: (place.get(row["run"], len(place)), row["faded"], row["training_seconds"]))
     rows += [_unfinished(report, record) for record in records if not record.done]
@@ -185,11 +187,13 @@ def _figure(spread):
     return spread and (spread.mean if spread.values[1:] else spread.values[0])
 
 
-def _row(report, member, longest, badges):
+def _row(report, member, experiment, longest, badges):
     record, time = member.first, member.time
     compared = report.comparisons[record.name]
-    ranged = compared.speedup is not None and record.name != record.run.baseline and compared.low != compared.high
-    weak = f"{numbers.percent(compared.efficiency)} of the rate" if compared.efficiency and not compared.speedup else ""
+    strong = experiment is not None and compared.speedup is not None
+    gain, low, high = experiment.gain(member) if experiment else (None, None, None)
+    between = f"{low:.2f} to {high:.2f}" if strong and low < high else ""
+    weak = f"{numbers.percent(gain)} of the rate" if gain and not strong else ""
     reason = "" if is_different(record) else compared.reason
     otherwise = dict.fromkeys(report.comparisons[each.name].measured for each in member.records)
     measured = [f"measured otherwise: {words}" for words in otherwise if words]
@@ -204,8 +208,8 @@ def _row(report, member, longest, badges):
         "training_seconds": _figure(time),
         "range": "" if time.low == time.high else f"{numbers.duration(time.low)} to {numbers.duration(time.high)}",
         "part": time.mean / longest,
-        "speedup": compared.speedup,
-        "between": f"{compared.low:.2f} to {compared.high:.2f}" if ranged else weak,
+        "speedup": gain if strong else None,
+        "between": between or weak,
         "core_hours": _figure(member.spread(lambda each: each.summary.core_hours)),
         "peak_memory_bytes": _figure(AIMS[-1].spread(member)),
         "badge": ", ".join(badges),
