@@ -210,9 +210,11 @@ def test_page_and_pdf_are_there_for_every_kind_of_run(tmp_path, status):
     drawn = ["attempts", *(["phases"] if status == "done" else []), "loss", "usage"]
     assert re.findall('<figure id="figure-(.*?)"', page) == drawn
     assert not re.search(r"(src=|url\([^#]|@import|<link rel=.stylesheet)", page)
-    write_pdf(job, tmp_path / "one.pdf")
+    for name in ("one.pdf", "two.pdf"):
+        write_pdf(job, tmp_path / name)
     document = (tmp_path / "one.pdf").read_bytes()
     assert document.startswith(b"%PDF") and document.count(b"/Type /Page ") == 2
+    assert (tmp_path / "two.pdf").read_bytes() == document, "the same records make the same bytes"
 
 
 def test_a_run_without_samples_has_a_report(tmp_path):

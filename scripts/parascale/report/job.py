@@ -166,11 +166,13 @@ def write_pdf(job, target):
     import matplotlib.figure  # loads slowly
     from matplotlib.backends.backend_pdf import PdfPages
 
+    # Without a date, the same records make the same bytes.
+    told = {"CreationDate": None, "Title": job.report.title}
     lines, charts, style = list(_lines(job)), job.charts, str(FOLDER / "style.mplstyle")
     with (
         matplotlib.rc_context(fname=style),
         files.atomic_path(target) as partial,
-        PdfPages(partial, metadata={"Title": job.report.title}) as pages,
+        PdfPages(partial, metadata=told) as pages,
     ):
         page = matplotlib.figure.Figure(figsize=(A4[0], max(A4[1], LINE * (len(lines) + 6))))
         for number, (words, look) in enumerate(lines, 4):

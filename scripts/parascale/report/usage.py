@@ -196,6 +196,7 @@ def over_time(devices, column, moments):
     times = np.interp(np.concatenate([device.times for device in devices]), *moments)
     values = np.concatenate([device.values[column] for device in devices])
     times, values = times[~np.isnan(values)], values[~np.isnan(values)]
-    parts = np.minimum(PARTS * times / (moments[1][-1] or 1.0), PARTS - 1).astype(int)
+    count = min(PARTS, max(len(device.times) for device in devices))
+    parts = np.minimum(count * times / (moments[1][-1] or 1.0), count - 1).astype(int)
     counts, times, values = (np.bincount(parts, weights) for weights in (None, times, values))
     return times[counts > 0] / counts[counts > 0], values[counts > 0] / counts[counts > 0]
