@@ -77,6 +77,7 @@ PROJECT = load_project(config, FILES, BASES)
 PATHS = PROJECT.paths
 PLANNER = Planner(PROJECT)
 snakemake_logger_plugin_parascale.follow(workflow, PLANNER)
+snakemake_logger_plugin_parascale.look_into(PATHS.results)
 take_up_jobs(PLANNER, inside=workflow.remote_exec)
 LOGS = PATHS.root / "logs"
 REPORT = PATHS.report / "index.html"

@@ -249,9 +249,9 @@ class RootExecutor(Executor):
         job, identity = job_info.job, job_info.external_jobid
         if not (job_info.aux or {}).get("ours", True):
             self._submit_again(job)
-        elif identity and self._publish(job, identity):
+        elif identity and self._publish(training_of(job)):
             self.logger.info(
-                f"Slurm job {identity} of {job.name} had done its work when it ended: it is not submitted again."
+                f"Slurm job {identity} of {job.name} had published its training when it ended: it is done."
             )
             # Snakemake, which writes it at the end, was ended too.
             if job.benchmark and not os.path.exists(job.benchmark):
@@ -274,12 +274,10 @@ class RootExecutor(Executor):
             return False
         return submissions.stopped_with_progress(self._work_of(training), identity)
 
-    def _publish(self, job, identity):
-        """Show what a job of ours trains, if it is finished; returns whether it is. Snakemake in a job that ends badly removes it. What
-        trains nothing has done its work if it was cancelled (see `_what_is_wrong`)."""
-        training = training_of(job)
+    def _publish(self, training):
+        """Show what a job of ours trains, if it is finished; returns whether it is. Snakemake in a job that ends badly removes it."""
         if not self._is_finished(training):
-            return training is None and self.signs.get(identity, (None, 0, False))[2]
+            return False
         job = self.job_of(training)
         shown = record_in(job.output).get("key") == job.key and (job.output / "summary.json").exists()
         return shown or show_kept(job)

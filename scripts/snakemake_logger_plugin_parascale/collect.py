@@ -14,17 +14,19 @@ from snakemake_logger_plugin_budget import is_local, requested
 INVENTORY = IOCache.mtime_inventory  # of what is there, which Snakemake makes once, before it decides what has to run
 
 
-async def inventory(cache, results, jobs, **options):
-    """Snakemake's, in which what lies below the folder `results` counts as missing unless all its files are there."""
-    files = {file: Path(str(file)) for job in jobs for file in job.output}
-    ours = [
-        file for file, path in files.items() if path.is_relative_to(results)
-    ]  # another workflow may import this one
-    gone = {file: part for file in ours if (part := lacking(files[file]))}
-    for part in dict.fromkeys(gone.values()):
-        logger.warning(f"{part} is missing or not in full size: results that it is part of count as missing")
-    cache.exists_local.update(dict.fromkeys(gone, False))
-    await INVENTORY(cache, jobs, **options)
+def look_into(results):
+    """Have Snakemake count what lies below the folder `results` as missing unless all that it names is there."""
+
+    async def inventory(cache, jobs, **options):
+        files = [Path(str(file)) for job in jobs for file in job.output]
+        ours = [file for file in files if file.is_relative_to(results)]  # another workflow may import this one
+        gone = {str(file): part for file in ours if (part := lacking(file))}
+        for part in dict.fromkeys(gone.values()):
+            logger.warning(f"{part} is missing or not in full size: results that it is part of count as missing")
+        cache.exists_local.update(dict.fromkeys(gone, False))
+        await INVENTORY(cache, jobs, **options)
+
+    IOCache.mtime_inventory = inventory
 
 
 def pending_jobs(workflow):

@@ -1,13 +1,11 @@
 """The log handler: prints the plan of a dry run, keeps count in a real one."""
 
 import atexit
-import functools
 import sys
 import time
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
-from snakemake.io import IOCache
 from snakemake.logging import logger
 from snakemake.settings.types import Quietness
 from snakemake_interface_logger_plugins.common import LogEvent
@@ -17,7 +15,7 @@ from parascale.errors import ParascaleError
 from parascale.files import read_json, write_json, write_text
 from parascale.plan import budget, ledger, limits, tables
 from snakemake_logger_plugin_budget import JobEvents
-from snakemake_logger_plugin_parascale.collect import capacity, inventory, members, pending_jobs, submits
+from snakemake_logger_plugin_parascale.collect import capacity, members, pending_jobs, submits
 from snakemake_logger_plugin_parascale.live import Ledger
 from snakemake_logger_plugin_parascale.view import View
 
@@ -148,7 +146,6 @@ class LogHandler(JobEvents):
 
 def follow(workflow, planner):
     """Tell the plugin, where it is loaded, which workflow it plans for, and with which Planner. Called by the Snakefile."""
-    IOCache.mtime_inventory = functools.partialmethod(inventory, planner.project.paths.results)
     for handler in _handlers(workflow):
         handler.workflow, handler.planner = workflow, planner
         if handler.view is not None:

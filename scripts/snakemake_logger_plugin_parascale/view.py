@@ -34,7 +34,7 @@ MOST = 4  # lines of jobs that run
 LEFT_SECONDS = 60  # between two lines of what is left
 NOISE = re.compile(
     r"Select jobs to execute|Execute \d+ jobs|Assuming unrestricted|Using shell|Config file .* is extended|Singularity containers: ignored"
-    r"|Warning: the following output files of rule"  # they count as missing (see `collect.inventory`)
+    r"|Warning: the following output files of rule"  # they count as missing (see `collect.look_into`)
 )
 INTERNALS = re.compile(r'\s+File ".*", line \d+, in ')
 HEAD = re.compile(r'\w+ in (?:rule \w+ in )?file ".*", line \d+:|\w*(?:Error|Exception):')
