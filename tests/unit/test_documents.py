@@ -46,6 +46,7 @@ PLACEHOLDERS = {
     "MY-FOLDER": ".",
     "CHECKOUT/": "",
     "--configfile FILE": "--configfile config/loaders.yaml",
+    "--config KEY=VALUE": "--config root=/tmp/try",
     "VERB": "plan",
     "site=<name>": "site=jureca",
     "data_partition=<name>": "data_partition=dc-gpu",
