@@ -151,7 +151,7 @@ def test_figures_of_the_page_lead_back_to_raw_samples(tmp_path):
         expected[f"{kind}_{column}_total"] = sum(map(max, counted.values()))
     shown = {figure: float(value) for (_, _, figure), value in cells.items() if figure in expected}
     assert len(expected) == 28 and shown == pytest.approx(expected)
-    energy = float(cells["job-table", "Energy of the GPUs", "energy_of_the_gpus_value"])
+    energy = float(cells["job-table", "Energy of the GPUs", "energy_joules_value"])
     assert energy == pytest.approx(expected["gpu_energy_joules_total"])
 
 

@@ -13,22 +13,37 @@ from parascale.report.chart import FOLDER, settle
 from parascale.report.comparing import compare
 from parascale.report.derived import Report, build_report
 from parascale.report.findings import findings, time_used
-from parascale.report.layouts import degrees_text, hardware_text
+from parascale.report.layouts import hardware_text
 from parascale.report.page import render
 from parascale.report.parts import Part
 from parascale.report.records import load_records
+from parascale.report.summary import row_of
 from parascale.report.tables import Column, columns, make_table
 from parascale.report.usage import attempts_chart, attempts_table, usage_chart, usage_table
 from parascale.telemetry import energy_joules, read_samples, sample_files
 
-FACTS = (Column("fact", "Fact"), Column("value", "Value", text="words"))
-OF_SUMMARY = (
-    ("Time of all steps", "seconds", numbers.duration, "seconds"),
-    ("Peak memory of a rank", "peak_memory_bytes", numbers.memory, "memory_bytes"),
-    ("Skipped steps", "skipped_steps", numbers.whole, ""),
-    ("Validation loss", "validation_loss", numbers.loss, ""),
-    ("Test loss", "test_loss", numbers.loss, ""),
-)  # name, column, how it is written, column of the plan
+TRANSPOSED = (Column("fact", "Fact"), Column("value", "Value", text="words"))
+
+
+def _clock(seconds):
+    return "" if seconds is None else str(datetime.fromtimestamp(seconds, UTC))[:19]
+
+
+# What one asks first about a job.
+FACTS = (
+    *columns(status="Status", strategy="Strategy", layout="Layout", hardware="Hardware", jobs="Job", hosts="Nodes"),
+    *columns(_clock, submitted="Submitted (UTC)", started="Started (UTC)", ended="Ended (UTC)"),
+    *columns(numbers.duration, waited="Waited in the queue", limit="Time limit"),
+    Column("limit_used", "Of it, used by the last attempt", numbers.percent),
+    Column("seconds", "Time of all steps", numbers.duration),
+    Column("core_hours", "Core-hours", numbers.significant),
+    Column("energy_joules", "Energy of the GPUs", numbers.energy),
+    *columns(numbers.whole, steps="Steps", skipped_steps="Skipped steps", work="Work"),
+    Column("rate", "Rate", numbers.short),
+    Column("peak_memory_bytes", "Peak memory of a rank", numbers.memory),
+    *columns(numbers.loss, validation_loss="Validation loss", test_loss="Test loss"),
+    Column("parity", "Parity with its baseline"),
+)
 OPERATORS = (
     Column("name", "Operator"),
     Column("calls", "Calls", numbers.whole),
@@ -102,7 +117,7 @@ def render_job(job, folder=None):
         title=job.report.title,
         subtitle=" · ".join((record.status, *of_run)),
         tables=(*OF_ALL, *(os.path.relpath(path, folder) for path in job.samples)) if folder else (),
-        facts=make_table("What this job was", FACTS, facts(job)),
+        facts=make_table("What this job was", TRANSPOSED, facts(job)),
         notes=record.notes,
         findings=job.findings,
         charts=job.charts,
@@ -111,54 +126,44 @@ def render_job(job, folder=None):
 
 
 def facts(job):
-    """What one asks first about a job, as rows of FACTS; what is not known is left out."""
-    named = ((name, name.lower().replace(" ", "_"), *known) for name, *known in _facts(job, job.record) if known[0])
-    return [dict(zip(("fact", "case", "words", "value"), fact, strict=True)) for fact in named]
+    """FACTS as rows of TRANSPOSED; what is not known is left out."""
+    known, planned = _known(job), job.record.prediction
+    planned = planned | {"peak_memory_bytes": planned.get("memory_bytes")}
+    for column in FACTS:
+        value = known.get(column.name)
+        words = column.shown(value) if column.shown and value is not None else value
+        unit = {"work": f" {known.get('work_unit')}", "rate": f" {known.get('work_unit')}/s"}.get(column.name, "")
+        plan = f", planned {column.shown(planned[column.name])}" if planned.get(column.name) else ""
+        if words:
+            row = {"fact": column.title, "case": column.name, "words": f"{words}{unit}{plan}"}
+            yield row | {"value": value if column.shown else None}
 
 
-def _facts(job, record):
-    """Yield (name, words, exact value)."""
-    summary, planned = record.summary, record.prediction
-    yield "Status", record.status, None
+def _known(job):
+    """Values of FACTS: what the table of all runs knows, and Slurm and the record tell."""
+    record, summary = job.record, job.record.summary
+    known = (vars(summary) if summary else {}) | row_of(job.report, record)
     if record.run is not None:
-        yield "Strategy", f"{record.run.strategy}: {degrees_text(record.run)}", None
-        yield "Hardware", f"{hardware_text(record)}, {record.site.title or record.site.name}", None
+        known["hardware"] = f"{hardware_text(record)}, {record.site.title or record.site.name}"
+        if record.cores and not known.get("core_hours"):
+            known["core_hours"] = record.cores * sum(each.get("seconds") or 0 for each in record.attempts) / 3600
+    if (energy := energy_joules(job.devices)) is not None:
+        known["energy_joules"] = energy
     if record.attempts:
-        yield from _times(record.attempts)
-    wall = (summary and summary.wall_seconds) or sum(attempt.get("seconds") or 0.0 for attempt in record.attempts)
-    if record.run is not None and record.cores and wall:
-        hours = record.cores * wall / 3600
-        yield "Core-hours", _beside_plan(hours, planned.get("core_hours"), numbers.significant), hours
-    energy = energy_joules(job.devices)
-    yield "Energy of the GPUs", numbers.energy(energy), energy
-    if summary is not None:
-        work = f"{numbers.whole(summary.work)} {summary.work_unit} in {numbers.whole(summary.steps)} steps"
-        yield "Work", work, summary.work
-        yield "Rate", f"{numbers.short(summary.rate)} {summary.work_unit}/s", summary.rate
-        for name, column, shown, plan in OF_SUMMARY:
-            value = getattr(summary, column)
-            yield name, _beside_plan(value, planned.get(plan), shown), value
-    yield "Parity with its baseline", record.parity and record.parity.verdict, None
-
-
-def _beside_plan(value, planned, shown):
-    return f"{shown(value)}, planned {shown(planned)}" if planned and value is not None else shown(value)
-
-
-def _times(attempts):
-    """Submission, start, end and time limit, as Slurm and the record tell them."""
-    first, last = attempts[0], attempts[-1]
-    yield "Job", ", ".join(dict.fromkeys(each["job_id"] for each in attempts if each.get("job_id"))), None
-    yield "Nodes", ", ".join(dict.fromkeys(host for each in attempts for host in each.get("hosts") or ())), None
-    submitted, allocated, started = first.get("submitted"), first.get("allocated"), first["started"]
-    ended = last["started"] + last["seconds"] if last.get("seconds") else None
-    for name, time in (("Submitted", submitted), ("Started", started), ("Ended", ended)):
-        yield f"{name} (UTC)", time and str(datetime.fromtimestamp(time, UTC))[:19], time
-    waited = allocated - submitted if submitted and allocated else None
-    yield "Waited in the queue", numbers.duration(waited), waited
-    used, limit = time_used(last) or (0, 0)
-    part = used / limit if limit else None
-    yield "Time limit", limit and f"{numbers.duration(limit)}, {numbers.percent(part)} used by the last attempt", part
+        first, last = record.attempts[0], record.attempts[-1]
+        known |= {name: first.get(name) for name in ("submitted", "started")}
+        times = first.get("submitted"), first.get("allocated")
+        jobs = (each["job_id"] for each in record.attempts if each.get("job_id"))
+        hosts = (host for each in record.attempts for host in each.get("hosts") or ())
+        known |= {
+            "jobs": ", ".join(dict.fromkeys(jobs)),
+            "hosts": ", ".join(dict.fromkeys(hosts)),
+            "waited": times[1] - times[0] if all(times) else None,
+            "ended": last["started"] + last["seconds"] if last.get("seconds") else None,
+        }
+        if used := time_used(last):
+            known |= {"limit": used[1], "limit_used": used[0] / used[1]}
+    return known
 
 
 def write_pdf(job, target):
