@@ -202,7 +202,8 @@ class Override(click.ParamType):
     def convert(self, value, parameter, context):
         key, equals, text = value.partition("=")
         if not (key and equals):
-            self.fail(f"`{value}` is not of the form KEY=VALUE")
+            file = "; --configfile names a file" if value.endswith((".yaml", ".yml", ".json")) else ""
+            self.fail(f"`{value}` is not of the form KEY=VALUE{file}")
         try:
             return key, yaml.safe_load(text)
         except yaml.YAMLError as error:
