@@ -16,6 +16,7 @@ import uuid
 from contextlib import suppress
 
 from parascale import slurm
+from parascale.awake import Awake
 from parascale.errors import TrainingError
 from parascale.files import locked, make_folder, read_json, user_name, write_json
 
@@ -55,10 +56,10 @@ class Lease:
         holder = self.holder()
         if holder is None or (holder["host"] == socket.gethostname() and not _is_alive(holder["pid"])):
             return holder and holder["time"]
-        watched = time.monotonic()
-        while time.monotonic() - watched < STALE_SECONDS:
-            if time.time() - holder["time"] > 10 * STALE_SECONDS:
-                break  # clocks of nodes agree to far better than this
+        awake = Awake()
+        while awake() < STALE_SECONDS:
+            if holder["host"] != socket.gethostname() and time.time() - holder["time"] > 10 * STALE_SECONDS:
+                break  # clocks of nodes agree to far better than this, and this machine may have slept
             time.sleep(LOOK_SECONDS)
             now = self.holder()
             if now is None:
@@ -137,13 +138,13 @@ class Lease:
         """Hold the lease against a former start of this job until that must have seen it and ended; its last sign."""
         print(f"{self.path.parent}: takes the place of this job's former start, {_described(former)}", flush=True)
         self._write()
-        held_since = time.monotonic()
-        while time.monotonic() - held_since < STALE_SECONDS:
+        awake, held_since = Awake(), 0.0
+        while awake() - held_since < STALE_SECONDS:
             time.sleep(LOOK_SECONDS)
             now = self.holder()
             if now is None or not _is_own(now):
                 # The former was about to renew when we wrote. It looks before it writes, so the next time it sees us.
-                former, held_since = now or former, time.monotonic()
+                former, held_since = now or former, awake.seconds
                 self._write()
         return former["time"]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import signal
 import socket
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from parascale.files import read_json_lines
 
 from ..command import COMMAND
 from .cases import but_slow, pp
@@ -43,7 +46,8 @@ class Training:
             assert self.process.poll() is None, self.process.stdout.read()
             # Launchers start launchers and ranks; a rank's environment tells its number.
             below = descendants(self.process.pid)
-            self.ranks = {number: pid for pid in below if (number := rank_number(pid)) is not None}
+            numbers = [(rank_number(pid), pid) for pid in reversed(below)]  # a rank last, after what is below it
+            self.ranks = {number: pid for number, pid in numbers if number is not None}
             self.other_launchers = [pid for pid in below if pid not in self.ranks.values()]
             assert len(self.ranks) == nodes * settings["run"]["layout"]["gpus_per_node"]
         except BaseException:
@@ -64,6 +68,11 @@ class Training:
         everyone = [self.process.pid, *self.ranks.values(), *self.other_launchers]
         wait_for(lambda: all(map(gone, everyone)), deadline - time.monotonic(), "every process to end")
         return self.process.returncode, output
+
+    def signal_all(self, number):
+        """Send a signal to every process, as Slurm does to suspend a job and to resume it."""
+        for pid in (self.process.pid, *descendants(self.process.pid)):
+            os.kill(pid, number)
 
 
 def descendants(pid):
@@ -104,10 +113,28 @@ def test_a_stopped_rank_ends_the_training_by_the_configured_timeout(layout, make
     code, output = training.finish(TIMEOUT + 15)
     assert code == 1
     assert time.monotonic() - started > TIMEOUT - 1  # by the timeout, and not by anything else
-    failed = re.search(rf"^error: rank (\d) on {socket.gethostname()} failed: .*[Tt]imed out", output, re.MULTILINE)
+    failed = re.search(
+        rf"^error: rank (\d) on {socket.gethostname()} failed: .*no step or batch ended", output, re.MULTILINE
+    )
     assert failed, output
-    assert "Traceback" in (tmp_path / "logs" / f"rank{failed[1]}.log").read_text()  # where it waited
+    assert pickle.loads((tmp_path / "logs" / f"flight_recorder_rank{failed[1]}").read_bytes())["entries"]
+    assert "Current thread" in (tmp_path / "logs" / f"rank{failed[1]}.log").read_text()  # where it waited
     hang = (
         rf"hang: rank {max(training.ranks)} on \S+ did not join .* over (dp|fsdp|tp|pp|all ranks), .*: it was stopped"
     )
     assert re.match(hang, output.rstrip().splitlines()[-1]), output
+
+
+@pytest.mark.parametrize("layout", but_slow(LAYOUTS, {"fsdp", "pp"}))
+def test_a_training_that_was_suspended_goes_on(layout, make_settings, tmp_path):
+    """No timeout counts while all processes stand still: not torch's, nor the watchdog's."""
+    training = Training(tmp_path, make_settings("run", LAYOUTS[layout], training=ENDLESS, timeout=TIMEOUT), nodes=1)
+    training.signal_all(signal.SIGSTOP)
+    time.sleep(1.5 * TIMEOUT)
+    before = training.count()
+    training.signal_all(signal.SIGCONT)
+    wait_for(lambda: training.process.poll() is not None or training.count() > before + 20, PATIENCE, "more steps")
+    training.process.terminate()
+    _, output = training.finish(60)
+    attempts = read_json_lines(training.steps.with_name("attempts.jsonl"))
+    assert [attempt["outcome"] for attempt in attempts] == ["stopped"], output

@@ -6,12 +6,13 @@ Each run ends in the same weights as one that nothing disturbed, bit for bit (fp
 import os
 import shutil
 import signal
+import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 from schedule import rows, struck
-from workflow import Workflow, assert_resumed_without_loss
+from workflow import Workflow, assert_resumed_without_loss, assert_same_numbers
 from workloads import STEPS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(3000)]
@@ -97,6 +98,19 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(cluster, di
     assert_resumed_without_loss(run, undisturbed("fsdp"))
     assert run.attempts()[1]["first_step"] == int(before.name[5:]) + 1
     assert f"{shard.name} is damaged" in workflow.story()
+
+
+@pytest.mark.parametrize("name", ["single", "nodes"])
+def test_a_suspended_job_goes_on(name, cluster, disturbed, undisturbed):
+    """No timeout counts while all its processes stand still."""
+    workflow, run = disturbed(name, options=["--retries", "0"], settings=["timeout_seconds=20"])
+    for command, seconds in (("suspend", 45), ("resume", 0)):
+        cluster.run(["scontrol", command, workflow.jobs()[0]])
+        time.sleep(seconds)
+    workflow.full_speed()
+    workflow.wait(timeout=600)
+    assert [attempt["outcome"] for attempt in run.attempts()] == ["finished"]
+    assert_same_numbers(run, undisturbed(name))
 
 
 @pytest.mark.parametrize("name", ["single", "nodes"])

@@ -72,6 +72,14 @@ def test_a_dead_process_of_this_host_is_seen_at_once(tmp_path):
     lease.release()
 
 
+def test_a_machine_that_slept_gives_a_holder_on_it_time_for_a_sign(tmp_path):
+    lease, said = tmp_path / "lease.json", {"host": socket.gethostname(), "pid": os.getpid()}
+    write_json(lease, holder(**said, time=time.time() - 3600))
+    threading.Timer(0.3, write_json, (lease, holder(**said))).start()
+    with pytest.raises(TrainingError, match="is being written by"):
+        Lease(tmp_path).acquire()
+
+
 def test_a_holder_on_another_host_is_dead_when_it_gives_no_sign(tmp_path):
     last_sign = time.time()
     write_json(tmp_path / "lease.json", holder(time=last_sign))

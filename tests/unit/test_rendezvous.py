@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,8 +18,8 @@ from parascale.cli import parascale
 from parascale.commands.launch import start
 from parascale.errors import RequirementError
 from parascale.launch import binding
-from parascale.launch.channel import Failure
-from parascale.launch.node import Launch, process_environment
+from parascale.launch.channel import Failure, Report
+from parascale.launch.node import Launch, _watch, process_environment
 from parascale.launch.rendezvous import address_of, interface_addresses, meeting_port, reserve_port
 from parascale.launch.workers import root_cause
 from parascale.settings.site import Network, Site
@@ -99,8 +100,20 @@ def test_processes_get_threads_devices_and_the_sites_variables():
     assert made["MKL_NUM_THREADS"] == "32", "torch takes MKL's count before OpenMP's"
     assert "MALLOC_MMAP_MAX_" not in made
     assert "CUDA_VISIBLE_DEVICES" not in made
-    assert made["TORCH_FR_DUMP_TEMP_FILE"].endswith("logs/flight_recorder_rank")
     assert made["HF_HUB_OFFLINE"] == made["HF_DATASETS_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_ranks_are_not_late_because_all_of_them_stood_still(asked, monkeypatch):
+    """Neither after another has ended, nor after they were asked to stop."""
+    clock = iter([*range(1, 6), *range(10**6, 10**6 + 9)])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "sleep", lambda seconds: ranks.pop())
+    ranks = [SimpleNamespace(rank=0, log="log")] * 9
+    workers = SimpleNamespace(running=ranks, ended=[0], **dict.fromkeys(("poll", "stop", "failures"), list))
+    peers = SimpleNamespace(stopping=False, ended=True, failed=False, listen=list, send=lambda content: None)
+    stop = SimpleNamespace(asked=asked, at_once=False)
+    assert _watch(launch(timeout=300, grace=300), workers, peers, stop) == Report(0, [])
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])

@@ -1,31 +1,56 @@
-"""The watchdog ends what hangs, and nothing that works: also while weights are made, or a large state is saved."""
+"""The watchdog ends what hangs, and nothing that works: also while weights are made, a large state is saved, or the process stands still."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 PROGRAM = """
-import os, time
+import ctypes, faulthandler, os, re, time
+faulthandler.enable()  # as torch does
 from parascale.train.process import Watchdog
 with Watchdog(0.4, None) as watchdog, open(os.devnull, "wb") as nowhere:
+    print("watched", flush=True)
     end = time.monotonic() + 2.0
     while time.monotonic() < end:
         {work}
         time.sleep(0.01)
 """
+SAID = "no step or batch ended for 1 s: computing at <string>"
+KEPT = "Python's lock"
 
 
 @pytest.mark.parametrize(
-    ("work", "lives"),
+    ("work", "said"),
     [
-        ("pass", False),
-        ("watchdog.feed()", True),
-        ("nowhere.write(bytes(8 << 20))", True),  # a state that is written or read
-        ("nowhere.write(bytes(1 << 10))", False),  # what a sampler or a log moves
+        ("pass", SAID),
+        ("watchdog.feed()", None),
+        ("nowhere.write(bytes(8 << 20))", None),  # a state that is written or read
+        ("nowhere.write(bytes(1 << 10))", SAID),  # what a sampler or a log moves
+        ("re.match('(a+)+b', 'a' * 64)", KEPT),
+        ("ctypes.PyDLL(None).sleep(600)", KEPT),
     ],
 )
-def test_a_process_that_neither_steps_nor_moves_a_state_is_ended(work, lives):
+def test_a_process_that_neither_steps_nor_moves_a_state_is_ended(work, said):
     ended = subprocess.run([sys.executable, "-c", PROGRAM.format(work=work)], capture_output=True, text=True)
-    assert (ended.returncode == 0) == lives, ended.stderr
-    assert ("no step or batch ended for 1 s: computing at <string>" in ended.stderr) != lives
+    assert (ended.returncode == 0) == (said is None), ended.stderr
+    assert (said or "") in ended.stderr
+    assert ('File "<string>"' in ended.stderr) == (said is not None)  # the stack
+
+
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_time_in_which_the_process_stands_still_does_not_count(all_of_it):
+    """Its own, or that of all its job, as when Slurm suspends that."""
+    command = [sys.executable, "-c", PROGRAM.format(work="watchdog.feed()")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "watched\n"
+        below = psutil.Process(process.pid).children() if all_of_it else []
+        for number, seconds in ((signal.SIGSTOP, 1.5), (signal.SIGCONT, 0.0)):
+            for each in (process, *below):
+                os.kill(each.pid, number)
+            time.sleep(seconds)
+    assert process.returncode == 0

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 
 from parascale import slurm
+from parascale.awake import Awake
 from parascale.errors import FAILED, RequirementError
 from parascale.launch import STOPPED, TERMINATED, rendezvous
 from parascale.launch.binding import cores_of_ranks, visible_devices
@@ -167,9 +168,6 @@ def process_environment(launch, environment):
     if launch.site.device == "cpu":
         added.update(KEEP_FREED_MEMORY)
     else:
-        # NCCL writes them itself, beside the rank's log.
-        added["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
-        added["TORCH_FR_DUMP_TEMP_FILE"] = os.path.abspath(os.path.join(launch.logs, "flight_recorder_rank"))
         added["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which cores are bound to GPUs
     environment = {**environment, **added, **{name: str(value) for name, value in launch.site.environment.items()}}
     if launch.site.device == "cuda":
@@ -182,24 +180,25 @@ def process_environment(launch, environment):
 
 def _watch(launch, workers, peers, stop):
     """Wait until this node's ranks have ended, one has failed, or another node has. Returns our part of the verdict."""
-    stop_at = ended_at = None
+    stop_at, ended_at, awake = None, None, Awake()
     while workers.running:
         time.sleep(TICK_SECONDS)
+        now = awake()
         workers.poll()
         peers.listen()
         if (stop.asked or peers.stopping) and stop_at is None:
             print(f"{slurm.node_name()}: stopping, ranks have {launch.grace:.0f} s to save their state", flush=True)
             workers.stop()
             peers.send(Stopping())
-            stop_at = time.monotonic()
+            stop_at = now
         if (workers.ended or peers.ended) and ended_at is None:
-            ended_at = time.monotonic()
+            ended_at = now
         late = None
         if stop.at_once:
             late = "interrupted a second time"
-        elif stop_at and time.monotonic() > stop_at + launch.grace:
+        elif stop_at and now > stop_at + launch.grace:
             late = f"did not stop within {launch.grace:.0f} s of SIGTERM"
-        elif ended_at and time.monotonic() > ended_at + launch.timeout:
+        elif ended_at and now > ended_at + launch.timeout:
             late = f"still ran {launch.timeout:.0f} s after another rank had ended"
         if late:
             host, now = slurm.node_name(), time.time()

@@ -2,6 +2,7 @@
 
 import time
 
+from parascale.awake import Awake
 from parascale.errors import FAILED, PERMANENT_FAILURE
 from parascale.launch import STOPPED, TERMINATED
 from parascale.launch.channel import Failure, Report, Stopping
@@ -68,11 +69,11 @@ class Peers:
                 self.listen()
                 time.sleep(TICK_SECONDS)
             return self._verdict or self._joint()
-        deadline = time.monotonic() + timeout
-        while len(self._reports) < len(self._hosts) and time.monotonic() < deadline:
+        awake, deadline = Awake(), timeout
+        while len(self._reports) < len(self._hosts) and (now := awake()) < deadline:
             self.listen()
             if self.failed:
-                deadline = min(deadline, time.monotonic() + 2 * SETTLE_SECONDS)
+                deadline = min(deadline, now + 2 * SETTLE_SECONDS)
             time.sleep(TICK_SECONDS)
         for node in () if self.failed else self._channels:
             self._lose(node, f"its ranks still ran {timeout:.0f} s after those of node 0 had ended")

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import psutil
 
+from parascale.awake import Awake
 from parascale.errors import RequirementError
 from parascale.launch.channel import Channel, Met, Node, Refused
 
@@ -63,10 +64,10 @@ def host_meeting(me, nodes, place, network, port, wait):
     port: where torch will meet. wait: called over and over with no arguments; it sleeps a moment, and raises when the
     launcher is told to stop. Raises RequirementError where nodes are missing when the time is over, and names them.
     """
-    deadline = time.monotonic() + MEETING_SECONDS
+    awake = Awake()
     present, channels, strangers = {0: me}, {}, []
     with _listener(me, place, network) as listener:
-        while len(present) < nodes and time.monotonic() < deadline:
+        while len(present) < nodes and awake() < MEETING_SECONDS:
             with contextlib.suppress(OSError):  # nobody waits, or somebody is gone again
                 for _ in range(BACKLOG):
                     strangers.append(Channel(listener.accept()[0], place.secret))
@@ -94,10 +95,10 @@ def host_meeting(me, nodes, place, network, port, wait):
 
 def join_meeting(me, place, wait):
     """Be another node: introduce yourself to node 0. Return (Channel to it, torch's port)."""
-    deadline, channel, reason = time.monotonic() + MEETING_SECONDS, None, None
+    awake, channel, reason = Awake(), None, None
     who, where = f"node {me.node} ({me.host})", f"node 0 at {place.address}:{place.port}"
     # Node 0 gives up first, and says who is missing.
-    while time.monotonic() < deadline + (5 if channel and channel.proven else 0):
+    while awake() < MEETING_SECONDS + (5 if channel and channel.proven else 0):
         try:
             channel = channel or Channel(
                 socket.create_connection((place.address, place.port), timeout=5), place.secret, greeting=me

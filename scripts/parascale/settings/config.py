@@ -128,7 +128,8 @@ class Config:
     )
     timeout_seconds: Number = option(
         300.0,
-        "a run ends if a collective operation takes longer, or a step 1.5 times as long; the log's last line names the rank that hangs",
+        "a run ends if a collective operation takes longer, or a step 1.5 times as long (while suspended, no time counts); the log's last "
+        "line names the rank that hangs",
         CONDUCT,
         above=0.0,
     )

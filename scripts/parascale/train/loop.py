@@ -22,7 +22,7 @@ from parascale.train.clock import Clock, profiler
 from parascale.train.loss import GlobalLoss, LossScale, all_reduce, evaluate, refuse_non_finite
 from parascale.train.monitor import monitored
 from parascale.train.optim import learning_rate, make_optimizers, momentum, set_rates
-from parascale.train.process import Watchdog, garbage_kept, listen_for_signals, peak_memory
+from parascale.train.process import PATIENCE, Watchdog, garbage_kept, listen_for_signals, peak_memory
 from parascale.train.ram import data_folder
 from parascale.train.record import Progress
 from parascale.train.state import RunState
@@ -44,7 +44,7 @@ def train(job, make_steps=None):
         stop_requested = listen_for_signals()
         set_arithmetic(run)
         device = start_processes(job.site.device, job.timeout_seconds)
-        mesh = make_mesh(run.layout, device, job.timeout_seconds)
+        mesh = make_mesh(run.layout, device, PATIENCE)
         watchdog = stack.enter_context(Watchdog(job.timeout_seconds, mesh.devices))
         clock = Clock(device)
 
@@ -58,7 +58,7 @@ def train(job, make_steps=None):
         # --- model
         build = partial(build_model, run.workload.model, task.outputs, *run.workload.sizes)
         loss = GlobalLoss(training.label_smoothing)
-        model = parallelize(build, run, mesh, loss, clock, job.timeout_seconds)
+        model = parallelize(build, run, mesh, loss, clock, PATIENCE)
         stepper = Stepper(run, model, make_optimizers(model, run.workload.optim), loss, clock)
 
         # --- resume
@@ -106,7 +106,7 @@ def train(job, make_steps=None):
 
         # --- publish
         state.publish()
-    return stop_processes()
+        return stop_processes()
 
 
 def _make_steps(session):

@@ -5,22 +5,41 @@ import gc
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
+from parascale.awake import Awake
 from parascale.errors import Interrupted
 from parascale.train.witness import Witness
 
-GRACE = 1.5  # a collective's own timeout names the operation, so it may come first
-SLACK = 0.1  # part of the time in which another feeding does nothing: each one starts a thread, which would slow a step
-NOTED = 0.7  # part of the timeout after which a rank says what it does: its peers' collectives end with the whole of it
+# Seconds for torch's collectives. Its clock goes on while this process stands still, so the watchdog is to decide long before.
+PATIENCE = 30 * 86400.0
+GRACE = 1.5  # times the timeout: for a step that waits for nobody
+SLACK = 0.1  # part of that time between two looks
+NOTED = 0.7  # part of the timeout after which a rank says what it does: with the whole of it a peer that waits ends
 MOVED_BYTES = 16 << 20  # moved between two looks: only a state is so large; samples of devices and logs are smaller
 # The environment that torchrun and our launcher set; one process in all needs none of it.
 PLACE = (("RANK", 0), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+
+# A process of its own: while a thread keeps Python's lock, no other of ours runs. It hears each of our ticks, and counts its own.
+GUARD = """
+import os, select, signal, sys
+parent, quiet, seconds, tick = os.getppid(), 0.0, *map(float, sys.argv[1:])
+while quiet < seconds:
+    if select.select([0], [], [], tick)[0]:
+        if not os.read(0, 4096):
+            sys.exit()
+        quiet = 0.0
+    elif open(f"/proc/{parent}/stat").read().rpartition(") ")[2][0] not in "Tt":
+        quiet += tick
+print(f"a thread has kept Python's lock for {quiet:.0f} s, or the process does not end", file=sys.stderr, flush=True)
+os.kill(parent, signal.SIGABRT)
+"""
 
 
 def place():
@@ -39,55 +58,63 @@ def listen_for_signals():
 class Watchdog:
     """A step that takes too long ends the process, with the stack of every thread and what it was doing in its log.
 
-    Collectives have timeouts of their own; this one also ends a rank that hangs elsewhere. While entered it must be fed at
-    least every `timeout_seconds` × GRACE × (1 − SLACK). Bytes that the process reads or writes feed it too: a large state takes
-    longer than a step. Before collectives give up, and where an error ends the process, a note for the launcher says what it does.
+    So does a collective that waits for `timeout_seconds`. While entered it must be fed at least every `timeout_seconds` × GRACE.
+    Bytes that the process reads or writes feed it too: a large state takes longer than a step. Time in which the process stands still
+    does not count. Before it ends anything, and where an error ends the process, a note for the launcher says what it does.
     devices: the run's DeviceMesh; None for its only process.
     """
 
     def __init__(self, timeout_seconds, devices):
         self.timeout, self.seconds, self.alone = timeout_seconds, timeout_seconds * GRACE, devices is None
-        self.fed = self.stepped = -float("inf")
+        self.tick = min(1.0, SLACK * self.seconds)
+        self.awake, self.now = Awake(2 * self.tick), 0.0  # the second as of the follower's last tick
         self.left = threading.Event()
         self.witness = Witness(devices)
         self.follower = threading.Thread(target=self._follow, name="watchdog", daemon=True)
 
     def feed(self):
         """All is well: start waiting again."""
-        self.stepped = time.monotonic()
-        self._restart()
+        self.since, self.stepped = time.time(), self.now
+        self.fed = self.now
 
-    def _restart(self):
-        now = time.monotonic()
-        if now - self.fed > SLACK * self.seconds:
-            self.fed = now
-            # For a process that keeps Python's lock: the follower would be as late as its looks.
-            faulthandler.dump_traceback_later((1 + 2 * SLACK) * self.seconds, exit=True, file=sys.stderr)
+    def _rest(self):
+        """Count ticks until the next look is due; whether the watchdog was left meanwhile."""
+        due = self.now + SLACK * self.seconds
+        while self.now < due and not self.left.wait(self.tick):
+            self.now = self.awake()
+            with suppress(OSError):  # it was killed
+                self.guard.stdin.write(b".")
+        return self.left.is_set()
 
     def _follow(self):
         seen, noted = _moved_bytes(), False
-        while not self.left.wait(SLACK * self.seconds):
+        while not self._rest():
             if (moved := _moved_bytes()) > seen + MOVED_BYTES:
-                self._restart()
-            seen, quiet = moved, time.monotonic() - self.stepped
+                self.fed = self.now
+            seen, quiet, waited = moved, self.now - self.stepped, 0.0
             if quiet > NOTED * self.timeout:
-                self.witness.write(time.time() - quiet)
+                waited = min(quiet, self.witness.write(self.since))
                 noted = True
             elif noted:
                 self.witness.forget()
                 noted = False
-            if time.monotonic() - self.fed > self.seconds and not self.left.is_set():
+            if (waited > self.timeout or self.now - self.fed > self.seconds) and not self.left.is_set():
                 self._end(quiet)
 
     def _end(self, quiet):
         faulthandler.dump_traceback(file=sys.stderr)
-        note = self.witness.note(time.time() - quiet)
+        note = self.witness.note(self.since)
         place = f" at {note['where']}" if note["where"] else ""
         print(f"no step or batch ended for {quiet:.0f} s: {note['doing']}{place}", file=sys.stderr, flush=True)
         os._exit(1)
 
     def __enter__(self):
         self.feed()
+        # Later than the follower, who can say more. At its signal Python's fault handler, which torch enables, writes all stacks.
+        command = [sys.executable, "-I", "-S", "-c", GUARD, str((1 + 2 * SLACK) * self.seconds), str(self.tick)]
+        self.guard = subprocess.Popen(
+            command, stdin=subprocess.PIPE, bufsize=0, process_group=0
+        )  # no Ctrl-C reaches it
         self.follower.start()
         return self
 
@@ -96,10 +123,11 @@ class Watchdog:
         self.follower.join()
         expected = kind is None or issubclass(kind, (Interrupted, KeyboardInterrupt))
         if not expected:
-            self.witness.write(time.time() - (time.monotonic() - self.stepped), error)
+            self.witness.write(self.since, error)
         # Beside peers it stays after an error: where one of them hangs, this process may not get to its end either.
         if expected or self.alone:
-            faulthandler.cancel_dump_traceback_later()
+            with self.guard:
+                self.guard.kill()
 
 
 def _moved_bytes():

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -31,14 +32,24 @@ class Witness:
     def __init__(self, devices):
         self._world = devices.mesh_dim_names[0] if devices is not None and devices.ndim == 1 else "all ranks"
         file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        self.path = note_path(Path(file).parent, os.environ.get("RANK", 0)) if file else None
+        self.rank = os.environ.get("RANK", 0)
+        self.path = note_path(Path(file).parent, self.rank) if file else None
 
     def write(self, since, error=None):
-        """Leave a note. since: when the last step ended. error: the exception that ends this process."""
-        if self.path:
-            # Neither a full disk nor another torch may hide what went wrong, or end what works.
-            with suppress(Exception):
-                write_json(self.path, self.note(since, error))
+        """Leave a note; the seconds since this rank waits for others, 0 if it does not. since: when the last step ended.
+        error: the exception that ends this process."""
+        waited = 0.0
+        # Neither a full disk nor another torch may hide what went wrong, or end what works.
+        with suppress(Exception):
+            note = self.note(since, error)
+            if note["doing"] == WAITING:
+                waited = time.time() - ((note["call"] or {}).get("time") or since)
+            if self.path:
+                write_json(self.path, note)
+                for dump in _dumps():  # for torch's own analyser
+                    if pickle.loads(dump).get("entries"):
+                        self.path.with_name(f"flight_recorder_rank{self.rank}").write_bytes(dump)
+        return waited
 
     def forget(self):
         """The rank goes on: what its note says is over."""
@@ -109,12 +120,15 @@ def _frames(error):
 
 def _calls():
     """The last collectives of this process, in the order of their calls."""
-    entries = []
+    entries = [entry for dump in _dumps() for entry in pickle.loads(dump).get("entries", [])]
+    return sorted(map(_call, entries), key=lambda call: call["time"])
+
+
+def _dumps():
+    """What torch's flight recorders hold, for gloo and for NCCL."""
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):
         with suppress(AttributeError, RuntimeError):  # torch without NCCL lacks the second
-            dumped = getattr(torch._C._distributed_c10d, name)(includeStackTraces=False)
-            entries += pickle.loads(dumped).get("entries", [])
-    return sorted(map(_call, entries), key=lambda call: call["time"])
+            yield getattr(torch._C._distributed_c10d, name)(includeStackTraces=False)
 
 
 def _call(entry):
