@@ -31,7 +31,7 @@ from parascale.launch.environment import check_environment
 from parascale.launch.preflight import check_root, measure_processors, preflight, storage_warnings, take_root
 from parascale.launch.resources import cores_of, data_partition, data_resources, node_resources, resources
 from parascale.plan.planner import Planner
-from parascale.report.derived import series_of
+from parascale.report.comparing import series_of
 from parascale.report.figures import FIGURES
 from parascale.store.keys import key_of_run
 from parascale.store.trainings import Store

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from parascale.plan.predict import DataFacts, predict
 from parascale.report import numbers
-from parascale.report.derived import idle_fraction
 from parascale.report.figures import spent, thinned
 from parascale.report.summary import model_flops_utilisation, perplexity
+from parascale.report.timing import idle_fraction
 from parascale.report.verdict import verdicts
 from tests.unit.fake_results import BASE, CLUSTER, ddp, fake, report_of, workload
 

@@ -1,6 +1,6 @@
 """The comparison report: from the records of finished runs to one page. Imports no torch and no Snakemake."""
 
-from parascale.report.derived import build_report
+from parascale.report.comparing import build_report
 from parascale.report.measured import load_readings, load_transfers
 from parascale.report.page import render_page, write_report
 from parascale.report.records import load_records

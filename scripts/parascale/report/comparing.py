@@ -1,30 +1,31 @@
 """A run beside its baseline: speed-up and efficiency, and why there is none.
 
 Speed-up is the baseline's training time over the run's (`timing`: neither start-up nor warm-up), for the same training: workload,
-machine, amount of work, and global batch (strong scaling). Pairs of document and summary are counted as pairs there: how many target
-tokens so many pairs hold follows from their order, and so from the seed. Efficiency is the speed-up over the ratio of the GPUs held,
-idle ones included. Weak scaling keeps the batch of a data-parallel rank, so its runs do other work: they have no speed-up, and their
-efficiency is the rate per GPU over the baseline's (Gustafson 1988, doi:10.1145/42411.42415).
+machine, amount of work (of pairs, their number: their tokens follow from the seed), and global batch. Efficiency is the speed-up over the
+ratio of the GPUs held, idle ones included. Weak scaling keeps the batch of a data-parallel rank: its runs do other work and have no
+speed-up; their efficiency is the rate per GPU over the baseline's (Gustafson 1988, doi:10.1145/42411.42415).
 """
 
+import functools
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
-from parascale.report import numbers
+from parascale.report.layouts import kind_of_run, named
+from parascale.report.numbers import plural, whole
+from parascale.report.timing import unranked
 from parascale.settings import identity
 
 # Smaller differences are none, however narrow the ranges: another start of the same run may make them.
 MARGIN = 0.02
-RULE = f"Two runs differ measurably where their means are more than {numbers.percent(MARGIN)} apart and their ranges do not overlap."
 
 
 @dataclass(frozen=True)
 class Comparison:
     """A run beside its baseline. Without an efficiency, `reason` says why.
 
-    low, high: range of the speed-up. measured: how it was measured under other conduct or code than the baseline, in words; times are
-    marked with it. computing: how long forward and backward of a sample take in each process, in those of the baseline; of runs that
-    split nothing but the batch.
+    low, high: range of the speed-up. measured: how it was measured under other conduct or code than the baseline, in words. computing: how
+    long forward and backward of a sample take in each process, in those of the baseline; of runs that split nothing but the batch.
     """
 
     speedup: float | None = None
@@ -37,7 +38,7 @@ class Comparison:
 
 
 def is_less(mean, highest, other, lowest):
-    """Whether a mean is measurably less than another, by RULE. highest: end of its own range; lowest: of the other's."""
+    """Whether a mean is measurably less than another: by more than MARGIN, without overlap. highest: end of its own range; lowest: of the other's."""
     return mean < (1 - MARGIN) * other and highest < lowest
 
 
@@ -50,8 +51,7 @@ def compare(record, baseline):
     if baseline is None or not baseline.done:
         state = "not in this report" if baseline is None else baseline.status
         return Comparison(reason=f"its baseline `{record.run.baseline}` is {state}")
-    reason = difference(record, baseline)
-    if reason:
+    if reason := difference(record, baseline):
         return Comparison(reason=reason)
     growth = record.gpus / baseline.gpus
     if record.run.scaling == "weak":
@@ -127,11 +127,174 @@ def is_different(record):
 
 def caveats(record, marked=False):
     """What sets a run apart from the others of its workload, each in few words; mostly nothing. marked: a mark says that it is different."""
-    said = [] if record.done else [record.status]
-    said += ["different"] if is_different(record) and not marked else []
-    said += ["weak scaling"] if record.run.scaling == "weak" else []
-    return [*said, *filter(None, [record.run.way])]
+    said = ("" if record.done else record.status, "different" if is_different(record) and not marked else "")
+    return list(filter(None, (*said, "weak scaling" if record.run.scaling == "weak" else "", record.run.way)))
 
 
 def _machine(record):
-    return (record.site.name, record.site.gpu, record.site.cores_per_node)
+    return record.site.name, record.site.gpu, record.site.cores_per_node
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One figure of a configuration: its values, their mean, and the range of repeats; of one run, what the run itself says of its range."""
+
+    values: tuple
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Member:
+    """A configuration: one run, or repetitions of it, mostly with other seeds."""
+
+    records: tuple
+
+    @property
+    def first(self):
+        """The record that stands for the configuration."""
+        return self.records[0]
+
+    @property
+    def label(self):
+        """Name of the run; where it was repeated, how often."""
+        count, seeds = len(self.records), len({record.run.seed for record in self.records})
+        return self.first.name if count == 1 else f"{self.first.name} ({count} {'seeds' if seeds == count else 'runs'})"
+
+    @property
+    def extent(self):
+        """How it is spread: `2 processes`, `8 GPUs (compiled)`."""
+        return named(plural(self.first.gpus, self.first.gpu_word), self.first.run)
+
+    def spread(self, figure, within=None):
+        """Spread of `figure(record)` over the runs that have it, or None. within(record): lowest and highest value of one run."""
+        values = tuple(value for value in map(figure, self.records) if value is not None)
+        if not values:
+            return None
+        alone = within is not None and len(self.records) == 1
+        low, high = within(self.first) if alone else (min(values), max(values))
+        return Spread(values, math.fsum(values) / len(values), low, high)
+
+    @property
+    def time(self):
+        """Spread of the training time."""
+        return self.spread(lambda each: each.timing.training, lambda each: (each.timing.low, each.timing.high))
+
+    @property
+    def unranked(self):
+        """Why it is shown and not ranked, in words, or empty."""
+        return next(filter(None, map(unranked, self.records)), "")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Configurations that may stand in one scaling figure, the baseline's first. kind: strong or weak."""
+
+    kind: str
+    baseline: str
+    members: tuple
+
+    @property
+    def first(self):
+        """Record of the baseline."""
+        return self.members[0].first
+
+    def gain(self, member):
+        """(value, lowest, highest) of a configuration's speed-up; with weak scaling of the rate of each of its processes, over the baseline's."""
+        head, scale = self.members[0], 1.0
+        if member is head:
+            return 1.0, 1.0, 1.0
+        if self.kind == "weak":
+            ours, theirs = member.first, head.first
+            scale = ours.summary.work / theirs.summary.work * theirs.gpus / ours.gpus
+        time, base = member.time, head.time
+        return scale * base.mean / time.mean, scale * base.low / time.high, scale * base.high / time.low
+
+    @property
+    def title(self):
+        """What is trained: `lm-small, 491,520 tokens`."""
+        workload, (amount, unit, _) = self.first.run.workload.name, work_of(self.first)
+        return f"{workload}, {whole(amount)} {unit}" if self.kind == "strong" else workload
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that pages, tables and figures read.
+
+    left_out: names of runs with results that were not asked for. conversions: rows of converted checkpoints, as `checkpoint.matrix` has
+    them. jobs: name of a run → page of its own. charges: name → (core-hours charged, what says so). tables: CSV files that benchmarks left,
+    as a link on the page reaches them. table: the Runs of the run table; their order gives the kinds their colours on every page.
+    """
+
+    title: str
+    records: tuple
+    left_out: tuple
+    comparisons: dict
+    members: tuple
+    experiments: tuple
+    conversions: tuple = ()
+    jobs: dict = field(default_factory=dict)
+    readings: tuple = ()
+    transfers: tuple = ()
+    charges: dict = field(default_factory=dict)
+    advice: tuple = ()
+    tables: tuple = ()
+    table: tuple = ()
+
+    @functools.cached_property
+    def done(self):
+        """Records of finished runs."""
+        return [record for record in self.records if record.done]
+
+    @functools.cached_property
+    def all_series(self):
+        """Name of a run → number of its colour, the same everywhere: one for each kind of run. Runs of unknown settings have none."""
+        return series_of({record.name: record.run for record in self.records if record.run is not None}, self.table)
+
+
+def series_of(runs, table=()):
+    """Name of a run → number of its kind, which decides its ink. runs: name → Run; table: Runs whose kinds have the first colours."""
+    kinds = list(dict.fromkeys(map(kind_of_run, (*table, *runs.values()))))
+    return {name: kinds.index(kind_of_run(run)) for name, run in runs.items()}
+
+
+def build_report(records, title, left_out=(), conversions=(), **others):
+    """A Report of `records`; others: jobs, readings, charges, advice, tables and table, as in Report."""
+    by_name = {record.name: record for record in records}
+    comparisons = {
+        record.name: compare(record, by_name.get(record.run.baseline)) for record in records if record.run is not None
+    }
+    done = [record for record in records if record.done]
+
+    def repetition(record):
+        """Figures may be averaged of the same configuration and reference, or reason not to be compared."""
+        return configuration(record), comparisons[record.name].reason or configuration(by_name[record.run.baseline])
+
+    alike = grouped(done, repetition)
+    members = tuple(Member(tuple(group)) for group in alike.values())
+    experiments = tuple(_experiments(members, by_name, comparisons))
+    given = tuple(records), tuple(left_out), comparisons, members, experiments, tuple(conversions)
+    return Report(title, *given, **others)
+
+
+def _experiments(members, by_name, comparisons):
+    """Members by the configuration of their baseline, strong and weak apart."""
+    compared = [member for member in members if comparisons[member.first.name].efficiency is not None]
+    groups = grouped(compared, lambda member: configuration(by_name[member.first.run.baseline]))
+    for group in groups.values():
+        baseline = by_name[group[0].first.run.baseline]
+        head = next(member for member in members if baseline in member.records)
+        for kind in ("strong", "weak"):
+            # A configuration on one process may be called strong or weak: as the baseline it begins both.
+            others = [member for member in group if member is not head and member.first.run.scaling == kind]
+            if others:
+                yield Experiment(kind, baseline.name, (head, *others))
+
+
+def grouped(items, key):
+    """key(item) → its items, in the order in which keys first come."""
+    groups = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

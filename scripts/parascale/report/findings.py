@@ -11,10 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from parascale.report.comparing import Comparison, is_less
-from parascale.report.derived import idle_fraction
 from parascale.report.machines import contradictions
 from parascale.report.numbers import duration, fixed, percent, plural, significant
-from parascale.report.timing import cores_taken, cores_there, of_mean_rank, wanted_cores
+from parascale.report.timing import cores_taken, cores_there, idle_fraction, of_mean_rank, wanted_cores
 from parascale.telemetry import figures
 
 IDLE_USE = 0.05  # a GPU that is used less did nothing: the driver alone makes 1 or 2 %

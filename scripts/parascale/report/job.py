@@ -10,8 +10,7 @@ from parascale import files
 from parascale.errors import ParascaleError
 from parascale.report import figures, numbers, parts
 from parascale.report.chart import FOLDER, settle
-from parascale.report.comparing import compare
-from parascale.report.derived import Report, build_report
+from parascale.report.comparing import Report, build_report, compare
 from parascale.report.findings import findings, time_used
 from parascale.report.layouts import hardware_text
 from parascale.report.page import render

@@ -11,8 +11,7 @@ from markupsafe import Markup, escape
 from parascale import files
 from parascale.errors import few
 from parascale.report import chart, figures, numbers
-from parascale.report.comparing import is_different
-from parascale.report.derived import grouped
+from parascale.report.comparing import grouped, is_different
 from parascale.report.machines import contradictions
 from parascale.report.parts import compared_over, conversions_table, parts
 from parascale.report.plans import advice_table, next_steps

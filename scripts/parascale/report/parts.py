@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from parascale.errors import few
 from parascale.report import figures, numbers
-from parascale.report.derived import grouped
+from parascale.report.comparing import grouped
 from parascale.report.machines import machines_of, machines_text
 from parascale.report.summary import of_runs
 from parascale.report.tables import RUN, Column, columns, make_table

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from parascale.errors import few
 from parascale.report import layouts, numbers
-from parascale.report.comparing import caveats, is_different, is_less
-from parascale.report.derived import Member, Spread, grouped
+from parascale.report.comparing import MARGIN, Member, Spread, caveats, grouped, is_different, is_less
 from parascale.report.summary import stands_out
 from parascale.report.tables import Column, Table, make_table
 from parascale.report.timing import cores_there, wanted_cores
@@ -145,7 +144,7 @@ def _basis(experiments):
     repeated = any(len(member.records) > 1 for experiment in experiments for member in experiment.members)
     if experiments:
         spread = " or, of runs that were not repeated, blocks of steps" if repeated else " blocks of a run's steps"
-        yield f"Ranges span {'repeats' if repeated else ''}{spread}."
+        yield f"Ranges span {'repeats' if repeated else ''}{spread}. Two runs differ where their means are more than {numbers.percent(MARGIN)} apart and their ranges do not overlap."
     for experiment in experiments:
         if unused := _unused(experiment.first):
             used, there, what = unused
