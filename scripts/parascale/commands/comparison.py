@@ -9,9 +9,9 @@ from parascale.plan import calibrate, ledger
 from parascale.plan.advise import advise
 from parascale.plan.predict import data_facts
 from parascale.report import build_report, load_readings, load_records, load_transfers, write_report
+from parascale.report.layouts import degrees_text
 from parascale.report.measured import measured as tables_of
 from parascale.report.numbers import plural
-from parascale.report.plans import Advice
 from parascale.report.records import found_runs
 from parascale.report.timing import wants_too_much
 
@@ -50,7 +50,7 @@ def write_comparison(project, output, names, datasets, measured):
 
 
 def advised(records, paths):
-    """Yield the Advice for each workload: on as many GPUs as its widest finished run computes with that has a core for each process."""
+    """Yield every layout of each workload, the best first: on as many GPUs as its widest finished run computes with that has a core for each process."""
     widest = {}
     for record in (record for record in records if record.done and not wants_too_much(record)):
         known = widest.get(record.run.workload.name)
@@ -63,10 +63,7 @@ def advised(records, paths):
         ranked = advise(run.workload, site, gpus, run.precision, calibration(site.name), facts)
         if ranked[0].prediction.memory_bytes is None:
             continue  # a model without formulas
-        yield Advice(
-            workload=run.workload.name,
-            site=site.title or site.name,
-            gpus=plural(gpus, record.gpu_word),
-            ranked=tuple(ranked),
-            command=f"parascale advise --workload {run.workload.name} --gpus {gpus}",
-        )
+        words = {"workload": run.workload.name, "site": site.title or site.name, "gpus": plural(gpus, record.gpu_word)}
+        for each in ranked:
+            said = {"layout": degrees_text(each.run), "strategy": each.layout.strategy(), "reason": each.reason}
+            yield words | vars(each.prediction) | said | {"seconds": each.prediction.wall_seconds, "processes": gpus}

@@ -223,7 +223,7 @@ class Report:
     """Everything that pages, tables and figures read.
 
     left_out: names of runs with results that were not asked for. conversions: rows of converted checkpoints, as `checkpoint.matrix` has
-    them. jobs: name of a run → page of its own. charges: name → (core-hours charged, what says so). tables: CSV files that benchmarks left,
+    them. jobs: name of a run → page of its own. charges: name → (core-hours charged, what says so). advice: layouts of each workload, rows of `advice.csv`. tables: CSV files that benchmarks left,
     as a link on the page reaches them. table: the Runs of the run table; their order gives the kinds their colours on every page.
     """
 

@@ -1,42 +1,15 @@
 """What was planned beside what was charged, which layouts formulas advise, and what to do next."""
 
-from dataclasses import dataclass
-
 from parascale.errors import few
 from parascale.report import numbers
-from parascale.report.layouts import degrees_text
+from parascale.report.comparing import grouped
 from parascale.report.tables import Column, make_table
 
 MUCH_BUBBLE = 0.2  # part of a step
 GAIN = 0.95  # of the best measured time, that a layout must be planned to stay below to be worth a try
 MOST = 3
-ADVICE = (
-    "workload",
-    "site",
-    "gpus",
-    "layout",
-    "strategy",
-    "seconds",
-    "core_hours",
-    "step_seconds",
-    "memory_bytes",
-    "fits",
-    "reason",
-)
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Every layout of a workload on so many GPUs of a site, the best first. gpus, command: in words, and to see all of it.
-
-    ranked: each a parascale.plan.advise.RankedLayout.
-    """
-
-    workload: str
-    site: str
-    gpus: str
-    ranked: tuple
-    command: str = ""
+ADVICE = ("workload", "site", "gpus", "layout", "strategy", "seconds", "core_hours", "step_seconds", "memory_bytes")
+ADVICE += ("fits", "reason")
 
 
 def planned_and_charged(report):
@@ -50,17 +23,7 @@ def planned_and_charged(report):
 
 def advice_table(report):
     """Every layout of every workload, the best first: `advice.csv`."""
-    return make_table(
-        "Layouts by formula", map(Column, ADVICE), (row for advice in report.advice for row in _rows(advice))
-    )
-
-
-def _rows(advice):
-    """Seconds of a step and of the whole job, its core-hours, bytes a GPU; None is unknown."""
-    for each in advice.ranked:
-        known = {"workload": advice.workload, "site": advice.site, "gpus": advice.gpus, **vars(each.prediction)}
-        known |= {"seconds": each.prediction.wall_seconds, "memory_bytes": each.prediction.memory_bytes}
-        yield known | {"layout": degrees_text(each.run), "strategy": each.layout.strategy(), "reason": each.reason}
+    return make_table("Layouts by formula", map(Column, ADVICE), report.advice)
 
 
 def next_steps(report):
@@ -69,34 +32,37 @@ def next_steps(report):
 
 
 def _unfinished(report):
-    names = [record.name for record in report.records if record.status in ("failed", "missing")]
-    if names:
-        yield (
-            f"{few([f'`{name}`' for name in names], 4)}: no result yet. A run goes on from its checkpoint.",
-            f"parascale launch --run {names[0]}",
-        )
+    if names := [record.name for record in report.records if record.status in ("failed", "missing")]:
+        said = few([f"`{name}`" for name in names], 4)
+        yield f"{said}: no result yet. A run goes on from its checkpoint.", f"parascale launch --run {names[0]}"
 
 
 def _bubbles(report):
     """The pipeline that waits most for its stages, as far as more micro-batches help: (p - 1) / (m + p - 1) of a step is expected."""
-    found = [
-        (waits, record) for record in report.done if (waits := record.summary.bubble_measured or 0.0) > MUCH_BUBBLE
-    ]
-    for waits, record in sorted(found, key=lambda pair: -pair[0])[:1]:
-        layout = record.run.layout
+    waiting = [record for record in report.done if (record.summary.bubble_measured or 0.0) > MUCH_BUBBLE]
+    for record in sorted(waiting, key=lambda record: -record.summary.bubble_measured)[:1]:
+        layout, waits = record.run.layout, record.summary.bubble_measured
         more = 2 * layout.micro_batches
         expected = (layout.pp - 1) / (more + layout.pp - 1)
         if expected < waits and record.run.global_batch % (more * layout.data_parallel) == 0:
-            text = f"`{record.name}` waits {numbers.percent(waits)} of a step for other stages: try `micro_batches` {more}, of which {numbers.percent(expected)} is expected."
-            yield text, f"parascale advise --workload {record.run.workload.name} --gpus {layout.world_size}"
+            said = (
+                f"`{record.name}` waits {numbers.percent(waits)} of a step for other stages: try `micro_batches` {more}"
+            )
+            yield (
+                f"{said}, of which {numbers.percent(expected)} is expected.",
+                _advise(record.run.workload.name, layout.world_size),
+            )
 
 
 def _untried(report):
-    for advice in report.advice:
-        best = advice.ranked[0]
-        priced = [each for each in advice.ranked if each.prediction.wall_seconds]
-        measured = [each.prediction.wall_seconds for each in priced if each.prediction.basis == "history"]
-        if measured and best in priced and best.prediction.wall_seconds < GAIN * min(measured):
-            faster = numbers.fixed(min(measured) / best.prediction.wall_seconds, 2)
-            text = f"`{degrees_text(best.run)}` was not tried: by formula {faster} times as fast as the best run of {advice.workload} on {advice.gpus}."
-            yield text, advice.command
+    """Where the best layout by formula is faster than what was measured."""
+    for name, rows in grouped(report.advice, lambda row: row["workload"]).items():
+        best, measured = rows[0], [row["seconds"] for row in rows if row["basis"] == "history" and row["seconds"]]
+        if measured and best["seconds"] and best["seconds"] < GAIN * min(measured):
+            faster = numbers.fixed(min(measured) / best["seconds"], 2)
+            said = f"`{best['layout']}` was not tried: by formula {faster} times as fast as the best run of {name} on {best['gpus']}."
+            yield said, _advise(name, best["processes"])
+
+
+def _advise(workload, processes):
+    return f"parascale advise --workload {workload} --gpus {processes}"

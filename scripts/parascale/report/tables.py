@@ -1,5 +1,6 @@
 """Tables: a list of columns, and a frame of pandas that holds their values; the page and the CSV beside it come from both."""
 
+from collections import namedtuple
 from dataclasses import dataclass, field, replace
 
 
@@ -34,27 +35,10 @@ def columns(shown=None, **titles):
 RUN = Column("run", "Run")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """text: as shown. value: exact, for sorting and for programs. figure: its name. small: a second line below it."""
-
-    text: str
-    value: object = None
-    figure: str = ""
-    small: str = ""
-    kind: str = ""
-    link: str = ""
-    bar: float = 0.0
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of one run, whose first cell heads it. series: number of the run's colour, where it has one."""
-
-    run: str
-    cells: list
-    series: int | None = None
-    faded: bool = False
+# Of the page. text: as shown. value: exact, for sorting and for programs. figure: its name. small: a second line below it.
+Cell = namedtuple("Cell", "text value figure small kind link bar")
+# Of one run, whose first cell heads it. series: number of the run's colour, where it has one.
+Row = namedtuple("Row", "run cells series faded")
 
 
 @dataclass(frozen=True)
@@ -106,20 +90,11 @@ def make_table(caption, columns, rows, series=None):
 
 
 def _cell(column, values):
-    value, case = values[column.name], f"{values['case']}_" if values.get("case") else ""
-    text = column.text and values.get(column.text)
-    if not column.text:
-        text = "" if value is None else column.shown(value) if column.shown else str(value)
-    exact, (small, kind, link, bar) = (
-        column.shown or column.text,
-        (values.get(name) for name in (column.below, column.kind, column.link, column.bar)),
-    )
-    return Cell(
-        text or "",
-        value if exact else None,
-        f"{case}{column.name}" if exact else "",
-        str(small or ""),
-        kind or "",
-        link or "",
-        bar or 0.0,
-    )
+    value, exact = values[column.name], column.numeric or column.text
+    small, kind, link, bar = (values.get(name) or "" for name in (column.below, column.kind, column.link, column.bar))
+    if column.text:
+        text = values.get(column.text) or ""
+    else:
+        text = "" if value is None else column.shown(value) if column.numeric else str(value)
+    figure = "_".join(filter(None, (values.get("case"), column.name)))
+    return Cell(text, value if exact else None, figure if exact else "", str(small), kind, link, bar)
