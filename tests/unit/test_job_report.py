@@ -202,6 +202,13 @@ def test_means_over_time_cut_out_the_pause_between_attempts(tmp_path):
     assert not any((times > 200) & (times < 9500)) and min(means) > 0.4, "what is not known is no 0"
 
 
+def test_the_mean_of_devices_that_are_sampled_in_turn_is_that_of_all(tmp_path):
+    first, second = gpu_lines(1, seconds=100), gpu_lines(1, seconds=100, start=START + 3, use=0.5)
+    write_devices(tmp_path, first + [line | {"node": 1} for line in second])
+    devices = [device for device in read_samples([tmp_path / "device.csv"]) if device.kind == "gpu"]
+    assert over_time(devices, "utilisation", running_time(devices))[1] == pytest.approx(0.7, rel=0.1)
+
+
 @pytest.mark.parametrize("status", ["done", "failed", "running"])
 def test_page_and_pdf_are_there_for_every_kind_of_run(tmp_path, status):
     job = job_of(tmp_path, WELL, status=status, steps=None if status == "done" else 12)

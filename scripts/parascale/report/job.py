@@ -1,8 +1,8 @@
 """The report of one job, of the kind that LLview gives, as a page and as PDF: what it was, what stands out, and four figures."""
 
-import dataclasses
 import os
 import textwrap
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -58,24 +58,19 @@ COLOURS = {"bad": "C5", "note": "C7", "good": "C2"}
 BOLD = {"weight": "bold"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class JobReport:
-    """One run with the samples of its devices, the comparison report's view of it alone, and its comparison with its baseline.
+    """One run with the samples of its devices, what stands out, and the comparison report's view of it alone.
 
     samples: files that hold those of the devices.
     """
 
     record: object
     devices: list
+    findings: list
     operators: list
     report: Report
-    comparison: object = None
-    samples: tuple = ()
-
-    @property
-    def findings(self):
-        """What stands out."""
-        return findings(self.record, self.devices, self.comparison)
+    samples: tuple
 
     @property
     def charts(self):
@@ -97,8 +92,8 @@ def load_job(results, work, name, table=()):
         raise ParascaleError(f"{told}; `parascale launch --run {name}` trains it")
     operators = files.read_json(path) if (path := folder / "profile/operators.json").is_file() else []
     samples, alone = tuple(sample_files(folder)), build_report([record], f"Job report: {name}", table=table)
-    compared = compare(record, baseline) if record.run else None
-    return JobReport(record, read_samples(samples), operators, alone, compared, samples)
+    devices, compared = read_samples(samples), compare(record, baseline) if record.run else None
+    return JobReport(record, devices, findings(record, devices, compared), operators, alone, samples)
 
 
 def render_job(job, folder=None):
