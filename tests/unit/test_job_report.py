@@ -104,7 +104,10 @@ PLANTED = {
         },
         "Ranks waited in vain: rank 3 on node0 did not join …: stopped.",
     ),
-    "full memory": ({"devices": gpu_lines(memory=39 * GIB)}, "GPU memory was 98 % full at its peak"),
+    "full memory": (
+        {"devices": gpu_lines(memory=39 * GIB)},
+        "GPU memory was at most 98 % full: a little more and it fails.",
+    ),
     "empty memory": ({"devices": gpu_lines(memory=2 * GIB)}, "GPU memory was at most 5 % full"),
     "one micro-batch": ({"pp": 4, "dp": 1}, "only one of 4 pipeline stages works at a time"),
     "one micro-batch, replicated": ({"pp": 2, "dp": 2}, "only one of 2 pipeline stages works at a time"),

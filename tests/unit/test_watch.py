@@ -4,11 +4,9 @@ import json
 import os
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from parascale.files import write_json, write_text
-from parascale.report.live import COLUMNS, Live, Tail
+from parascale.report.live import COLUMNS, RECENT, TAIL, Live
 from tests.command import parascale
 from tests.unit.fake_devices import START
 from tests.unit.fake_results import CLUSTER, fake, steps_of, write_results
@@ -82,27 +80,9 @@ def test_a_growing_file_is_followed_and_a_new_attempt_begins_anew(tmp_path):
     write_text(steps, "".join(line + "\n" for line in lines[:5]))
     run.update()
     assert run.step == 5 and len(run.recent) == 5, "steps after the last checkpoint are done again"
-
-
-@given(
-    st.lists(
-        st.text(
-            st.characters(codec="utf-8", exclude_characters="\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"), min_size=1
-        ),
-        max_size=8,
-    ),
-    st.data(),
-)
-def test_lines_arrive_once_wherever_the_file_is_cut(tmp_path_factory, lines, data):
-    path = tmp_path_factory.mktemp("tail") / "file"
-    path.write_bytes(b"")
-    whole, tail, seen = "".join(line + "\n" for line in lines).encode(), Tail(path), []
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=4)))
-    for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
-        with path.open("ab") as handle:
-            handle.write(whole[start:end])
-        seen += tail.read()[0]
-    assert seen == lines
+    write_text(steps, "".join(line + "\n" for line in lines * (TAIL // 1000)))
+    run.update()
+    assert run.recent == [json.loads(line) for line in lines[-RECENT:]], "of a long file the end alone is read"
 
 
 def test_the_command_shows_running_runs_and_writes_nothing(tmp_path):

@@ -75,12 +75,12 @@ def watch(project, every, once):
     from rich.console import Console  # loads slowly
     from rich.live import Live
 
-    folder, runs, screen = project.paths.under_way / "runs", {}, sys.stdout.isatty()
+    folder, screen = project.paths.under_way / "runs", sys.stdout.isatty()
     console = Console(width=None if screen else WIDTH, highlight=False)
     if once or not screen:
-        console.print(table(folder, runs))
+        console.print(table(folder))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(table(folder, runs), refresh=True)
+            live.update(table(folder), refresh=True)
             time.sleep(every)

@@ -122,9 +122,9 @@ def _time(record):
     text = f"Asked for {duration(limit)} and took {duration(seconds)}: with a shorter time limit it may start earlier."
     yield long, "note", text, "attempts in run.json"
     trained, wall = record.summary.seconds, record.summary.wall_seconds or 0
-    part = 1 - trained / wall if wall > SHORT_RUN_SECONDS else 0
-    text = f"{percent(part)} of the wall time was not training: starts, evaluation, saving."
-    yield part > NOT_TRAINING, "note", text, "seconds and wall_seconds in summary.json"
+    rest = 1 - trained / wall if wall > SHORT_RUN_SECONDS else 0
+    text = f"{percent(rest)} of the wall time was not training: starts, evaluation, saving."
+    yield rest > NOT_TRAINING, "note", text, "seconds and wall_seconds in summary.json"
 
 
 def _beside_others(record, compared):
@@ -134,7 +134,7 @@ def _beside_others(record, compared):
     slower = compared.high and is_less(compared.speedup, compared.high, 1, 1)
     held, times = plural(record.gpus, record.gpu_word), fixed(compared.speedup, 2)
     text = f"It is slower than its baseline `{baseline}`: {times} times as fast, on {held}."
-    yield slower, "bad", text, "training_seconds of both in summary.csv", f"slower than {baseline}"
+    yield slower, "bad", text, "training_seconds in summary.csv", f"slower than {baseline}"
     longer = f"{significant(compared.computing, 2)} × as long"
     text = (
         f"A sample takes each process {longer} to compute as the baseline `{baseline}`, communication apart. Processes that share memory, "
@@ -191,8 +191,8 @@ def _use(gpus, slower):
     mean, low, high = (sum(uses) / len(uses), min(uses), max(uses)) if uses else (1.0, 1.0, 1.0)
     source = "mean utilisation in device.csv"
     yield mean < LOW_USE, "bad", f"The GPUs that work are busy {percent(mean)} of the time.", source
-    text = f"GPUs are unevenly busy, {percent(low)} to {percent(high)}: some wait for others."
-    yield high - low > UNEVEN_USE and not slower, "note", text, source
+    uneven = f"GPUs are unevenly busy, {percent(low)} to {percent(high)}: some wait for others."
+    yield high - low > UNEVEN_USE and not slower, "note", uneven, source
     parts = [(reason, count / len(gpu.times)) for gpu in gpus for reason, count in gpu.throttled.items()]
     for reason in sorted({reason for reason, _ in parts}):
         shares = [part for each, part in parts if each == reason and part > THROTTLED]
@@ -202,10 +202,9 @@ def _use(gpus, slower):
     columns = [(gpu.known("memory_bytes"), gpu.known("memory_total_bytes")) for gpu in gpus if gpu.rank is not None]
     full = max((max(used) / max(total) for used, total in columns if used and total), default=LITTLE_MEMORY)
     source = "memory_bytes in device.csv"
-    text = f"GPU memory was {percent(full)} full at its peak: a little more and it fails."
-    yield full > FULL_MEMORY, "note", text, source
-    text = f"GPU memory was at most {percent(full)} full: a larger batch would fit."
-    yield full < LITTLE_MEMORY, "note", text, source
+    most = f"GPU memory was at most {percent(full)} full"
+    yield full > FULL_MEMORY, "note", f"{most}: a little more and it fails.", source
+    yield full < LITTLE_MEMORY, "note", f"{most}: a larger batch would fit.", source
 
 
 def _waiting(record):

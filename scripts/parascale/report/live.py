@@ -1,9 +1,7 @@
 """Runs under way as one table, followed through their files as these grow. Nothing is written, and no job is asked anything."""
 
 import json
-import os
 import time
-from collections import deque
 from contextlib import suppress
 
 from parascale.errors import ParascaleError
@@ -13,55 +11,23 @@ from parascale.report.records import SILENT_SECONDS, names_of_runs
 from parascale.settings.workload import work_unit
 
 RECENT = 20  # steps of which the rate is told
+TAIL = 1 << 16  # bytes that hold them
 COLUMNS = ("run", "step", "loss", "rate", "left", "core-hours", "state")
-
-
-class Tail:
-    """The whole lines that a file has gained. A file that was replaced, as at the start of an attempt, starts over."""
-
-    def __init__(self, path):
-        self.path, self.place, self.offset = path, None, 0
-
-    def read(self):
-        """(lines since the last call, whether they begin a new file). A line that is being written waits."""
-        try:
-            with open(self.path, "rb") as handle:
-                state = os.fstat(handle.fileno())
-                replaced = state.st_ino != self.place or state.st_size < self.offset
-                if replaced:
-                    self.place, self.offset = state.st_ino, 0
-                handle.seek(self.offset)
-                block = handle.read()
-        except FileNotFoundError:
-            return [], False
-        whole = block[: block.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        return whole.decode("utf-8", "replace").splitlines(), replaced
 
 
 class Live:
     """A run under way as last seen. recent: its last lines of steps; steps: of the whole run, or None."""
 
     def __init__(self, name, folder):
-        self.name, self.folder, self.tail, self.recent = (
-            name,
-            folder,
-            Tail(folder / "steps.jsonl"),
-            deque(maxlen=RECENT),
-        )
-        self.described, self.attempts, self.lease, self.last, self.step, self.steps = {}, [], None, {}, 0, None
+        self.name, self.folder, self.described, self.attempts, self.lease = name, folder, {}, [], None
+        self.recent, self.last, self.step, self.steps = [], {}, 0, None
 
     def update(self):
-        """Read what is new. Files that are not there yet, or are being replaced, are read next time."""
+        """Read what is there. Files that are not there yet, or are being replaced, are read next time."""
         self.described = self._read("run.json", read_json) or self.described
         self.attempts = self._read("attempts.jsonl", read_json_lines) or self.attempts
         self.lease = self._read("lease.json", read_json)
-        lines, replaced = self.tail.read()
-        if replaced:
-            self.recent.clear()
-        for line in lines:
-            with suppress(ValueError):  # damaged; the run's next attempt counts what is lost
-                self.recent.append(json.loads(line))
+        self.recent = self._read("steps.jsonl", _last_lines) or []
         self.last = self.recent[-1] if self.recent else {}
         self.step, self.steps = self.last.get("step", 0), self.described.get("steps")
 
@@ -93,8 +59,19 @@ class Live:
         yield state
 
 
-def table(folder, runs):
-    """A table of rich of all runs under way below a folder. runs: name → its Live, kept from one table to the next."""
+def _last_lines(path):
+    """The last steps of a file that grows. A line that is being written waits, and one that is cut at the front is no JSON."""
+    lines = []
+    with open(path, "rb") as handle:
+        handle.seek(max(0, path.stat().st_size - TAIL))
+        for line in handle.read().split(b"\n")[:-1]:
+            with suppress(ValueError):
+                lines.append(json.loads(line))
+    return lines[-RECENT:]
+
+
+def table(folder):
+    """A table of rich of all runs under way below a folder."""
     from rich.table import Table
 
     now, names = time.time(), names_of_runs(folder)
@@ -103,7 +80,7 @@ def table(folder, runs):
     for column in COLUMNS:
         made.add_column(column, justify="left" if column in ("run", "state") else "right")
     for name in names:
-        run = runs.setdefault(name, Live(name, folder / name))
+        run = Live(name, folder / name)
         run.update()
         made.add_row(*run.cells(now))
     return made
