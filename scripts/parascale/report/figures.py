@@ -226,7 +226,8 @@ def _curves(axes, report, records):
     lowest = min([*losses, *(value for record in records for _, value in record.curve.evaluations)])
     room = 0.05 * (max(losses) - lowest) or 1
     axes.set(xlabel=f"training time ({unit})", xlim=(0, None), ylim=(lowest - room, max(losses) + 5 * room))
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    if len(records) > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _overlooked(record):

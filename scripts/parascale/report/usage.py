@@ -174,7 +174,7 @@ def usage_chart(devices):
     means = (
         f"{metric.title} {metric.shown(np.mean([each.mean(metric.column) for each in of]))}" for metric, of in drawn
     )
-    caption = "Light: each GPU or process. Dark: the mean of all. Pauses between attempts are cut out."
+    caption = "Thin: each GPU or process. Thick: the mean of all. Pauses between attempts are cut out."
     return Chart("usage", "Use of the hardware", caption, draw, 1.5 * len(drawn) + 0.3, f"Means: {'; '.join(means)}")
 
 
