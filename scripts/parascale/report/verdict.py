@@ -36,13 +36,12 @@ AIMS = (
     Aim("peak_memory_bytes", "leanest", lambda member: member.spread(lambda record: record.summary.peak_memory_bytes)),
 )
 RANKING = (
-    Column("label", "Layout", below="extent", link="page"),
+    Column("label", "Layout", below="extent", link="page", kind="badge"),
     Column("training_seconds", "Training", numbers.duration, below="range", bar="part"),
     Column("speedup", "Times as fast", numbers.significant, below="between"),
     Column("core_hours", "Cost, whole job", numbers.core_hours),
     Column("peak_memory_bytes", "Memory of a process", numbers.memory),
     Column("checked", "Result", kind="checked"),
-    Column("best", "Best", kind="badge"),
     Column("notes", "Notes"),
 )
 
@@ -238,16 +237,13 @@ def _words(report, record, label):
 
 def lines(verdict):
     """A Verdict as a terminal shows it: its configurations, the fastest first; where it is not ranked, why."""
-    heads = [column.title for column in RANKING[1:-1]]
-    rows = [(verdict.title, "", *heads)]
+    rows = [(verdict.title, "", *(column.title for column in RANKING[1:-1]), "Best")]
     for row in list(verdict.table.rows)[:MOST_LINES]:
-        label, time, faster, *others, notes = row.cells
+        label, time, faster, cost, memory, checked, notes = row.cells
         between = f" ({faster.small})" if faster.small else ""
-        words = [cell.text or cell.kind for cell in others]
-        words[-1] = words[-1] or (notes.text if row.faded else "")
-        rows.append((f"  {label.text}", label.small, time.text, faster.text + between, *words))
+        figures = time.text, f"{faster.text}{between}", cost.text, memory.text, checked.kind
+        rows.append((f"  {label.text}", label.small, *figures, label.kind or (notes.text if row.faded else "")))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     more = len(verdict.table) - MOST_LINES
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] + (
-        [f"and {more} more, on the page"] if more > 0 else []
-    )
+    last = [f"and {more} more, on the page"] if more > 0 else []
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] + last
