@@ -1,6 +1,7 @@
 """From the notes of the ranks follows who kept the others waiting; what does not follow is not said as certain."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import torch
 
 from parascale.files import read_json, write_json
 from parascale.launch.hang import explain, note_cause, speak_for
-from parascale.launch.workers import last_words
+from parascale.launch.workers import Worker
 from parascale.notes import WAITING, note_path, state_in, state_of
 from parascale.train.witness import Witness, is_new
 
@@ -146,15 +147,15 @@ def test_a_launcher_speaks_for_a_rank_that_left_no_note(tmp_path):
     assert read_json(note_path(tmp_path, 0))["doing"] == "it was stopped"
 
 
-def test_a_watchdogs_last_words_are_what_the_program_did_and_not_what_started_it(tmp_path):
-    """A process that keeps Python's lock is ended by the fault handler, whose stack ends in the frames of `python -m`."""
-    work = "import re\nfrom faulthandler import dump_traceback_later as end\nend(0.2, exit=True)\nre.match('(a|aa)+$', 'a' * 60 + 'b')\n"
-    (tmp_path / "hangs.py").write_text(work)
-    done = subprocess.run([sys.executable, "-m", "hangs"], capture_output=True, cwd=tmp_path)
-    (tmp_path / "rank0.log").write_bytes(done.stderr)
-    assert b"frozen runpy" in done.stderr.splitlines()[-1]
-    assert state_in(tmp_path / "rank0.log") == ("computing", "hangs.py:4 (<module>)")
-    assert last_words(tmp_path / "rank0.log").endswith(": computing at hangs.py:4 (<module>)")
+def test_a_rank_that_was_aborted_failed_at_what_it_did_and_not_at_what_started_it(tmp_path):
+    """As one is that keeps Python's lock. The fault handler's stack ends in the frames of `python -m`."""
+    (tmp_path / "hangs.py").write_text("import os\nos.abort()\n")
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": str(tmp_path)}
+    worker = Worker(0, [sys.executable, "-m", "hangs"], environment, None, tmp_path, shown=False)
+    while worker.returncode is None:
+        worker.poll()
+    assert "frozen runpy" in worker.log.read_text()
+    assert worker.failure().reason == "ended by SIGABRT: computing at hangs.py:2 (<module>)"
 
 
 def test_the_cause_stands_in_the_record_of_this_launchers_attempt_alone(tmp_path):

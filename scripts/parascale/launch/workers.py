@@ -21,7 +21,7 @@ from parascale.errors import PERMANENT_FAILURE
 from parascale.launch import STOPPED, die_with_parent
 from parascale.launch.channel import Failure
 from parascale.launch.hang import speak_for
-from parascale.notes import FRAME, note_path, state_in
+from parascale.notes import note_path, state_in
 
 ABORT_SECONDS = 2.0  # for a rank that is ended to write its stack into its log
 TAIL_BYTES = 4096
@@ -104,8 +104,10 @@ class Worker:
         code = self.returncode
         if reason is None and code < 0:
             reason = f"ended by {signal.Signals(-code).name}" + (KILLED if code == -signal.SIGKILL else "")
+            doing, where = state_in(self.log) if code == -signal.SIGABRT else (None, None)  # as by the watchdog's guard
+            reason += f": {doing} at {where}" if doing else ""
         elif reason is None:
-            reason = f"exit code {code}" + (f": {words}" if (words := last_words(self.log)) else "")
+            reason = f"exit code {code}" + (f": {line}" if (line := last_line(self.log)) else "")
         # A library may abort a process because a peer is gone; every other signal comes from outside.
         certain = code < 0 and code not in (-signal.SIGABRT, -signal.SIGTERM)
         place, when = (self.rank, slurm.node_name()), when or self.ended
@@ -192,11 +194,9 @@ class Workers:
             time.sleep(0.05)
 
 
-def last_words(path):
-    """The last line of a log that says anything; where it is of a stack, what the process did when its watchdog ended it."""
+def last_line(path):
+    """The last line of a log that says anything."""
     with open(path, "rb") as handle:
         handle.seek(max(0, handle.seek(0, os.SEEK_END) - TAIL_BYTES))
-        lines = [line.rstrip() for line in handle.read().decode("utf-8", "replace").splitlines()]
-    line = next((line for line in reversed(lines) if line and not line.startswith("---")), "")
-    doing, where = state_in(path) if FRAME.fullmatch(line) else (None, None)
-    return f"no step or batch ended in time: {doing} at {where}" if doing else line.strip()
+        lines = [line.strip() for line in handle.read().decode("utf-8", "replace").splitlines()]
+    return next((line for line in reversed(lines) if line and not line.startswith("---")), "")
