@@ -29,9 +29,8 @@ WRITTEN = (
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture with its words. draw: fills an empty Figure of matplotlib; height: in inches; table: the Table with its numbers.
-
-    said: what the picture shows, for those who do not see it.
+    """A picture with its words. draw: fills an empty Figure of matplotlib; height: in inches; said: what it shows, for those who do not
+    see it.
     """
 
     name: str
@@ -40,7 +39,6 @@ class Chart:
     draw: object
     height: float = 3.4
     said: str = ""
-    table: object = None
 
     @contextmanager
     def drawn(self):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from parascale.errors import ParascaleError
 from parascale.files import read_json, read_json_lines
 from parascale.report import numbers
-from parascale.report.records import SILENT_SECONDS, names_of_runs
+from parascale.report.records import SILENT_SECONDS, found_runs
 from parascale.settings.workload import work_unit
 
 RECENT = 20  # steps of which the rate is told
@@ -74,7 +74,7 @@ def table(folder):
     """A table of rich of all runs under way below a folder."""
     from rich.table import Table
 
-    now, names = time.time(), names_of_runs(folder)
+    now, names = time.time(), found_runs(folder.parent)
     none = "" if names else "No run is under way; finished ones are in results/runs and in the report."
     made = Table(title=f"{time.strftime('%H:%M:%S', time.localtime(now))}  {folder}", caption=none, box=None)
     for column in COLUMNS:

@@ -267,37 +267,31 @@ def provenance(report):
         (record for record in report.records if record.provenance), lambda each: tuple(_origin(each).items())
     )
     rows = [dict(origin) | {"run": few([each.name for each in some], 6)} for origin, some in groups.items()]
-    notes = [f"Runs of `{name}` were made by different versions of the training code." for name in _mixed(report)]
+    workloads = grouped(
+        report.done, lambda record: record.run.workload.name
+    )  # each has code of its own: formats, model classes
+    mixed = [name for name, some in workloads.items() if len({each.provenance["code_digest"] for each in some}) > 1]
+    notes = [f"Runs of `{name}` were made by different versions of the training code." for name in mixed]
     if report.left_out:
         notes.append(f"Not in the run table, and left out: {few([f'`{name}`' for name in report.left_out], 12)}.")
     tables = (make_table("Origin of the runs", ORIGIN, rows).known(),)
     return Part("provenance", "Where this comes from", tables=tables, notes=tuple(notes))
 
 
-def _mixed(report):
-    """Names of the workloads whose runs different code trained. Workloads differ in code of their own: formats, model classes."""
-    groups = grouped(report.done, lambda record: record.run.workload.name)
-    return [name for name, some in groups.items() if len({each.provenance["code_digest"] for each in some}) > 1]
-
-
-def _joined(values):
-    """Each value once, in words; None without any."""
-    return ", ".join(dict.fromkeys(map(str, values or ()))) or None
-
-
 def _origin(record):
     """What is known of a run's origin."""
-    origin = record.provenance
-    return {
-        "seed": record.run.seed,
-        "code": (origin["code_digest"] or "")[:12] or None,
-        "commit": (origin["git_commit"] or "")[:12] or None,
-        "site": record.site.title or record.site.name,
-        "machine": machines_text(record) or None,
-        "hosts": _joined(origin["hosts"]),
-        "jobs": _joined(origin["job_ids"]),
-        "versions": _joined(f"{name} {version}" for name, version in (origin["versions"] or {}).items() if version),
+    origin, site = record.provenance, record.site
+    versions = (f"{name} {version}" for name, version in (origin["versions"] or {}).items() if version)
+    texts = {
+        "code": (origin["code_digest"] or "")[:12],
+        "commit": (origin["git_commit"] or "")[:12],
+        "site": site.title or site.name,
+        "machine": machines_text(record),
+        "hosts": ", ".join(dict.fromkeys(origin["hosts"] or ())),
+        "jobs": ", ".join(dict.fromkeys(map(str, origin["job_ids"] or ()))),
+        "versions": ", ".join(versions),
     }
+    return {"seed": record.run.seed} | {name: text or None for name, text in texts.items()}
 
 
 FIGURES = figure("memory", "Memory"), figure("loss", "Loss against training time")

@@ -40,8 +40,6 @@ class Summary:
     train_loss: float | None = None
     skipped_steps: int | None = None
     validation_loss: float | None = None
-    best_validation_loss: float | None = None
-    best_step: int | None = None
     test_loss: float | None = None
     evaluated_tokens: dict = field(default_factory=dict)
     validation_accuracy: float | None = None
@@ -53,7 +51,6 @@ class Summary:
     memory: dict = field(default_factory=dict)
     phases: dict = field(default_factory=dict)
     bubble_measured: float | None = None
-    bubble_expected: float | None = None
     core_hours: float | None = None
     energy_joules: float | None = None
     gpu_utilisation: float | None = None
@@ -152,8 +149,10 @@ def load_records(results, work, names=None, project=None):
     if names is None:
         names = found_runs(results, work)
     records = [_load_record(results, work, name) for name in names]
-    submitted = submissions.jobs_of_runs(submissions.noted(project.paths.store)) if project is not None else {}
-    return records if project is None else [_completed(record, project, submitted) for record in records]
+    if project is None:
+        return records
+    submitted = submissions.jobs_of_runs(submissions.noted(project.paths.store))
+    return [_completed(record, project, submitted) for record in records]
 
 
 def _completed(record, project, submitted):
@@ -166,13 +165,9 @@ def _completed(record, project, submitted):
     return record
 
 
-def found_runs(results, work):
-    """Names of all runs that left something, `ddp-2` before `ddp-16`."""
-    return names_of_runs(Path(results) / "runs", Path(work) / "runs")
-
-
-def names_of_runs(*folders):
-    """Names of the runs that have a folder below one of these, in the order of `found_runs`."""
+def found_runs(*roots):
+    """Names of the runs that left something in `runs/` below one of these folders, `ddp-2` before `ddp-16`."""
+    folders = [Path(root) / "runs" for root in roots]
     names = {entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry.is_dir()}
     # Folders with a leading dot are being written; superseded ones were put aside, for another run of that name.
     return sorted((name for name in names if name[0] != "." and ".superseded" not in name), key=_natural)
@@ -202,11 +197,8 @@ def _finished(name, folder, parity, notes, summaries):
         return RunRecord(name, "missing", (f"the record is incomplete: {error}", *notes), parity=parity)
     try:
         curve = load_curve(folder / "steps.jsonl")
-        if len(curve.steps) != summary.steps:
-            notes = (
-                *notes,
-                f"summary.json counts {summary.steps:,} steps, steps.jsonl holds {len(curve.steps):,}",
-            )
+        if len(curve.steps) != (steps := summary.steps):
+            notes = (*notes, f"summary.json counts {steps:,} steps, steps.jsonl holds {len(curve.steps):,}")
     except RecordError as error:
         curve, notes = None, (*notes, f"no curve: {error}")
     return RunRecord(name, "done", notes, summary=summary, curve=curve, parity=parity, summaries=summaries, **described)
@@ -261,12 +253,11 @@ def _described(path):
 def load_curve(path):
     """The Curve in a `steps.jsonl`. Lines without a finite loss carry no point, but their time counts."""
     steps, losses, seconds, evaluations = array("q"), array("d"), array("d"), []
-    elapsed, phases, beside = 0.0, {}, Counter()
+    elapsed, phases, beside = 0.0, Counter(), Counter()
     try:
         for line in read_record(path, read_json_lines):
             elapsed += line["seconds"]["total"]
-            for phase, spent in line["seconds"].items():
-                phases[phase] = phases.get(phase, 0.0) + spent
+            phases.update(line["seconds"])
             beside.update({name: line[name] for name in BESIDE if name in line})
             loss, validation = line.get("loss"), line.get("validation_loss")
             if loss is None or not math.isfinite(loss):
@@ -279,7 +270,7 @@ def load_curve(path):
     except (KeyError, TypeError) as error:
         raise RecordError(f"{path}: a line lacks {error}") from None
     phases.pop("total", None)
-    return Curve(steps, losses, seconds, tuple(evaluations), phases, beside)
+    return Curve(steps, losses, seconds, tuple(evaluations), dict(phases), beside)
 
 
 def _parity(path):
