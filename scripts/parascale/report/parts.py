@@ -164,19 +164,17 @@ FORMATS = (
     Column("inodes", "Inodes", numbers.whole),
     Column("write_seconds", "Written in", numbers.duration),
 )
+# Those with a title are on the page, all of them in `checkpoints.csv`.
 FORMS = (
-    *(RUN, Column("layout", "From layout"), Column("form", "To form", below="dtype")),
+    *(RUN, Column("layout", "From layout"), Column("form", "To form", below="dtype"), Column("dtype")),
     Column("bytes", "Size", numbers.memory),
     Column("seconds", "Time", numbers.duration),
     Column("gb_per_second", "GB/s", numbers.significant),
     Column("peak_memory_bytes", "Peak memory", numbers.memory),
     Column("identical", "Weights", text="alike", kind="verdict", below="apart"),
+    Column("logits_difference"),
     Column("optimizer", "Optimizer", text="carried"),
     Column("test_loss", "Test loss", numbers.loss),
-)
-CONVERTED = (
-    *("run", "layout", "form", "dtype", "bytes", "seconds", "gb_per_second", "peak_memory_bytes", "identical"),
-    *("logits_difference", "optimizer", "test_loss"),
 )
 COPIES = (
     "Each form was written from the shards of its layout, read back by its own library and compared. `identical`: every tensor to the bit, "
@@ -229,15 +227,14 @@ def _measured_on(report, readings):
 
 
 def conversions_table(report):
-    """A row for each form that a run's checkpoint was converted into: `checkpoints.csv`."""
-    return make_table("Converted checkpoints", map(Column, CONVERTED), report.conversions)
+    """A row for each form that a run's checkpoint was converted into."""
+    caption = "From the layout that trained, into the form that was written"
+    return make_table(caption, FORMS, map(_form, report.conversions), report.all_series)
 
 
 def checkpoints(report):
     """Converted checkpoints: the layout that trained, the form that was written, and whether it is the same model."""
-    caption = "From the layout that trained, into the form that was written"
-    table = make_table(caption, FORMS, map(_form, report.conversions), report.all_series)
-    return Part("checkpoints", "Checkpoints in other forms", COPIES, tables=(table,))
+    return Part("checkpoints", "Checkpoints in other forms", COPIES, tables=(conversions_table(report),))
 
 
 def _form(row):

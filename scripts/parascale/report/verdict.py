@@ -90,9 +90,7 @@ def _verdict(report, name, records):
     title = strong[0].title if len(strong) == 1 else name
     table = _table(report, title, records, winners, strong)
     identity = re.sub(r"[^\w-]", "-", name)
-    return Verdict(
-        identity, tuple(record.name for record in records), title, sentences, tuple(_basis(strong)), winners, table
-    )
+    return Verdict(identity, tuple(names), title, sentences, tuple(_basis(strong)), winners, table)
 
 
 def _winners(experiment):
@@ -167,8 +165,8 @@ def _table(report, title, records, winners, strong):
     names = {record.name for record in records}
     members = [member for member in report.members if member.first.name in names]
     best = {}
-    for winner in (winner for winner in winners if winner.worse):
-        for member in (winner.best, *winner.alike):
+    for winner in winners:
+        for member in (winner.best, *winner.alike) if winner.worse else ():
             best.setdefault(member.label, []).append(winner.aim.badge)
     longest = max((member.time.mean for member in members), default=1.0)
     compared = {member.label: each for each in report.experiments for member in each.members}
@@ -195,14 +193,9 @@ def _row(report, member, experiment, longest, badges):
     reason = "" if is_different(record) else compared.reason
     otherwise = dict.fromkeys(report.comparisons[each.name].measured for each in member.records)
     measured = [f"measured otherwise: {words}" for words in otherwise if words]
-    said = [
-        f"not compared: {reason}" if reason else "",
-        *stands_out(record, compared),
-        *caveats(record, True),
-        *measured,
-    ]
-    return {
-        **_words(report, record, member.label),
+    said = [f"not compared: {reason}"] if reason else []
+    said += [*stands_out(record, compared), *caveats(record, True), *measured, *record.notes]
+    return _heading(report, record, member.label) | {
         "training_seconds": _figure(time),
         "range": "" if time.low == time.high else f"{numbers.duration(time.low)} to {numbers.duration(time.high)}",
         "part": time.mean / longest,
@@ -211,28 +204,21 @@ def _row(report, member, experiment, longest, badges):
         "core_hours": _figure(member.spread(lambda each: each.summary.core_hours)),
         "peak_memory_bytes": _figure(AIMS[-1].spread(member)),
         "badge": ", ".join(badges),
-        "notes": "; ".join(filter(None, [*said, *record.notes])),
+        "notes": "; ".join(said),
         "faded": bool(member.unranked or not compared.speedup),
     }
 
 
 def _unfinished(report, record):
     notes = "; ".join(dict.fromkeys([record.status, *stands_out(record, None), *record.notes]))
-    return {**_words(report, record, record.name), "notes": notes, "faded": True}
+    return _heading(report, record, record.name) | {"notes": notes, "faded": True}
 
 
-def _words(report, record, label):
-    """What heads a row."""
+def _heading(report, record, label):
     extent = f"{layouts.degrees_text(record.run)}; {layouts.hardware_text(record)}" if record.run else ""
     checked = record.parity.verdict if record.parity else "not checked" if record.done else ""
-    return {
-        "run": label,
-        "first": record.name,
-        "label": label,
-        "extent": extent,
-        "checked": checked,
-        "page": report.jobs.get(record.name),
-    }
+    row = {"run": label, "label": label, "first": record.name, "page": report.jobs.get(record.name)}
+    return row | {"extent": extent, "checked": checked}
 
 
 def lines(verdict):
