@@ -1,6 +1,7 @@
 """What strikes a training in a schedule of faults: each takes the Schedule and the name of a run."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,9 +33,17 @@ def kill_slurmd(schedule, name):
 
 def kill_slurmstepd(schedule, name):
     """Nobody is left who would tell Slurm of the job's end."""
-    node = schedule.draw.choice(schedule.ranks(name))[0]
-    daemon = schedule.cluster.on_node(node, ["pkill", "-KILL", "-x", "slurmstepd"], cwd="/")
-    subprocess.run(daemon, check=False)
+    kill_daemons(schedule.cluster, schedule.draw.choice(schedule.ranks(name))[0], schedule.job(name))
+
+
+def kill_step(schedule, name):
+    """The training goes on to its end, of which Slurm never hears: it calls the job running."""
+    kill_daemons(schedule.cluster, schedule.draw.choice(schedule.ranks(name))[0], f"{schedule.job(name)}.0")
+
+
+def hang_at_exit(schedule, name):
+    """A process of the run does not end once the training is published."""
+    schedule.workflow.lingers(name, schedule.draw.randrange(len(schedule.ranks(name)))).touch()
 
 
 def kill_node(schedule, name):
@@ -105,11 +114,13 @@ def _repair(schedule, node):
 
 # Faults that a run may survive without beginning again, and the seconds after which it has.
 PASSING = {"SIGSTOP": 2 * TIMEOUT, "Snakemake -9": 30, "disk full": 30, "slurmctld away": 40}
+PASSING |= {"step 0's slurmstepd -9": 30, "hangs at exit": 0}  # these show at the end of a training
 FAULTS = {
     "rank -9": kill_rank,
     "launcher -9": kill_launcher,
     "slurmd -9": kill_slurmd,
     "slurmstepd -9": kill_slurmstepd,
+    "step 0's slurmstepd -9": kill_step,
     "node lost": kill_node,
     "scancel": scancel,
     "TERM": terminate,
@@ -118,7 +129,14 @@ FAULTS = {
     "Snakemake -9": kill_snakemake,
     "disk full": fill_disk,
     "slurmctld away": kill_slurmctld,
+    "hangs at exit": hang_at_exit,
 }
+
+
+def kill_daemons(cluster, node, steps):
+    """Kill the `slurmstepd` of a node: of all steps of the job `steps`, or of one, `job.step`."""
+    daemons = rf"^slurmstepd: \[{re.escape(steps)}[].]"
+    subprocess.run(cluster.on_node(node, ["pkill", "-KILL", "-f", daemons], cwd="/"), check=False)
 
 
 def signal_all(processes, number):

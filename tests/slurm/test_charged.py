@@ -1,8 +1,7 @@
 """No job is charged unseen: what Slurm calls running although its training has ended, or lies still, is found; what was published stays."""
 
-import subprocess
-
 import pytest
+from strikes import kill_daemons
 from workflow import Workflow, assert_same_numbers
 
 from parascale import submissions
@@ -26,7 +25,7 @@ def published(workflow):
 
     def start(**choices):
         run = workflow.run("single")
-        (workflow.folder / "box/lingers").touch()
+        workflow.lingers("single").touch()
         workflow.full_speed()
         workflow.start(run.target, **choices)
         workflow.when(run.target.exists, "the training is published")
@@ -51,7 +50,7 @@ def test_a_warning_after_publishing_fails_nothing(cluster, workflow, published, 
     run, job = published()
     shown = run.target.stat().st_ino
     cluster.run(["scancel", "--signal=TERM", job])
-    (workflow.folder / "box/lingers").unlink()
+    workflow.lingers("single").unlink()
     workflow.wait(timeout=300)
     assert (cluster.state(job), run.target.stat().st_ino) == ("COMPLETED", shown)
     assert_paid_for_once(workflow, run, job, undisturbed)
@@ -75,10 +74,8 @@ def test_a_job_that_runs_on_after_its_training_has_ended_is_cancelled_and_said(
     if hangs:
         workflow.when(lambda: "hangs at its exit since 20 s" in workflow.story(), "it is cut off", timeout=120)
     else:
-        subprocess.run(
-            cluster.on_node(node, ["pkill", "-KILL", "-f", rf"slurmstepd: \[{job}\.0\]"], cwd="/"), check=False
-        )
-        (workflow.folder / "box/lingers").unlink()
+        kill_daemons(cluster, node, f"{job}.0")
+        workflow.lingers("single").unlink()
         workflow.when(
             lambda: "after its training was published: cancelled" in workflow.log, "it is cancelled", timeout=300
         )

@@ -30,10 +30,10 @@ ROOT = Path(__file__).parents[2]
 PROJECT = ("Snakefile", "rules", "scripts", "config", "profiles", "envs")
 # The box has JURECA's nodes, network and partitions; only its GPUs are missing.
 SITE = {"device": "cpu", "threads_per_process": 1}
-# A model that takes its time, so that there is time to strike, at the end of its process too if `box/lingers` is there; its
-# numbers are those of the model it slows down.
+# A model that takes its time, so that there is time to strike, at the end of a process too where `Workflow.lingers` says so;
+# its numbers are those of the model it slows down.
 SLOW_MODEL = """
-import atexit, os, time
+import atexit, os, sys, time
 from parascale.families.language.modules import TransformerLM
 
 class SlowModel(TransformerLM):
@@ -49,7 +49,8 @@ class SlowModel(TransformerLM):
         return super().forward(tokens_or_hidden)
 
 def linger():
-    while os.path.exists("box/lingers"):
+    run, rank = sys.argv[sys.argv.index("--run") + 1], os.environ.get("RANK", "0")
+    while os.path.exists(f"box/lingers-{run}-{rank}"):
         time.sleep(0.1)
 """
 
@@ -152,6 +153,10 @@ class Workflow:
     def full_speed(self):
         """From now on, no step takes longer than it must."""
         (self.folder / "box/brake").unlink()
+
+    def lingers(self, name, rank=0):
+        """The file of which a process of a run waits at its exit until it is gone."""
+        return self.folder / f"box/lingers-{name}-{rank}"
 
     def kill(self):
         """kill -9, as by an administrator who clears the login node."""
