@@ -199,8 +199,9 @@ class Schedule:
         self.workflow.assert_all_is_charged()
 
     def _left(self):
+        """What nodes still run; but for Snakemake's own processes, which nobody ends whose `slurmstepd` was killed."""
         lines = [line for node in self.cluster.nodes.values() for line in node.processes().values()]
-        return [line for line in lines if line and not line.startswith(IDLE)]
+        return [line for line in lines if line and not line.startswith(IDLE) and "-m snakemake" not in line]
 
 
 def say(text):
