@@ -75,10 +75,10 @@ def test_machines_without_a_common_baseline_are_not_beside_one_another(tmp_path)
 
 def test_a_terminal_gets_a_table_with_the_fastest_first_and_what_is_not_ranked_last(matrix_report):
     head, *lines = (matrix_report / "report/verdict.txt").read_text().splitlines()
-    titles = ["Training", "Times as fast", "Cost, whole job", "Memory of a process", "Result", "Best"]
+    titles = ["Training", "Times as fast", "Result", "Cost, whole job", "Memory of a process", "Best"]
     assert re.split("  +", head) == ["lm-small, 122,880 tokens", *titles]
     cells = [re.split("  +", line.strip()) for line in lines]
-    assert cells[1] == ["ddp", "dp 2; 2 processes", "2.83 s", "1.74 (1.71 to 1.77)", "67 core-s", "340 MiB", "same"]
+    assert cells[1] == ["ddp", "dp 2; 2 processes", "2.83 s", "1.74 (1.71 to 1.77)", "same", "67 core-s", "340 MiB"]
     assert [row[0] for row in cells[:8]] == ["hybrid", "ddp", "fsdp", "pp", "tp", "single", "waste", "naive"]
     assert lines[8:] == ["and 1 more, on the page"]
 

@@ -39,9 +39,9 @@ RANKING = (
     Column("label", "Layout", below="extent", link="page", kind="badge"),
     Column("training_seconds", "Training", numbers.duration, below="range", bar="part"),
     Column("speedup", "Times as fast", numbers.significant, below="between"),
+    Column("checked", "Result", kind="checked"),
     Column("core_hours", "Cost, whole job", numbers.core_hours),
     Column("peak_memory_bytes", "Memory of a process", numbers.memory),
-    Column("checked", "Result", kind="checked"),
     Column("notes", "Notes"),
 )
 
@@ -225,9 +225,9 @@ def lines(verdict):
     """A Verdict as a terminal shows it: its configurations, the fastest first; where it is not ranked, why."""
     rows = [(verdict.title, "", *(column.title for column in RANKING[1:-1]), "Best")]
     for row in list(verdict.table.rows)[:MOST_LINES]:
-        label, time, faster, cost, memory, checked, notes = row.cells
+        label, time, faster, checked, cost, memory, notes = row.cells
         between = f" ({faster.small})" if faster.small else ""
-        figures = time.text, f"{faster.text}{between}", cost.text, memory.text, checked.kind
+        figures = time.text, f"{faster.text}{between}", checked.kind, cost.text, memory.text
         rows.append((f"  {label.text}", label.small, *figures, label.kind or (notes.text if row.faded else "")))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     more = len(verdict.table) - MOST_LINES
