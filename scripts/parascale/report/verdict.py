@@ -168,7 +168,7 @@ def _table(report, title, records, winners, strong):
     for winner in winners:
         for member in (winner.best, *winner.alike) if winner.worse else ():
             best.setdefault(member.label, []).append(winner.aim.badge)
-    longest = max((member.time.mean for member in members), default=1.0)
+    longest = max((member.time.mean for member in members), default=0.0) or 1.0
     compared = {member.label: each for each in report.experiments for member in each.members}
     rows = [_row(report, member, compared.get(member.label), longest, best.get(member.label, ())) for member in members]
     place = {member.label: number for number, each in enumerate(strong) for member in each.members}
@@ -227,7 +227,7 @@ def lines(verdict):
     for row in list(verdict.table.rows)[:MOST_LINES]:
         label, time, faster, checked, cost, memory, notes = row.cells
         between = f" ({faster.small})" if faster.small else ""
-        figures = time.text, f"{faster.text}{between}", checked.kind, cost.text, memory.text
+        figures = time.text, f"{faster.text}{between}".strip(), checked.kind, cost.text, memory.text
         rows.append((f"  {label.text}", label.small, *figures, label.kind or (notes.text if row.faded else "")))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     more = len(verdict.table) - MOST_LINES
