@@ -207,17 +207,17 @@ def _watch(launch, workers, peers, stop):
             )
         if workers.failures() or peers.failed:
             break
-    failures = _settled(workers)
+    failures = _settled(workers, peers)
     if not failures:
         return Report(STOPPED if STOPPED in workers.ended else 0, [])
     only_terminated = stop_at is not None and all(failure.reason == "ended by SIGTERM" for failure in failures)
     return Report(TERMINATED if only_terminated else FAILED, failures)
 
 
-def _settled(workers):
+def _settled(workers, peers):
     """This node's failures, after ranks that fail as a consequence have had a moment to."""
     deadline = time.monotonic() + SETTLE_SECONDS
-    while workers.failures() and workers.running and time.monotonic() < deadline:
+    while (workers.failures() or peers.failed) and workers.running and time.monotonic() < deadline:
         time.sleep(TICK_SECONDS)
         workers.poll()
     return workers.failures()
