@@ -104,6 +104,8 @@ def _end_in_time(code, seconds):
     """This process has done its work. A request to stop comes too late, and what keeps it from its end, such as a thread or a library's
     hook, is cut off: nobody may be above it who would see that it hangs, and is charged."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(math.ceil(seconds) + 60)  # for what hangs in C, when Python and its threads are gone
 
     def cut_off():
         for _ in range(math.ceil(seconds)):  # not by a clock: it may stand still meanwhile

@@ -151,7 +151,7 @@ class Lease:
     def _renew(self):
         while not self.stopped.wait(RENEW_SECONDS):
             # A disk that is full, or a file system that hangs, may be well again at the next turn.
-            with suppress(OSError):
+            with suppress(OSError, TrainingError):
                 if self._end_unless_own():
                     return
                 self._write()

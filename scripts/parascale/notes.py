@@ -21,6 +21,8 @@ from pathlib import Path
 WAITING = "waiting for others"
 ROOMS = {"data": "reading data", "checkpoint": "saving or loading a checkpoint"}
 PACKAGE = Path(__file__).parent
+# Of torch's modules for several processes, those that work alone.
+ALONE = ("/torch/distributed/checkpoint/", "/torch/distributed/pipelining/_backward.py")
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 TAIL_BYTES = 1 << 16
 STACK = re.compile(r"^(?:Current thread|Thread) .*most recent call first\):\n((?:  .*\n)+)", re.MULTILINE)
@@ -42,7 +44,8 @@ def state_of(frames):
             continue
         path = Path(file)
         room = path.relative_to(PACKAGE).parts[0] if ours else None
-        doing = WAITING if any("/torch/distributed/" in each for each in inner) else ROOMS.get(room, "computing")
+        library = next((each for each in inner if "/torch/distributed/" in each), ALONE[0])
+        doing = ROOMS.get(room, "computing") if any(each in library for each in ALONE) else WAITING
         shown = path.relative_to(PACKAGE.parent) if ours else path.name
         return doing, f"{shown}:{line} ({function})"
     return "computing", None

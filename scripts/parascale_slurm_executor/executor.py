@@ -200,8 +200,11 @@ class RootExecutor(Executor):
         life, for too long. Signs are the renewals of its lease, and before it has one, the lines of its log."""
         job, identity, lease, restarts = job_info.job, job_info.external_jobid, None, None
         training = training_of(job)
-        with suppress(OSError):
+        try:
+            os.stat(self.paths.store)  # a file system that is away says nothing of its jobs
             lease = training and Lease(self._work_of(training)).holder()
+        except (OSError, ParascaleError):
+            return None
         patience, what = self.silence, f"has given no sign of life for {self.silence:.0f} s"
         if lease and lease["job_id"] == identity:
             sign, restarts = lease["time"], str(lease["restarts"])
@@ -221,7 +224,7 @@ class RootExecutor(Executor):
             return None
         said = slurm.described(identity) if sign == before else {}
         ran = restarts == said.get("Restarts") or (
-            not restarts and (slurm.seconds(said.get("RunTime")) or 0) > patience
+            (slurm.seconds(said.get("RunTime")) or 0) > (BEGINNING * self.silence if restarts else patience)
         )
         if said.get("JobState") != "RUNNING" or not ran:
             self.signs[identity] = sign, now, False
@@ -278,9 +281,11 @@ class RootExecutor(Executor):
         """Show what a job of ours trains, if it is finished; returns whether it is. Snakemake in a job that ends badly removes it."""
         if not self._is_finished(training):
             return False
-        job = self.job_of(training)
-        shown = record_in(job.output).get("key") == job.key and (job.output / "summary.json").exists()
-        return shown or show_kept(job)
+        with suppress(OSError, ParascaleError):  # such as of a full disk
+            job = self.job_of(training)
+            shown = record_in(job.output).get("key") == job.key and (job.output / "summary.json").exists()
+            return shown or show_kept(job)
+        return False
 
     def _is_finished(self, training):
         """Whether the store has what a job of ours trains. Of data that is gone, or of a run that is, nothing is known."""

@@ -148,10 +148,11 @@ def test_the_launcher_refuses_a_node_without_driver_before_it_starts_anything(mo
     monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
     (tmp_path / "gpus.yaml").write_text("device: cuda\n")
     (tmp_path / "nothing.py").touch()
-    command = ["parascale", "launch", "--site", str(tmp_path / "gpus.yaml"), "--logs", str(tmp_path / "logs")]
-    monkeypatch.setattr(sys, "argv", [*command, "--", str(tmp_path / "nothing.py")])
+    command = ["launch", "--site", str(tmp_path / "gpus.yaml"), "--logs", str(tmp_path / "logs")]
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        cli.parascale(
+            [*command, "--", str(tmp_path / "nothing.py")]
+        )  # not `main`, which would cut off this process at its end
     assert ended.value.code == 1
     said = capsys.readouterr().err
     assert re.fullmatch(r"error: (this node has no NVIDIA driver|torch was built without CUDA).*\n", said)

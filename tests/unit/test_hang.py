@@ -134,6 +134,10 @@ def test_frames_tell_what_a_thread_does():
     assert state_of([("<string>", 1, "<module>")]) == ("computing", "<string>:1 (<module>)")
     assert state_of([]) == ("computing", None)
     assert state_of([(inner, 1, "g"), (ours, 3, "f")])[0] == WAITING
+    for alone in ("checkpoint/filesystem.py", "pipelining/_backward.py"):
+        within = (f"{sysconfig.get_path('purelib')}/torch/distributed/{alone}", 1, "g")
+        assert state_of([within, (inner.replace("c10d", "stage"), 1, "g"), (ours, 3, "f")])[0] == "computing"
+        assert state_of([(inner, 1, "g"), within, (ours, 3, "f")])[0] == WAITING
 
 
 def test_a_launcher_speaks_for_a_rank_that_left_no_note(tmp_path):

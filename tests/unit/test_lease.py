@@ -114,6 +114,7 @@ def test_who_was_thought_dead_ends_and_leaves_the_other_alone(tmp_path, monkeypa
     while not reasons and time.monotonic() < deadline:
         write_json(lease.path, holder())  # the other renews as well, and may have been overwritten once
         time.sleep(0.02)
+    lease._stop()  # before its thread finds what ends a process again
     assert reasons == [f"{tmp_path} is now written by process 1 on elsewhere (job 17)"]
     time.sleep(3 * module.RENEW_SECONDS)
     assert read_json(lease.path)["host"] == "elsewhere"
@@ -175,17 +176,20 @@ def test_only_a_later_start_of_the_same_job_takes_a_living_holders_place(job, re
     assert former.poll() is None
 
 
-def test_a_disk_that_is_full_for_a_while_does_not_end_the_lease(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "error"), [("write_json", OSError(28, "No space left on device")), ("read_json", PermissionError())]
+)
+def test_a_file_system_that_fails_for_a_while_does_not_end_the_lease(name, error, tmp_path, monkeypatch):
     lease = Lease(tmp_path)
     lease.acquire()
-    before, real = read_json(lease.path)["time"], module.write_json
+    before, real = read_json(lease.path)["time"], getattr(module, name)
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    def fails(*_):
+        raise error
 
-    monkeypatch.setattr(module, "write_json", full)
+    monkeypatch.setattr(module, name, fails)
     time.sleep(0.3)
-    monkeypatch.setattr(module, "write_json", real)
+    monkeypatch.setattr(module, name, real)
     deadline = time.monotonic() + 5
     while read_json(lease.path)["time"] == before:
         assert time.monotonic() < deadline, "it was never renewed again"

@@ -28,9 +28,17 @@ RUNS = {"JobState": "RUNNING", "Restarts": "0", "RunTime": "1-00:00:00"}
         ("finished", None, RUNS, 312, True),  # and its lease is gone
         ("finished", None, RUNS, 299, False),
         ("finished", None, {**RUNS, "RunTime": "00:05:00"}, 3000, False),  # by another job: this one has just begun
-        ("unreadable", None, RUNS, 900, False),
+        ("unreadable", None, RUNS, 3000, False),
+        ("away", None, RUNS, 3000, False),  # the file system
         ("17", None, {**RUNS, "JobState": "PENDING"}, 3000, False),  # its node was lost: it waits in the queue anew
-        ("17", None, {**RUNS, "Restarts": "1"}, 3000, False),  # and has begun anew, its training not yet
+        (
+            "17",
+            None,
+            {**RUNS, "Restarts": "1", "RunTime": "00:10:00"},
+            3000,
+            False,
+        ),  # and has begun anew, its training not yet
+        ("17", None, {**RUNS, "Restarts": "1"}, 3000, True),  # nor will it
         ("17", None, {**RUNS, "JobState": "SUSPENDED"}, 3000, False),
         ("17", None, {}, 3000, False),  # no answer
     ],
@@ -45,7 +53,8 @@ def test_only_a_training_that_has_begun_and_gives_no_sign_is_dead(
     if holder == "unreadable":
         (tmp_path / "lease.json").mkdir()
     executor.silence = 300
-    executor.paths = SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path))
+    store = tmp_path / "store" if holder == "away" else tmp_path
+    executor.paths = SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path), store=store)
     submitted = SimpleNamespace(job=job_of("ddp"), external_jobid="17")
     silent = []
     for second in range(0, watched + 1, 20 if watched > 500 else 1):
@@ -60,7 +69,10 @@ def test_a_job_that_was_suspended_until_now_has_a_moment_to_give_a_sign(executor
     now, state = [0.0], ["SUSPENDED"]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(slurm, "described", lambda identity: RUNS | {"JobState": state[0]})
-    executor.silence, executor.paths = 300, SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path))
+    executor.silence, executor.paths = (
+        300,
+        SimpleNamespace(places=lambda kind: (None, lambda run: tmp_path), store=tmp_path),
+    )
     submitted = SimpleNamespace(job=job_of("ddp"), external_jobid="17")
     for second in range(0, 2001, 20):
         now[0] = second
@@ -88,6 +100,7 @@ def test_a_job_whose_work_is_all_there_has_ended(made, said, dead, executor, tmp
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(slurm, "described", lambda identity: said)
     executor.silence = 300
+    executor.paths.store.mkdir(parents=True)
     output = [str(tmp_path / name) for name in "ab"]
     submitted = SimpleNamespace(job=data_job(output=output), external_jobid="17", aux={})
     for name in set(made) & {"a", "b"}:

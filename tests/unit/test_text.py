@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parascale.data import text, tokenize
+from parascale.data.manifests import require_windows
 from parascale.data.sources import download
 from parascale.data.sources.raw import Raw
 from parascale.data.text import IGNORED, Tokens, Windows, prepare
 from parascale.errors import ConfigError, DataError, RequirementError
 from parascale.evaluation.task import open_task
+from parascale.files import write_json
 from parascale.settings import Source, Text, Workload, make
 from parascale.settings.data import ExpectedText
 from tests.command import call
@@ -255,6 +257,12 @@ def test_a_window_longer_than_a_split_is_refused_before_anything_trains(verb, tm
     call(*verb, *project)
     named = "`training.window` = 4 does not fit into the validation split of .*flat: it has 3 tokens"
     assert re.search(f"error: workload `w`: {named}", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("task", ["summarisation", "classification"])
+def test_only_language_models_have_windows(task, tmp_path):
+    write_json(tmp_path / "manifest.json", {"splits": {"train": {"samples": 1}}})
+    require_windows(make(Workload, name="x", task=task), tmp_path)
 
 
 def test_windows_outside_are_refused_and_none_is_fine():

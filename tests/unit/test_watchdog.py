@@ -5,9 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
+
+from parascale.train.loop import Session
 
 PROGRAM = """
 import ctypes, faulthandler, os, re, time
@@ -40,6 +43,16 @@ def test_a_process_that_neither_steps_nor_moves_a_state_is_ended(work, said):
     assert (ended.returncode == 0) == (said is None), ended.stderr
     assert (said or "") in ended.stderr
     assert ('File "<string>"' in ended.stderr) == (said is not None)  # the stack
+
+
+def test_each_batch_of_an_evaluation_is_a_sign_of_life():
+    """Its data may be mapped into memory, and then no bytes are read that would be one."""
+    signs, alone = [], SimpleNamespace(devices=None)
+    session = SimpleNamespace(
+        watchdog=SimpleNamespace(feed=lambda: signs.append(1)), stop_requested=lambda: False, mesh=alone
+    )
+    Session._go_on(session)
+    assert signs == [1]
 
 
 @pytest.mark.parametrize("all_of_it", [False, True])

@@ -81,6 +81,7 @@ NOT_RUN = {
     "scontrol show node node1": SLURM,
     "scontrol show partition": SLURM,
     "scontrol show config": SLURM,
+    "scontrol suspend": NAMED,
     "scancel --signal=TERM ID": SLURM,
     "squeue --name": SLURM,
     "sacct --name": SLURM,

@@ -36,9 +36,11 @@ def require_whole(path, facts, remedy, every_byte=False):
 
 def require_windows(workload, folder):
     """Raise DataError unless each split of the prepared text in a folder, if it is there, is longer than a language model's window."""
-    window, path = workload.training.window, Path(folder) / MANIFEST
-    known = workload.task == "language_model" and path.is_file()
-    for split, counts in read_json(path)["splits"].items() if known else ():
+    path = Path(folder) / MANIFEST
+    if workload.task != "language_model" or not path.is_file():
+        return
+    window = workload.training.window
+    for split, counts in read_json(path)["splits"].items():
         if counts["tokens"] <= window:
             raise DataError(
                 f"workload `{workload.name}`: `training.window` = {window:,} does not fit into the {split} split of {folder}: it has "

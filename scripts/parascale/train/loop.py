@@ -264,6 +264,7 @@ class Session:
     def _go_on(self):
         """Between two batches of an evaluation, which may take longer than a job has left: Interrupted on every rank if one is asked to
         stop. On the host, so that no GPU waits."""
+        self.watchdog.feed()
         if all_reduce(torch.tensor([float(self.stop_requested())]), self.mesh).item():
             raise Interrupted(f"run {self.run.run} was asked to stop in an evaluation; a new start continues with it")
 

@@ -31,6 +31,8 @@ GUARD = """
 import os, select, signal, sys
 parent, quiet, seconds, tick = os.getppid(), 0.0, *map(float, sys.argv[1:])
 while quiet < seconds:
+    if os.getppid() != parent:
+        sys.exit()
     if select.select([0], [], [], tick)[0]:
         if not os.read(0, 4096):
             sys.exit()
@@ -103,9 +105,10 @@ class Watchdog:
 
     def _end(self, quiet):
         faulthandler.dump_traceback(file=sys.stderr)
-        note = self.witness.note(self.since)
-        place = f" at {note['where']}" if note["where"] else ""
-        print(f"no step or batch ended for {quiet:.0f} s: {note['doing']}{place}", file=sys.stderr, flush=True)
+        with suppress(Exception):
+            note = self.witness.note(self.since)
+            place = f" at {note['where']}" if note["where"] else ""
+            print(f"no step or batch ended for {quiet:.0f} s: {note['doing']}{place}", file=sys.stderr, flush=True)
         os._exit(1)
 
     def __enter__(self):

@@ -42,8 +42,8 @@ class Witness:
         # Neither a full disk nor another torch may hide what went wrong, or end what works.
         with suppress(Exception):
             note = self.note(since, error)
-            if note["doing"] == WAITING:
-                waited = time.time() - ((note["call"] or {}).get("time") or since)
+            if note["doing"] == WAITING and (call := note["call"]):
+                waited = time.time() - (call["time"] or since)
             if self.path:
                 write_json(self.path, note)
                 for dump in _dumps():  # for torch's own analyser
@@ -53,8 +53,9 @@ class Witness:
 
     def forget(self):
         """The rank goes on: what its note says is over."""
-        if self.path:
-            self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            if self.path:
+                self.path.unlink()
 
     def note(self, since, error=None):
         """The mapping that `parascale.notes` describes."""
@@ -63,7 +64,7 @@ class Witness:
         call = next((call for call in calls if not call["done"]), None)
         if error is not None:
             broken = isinstance(error, dist.DistError) or any(word in str(error) for word in OF_OTHERS)
-            doing = WAITING if broken or doing == WAITING else f"failed ({type(error).__name__})"
+            doing = WAITING if broken else f"failed ({type(error).__name__})"
         elif call:
             doing = WAITING
         stages = [name for name, (axis, _) in groups.items() if axis == "pp"]
@@ -73,7 +74,8 @@ class Witness:
             call = calls[-1]  # it counts as done where it failed
         return {
             "host": slurm.node_name(),
-            "gpu": torch.cuda.current_device() if torch.cuda.is_initialized() else None,
+            # Not torch's current device: each thread has its own.
+            "gpu": int(os.environ.get("LOCAL_RANK", 0)) if torch.cuda.is_initialized() else None,
             "doing": doing,
             "where": where,
             "since": since,
