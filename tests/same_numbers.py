@@ -42,17 +42,7 @@ def compare(against, place):
         run = functools.partial(subprocess.run, cwd=folder, env=environment, check=True)
         if tree == "before":
             for verb, dataset, *options in PREPARATION:
-                words = [
-                    "data",
-                    verb,
-                    "--dataset",
-                    dataset,
-                    *options,
-                    "--configfile",
-                    folder / "config.yaml",
-                    "--root",
-                    root,
-                ]
+                words = ["data", verb, "--dataset", dataset, *options, "--root", root]
                 run([sys.executable, "-m", "parascale", *words], stdout=subprocess.DEVNULL)
         else:
             shutil.copytree(place / "before/results/data", root / "results/data")

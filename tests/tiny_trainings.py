@@ -122,9 +122,10 @@ def write_project(folder):
     """A project with all cases and their data in `folder`."""
     from tests.unit.pretrained_folders import MAKERS
 
-    words = random.Random(0)
-    for place in ("text", "sites", "workloads"):
-        (folder / place).mkdir()
+    words, config = random.Random(0), folder / "config"
+    for place in (folder / "text", config / "sites", config / "workloads"):
+        place.mkdir(parents=True)
+    (folder / "Snakefile").touch()  # so that any version finds the project it works in, whatever its options are called
     for name, lines in (("a", 60), ("b", 12), ("c", 12)):
         texts = [[f"w{words.randrange(50)}" for _ in range(words.randrange(4, 14))] for _ in range(lines)]
         (folder / f"text/{name}.txt").write_text("".join(" ".join(line) + "\n" for line in texts))
@@ -134,15 +135,15 @@ def write_project(folder):
         make(folder / name)
     (folder / "own.py").write_text(OWN)
     for name, text in WORKLOADS.items():
-        (folder / f"workloads/{name}.yaml").write_text(text.replace("@", str(folder)))
-    (folder / "sites/here.yaml").write_text("device: cpu\ncores_per_node: 8\nthreads_per_process: 1\n")
-    (folder / "config.yaml").write_text("site: here\nruns: runs.tsv\n")
+        (config / f"workloads/{name}.yaml").write_text(text.replace("@", str(folder)))
+    (config / "sites/here.yaml").write_text("device: cpu\ncores_per_node: 8\nthreads_per_process: 1\n")
+    (config / "config.yaml").write_text("site: here\nruns: runs.tsv\n")
     columns = list(dict.fromkeys(column for row in CASES.values() for column in row if column != "workload"))
     rows = [["run", "workload", "gpus_per_node", "deterministic", *columns]]
     for name, row in CASES.items():
         cells = [str(row.get(column, "-")) for column in columns]
         rows.append([name, row.get("workload", "lm"), str(ranks_of(row)), "true", *cells])
-    (folder / "runs.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    (config / "runs.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
 
 
 def ranks_of(row):
@@ -173,6 +174,7 @@ def train_all(folder, root):
 
 def _rank(folder, root, name, rank, ranks, port):
     """One process of `parascale train`; what it prints goes to a file."""
+    os.chdir(folder)
     log = os.open(f"{root}/{name}-{rank}.log", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -184,7 +186,7 @@ def _rank(folder, root, name, rank, ranks, port):
     from parascale.cli import main
 
     torch.set_num_threads(1)
-    sys.argv = ["parascale", "train", "--run", name, "--configfile", f"{folder}/config.yaml", "--root", str(root)]
+    sys.argv = ["parascale", "train", "--run", name, "--root", str(root)]
     main()
 
 

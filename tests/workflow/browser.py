@@ -113,8 +113,9 @@ def main():
             browser.picture(arguments.picture, arguments.width, arguments.height)
         finally:
             browser.close()
-    colours = Image.open(arguments.picture).convert("RGB").quantize(32, dither=Image.Dither.NONE)
-    colours.save(arguments.picture, optimize=True)
+    picture = Image.open(arguments.picture).convert("RGB")
+    # Of the colours that are drawn, not of those between them at the edges of letters.
+    picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(arguments.picture, optimize=True)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ NOT_RUN = {
     "parascale launch": NAMED,
     "source envs/jsc.sh": "loads the modules of JSC's machines",
     "jutil env activate -p project": "a program of JSC's machines",
-    "python -m tests.workflow.browser results/report/index.html .github/report.png --height 1710": SAMPLE,
+    "python -m tests.workflow.browser results/report/index.html .github/report.png --height 1120": SAMPLE,
     ".ci/run": "installs packages and runs all tests",
     "git clone https://example.org/parascale parascale && cd parascale": INTERNET,
     "scontrol show node node1": SLURM,
