@@ -120,7 +120,7 @@ def phases(report):
         bars(axes, [record.name for record in records], parts, list(map(_step_words, records)), strong)
 
     more = f" The {MOST} quickest." if sum(len(records) for _, records in groups) < len(timed) else ""
-    caption = f"Shares of a mean step; beside it how long it takes.{more}"
+    caption = f"Each bar is all of a mean step; beside it how long that takes.{more}"
     return _plots(
         "phases",
         "Where a step's time goes",
@@ -257,7 +257,9 @@ def cost(report):
         return f"{pair[0]}: planned {numbers.core_hours(pair[1])}, charged {numbers.core_hours(pair[2])}"
 
     shown = [("", pairs[:MOST])] if pairs else []
-    return _plots("cost", title, "Each plan was made before its run started.", shown, _costs, bars_height, words)
+    return _plots(
+        "cost", title, "Of all runs; each plan was made before its run started.", shown, _costs, bars_height, words
+    )
 
 
 def _costs(axes, _, pairs):

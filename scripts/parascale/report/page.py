@@ -104,7 +104,7 @@ def _subtitle(report):
     judged = [
         record.parity.verdict for record in done if record.parity and record.parity.verdict in ("same", "different")
     ]
-    same = [f"{judged.count('same')} of {len(judged)} the same as their baselines"] if judged else []
+    same = [f"{judged.count('same')} of {len(judged)} that have a baseline train the same"] if judged else []
     return " · ".join(
         [*sites, *days[-1:], *([f"commit {min(commits)[:10]}"] if len(commits) == 1 else []), finished, *same]
     )

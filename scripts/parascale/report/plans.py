@@ -43,13 +43,14 @@ def _bubbles(report):
     for record in sorted(waiting, key=lambda record: -record.summary.bubble_measured)[:1]:
         layout, waits = record.run.layout, record.summary.bubble_measured
         more = 2 * layout.micro_batches
-        expected = (layout.pp - 1) / (more + layout.pp - 1)
+        explained, expected = ((layout.pp - 1) / (count + layout.pp - 1) for count in (layout.micro_batches, more))
         if expected < waits and record.run.global_batch % (more * layout.data_parallel) == 0:
             said = (
-                f"`{record.name}` waits {numbers.percent(waits)} of a step for other stages: try `micro_batches` {more}"
+                f"`{record.name}` waits {numbers.percent(waits)} of a step for other stages, of which its schedule explains "
+                f"{numbers.percent(explained)}: with `micro_batches` {more} that would be {numbers.percent(expected)}."
             )
             yield (
-                f"{said}, of which {numbers.percent(expected)} is expected.",
+                said,
                 _advise(record.run.workload.name, layout.world_size),
             )
 

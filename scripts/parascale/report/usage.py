@@ -58,7 +58,8 @@ def attempts_chart(record):
         axes.grid(axis="y", visible=False)
 
     said = "; ".join(f"{name} after {numbers.duration(span[2])}" for name, span in zip(names, spans, strict=True))
-    return Chart("attempts", "Attempts", "A line is waiting in the queue.", draw, bars_height(len(spans)) + 0.3, said)
+    waited = "Thin: time in the queue." if any(start > submitted for submitted, start, _ in spans) else ""
+    return Chart("attempts", "Attempts", waited, draw, bars_height(len(spans)) + 0.3, said)
 
 
 # --- samples

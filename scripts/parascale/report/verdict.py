@@ -126,12 +126,12 @@ def _sentence(experiment, winners):
     if winner is None:
         return f"There is no layout to rank beside the baseline `{head.label}`."
     alike = few([f"`{member.label}`" for member in winner.alike], most=4)
-    alike = f"; no measurable difference from {alike}" if alike else ""
+    mean, alike = (" by its mean", f"; {alike} cannot be told from it") if alike else ("", "")
     if not winner.beats:
         return f"Nothing is measurably faster than the baseline `{head.label}` ({numbers.duration(winner.value.mean)}){alike}."
     value, baseline = winner.value, winner.baseline
     return (
-        f"`{winner.best.label}` on {winner.best.extent} is the fastest: {numbers.duration(value.mean)}, "
+        f"`{winner.best.label}` on {winner.best.extent} is the fastest{mean}: {numbers.duration(value.mean)}, "
         f"{baseline.mean / value.mean:.2f} times as fast as the baseline `{head.label}`{alike}."
     )
 
