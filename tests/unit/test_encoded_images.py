@@ -55,22 +55,24 @@ def test_a_jpeg_cut_anywhere_is_found(seed, part):
     assert jpeg.check(data + b"trailing bytes, which cameras leave") == "colour"
 
 
-def encoded(form, **options):
+def encoded(form, mode="RGB", **options):
     """A smooth picture of 256 × 256, so that most of what is lost in it decodes to something."""
     ramp = np.add.outer(np.arange(256), np.arange(256)) // 2
     buffer = io.BytesIO()
     pixels = np.stack([ramp, ramp[::-1], ramp[:, ::-1]], 2) + np.random.default_rng(0).integers(0, 9, (256, 256, 3))
-    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(buffer, form, **options)
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert(mode).save(buffer, form, **options)
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 8}])
+@pytest.mark.parametrize(
+    "options", [{"mode": "CMYK"}, {}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 8}]
+)
 def test_damage_inside_a_jpeg_is_found_where_every_pixel_is_looked_at(options):
-    data = encoded("JPEG", **options)
+    data, space = encoded("JPEG", **options), options.get("mode", "colour")
     middle = len(data) // 2
-    assert jpeg.check(data + b"trailing bytes, which cameras leave", "decode") == "colour"
+    assert jpeg.check(data + b"trailing bytes, which cameras leave", "decode") == space
     for damaged in (data[:middle] + bytes(512) + data[middle + 512 :], data[:middle] + jpeg.END):
-        assert jpeg.check(damaged, "header") == "colour"
+        assert jpeg.check(damaged, "header") == space
         with pytest.raises(jpeg.BadImage, match="cannot be decoded"):
             jpeg.check(damaged, "decode")
 

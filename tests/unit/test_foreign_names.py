@@ -31,6 +31,7 @@ FOREIGN = [
 def test_foreign_names_are_known_and_those_of_data_are_not(path):
     assert is_foreign(path)
     assert not is_foreign("set/train.txt") and not is_foreign("trash/git/readme_train.txt")
+    assert not is_foreign("train/a/license.jpg")
 
 
 @pytest.mark.parametrize("name", ["folder", "a.zip", "a.tgz"])
@@ -51,11 +52,17 @@ def test_foreign_files_are_no_text(site, name, files, tmp_path):  # noqa: F811
     assert re.match(r"\d+ hidden or foreign files or folders were left out: ", raw.notes[0])
 
 
-def test_a_foreign_name_that_the_settings_spell_out_is_meant(tmp_path):
+def test_a_foreign_name_that_the_settings_spell_out_is_meant(tmp_path, monkeypatch):
+    monkeypatch.setenv("HIDDEN", ".cache")
     (tmp_path / ".cache").mkdir()
     for name in ("train.txt", "README.md", "._x.txt"):
         (tmp_path / ".cache" / name).write_text(f"{name}\n")
-    for path, found in ((".cache/*.txt", ["train.txt"]), (".cache/README.md", ["README.md"]), ("*/README*", None)):
+    for path, found in (
+        ("$HIDDEN/*.txt", ["train.txt"]),
+        (".cache/*.txt", ["train.txt"]),
+        (".cache/README.md", ["README.md"]),
+        ("*/README*", None),
+    ):
         source = Source(kind="files", location=str(tmp_path), files={"train": path})
         if found is None:
             with pytest.raises(DataError, match="no file matches"):

@@ -105,6 +105,8 @@ def test_imagenet_is_read_as_kaggle_has_it(wrapped, sorted_, tmp_path):
         path.write_bytes(make_jpeg(number))
         rows += [f"{number},n0{label} 1 2 3 4"] * (split == "val")
     (root / "ILSVRC/Annotations").mkdir()
+    if not sorted_:
+        (root / imagenet.KAGGLE / "val/.ipynb_checkpoints").mkdir()
     (root / imagenet.LABELS).write_text("\n".join(rows))
     index = index_of(tmp_path / "raw", tmp_path / "index")
     assert index.classes == ["n01", "n02"] and index.splits == ["train", "validation"]

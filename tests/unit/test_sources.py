@@ -26,6 +26,7 @@ def data(tmp_path):
     folder = tmp_path / "data"
     (folder / "more").mkdir(parents=True)
     (folder / "lines.txt").write_bytes("eins\r\nzwei\n\ndrei ü".encode())
+    (folder / "blank.jsonl").write_text('{"text": "a"}\n\n\n{"text": "b"}\n\n\n')
     (folder / "rows.jsonl").write_text('{"text": "a"}\n{"text": "b\\nc", "id": 1}\n')
     pyarrow.parquet.write_table(pyarrow.table({"text": ["p", "q"], "other": [1, 2]}), folder / "table.parquet")
     for number in range(3):
@@ -50,6 +51,8 @@ def read(folder, output, files, **source):
         ("lines.txt[1:75%]", ["zwei", ""]),
         ("rows.jsonl", ["a", "b\nc"]),
         ("rows.jsonl[1:]", ["b\nc"]),
+        ("blank.jsonl[:50%]", ["a"]),
+        ("blank.jsonl[50%:]", ["b"]),
         ("table.parquet", ["p", "q"]),
         ("table.parquet[:1]", ["p"]),
         ("more/*.txt", ["file 0", "file 1", "file 2"]),

@@ -190,6 +190,12 @@ BAD_ARCHIVES = [  # named, as an archive holds the time and differs between the 
     pytest.param("a.zip", overlapping_zip(), "`train.txt` and `valid.txt` overlap", id="zip, overlap"),
     pytest.param("a.zip", zip_with_a_link(), "`train.txt` is a link", id="zip, link"),
     pytest.param("a.tgz", tar_of({"a.txt": os.urandom(50_000)})[:-30_000], "not a whole archive", id="tar, cut"),
+    pytest.param(
+        "a.tar",
+        tar_of(SPLITS, "w").replace(b"ustar", b"\xff" * 5, 2).replace(b"\xff" * 5, b"ustar", 1),
+        "ends early",
+        id="tar, damaged header",
+    ),
     pytest.param("a.zip", b"no archive at all", "not a whole archive", id="zip, no archive"),
 ]
 

@@ -121,8 +121,8 @@ def _require_no_names_of_splits(root, classes):
 
 def _require_no_splits(folder, folders, files):
     """Raise DataError for a folder below a class's that holds splits: they would become one class."""
-    there = {os.fsdecode(name) for name in folders}
-    tables = {os.fsdecode(name).removesuffix(end) for name in files for end in (".csv", ".parquet")}
+    there = {os.fsdecode(name).lower() for name in folders}
+    tables = {match[1].lower() for name in files if (match := TABLE.fullmatch(os.fsdecode(name)))}
     found = [split for split, names in SPLIT_NAMES.items() if not there.union(tables).isdisjoint(names)]
     if len(found) > 1 or not tables.isdisjoint(SPLIT_NAMES["train"]):
         raise DataError(

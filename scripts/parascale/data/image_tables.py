@@ -32,7 +32,7 @@ def pack_parquet(tables, classes, columns, folder):
                 numbers = classes.numbers(path)
                 rows = parquet_rows(path, [columns["image"], columns["label"]], "image", ROWS)
                 while some := list(itertools.islice(rows, ROWS)):
-                    unknown = [row for row, (_, label) in some if label_text(label) not in numbers]
+                    unknown = [row for row, (_, label) in some if lacks(label) or label_text(label) not in numbers]
                     if unknown:
                         raise DataError(
                             f"{path}: rows without a label, or with one that is not a class: {few(unknown)}. The classes are "
@@ -113,9 +113,12 @@ def _own_names(path, column):
 def _labels(path, column):
     """The distinct labels in a file, as text."""
     rows = parquet_rows(path, [column], "label")
-    return {
-        label_text(label) for _, (label,) in rows if label is not None and label == label
-    }  # unlike NaN, which is no label
+    return {label_text(label) for _, (label,) in rows if not lacks(label)}
+
+
+def lacks(label):
+    """Whether this is no label: null, blank, or NaN, which is unlike itself."""
+    return label is None or label != label or not str(label).strip()
 
 
 def label_text(label):
@@ -134,9 +137,9 @@ def _require_single(path, schema, column):
 
 def _image_bytes(image, path, row):
     data = image.get("bytes") if isinstance(image, dict) else image
-    if data is None:
+    if not isinstance(data, bytes):
         raise DataError(
-            f"{path}, row {row:,}: the image's bytes are not in the file, only a path; fetch the images too"
+            f"{path}, row {row:,}: the image's bytes are not in the file, only a path or text; fetch the images too"
         )
     return data
 

@@ -8,10 +8,10 @@ The tar of the training images holds a tar a class, that of the validation image
 import csv
 import os
 import tarfile
-from pathlib import Path
 
 from parascale.data.images import ImageIndexWriter
 from parascale.data.named_files import is_foreign, note_foreign
+from parascale.data.sources.archives import require_end
 from parascale.errors import DataError, few
 
 TRAIN, VALIDATION, LABELS = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "LOC_val_solution.csv"
@@ -32,7 +32,11 @@ def is_kaggle(root):
 def kaggle_folders(root):
     """Split → folder of classes in Kaggle's copy: `val` too if its images have been sorted into classes."""
     folders = {"train": root / KAGGLE / "train", "validation": root / KAGGLE / "val"}
-    return {split: path for split, path in folders.items() if split == "train" or any(map(Path.is_dir, path.glob("*")))}
+    return {split: path for split, path in folders.items() if split == "train" or any(map(_is_class, path.glob("*")))}
+
+
+def _is_class(path):
+    return path.is_dir() and not is_foreign(f"{path.name}/")
 
 
 def kaggle_validation(root, classes, splits, notes):
@@ -105,22 +109,16 @@ def _labels_of(names, labels, place):
 
 
 def _members(tar, foreign):
-    """Yield the members of an open tar that are data, and append the names of the others; DataError where it is damaged or cut.
-
-    `tarfile` takes a header that it cannot read for the end of the tar: a whole one has a block of zeros there.
-    """
+    """Yield the members of an open tar that are data, and append the names of the others; DataError where it is damaged or cut."""
     try:
         for member in tar:
             if is_foreign(member.name):
                 foreign.append(member.name)
             else:
                 yield member
-        tar.fileobj.seek(tar.offset)
-        end = tar.fileobj.read(tarfile.BLOCKSIZE)
+        require_end(tar, tar.name)
     except DAMAGED as error:
         raise DataError(f"{tar.name}: the tar file is damaged ({error}); fetch it again") from None
-    if end != bytes(tarfile.BLOCKSIZE):
-        raise DataError(f"{tar.name}: the tar file ends early, or is damaged at byte {tar.offset:,}; fetch it again")
 
 
 def _validation_labels(root, numbers):

@@ -56,11 +56,11 @@ def _decode_strictly(data):
     except ImportError:
         frame = None
     try:
-        if frame is None or data[frame + 4] != 8 or data[frame + 9] not in (1, 3):
+        if frame is None or data[frame + 4] != 8 or data[frame + 9] not in (1, 3, 4):
             opened(data)
         else:
             Image.open(io.BytesIO(data)).close()  # is it too large?
-            simplejpeg.decode_jpeg(data, "RGB", strict=True)
+            simplejpeg.decode_jpeg(data, "CMYK" if data[frame + 9] == 4 else "RGB", strict=True)
     except UNREADABLE as error:
         raise BadImage(f"it cannot be decoded ({_reason(error)})") from None
 

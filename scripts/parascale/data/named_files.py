@@ -25,7 +25,7 @@ DESCRIPTION = re.compile(r"README\.md|(config|dataset_infos?|dataset_dict)\.json
 # these. A file or folder of such a name is data only where the settings name it.
 FOREIGN = re.compile(
     r"(^|/)(\.[^/.][^/]*|__MACOSX|__pycache__|lost\+found|\$RECYCLE\.BIN|System Volume Information|@eaDir|Thumbs\.db|desktop\.ini)(/|$)"
-    r"|(^|/)(README|LICEN[CS]E|CITATION|CHANGELOG)(\.\w+)?$",
+    r"|(^|/)(README|LICEN[CS]E|CITATION|CHANGELOG)(\.(md|txt|rst|html|pdf|cff|bib))?$",
     re.IGNORECASE,
 )
 SLICE = re.compile(r"(?P<path>.*)\[(?P<first>\d*%?):(?P<last>\d*%?)\]")
@@ -164,7 +164,8 @@ def is_foreign(path):
 def note_foreign(paths, notes, where=""):
     """Count in the notes what was left out."""
     if paths:
-        notes.append(f"{where}{len(paths):,} hidden or foreign files or folders were left out: {few(paths)}")
+        shown = few(os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths)
+        notes.append(f"{where}{len(paths):,} hidden or foreign files or folders were left out: {shown}")
 
 
 def without_foreign(paths, notes, pattern=""):

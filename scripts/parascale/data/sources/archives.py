@@ -55,6 +55,17 @@ def _unpack_tar(archive, name, folder):
 
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter=new)
+        require_end(tar, name)
+
+
+def require_end(tar, name):
+    """Raise DataError where a tar that was read to its end does not end there: `tarfile` takes a damaged header for the end.
+
+    A whole one has a block of zeros there.
+    """
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise DataError(f"{name}: the tar file ends early, or is damaged at byte {tar.offset:,}; fetch it again")
 
 
 def _unpack_zip(archive, name, folder):

@@ -80,7 +80,7 @@ def _entries(pattern, folder, name, notes):
     """Manifest entries of one `path`, glob or `path[first:last]`; a slice is taken of each file on its own."""
     path, first, last = sliced(pattern)
     found = {os.path.relpath(file, folder): Path(file) for file in sorted(matches(folder, path))}
-    paths = [found[name] for name in without_foreign(found, notes, path)]
+    paths = [found[name] for name in without_foreign(found, notes, expanded(path, "data.source.files"))]
     if not paths:
         wanted = Path(folder) / expanded(path, "data.source.files")
         what = "no file matches" if glob.has_magic(path) else "no such file"

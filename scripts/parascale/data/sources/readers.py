@@ -45,6 +45,8 @@ def count_rows(path):
         return open_parquet(path).metadata.num_rows
     lines, last = 0, b"\n"
     with open(path, "rb") as handle:
+        if kind_of(path) == JSON_LINES:  # of which blank lines are no rows
+            return sum(1 for line in handle if line.strip())
         while block := handle.read(BLOCK_BYTES):
             lines += block.count(b"\n")
             last = block[-1:]
