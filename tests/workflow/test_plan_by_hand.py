@@ -132,6 +132,8 @@ def finish(outputs, wanted):
             # A record of another machine, which this one's plan does not go by.
             values = prepared(path) if path.name == "manifest.json" else {"site": {"name": "elsewhere"}}
             path.write_text(json.dumps(values))
+        else:
+            (path / "checkpoint.json").write_text("{}")  # which the folder stands for
     for path in outputs:
         os.utime(path, (0, 0))  # none is newer than another
 
