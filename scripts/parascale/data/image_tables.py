@@ -116,9 +116,9 @@ def _labels(path, column):
     return {label_text(label) for _, (label,) in rows if not lacks(label)}
 
 
-def lacks(label):
-    """Whether this is no label: null, blank, or NaN, which is unlike itself."""
-    return label is None or label != label or not str(label).strip()
+def lacks(value):
+    """Whether a cell holds nothing: null, blanks, or NaN, which is unlike itself."""
+    return value is None or value != value or not str(value).strip()
 
 
 def label_text(label):
@@ -162,8 +162,7 @@ def path_label(path, columns):
         _require_single(path, schema, wanted[1])
         rows = [row for _, row in parquet_rows(path, wanted, "path")]
     for place, what in ((1, "label"), (0, "path")):
-        values = enumerate((row[place] for row in rows), 1)
-        missing = [n for n, value in values if value is None or value != value or not str(value).strip()]
+        missing = [number for number, row in enumerate(rows, 1) if lacks(row[place])]
         if missing:
             raise DataError(
                 f"{path}: {len(missing):,} rows have no {what}: {few(missing)}. Give each one or remove it."
