@@ -90,9 +90,9 @@ def load_project(values, files=(), bases=("config",)):
     config = resolved_paths(strict.load(Config, {**defaults, **values}, places), places)
     site = load_site(config, config.site)
     find_workload = functools.cache(functools.partial(load_workload, config.workloads))
-    runs = {}
+    runs, names = {}, {}
     for row, place in read_rows(config.runs):
-        strict.check_name(row["run"], place, "run", runs)
+        strict.check_name(row["run"], place, "run", names)
         run = strict.load(Run, {**row, "workload": find_workload(row["workload"])}, place)
         run = compiled_where_it_gains(run, site)
         if run.run in runs:
@@ -254,10 +254,10 @@ def _check_starts(runs, where):
 
 def _check_datasets(workloads):
     """Workloads that share a dataset must mean the same data."""
-    seen = {}
+    seen, names = {}, {}
     for workload in workloads.values():
         data = workload.data
-        strict.check_name(data.dataset, f"workload `{workload.name}`", "data.dataset", seen)
+        strict.check_name(data.dataset, f"workload `{workload.name}`", "data.dataset", names)
         other = seen.setdefault(data.dataset, workload)
         if other.data.made_from() != data.made_from() or other.task != workload.task:
             raise ConfigError(

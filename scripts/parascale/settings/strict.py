@@ -67,17 +67,19 @@ def make(kind, /, **values):
     return load(kind, values, kind.__name__)
 
 
-def check_name(name, where, key, others=()):
-    """Raise ConfigError unless `name` can be the name of a folder below `results/`, beside those of `others` on any filesystem."""
+def check_name(name, where, key, seen=None):
+    """Raise ConfigError unless `name` can be the name of a folder below `results/`, on any filesystem beside those of before: `seen`, which
+    this fills, has them by what is the same where case is ignored.
+    """
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"{at(where, key)}: `{key}` = `{name}` must be at most 100 letters, digits, `-`, `_` and `.`, the first a letter or a digit"
         )
-    for other in others:
-        if other != name and other.casefold() == name.casefold():
-            raise ConfigError(
-                f"{at(where, key)}: `{key}` = `{name}`, but there is `{other}`: filesystems that ignore case would keep both in one folder"
-            )
+    other = name if seen is None else seen.setdefault(name.casefold(), name)
+    if other != name:
+        raise ConfigError(
+            f"{at(where, key)}: `{key}` = `{name}`, but there is `{other}`: filesystems that ignore case would keep both in one folder"
+        )
 
 
 def at(where, key):
