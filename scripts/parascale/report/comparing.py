@@ -241,6 +241,7 @@ class Report:
     advice: tuple = ()
     tables: tuple = ()
     table: tuple = ()
+    charts: dict = field(default_factory=dict, init=False)  # those that `figures.chart` has made
 
     @functools.cached_property
     def done(self):

@@ -274,3 +274,10 @@ def _costs(axes, _, pairs):
 
 # Name → function of a Report; each becomes a file `figures/<name>.svg`.
 FIGURES = {"scaling": scaling, "phases": phases, "cost": cost, "memory": memory, "loss": loss}
+
+
+def chart(report, name):
+    """The Chart of that name, or None where nothing is to be drawn. Made once for a Report: its page and its file share it."""
+    if name not in report.charts:
+        report.charts[name] = FIGURES[name](report)
+    return report.charts[name]

@@ -75,7 +75,7 @@ class JobReport:
     @property
     def charts(self):
         """At most four."""
-        measured = figures.phases(self.report), figures.loss(self.report)
+        measured = figures.chart(self.report, "phases"), figures.chart(self.report, "loss")
         return list(filter(None, (attempts_chart(self.record), *measured, usage_chart(self.devices))))
 
 

@@ -38,7 +38,7 @@ def render_page(report):
         state="" if report.done else NOTHING,
         workloads=[(verdict, _charts(report, verdict)) for verdict in verdicts(report)],
         steps=next_steps(report),
-        cost=figures.cost(report),
+        cost=figures.chart(report, "cost"),
         parts=parts(report),
         tables=(*TABLES, *report.tables),
     )
@@ -75,8 +75,9 @@ def write_report(report, output):
     """Write `index.html`, `verdict.txt` with its comparisons as a terminal shows them, its CSV files and `figures/*.svg` below the folder
     `output`, each whole or not at all."""
     output = Path(output)
-    for name, make in figures.FIGURES.items():
-        files.write_text(output / "figures" / f"{name}.svg", (make(report) or chart.empty(name)).file)
+    for name in figures.FIGURES:
+        drawn = figures.chart(report, name) or chart.empty(name)
+        files.write_text(output / "figures" / f"{name}.svg", drawn.file)
     for name, table in (("summary", runs_table), ("advice", advice_table), ("checkpoints", conversions_table)):
         files.write_text(output / f"{name}.csv", table(report).csv)
     said = [line for verdict in verdicts(report) if verdict.sentences for line in lines(verdict)]

@@ -35,7 +35,7 @@ def parts(report):
 
 def figure(name, title):
     """A function of a Report that makes the Part of a figure alone."""
-    return lambda report: Part(name, title, charts=tuple(filter(None, [figures.FIGURES[name](report)])))
+    return lambda report: Part(name, title, charts=tuple(filter(None, [figures.chart(report, name)])))
 
 
 # --- is the result the same?
