@@ -88,7 +88,7 @@ NEXT = {
     "a pipeline that waits": (
         [fake("pp", pp=2, micro_batches=4, gpus_per_node=2)],
         {"pp": {"bubble_measured": 0.49}},
-        "`pp` waits 49 % of a step for other stages, of which its schedule explains 20 %: with `micro_batches` 8 that would be 11 %.",
+        "Set `micro_batches` to 8 in the row `pp` of the run table, then: parascale launch --run pp",
     ),
     "nothing": ([ddp()], {}, ""),
 }

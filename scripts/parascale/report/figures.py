@@ -106,7 +106,7 @@ def _scaling(axes, report, experiment):
 
 
 def phases(report):
-    """Where the time of a step goes: bars of one length, the quickest step first."""
+    """Where the time of a step goes: a bar for each run as long as its step takes, the quickest first."""
     timed = sorted(
         (each for each in report.done if any(each.summary.phases.values())), key=lambda each: sum(spent(each).values())
     )
@@ -114,13 +114,13 @@ def phases(report):
     used = [phase for phase in PHASES if any(spent(record).get(phase) for record in timed)]
 
     def plot(axes, _, records):
-        shares = [_shares(record) for record in records]
-        parts = [(phase, PALETTE[phase], [share.get(phase, 0.0) for share in shares]) for phase in used]
+        seconds = list(map(spent, records))
+        parts = [(phase, PALETTE[phase], [each.get(phase, 0.0) for each in seconds]) for phase in used]
         strong = {record.run.baseline for record in records}
         bars(axes, [record.name for record in records], parts, list(map(_step_words, records)), strong)
 
     more = f" The {MOST} quickest." if sum(len(records) for _, records in groups) < len(timed) else ""
-    caption = f"Each bar is all of a mean step; beside it how long that takes.{more}"
+    caption = f"Length: time of a mean step.{more}"
     return _plots(
         "phases",
         "Where a step's time goes",
@@ -132,18 +132,13 @@ def phases(report):
     )
 
 
-def _shares(record):
-    seconds = spent(record)
-    total = sum(seconds.values())
-    return {phase: value / total for phase, value in seconds.items()}
-
-
 def _step_words(record):
     """How long a step takes, and the largest part of it that computes nothing, where that is much."""
-    shares = _shares(record)
-    most = max(WAITING, key=lambda phase: shares.get(phase, 0.0))
-    waits = f", {numbers.percent(shares[most])} {most}" if shares.get(most, 0.0) >= MUCH else ""
-    return with_caveats(record, numbers.duration_of_step(sum(spent(record).values())) + waits)
+    seconds = spent(record)
+    total, most = sum(seconds.values()), max(WAITING, key=lambda phase: seconds.get(phase, 0.0))
+    share = seconds.get(most, 0.0) / total
+    waits = f", {numbers.percent(share)} {most}" if share >= MUCH else ""
+    return with_caveats(record, numbers.duration_of_step(total) + waits)
 
 
 def memory(report):

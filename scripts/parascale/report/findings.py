@@ -52,12 +52,12 @@ MEASURES = (
     ("gpu", "utilisation", 1, lambda value: f"{percent(value)} busy"),
     ("rank", "cores_busy", -1, lambda value: f"{significant(value, 2)} cores busy"),
 )
-KINDS = ("bad", "note", "good")
+KINDS = ("failed", "bad", "note", "good")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence and what it rests on. kind: bad (costs), note (worth knowing) or good. short: the same beside a row of a table, if
+    """One sentence and what it rests on. kind: failed, bad (costs), note (worth knowing) or good. short: the same beside a row of a table, if
     it stands there."""
 
     kind: str
@@ -109,10 +109,10 @@ def _ends(record):
     for words, count in Counter(map(ending, record.attempts)).items():
         often = f" in {count} of {len(record.attempts)} attempts" if len(record.attempts) > 1 else ""
         text = f"{words[:1].upper()}{words[1:]}{often}; {again} from its checkpoint."
-        yield words, "bad" if words == "failed" else worse, text, source
+        yield words, "failed" if words == "failed" else worse, text, source
     for attempt in record.attempts:
         yield attempt.get("cause"), worse, f"Ranks waited in vain: {attempt.get('cause')}.", f"cause of the {source}"
-    yield record.status == "missing", "bad", "There is no readable record of this run.", "; ".join(record.notes)
+    yield record.status == "missing", "failed", "There is no readable record of this run.", "; ".join(record.notes)
 
 
 def _time(record):

@@ -54,7 +54,7 @@ TRACE = "The whole trace is `profile/trace.json.gz` of the run; chrome://tracing
 A4 = (8.27, 11.69)  # inches
 LINE = 0.2  # inches, of the PDF's words
 PLACES = (0.07, 0.4, 0.56, 0.72, 0.86)  # of columns across a page
-COLOURS = {"bad": "C5", "note": "C7", "good": "C2"}
+COLOURS = {"failed": "C5", "bad": "k", "note": "k", "good": "C2"}
 BOLD = {"weight": "bold"}
 
 

@@ -45,13 +45,11 @@ def _bubbles(report):
         more = 2 * layout.micro_batches
         explained, expected = ((layout.pp - 1) / (count + layout.pp - 1) for count in (layout.micro_batches, more))
         if expected < waits and record.run.global_batch % (more * layout.data_parallel) == 0:
-            said = (
-                f"`{record.name}` waits {numbers.percent(waits)} of a step for other stages, of which its schedule explains "
-                f"{numbers.percent(explained)}: with `micro_batches` {more} that would be {numbers.percent(expected)}."
-            )
             yield (
-                said,
-                _advise(record.run.workload.name, layout.world_size),
+                f"`{record.name}` waits {numbers.percent(waits)} of a step for other stages, of which its schedule explains "
+                f"{numbers.percent(explained)}; with more micro-batches that would be {numbers.percent(expected)}. Set `micro_batches` to "
+                f"{more} in the row `{record.name}` of the run table, then:",
+                f"parascale launch --run {record.name}",
             )
 
 
@@ -61,9 +59,8 @@ def _untried(report):
         best, measured = rows[0], [row["seconds"] for row in rows if row["basis"] == "history" and row["seconds"]]
         if measured and best["seconds"] and best["seconds"] < GAIN * min(measured):
             faster = numbers.fixed(min(measured) / best["seconds"], 2)
-            said = f"`{best['layout']}` was not tried: by formula {faster} times as fast as the best run of {name} on {best['gpus']}."
-            yield said, _advise(name, best["processes"])
-
-
-def _advise(workload, processes):
-    return f"parascale advise --workload {workload} --gpus {processes}"
+            yield (
+                f"`{best['layout']}` was not tried: by formula {faster} times as fast as the best run of {name} on {best['gpus']}. Give it a row "
+                "in the run table; why it may be faster says:",
+                f"parascale advise --workload {name} --gpus {best['processes']}",
+            )

@@ -13,11 +13,13 @@ from parascale.report.timing import cores_there, wanted_cores
 
 @dataclass(frozen=True)
 class Aim:
-    """Something of which less is better: `spread` of a Member. badge: what the best one is called."""
+    """Something of which less is better: `spread` of a Member. badge: what the best one is called; ranked: whether what is not ranked by its
+    time has no part in it."""
 
     key: str
     badge: str
     spread: object
+    ranked: bool = True
 
 
 def training_core_hours(member):
@@ -33,7 +35,12 @@ MOST_LINES = 8  # of a workload, on a terminal
 AIMS = (
     Aim("seconds", "fastest", lambda member: member.time),
     Aim("training_core_hours", "cheapest", training_core_hours),
-    Aim("peak_memory_bytes", "leanest", lambda member: member.spread(lambda record: record.summary.peak_memory_bytes)),
+    Aim(
+        "peak_memory_bytes",
+        "leanest",
+        lambda each: each.spread(lambda run: run.summary.peak_memory_bytes),
+        ranked=False,
+    ),
 )
 RANKING = (
     Column("label", "Layout", below="extent", link="page", kind="badge"),
@@ -94,9 +101,8 @@ def _verdict(report, name, records):
 
 
 def _winners(experiment):
-    head, *others = experiment.members
-    rivals = [head, *(member for member in others if not member.unranked)]
-    return () if head.unranked else tuple(filter(None, (_winner(aim, head, rivals) for aim in AIMS)))
+    found = (_winner(aim, [each for each in experiment.members if not (aim.ranked and each.unranked)]) for aim in AIMS)
+    return tuple(filter(None, found)) if not experiment.members[0].unranked else ()
 
 
 def _apart(low, high):
@@ -104,8 +110,8 @@ def _apart(low, high):
     return is_less(low.mean, low.high, high.mean, high.low)
 
 
-def _winner(aim, head, rivals):
-    baseline = aim.spread(head)
+def _winner(aim, rivals):
+    head, baseline = rivals[0], aim.spread(rivals[0])
     ranked = [(spread, member) for member in rivals if (spread := aim.spread(member)) is not None]
     if baseline is None or not baseline.mean or len(ranked) < 2:
         return None
@@ -228,7 +234,8 @@ def lines(verdict):
         label, time, faster, checked, cost, memory, notes = row.cells
         between = f" ({faster.small})" if faster.small else ""
         figures = time.text, f"{faster.text}{between}".strip(), checked.kind, cost.text, memory.text
-        rows.append((f"  {label.text}", label.small, *figures, label.kind or (notes.text if row.faded else "")))
+        said = label.kind, notes.text if row.faded else ""
+        rows.append((f"  {label.text}", label.small, *figures, "; ".join(filter(None, said))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     more = len(verdict.table) - MOST_LINES
     last = [f"and {more} more, on the page"] if more > 0 else []
