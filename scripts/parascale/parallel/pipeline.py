@@ -56,6 +56,16 @@ class TimedStage(PipelineStage):
         super().__init__(*args, **kwargs)
         self.clock = clock
 
+    def _prepare_forward_infra(self, *args, **kwargs):
+        """torch sends tensors without data through the stages, one after the other: compiled, each would wait for the graphs of all
+        before it, and those are for these tensors alone."""
+        with torch.compiler.set_stance("force_eager"):
+            return super()._prepare_forward_infra(*args, **kwargs)
+
+    def _prepare_backward_infra(self, *args, **kwargs):
+        with torch.compiler.set_stance("force_eager"):
+            return super()._prepare_backward_infra(*args, **kwargs)
+
     def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
         self.draws.begin_micro_batch(fwd_chunk_id)
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
