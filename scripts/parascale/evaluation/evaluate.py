@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -56,7 +57,9 @@ def split_sums(
     for numbers, parts in zip(chosen, read_batches(samples, filled, workers, device), strict=True):
         between()
         *inputs, labels = (part.to(device) for part in parts)
-        sums = _batch_sums(outputs(*inputs), labels, (loss, *metrics))
+        # Of the last batch's size there would be more graphs, for a single batch.
+        with torch.compiler.set_stance("force_eager") if len(numbers) < batch else nullcontext():
+            sums = _batch_sums(outputs(*inputs), labels, (loss, *metrics))
         if sums is not None and len(numbers):
             total += sums
     return total

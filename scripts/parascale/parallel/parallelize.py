@@ -179,7 +179,7 @@ def _make_part(whole, run, mesh, tied, stage, copies):
         head.deferred = layout.tp == 1 or layout.loss_parallel
         head.copy = copies.of if copies is not None else None
         if layout.compile:
-            head.score = torch.compile(head.score, dynamic=False)
+            head.score = torch.compile(head.score, dynamic=False, fullgraph=True)
     if layout.tp > 1:
         tensor.split_tensors(part, mesh.devices["tp"], layout.sequence_parallel)
         tying.tie(part, tied)
@@ -189,18 +189,32 @@ def _make_part(whole, run, mesh, tied, stage, copies):
     blocks = [
         module for name, module in part.named_modules() if any(tensor.matches(name, pattern) for pattern in patterns)
     ]
+    if layout.compile:
+        _refuse_eager(len(blocks))
     for block in blocks:
         if layout.activation_checkpointing:
             # Replacing the method, not wrapping the module, keeps the parameters' names.
             block.forward = recomputed(block, layout.activation_checkpointing == "selective", copies)
         if layout.compile:
-            block.compile()
+            # A graph that breaks is an error; a class of the user's own may have breaks.
+            block.compile(fullgraph=not run.workload.model.is_own)
     if layout.uses_fsdp:
         axes = tuple(axis for axis in DATA_AXES if axis in layout.dimensions)
         fsdp.shard(part, blocks, mesh.devices[axes], layout, run.precision)
     if copies is not None:
         part.forward = copies.around(part)
     return part
+
+
+def _refuse_eager(blocks):
+    """More graphs of one function than dynamo keeps are an error, not code that runs as if it were not compiled.
+
+    So many blocks may all differ; each has graphs of training and of evaluation, in two sizes where its batches have two.
+    """
+    import torch._dynamo.config as dynamo
+
+    dynamo.fail_on_recompile_limit_hit = True
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * blocks)
 
 
 def heads(part):
