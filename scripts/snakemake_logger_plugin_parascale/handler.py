@@ -135,7 +135,7 @@ class LogHandler(JobEvents):
     def _show_plan(self):
         plan = plan_of(self.workflow, self.planner)
         try:
-            write(plan, self.planner.project.paths.results)
+            write(plan, self.planner)
         except (OSError, ParascaleError) as error:
             # Such as of a read-only checkout, while nobody has said where results go.
             self.say(f"the plan is shown but not kept: {error}")
@@ -165,9 +165,8 @@ def start(workflow, planner):
     """
     if workflow.touch:
         return
-    results = planner.project.paths.results
     plan = plan_of(workflow, planner)
-    write(plan, results)
+    write(plan, planner)
     try:
         budget.check(plan)
     except budget.BudgetError as error:
@@ -201,12 +200,15 @@ def plan_of(workflow, planner):
     )
 
 
-def write(plan, results):
+def write(plan, planner):
     """`plan.json`, and `plan.html`, which stays when nothing has to run. No rule reads them, so that planning makes nothing stale."""
-    page = results / "plan" / "plan.html"
-    write_json(results / "plan" / "plan.json", plan.as_dict())
+    folder = planner.project.paths.results / "plan"
+    page = folder / "plan.html"
+    write_json(folder / "plan.json", plan.as_dict())
     if plan.jobs or not page.is_file():
-        write_text(page, tables.page(plan))
+        from parascale.commands.planned import planned_page  # loads slowly
+
+        write_text(page, planned_page(plan, planner))
 
 
 def _handlers(workflow):

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from parascale import slurm, submissions
+from parascale.commands.planned import planned_page
 from parascale.plan import budget, ledger, tables
 from parascale.plan.ledger import Spent, spent
 from parascale.plan.memory import FITS_BELOW, memory_parts, total, verdict
@@ -22,6 +24,7 @@ from parascale.settings.paths import Paths
 from parascale.settings.project import Project
 from parascale.settings.site import Assumed
 from parascale.settings.workload import LanguageTraining
+from tests.unit.page_cells import Cells
 
 JURECA = strict.load(
     Site,
@@ -155,9 +158,28 @@ def test_the_cap_counts_what_was_spent(tmp_path):
 
 
 def test_nothing_to_run_says_so(tmp_path):
-    plan = budget.make_plan([], Planner(project(tmp_path)))
+    planner = Planner(project(tmp_path))
+    plan = budget.make_plan([], planner)
     assert plan.totals["core_hours_expected"] == 0 and "Nothing has to run" in tables.text(plan)
-    assert "Nothing has to run" in tables.page(plan)
+    assert "Nothing has to run" in planned_page(plan, planner)
+
+
+def test_the_page_has_the_plan_of_each_training_and_the_jobs_of_each_rule(tmp_path):
+    """As the report shows what was measured; a fastest plan stands first."""
+    planner = Planner(project(tmp_path))
+    plan = budget.make_plan(jobs(), planner)
+    page = planned_page(plan, planner)
+    cells = Cells(page).found
+    trainings = [job for job in plan.jobs if job.kind == "run"]
+    (table,) = {table for table, run, _ in cells if run == trainings[0].run}
+    planned = {job.run: planner.prediction(job.run) for job in trainings}
+    for job in trainings:
+        assert float(cells[table, job.run, "training_seconds"]) == pytest.approx(planned[job.run].seconds)
+        assert float(cells[table, job.run, "core_hours"]) == pytest.approx(job.core_hours_expected)
+        assert float(cells[table, job.run, "peak_memory_bytes"]) == planned[job.run].memory_bytes
+    shown = [run for run in re.findall('<tr data-run="(.*?)"', page) if run in planned]
+    assert shown == sorted(planned, key=lambda name: planned[name].seconds)
+    assert f"{plan.totals['core_hours_expected']:,.2f} core-h" in page and "jobs-table" in page
 
 
 @given(

@@ -42,13 +42,13 @@ def jutil(tmp_path, monkeypatch):
 
 
 def test_what_is_left_stands_beside_the_sum(tmp_path, jutil):
-    """Records add up. The machine is asked once a plan, for this account; table, page and `plan.json` tell it."""
+    """Records add up. The machine is asked once a plan, for this account; table and `plan.json` tell it."""
     asked = jutil(json.dumps(RECORDS))
     plan = budget.make_plan(jobs(), Planner(charged(tmp_path)))
     assert asked.read_text() == "user cpuquota --budget zam --format json\n"
     assert plan.quota.core_hours == pytest.approx(5499.5)
-    for text in (tables.text(plan), tables.page(plan)):
-        assert "Share of the 5,500 core-h that zam has left: 0.0" in text and "% at worst" in text
+    text = tables.text(plan)
+    assert "Share of the 5,500 core-h that zam has left: 0.0" in text and "% at worst" in text
     assert json.loads(json.dumps(plan.as_dict()))["quota"] == pytest.approx(5499.5)
 
 

@@ -1,6 +1,4 @@
-"""The plan as people read it: a table for the terminal and a page of its own."""
-
-import html
+"""The plan as people read it: a table for the terminal, and sentences."""
 
 from parascale.plan.budget import reasons, rows, warnings
 
@@ -72,16 +70,6 @@ def _share(quota, expected, worst):
     return f"Share of {quota.words}: {parts}"
 
 
-def page(plan):
-    """A self-contained HTML page."""
-    body = [] if not plan.jobs else cells(plan)
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
-    table = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in body)
-    said = remarks(plan) if plan.jobs else [NOTHING]
-    notes = "".join(f"<li>{html.escape(line)}</li>" for line in said)
-    return PAGE.format(site=html.escape(plan.site), head=head, table=table, notes=notes)
-
-
 def duration(hours):
     """Hours as `12 min` or `3 h 05 min`."""
     minutes = round(hours * 60)
@@ -102,20 +90,3 @@ def _row(name, sums):
 def _line(row, widths):
     first, *others = zip(row, widths, strict=True)
     return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
-
-
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>Plan for {site}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #222; }}
-table {{ border-collapse: collapse; }}
-th, td {{ padding: .25rem .75rem; text-align: right; font-variant-numeric: tabular-nums; }}
-th:first-child, td:first-child {{ text-align: left; }}
-tr {{ border-bottom: 1px solid #ddd; }}
-tr:last-child {{ font-weight: 600; }}
-</style></head>
-<body><h1>Plan for {site}</h1>
-<table><thead><tr>{head}</tr></thead><tbody>{table}</tbody></table>
-<ul>{notes}</ul>
-</body></html>
-"""

@@ -71,15 +71,20 @@ class Winner:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One workload: sentences on the fastest configuration and what that rests on, the winners, and a Table of RANKING of its runs."""
+    """One workload: a Table of RANKING of its runs, sentences on the fastest configuration and what that rests on, and the winners."""
 
-    identity: str
-    runs: tuple
+    name: str
     title: str
-    sentences: tuple
-    basis: tuple
-    winners: tuple
     table: Table
+    runs: tuple = ()
+    sentences: tuple = ()
+    basis: tuple = ()
+    winners: tuple = ()
+
+    @property
+    def identity(self):
+        """The name as a part of an anchor."""
+        return re.sub(r"[^\w-]", "-", self.name)
 
 
 def verdicts(report):
@@ -96,8 +101,7 @@ def _verdict(report, name, records):
     sentences = tuple(_sentence(experiment, some) for experiment, some in found)
     title = strong[0].title if len(strong) == 1 else name
     table = _table(report, title, records, winners, strong)
-    identity = re.sub(r"[^\w-]", "-", name)
-    return Verdict(identity, tuple(names), title, sentences, tuple(_basis(strong)), winners, table)
+    return Verdict(name, title, table, tuple(names), sentences, tuple(_basis(strong)), winners)
 
 
 def _winners(experiment):
@@ -201,7 +205,7 @@ def _row(report, member, experiment, longest, badges):
     measured = [f"measured otherwise: {words}" for words in otherwise if words]
     said = [f"not compared: {reason}"] if reason else []
     said += [*stands_out(record, compared), *caveats(record, True), *measured, *record.notes]
-    return _heading(report, record, member.label) | {
+    return heading(record, member.label, report.jobs.get(record.name)) | {
         "training_seconds": _figure(time),
         "range": "" if time.low == time.high else f"{numbers.duration(time.low)} to {numbers.duration(time.high)}",
         "part": time.mean / longest,
@@ -217,14 +221,14 @@ def _row(report, member, experiment, longest, badges):
 
 def _unfinished(report, record):
     notes = "; ".join(dict.fromkeys([record.status, *stands_out(record, None), *record.notes]))
-    return _heading(report, record, record.name) | {"notes": notes, "faded": True}
+    return heading(record, record.name, report.jobs.get(record.name)) | {"notes": notes, "faded": True}
 
 
-def _heading(report, record, label):
+def heading(record, label, page=None):
+    """The beginning of a row of RANKING. page: of the run's own."""
     extent = f"{layouts.degrees_text(record.run)}; {layouts.hardware_text(record)}" if record.run else ""
     checked = record.parity.verdict if record.parity else "not checked" if record.done else ""
-    row = {"run": label, "label": label, "first": record.name, "page": report.jobs.get(record.name)}
-    return row | {"extent": extent, "checked": checked}
+    return {"run": label, "label": label, "first": record.name, "page": page, "extent": extent, "checked": checked}
 
 
 def lines(verdict):
